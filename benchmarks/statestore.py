@@ -13,7 +13,7 @@ from typing import Final
 
 from benchmarks import generator, servers
 from benchmarks.figures import Figure, Settings, alternate
-from penstock.runtime.durability import Durability
+from penstock.runtime.io.files import Durability
 from penstock.statestore.engine.record import Change, Record
 from penstock.statestore.hlc import Hlc
 from penstock.statestore.service.storage import NODE, Storage

@@ -30,7 +30,7 @@ _PATTERNS: Final = (
     "mqtt/codec/*.py",
     "mqtt/engine/*.py",
     "mqtt/service.py",
-    "runtime/stepped_clock.py",
+    "runtime/io/stepped_clock.py",
     "statestore/binding.py",
     "statestore/codec/*.py",
     "statestore/engine/*.py",

@@ -79,14 +79,14 @@ RULES = [
     Rule("penstock.tube", ("tube", "runtime", "security"), SPARK),
     Rule("penstock.runtime.backoff", (), IMPURE),
     Rule("penstock.runtime", ("runtime",), SPARK),
-    Rule("penstock.security", ("security", "runtime.config", "runtime.document"), IO | SPARK),
-    Rule("penstock.node", ("node", "mqtt", "statestore", "tube", "runtime", "security", "console"), SPARK),
+    Rule("penstock.security", ("security", "runtime.config"), IO | SPARK),
+    Rule("penstock.node", ("node", "mqtt", "statestore", "tube", "runtime", "security"), SPARK),
     Rule(
         "penstock.spark",
         (
             *("spark", "tube.client", "tube.reader"),
             *("tube.producer", "tube.record", "tube.staging", "tube.codec.message", "tube.codec.strings"),
-            *("runtime.addresses", "runtime.login", "runtime.loop_thread", "runtime.tls"),
+            *("runtime.io.credentials", "runtime.io.loop", "runtime.io.network", "runtime.io.tls"),
             *("statestore.client", "statestore.errors", "statestore.codec.glob", "statestore.hlc"),
             *("mqtt.client", "mqtt.codec.properties", "mqtt.codec.topics", "mqtt.url"),
         ),
@@ -100,7 +100,7 @@ RULES = [
                 (),
                 # The tables of options, whose names the JSON Schema has.
                 (
-                    *("mqtt.url", "runtime.addresses", "runtime.config", "runtime.document", "spark.login_options"),
+                    *("mqtt.url", "runtime.config", "runtime.io.network", "spark.login_options"),
                     *("spark.mqtt.options", "spark.tube.options", "spark.tube.sink_options"),
                 ),
                 SPARK | IO,
@@ -117,8 +117,8 @@ RULES = [
                 "run",
                 ("catalyst", "ledger", "spec", "rows", "sinks", "sources", "state_dir", "steps"),
                 (
-                    *("spark", "runtime.addresses", "runtime.clock", "runtime.loop_thread", "runtime.metrics"),
-                    *("runtime.scrape", *STORE),
+                    *("spark", "runtime.io.clock", "runtime.io.loop", "runtime.io.network"),
+                    *("runtime.observability.metrics", *STORE),
                 ),
                 IO,
             ),
@@ -129,7 +129,7 @@ RULES = [
         Rule(
             f"penstock.pipelines.run.{module}",
             (
-                *("pipelines.run.lease", "pipelines.spec", "runtime.addresses", "runtime.loop_thread"),
+                *("pipelines.run.lease", "pipelines.spec", "runtime.io.loop", "runtime.io.network"),
                 *("spark.statestore.writes", *STORE),
             ),
             SPARK,

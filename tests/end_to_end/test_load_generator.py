@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks import generator
 from penstock.mqtt.server import MqttServer
-from penstock.runtime.durability import Durability
+from penstock.runtime.io.files import Durability
 from penstock.statestore.service.service import StateStoreService
 from tests.tools import skip_or_fail
 

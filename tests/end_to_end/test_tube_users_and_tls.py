@@ -14,8 +14,8 @@ import trustme
 from penstock.errors import PenstockError, RefusedError, UnavailableError
 from penstock.pipelines.ledger.dead_letters import Letter, redrive
 from penstock.pipelines.spec.sources import Options, TubeSource
-from penstock.runtime.login import ANYBODY, Login
-from penstock.runtime.tls import TlsOptions
+from penstock.runtime.io.credentials import ANYBODY, Login
+from penstock.runtime.io.tls import TlsOptions
 from penstock.security.passwords import edit_passwords, make_credential
 from penstock.spark.tube.cluster import Tube
 from penstock.spark.tube.options import SourceOptions

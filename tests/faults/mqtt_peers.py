@@ -37,7 +37,7 @@ import asyncio, json, resource, signal, sys
 from pathlib import Path
 from penstock.mqtt.persistence import Persistence
 from penstock.mqtt.server import MqttServer
-from penstock.runtime.durability import Durability
+from penstock.runtime.io.files import Durability
 
 async def main() -> None:
     if int(sys.argv[3]):

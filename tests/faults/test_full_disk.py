@@ -15,7 +15,7 @@ import pytest
 
 from penstock.errors import PenstockError
 from penstock.mqtt.client import MqttClient
-from penstock.runtime.addresses import parse_address
+from penstock.runtime.io.network import parse_address
 from penstock.statestore.client.client import StateStoreClient
 from penstock.tube.producer import Producer
 from penstock.tube.reader import RangeReader

@@ -11,8 +11,8 @@ from collections.abc import AsyncIterator, Mapping
 import pytest
 
 from penstock.node.http import HttpServer, broker_app, master_app
-from penstock.runtime.addresses import Address
-from penstock.runtime.metrics import Metrics
+from penstock.runtime.io.network import Address
+from penstock.runtime.observability.metrics import Metrics
 from penstock.tube.admin.caller import Caller
 from tests.mutations import mutated
 

@@ -30,7 +30,7 @@ DESCRIPTORS = 100
 CHILD = f"""
 import asyncio, json, resource, sys
 from penstock.mqtt.server import BrokerLimits, MqttServer
-from penstock.runtime.loop import run
+from penstock.runtime.io.loop import run
 
 resource.setrlimit(resource.RLIMIT_NOFILE, ({DESCRIPTORS}, {DESCRIPTORS}))
 

@@ -6,7 +6,7 @@ import asyncio
 from collections import Counter
 from pathlib import Path
 
-from penstock.runtime.addresses import parse_address
+from penstock.runtime.io.network import parse_address
 from tests.end_to_end.nodes import RunningNode
 from tests.faults.mqtt_peers import Reader, Writer
 from tests.faults.test_mqtt_crash import check, until

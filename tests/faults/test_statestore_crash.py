@@ -18,7 +18,7 @@ SERVER = """
 import asyncio, json, sys
 from pathlib import Path
 from penstock.mqtt.server import MqttServer
-from penstock.runtime.durability import Durability
+from penstock.runtime.io.files import Durability
 from penstock.statestore.options import StoreOptions, extensions_named
 from penstock.statestore.service.service import StateStoreService
 

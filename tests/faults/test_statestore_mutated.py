@@ -24,7 +24,7 @@ from penstock.mqtt.codec.properties import Properties
 from penstock.mqtt.engine.limits import BrokerLimits
 from penstock.mqtt.persistence import Persistence
 from penstock.mqtt.server import MqttServer
-from penstock.runtime.durability import Durability
+from penstock.runtime.io.files import Durability
 from penstock.statestore.binding import INVOKE
 from penstock.statestore.codec.commands import Extension
 from penstock.statestore.codec.resp3 import encode_array

@@ -17,10 +17,10 @@ import lmdb
 import pytest
 
 from penstock.errors import StorageError
-from penstock.runtime.durability import Durability
-from penstock.runtime.environment import Environment
-from penstock.runtime.wal.environment import LoggedEnvironment
-from penstock.runtime.wal.frames import DELETE, DROP, PUT, SECTOR, Operation
+from penstock.runtime.io.files import Durability
+from penstock.runtime.io.lmdb_environment import Environment
+from penstock.runtime.io.wal.frames import DELETE, DROP, PUT, SECTOR, Operation
+from penstock.runtime.io.wal.logged_environment import LoggedEnvironment
 from tests.unit.runtime.recorded_disk import Op, RecordedDisk, after_power_loss
 
 ROWS = 1

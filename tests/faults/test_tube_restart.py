@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from penstock.runtime.durability import Durability
+from penstock.runtime.io.files import Durability
 from penstock.tube.codec.methods import MethodId
 from penstock.tube.codec.proto import broker_pb2 as pb
 from penstock.tube.engine.history import history_place

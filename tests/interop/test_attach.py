@@ -16,7 +16,7 @@ import trustme
 from penstock.errors import ConfigError, RefusedError
 from penstock.mqtt.client import MqttClient
 from penstock.mqtt.codec.properties import Properties
-from penstock.runtime.durability import Durability
+from penstock.runtime.io.files import Durability
 from penstock.statestore.binding import INVOKE
 from penstock.statestore.client.client import Condition, StateStoreClient
 from penstock.statestore.client.lock import Lease

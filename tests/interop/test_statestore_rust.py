@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from penstock.mqtt.client import MqttClient
-from penstock.runtime.durability import Durability
+from penstock.runtime.io.files import Durability
 from penstock.statestore.client.client import StateStoreClient
 from penstock.statestore.client.leader import LeaderElection
 from penstock.statestore.client.lock import Lease

@@ -15,7 +15,7 @@ from penstock.mqtt.client import MqttClient
 from penstock.mqtt.codec.packets import Publish
 from penstock.mqtt.server import MqttServer
 from penstock.node.capture import CAPTURE_PARTITION, ChangeCapture
-from penstock.runtime.durability import Durability
+from penstock.runtime.io.files import Durability
 from penstock.statestore.client.client import StateStoreClient
 from penstock.statestore.codec.commands import Extension
 from penstock.statestore.options import StoreOptions

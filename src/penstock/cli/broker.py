@@ -146,7 +146,7 @@ class BrokerAccess:
     def _password(self) -> str | None:
         if self.password_file is None:
             return None
-        from penstock.runtime.login import read_password
+        from penstock.runtime.io.credentials import read_password
 
         return read_password(self.password_file, "--password-file")
 

@@ -326,7 +326,7 @@ app.command(name="import")(import_command)
 
 def _finish(options: BrokerOptions, work: Callable[[StateStoreClient], Awaitable[bool]]) -> None:
     """Do ``work`` with the store and exit 1 where it says so."""
-    from penstock.runtime.loop import run
+    from penstock.runtime.io.loop import run
 
     async def main() -> bool:
         async with options.store() as store:

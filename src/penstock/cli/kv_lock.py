@@ -61,7 +61,7 @@ def lock_command(
         raise ConfigError(
             "kv lock: --nonblock and --wait exclude each other", option="--wait", do="give one of the two"
         )
-    from penstock.runtime.loop import run
+    from penstock.runtime.io.loop import run
 
     status = run(_lock(name, command, ttl_ms, 0.0 if nonblock else wait, conflict_exit_code, holder, options))
     if status:

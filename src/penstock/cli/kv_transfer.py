@@ -66,7 +66,7 @@ def export_command(
     expires (ttl_ms) is exported where the store tells it: that is an extension of penstock, which is off by default.
     """
     wanted, file = None if keys is None else _key_list(keys), unless_standard(file)
-    from penstock.runtime.loop import run
+    from penstock.runtime.io.loop import run
 
     with ExitStack() as stack:
         out = sys.stdout if file is None else stack.enter_context(_writable(file))
@@ -88,7 +88,7 @@ def import_command(
 
     A line is an object with "key" or "key_base64", "value" or "value_base64", and "ttl_ms" where it shall expire.
     """
-    from penstock.runtime.loop import run
+    from penstock.runtime.io.loop import run
 
     token = parse_token(fencing_token)
     with _readable(unless_standard(file)) as lines:

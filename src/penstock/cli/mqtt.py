@@ -275,7 +275,7 @@ def _extras(message: Publish) -> str:
 
 
 def _run(work: Coroutine[Any, Any, T]) -> T:
-    from penstock.runtime.loop import run
+    from penstock.runtime.io.loop import run
 
     return run(work)
 

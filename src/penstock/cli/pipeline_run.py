@@ -189,7 +189,7 @@ def stop(
     again where it ended.
     """
     from penstock.pipelines.run import lease
-    from penstock.runtime.addresses import without_secret
+    from penstock.runtime.io.network import without_secret
 
     name = which
     if into is not None or not _NAME.fullmatch(which) or Path(which).exists():

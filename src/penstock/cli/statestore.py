@@ -15,7 +15,7 @@ from penstock.cli.broker import BrokerOptions, connects
 from penstock.cli.output import escape, print_json, use_colour
 
 if TYPE_CHECKING:
-    from penstock.runtime.durability import Durability
+    from penstock.runtime.io.files import Durability
     from penstock.statestore.options import StoreOptions
     from penstock.statestore.service.attach import Attachment
 
@@ -93,9 +93,9 @@ def statestore(
     to your broker". The data directory may be one of `penstock up` that does not run. SIGTERM and Ctrl-C drain what was
     accepted and exit 0; a second one ends at once.
     """
-    from penstock.runtime import logs
-    from penstock.runtime.durability import Durability
-    from penstock.runtime.loop import run, tune_process
+    from penstock.runtime.io.files import Durability
+    from penstock.runtime.io.loop import run, tune_process
+    from penstock.runtime.observability import logs
     from penstock.statestore.options import StoreOptions, extensions_named
 
     logs.configure(logs.LogLevel(log_level.value))
@@ -142,7 +142,7 @@ async def _serve(
 
     from penstock.node.data_dir import DataDirectory
     from penstock.node.stopping import told_to_end, unless
-    from penstock.runtime.disk_space import DiskSpace, Writer
+    from penstock.runtime.io.disk_space import DiskSpace, Writer
 
     stop = told_to_end()
     with DataDirectory(data_dir) as directory:

@@ -38,8 +38,8 @@ def statestore_repair(
     """
     from penstock.errors import StorageError
     from penstock.node.data_dir import DataDirectory
-    from penstock.runtime.clock import wall_clock_ms
-    from penstock.runtime.stepped_clock import CLOCK_IS_SET_MS, utc
+    from penstock.runtime.io.clock import wall_clock_ms
+    from penstock.runtime.io.stepped_clock import CLOCK_IS_SET_MS, utc
     from penstock.statestore.service.repair import repair_versions
 
     now_ms = wall_clock_ms()

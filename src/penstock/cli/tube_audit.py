@@ -29,7 +29,7 @@ def audit(
 
     It reads the files in the data directory, whether the node runs or not. `--json` has the parameters too.
     """
-    from penstock.runtime.audit import read_audit
+    from penstock.runtime.observability.audit import read_audit
 
     if not data_dir.is_dir():
         raise ConfigError(

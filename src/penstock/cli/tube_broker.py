@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from penstock.node.broker import ReadyBroker
     from penstock.node.config import Tube
     from penstock.node.tube_config import TubeTls
-    from penstock.runtime.addresses import Address
-    from penstock.runtime.durability import Durability
+    from penstock.runtime.io.files import Durability
+    from penstock.runtime.io.network import Address
 
 __all__ = ["Kept", "broker"]
 
@@ -162,8 +162,8 @@ def broker(
     It learns its topics from the master. SIGTERM and Ctrl-C drain what was accepted and exit 0.
     """
     from penstock.node.broker import BrokerSettings, run_broker
-    from penstock.runtime.durability import Durability
-    from penstock.runtime.logs import LogLevel
+    from penstock.runtime.io.files import Durability
+    from penstock.runtime.observability.logs import LogLevel
     from penstock.tube.master.admin_token import read_token
 
     client = login.client()
@@ -195,7 +195,7 @@ def broker(
 
 
 def _address(option: str, text: str) -> Address:
-    from penstock.runtime.addresses import parse_address
+    from penstock.runtime.io.network import parse_address
 
     try:
         return parse_address(text.strip())
@@ -211,7 +211,7 @@ def _word(option: str, text: str, words: type[W]) -> W:
 
 
 def _durability_of_topic(text: str) -> tuple[str, Durability]:
-    from penstock.runtime.durability import Durability
+    from penstock.runtime.io.files import Durability
     from penstock.tube.codec.strings import valid_topic
 
     option = "--topic-durability"

@@ -16,7 +16,7 @@ from penstock.cli.tube_completion import WEB, complete_topic
 from penstock.errors import ConfigError, RefusedError, UnavailableError
 
 if TYPE_CHECKING:
-    from penstock.runtime.login import ClientOptions
+    from penstock.runtime.io.credentials import ClientOptions
     from penstock.tube.client.web import WebLogin
     from penstock.tube.reader import PartitionInfo
 
@@ -138,8 +138,8 @@ class LoginOptions:
                 option=given,
                 do=f"set {missing} ({variable}) as well, or omit both if the cluster has no users",
             )
-        from penstock.runtime.login import Login
-        from penstock.runtime.tls import TlsOptions
+        from penstock.runtime.io.credentials import Login
+        from penstock.runtime.io.tls import TlsOptions
 
         tls = TlsOptions(self.ca_file, self.cert_file, self.key_file) if self.over_tls else None
         return Login(self.username, self.password_file, tls).client()
@@ -235,7 +235,7 @@ def _web_login(address: str) -> WebLogin:
 
 def _local_token(address: str) -> str:
     """The token of the data directory here; blank where there is none, or the server is not on this machine."""
-    from penstock.runtime.addresses import parse_address
+    from penstock.runtime.io.network import parse_address
 
     try:
         if not parse_address(address.rpartition("//")[2].rstrip("/")).is_loopback:
@@ -317,7 +317,7 @@ def run_client(main: Coroutine[Any, Any, T]) -> T:
     import asyncio
     import signal
 
-    from penstock.runtime.loop import run
+    from penstock.runtime.io.loop import run
 
     async def until_terminated() -> T:
         task = asyncio.current_task()

@@ -344,7 +344,7 @@ def _move(standing: Standing, where: Where, login: LoginOptions) -> tuple[Standi
 
 
 def _lag_rows(standings: Iterable[Standing], login: LoginOptions) -> Iterator[dict[str, Cell]]:
-    from penstock.runtime.clock import wall_clock_ms
+    from penstock.runtime.io.clock import wall_clock_ms
     from penstock.tube.reader import RangeReader
 
     client = login.client()

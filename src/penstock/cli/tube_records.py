@@ -39,7 +39,7 @@ from penstock.cli.tube_positions import WHERE, Log, Part, Where, parse_part, par
 from penstock.errors import ConfigError, PenstockError, RefusedError, UnavailableError
 
 if TYPE_CHECKING:
-    from penstock.runtime.login import ClientOptions
+    from penstock.runtime.io.credentials import ClientOptions
     from penstock.tube.reader import PartitionInfo, RangeReader
     from penstock.tube.record import Record
 

@@ -21,8 +21,8 @@ from typing import Final
 from penstock.errors import OutOfSpaceError, StorageError
 from penstock.mqtt.engine.journal import Batch, Journal, Recovered
 from penstock.mqtt.storage.store import SessionStore
-from penstock.runtime.committer import GroupCommitter
-from penstock.runtime.durability import Durability
+from penstock.runtime.io.committer import GroupCommitter
+from penstock.runtime.io.files import Durability
 
 __all__ = ["WRITE_BEHIND_S", "Persistence"]
 

@@ -29,10 +29,9 @@ from penstock.mqtt.service import Service
 from penstock.mqtt.transport.connection_limits import Admission, AdmissionLimits, AdmissionStats
 from penstock.mqtt.transport.link import CLOSE_GRACE_S, Link
 from penstock.mqtt.transport.listener import Listener, ListenerSettings
-from penstock.runtime.clock import wall_clock_ms
-from penstock.runtime.logs import LogLimiter
-from penstock.runtime.loop import joins_writes
-from penstock.runtime.stalls import StallWatch, after_reading, watch_stalls
+from penstock.runtime.io.clock import wall_clock_ms
+from penstock.runtime.io.loop import StallWatch, after_reading, joins_writes, watch_stalls
+from penstock.runtime.observability.logs import LogLimiter
 
 __all__ = ["BrokerLimits", "BrokerStats", "MqttServer"]
 

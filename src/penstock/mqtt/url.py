@@ -6,7 +6,7 @@ from typing import Final, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from penstock.errors import ConfigError
-from penstock.runtime.addresses import is_host, without_secret
+from penstock.runtime.io.network import is_host, without_secret
 
 __all__ = ["DEFAULT_PORT", "SCHEMES", "BrokerUrl", "broker_url", "parse_broker_url"]
 

@@ -21,13 +21,13 @@ from penstock.node.open_listeners import OpenListener, refuse_open_listeners
 from penstock.node.stopping import told_to_end, unless
 from penstock.node.tube_config import TubeTls
 from penstock.node.tube_users import may_administer, rights_of, signing_keys
-from penstock.runtime import logs
-from penstock.runtime.addresses import Address, bind_error
-from penstock.runtime.audit import AuditTrail
-from penstock.runtime.disk_space import DiskSpace, Writer
-from penstock.runtime.durability import Durability
-from penstock.runtime.logs import LogFormat, LogLevel
-from penstock.runtime.loop import freeze_memory, run, tune_process
+from penstock.runtime.io.disk_space import DiskSpace, Writer
+from penstock.runtime.io.files import Durability
+from penstock.runtime.io.loop import freeze_memory, run, tune_process
+from penstock.runtime.io.network import Address, bind_error
+from penstock.runtime.observability import logs
+from penstock.runtime.observability.audit import AuditTrail
+from penstock.runtime.observability.logs import LogFormat, LogLevel
 from penstock.security.passwords import read_passwords
 from penstock.security.policy_file import load_policy
 from penstock.tube.admin import broker as broker_admin

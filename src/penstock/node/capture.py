@@ -31,7 +31,7 @@ from typing import Final, Protocol
 from penstock.errors import PenstockError, RefusedError, StorageError
 from penstock.node.backlog import Backlog
 from penstock.runtime.backoff import Backoff
-from penstock.runtime.clock import wall_clock_ms
+from penstock.runtime.io.clock import wall_clock_ms
 from penstock.statestore.engine.record import Change
 from penstock.statestore.hlc import Hlc, parse
 from penstock.statestore.service.interfaces import LogPage, LogTail, ReadLog

@@ -24,11 +24,11 @@ from penstock.node.mqtt_config import MqttListener, Security
 from penstock.node.statestore_config import StateStore
 from penstock.node.template import Template
 from penstock.node.tube_config import TubeAccess, TubeTls
-from penstock.runtime.config import validate
-from penstock.runtime.document import Document, read_document
-from penstock.runtime.durability import Durability
-from penstock.runtime.logs import LogFormat, LogLevel
-from penstock.runtime.stepped_clock import STEP_HOLD_S
+from penstock.runtime.config.loader import validate
+from penstock.runtime.config.yaml_document import Document, read_document
+from penstock.runtime.io.files import Durability
+from penstock.runtime.io.stepped_clock import STEP_HOLD_S
+from penstock.runtime.observability.logs import LogFormat, LogLevel
 from penstock.tube.codec.strings import valid_topic
 from penstock.tube.engine.staging import StagingLimits
 from penstock.tube.master.admin_token import KNOWN_TOKENS

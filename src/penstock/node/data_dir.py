@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.errors import StorageError, UnavailableError
-from penstock.runtime.files import DirectFiles
+from penstock.runtime.io.files import DirectFiles
 
 __all__ = ["FORMAT", "DataDirectory"]
 

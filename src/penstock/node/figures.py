@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from penstock.runtime.metrics import Figure, Figures, Metrics
+from penstock.runtime.observability.metrics import Figure, Figures, Metrics
 
 __all__ = ["FIGURES", "show_figures"]
 

@@ -30,9 +30,9 @@ from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 import penstock
 from penstock.mqtt.transport.tls import ServerTls
-from penstock.runtime.addresses import Address, bind_error
-from penstock.runtime.metrics import CONTENT_TYPE, Metrics
-from penstock.runtime.tls_server import HANDSHAKE_FAILED, handshake_failure
+from penstock.runtime.io.network import Address, bind_error
+from penstock.runtime.io.tls import HANDSHAKE_FAILED, handshake_failure
+from penstock.runtime.observability.metrics import CONTENT_TYPE, Metrics
 from penstock.tube.admin.caller import UNAUTHORIZED, Caller
 
 __all__ = ["Administer", "Denied", "HttpServer", "Identify", "broker_app", "master_app", "names_of"]

@@ -10,8 +10,8 @@ from typing import Any, Final
 
 from penstock.errors import StorageError
 from penstock.node.http import Administer
-from penstock.runtime.audit import AuditTrail
-from penstock.runtime.logs import error_fields
+from penstock.runtime.observability.audit import AuditTrail
+from penstock.runtime.observability.logs import error_fields
 from penstock.tube.admin.caller import UNAUTHORIZED, Caller
 
 __all__ = ["audited"]

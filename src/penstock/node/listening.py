@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, PlainValidator, model_validator
 
-from penstock.runtime.addresses import Address, parse_address
+from penstock.runtime.io.network import Address, parse_address
 
 __all__ = ["AddressText", "Listener", "Part", "bind"]
 

@@ -29,13 +29,13 @@ from penstock.node.http_audit import audited
 from penstock.node.listening import Listener
 from penstock.node.rules import Identities, RuleService
 from penstock.node.security import DEFAULT_LISTENER, NodeSecurity, StorePolicy
-from penstock.runtime.addresses import Address, bind_error, in_use
-from penstock.runtime.audit import AuditTrail
-from penstock.runtime.clock import wall_clock_ms
-from penstock.runtime.disk_space import DiskSpace, Writer
-from penstock.runtime.metrics import Metrics, figures
-from penstock.runtime.stalls import watch_stalls
-from penstock.runtime.stepped_clock import SteppedClock
+from penstock.runtime.io.clock import wall_clock_ms
+from penstock.runtime.io.disk_space import DiskSpace, Writer
+from penstock.runtime.io.loop import watch_stalls
+from penstock.runtime.io.network import Address, bind_error, in_use
+from penstock.runtime.io.stepped_clock import SteppedClock
+from penstock.runtime.observability.audit import AuditTrail
+from penstock.runtime.observability.metrics import Metrics, figures
 from penstock.statestore.service.service import StateStoreService
 from penstock.tube.admin import broker as broker_admin
 from penstock.tube.admin import master as master_admin

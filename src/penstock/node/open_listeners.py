@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from penstock.errors import ConfigError
-from penstock.runtime.addresses import Address
+from penstock.runtime.io.network import Address
 
 __all__ = ["OpenListener", "refuse_open_listeners"]
 

@@ -13,8 +13,8 @@ from penstock.node.config import LISTENERS, NodeConfig
 from penstock.node.listening import Listener
 from penstock.node.node import Node, Ready
 from penstock.node.stopping import told_to_end, unless
-from penstock.runtime import logs
-from penstock.runtime.loop import freeze_memory, loop_name, run, tune_process
+from penstock.runtime.io.loop import freeze_memory, loop_name, run, tune_process
+from penstock.runtime.observability import logs
 
 __all__ = ["run_node", "serve"]
 

@@ -39,9 +39,9 @@ from penstock.node.listening import Listener as AnyListener
 from penstock.node.mqtt_config import MqttListenerEntry, MqttListenerMore, Security, admission_limits, broker_limits
 from penstock.node.open_listeners import OpenListener, refuse_open_listeners
 from penstock.node.tube_users import may_administer, rights_of, signing_keys
-from penstock.runtime.addresses import Address
-from penstock.runtime.clock import wall_clock_ms
-from penstock.runtime.metrics import Metrics, figures
+from penstock.runtime.io.clock import wall_clock_ms
+from penstock.runtime.io.network import Address
+from penstock.runtime.observability.metrics import Metrics, figures
 from penstock.security.passwords import read_passwords
 from penstock.security.policy import NOTHING, Permissions
 from penstock.security.policy_file import load_policy

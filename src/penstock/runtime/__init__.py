@@ -1,1 +1,1 @@
-"""What every domain's IO shell needs and no domain owns: committing, loops, listeners, configuration, logging."""
+"""Infrastructure that every server and client shares: IO, configuration, logs and metrics. No domain is imported."""

@@ -16,7 +16,7 @@ from typing import Annotated, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, PlainValidator, model_validator
 
-from penstock.runtime.config import load, parse
+from penstock.runtime.config.loader import load, parse
 from penstock.security.patterns import Glob, TopicPattern
 from penstock.security.policy import Consumption, Grants, Policy, Profile, Rule, Who
 

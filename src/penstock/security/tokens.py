@@ -14,7 +14,7 @@ from typing import Annotated, Final, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
-from penstock.runtime.config import load, parse
+from penstock.runtime.config.loader import load, parse
 
 __all__ = ["METHOD", "Token", "TokenEntry", "TokenFile", "load_tokens", "parse_tokens", "token_digest", "token_of"]
 

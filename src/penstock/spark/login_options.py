@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from penstock.runtime.login import Login
-from penstock.runtime.tls import TlsOptions
+from penstock.runtime.io.credentials import Login
+from penstock.runtime.io.tls import TlsOptions
 from penstock.spark import names
 
 __all__ = ["LOGIN_OPTIONS", "parse_login"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 
 from penstock.errors import ConfigError, UnavailableError
-from penstock.runtime.addresses import parse_address
+from penstock.runtime.io.network import parse_address
 
 __all__ = ["check_master"]
 

@@ -22,7 +22,7 @@ from typing import Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar
 
 from penstock.errors import LocalProtocolError
 from penstock.mqtt.client import EnhancedAuthentication, TlsOptions
-from penstock.runtime.loop_thread import LoopThread
+from penstock.runtime.io.loop import LoopThread
 from penstock.statestore.client import client as asynchronous
 from penstock.statestore.client import leader as asynchronous_leader
 from penstock.statestore.client import lock as asynchronous_lock

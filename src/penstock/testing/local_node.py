@@ -12,8 +12,8 @@ from typing import Self
 from penstock.errors import LocalProtocolError
 from penstock.mqtt.faults import FaultListener
 from penstock.mqtt.server import MqttServer
-from penstock.runtime.durability import Durability
-from penstock.runtime.loop_thread import LoopThread
+from penstock.runtime.io.files import Durability
+from penstock.runtime.io.loop import LoopThread
 from penstock.statestore.blocking import Client
 from penstock.statestore.options import StoreOptions, extensions_named
 from penstock.statestore.service.service import StateStoreService

@@ -6,7 +6,7 @@ import socket
 from collections.abc import Sequence
 
 from penstock.errors import ConfigError
-from penstock.runtime.addresses import parse_address
+from penstock.runtime.io.network import parse_address
 
 __all__ = ["Address", "local_ipv4", "parse_masters"]
 

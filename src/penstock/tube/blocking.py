@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import Self, TypedDict, Unpack
 
 from penstock.errors import LocalProtocolError
-from penstock.runtime.loop_thread import LoopThread
+from penstock.runtime.io.loop import LoopThread
 from penstock.tube import consumer, producer
 from penstock.tube.addresses import Address
 from penstock.tube.codec.strings import Partition

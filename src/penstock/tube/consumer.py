@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import NamedTuple, Self
 
 from penstock.errors import ConfigError, LocalProtocolError, PenstockError
-from penstock.runtime.clock import wall_clock_ms
+from penstock.runtime.io.clock import wall_clock_ms
 from penstock.tube.addresses import Address, local_ipv4, parse_masters
 from penstock.tube.client.arguments import check_login, check_offsets, check_seconds, check_whole
 from penstock.tube.client.batches import Batch, Message

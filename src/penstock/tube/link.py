@@ -20,9 +20,9 @@ from google.protobuf.message import Message
 
 from penstock import __version__
 from penstock.errors import PenstockError, RemoteProtocolError, UnavailableError
-from penstock.runtime.clock import wall_clock_ms
-from penstock.runtime.tls import certificate_file
-from penstock.runtime.unreachable import rejected_by_alert, unanswered, unreachable
+from penstock.runtime.io.clock import wall_clock_ms
+from penstock.runtime.io.network import rejected_by_alert, unanswered, unreachable
+from penstock.runtime.io.tls import certificate_file
 from penstock.security.tube_key import tube_key
 from penstock.tube.addresses import Address, local_ipv4
 from penstock.tube.codec.envelope import Request, Response, decode_response, encode_request, payload_of

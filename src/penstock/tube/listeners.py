@@ -8,7 +8,7 @@ import ssl
 from collections.abc import Callable
 from typing import Final
 
-from penstock.runtime.tls_server import HANDSHAKE_FAILED, handshake_failure
+from penstock.runtime.io.tls import HANDSHAKE_FAILED, handshake_failure
 
 __all__ = ["Listeners"]
 

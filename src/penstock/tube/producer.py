@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Self
 
 from penstock.errors import LocalProtocolError, PenstockError
-from penstock.runtime.clock import monotonic_ms
+from penstock.runtime.io.clock import monotonic_ms
 from penstock.tube.addresses import Address, local_ipv4, parse_masters
 from penstock.tube.client.arguments import check_login, check_seconds, check_topic, check_whole
 from penstock.tube.client.delivery import Delivery

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, cast
 
 from penstock.errors import RemoteProtocolError
-from penstock.runtime.stalls import after_reading
+from penstock.runtime.io.loop import after_reading
 from penstock.tube.codec import exceptions
 from penstock.tube.codec.envelope import Request, decode_request, encode_error
 from penstock.tube.codec.framing import FrameDecoder, encode_frame

@@ -13,7 +13,7 @@ from penstock.mqtt.client import MqttClient
 from penstock.mqtt.codec.packets import Publish, Subscription
 from penstock.mqtt.codec.properties import Properties
 from penstock.mqtt.server import MqttServer
-from penstock.runtime.durability import Durability
+from penstock.runtime.io.files import Durability
 from penstock.statestore.binding import INVOKE
 from penstock.statestore.codec.resp3 import encode_array
 from penstock.statestore.hlc import Hlc

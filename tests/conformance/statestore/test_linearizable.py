@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import pytest
 
-from penstock.runtime.durability import Durability
+from penstock.runtime.io.files import Durability
 from penstock.statestore.codec.commands import Extension
 from penstock.statestore.hlc import Hlc, parse
 from penstock.statestore.options import StoreOptions

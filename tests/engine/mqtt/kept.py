@@ -14,7 +14,7 @@ from penstock.mqtt.engine.journal import Journal, Recovered
 from penstock.mqtt.engine.limits import BrokerLimits
 from penstock.mqtt.engine.recovery import restore
 from penstock.mqtt.storage.store import SessionStore
-from penstock.runtime.durability import Durability
+from penstock.runtime.io.files import Durability
 
 from .harness import Bench, Peer, RecordingService
 

@@ -11,8 +11,8 @@ from penstock.mqtt.codec.packets import Publish
 from penstock.mqtt.codec.properties import Properties
 from penstock.mqtt.codec.topics import validate_topic_name
 from penstock.mqtt.service import Inbound
-from penstock.runtime.committer import GroupCommitter
-from penstock.runtime.durability import Durability
+from penstock.runtime.io.committer import GroupCommitter
+from penstock.runtime.io.files import Durability
 from penstock.statestore.binding import INVOKE
 from penstock.statestore.codec.resp3 import encode_array
 from penstock.statestore.engine.record import Change

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.runtime.durability import Durability
+from penstock.runtime.io.files import Durability
 from penstock.statestore.codec.commands import Access, Extension
 from penstock.statestore.engine.answer import Context
 from penstock.statestore.hlc import Hlc

@@ -9,7 +9,7 @@ from random import Random
 
 import pytest
 
-from penstock.runtime.durability import Durability
+from penstock.runtime.io.files import Durability
 from penstock.statestore.codec.commands import Extension
 from penstock.statestore.hlc import Hlc
 from penstock.statestore.options import KeySelection, Persistence, PersistenceMode, StoreOptions

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import StorageError
-from penstock.runtime.durability import Durability
+from penstock.runtime.io.files import Durability
 from penstock.statestore.engine.record import Change
 from penstock.statestore.service.service import StateStoreService
 from tests.engine.statestore import FakeOutlet, ManualClock, ManualCommitter, Peer, open_service

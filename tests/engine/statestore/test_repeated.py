@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.runtime.durability import Durability
+from penstock.runtime.io.files import Durability
 from penstock.statestore.options import StoreOptions
 from tests.engine.statestore import FakeOutlet, ManualClock, ManualCommitter, Peer, open_service
 

@@ -15,8 +15,8 @@ from penstock.node import broker as node_broker
 from penstock.node.broker import BrokerSettings, ReadyBroker
 from penstock.node.config import BROKER_OPTIONS, Tube
 from penstock.node.tube_config import TubeTls
-from penstock.runtime.addresses import Address
-from penstock.runtime.durability import Durability
+from penstock.runtime.io.files import Durability
+from penstock.runtime.io.network import Address
 from penstock.tube.engine.staging import StagingLimits
 from tests.unit.cli.conftest import Command
 

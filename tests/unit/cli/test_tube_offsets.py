@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Self
 import pytest
 
 from penstock.errors import RefusedError, UnavailableError
-from penstock.runtime import clock
+from penstock.runtime.io import clock
 from penstock.tube import reader
 from tests.unit.cli.conftest import BROKER, Command, Web
 

@@ -11,7 +11,7 @@ import pytest
 from penstock.node import run
 from penstock.node.config import OPTIONS, NodeConfig
 from penstock.node.node import Ready
-from penstock.runtime.addresses import Address
+from penstock.runtime.io.network import Address
 from tests.unit.cli.conftest import Command
 
 READY = Ready("0.1.0", 7, "/d\x1b", "durable", "a:1", "b:2", "c:3", "d:4", "e:5")

@@ -29,7 +29,7 @@ from penstock.mqtt.engine.journal import Batch
 from penstock.mqtt.persistence import Persistence
 from penstock.mqtt.server import MqttServer
 from penstock.mqtt.storage.store import SessionStore
-from penstock.runtime.durability import Durability
+from penstock.runtime.io.files import Durability
 from tests.unit.mqtt.test_server import Wire
 
 DEADLINE_S = 10

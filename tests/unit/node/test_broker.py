@@ -14,8 +14,8 @@ import trustme
 from penstock.errors import StorageError, UnavailableError
 from penstock.node.broker import BrokerSettings, ReadyBroker, serve_broker
 from penstock.node.tube_config import TubeTls
-from penstock.runtime.addresses import Address
-from penstock.runtime.tls import TlsOptions
+from penstock.runtime.io.network import Address
+from penstock.runtime.io.tls import TlsOptions
 from penstock.tube.master.master import TubeMaster
 from penstock.tube.producer import Producer
 

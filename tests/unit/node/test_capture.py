@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from penstock.errors import PenstockError, RefusedError, StorageError, UnavailableError
 from penstock.node.capture import ChangeCapture, record_of, version_of
-from penstock.runtime.durability import Durability
+from penstock.runtime.io.files import Durability
 from penstock.statestore.engine.record import Change
 from penstock.statestore.engine.record import Record as Kept
 from penstock.statestore.hlc import Hlc

@@ -13,7 +13,7 @@ from penstock.cli.main import main
 from penstock.errors import PenstockError
 from penstock.mqtt.client import MqttClient
 from penstock.node.node import Node
-from penstock.runtime.addresses import parse_address
+from penstock.runtime.io.network import parse_address
 from penstock.statestore.client.client import StateStoreClient
 from tests.unit.node.test_node import config, http
 

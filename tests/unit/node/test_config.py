@@ -9,9 +9,9 @@ import pytest
 from penstock.errors import ConfigError
 from penstock.node.config import OPTIONS, NodeConfig, Topic, load_config
 from penstock.node.template import Template
-from penstock.runtime.addresses import Address
-from penstock.runtime.durability import Durability
-from penstock.runtime.logs import LogLevel
+from penstock.runtime.io.files import Durability
+from penstock.runtime.io.network import Address
+from penstock.runtime.observability.logs import LogLevel
 
 
 @pytest.fixture(autouse=True)

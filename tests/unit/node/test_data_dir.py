@@ -14,8 +14,8 @@ import pytest
 
 from penstock.errors import StorageError, UnavailableError
 from penstock.node.data_dir import DataDirectory
-from penstock.runtime.durability import Durability
-from penstock.runtime.environment import Environment
+from penstock.runtime.io.files import Durability
+from penstock.runtime.io.lmdb_environment import Environment
 
 
 def test_a_new_directory_is_made_locked_and_marked(tmp_path: Path) -> None:

@@ -14,8 +14,8 @@ import pytest
 import penstock.node.http
 from penstock.errors import UnavailableError
 from penstock.node.http import HttpServer, broker_app, master_app, names_of
-from penstock.runtime.addresses import Address
-from penstock.runtime.metrics import Figure, Metrics
+from penstock.runtime.io.network import Address
+from penstock.runtime.observability.metrics import Figure, Metrics
 from penstock.tube.admin.caller import Caller
 
 LOOPBACK = Address("127.0.0.1", 0)

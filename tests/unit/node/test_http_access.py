@@ -14,7 +14,7 @@ import pytest
 from penstock.node.config import HttpListener, NodeConfig, Topic, Tube
 from penstock.node.mqtt_config import Security
 from penstock.node.node import Node, Ready
-from penstock.runtime.addresses import parse_address
+from penstock.runtime.io.network import parse_address
 from penstock.security.passwords import edit_passwords, make_credential
 from tests.unit.node.test_node import FREE, config, token_of
 

@@ -11,7 +11,7 @@ import pytest
 
 from penstock.cli.main import main
 from penstock.node.mqtt_config import Security
-from penstock.runtime.audit import read_audit
+from penstock.runtime.observability.audit import read_audit
 from tests.unit.node.test_http_access import MOVE, SNAPSHOT, WATER, answered, basic, running, users
 from tests.unit.node.test_node import config, token_of
 

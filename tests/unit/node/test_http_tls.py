@@ -13,7 +13,7 @@ import trustme
 from penstock.errors import ConfigError, UnavailableError
 from penstock.node.config import HttpListener, HttpTls, NodeConfig, TubeBrokerHttpListener
 from penstock.node.node import Node
-from penstock.runtime.addresses import parse_address
+from penstock.runtime.io.network import parse_address
 from penstock.tube.client.web import WebLogin, call, call_broker
 from tests.unit.node.test_http_access import WATER
 from tests.unit.node.test_node import FREE, config, token_of

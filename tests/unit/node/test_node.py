@@ -28,9 +28,9 @@ from penstock.node.config import (
 from penstock.node.data_dir import DataDirectory
 from penstock.node.mqtt_config import MqttListener, Security
 from penstock.node.node import Node, Ready, _told
-from penstock.runtime.addresses import Address, parse_address
-from penstock.runtime.clock import wall_clock_ms
-from penstock.runtime.durability import Durability
+from penstock.runtime.io.clock import wall_clock_ms
+from penstock.runtime.io.files import Durability
+from penstock.runtime.io.network import Address, parse_address
 from penstock.statestore.client.client import StateStoreClient
 from penstock.tube.master.master import TubeMaster
 from penstock.tube.reader import RangeReader

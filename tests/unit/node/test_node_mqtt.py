@@ -26,8 +26,8 @@ from penstock.mqtt.codec.properties import Properties
 from penstock.mqtt.storage.store import SessionStore
 from penstock.node.config import NodeConfig, Rule
 from penstock.node.node import Node, Ready
-from penstock.runtime.addresses import parse_address
-from penstock.runtime.files import DirectFile
+from penstock.runtime.io.files import DirectFile
+from penstock.runtime.io.network import parse_address
 from penstock.statestore.client.client import StateStoreClient
 from penstock.tube.broker.broker import TubeBroker
 from penstock.tube.broker.orders import OrderDesk
@@ -187,7 +187,7 @@ async def test_a_disk_that_fails_is_named_and_nothing_is_acknowledged(
 async def test_a_data_directory_at_its_limit_refuses_writes_until_there_is_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.runtime.disk_space._CHECK_S", 0.01)
+    monkeypatch.setattr("penstock.runtime.io.disk_space._CHECK_S", 0.01)
     ballast = tmp_path / "data" / "ballast"
     given = config(tmp_path / "data", disk={"max_bytes": 64 << 20}, tube={"topics": {"demo": {"partitions": 1}}})
     node = Node(given)
@@ -235,7 +235,7 @@ async def test_a_data_directory_at_its_limit_refuses_writes_until_there_is_room(
 async def test_after_a_full_disk_every_part_continues_by_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.runtime.committer._RETRY_S", 0.01)
+    monkeypatch.setattr("penstock.runtime.io.committer._RETRY_S", 0.01)
     given = config(tmp_path, durability="durable", tube={"topics": {"demo": {"partitions": 1}}})
     node = Node(given)
     ready = await node.start()

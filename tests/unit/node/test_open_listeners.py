@@ -16,8 +16,8 @@ from penstock.node.broker import BrokerSettings, serve_broker
 from penstock.node.config import NodeConfig
 from penstock.node.node import Node
 from penstock.node.security import NodeSecurity
-from penstock.runtime.addresses import parse_address
-from penstock.runtime.durability import Durability
+from penstock.runtime.io.files import Durability
+from penstock.runtime.io.network import parse_address
 from penstock.statestore.client.client import StateStoreClient
 from penstock.statestore.service.attach import Attachment
 from penstock.statestore.service.service import StateStoreService

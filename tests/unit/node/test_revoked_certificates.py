@@ -16,7 +16,7 @@ from penstock.errors import PenstockError
 from penstock.mqtt.client import MqttClient, TlsOptions
 from penstock.node.config import NodeConfig
 from penstock.node.node import Node
-from penstock.runtime.metrics import Metrics
+from penstock.runtime.observability.metrics import Metrics
 from tests.certificates import Authority
 from tests.unit.node.test_node import config, http
 from tests.unit.node.test_security import serving, until

@@ -23,7 +23,7 @@ from penstock.node.config import NodeConfig
 from penstock.node.mqtt_config import Security
 from penstock.node.node import Node
 from penstock.node.security import NodeSecurity, StorePolicy
-from penstock.runtime.metrics import Metrics
+from penstock.runtime.observability.metrics import Metrics
 from penstock.security.passwords import edit_passwords, make_credential
 from penstock.statestore.codec.commands import Access
 from penstock.statestore.codec.dialects import SDK

@@ -18,7 +18,7 @@ from penstock.node.config import NodeConfig, Rule, Topic, Tube
 from penstock.node.mqtt_config import Security
 from penstock.node.node import Node, Ready
 from penstock.node.statestore_config import StateStore
-from penstock.runtime.addresses import parse_address
+from penstock.runtime.io.network import parse_address
 from penstock.security.passwords import edit_passwords, make_credential
 from penstock.tube.consumer import Consumer
 from penstock.tube.producer import Producer

@@ -8,7 +8,7 @@ import socket
 
 import pytest
 
-from penstock.runtime.addresses import Address, bind_error, parse_address
+from penstock.runtime.io.network import Address, bind_error, parse_address
 
 GOOD = [
     ("127.0.0.1:1883", Address("127.0.0.1", 1883)),

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import StorageError
-from penstock.runtime.audit import AuditTrail, read_audit
+from penstock.runtime.observability.audit import AuditTrail, read_audit
 
 
 def test_rows_come_back_in_their_order_and_only_the_owner_may_read_them(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from penstock.runtime.clock import steady_clock
+from penstock.runtime.io.clock import steady_clock
 
 
 def test_setting_the_clock_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,8 +11,8 @@ from functools import partial
 import pytest
 
 from penstock.errors import OutOfSpaceError, StorageError
-from penstock.runtime.committer import GroupCommitter
-from penstock.runtime.files import DiskFullError
+from penstock.runtime.io.committer import GroupCommitter
+from penstock.runtime.io.files import DiskFullError
 
 
 async def test_operations_of_one_loop_turn_share_a_commit() -> None:
@@ -298,7 +298,7 @@ def problem(committer: GroupCommitter[int]) -> StorageError | None:
 async def test_a_commit_without_disk_space_waits_and_continues_by_itself(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: Exception, inline_s: float
 ) -> None:
-    monkeypatch.setattr("penstock.runtime.committer._RETRY_S", 0.001)
+    monkeypatch.setattr("penstock.runtime.io.committer._RETRY_S", 0.001)
     batches: list[list[int]] = []
     committer: GroupCommitter[int] = GroupCommitter(without_space(3, batches, error), name="t", inline_s=inline_s)
     committer.start()

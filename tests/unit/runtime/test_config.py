@@ -9,8 +9,8 @@ import pytest
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from penstock.errors import ConfigError
-from penstock.runtime.config import load, parse
-from penstock.runtime.durability import Durability
+from penstock.runtime.config.loader import load, parse
+from penstock.runtime.io.files import Durability
 
 
 class Strict(BaseModel):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.runtime.disk_space import REFUSAL, REUSABLE, DiskSpace, FileSystem, Writer, default_floor
+from penstock.runtime.io.disk_space import REFUSAL, REUSABLE, DiskSpace, FileSystem, Writer, default_floor
 
 
 class Part:
@@ -91,7 +91,7 @@ async def test_a_part_that_has_free_pages_may_write(tmp_path: Path) -> None:
 
 
 async def test_the_check_repeats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.runtime.disk_space._CHECK_S", 0.001)
+    monkeypatch.setattr("penstock.runtime.io.disk_space._CHECK_S", 0.001)
     disk, part = Disk(0), Part()
     space = DiskSpace(tmp_path, min_free_bytes=1, file_system=disk)
     space.add(part.writer())

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import ConfigError
-from penstock.runtime.document import parse_document, path_text, read_document
+from penstock.runtime.config.yaml_document import parse_document, path_text, read_document
 
 
 def value_of(text: str, **environment: str) -> Any:

@@ -9,9 +9,8 @@ import lmdb
 import pytest
 
 from penstock.errors import OutOfSpaceError, StorageError
-from penstock.runtime.durability import Durability
-from penstock.runtime.environment import Environment
-from penstock.runtime.files import DirectFiles
+from penstock.runtime.io.files import DirectFiles, Durability
+from penstock.runtime.io.lmdb_environment import Environment
 
 
 def an_environment(path: Path, *, schema: int = 1, map_bytes: int = 1 << 20, many: bool = False) -> Environment:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from penstock.runtime.files import SECTOR, DirectFiles, DiskFullError, room
+from penstock.runtime.io.files import SECTOR, DirectFiles, DiskFullError, room
 
 
 def test_positions_growth_and_truncation(tmp_path: Path) -> None:

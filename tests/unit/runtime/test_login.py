@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import ConfigError
-from penstock.runtime.login import ANYBODY, Login
-from penstock.runtime.tls import TlsOptions
+from penstock.runtime.io.credentials import ANYBODY, Login
+from penstock.runtime.io.tls import TlsOptions
 
 
 def test_a_login_holds_names_of_files_only(tmp_path: Path) -> None:

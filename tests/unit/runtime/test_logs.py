@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from penstock.runtime.logs import LogFormat, LogLevel, LogLimiter, configure
+from penstock.runtime.observability.logs import LogFormat, LogLevel, LogLimiter, configure
 
 
 @pytest.fixture

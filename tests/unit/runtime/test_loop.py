@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from penstock.runtime import loop
+from penstock.runtime.io import loop
 
 
 async def _kind() -> str:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from penstock.errors import LocalProtocolError
-from penstock.runtime.loop_thread import LoopThread
+from penstock.runtime.io.loop import LoopThread
 
 
 async def where() -> str:

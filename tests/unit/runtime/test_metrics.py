@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from penstock.runtime.metrics import CONTENT_TYPE, Figure, Metrics, figures
+from penstock.runtime.observability.metrics import CONTENT_TYPE, Figure, Metrics, figures
 
 
 class Slotted:

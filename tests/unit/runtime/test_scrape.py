@@ -9,7 +9,7 @@ import urllib.request
 import pytest
 
 from penstock.errors import ConfigError
-from penstock.runtime.scrape import page_at
+from penstock.runtime.observability.metrics import page_at
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])

@@ -9,8 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from penstock.runtime.loop import loop_factory
-from penstock.runtime.stalls import BEAT_S, MAX_GRACE_S, STALL_S, StallWatch, after_reading, watch_stalls
+from penstock.runtime.io.loop import BEAT_S, MAX_GRACE_S, STALL_S, StallWatch, after_reading, loop_factory, watch_stalls
 
 
 class Time:

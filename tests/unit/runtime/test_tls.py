@@ -9,7 +9,7 @@ import pytest
 import trustme
 
 from penstock.errors import ConfigError
-from penstock.runtime.tls import TlsOptions
+from penstock.runtime.io.tls import TlsOptions
 
 
 def test_files(tmp_path: Path) -> None:

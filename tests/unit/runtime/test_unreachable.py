@@ -7,7 +7,7 @@ import ssl
 
 import pytest
 
-from penstock.runtime.unreachable import unanswered, unreachable
+from penstock.runtime.io.network import unanswered, unreachable
 
 
 @pytest.mark.parametrize(

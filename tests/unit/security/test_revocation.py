@@ -11,7 +11,7 @@ from cryptography import x509
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.security.revocation import certificate_expiry, certificate_identity, read_revocations
+from penstock.security.certificates import certificate_expiry, certificate_identity, read_revocations
 from tests.certificates import Authority
 
 

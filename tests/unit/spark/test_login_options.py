@@ -5,8 +5,8 @@ import pickle
 import pytest
 
 from penstock.errors import ConfigError
-from penstock.runtime.login import ANYBODY, Login
-from penstock.runtime.tls import TlsOptions
+from penstock.runtime.io.credentials import ANYBODY, Login
+from penstock.runtime.io.tls import TlsOptions
 from penstock.spark.mqtt.options import MqttReadOptions
 from penstock.spark.tube.options import SourceOptions
 from penstock.spark.tube.sink_options import SinkOptions

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import LocalProtocolError, UnavailableError
-from penstock.runtime.loop_thread import LoopThread
+from penstock.runtime.io.loop import LoopThread
 from penstock.statestore.blocking import Client
 from penstock.statestore.errors import FencingError, LockHeldError
 from tests.conformance.statestore.node import StoreNode

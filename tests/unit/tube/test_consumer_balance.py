@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from penstock.runtime.clock import wall_clock_ms
+from penstock.runtime.io.clock import wall_clock_ms
 from penstock.tube.consumer import Consumer
 from penstock.tube.producer import Producer
 from tests.unit.tube.servers import Tube, tube, until

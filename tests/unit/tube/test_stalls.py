@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.runtime.loop import loop_factory
+from penstock.runtime.io.loop import loop_factory
 from penstock.tube.client.blocking_link import BlockingLink
 from penstock.tube.codec.methods import MethodId
 from penstock.tube.codec.proto import master_pb2 as pb

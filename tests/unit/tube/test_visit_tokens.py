@@ -12,7 +12,7 @@ import pytest
 
 from penstock.node.config import Topic, Tube
 from penstock.node.node import Node
-from penstock.runtime.clock import steady_clock
+from penstock.runtime.io.clock import steady_clock
 from penstock.tube.broker.broker import TubeBroker
 from penstock.tube.broker.orders import TOKENS_KNOWN_MS
 from penstock.tube.codec.codes import ErrCode

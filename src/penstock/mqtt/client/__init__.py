@@ -14,7 +14,7 @@ from penstock.mqtt.client.authentication import ScramAuthentication, TokenAuthen
 from penstock.mqtt.client.client import MqttClient
 from penstock.mqtt.client.inbox import MessageStream
 from penstock.mqtt.engine.client import EnhancedAuthentication
-from penstock.runtime.tls import TlsOptions
+from penstock.runtime.io.tls import TlsOptions
 
 __all__ = [
     "EnhancedAuthentication",

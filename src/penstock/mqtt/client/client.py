@@ -29,7 +29,7 @@ from penstock.mqtt.codec.reasons import ReasonCode
 from penstock.mqtt.codec.topics import validate_topic_filter, validate_topic_name
 from penstock.mqtt.engine.client import ClientEngine, EnhancedAuthentication
 from penstock.mqtt.url import BrokerUrl, broker_url
-from penstock.runtime.tls import TlsOptions
+from penstock.runtime.io.tls import TlsOptions
 
 __all__ = ["MqttClient"]
 

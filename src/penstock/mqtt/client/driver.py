@@ -22,8 +22,8 @@ from penstock.mqtt.engine.client import ClientEngine, ClientState
 from penstock.mqtt.engine.client_events import Answered, Closed, Connected, Event, Refused, Unsubscribed
 from penstock.mqtt.url import BrokerUrl
 from penstock.runtime.backoff import Backoff
-from penstock.runtime.stalls import after_reading
-from penstock.runtime.tls import certificate_file
+from penstock.runtime.io.loop import after_reading
+from penstock.runtime.io.tls import certificate_file
 
 __all__ = ["Driver", "DriverHooks", "DriverSettings"]
 

@@ -9,7 +9,7 @@ from penstock.mqtt.codec.packets import ConnAck
 from penstock.mqtt.codec.reasons import ReasonCode, reason_name
 from penstock.mqtt.engine.client_events import Closed
 from penstock.mqtt.url import BrokerUrl
-from penstock.runtime.unreachable import rejected_by_alert, unreachable
+from penstock.runtime.io.network import rejected_by_alert, unreachable
 
 __all__ = [
     "closed",

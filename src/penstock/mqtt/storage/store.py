@@ -7,8 +7,8 @@ checksum). Deliveries are numbered over all sessions, so that new ones go to the
 takes many. A commit is all of it or nothing.
 
 What a commit promises depends on the durability: ``durable`` = fsynced, in the write-ahead log of
-:mod:`penstock.runtime.wal`; ``flushed`` and ``memory`` = a transaction of LMDB, written to the page cache, fsynced when
-the kernel decides, when somebody asked for it and on :meth:`SessionStore.close`.
+:mod:`penstock.runtime.io.wal`; ``flushed`` and ``memory`` = a transaction of LMDB, written to the page cache, fsynced
+when the kernel decides, when somebody asked for it and on :meth:`SessionStore.close`.
 """
 
 from __future__ import annotations
@@ -48,12 +48,11 @@ from penstock.mqtt.storage.records import (
     shared_of,
     subscription_key,
 )
-from penstock.runtime.durability import Durability
-from penstock.runtime.environment import INITIAL_MAP_BYTES, Environment
-from penstock.runtime.files import Files
-from penstock.runtime.wal.environment import LoggedEnvironment
-from penstock.runtime.wal.frames import DELETE, PUT, Operation
-from penstock.runtime.wal.segments import SEGMENT_BYTES
+from penstock.runtime.io.files import Durability, Files
+from penstock.runtime.io.lmdb_environment import INITIAL_MAP_BYTES, Environment
+from penstock.runtime.io.wal.frames import DELETE, PUT, Operation
+from penstock.runtime.io.wal.logged_environment import LoggedEnvironment
+from penstock.runtime.io.wal.segments import SEGMENT_BYTES
 
 __all__ = ["SCHEMA", "SessionStore"]
 

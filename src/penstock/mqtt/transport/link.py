@@ -10,8 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, Protocol, cast
 
 from penstock.mqtt.transport.tls import certificate_of, trust_anchor
-from penstock.security.certificates import name_in_certificate
-from penstock.security.revocation import certificate_identity
+from penstock.security.certificates import certificate_identity, name_in_certificate
 
 if TYPE_CHECKING:
     from penstock.mqtt.engine.connection import BrokerConnection

@@ -22,7 +22,7 @@ from penstock.mqtt.engine.access import Access
 from penstock.mqtt.transport.connection_limits import Admission, AdmissionLimits, AdmissionStats, address_group
 from penstock.mqtt.transport.link import Link, RefusingLink
 from penstock.mqtt.transport.tls import ServerTls, TlsFiles
-from penstock.runtime.tls_server import HANDSHAKE_FAILED, handshake_failure
+from penstock.runtime.io.tls import HANDSHAKE_FAILED, handshake_failure
 
 if TYPE_CHECKING:
     from penstock.mqtt.server import MqttServer

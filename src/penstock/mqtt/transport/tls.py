@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Final, cast
 
 from penstock.errors import ConfigError
-from penstock.runtime.tls_server import AlertingContext
-from penstock.security.certificates import CertificateName
-from penstock.security.revocation import Revocations, certificate_expiry, read_revocations
+from penstock.runtime.io.tls import AlertingContext
+from penstock.security.certificates import CertificateName, Revocations, certificate_expiry, read_revocations
 
 __all__ = ["ClientCertificates", "ServerTls", "TlsFiles", "certificate_of", "trust_anchor"]
 

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from penstock.errors import PenstockError, RefusedError, UnavailableError
 from penstock.pipelines.spec.values import BROKER_VARIABLE, lease_key, names_setting, run_key, stop_key
-from penstock.runtime.addresses import without_secret
+from penstock.runtime.io.network import without_secret
 from penstock.statestore.client.client import StateStoreClient
 
 __all__ = ["FAILED", "RUNNING", "STOPPED", "Holder", "RunRecord", "Stopped", "lease_holder", "read_holder", "stop_run"]

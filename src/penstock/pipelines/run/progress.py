@@ -14,8 +14,7 @@ from prometheus_client.registry import CollectorRegistry
 
 from penstock.pipelines.ledger.ledger import Counts, Entry
 from penstock.pipelines.sources.reader import Lag
-from penstock.runtime.metrics import CONTENT_TYPE
-from penstock.runtime.scrape import page_at
+from penstock.runtime.observability.metrics import CONTENT_TYPE, page_at
 
 __all__ = ["COUNTERS", "MEANINGS", "Progress", "SinkProgress", "figures", "of_spark", "render", "serve"]
 

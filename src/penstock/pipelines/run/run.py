@@ -52,7 +52,7 @@ from penstock.pipelines.state_dir.durable import ready_directory
 from penstock.pipelines.state_dir.layout import claim
 from penstock.pipelines.state_dir.replay import Span
 from penstock.pipelines.steps.lookups import lookups
-from penstock.runtime.clock import wall_clock_ms
+from penstock.runtime.io.clock import wall_clock_ms
 from penstock.spark.standalone import check_master
 from penstock.statestore.hlc import Hlc
 

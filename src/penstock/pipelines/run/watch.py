@@ -13,7 +13,7 @@ from penstock.pipelines.run.lease import RunRecord
 from penstock.pipelines.run.progress import Progress, SinkProgress, of_spark
 from penstock.pipelines.sources.reader import Meter, planned
 from penstock.pipelines.state_dir.checkpoint import Offsets
-from penstock.runtime.clock import wall_clock_ms
+from penstock.runtime.io.clock import wall_clock_ms
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery

@@ -17,8 +17,8 @@ from typing import Any, TypeVar
 from penstock.errors import PenstockError, UnavailableError
 from penstock.pipelines.run.lease import Holder, RunRecord, read_holder
 from penstock.pipelines.spec.values import lease_key, run_key, stop_key
-from penstock.runtime.addresses import without_secret
-from penstock.runtime.loop_thread import LoopThread
+from penstock.runtime.io.loop import LoopThread
+from penstock.runtime.io.network import without_secret
 from penstock.spark.statestore.writes import Change, write_changes
 from penstock.statestore.client.client import StateStoreClient
 from penstock.statestore.client.lock import Lease

@@ -11,7 +11,7 @@ from penstock.pipelines.spec.sinks import Sink
 from penstock.pipelines.spec.sources import SOURCE, FilesSource, MqttSource, RateSource, Source, StateStoreSource
 from penstock.pipelines.spec.steps import Step, Window
 from penstock.pipelines.spec.values import lease_key, sink_letter
-from penstock.runtime.addresses import without_secret
+from penstock.runtime.io.network import without_secret
 
 __all__ = ["as_data", "as_text", "way"]
 

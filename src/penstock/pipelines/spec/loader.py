@@ -17,8 +17,8 @@ from penstock.pipelines.spec.pipeline import Pipeline
 from penstock.pipelines.spec.sources import TUBE_FORMATS
 from penstock.pipelines.spec.validation import problems_as_error
 from penstock.pipelines.spec.values import BROKER_VARIABLE, MASTER_VARIABLE, directory
-from penstock.runtime import config
-from penstock.runtime.document import Document, Value, parse_document, read_document
+from penstock.runtime.config import loader as config
+from penstock.runtime.config.yaml_document import Document, Value, parse_document, read_document
 
 __all__ = ["json_schema", "load", "parse"]
 

@@ -28,7 +28,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from penstock.errors import ConfigError
 from penstock.pipelines.spec.pipeline import Pipeline
-from penstock.runtime import config
+from penstock.runtime.config import loader as config
 
 __all__ = ["Case", "Cases", "Difference", "Input", "Rows", "cases_beside", "compare", "lines", "load_cases"]
 

@@ -21,7 +21,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from pyspark.sql.types import BooleanType, IntegerType, LongType, StringType, StructType
 
 from penstock.errors import ConfigError
-from penstock.runtime.addresses import without_secret
+from penstock.runtime.io.network import without_secret
 from penstock.spark import rows
 from penstock.spark.mqtt.options import MqttWriteOptions
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.errors import PenstockError, UnavailableError
 from penstock.runtime.backoff import Backoff
-from penstock.runtime.loop_thread import LoopThread
+from penstock.runtime.io.loop import LoopThread
 from penstock.spark.statestore.reads import ManyKeys, Store
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from penstock.errors import ConfigError, RefusedError, UnavailableError
-from penstock.runtime.login import ANYBODY, Login
+from penstock.runtime.io.credentials import ANYBODY, Login
 from penstock.spark.tube.offsets import Partition
 
 if TYPE_CHECKING:

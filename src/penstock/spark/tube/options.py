@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from penstock.errors import ConfigError
-from penstock.runtime.login import ANYBODY, Login
+from penstock.runtime.io.credentials import ANYBODY, Login
 from penstock.spark import names
 from penstock.spark.login_options import LOGIN_OPTIONS, parse_login
 from penstock.spark.tube.client import DEFAULT_GROUP, Peer

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple, Self
 
 from penstock.errors import LocalProtocolError, PenstockError, RemoteProtocolError, UnavailableError
 from penstock.mqtt.client import EnhancedAuthentication, MqttClient, TlsOptions
-from penstock.runtime.clock import wall_clock_ms
+from penstock.runtime.io.clock import wall_clock_ms
 from penstock.statestore.binding import client_response_topic, notify_filter
 from penstock.statestore.client.exchange import Exchange
 from penstock.statestore.client.observation import Change, Entry, Observation

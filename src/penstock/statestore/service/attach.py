@@ -24,8 +24,8 @@ from penstock.mqtt.client import MqttClient
 from penstock.mqtt.codec.packets import Publish
 from penstock.mqtt.codec.reasons import ReasonCode
 from penstock.mqtt.service import Inbound
-from penstock.runtime.clock import monotonic_ms
-from penstock.runtime.logs import LogLimiter
+from penstock.runtime.io.clock import monotonic_ms
+from penstock.runtime.observability.logs import LogLimiter
 from penstock.statestore.binding import INVOKE, dialect_of, request, status_response
 from penstock.statestore.codec.commands import Verb, parse_payload
 from penstock.statestore.hlc import Hlc

@@ -12,8 +12,8 @@ from penstock.errors import LocalProtocolError
 from penstock.mqtt.codec.packets import Publish
 from penstock.mqtt.codec.reasons import ReasonCode
 from penstock.mqtt.service import OTHERS_TOPIC, SHARED_TOPIC, Outlet
-from penstock.runtime.clock import monotonic_ms
-from penstock.runtime.logs import LogLimiter
+from penstock.runtime.io.clock import monotonic_ms
+from penstock.runtime.observability.logs import LogLimiter
 from penstock.statestore.binding import notification, topic_fits
 from penstock.statestore.codec.dialects import Dialect
 from penstock.statestore.engine.record import Change

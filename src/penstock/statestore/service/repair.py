@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-from penstock.runtime.clock import boot_id, boot_ms
+from penstock.runtime.io.clock import boot_id, boot_ms
 from penstock.statestore.engine.record import Change
 from penstock.statestore.engine.renumbering import Renumbering
 from penstock.statestore.hlc import Hlc

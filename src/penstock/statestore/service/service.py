@@ -23,9 +23,9 @@ from typing import Final
 from penstock.errors import StorageError
 from penstock.mqtt.codec.reasons import ReasonCode
 from penstock.mqtt.service import Inbound, Outlet
-from penstock.runtime.clock import boot_id, boot_ms, steady_clock
-from penstock.runtime.durability import Durability
-from penstock.runtime.stepped_clock import SteppedClock, utc
+from penstock.runtime.io.clock import boot_id, boot_ms, steady_clock
+from penstock.runtime.io.files import Durability
+from penstock.runtime.io.stepped_clock import SteppedClock, utc
 from penstock.statestore.binding import (
     ANSWER_TOPICS,
     INVOKE,

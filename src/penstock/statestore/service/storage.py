@@ -6,8 +6,8 @@ the prefix -> its floor) and ``changes`` (version -> change: the log that change
 read). A commit is all of it or nothing, so a change is in the log of changes if and only if it is in the keys.
 
 What a commit promises depends on the durability: ``durable`` = fsynced, in the write-ahead log of
-:mod:`penstock.runtime.wal`; ``flushed`` and ``memory`` = a transaction of LMDB, written to the page cache, fsynced when
-the kernel likes and on :meth:`Storage.close`.
+:mod:`penstock.runtime.io.wal`; ``flushed`` and ``memory`` = a transaction of LMDB, written to the page cache, fsynced
+when the kernel likes and on :meth:`Storage.close`.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from zlib import crc32
 import lmdb
 
 from penstock.errors import StorageError
-from penstock.runtime.durability import Durability
-from penstock.runtime.environment import INITIAL_MAP_BYTES, Environment
-from penstock.runtime.wal.environment import LoggedEnvironment
-from penstock.runtime.wal.frames import DELETE, DROP, PUT, Operation
+from penstock.runtime.io.files import Durability
+from penstock.runtime.io.lmdb_environment import INITIAL_MAP_BYTES, Environment
+from penstock.runtime.io.wal.frames import DELETE, DROP, PUT, Operation
+from penstock.runtime.io.wal.logged_environment import LoggedEnvironment
 from penstock.statestore.engine.record import (
     CHANGE_BYTES,
     Change,

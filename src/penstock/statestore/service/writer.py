@@ -13,8 +13,8 @@ from functools import partial
 from typing import Final
 
 from penstock.errors import StorageError
-from penstock.runtime.committer import GroupCommitter
-from penstock.runtime.durability import Durability
+from penstock.runtime.io.committer import GroupCommitter
+from penstock.runtime.io.files import Durability
 from penstock.statestore.engine.record import Change, Record
 from penstock.statestore.hlc import Hlc
 from penstock.statestore.options import Persistence, PersistenceMode

@@ -16,11 +16,10 @@ from typing import Any
 
 import penstock
 from penstock.errors import PenstockError, StorageError
-from penstock.runtime.addresses import parse_address
-from penstock.runtime.clock import steady_clock
-from penstock.runtime.durability import Durability
-from penstock.runtime.files import Files
-from penstock.runtime.logs import error_fields
+from penstock.runtime.io.clock import steady_clock
+from penstock.runtime.io.files import Durability, Files
+from penstock.runtime.io.network import parse_address
+from penstock.runtime.observability.logs import error_fields
 from penstock.tube.admin import broker as broker_admin
 from penstock.tube.admin.caller import UNKNOWN, Caller
 from penstock.tube.broker.commits import AppendDone, Commits

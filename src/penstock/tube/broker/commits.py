@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from penstock.errors import PenstockError, StorageError
-from penstock.runtime.committer import GroupCommitter
+from penstock.runtime.io.committer import GroupCommitter
 from penstock.tube.broker.connection import BrokerConnection
 from penstock.tube.broker.upkeep import Upkeep
 from penstock.tube.codec.codes import ErrCode

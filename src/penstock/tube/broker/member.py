@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from penstock.errors import PenstockError
-from penstock.runtime.clock import wall_clock_ms
-from penstock.runtime.logs import error_fields
+from penstock.runtime.io.clock import wall_clock_ms
+from penstock.runtime.observability.logs import error_fields
 from penstock.security.tube_key import tube_key
 from penstock.tube.codec.methods import Service
 from penstock.tube.codec.proto.shared_pb2 import AuthenticateInfo, MasterCertificateInfo

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from penstock.runtime.stalls import after_reading, watch_stalls
+from penstock.runtime.io.loop import after_reading, watch_stalls
 from penstock.tube.broker.commits import Commits
 from penstock.tube.broker.upkeep import Upkeep
 from penstock.tube.engine.broker import BrokerEngine

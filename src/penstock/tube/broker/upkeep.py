@@ -12,8 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from penstock.errors import StorageError
-from penstock.runtime.durability import Durability
-from penstock.runtime.files import Files
+from penstock.runtime.io.files import Durability, Files
 from penstock.tube.codec.proto import broker_pb2 as pb
 from penstock.tube.engine.broker import BrokerEngine
 from penstock.tube.engine.history import group_history

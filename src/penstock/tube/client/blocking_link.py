@@ -14,9 +14,9 @@ from typing import Self, TypeVar
 from google.protobuf.message import Message
 
 from penstock.errors import RefusedError, UnavailableError
-from penstock.runtime.clock import wall_clock_ms
-from penstock.runtime.tls import certificate_file
-from penstock.runtime.unreachable import rejected_by_alert, unanswered, unreachable
+from penstock.runtime.io.clock import wall_clock_ms
+from penstock.runtime.io.network import rejected_by_alert, unanswered, unreachable
+from penstock.runtime.io.tls import certificate_file
 from penstock.security.tube_key import tube_key
 from penstock.tube.codec.codes import ErrCode, remedy
 from penstock.tube.codec.envelope import Request, decode_response, encode_request, payload_of

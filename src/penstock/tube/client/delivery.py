@@ -19,7 +19,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 
 from penstock.errors import PenstockError, RefusedError, UnavailableError
-from penstock.runtime.clock import monotonic_ms
+from penstock.runtime.io.clock import monotonic_ms
 from penstock.tube.client.outgoing import Outcome, Outgoing, SendResult, Settings
 from penstock.tube.codec.codes import ErrCode
 from penstock.tube.codec.envelope import Request, Response, payload_of

@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 
 from penstock.errors import PenstockError, RefusedError, UnavailableError
-from penstock.runtime.clock import monotonic_ms
+from penstock.runtime.io.clock import monotonic_ms
 from penstock.tube.addresses import Address
 from penstock.tube.client.batches import Batch, HandedOut, messages_of
 from penstock.tube.codec.codes import ErrCode

@@ -12,7 +12,7 @@ import ssl
 from collections.abc import Callable, Sequence
 
 from penstock.errors import PenstockError, RefusedError
-from penstock.runtime.clock import wall_clock_ms
+from penstock.runtime.io.clock import wall_clock_ms
 from penstock.tube.addresses import Address
 from penstock.tube.client.fetching import Fetcher
 from penstock.tube.codec.codes import ErrCode, remedy

@@ -12,8 +12,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from penstock.errors import ConfigError, RefusedError, UnavailableError
-from penstock.runtime.addresses import parse_address
-from penstock.runtime.unreachable import unreachable
+from penstock.runtime.io.network import parse_address, unreachable
 
 __all__ = ["WebLogin", "call", "call_broker"]
 

@@ -7,7 +7,7 @@ import secrets
 from pathlib import Path
 
 from penstock.errors import StorageError
-from penstock.runtime.files import DirectFiles
+from penstock.runtime.io.files import DirectFiles
 
 __all__ = ["KNOWN_TOKENS", "kept_token", "read_token"]
 

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from penstock.errors import StorageError, UnavailableError
-from penstock.runtime.clock import steady_clock, wall_clock_ms
-from penstock.runtime.committer import GroupCommitter
-from penstock.runtime.logs import error_fields
-from penstock.runtime.stalls import StallWatch, after_reading, watch_stalls
+from penstock.runtime.io.clock import steady_clock, wall_clock_ms
+from penstock.runtime.io.committer import GroupCommitter
+from penstock.runtime.io.loop import StallWatch, after_reading, watch_stalls
+from penstock.runtime.observability.logs import error_fields
 from penstock.tube.admin import master as admin
 from penstock.tube.admin.caller import UNKNOWN, Caller
 from penstock.tube.codec.envelope import Request

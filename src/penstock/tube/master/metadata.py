@@ -18,9 +18,8 @@ from typing import Any
 import lmdb
 
 from penstock.errors import StorageError
-from penstock.runtime.durability import Durability
-from penstock.runtime.environment import Environment
-from penstock.runtime.files import DirectFiles
+from penstock.runtime.io.files import DirectFiles, Durability
+from penstock.runtime.io.lmdb_environment import Environment
 from penstock.tube.engine import settings as kinds
 from penstock.tube.engine.deployment import Deployment, Topic
 from penstock.tube.engine.settings import Removal, Setting, key_of

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.errors import StorageError
-from penstock.runtime.files import DirectFiles, Files
+from penstock.runtime.io.files import DirectFiles, Files
 from penstock.tube.storage.lock import DirectoryLock
 from penstock.tube.storage.meta import GroupOffset, MetaStore
 from penstock.tube.storage.recovery import Loss, Recovery

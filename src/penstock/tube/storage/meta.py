@@ -1,6 +1,6 @@
 """What a broker keeps by key, in LMDB: consumed offsets of groups, its configuration, and notes about its logs.
 
-A commit is one write to a log beside it (`runtime.wal`): every batch that a consumer confirms waits for one.
+A commit is one write to a log beside it (`runtime.io.wal`): every batch that a consumer confirms waits for one.
 
 An LMDB key has at most 511 bytes and group names may have 1024, so a key is a digest and the value carries the full
 name. Every value begins with a CRC-32 of the rest. Removed offsets are deleted.
@@ -16,10 +16,10 @@ from typing import NamedTuple
 from zlib import crc32
 
 from penstock.errors import StorageError
-from penstock.runtime.durability import Durability
-from penstock.runtime.environment import Environment
-from penstock.runtime.wal.environment import LoggedEnvironment
-from penstock.runtime.wal.frames import DELETE, PUT, Operation
+from penstock.runtime.io.files import Durability
+from penstock.runtime.io.lmdb_environment import Environment
+from penstock.runtime.io.wal.frames import DELETE, PUT, Operation
+from penstock.runtime.io.wal.logged_environment import LoggedEnvironment
 
 __all__ = ["GroupOffset", "MetaStore"]
 

@@ -17,7 +17,7 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from penstock.runtime.files import File, Files
+from penstock.runtime.io.files import File, Files
 from penstock.tube.storage.index import INDEX_RECORD, INDEX_RECORD_BYTES, as_array, filler, is_sound
 from penstock.tube.storage.record import scan
 from penstock.tube.storage.segment import Segment

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from penstock.runtime.files import File, Files
+from penstock.runtime.io.files import File, Files
 from penstock.tube.storage.index import INDEX_RECORD, INDEX_RECORD_BYTES, IndexArray, as_array
 from penstock.tube.storage.record import Run, messages_at
 

@@ -24,7 +24,7 @@ from typing import NamedTuple
 from zlib import crc32
 
 from penstock.errors import StorageError
-from penstock.runtime.files import File, Files
+from penstock.runtime.io.files import File, Files
 
 __all__ = ["Recovered", "Shelf", "StagedFile", "StagedWork", "write_staged"]
 

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from penstock.runtime.files import Files
+from penstock.runtime.io.files import Files
 from penstock.tube.codec.message import encode_stored
 from penstock.tube.storage.index import INDEX_RECORD_BYTES
 from penstock.tube.storage.reads import LogReads, Read

@@ -23,9 +23,9 @@ from penstock.mqtt.engine.journal import (
 from penstock.mqtt.engine.message import Message
 from penstock.mqtt.storage.records import digest_of, encode_message, number_key
 from penstock.mqtt.storage.store import SessionStore
-from penstock.runtime.durability import Durability
-from penstock.runtime.environment import Environment
-from penstock.runtime.wal.environment import LoggedEnvironment
+from penstock.runtime.io.files import Durability
+from penstock.runtime.io.lmdb_environment import Environment
+from penstock.runtime.io.wal.logged_environment import LoggedEnvironment
 
 OFFSET = 1_700_000_000_000
 TABLES = 9

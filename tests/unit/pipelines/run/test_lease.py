@@ -14,7 +14,7 @@ from penstock.mqtt.server import MqttServer
 from penstock.pipelines.run import lease
 from penstock.pipelines.run.lease import Holder, RunRecord, lease_holder, stop_run
 from penstock.pipelines.run.write_back import WriteBack
-from penstock.runtime.durability import Durability
+from penstock.runtime.io.files import Durability
 from penstock.statestore.service.service import StateStoreService
 
 

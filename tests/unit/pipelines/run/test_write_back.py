@@ -13,8 +13,8 @@ from penstock.errors import PenstockError, RefusedError, UnavailableError
 from penstock.mqtt.server import MqttServer
 from penstock.pipelines.run import lease, write_back
 from penstock.pipelines.run.write_back import Change, WriteBack, collapse
-from penstock.runtime.durability import Durability
-from penstock.runtime.loop_thread import LoopThread
+from penstock.runtime.io.files import Durability
+from penstock.runtime.io.loop import LoopThread
 from penstock.statestore.errors import FencingError, InvalidRequestError
 from penstock.statestore.hlc import Hlc
 from penstock.statestore.service.service import StateStoreService

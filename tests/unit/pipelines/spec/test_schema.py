@@ -12,7 +12,7 @@ from jsonschema import Draft202012Validator
 
 from penstock.demo.data import example
 from penstock.pipelines.spec.loader import json_schema
-from penstock.runtime.document import parse_document
+from penstock.runtime.config.yaml_document import parse_document
 from tests.unit.pipelines.files import FILE
 
 ROOT = Path(__file__).resolve().parents[4]

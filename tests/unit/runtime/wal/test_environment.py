@@ -13,11 +13,10 @@ import lmdb
 import pytest
 
 from penstock.errors import OutOfSpaceError, StorageError
-from penstock.runtime.durability import Durability
-from penstock.runtime.environment import Environment
-from penstock.runtime.files import DirectFile, DirectFiles
-from penstock.runtime.wal.environment import LoggedEnvironment
-from penstock.runtime.wal.frames import DELETE, DROP, PUT, SECTOR, Operation
+from penstock.runtime.io.files import DirectFile, DirectFiles, Durability
+from penstock.runtime.io.lmdb_environment import Environment
+from penstock.runtime.io.wal.frames import DELETE, DROP, PUT, SECTOR, Operation
+from penstock.runtime.io.wal.logged_environment import LoggedEnvironment
 
 SEGMENT = 16 * SECTOR
 META, ROWS = 0, 1
@@ -450,7 +449,7 @@ def found_by_copy(path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[bytes, by
 def test_lmdb_without_disk_space_lets_commits_go_on_and_follows_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("penstock.runtime.wal.environment._RETRY_S", 0.001)
+    monkeypatch.setattr("penstock.runtime.io.wal.logged_environment._RETRY_S", 0.001)
     store = _Store(tmp_path / "a", follows=True)
     told: list[StorageError] = []
     store.environment.on_failure = told.append

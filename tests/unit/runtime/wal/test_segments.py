@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.runtime.wal.frames import PUT, SECTOR, encode_frame
-from penstock.runtime.wal.segments import Segments
+from penstock.runtime.io.wal.frames import PUT, SECTOR, encode_frame
+from penstock.runtime.io.wal.segments import Segments
 from tests.unit.runtime.recorded_disk import RecordedDisk
 
 ME = b"identity"

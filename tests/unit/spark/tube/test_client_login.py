@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from penstock.runtime.login import Login
+from penstock.runtime.io.credentials import Login
 from penstock.spark.tube.client import Peer, TubeClient
 from penstock.tube.client import web
 

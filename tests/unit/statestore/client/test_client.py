@@ -15,7 +15,7 @@ from penstock.mqtt.codec.packets import Connect, Publish
 from penstock.mqtt.codec.properties import Properties
 from penstock.mqtt.server import MqttServer
 from penstock.mqtt.service import Inbound
-from penstock.runtime.clock import wall_clock_ms
+from penstock.runtime.io.clock import wall_clock_ms
 from penstock.statestore.client.client import Change, Condition, Entry, Observation, SetResult, StateStoreClient
 from penstock.statestore.codec.resp3 import decode_array
 from penstock.statestore.errors import ClockSkewError

@@ -13,7 +13,7 @@ from penstock.mqtt.client import MqttClient
 from penstock.mqtt.codec.packets import Publish
 from penstock.mqtt.codec.properties import Properties
 from penstock.mqtt.server import MqttServer
-from penstock.runtime.durability import Durability
+from penstock.runtime.io.files import Durability
 from penstock.statestore.binding import INVOKE, request
 from penstock.statestore.client.client import StateStoreClient
 from penstock.statestore.hlc import Hlc

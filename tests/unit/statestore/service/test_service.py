@@ -8,7 +8,7 @@ from pathlib import Path
 import lmdb
 import pytest
 
-from penstock.runtime.durability import Durability
+from penstock.runtime.io.files import Durability
 from penstock.statestore.engine.record import digest_of
 from penstock.statestore.hlc import Hlc
 from penstock.statestore.options import StoreOptions

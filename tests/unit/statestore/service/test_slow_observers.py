@@ -16,7 +16,7 @@ from penstock.mqtt.codec.packets import Connect, Disconnect, Packet, PubAck, Pub
 from penstock.mqtt.codec.properties import Properties
 from penstock.mqtt.engine.limits import BrokerLimits
 from penstock.mqtt.server import MqttServer
-from penstock.runtime.durability import Durability
+from penstock.runtime.io.files import Durability
 from penstock.statestore.binding import client_response_topic, key_of_notification, request
 from penstock.statestore.client.client import StateStoreClient
 from penstock.statestore.codec.commands import Extension

@@ -11,10 +11,9 @@ import lmdb
 import pytest
 
 from penstock.errors import StorageError
-from penstock.runtime.durability import Durability
-from penstock.runtime.environment import Environment
-from penstock.runtime.files import DirectFile
-from penstock.runtime.wal.frames import PUT
+from penstock.runtime.io.files import DirectFile, Durability
+from penstock.runtime.io.lmdb_environment import Environment
+from penstock.runtime.io.wal.frames import PUT
 from penstock.statestore.engine.record import Change, Record, digest_of
 from penstock.statestore.hlc import Hlc
 from penstock.statestore.service.storage import NODE, Recovered, Storage

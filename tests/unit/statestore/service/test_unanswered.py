@@ -12,7 +12,7 @@ import pytest
 from penstock.mqtt.client import MqttClient
 from penstock.mqtt.codec.properties import Properties
 from penstock.mqtt.server import MqttServer
-from penstock.runtime.durability import Durability
+from penstock.runtime.io.files import Durability
 from penstock.statestore.binding import INVOKE
 from penstock.statestore.client.client import StateStoreClient
 from penstock.statestore.service.service import StateStoreService

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from penstock.errors import StorageError
-from penstock.runtime.durability import Durability
-from penstock.runtime.environment import Environment
+from penstock.runtime.io.files import Durability
+from penstock.runtime.io.lmdb_environment import Environment
 from penstock.statestore.engine.record import Change, Record
 from penstock.statestore.hlc import Hlc
 from penstock.statestore.options import Persistence

@@ -11,8 +11,7 @@ from typing import Any, cast
 import pytest
 
 from penstock.errors import PenstockError, RefusedError, StorageError
-from penstock.runtime.durability import Durability
-from penstock.runtime.files import DirectFiles
+from penstock.runtime.io.files import DirectFiles, Durability
 from penstock.tube.broker.broker import AppendResult, TubeBroker
 from penstock.tube.codec.envelope import Request, encode_request
 from penstock.tube.codec.framing import BEGIN_TOKEN, encode_frame

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from penstock.runtime.durability import Durability
-from penstock.runtime.files import DirectFiles
+from penstock.runtime.io.files import DirectFiles, Durability
 from penstock.tube.storage.meta import MetaStore
 from tests.unit.tube.broker_client import running
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from penstock.runtime.logs import TextFormatter
+from penstock.runtime.observability.logs import TextFormatter
 from penstock.tube.broker.member import Member
 from penstock.tube.engine.membership import Membership, Orders
 from penstock.tube.link import Link

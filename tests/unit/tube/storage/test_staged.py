@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import StorageError
-from penstock.runtime.files import DirectFiles
+from penstock.runtime.io.files import DirectFiles
 from penstock.tube.storage.staged import Shelf, StagedFile, write_staged
 
 

@@ -11,7 +11,7 @@ from random import Random
 import pytest
 from google.protobuf.message import Message
 
-from penstock.runtime.files import DirectFiles
+from penstock.runtime.io.files import DirectFiles
 from penstock.tube.codec.message import check_sum
 from penstock.tube.codec.proto import broker_pb2
 from penstock.tube.storage.recovery import Loss

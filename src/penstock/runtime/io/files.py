@@ -1,7 +1,7 @@
-"""Every file operation of a log, behind one small interface.
+"""File operations of every log behind one small interface, and the durability that a write guarantees.
 
-A test records the writes and fsyncs that pass here, cuts the record at any point and recovers from what a disk may hold
-then; so no log opens a file in any other way.
+Tests record the writes and fsyncs that pass through this interface, cut the record at any point and recover from what a
+disk may hold then. So no log opens a file in any other way.
 """
 
 from __future__ import annotations
@@ -10,10 +10,23 @@ import contextlib
 import errno
 import mmap
 import os
+from enum import StrEnum
 from pathlib import Path
 from typing import Final, Protocol
 
-__all__ = ["NO_SPACE", "SECTOR", "DirectFile", "DirectFiles", "DiskFullError", "File", "Files", "room"]
+__all__ = ["NO_SPACE", "SECTOR", "DirectFile", "DirectFiles", "DiskFullError", "Durability", "File", "Files", "room"]
+
+
+class Durability(StrEnum):
+    """Durability that an acknowledgement guarantees. The operator chooses; ``DURABLE`` is the default everywhere."""
+
+    DURABLE = "durable"
+    """After fsync: survives loss of power."""
+    FLUSHED = "flushed"
+    """After the write: survives the end of the process, not loss of power."""
+    MEMORY = "memory"
+    """At once; written behind. A crash may lose what was acknowledged last."""
+
 
 SECTOR: Final = 512
 """Bytes that a disk writes atomically; unbuffered writes begin and end at a multiple of it."""

@@ -13,7 +13,7 @@ from struct import Struct
 from typing import Final, NamedTuple
 from zlib import crc32
 
-from penstock.runtime.files import SECTOR
+from penstock.runtime.io.files import SECTOR
 
 __all__ = ["DELETE", "DROP", "PUT", "SECTOR", "Frame", "Operation", "decode_operations", "encode_frame", "frames_in"]
 

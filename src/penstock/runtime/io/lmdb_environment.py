@@ -17,8 +17,7 @@ from typing import Final, TypeVar
 import lmdb
 
 from penstock.errors import OutOfSpaceError, StorageError
-from penstock.runtime.durability import Durability
-from penstock.runtime.files import DirectFiles, room
+from penstock.runtime.io.files import DirectFiles, Durability, room
 
 __all__ = ["INITIAL_MAP_BYTES", "Environment"]
 

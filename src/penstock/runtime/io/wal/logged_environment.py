@@ -25,11 +25,10 @@ from zlib import crc32
 import lmdb
 
 from penstock.errors import OutOfSpaceError, StorageError
-from penstock.runtime.durability import Durability
-from penstock.runtime.environment import Environment
-from penstock.runtime.files import DirectFiles, DiskFullError, Files
-from penstock.runtime.wal.frames import DROP, PUT, Operation, decode_operations, encode_frame
-from penstock.runtime.wal.segments import SEGMENT_BYTES, Segments
+from penstock.runtime.io.files import DirectFiles, DiskFullError, Durability, Files
+from penstock.runtime.io.lmdb_environment import Environment
+from penstock.runtime.io.wal.frames import DROP, PUT, Operation, decode_operations, encode_frame
+from penstock.runtime.io.wal.segments import SEGMENT_BYTES, Segments
 
 __all__ = ["LoggedEnvironment"]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TypedDict
 
 from penstock.errors import ConfigError
-from penstock.runtime.tls import TlsOptions
+from penstock.runtime.io.tls import TlsOptions
 
 __all__ = ["ANYBODY", "ClientOptions", "Login", "read_password"]
 

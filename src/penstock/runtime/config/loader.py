@@ -18,8 +18,8 @@ from pydantic import BaseModel, ValidationError
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaWarningKind
 
 from penstock.errors import ConfigError
-from penstock.runtime.addresses import without_secret
-from penstock.runtime.document import Document, Location, Value, parse_document, path_text, read_document
+from penstock.runtime.config.yaml_document import Document, Location, Value, parse_document, path_text, read_document
+from penstock.runtime.io.network import without_secret
 
 __all__ = ["load", "parse", "validate"]
 

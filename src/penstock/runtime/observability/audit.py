@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from penstock.errors import StorageError
-from penstock.runtime.files import DirectFiles
+from penstock.runtime.io.files import DirectFiles
 
 __all__ = ["AuditTrail", "read_audit"]
 

@@ -27,7 +27,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, Generic, TypeVar
 
 from penstock.errors import OutOfSpaceError, StorageError
-from penstock.runtime.files import DiskFullError
+from penstock.runtime.io.files import DiskFullError
 
 __all__ = ["GroupCommitter"]
 

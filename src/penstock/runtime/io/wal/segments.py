@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from penstock.runtime.files import File, Files
-from penstock.runtime.wal.frames import Frame, frames_in
+from penstock.runtime.io.files import File, Files
+from penstock.runtime.io.wal.frames import Frame, frames_in
 
 __all__ = ["SEGMENTS", "SEGMENT_BYTES", "Segments"]
 

@@ -1,0 +1,1 @@
+"""Configuration files: YAML with line numbers into typed models."""

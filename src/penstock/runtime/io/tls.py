@@ -1,0 +1,146 @@
+"""TLS contexts of clients and of servers.
+
+The TLS protocols of asyncio and uvloop drop the alert that OpenSSL wrote when a server's handshake fails, so the client
+sees a closed connection without a reason [RFC 8446 section 6.2]. Both send pending bytes when the handshake wants more
+data. The handshake object of :class:`AlertingContext` therefore reports a failure as "more data wanted": the alert is
+sent, further bytes are discarded, and the connection ends when the client closes it or the handshake timeout of the
+listener expires. Closing at once instead would reset the connection while the client still sends, and a reset discards
+an alert that was not read yet.
+"""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Callable
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+from weakref import WeakKeyDictionary
+
+from penstock.errors import ConfigError
+
+__all__ = ["HANDSHAKE_FAILED", "AlertingContext", "TlsOptions", "certificate_file", "handshake_failure"]
+
+_CERTIFICATES: Final[WeakKeyDictionary[ssl.SSLContext, str]] = WeakKeyDictionary()
+"""The certificate file of each context, for error messages: OpenSSL does not keep the path."""
+
+
+def certificate_file(context: ssl.SSLContext | None) -> str | None:
+    """The file of the client certificate that a context of :meth:`TlsOptions.context` sends; None if not known."""
+    return None if context is None else _CERTIFICATES.get(context)
+
+
+@dataclass(frozen=True, slots=True)
+class TlsOptions:
+    """``ca_file``: PEM of the authorities to trust (None: those of the system). ``cert_file`` and ``key_file``: PEM of
+    the client's certificate with its chain, and of its key (None: in the same file). ``server_name``: the name that the
+    server's certificate must bear, where that is not the host. ``verify`` False trusts anybody: for tests alone.
+    """
+
+    ca_file: str | Path | None = None
+    cert_file: str | Path | None = None
+    key_file: str | Path | None = None
+    key_password: str | None = field(default=None, repr=False)
+    server_name: str | None = None
+    verify: bool = True
+
+    def context(self) -> ssl.SSLContext:
+        """What the event loop needs: TLS 1.2 and newer.
+
+        Raises:
+            ConfigError: a file is missing or holds something else.
+        """
+        try:
+            context = ssl.create_default_context(cafile=None if self.ca_file is None else str(self.ca_file))
+        except OSError as e:
+            raise _unusable("ca_file", self.ca_file, e, "the certificates of the authorities") from e
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        if not self.verify:
+            context.check_hostname = False
+            context.verify_mode = ssl.CERT_NONE
+        if self.cert_file is not None:
+            password = self.key_password
+            try:  # A callback: else OpenSSL asks at the terminal where the key is encrypted.
+                context.load_cert_chain(self.cert_file, self.key_file, password=lambda: password or "")
+            except OSError as e:
+                raise _unusable("cert_file", self.cert_file, e, "a certificate and the key that fits it") from e
+            _CERTIFICATES[context] = str(self.cert_file)
+        elif self.key_file is not None:
+            raise ConfigError("tls: a key without a certificate", option="key_file", do="name the cert_file as well")
+        return context
+
+
+def _unusable(option: str, path: str | Path | None, error: OSError, expected: str) -> ConfigError:
+    return ConfigError(
+        f"tls: {option} {str(path)!r} cannot be used",
+        option=option,
+        why=error.strerror or str(error),
+        do=f"name a PEM file with {expected}",
+    )
+
+
+HANDSHAKE_FAILED: Final[ContextVar[Callable[[ssl.SSLError], None] | None]] = ContextVar(
+    "handshake_failed", default=None
+)
+"""Called with the reason when a connection's handshake fails; set it in the context that accepts the connection."""
+
+_NOT_TLS: Final = frozenset({"WRONG_VERSION_NUMBER", "HTTP_REQUEST", "HTTPS_PROXY_REQUEST"})
+"""Failures of peers that do not speak TLS: an alert would be garbage to them."""
+
+
+def handshake_failure(error: Exception) -> str:
+    """Reason of a failed handshake, for the server's log."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"the client certificate was rejected: {error.verify_message}"
+    if isinstance(error, ssl.SSLError) and error.reason == "PEER_DID_NOT_RETURN_A_CERTIFICATE":
+        return "the client sent no certificate"
+    return str(error) or "the peer left during the handshake"
+
+
+class _Handshake(ssl.SSLObject):
+    """A connection's TLS state whose handshake leaves time to send the alert."""
+
+    incoming: ssl.MemoryBIO
+    outgoing: ssl.MemoryBIO
+    failed: bool = False
+    notify: Callable[[ssl.SSLError], None] | None = None
+
+    def do_handshake(self) -> None:
+        """Continue the handshake; after a failure, discard what the client sends."""
+        if not self.failed:
+            try:
+                super().do_handshake()
+            except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+                raise
+            except ssl.SSLError as error:
+                if error.reason in _NOT_TLS or not self.outgoing.pending:
+                    raise
+                self.failed = True
+                if self.notify is not None:
+                    self.notify(error)
+            else:
+                return
+        self.incoming.read()
+        raise ssl.SSLWantReadError("the handshake failed, and the client was sent an alert")
+
+
+class AlertingContext(ssl.SSLContext):
+    """A server's context whose connections send an alert when the handshake fails."""
+
+    sslobject_class = _Handshake
+
+    def wrap_bio(
+        self,
+        incoming: ssl.MemoryBIO,
+        outgoing: ssl.MemoryBIO,
+        server_side: bool = False,  # noqa: FBT001, FBT002 - the signature of ssl
+        server_hostname: str | bytes | None = None,
+        session: ssl.SSLSession | None = None,
+    ) -> ssl.SSLObject:
+        """The TLS state of one connection, for an event loop."""
+        made = super().wrap_bio(incoming, outgoing, server_side, server_hostname, session)
+        assert isinstance(made, _Handshake)
+        made.incoming, made.outgoing = incoming, outgoing
+        made.notify = HANDSHAKE_FAILED.get()
+        return made
