@@ -17,7 +17,7 @@ import typer
 from pydantic import BaseModel
 
 from penstock.cli.main import COMMANDS, app
-from penstock.node import config as node
+from penstock.node.config import node
 from penstock.pipelines.spec.pipeline import Pipeline
 from penstock.spark.mqtt import options as mqtt_spark
 from penstock.spark.statestore import options as store

@@ -193,7 +193,7 @@ async def test_the_command_line_over_tls(tmp_path: Path) -> None:
 async def test_the_command(broker: Mosquitto, tmp_path: Path) -> None:
     main = "from penstock.cli.main import main; raise SystemExit(main())"
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-c", main, "statestore", "--json", "--data-dir", str(tmp_path / "data")),
+        *(sys.executable, "-c", main, "statestore", "attach", "--json", "--data-dir", str(tmp_path / "data")),
         env=os.environ | {"PENSTOCK_BROKER": broker.url},
         stdout=asyncio.subprocess.PIPE,
     )

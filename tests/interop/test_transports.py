@@ -13,7 +13,7 @@ from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
 
 from penstock.mqtt.gatekeeper import Client
 from penstock.mqtt.server import MqttServer
-from penstock.node.config import NodeConfig
+from penstock.node.config.node import NodeConfig
 from penstock.node.security import NodeSecurity
 from penstock.security.passwords import edit_passwords, make_credential
 from tests.certificates import Authority

@@ -21,7 +21,7 @@ from typing import IO, TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from penstock.cli.broker import BrokerOptions, Token, connects, parse_token
+from penstock.cli.broker_options import BrokerOptions, Token, connects, parse_token
 from penstock.cli.output import bytes_fields, note, print_json, unless_standard
 from penstock.errors import ConfigError, PenstockError
 

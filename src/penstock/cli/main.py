@@ -36,12 +36,9 @@ COMMANDS: dict[str, Command] = {
     "up": Command("penstock.cli.up", "Run a node: MQTT broker, state store, tube log and rules in one process."),
     "demo": Command("penstock.cli.demo", "See real telemetry travel from MQTT into a lake table, with the proof."),
     "kv": Command("penstock.cli.kv", "Read, write, watch and lock keys of a state store."),
-    "statestore": Command("penstock.cli.statestore", "Attach a state store to somebody else's MQTT 5 broker."),
-    "statestore-repair": Command(
-        "penstock.cli.statestore_repair", "Renumber state store versions that are ahead of the clock."
-    ),
+    "statestore": Command("penstock.cli.statestore", "Attach a state store to any MQTT 5 broker; repair its versions."),
     "mqtt": Command("penstock.cli.mqtt", "Publish, subscribe and ask, on any MQTT 5 broker."),
-    "passwd": Command("penstock.cli.passwd", "Keep the password file of a node."),
+    "passwd": Command("penstock.cli.user", "Keep the password file of a node."),
     "tube": Command("penstock.cli.tube", "Topics, groups, records in and out, positions and lag of a tube."),
     "pipeline": Command("penstock.cli.pipeline", "Check and run pipelines."),
     "version": Command("penstock.cli.version", "Show the version and the form in which the core runs."),

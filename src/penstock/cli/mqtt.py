@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from penstock.cli.arriving import Lines, chunks
-from penstock.cli.broker import BrokerAccess, reaches
-from penstock.cli.groups import command_group
-from penstock.cli.input import given_bytes
+from penstock.cli.broker_options import BrokerAccess, reaches
+from penstock.cli.options import command_group, given_bytes
 from penstock.cli.output import bytes_fields, escape, note, print_json, print_raw, shown
+from penstock.cli.record_reader import Lines, chunks
 from penstock.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from penstock import compiled
 from penstock.cli.output import escape, print_json, use_colour
 
 if TYPE_CHECKING:
-    from penstock.node.config import NodeConfig
+    from penstock.node.config.node import NodeConfig
     from penstock.node.node import Ready
 
 __all__ = ["app"]
@@ -95,7 +95,7 @@ def up(
     policies and limits again.
     """
     given = locals()
-    from penstock.node.config import OPTIONS, load_config
+    from penstock.node.config.node import OPTIONS, load_config
 
     flags: dict[str, str | None] = {}
     for option in OPTIONS:

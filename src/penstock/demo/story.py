@@ -12,14 +12,12 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from penstock.demo import data
-from penstock.demo.chaos import chaos
 from penstock.demo.data import Branch, Reading
-from penstock.demo.evidence import LogReader, read_alarms, read_table
 from penstock.demo.progress import Display, Hops
-from penstock.demo.proof import Evidence, Proof, prove
+from penstock.demo.proof import Evidence, LogReader, Proof, prove, read_alarms, read_table
 from penstock.demo.segments import Segment, expected, join, parse_alarm
 from penstock.demo.sender import Sender
-from penstock.demo.stack import Options, Stack
+from penstock.demo.stack import Options, Stack, chaos
 from penstock.errors import ConfigError, PenstockError, RefusedError, UnavailableError
 from penstock.mqtt.client import MqttClient
 from penstock.pipelines.ledger.ledger import Ledger

@@ -21,12 +21,12 @@ from penstock.mqtt.persistence import Persistence
 from penstock.mqtt.server import MqttServer
 from penstock.mqtt.transport.listener import Transport
 from penstock.node.capture import CAPTURE_PARTITION, ChangeCapture, version_of
-from penstock.node.config import NodeConfig, TubeBrokerHttpListener
+from penstock.node.config.listeners import Listener
+from penstock.node.config.node import NodeConfig, TubeBrokerHttpListener
 from penstock.node.data_dir import DataDirectory
-from penstock.node.figures import show_figures
 from penstock.node.http import HttpServer, broker_app, master_app, names_of
-from penstock.node.http_audit import audited
-from penstock.node.listening import Listener
+from penstock.node.http_access import audited
+from penstock.node.metric_help import show_figures
 from penstock.node.rules import Identities, RuleService
 from penstock.node.security import DEFAULT_LISTENER, NodeSecurity, StorePolicy
 from penstock.runtime.io.clock import wall_clock_ms

@@ -21,8 +21,8 @@ from typing import Final, Protocol
 from penstock.errors import LocalProtocolError, PenstockError, RefusedError, UnavailableError
 from penstock.mqtt.codec.reasons import ReasonCode
 from penstock.mqtt.service import Connection, Inbound
-from penstock.node.config import Rule, WhenFull
-from penstock.node.template import Template
+from penstock.node.config.node import Rule, WhenFull
+from penstock.node.config.template import Template
 from penstock.runtime.backoff import Backoff
 from penstock.tube.codec.codes import ErrCode
 from penstock.tube.record import Record

@@ -9,11 +9,11 @@ from collections.abc import Callable
 
 import penstock
 from penstock import compiled
-from penstock.node.config import LISTENERS, NodeConfig
-from penstock.node.listening import Listener
+from penstock.node.config.listeners import Listener
+from penstock.node.config.node import LISTENERS, NodeConfig
 from penstock.node.node import Node, Ready
-from penstock.node.stopping import told_to_end, unless
 from penstock.runtime.io.loop import freeze_memory, loop_name, run, tune_process
+from penstock.runtime.io.signals import told_to_end, unless
 from penstock.runtime.observability import logs
 
 __all__ = ["run_node", "serve"]

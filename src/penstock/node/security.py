@@ -30,14 +30,14 @@ from penstock.mqtt.password_checks import PasswordChecks
 from penstock.mqtt.server import MqttServer
 from penstock.mqtt.transport.listener import Listener, ListenerSettings
 from penstock.mqtt.transport.tls import ServerTls
-from penstock.node.bridges import BridgeEntry
-from penstock.node.config import LISTENERS, NodeConfig
-from penstock.node.figures import show_figures
+from penstock.node.config.bridges import BridgeEntry
+from penstock.node.config.listeners import Listener as AnyListener
+from penstock.node.config.listeners import OpenListener, refuse_open_listeners
+from penstock.node.config.mqtt import MqttListenerEntry, MqttListenerMore, Security, admission_limits, broker_limits
+from penstock.node.config.node import LISTENERS, NodeConfig
 from penstock.node.http import HttpServer
 from penstock.node.http_access import HttpAccess
-from penstock.node.listening import Listener as AnyListener
-from penstock.node.mqtt_config import MqttListenerEntry, MqttListenerMore, Security, admission_limits, broker_limits
-from penstock.node.open_listeners import OpenListener, refuse_open_listeners
+from penstock.node.metric_help import show_figures
 from penstock.node.tube_users import may_administer, rights_of, signing_keys
 from penstock.runtime.io.clock import wall_clock_ms
 from penstock.runtime.io.network import Address

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.node.config import NodeConfig
-from penstock.node.mqtt_config import Security
+from penstock.node.config.mqtt import Security
+from penstock.node.config.node import NodeConfig
 from penstock.node.node import Node
 from tests.conformance.statestore.sdk_clients import DOTNET, GO, RUST, Profile, RefusedByStoreError, SdkClient
 

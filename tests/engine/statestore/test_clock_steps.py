@@ -109,7 +109,7 @@ async def test_versions_rise_while_a_clock_is_set_back(tmp_path: Path, monkeypat
         last = version
     problem = service.clock_problem() or ""
     assert "ahead of the clock" in problem
-    assert "penstock statestore-repair" in problem
+    assert "penstock statestore repair" in problem
     assert 0 < service.version_lead_ms <= 1_800_000
     machine.passes(1800)
     assert ask(peer, "SET k v") == b"+OK\r\n", "time has caught up"

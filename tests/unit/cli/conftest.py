@@ -63,7 +63,7 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
         if len(found) % 2 == 0:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr("penstock.cli.watching.time.sleep", sleep)
+    monkeypatch.setattr("penstock.cli.options.time.sleep", sleep)
     return found
 
 

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.cli import arriving
-from penstock.cli.arriving import LENGTH, Lengths, Lines, Splitter, chunks
+from penstock.cli import record_reader as arriving
+from penstock.cli.record_reader import LENGTH, Lengths, Lines, Splitter, chunks
 from penstock.errors import LocalProtocolError
 
 

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.cli import arriving, mqtt
+from penstock.cli import mqtt
+from penstock.cli import record_reader as arriving
 from penstock.cli.mqtt import _tell_of_outages
 from penstock.errors import UnavailableError
 from penstock.mqtt.client import MqttClient

@@ -100,7 +100,7 @@ def test_an_option_that_is_not_sparks_is_misuse(capsys: pytest.CaptureFixture[st
 def test_the_first_signal_asks_and_the_second_ends() -> None:
     program = (
         "import signal\n"
-        "from penstock.cli.pipeline_run import _stop_on_signals\n"
+        "from penstock.cli.pipeline.run import _stop_on_signals\n"
         "stop = _stop_on_signals()\n"
         "for number in (signal.SIGINT, signal.SIGINT):\n"
         "    print(stop.is_set(), flush=True)\n"

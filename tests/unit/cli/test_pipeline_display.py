@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from penstock.cli.pipeline_display import LineDisplay, LiveDisplay, amount, display, duration, size
+from penstock.cli.pipeline.display import LineDisplay, LiveDisplay, amount, display, duration, size
 from penstock.pipelines.run.progress import SinkProgress
 
 BUSY = SinkProgress(

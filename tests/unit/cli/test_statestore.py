@@ -8,7 +8,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
-from penstock.cli.broker import BrokerOptions
+from penstock.cli.broker_options import BrokerOptions
 from penstock.cli.statestore import _serve
 
 

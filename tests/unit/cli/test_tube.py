@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from penstock.cli import tube
+from penstock.cli.tube import topics
 from penstock.errors import RefusedError
 from penstock.tube.storage.disk import Disk
 from tests.unit.cli.conftest import BROKER, Command, Web
@@ -86,7 +86,7 @@ def test_topics_alter(web: Web, penstock: Command) -> None:
 
 
 def test_topics_on_some_brokers_alone(web: Web, penstock: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tube, "_REMOVED_S", 0.0)
+    monkeypatch.setattr(topics, "_REMOVED_S", 0.0)
     flags = {"isSrvAcceptPublish": True, "isSrvAcceptSubscribe": True}
     places = [{"brokerId": number, "numPartitions": 3 * number, "numTopicStores": 1} for number in (1, 2, 3)]
     web.answers["admin_query_topic_info"] = [
@@ -150,7 +150,7 @@ def test_topics_describe(web: Web, penstock: Command) -> None:
 
 
 def test_topics_delete(web: Web, penstock: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tube, "_REMOVED_S", 0.0)
+    monkeypatch.setattr(topics, "_REMOVED_S", 0.0)
     steps = ["admin_modify_topic_info", "admin_delete_topic_info", "admin_remove_topic_info"]
 
     def delete(*rows: dict[str, Any], **entry: int) -> list[tuple[str, str | None]]:

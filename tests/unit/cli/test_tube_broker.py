@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 import trustme
 
-from penstock.cli.tube_broker import Kept
-from penstock.node import broker as node_broker
-from penstock.node.broker import BrokerSettings, ReadyBroker
-from penstock.node.config import BROKER_OPTIONS, Tube
-from penstock.node.tube_config import TubeTls
+from penstock.cli.tube.broker import Kept
+from penstock.node import tube_broker as node_broker
+from penstock.node.config.node import BROKER_OPTIONS, Tube
+from penstock.node.config.tube import TubeTls
+from penstock.node.tube_broker import BrokerSettings, ReadyBroker
 from penstock.runtime.io.files import Durability
 from penstock.runtime.io.network import Address
 from penstock.tube.engine.staging import StagingLimits

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from penstock.cli.tube_common import LoginOptions, run_client
+from penstock.cli.tube.access import LoginOptions, run_client
 from penstock.errors import ConfigError
 from tests.unit.cli.conftest import Command, Web
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from penstock.cli.tube_positions import Log, Part, counting, parse_part, parse_where, pick
+from penstock.cli.tube.offsets import Log, Part, counting, parse_part, parse_where, pick
 from penstock.errors import ConfigError, RefusedError
 
 OWN = [28, 84, 140]

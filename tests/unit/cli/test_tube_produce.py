@@ -12,7 +12,8 @@ from typing import Any, ClassVar, Self
 
 import pytest
 
-from penstock.cli import arriving, tube_produce
+from penstock.cli import record_reader as arriving
+from penstock.cli.tube import produce as tube_produce
 from penstock.errors import RefusedError
 from penstock.tube import producer
 from penstock.tube.codec.strings import Partition

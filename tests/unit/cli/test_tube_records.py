@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Self
 
 import pytest
 
-from penstock.cli import tube_records
+from penstock.cli.tube import consume as tube_records
 from penstock.errors import RefusedError, UnavailableError
 from penstock.tube import consumer, reader
 from penstock.tube.reader import Batch, PartitionInfo

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from penstock.node import run
-from penstock.node.config import OPTIONS, NodeConfig
+from penstock.node.config.node import OPTIONS, NodeConfig
 from penstock.node.node import Ready
 from penstock.runtime.io.network import Address
 from tests.unit.cli.conftest import Command

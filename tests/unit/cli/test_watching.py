@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from penstock.cli import watching
+from penstock.cli import options as watching
 from penstock.errors import ConfigError, UnavailableError
 
 
@@ -25,7 +25,7 @@ def test_what_fails_meanwhile_is_said_and_what_always_fails_ends_it(
 ) -> None:
     answers: Iterator[int | Exception] = iter([UnavailableError("away", do="wait"), 2, ConfigError("no such file")])
     pauses: list[float] = []
-    monkeypatch.setattr("penstock.cli.watching.time.sleep", pauses.append)
+    monkeypatch.setattr("penstock.cli.options.time.sleep", pauses.append)
 
     def look() -> int:
         answer = next(answers)

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from penstock.demo.chaos import chaos
+from penstock.demo.stack import chaos
 
 
 class Meter:

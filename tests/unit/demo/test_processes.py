@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from penstock.demo import processes
-from penstock.demo.processes import Child
+from penstock.demo import stack as processes
+from penstock.demo.stack import Child
 
 
 @pytest.fixture(autouse=True)

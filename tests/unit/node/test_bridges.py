@@ -10,8 +10,8 @@ import pytest
 from penstock.errors import ConfigError
 from penstock.mqtt.client import MqttClient
 from penstock.mqtt.server import MqttServer
-from penstock.node.bridges import BridgeEntry
-from penstock.node.config import load_config
+from penstock.node.config.bridges import BridgeEntry
+from penstock.node.config.node import load_config
 from penstock.node.node import Node
 from tests.ports import free_port
 from tests.unit.node.test_node import config, http

@@ -12,8 +12,8 @@ import pytest
 import trustme
 
 from penstock.errors import StorageError, UnavailableError
-from penstock.node.broker import BrokerSettings, ReadyBroker, serve_broker
-from penstock.node.tube_config import TubeTls
+from penstock.node.config.tube import TubeTls
+from penstock.node.tube_broker import BrokerSettings, ReadyBroker, serve_broker
 from penstock.runtime.io.network import Address
 from penstock.runtime.io.tls import TlsOptions
 from penstock.tube.master.master import TubeMaster
@@ -102,7 +102,7 @@ async def test_one_that_waits_for_its_master_can_be_ended(tmp_path: Path, monkey
         waits.set()
         await asyncio.Event().wait()
 
-    monkeypatch.setattr("penstock.node.broker._registered", registered)
+    monkeypatch.setattr("penstock.node.tube_broker._registered", registered)
     settings = BrokerSettings(7, [Address("127.0.0.1", 1)], tmp_path, ZERO, ZERO)
     said: list[ReadyBroker] = []
     running = asyncio.create_task(serve_broker(settings, said.append))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+from penstock.node.config.statestore import ExtensionName, StateStore
 from penstock.node.node import Node
-from penstock.node.statestore_config import ExtensionName, StateStore
 from penstock.statestore.client.client import StateStoreClient
 from penstock.tube.reader import RangeReader, partitions
 from penstock.tube.record import Record

@@ -117,20 +117,20 @@ async def test_versions_in_the_future_are_reported_and_repaired(
     assert status == 503
     (reason,) = body["reasons"]
     assert "ahead of the clock" in reason
-    assert "stop the node and run `penstock statestore-repair`" in reason
+    assert "stop the node and run `penstock statestore repair`" in reason
     assert await metric(ready.http, "statestore_version_lead_seconds") == pytest.approx(TEN_YEARS_S, abs=60)
-    status, _, err = penstock("statestore-repair", "--data-dir", str(tmp_path), "--apply")
+    status, _, err = penstock("statestore", "repair", "--data-dir", str(tmp_path), "--apply")
     assert (status, "is in use by" in err) == (1, True)
     await node.close()
 
-    status, out, _ = penstock("statestore-repair", "--data-dir", str(tmp_path))
+    status, out, _ = penstock("statestore", "repair", "--data-dir", str(tmp_path))
     assert status == 0
     assert "2 versions ahead of the clock (2 keys" in out
     assert "repeat with --apply" in out
-    _, out, _ = penstock("statestore-repair", "--data-dir", str(tmp_path), "--apply", "--json")
+    _, out, _ = penstock("statestore", "repair", "--data-dir", str(tmp_path), "--apply", "--json")
     row = json.loads(out)
     assert (row["applied"], row["versions"], row["keys"]) == (True, 2, 2)
-    _, out, _ = penstock("statestore-repair", "--data-dir", str(tmp_path), "--apply")
+    _, out, _ = penstock("statestore", "repair", "--data-dir", str(tmp_path), "--apply")
     assert "nothing to repair" in out
 
     node = Node(config(tmp_path, statestore=captured))
@@ -159,11 +159,11 @@ async def test_versions_in_the_future_are_reported_and_repaired(
 
 
 async def test_what_cannot_be_repaired(tmp_path: Path, system: SystemClock, penstock: Command) -> None:
-    status, _, err = penstock("statestore-repair", "--data-dir", str(tmp_path / "none"))
+    status, _, err = penstock("statestore", "repair", "--data-dir", str(tmp_path / "none"))
     assert (status, "has no format.json" in err) == (1, True)
     assert not (tmp_path / "none").exists()
     system.error_s = -time.time_ns() // 10**9 + 100
-    status, _, err = penstock("statestore-repair", "--data-dir", str(tmp_path))
+    status, _, err = penstock("statestore", "repair", "--data-dir", str(tmp_path))
     assert (status, "the system clock shows 1970" in err) == (1, True)
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import ConfigError
-from penstock.node.config import OPTIONS, NodeConfig, Topic, load_config
-from penstock.node.template import Template
+from penstock.node.config.node import OPTIONS, NodeConfig, Topic, load_config
+from penstock.node.config.template import Template
 from penstock.runtime.io.files import Durability
 from penstock.runtime.io.network import Address
 from penstock.runtime.observability.logs import LogLevel

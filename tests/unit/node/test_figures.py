@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from penstock.node.bridges import BridgeEntry
-from penstock.node.config import Rule
-from penstock.node.figures import FIGURES
+from penstock.node.config.bridges import BridgeEntry
+from penstock.node.config.node import Rule
+from penstock.node.config.statestore import StateStore
+from penstock.node.metric_help import FIGURES
 from penstock.node.node import Node
-from penstock.node.statestore_config import StateStore
 from tests.unit.node.test_node import config
 
 ONLY_WITH_TLS = {"certificate_expires_timestamp_seconds", "revocation_lists_expire_timestamp_seconds"}

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.node.config import HttpListener, NodeConfig, Topic, Tube
-from penstock.node.mqtt_config import Security
+from penstock.node.config.mqtt import Security
+from penstock.node.config.node import HttpListener, NodeConfig, Topic, Tube
 from penstock.node.node import Node, Ready
 from penstock.runtime.io.network import parse_address
 from penstock.security.passwords import edit_passwords, make_credential

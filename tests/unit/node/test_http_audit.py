@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from penstock.cli.main import main
-from penstock.node.mqtt_config import Security
+from penstock.node.config.mqtt import Security
 from penstock.runtime.observability.audit import read_audit
 from tests.unit.node.test_http_access import MOVE, SNAPSHOT, WATER, answered, basic, running, users
 from tests.unit.node.test_node import config, token_of

@@ -11,7 +11,7 @@ import pytest
 import trustme
 
 from penstock.errors import ConfigError, UnavailableError
-from penstock.node.config import HttpListener, HttpTls, NodeConfig, TubeBrokerHttpListener
+from penstock.node.config.node import HttpListener, HttpTls, NodeConfig, TubeBrokerHttpListener
 from penstock.node.node import Node
 from penstock.runtime.io.network import parse_address
 from penstock.tube.client.web import WebLogin, call, call_broker

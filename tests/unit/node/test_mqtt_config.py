@@ -11,8 +11,8 @@ from penstock.errors import ConfigError
 from penstock.mqtt.engine.limits import BrokerLimits
 from penstock.mqtt.transport.connection_limits import AdmissionLimits
 from penstock.mqtt.transport.tls import ClientCertificates
-from penstock.node.config import NodeConfig, load_config
-from penstock.node.mqtt_config import MqttLimits, Tls, admission_limits, broker_limits
+from penstock.node.config.mqtt import MqttLimits, Tls, admission_limits, broker_limits
+from penstock.node.config.node import NodeConfig, load_config
 
 
 def test_limits_are_those_of_the_code() -> None:

@@ -15,7 +15,8 @@ import penstock
 from penstock.errors import PenstockError, RefusedError, StorageError, UnavailableError
 from penstock.mqtt.client import MqttClient
 from penstock.mqtt.codec.properties import Properties
-from penstock.node.config import (
+from penstock.node.config.mqtt import MqttListener, Security
+from penstock.node.config.node import (
     HttpListener,
     NodeConfig,
     Rule,
@@ -26,7 +27,6 @@ from penstock.node.config import (
     TubeMasterListener,
 )
 from penstock.node.data_dir import DataDirectory
-from penstock.node.mqtt_config import MqttListener, Security
 from penstock.node.node import Node, Ready, _told
 from penstock.runtime.io.clock import wall_clock_ms
 from penstock.runtime.io.files import Durability

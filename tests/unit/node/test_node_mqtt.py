@@ -24,7 +24,7 @@ from penstock.mqtt.codec.packets import (
 )
 from penstock.mqtt.codec.properties import Properties
 from penstock.mqtt.storage.store import SessionStore
-from penstock.node.config import NodeConfig, Rule
+from penstock.node.config.node import NodeConfig, Rule
 from penstock.node.node import Node, Ready
 from penstock.runtime.io.files import DirectFile
 from penstock.runtime.io.network import parse_address

@@ -12,10 +12,10 @@ import pytest
 
 from penstock.errors import ConfigError, PenstockError, RefusedError
 from penstock.mqtt.client import MqttClient
-from penstock.node.broker import BrokerSettings, serve_broker
-from penstock.node.config import NodeConfig
+from penstock.node.config.node import NodeConfig
 from penstock.node.node import Node
 from penstock.node.security import NodeSecurity
+from penstock.node.tube_broker import BrokerSettings, serve_broker
 from penstock.runtime.io.files import Durability
 from penstock.runtime.io.network import parse_address
 from penstock.statestore.client.client import StateStoreClient

@@ -14,7 +14,7 @@ import pytest
 
 from penstock.errors import PenstockError
 from penstock.mqtt.client import MqttClient, TlsOptions
-from penstock.node.config import NodeConfig
+from penstock.node.config.node import NodeConfig
 from penstock.node.node import Node
 from penstock.runtime.observability.metrics import Metrics
 from tests.certificates import Authority

@@ -12,9 +12,9 @@ from penstock.mqtt.codec.packets import Publish
 from penstock.mqtt.codec.properties import Properties
 from penstock.mqtt.codec.reasons import ReasonCode
 from penstock.mqtt.service import NO_ANSWER, Inbound
-from penstock.node.config import Rule
+from penstock.node.config.node import Rule
+from penstock.node.config.template import Template
 from penstock.node.rules import Identities, RuleService
-from penstock.node.template import Template
 from penstock.tube.codec.codes import ErrCode
 from penstock.tube.record import Record
 

@@ -19,8 +19,8 @@ from penstock.mqtt.client import MqttClient, ScramAuthentication, TlsOptions, To
 from penstock.mqtt.codec.encoder import encode
 from penstock.mqtt.codec.packets import Connect, Publish
 from penstock.mqtt.engine.access import UNKNOWN
-from penstock.node.config import NodeConfig
-from penstock.node.mqtt_config import Security
+from penstock.node.config.mqtt import Security
+from penstock.node.config.node import NodeConfig
 from penstock.node.node import Node
 from penstock.node.security import NodeSecurity, StorePolicy
 from penstock.runtime.observability.metrics import Metrics

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import ConfigError
-from penstock.node.config import NodeConfig, Topic, load_config
+from penstock.node.config.node import NodeConfig, Topic, load_config
 from penstock.statestore.codec.commands import Extension
 from penstock.statestore.options import PersistenceMode, StoreOptions
 

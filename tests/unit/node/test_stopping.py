@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from penstock.errors import StorageError
-from penstock.node.stopping import unless
+from penstock.runtime.io.signals import unless
 
 
 class Start:

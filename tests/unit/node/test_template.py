@@ -7,7 +7,7 @@ import pytest
 from penstock.mqtt.codec.packets import Publish
 from penstock.mqtt.codec.properties import Properties
 from penstock.mqtt.service import Inbound
-from penstock.node.template import Template
+from penstock.node.config.template import Template
 
 FULL = Inbound(
     Publish(

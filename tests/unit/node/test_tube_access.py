@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import trustme
 
-from penstock.node.config import Topic, Tube
+from penstock.node.config.node import Topic, Tube
+from penstock.node.config.tube import TubeAccess, TubeTls
 from penstock.node.node import Node
-from penstock.node.tube_config import TubeAccess, TubeTls
 from tests.unit.node.test_node import config
 from tests.unit.tube.broker_client import Client
 

@@ -13,11 +13,11 @@ import pytest
 
 from penstock.errors import ConfigError, PenstockError, RefusedError
 from penstock.mqtt.client import MqttClient
-from penstock.node.broker import BrokerSettings, serve_broker
-from penstock.node.config import NodeConfig, Rule, Topic, Tube
-from penstock.node.mqtt_config import Security
+from penstock.node.config.mqtt import Security
+from penstock.node.config.node import NodeConfig, Rule, Topic, Tube
+from penstock.node.config.statestore import StateStore
 from penstock.node.node import Node, Ready
-from penstock.node.statestore_config import StateStore
+from penstock.node.tube_broker import BrokerSettings, serve_broker
 from penstock.runtime.io.network import parse_address
 from penstock.security.passwords import edit_passwords, make_credential
 from penstock.tube.consumer import Consumer

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import pytest
 
-from penstock.node.config import Topic, Tube
+from penstock.node.config.node import Topic, Tube
 from penstock.node.node import Node
 from penstock.runtime.io.clock import steady_clock
 from penstock.tube.broker.broker import TubeBroker

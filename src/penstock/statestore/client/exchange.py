@@ -83,7 +83,7 @@ class Exchange:
             why, do = "there is no connection to the broker", "repeat it once the broker is back"
         elif taken == ReasonCode.NO_MATCHING_SUBSCRIBERS:
             why = "the broker says that nobody takes requests to a state store"
-            do = "name a broker that has one (penstock up), or attach one: penstock statestore --broker URL"
+            do = "name a broker that has one (penstock up), or attach one: penstock statestore attach --broker URL"
         else:
             why = "no state store at this broker, or it is overloaded"
             do = "read the key again to see what happened, then repeat"

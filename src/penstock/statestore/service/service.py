@@ -225,7 +225,7 @@ class StateStoreService:
             f"statestore: the newest version ({newest}) is {lead_ms // 1000} s ahead of the clock ({now}); clients"
             f" refuse answers and the store refuses fencing tokens that are more than {MAX_DRIFT_MS // 1000} s ahead:"
             f" if the clock is wrong, set it; if it is right, wait {wait_s} s, or stop the node and run"
-            " `penstock statestore-repair`"
+            " `penstock statestore repair`"
         )
 
     def refuse_growth(self, reason: str) -> None:

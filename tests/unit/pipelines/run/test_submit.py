@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from penstock.cli import submitted
 from penstock.cli.main import main
+from penstock.cli.pipeline import spark_submit_main as submitted
 from penstock.demo.data import example
 from penstock.errors import ConfigError
 from penstock.pipelines.submit import Line, Request, submit_line

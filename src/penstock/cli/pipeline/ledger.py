@@ -1,0 +1,321 @@
+"""`penstock pipeline status`, `reconcile` and `dead`: what a pipeline did, without starting Spark."""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+import sys
+from collections.abc import Iterable
+from dataclasses import asdict
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+import typer
+
+from penstock.cli.options import Watch, command_group, watched
+from penstock.cli.output import bytes_fields, note, print_json, print_table, shown
+from penstock.cli.pipeline.display import duration
+from penstock.cli.pipeline.options import File, Into, Json, StateDir, run_of, state_of
+from penstock.errors import ConfigError, PenstockError
+
+if TYPE_CHECKING:
+    from penstock.pipelines.ledger.dead_letters import Letter
+    from penstock.pipelines.run.lease import Holder, RunRecord
+    from penstock.pipelines.spec.pipeline import Pipeline
+
+__all__ = ["dead", "reconcile", "status"]
+
+dead = command_group("Records that failed.")
+
+_STORE_TIMEOUT_S = 2.0
+"""The books are here; who holds the lease is worth a short wait only."""
+_NOW = ("rows_per_s", "lag_records", "lag_s", "batch_s", "state_rows", "state_bytes")
+_SUMS = ("batches", "read", "out", "dead", "filtered", "duplicates", "late")
+
+
+class Standing(NamedTuple):
+    """What is known of a pipeline at one moment: a row for each sink, and who holds or held the lease."""
+
+    rows: list[dict[str, Any]]
+    holder: Holder | None
+    text: str
+
+    @property
+    def record(self) -> RunRecord | None:
+        """What the run that holds the lease, or held it last, said of itself."""
+        return None if self.holder is None else self.holder.record
+
+
+def status(
+    file: File, state_dir: StateDir = None, into: Into = None, watch: Watch = None, as_json: Json = False
+) -> None:
+    """Show what each sink's query has done so far, from the ledger, and which run holds the lease, if the store says.
+
+    While a run holds the lease: where it runs and since when, and for each sink its lag in records and seconds, rows a
+    second, and how long a batch takes. With --json each line has the lease: held, free, or unknown where the store does
+    not answer. With --into: the same of a replay there.
+    """
+    pipeline, state, name = run_of(file, state_dir, into)
+
+    def show(found: Standing) -> None:
+        if as_json:
+            now = datetime.now().astimezone().isoformat(timespec="milliseconds")
+            record = None if found.record is None else asdict(found.record)
+            for row in found.rows:
+                print_json({"time": now, **row, "record": record})
+        else:
+            _print_standing(found, state)
+
+    watched(lambda: _standing(pipeline, state, name), show, watch, as_json=as_json)
+
+
+def _standing(pipeline: Pipeline, state: Path, name: str) -> Standing:
+    from penstock.pipelines.ledger.ledger import Ledger
+    from penstock.pipelines.run.lease import lease_holder
+    from penstock.pipelines.state_dir import layout
+
+    ledger = Ledger(layout.ledger(state))
+    holder: Holder | None = None
+    try:
+        holder = lease_holder(pipeline.statestore.broker, name, _STORE_TIMEOUT_S)
+        lease = "free" if holder.run is None else "held"
+        text = "no run holds the lease" if holder.run is None else f"{holder} holds the lease"
+    except PenstockError as error:
+        lease, text = "unknown", f"whether a run holds the lease is unknown: {error.what}"
+        text += f"; {error.do}" if error.do else ""
+    run = None if holder is None else holder.run
+    record = None if holder is None else holder.record
+    rows: list[dict[str, Any]] = []
+    for sink in pipeline.sinks:
+        sums, last = ledger.sums(sink.name), ledger.last(sink.name)
+        counts = {name: getattr(sums, name) for name in _SUMS}
+        # What only the run itself knows; where none runs, nothing is known of now.
+        said = record.progress.get("sinks", {}).get(sink.name, {}) if record is not None and run is not None else {}
+        now = {name: said.get(name) for name in _NOW}
+        batch = None if last is None else last.batch
+        rows.append({"sink": sink.name, "batch": batch, **counts, **now, "lease": lease, "run": run})
+    return Standing(rows, holder, text)
+
+
+def _print_standing(found: Standing, state: Path) -> None:
+    holder, record = found.holder, found.record
+    run = None if holder is None else holder.run
+    left = "" if holder is None or holder.left_ms is None else f", {holder.left_ms / 1000:.1f} s unless it renews it"
+    note(f"{found.text}{left}")
+    if record is not None and not state.exists():
+        note(f"there are no books in {state}, so nothing is counted here: name the run's directory with --state-dir")
+    if run is None and record is not None:
+        note(f"the last one, run {record.run} on {record.host}: {_end(record)}")
+    shown_rows = [
+        {
+            **row,
+            "lag": "-" if row["lag_records"] is None else f"{row['lag_records']} ({duration(row['lag_s'])})",
+            "rows/s": row["rows_per_s"],
+            "batch_time": duration(row["batch_s"]),
+        }
+        for row in found.rows
+    ]
+    columns = ["sink", "batch", *_SUMS, *(["lag", "rows/s", "batch_time"] if run is not None else [])]
+    print_table(shown_rows, columns, as_json=False)
+
+
+def _end(record: RunRecord) -> str:
+    if record.state == "running":
+        return f"ended without a word, last heard of {record.at or record.since}"
+    return f"{record.state} {record.at}" + (f": {record.why}" if record.why else "")
+
+
+def reconcile(file: File, state_dir: StateDir = None, into: Into = None, as_json: Json = False) -> None:
+    """Prove that every record read is accounted for; exit status 1 where it is not.
+
+    Compares the ledger with the tube (the brokers count each range), with the rows in the tables, and each batch with
+    the one before it. With --into: the books of a replay there.
+    """
+    from penstock.pipelines.ledger import reconcile as books
+
+    pipeline, state, _ = run_of(file, state_dir, into)
+    accounts = books.reconcile(pipeline, state, books.source_count(pipeline, state))
+    for account in accounts:
+        sums = {name: getattr(account.sums, name) for name in _SUMS}
+        if as_json:
+            print_json(
+                {"sink": account.sink, "ok": not account.off, **sums, "off": account.off, "unknown": account.unknown}
+            )
+            continue
+        counts = ", ".join(
+            f"{count} {'batch' if (name, count) == ('batches', 1) else name}"
+            for name, count in sums.items()
+            if count or name in ("batches", "read", "out")
+        )
+        sys.stdout.write(f"{account.sink}: {'off' if account.off else 'ok'}: {counts}\n")
+        for text in account.off:
+            sys.stdout.write(f"  off: {text}\n")
+        for text in account.unknown:
+            sys.stdout.write(f"  unknown: {text}\n")
+    if any(account.off for account in accounts):
+        raise typer.Exit(1)
+
+
+def _dead_letters(file: Path, into: Path | None = None) -> tuple[Path, Pipeline]:
+    """The table of the dead letters of the pipeline, or of its replay ``into``, and the pipeline."""
+    pipeline = run_of(file, None, into).pipeline
+    if pipeline.dead_letters is None:
+        raise ConfigError(
+            f"pipeline {pipeline.name!r} keeps no dead letters",
+            option="dead_letters",
+            do="add dead_letters: {path: ...} to the file; from then on they are kept",
+        )
+    return Path(pipeline.dead_letters.path), pipeline
+
+
+@dead.command("list")
+def dead_list(file: File, into: Into = None, as_json: Json = False) -> None:
+    """Count the dead letters by step, code and reason. With --into: those of a replay there."""
+    from penstock.pipelines.ledger.dead_letters import letters, redriven
+
+    path, _ = _dead_letters(file, into)
+    again = redriven(path)
+    counts: dict[tuple[str, str, str], list[int]] = {}
+    for letter in letters(path):
+        count = counts.setdefault((letter.step, letter.code, letter.reason), [0, 0])
+        count[0] += 1
+        count[1] += letter.place in again
+    rows: list[dict[str, str | int | None]] = [
+        {"step": step, "code": code, "reason": reason, "letters": total, "sent_again": sent}
+        for (step, code, reason), (total, sent) in sorted(counts.items())
+    ]
+    print_table(rows, ["step", "code", "reason", "letters", "sent_again"], as_json=as_json)
+
+
+Most = Annotated[int, typer.Option("--limit", "-n", min=1, help="Show at most so many.", metavar="N")]
+Step = Annotated[str | None, typer.Option(help="Only letters of this step.", metavar="STEP", show_default=False)]
+Only = Annotated[
+    list[str] | None,
+    typer.Option("--id", help="Only the letter of this id; repeatable.", metavar="ID", show_default=False),
+]
+
+
+@dead.command("show")
+def dead_show(
+    file: File, into: Into = None, step: Step = None, only: Only = None, limit: Most = 10, as_json: Json = False
+) -> None:
+    """Show dead letters: why, from where, and the record as it was. With --into: those of a replay there."""
+    from penstock.pipelines.ledger.dead_letters import letters, redriven
+
+    path, pipeline = _dead_letters(file, into)
+    again = redriven(path)
+    chosen = _chosen(list(letters(path)), pipeline, step, only)
+    for letter in chosen[:limit]:
+        if as_json:
+            print_json(
+                {
+                    "id": letter.id,
+                    "step": letter.step,
+                    "code": letter.code,
+                    "source": letter.source,
+                    "reason": letter.reason,
+                    "place": f"{letter.topic} {letter.broker}:{letter.partition}@{letter.offset}",
+                    "timestamp": letter.timestamp.isoformat(),
+                    "sent_again": letter.place in again,
+                    **bytes_fields("key", letter.key),
+                    "headers": [[name, shown(value)] for name, value in letter.headers],
+                    **bytes_fields("value", letter.value),
+                }
+            )
+            continue
+        sent = " (sent again)" if letter.place in again else ""
+        code = f" ({letter.code})" if letter.code else ""
+        sys.stdout.write(f"{letter.id}: {letter.step}: {letter.reason}{code}{sent}\n")
+        sys.stdout.write(f"  {_place(letter, pipeline)}, {letter.timestamp:%Y-%m-%d %H:%M:%S} UTC\n")
+        for name, value in letter.headers:
+            sys.stdout.write(f"  {shown(name.encode())}: {shown(value)}\n")
+        sys.stdout.write(f"  {shown(letter.value)}\n")
+    if len(chosen) > limit:
+        note(f"{len(chosen) - limit} more: --limit shows them")
+
+
+@dead.command("redrive")
+def dead_redrive(
+    file: File,
+    state_dir: StateDir = None,
+    step: Step = None,
+    only: Only = None,
+    repeat: Annotated[bool, typer.Option("--repeat", help="Letters that were sent again before, too.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say how many.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Send dead letters to their source again, as they were, with the ids they had.
+
+    For when the pipeline, or what it looks up, has been mended. A letter that fails once more becomes a new letter.
+    Letters of a replay stay where they are: mend the file and replay the stretch into a new directory.
+    """
+    from penstock.pipelines.ledger.dead_letters import letters, redrive, redriven
+
+    path, pipeline = _dead_letters(file)
+    again = set() if repeat else redriven(path)
+    found = _chosen(list(letters(path)), pipeline, step, only)
+    windows = _windows(pipeline)
+    wanted = [letter for letter in found if letter.source not in windows]
+    if len(wanted) < len(found):
+        kept = len(found) - len(wanted)
+        note(
+            f"{_letters(kept)} of windows {'is' if kept == 1 else 'are'} kept back: a window is made of records, which "
+            "went into it; mend the sink, and what changes in a window from then on comes through"
+        )
+    chosen = [letter for letter in wanted if letter.place not in again]
+    if only and len(chosen) < len(wanted):
+        note(f"{_letters(len(wanted) - len(chosen))} sent again before: --repeat sends it once more")
+    state = state_of(pipeline.name, state_dir)
+    sent = 0 if dry_run else asyncio.run(redrive(path, chosen, pipeline.inputs, state))
+    if as_json:
+        print_json({"chosen": len(chosen), "sent": sent})
+    elif dry_run:
+        sys.stdout.write(f"{_letters(len(chosen))} would be sent again\n")
+    else:
+        sys.stdout.write(f"{_letters(sent)} sent again\n")
+
+
+def _place(letter: Letter, pipeline: Pipeline) -> str:
+    """Where the record stands, in the words of its source."""
+    if letter.source in _windows(pipeline):
+        return f"window of {letter.source}"
+    source = pipeline.inputs.get(letter.source)
+    if source is None or source.format != "files":
+        return f"{letter.topic} {letter.broker}:{letter.partition}@{letter.offset}"
+    unit = "byte" if source.content in {"lines", "whole"} else "row"
+    return f"{letter.topic}, {unit} {letter.offset}"
+
+
+def _windows(pipeline: Pipeline) -> set[str]:
+    """The steps whose windows may be dead letters: of those the source is the step."""
+    return {step.name for step in pipeline.steps if step.window is not None}
+
+
+def _chosen(letters: list[Letter], pipeline: Pipeline, step: str | None, only: list[str] | None) -> list[Letter]:
+    """The letters of ``step`` and with the ids ``only``; all where neither is given.
+
+    Raises:
+        ConfigError: there is no letter of such an id, or no such step.
+    """
+    from penstock.pipelines.spec.values import sink_letter
+
+    steps = {s.name for s in pipeline.steps} | {sink_letter(s.name) for s in pipeline.sinks} | {x.step for x in letters}
+    _refuse_unknown("id", only or (), {x.id for x in letters}, "`penstock pipeline dead show` lists the ids")
+    _refuse_unknown("step", () if step is None else (step,), steps, "`penstock pipeline dead list` lists the steps")
+    return [x for x in letters if (step is None or x.step == step) and (not only or x.id in only)]
+
+
+def _refuse_unknown(option: str, names: Iterable[str], known: set[str], do: str) -> None:
+    for name in names:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            raise ConfigError(
+                f"there is no dead letter with the {option} {name!r}",
+                option=option,
+                do=(f"did you mean {near[0]!r}? " if near else "") + do,
+            )
+
+
+def _letters(count: int) -> str:
+    return "1 letter" if count == 1 else f"{count} letters"

@@ -1,0 +1,252 @@
+"""`penstock pipeline run` and `stop`."""
+
+from __future__ import annotations
+
+import re
+import signal
+import sys
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from penstock.cli.output import note, print_json
+from penstock.cli.pipeline.display import display
+from penstock.cli.pipeline.options import (
+    Conf,
+    File,
+    Into,
+    Json,
+    Metrics,
+    Once,
+    StateDir,
+    needs_spark,
+    options_of_spark,
+    run_of,
+    state_of,
+)
+from penstock.errors import ConfigError
+
+if TYPE_CHECKING:
+    from penstock.pipelines.spec.pipeline import Pipeline
+    from penstock.pipelines.state_dir.replay import Replay
+
+__all__ = ["run", "stop"]
+
+_NAME = re.compile(r"[a-z][a-z0-9_-]{0,62}")
+_ADDRESS = re.compile(r"(?P<host>\[[^\]]+\]|[^:\s]+):(?P<port>\d{1,5})")
+
+SparkMaster = Annotated[
+    str,
+    typer.Option(
+        help="Spark's master: local[N], spark://HOST:PORT, yarn; submitted: that of spark-submit.", metavar="MASTER"
+    ),
+]
+Begin = Annotated[
+    str | None,
+    typer.Option("--from", help="Replay from this place on; see above.", metavar="PLACE", show_default=False),
+]
+End = Annotated[
+    str | None,
+    typer.Option("--to", help="Replay up to this place, without it.", metavar="PLACE", show_default=False),
+]
+Live = Annotated[
+    bool,
+    typer.Option("--live", help="The sinks that are not tables, too, where they are: needs the run to be stopped."),
+]
+Wait = Annotated[
+    float,
+    typer.Option(help="How long to wait for the lease that another run holds; inf: for ever.", metavar="SECONDS"),
+]
+NoWait = Annotated[bool, typer.Option("--no-wait", help="Fail at once where another run holds the lease; as --wait 0.")]
+ProgressEvery = Annotated[
+    float | None,
+    typer.Option(
+        help="How often to tell of progress; 0: never. Default: 1 on a terminal, else 10.",
+        metavar="SECONDS",
+        show_default=False,
+    ),
+]
+
+
+def run(
+    file: File,
+    spark_master: SparkMaster = "local[2]",
+    conf: Conf = None,
+    state_dir: StateDir = None,
+    begin: Begin = None,
+    end: End = None,
+    into: Into = None,
+    live: Live = False,
+    once: Once = False,
+    wait: Wait = 60.0,
+    no_wait: NoWait = False,
+    metrics: Metrics = None,
+    progress: ProgressEvery = None,
+    as_json: Json = False,
+) -> None:
+    """Run a pipeline until it is told to stop.
+
+    SIGTERM, Ctrl-C and `penstock pipeline stop` end it between two batches, with exit status 0; a second signal ends it
+    at once.
+
+    One run at a time: it holds a lease in the state store, and everything it writes there is fenced with it. A second
+    run says who holds the lease, and waits for it.
+
+    With --from, --to and --into it replays a stretch of the log into new tables beside the run, and ends. A place is a
+    time at which the tube took records (2024-05-01, 2024-05-01T06:00Z, ms since 1970), offsets as JSON, earliest or
+    latest.
+    """
+    from penstock.pipelines.spec.loader import load
+
+    pipeline = load(file)
+    spark_conf, address = options_of_spark(conf or []), _address(metrics)
+    with needs_spark():
+        from penstock.pipelines.run.run import Options
+        from penstock.pipelines.run.run import run as run_pipeline
+
+    replay = _replay(pipeline, state_dir, into, begin, end, live=live)
+    if replay is not None and replay.left_out and not as_json:
+        left_out = ", ".join(replay.left_out)
+        note(f"pipeline {pipeline.name}: replay without {left_out}, which others look at (--live)")
+    warnings = () if replay is None else _warnings_of(pipeline, replay)
+    stop = _stop_on_signals()
+    with display(as_json=as_json) as screen:
+        options = Options(
+            spark_master=spark_master,
+            spark_conf=spark_conf,
+            available_now=once or replay is not None,
+            wait_s=0.0 if no_wait else wait,
+            progress_s=screen.progress_s if progress is None else progress,
+            metrics=address,
+            span=None if replay is None else replay.span,
+            lease=None if replay is None else replay.lease,
+            warnings=warnings,
+        )
+        run_pipeline(
+            pipeline if replay is None else replay.pipeline,
+            state=state_of(pipeline.name, state_dir) if replay is None else replay.state,
+            options=options,
+            emit=screen.tell,
+            stop=stop,
+        )
+
+
+def _warnings_of(pipeline: Pipeline, replay: Replay) -> tuple[str, ...]:
+    """What to tell before ``replay`` of ``pipeline``."""
+    if pipeline.dead_letters is None:
+        return ()
+    from penstock.pipelines.ledger.dead_letters import warning_of_copies
+
+    warning = warning_of_copies(Path(pipeline.dead_letters.path), pipeline.inputs, replay.span)
+    return () if warning is None else (warning,)
+
+
+def _replay(
+    pipeline: Pipeline, state_dir: Path | None, into: Path | None, begin: str | None, end: str | None, *, live: bool
+) -> Replay | None:
+    """The replay that was asked for; None where the pipeline itself is to run."""
+    from penstock.pipelines.state_dir.replay import plan_replay
+
+    if into is None:
+        if begin is not None or end is not None or live:
+            raise ConfigError(
+                "a replay needs a target of its own",
+                option="--into",
+                why="the tables of the pipeline have these records already",
+                do="name a new directory with --into",
+            )
+        return None
+    if state_dir is not None:
+        raise ConfigError(
+            "--state-dir and --into are given", option="--into", do="leave --state-dir out: a replay has its own"
+        )
+    return plan_replay(pipeline, into, begin, end, live=live)
+
+
+def stop(
+    which: Annotated[
+        str,
+        typer.Argument(help="The pipeline file, or the name of a pipeline.", metavar="FILE|NAME", show_default=False),
+    ],
+    broker: Annotated[
+        str,
+        typer.Option(
+            envvar="PENSTOCK_BROKER", metavar="URL", help="With a name: the broker of the pipeline's state store."
+        ),
+    ] = "mqtt://127.0.0.1:1883",
+    into: Into = None,
+    timeout: Annotated[
+        float, typer.Option(help="How long to wait until it has finished its batches.", metavar="SECONDS")
+    ] = 120.0,
+    as_json: Json = False,
+) -> None:
+    """Stop the run of a pipeline, wherever it runs: it finishes its batches, gives the lease back and exits with 0.
+
+    The request goes through the state store. Exit status 0 when the run has stopped, also where none was running; 1
+    when it ended otherwise, or not in time. With --into (and a file): the replay there, which the same command begins
+    again where it ended.
+    """
+    from penstock.pipelines.run import lease
+    from penstock.runtime.io.network import without_secret
+
+    name = which
+    if into is not None or not _NAME.fullmatch(which) or Path(which).exists():
+        pipeline, _, name = run_of(Path(which), None, into)
+        broker = pipeline.statestore.broker
+
+    def told(holder: lease.Holder) -> None:
+        if not as_json:
+            note(f"pipeline {name}: asked {holder} to stop")
+
+    stopped = lease.stop_run(broker, name, timeout_s=timeout, answer_s=_ANSWER_S, told=told)
+    if as_json:
+        print_json({"pipeline": name, "run": stopped.run, "stopped": stopped.clean, "why": stopped.why})
+    elif stopped.run is None:
+        sys.stdout.write(f"pipeline {name}: no run holds the lease\n")
+        if not stopped.known:
+            place = without_secret(broker)
+            note(f"no pipeline {name} has ever run with the state store at {place}: is it the right name and broker?")
+    elif stopped.clean:
+        sys.stdout.write(f"pipeline {name}: run {stopped.run} has stopped\n")
+    else:
+        sys.stdout.write(f"pipeline {name}: run {stopped.run} has ended, but not because it was asked: {stopped.why}\n")
+    if not stopped.clean:
+        raise typer.Exit(1)
+
+
+_ANSWER_S = 10.0
+_SHOW_CURSOR = "\x1b[?25h\n"
+
+
+def _address(text: str | None) -> tuple[str, int] | None:
+    if text is None:
+        return None
+    match = _ADDRESS.fullmatch(text)
+    if match is None or int(match["port"]) > 65_535:
+        raise ConfigError(
+            f"--metrics {text!r} is not HOST:PORT", option="metrics", do="write an address such as 127.0.0.1:9108"
+        )
+    return match["host"].strip("[]"), int(match["port"])
+
+
+def _stop_on_signals() -> threading.Event:
+    """An event that the first SIGTERM or SIGINT sets; the second one ends the process as usual."""
+    stop = threading.Event()
+
+    def handle(number: int, _frame: Any) -> None:
+        stop.set()
+        signal.signal(number, end)
+
+    def end(number: int, _frame: Any) -> None:
+        if sys.stderr.isatty():
+            # The live table has hidden the cursor, and cannot bring it back any more.
+            sys.stderr.write(_SHOW_CURSOR)
+            sys.stderr.flush()
+        signal.signal(number, signal.SIG_DFL)
+        signal.raise_signal(number)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, handle)
+    return stop

@@ -1,0 +1,342 @@
+"""`penstock tube produce`: records in."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import sys
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from penstock.cli.output import escape, note, print_json
+from penstock.cli.record_reader import Lengths, Lines, Splitter, chunks
+from penstock.cli.tube.access import MASTER, Json, LoginOptions, Master, Topic, logs_in, partitions, run_client
+from penstock.cli.tube.offsets import Part, parse_part
+from penstock.errors import ConfigError, LocalProtocolError
+
+if TYPE_CHECKING:
+    from asyncio import Future, Queue
+
+    from penstock.runtime.io.credentials import ClientOptions
+    from penstock.tube.codec.strings import Partition
+    from penstock.tube.producer import Producer, SendResult
+    from penstock.tube.record import Record
+
+__all__ = ["produce"]
+
+SILENT_S = 5.0
+"""Whoever waits that long for an acknowledgement is told."""
+
+
+class Format(StrEnum):
+    """How records stand in the input: on a line each, behind their lengths, or as `consume --json` prints them."""
+
+    LINES = "lines"
+    LENGTH = "length"
+    JSON = "json"
+
+
+@logs_in
+def produce(
+    topic: Topic,
+    login: LoginOptions,
+    values: Annotated[
+        list[str] | None,
+        typer.Argument(help="Values, one record each; without any, each line of stdin is one.", metavar="VALUE"),
+    ] = None,
+    file: Annotated[
+        Path | None,
+        typer.Option(help="Read from a file instead of stdin.", exists=True, dir_okay=False, metavar="FILE"),
+    ] = None,
+    form: Annotated[
+        Format,
+        typer.Option(
+            "--format",
+            help="lines; length: 4 bytes (big-endian) before each value; json: a line as consume --json prints it, "
+            "with key, headers and all.",
+            metavar="WORD",
+        ),
+    ] = Format.LINES,
+    key: Annotated[
+        str | None, typer.Option(help="Key of every record: equal keys stay in order.", metavar="TEXT")
+    ] = None,
+    key_separator: Annotated[
+        str | None, typer.Option(help="What stands before this text is the record's key.", metavar="TEXT")
+    ] = None,
+    key_field: Annotated[
+        str | None,
+        typer.Option(help="Values are JSON objects, whose key is this field; a.b: field b of field a.", metavar="NAME"),
+    ] = None,
+    header: Annotated[
+        list[str] | None, typer.Option(help="Header of every record; may be repeated.", metavar="NAME=VALUE")
+    ] = None,
+    partition: Annotated[
+        str | None,
+        typer.Option(
+            help="Partition of every record; of the first broker that has it, or of one.", metavar="[BROKER:]N"
+        ),
+    ] = None,
+    msg_type: Annotated[
+        str | None, typer.Option(help="$msgType$ of every record, for filters.", metavar="TEXT")
+    ] = None,
+    idempotent: Annotated[
+        bool, typer.Option("--idempotent", help="No copies after a retry (penstock's brokers).")
+    ] = False,
+    tube_master: Master = MASTER,
+    as_json: Json = False,
+) -> None:
+    """Append records to TOPIC, as they come in.
+
+    Ends when the log has them all. With --json, the place of each record is a line, printed when the log has it.
+    """
+    headers = [_header(text) for text in header or []]
+    if values and file is not None:
+        raise ConfigError("tube produce: values and --file", do="give one of them")
+    if not values and file is None and sys.stdin.isatty():
+        raise ConfigError("tube produce: no values", do="give values, or pipe lines in")
+    if form is Format.JSON and any([values, headers, key, key_separator, key_field, msg_type]):
+        raise ConfigError(
+            "--format json: a line has its own key, headers and message type",
+            option="--format",
+            do="leave VALUE, --key, --key-separator, --key-field, --header and --msg-type out",
+        )
+    if sum(option is not None for option in (key, key_separator, key_field)) > 1:
+        raise ConfigError(
+            "--key, --key-separator and --key-field exclude each other", option="--key", do="give one of them"
+        )
+    record = _from_json if form is Format.JSON else _making(key, key_separator, key_field, headers, msg_type)
+    target = None if partition is None else _target(topic, parse_part(partition))
+
+    client = login.client()
+    from penstock.tube.reader import TopicUnavailableError
+
+    # The producer waits for a topic for a while: it may just have been created, or its broker may be starting.
+    try:
+        if not partitions(tube_master, topic, client):
+            remedy = "penstock tube topics create creates it"
+            note(f"waiting for topic {escape(topic)}: the master has none of this name ({remedy})")
+    except TopicUnavailableError as error:
+        note(f"waiting for topic {escape(topic)}: {error.why}")
+
+    splitter = Lengths() if form is Format.LENGTH else Lines()
+    source = _values(values) if values else _arriving(file, splitter)
+    show = _print_place if as_json else None
+    count = run_client(_produce(tube_master, topic, source, record, target, client, show, idempotent=idempotent))
+    if not as_json:
+        note(f"{_records(count)} produced to {escape(topic)}")
+
+
+def _header(text: str) -> tuple[str, str | bytes]:
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise ConfigError(f"--header: got {text!r}, expected NAME=VALUE", option="--header")
+    return name, value
+
+
+def _target(topic: str, part: Part) -> int | Partition:
+    from penstock.tube.codec.strings import BrokerInfo, Partition
+
+    if part.broker_id is None:
+        return part.partition
+    return Partition(BrokerInfo(part.broker_id, "", 0), topic, part.partition)  # the master knows where it is
+
+
+def _making(
+    key: str | None,
+    key_separator: str | None,
+    key_field: str | None,
+    headers: Sequence[tuple[str, str | bytes]],
+    msg_type: str | None,
+) -> Callable[[bytes], Record]:
+    """What makes a record of a value, with the key that the options say."""
+    from penstock.tube.record import Record
+
+    constant = None if key is None else key.encode()
+    separator = key_separator.encode() if key_separator else None
+    path = key_field.split(".") if key_field else None
+
+    def record(value: bytes) -> Record:
+        own = constant
+        if path is not None:
+            own = _field(value, path)
+        elif separator is not None:
+            front, found, rest = value.partition(separator)
+            if found:
+                own, value = front, rest
+        return Record(value, own, list(headers), msg_type=msg_type)
+
+    return record
+
+
+def _field(value: bytes, path: Sequence[str]) -> bytes:
+    """The field ``path`` of a JSON object, as text. Raises LocalProtocolError: it has none that can be a key."""
+    try:
+        found: Any = json.loads(value)
+        for name in path:
+            found = found[name]
+    except (ValueError, KeyError, TypeError) as error:
+        raise LocalProtocolError(
+            f"it has no field {'.'.join(path)}",
+            why=f"{type(error).__name__}: {error}",
+            do="name one that every value has",
+        ) from error
+    if isinstance(found, dict | list | None):
+        raise LocalProtocolError(
+            f"its field {'.'.join(path)} is no text and no number", do="name one that every value has"
+        )
+    return found.encode() if isinstance(found, str) else json.dumps(found).encode()
+
+
+def _from_json(line: bytes) -> Record:
+    """What `consume --json` printed. Raises LocalProtocolError: it is no such line."""
+    from penstock.tube.record import Record
+
+    try:
+        row = json.loads(line)
+        value, key = _bytes(row, "value"), _bytes(row, "key")
+        if value is None:
+            raise ValueError("it has no value")
+        return Record(
+            value,
+            key,
+            [(str(name), str(text)) for name, text in row.get("headers") or []],
+            row.get("mqtt_topic"),
+            row.get("event_time_ms"),
+            row.get("id"),
+            row.get("msg_type"),
+            row.get("content_type"),
+        )
+    except (ValueError, TypeError, AttributeError) as error:
+        raise LocalProtocolError(
+            "a line is no record as consume --json prints it", why=str(error), do='write {"value": "text"} at least'
+        ) from error
+
+
+def _bytes(row: dict[str, str | None], name: str) -> bytes | None:
+    encoded = row.get(f"{name}_base64")
+    if encoded is not None:
+        return base64.b64decode(encoded, validate=True)
+    text = row.get(name)
+    return None if text is None else text.encode()
+
+
+async def _values(values: Iterable[str]) -> AsyncIterator[Iterator[bytes]]:
+    yield (value.encode("utf-8", "surrogateescape") for value in values)
+
+
+async def _arriving(file: Path | None, splitter: Splitter) -> AsyncIterator[Iterator[bytes]]:
+    with contextlib.ExitStack() as stack:
+        stream = sys.stdin.buffer if file is None else stack.enter_context(file.open("rb"))
+        async for data in chunks(stream):
+            yield splitter.feed(data)
+        yield splitter.end()
+
+
+async def _produce(
+    masters: str,
+    topic: str,
+    source: AsyncIterator[Iterator[bytes]],
+    record: Callable[[bytes], Record],
+    partition: int | Partition | None,
+    client: ClientOptions,
+    show: Callable[[str, SendResult], None] | None,
+    *,
+    idempotent: bool,
+) -> int:
+    """How many records the log has. What was read before a failure is sent, and the failure then tells how many."""
+    import asyncio
+
+    from penstock.tube.producer import Producer
+
+    sent: Queue[Future[SendResult] | None] = asyncio.Queue()
+    stored = taken = 0
+    told = False
+
+    async def one_ended(*tasks: asyncio.Task[None]) -> None:
+        nonlocal told
+        while True:
+            before = stored
+            done, _ = await asyncio.wait(tasks, timeout=SILENT_S, return_when=asyncio.FIRST_COMPLETED)
+            if done:
+                return
+            if not told and taken > stored == before:
+                told = True
+                note(
+                    f"no acknowledgement for {SILENT_S:g} s: still retrying. The broker may be unavailable, slow or "
+                    "out of disk space: see /readyz of the node"
+                )
+
+    async def settle() -> None:
+        nonlocal stored, taken
+        while (future := await sent.get()) is not None:
+            taken += 1
+            result = await future
+            stored += 1
+            if show is not None:
+                show(topic, result)
+
+    try:
+        async with Producer(masters, idempotent=idempotent, **client) as producer:
+            sending = asyncio.create_task(_send(producer, topic, source, record, partition, sent))
+            settling = asyncio.create_task(settle())
+            try:
+                await one_ended(sending, settling)
+                if sending.done():
+                    await one_ended(settling)
+                    await settling  # all that was sent; then what ended the sending
+                    await sending
+                else:
+                    settling.result()  # raises: only a record that failed ends it before the sending
+            finally:
+                sending.cancel()
+                settling.cancel()
+                await asyncio.gather(sending, settling, return_exceptions=True)
+                while not sent.empty():
+                    if (future := sent.get_nowait()) is not None:
+                        future.cancel()
+    except BaseException:
+        note(f"{_records(stored)} produced to {escape(topic)} before it ended")
+        raise
+    return stored
+
+
+async def _send(
+    producer: Producer,
+    topic: str,
+    source: AsyncIterator[Iterator[bytes]],
+    record: Callable[[bytes], Record],
+    partition: int | Partition | None,
+    sent: Queue[Future[SendResult] | None],
+) -> None:
+    number = 0
+    try:
+        async for values in source:
+            for value in values:
+                number += 1
+                sent.put_nowait(await producer.queue(topic, record(value), partition=partition))
+    except LocalProtocolError as error:
+        raise LocalProtocolError(f"record {number}: {error.what}", why=error.why, do=error.do) from error
+    finally:
+        sent.put_nowait(None)
+
+
+def _print_place(topic: str, result: SendResult) -> None:
+    print_json(
+        {
+            "topic": topic,
+            "broker_id": result.broker_id,
+            "partition": result.partition,
+            "offset": result.append_offset,
+            "message_id": result.message_id,
+            "append_time_ms": result.append_time_ms,
+        }
+    )
+
+
+def _records(count: int) -> str:
+    return "1 record" if count == 1 else f"{count} records"

@@ -1,0 +1,1 @@
+"""Configuration of a node: ``node`` loads ``penstock.yaml``, the other modules are its sections."""

@@ -1,0 +1,130 @@
+"""The section ``bridges``: other MQTT brokers that topics go to and come from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import AfterValidator, Field, StringConstraints, model_validator
+
+from penstock.errors import ConfigError
+from penstock.mqtt.bridge import BridgeSettings, BridgeTopic, Direction
+from penstock.mqtt.client import TlsOptions
+from penstock.mqtt.codec.topics import SHARE_PREFIX, filter_problem, name_problem
+from penstock.mqtt.url import parse_broker_url
+from penstock.node.config.listeners import Part
+from penstock.runtime.io.credentials import read_password
+
+__all__ = ["BridgeEntry", "BridgeTls", "BridgeTopicEntry"]
+
+
+def _url(value: str) -> str:
+    try:
+        url = parse_broker_url(value)
+    except ConfigError as error:
+        raise ValueError(error.do or error.what) from error
+    if url.password is not None:
+        raise ValueError("expected no password in the URL: name a password_file")
+    return value
+
+
+def _topic(value: str) -> str:
+    problem = name_problem(value)
+    if problem is not None:
+        raise ValueError(f"expected a topic name: {problem}")
+    return value
+
+
+class BridgeTopicEntry(Part):
+    """Topics that a bridge carries: ``local_prefix`` + ``filter`` here are ``remote_prefix`` + ``filter`` there."""
+
+    filter: str = Field(description="topic filter, without the prefixes")
+    direction: Direction = Field(default=Direction.OUT, description="`out`, `in` or `both`")
+    qos: int = Field(default=1, ge=0, le=2, description="highest quality of service")
+    local_prefix: str = Field(default="", description="what the topics begin with on this node")
+    remote_prefix: str = Field(default="", description="what they begin with on the other broker")
+
+    @model_validator(mode="after")
+    def _filters(self) -> BridgeTopicEntry:
+        topic = self.topic()
+        for topic_filter in (topic.local_filter, topic.remote_filter):
+            problem = filter_problem(topic_filter)
+            if problem is not None or topic_filter.startswith(SHARE_PREFIX):
+                raise ValueError(f"filter {topic_filter!r} cannot be used: {problem or 'a bridge shares with nobody'}")
+        for prefix in (self.local_prefix, self.remote_prefix):
+            if "+" in prefix or "#" in prefix:
+                raise ValueError(f"prefix {prefix!r} cannot be used: it is part of a topic name, without wildcards")
+        return self
+
+    def topic(self) -> BridgeTopic:
+        """As the bridge takes it."""
+        return BridgeTopic(self.filter, self.direction, self.qos, self.local_prefix, self.remote_prefix)
+
+
+class BridgeTls(Part):
+    """TLS of a bridge, for ``mqtts://`` and ``wss://``."""
+
+    ca: Path | None = Field(default=None, description="PEM: authorities to trust, default: the system's")
+    certificate: Path | None = Field(default=None, description="PEM: the certificate that the bridge shows")
+    key: Path | None = Field(default=None, description="PEM: its private key, default: in `certificate`")
+    server_name: str | None = Field(default=None, description="name in the server's certificate, default: the host")
+
+
+class BridgeEntry(Part):
+    """Another MQTT 5 broker. What goes out waits here while it is away; what comes in is acknowledged once it is in."""
+
+    name: str = Field(
+        pattern=r"^[A-Za-z0-9_.-]{1,64}$", description="name in metrics, in the state topic and of the session here"
+    )
+    url: Annotated[str, AfterValidator(_url)] = Field(description="mqtt://, mqtts://, ws:// or wss://HOST[:PORT]")
+    topics: list[BridgeTopicEntry] = Field(min_length=1, description="what it carries; the first that matches decides")
+    acts_as: Annotated[str, StringConstraints(min_length=1, max_length=256)] | None = Field(
+        default=None,
+        description="user whose policies hold for what the bridge does here, default: it may do everything",
+    )
+    client_id: str = Field(default="", description="client identifier there, default: `penstock-` and the name")
+    username: str | None = Field(default=None, description="user name there")
+    password_file: Path | None = Field(default=None, description="file whose first line is the password")
+    tls: BridgeTls | None = Field(default=None, description="certificates")
+    keep_alive_s: int = Field(default=30, ge=1, le=65_535, description="how often a silent connection is tried")
+    session_expiry_s: int = Field(
+        default=7 * 24 * 3600, ge=0, le=0xFFFFFFFF, description="how long the other broker keeps what is to come in"
+    )
+    clean_start: bool = Field(
+        default=False, description="begin with a new session there: after topics were taken out of the list"
+    )
+    window: int = Field(default=200, ge=1, le=65_535, description="messages of a direction that are on their way")
+    max_hops: int = Field(default=3, ge=1, le=100, description="bridges that a message may cross")
+    status_topic: Annotated[str, AfterValidator(lambda v: _topic(v) if v else v)] = Field(
+        default="", description="retained state here (1 or 0), default: `$SYS/broker/bridge/<name>/state`"
+    )
+    remote_status_topic: Annotated[str, AfterValidator(_topic)] | None = Field(
+        default=None, description="retained state there (1 or 0), also by its will"
+    )
+
+    def settings(self) -> BridgeSettings:
+        """As the bridge takes it.
+
+        Raises:
+            ConfigError: the password file cannot be read.
+        """
+        tls = self.tls
+        password = None
+        if self.password_file is not None:
+            password = read_password(self.password_file, f"bridge {self.name!r}: password_file")
+        return BridgeSettings(
+            self.name,
+            self.url,
+            [entry.topic() for entry in self.topics],
+            client_id=self.client_id,
+            username=self.username,
+            password=password,
+            tls=None if tls is None else TlsOptions(tls.ca, tls.certificate, tls.key, server_name=tls.server_name),
+            keep_alive_s=self.keep_alive_s,
+            session_expiry_s=self.session_expiry_s,
+            clean_start=self.clean_start,
+            window=self.window,
+            max_hops=self.max_hops,
+            status_topic=self.status_topic,
+            remote_status_topic=self.remote_status_topic,
+        )

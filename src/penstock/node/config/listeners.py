@@ -1,0 +1,97 @@
+"""Listener sections, and the check that no listener is open to other machines by accident.
+
+A listener that other machines can reach needs users, unless its section says ``anonymous: allow``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, NamedTuple
+
+from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, PlainValidator, model_validator
+
+from penstock.errors import ConfigError
+from penstock.runtime.io.network import Address, parse_address
+
+__all__ = ["AddressText", "Listener", "OpenListener", "Part", "bind", "refuse_open_listeners"]
+
+
+def _address(value: object) -> Address:
+    if isinstance(value, Address):
+        return value
+    if not isinstance(value, str):
+        raise ValueError("expected HOST:PORT, as in 127.0.0.1:1883")
+    return parse_address(value)
+
+
+AddressText = Annotated[
+    Address, PlainValidator(_address, json_schema_input_type=str), PlainSerializer(str, return_type=str)
+]
+
+
+def bind(default: str) -> Any:
+    """The option of a listener that says where it listens."""
+    return Field(
+        default=parse_address(default),
+        json_schema_extra={"default": default},
+        description="HOST:PORT to listen on; port 0: a free one",
+    )
+
+
+class Part(BaseModel):
+    """A section of the file: options that are not known are errors."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True)
+
+
+class Listener(Part):
+    """Where a part listens, and the address that it tells others where that differs (a container, a proxy)."""
+
+    bind: AddressText = bind("127.0.0.1:0")
+    advertise: AddressText | None = Field(default=None, description="HOST:PORT that others are told, default: bind")
+    anonymous: Literal["allow"] | None = Field(
+        default=None,
+        description="`allow`: clients without credentials are accepted here, also where the node has users. Default:"
+        " only where it has none, and on loopback",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _short(cls, value: object) -> object:
+        # `mqtt: 127.0.0.1:1883` is the short form of `mqtt: {bind: 127.0.0.1:1883}`.
+        return {"bind": value} if isinstance(value, str) else value
+
+
+CREATE_USER = "penstock passwd create passwords NAME"
+
+
+class OpenListener(NamedTuple):
+    """A listener that accepts clients without credentials, and is not told to.
+
+    ``setting`` is its place in the configuration, or the flag of a command; ``allow`` accepts such clients; ``why`` it
+    would.
+    """
+
+    setting: str
+    address: Address
+    allow: str
+    why: str = ""
+
+
+def refuse_open_listeners(found: Sequence[OpenListener], *, users: str) -> None:
+    """Raise ConfigError if a listener of ``found`` is reachable from other machines.
+
+    ``users``: the setting, or flag, that names the password file.
+    """
+    reachable = [listener for listener in found if not listener.address.is_loopback]
+    if not reachable:
+        return
+    named = ", ".join(f"{listener.setting} ({listener.address})" for listener in reachable)
+    allowed = ", ".join(listener.allow for listener in reachable)
+    raise ConfigError(
+        f"other machines could use these listeners without credentials: {named}",
+        option=reachable[0].setting,
+        why=next((listener.why for listener in reachable if listener.why), f"there are no users: {users} is not set"),
+        do=f"create a user (`{CREATE_USER}`) and set {users}; or accept anonymous clients: {allowed}; or listen on"
+        " 127.0.0.1",
+    )

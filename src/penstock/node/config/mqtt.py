@@ -1,0 +1,254 @@
+"""The sections ``mqtt`` and ``security``: listeners, TLS, authentication, limits, files of passwords and policies.
+
+The limits are those of the broker's engine and of admission, by their own names: one description serves all.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import itertools
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal, cast
+
+from pydantic import AfterValidator, BaseModel, Field, create_model, model_validator
+
+from penstock.mqtt.engine import limits as engine_limits
+from penstock.mqtt.engine.limits import BrokerLimits
+from penstock.mqtt.gatekeeper import Method
+from penstock.mqtt.transport import connection_limits
+from penstock.mqtt.transport.connection_limits import AdmissionLimits
+from penstock.mqtt.transport.listener import Transport
+from penstock.mqtt.transport.tls import ClientCertificates, TlsFiles
+from penstock.node.config.listeners import AddressText, Listener, Part, bind
+from penstock.security.certificates import CertificateName
+from penstock.security.tokens import METHOD
+
+__all__ = [
+    "ListenerLimits",
+    "MqttLimits",
+    "MqttListener",
+    "MqttListenerEntry",
+    "MqttListenerMore",
+    "Security",
+    "Tls",
+    "admission_limits",
+    "broker_limits",
+]
+
+
+_CHOICES: Final[dict[str, Any]] = {"subscription_denied_code": Literal[0x87, 0x80]}
+_BOUNDS: Final[dict[str, tuple[int, int | None]]] = {
+    "max_connections": (1, None),
+    "max_sessions": (1, None),
+    "connect_timeout_ms": (100, None),
+    "max_connect_size": (1024, None),
+    "max_packet_size": (1024, 256 * 1024 * 1024),
+    "receive_maximum": (1, 65_535),
+    "max_inflight": (1, 65_535),
+    "max_inflight_bytes": (1024, None),
+    "max_output_bytes": (1024, None),
+    "write_stall_ms": (100, None),
+    "max_topic_levels": (1, None),
+    "max_topic_bytes": (1, 65_535),
+    "max_topic_aliases": (0, 65_535),
+    "server_topic_alias_maximum": (0, 65_535),
+    "max_session_expiry_s": (0, 0xFFFFFFFF),
+    "max_keep_alive_s": (0, 65_535),
+}
+"""What the protocol can say, and below what nothing works; all others are from 0 on."""
+
+
+def _limits(name: str, doc: str, *kinds: type[Any]) -> type[BaseModel]:
+    """A section with every field of dataclasses that hold limits; their docstrings describe the options."""
+    fields: dict[str, Any] = {}
+    for kind in kinds:
+        words = _docstrings(kind)
+        for field in dataclasses.fields(kind):
+            default = getattr(kind(), field.name)
+            text = words.get(field.name, "")
+            if field.name in _CHOICES:
+                fields[field.name] = (_CHOICES[field.name], Field(default=default, description=text))
+            elif type(default) is int:
+                low, high = _BOUNDS.get(field.name, (0, None))
+                fields[field.name] = (int, Field(default=default, description=text, ge=low, le=high))
+            else:
+                fields[field.name] = (type(default), Field(default=default, description=text))
+    return cast("type[BaseModel]", create_model(name, __base__=Part, __doc__=doc, **fields))
+
+
+def _docstrings(kind: type[Any]) -> dict[str, str]:
+    """The texts under the fields of a dataclass."""
+    source = inspect.getsource(engine_limits if kind is BrokerLimits else connection_limits)
+    body = next(n for n in ast.parse(source).body if isinstance(n, ast.ClassDef) and n.name == kind.__name__).body
+    found: dict[str, str] = {}
+    for statement, following in itertools.pairwise(body):
+        if (
+            isinstance(statement, ast.AnnAssign)
+            and isinstance(statement.target, ast.Name)
+            and isinstance(following, ast.Expr)
+            and isinstance(following.value, ast.Constant)
+        ):
+            found[statement.target.id] = " ".join(str(following.value.value).split())
+    return found
+
+
+MqttLimits = _limits(
+    "MqttLimits", "Bounds of the whole broker, and what happens beyond.", BrokerLimits, AdmissionLimits
+)
+ListenerLimits = _limits("ListenerLimits", "Bounds of one listener, beside those of the broker.", AdmissionLimits)
+
+
+def broker_limits(section: Any) -> BrokerLimits:
+    """The engine's part of the limits."""
+    return BrokerLimits(**{field.name: getattr(section, field.name) for field in dataclasses.fields(BrokerLimits)})
+
+
+def admission_limits(section: Any) -> AdmissionLimits:
+    """The part of the limits that holds before a byte was read."""
+    return AdmissionLimits(
+        **{field.name: getattr(section, field.name) for field in dataclasses.fields(AdmissionLimits)}
+    )
+
+
+class Tls(Part):
+    """Certificates of a listener. SIGHUP reads the files again."""
+
+    certificate: Path = Field(description="PEM: the server's certificate, then the intermediate ones")
+    key: Path = Field(description="PEM: its private key, not encrypted")
+    client_ca: Path | None = Field(default=None, description="PEM: authorities that client certificates are trusted by")
+    client_certificates: ClientCertificates = Field(
+        default=ClientCertificates.REQUIRE,
+        description="whether clients must show a certificate, where `client_ca` is given",
+    )
+    revoked: Path | None = Field(
+        default=None, description="PEM: revocation lists, one of every authority that signs clients' certificates"
+    )
+    name: CertificateName = Field(
+        default=CertificateName.COMMON_NAME, description="what in a client certificate is its holder's name"
+    )
+    minimum_version: Literal["1.2", "1.3"] = Field(default="1.2", description="the oldest TLS that is spoken")
+
+    @model_validator(mode="after")
+    def _lists_are_of_somebody(self) -> Tls:
+        if self.revoked is not None and self.client_ca is None:
+            raise ValueError("`revoked` is about client certificates: it needs `client_ca`")
+        return self
+
+    def files(self) -> TlsFiles:
+        """As the listener takes it; without a ``client_ca`` nobody is asked for a certificate."""
+        return TlsFiles(
+            certificate=self.certificate,
+            key=self.key,
+            client_ca=self.client_ca,
+            revoked=self.revoked,
+            client_certificates=ClientCertificates.NONE if self.client_ca is None else self.client_certificates,
+            name=self.name,
+            minimum_version=self.minimum_version,
+        )
+
+
+def _path(value: str) -> str:
+    if not value.startswith("/") or "?" in value or "#" in value:
+        raise ValueError("expected a path that begins with /, as in /mqtt")
+    return value
+
+
+class MqttListenerEntry(Listener):
+    """One address for MQTT clients."""
+
+    transport: Transport = Field(default=Transport.TCP, description="what MQTT travels in")
+    tls: Tls | None = Field(default=None, description="for `tls` and `wss`")
+    authentication: list[Method] | None = Field(
+        default=None,
+        description="ways to say who one is that are accepted here; default: all for which there is a file or a"
+        " `client_ca`, and `anonymous` only where there is none",
+    )
+    path: Annotated[str, AfterValidator(_path)] = Field(default="/mqtt", description="`ws` and `wss`: the path")
+    origins: list[str] = Field(
+        default_factory=list,
+        description="`ws` and `wss`: origins whose pages may connect, as in `https://hmi.example`; `*`: any",
+    )
+    max_connections: int = Field(default=0, ge=0, description="connections here; 0: only the broker's limit counts")
+
+    @model_validator(mode="after")
+    def _fits(self) -> MqttListenerEntry:
+        if self.transport.encrypted and self.tls is None:
+            raise ValueError(f"transport {self.transport} needs `tls` with `certificate` and `key`")
+        if self.tls is not None and not self.transport.encrypted:
+            raise ValueError(f"`tls` is for the transports tls and wss, not {self.transport}: add `transport: tls`")
+        methods = self.authentication
+        if methods is not None and not methods:
+            raise ValueError("authentication: expected at least one method; `[anonymous]` lets everybody in")
+        if methods and Method.CERTIFICATE in methods and (self.tls is None or self.tls.client_ca is None):
+            raise ValueError("authentication: `certificate` needs `tls.client_ca`")
+        return self
+
+
+class MqttListenerMore(MqttListenerEntry):
+    """A further address for MQTT clients."""
+
+    bind: AddressText = Field(description="HOST:PORT to listen on; port 0: a free one")
+    limits: ListenerLimits = Field(  # type: ignore[valid-type] # a model that is made above
+        default_factory=lambda: ListenerLimits(max_unauthenticated=0), description="bounds of this listener"
+    )
+
+
+class MqttListener(MqttListenerEntry):
+    """MQTT: the default listener, further ones, and the limits of the broker."""
+
+    bind: AddressText = bind("127.0.0.1:1883")
+    listeners: dict[str, MqttListenerMore] = Field(
+        default_factory=dict, description="further listeners, by the name that logs and metrics give them"
+    )
+    limits: MqttLimits = Field(default_factory=MqttLimits, description="bounds of the broker")  # type: ignore[valid-type] # too
+
+    @model_validator(mode="after")
+    def _names(self) -> MqttListener:
+        if "mqtt" in self.listeners:
+            raise ValueError("listeners: the name mqtt is that of the default listener: choose another one")
+        for name, listener in self.listeners.items():
+            if listener.advertise is not None and listener.advertise.is_wildcard:
+                raise ValueError(f"listeners.{name}: advertise {listener.advertise}: no client can connect to it")
+        return self
+
+
+class Security(Part):
+    """Files that say who may come in and do what. SIGHUP reads them again; a broken one keeps what held before."""
+
+    passwords: Path | None = Field(default=None, description="password file, as `penstock passwd` writes it")
+    tokens: Path | None = Field(default=None, description="token file")
+    token_method: str = Field(
+        default=METHOD, min_length=1, description="authentication method by which clients bring a token"
+    )
+    policies: Path | None = Field(
+        default=None, description="policy file; without one, a client that may come in may do everything"
+    )
+    administrators: list[str] | None = Field(
+        default=None,
+        description="users that may use TubeMQ's administration by HTTP for changes and message bodies; default: every"
+        " user, or with policies those that may `Administer` all topics. The administration token may always",
+    )
+    check_retain_source: bool = Field(
+        default=True,
+        description="whether a retained message is only delivered while its publisher may publish it, where there are"
+        " policies",
+    )
+    strict_read: bool = Field(
+        default=False,
+        description="whether SET with NX or NEX, and VDEL, need Read beside Write: they tell what a key holds",
+    )
+
+    def check(self, listeners: Mapping[str, MqttListenerEntry]) -> None:
+        """Raise ValueError where a listener names a method for which there is no file."""
+        for name, listener in listeners.items():
+            place = "mqtt" if name == "mqtt" else f"mqtt.listeners.{name}"
+            for method, path, option in (
+                (Method.PASSWORD, self.passwords, "passwords"),
+                (Method.SCRAM, self.passwords, "passwords"),
+                (Method.TOKEN, self.tokens, "tokens"),
+            ):
+                if method in (listener.authentication or ()) and path is None:
+                    raise ValueError(f"{place}.authentication: `{method}` needs `security.{option}`")

@@ -1,0 +1,452 @@
+"""What a node can be told: ``penstock.yaml``, ``PENSTOCK_<OPTION>`` and the flags of ``penstock up``.
+
+A flag goes before a variable of the environment, that before the file, that before the default. The models below are
+the one description: validation, the command line and the reference page read them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from pathlib import Path
+from types import UnionType
+from typing import Annotated, Any, NamedTuple, get_args, get_origin
+
+from pydantic import BeforeValidator, Field, PlainSerializer, PlainValidator, model_validator
+
+from penstock.errors import ConfigError
+from penstock.mqtt.codec.topics import SHARE_PREFIX, filter_problem
+from penstock.mqtt.transport.listener import Transport
+from penstock.mqtt.transport.tls import ClientCertificates, TlsFiles
+from penstock.node.config.bridges import BridgeEntry
+from penstock.node.config.listeners import AddressText, Listener, Part, bind
+from penstock.node.config.mqtt import MqttListener, Security
+from penstock.node.config.statestore import StateStore
+from penstock.node.config.template import Template
+from penstock.node.config.tube import TubeAccess, TubeTls
+from penstock.runtime.config.loader import validate
+from penstock.runtime.config.yaml_document import Document, read_document
+from penstock.runtime.io.files import Durability
+from penstock.runtime.io.stepped_clock import STEP_HOLD_S
+from penstock.runtime.observability.logs import LogFormat, LogLevel
+from penstock.tube.codec.strings import valid_topic
+from penstock.tube.engine.staging import StagingLimits
+from penstock.tube.master.admin_token import KNOWN_TOKENS
+from penstock.tube.storage.retention import parse_policy
+
+__all__ = [
+    "BROKER_OPTIONS",
+    "DEFAULT_FILE",
+    "LISTENERS",
+    "OPTIONS",
+    "Disk",
+    "HttpListener",
+    "HttpTls",
+    "NodeConfig",
+    "Option",
+    "Rule",
+    "Staging",
+    "Topic",
+    "Tube",
+    "TubeBrokerHttpListener",
+    "TubeBrokerListener",
+    "TubeMasterListener",
+    "WhenFull",
+    "broker_limits",
+    "load_config",
+]
+
+DEFAULT_FILE = Path("penstock.yaml")
+
+
+def _template(value: object) -> Template:
+    if isinstance(value, Template):
+        return value
+    if not isinstance(value, str):
+        raise ValueError("expected text, possibly with {topic}")
+    return Template(value)
+
+
+def _filter(value: str) -> str:
+    problem = filter_problem(value)
+    if problem is not None:
+        raise ValueError(f"expected a topic filter: {problem}")
+    if value.startswith(SHARE_PREFIX):
+        raise ValueError("expected a plain topic filter: a rule takes every message, it shares with nobody")
+    return value
+
+
+def _tube_topic(value: str) -> str:
+    if not valid_topic(value):
+        raise ValueError("expected a tube topic: a letter, then letters, digits and _, 2 to 64 in all")
+    return value
+
+
+TemplateText = Annotated[
+    Template,
+    PlainValidator(_template, json_schema_input_type=str),
+    PlainSerializer(lambda t: t.text, return_type=str),
+]
+TopicName = Annotated[str, BeforeValidator(lambda value: _tube_topic(value) if isinstance(value, str) else value)]
+AttributeName = Annotated[str, Field(min_length=1, max_length=256)]
+FilterText = Annotated[str, BeforeValidator(lambda value: _filter(value) if isinstance(value, str) else value)]
+
+
+class TubeMasterListener(Listener):
+    """TubeMQ master."""
+
+    bind: AddressText = bind("127.0.0.1:8715")
+
+
+class TubeBrokerListener(Listener):
+    """TubeMQ broker."""
+
+    bind: AddressText = bind("127.0.0.1:8123")
+
+
+class HttpTls(Part):
+    """Certificates of an HTTP listener, which speaks TLS alone then. SIGHUP reads the files again."""
+
+    certificate: Path = Field(description="PEM: the server's certificate, then the intermediate ones")
+    key: Path = Field(description="PEM: its private key, not encrypted")
+    client_ca: Path | None = Field(
+        default=None, description="PEM: authorities of client certificates; clients, and health probes, need one then"
+    )
+
+    def files(self) -> TlsFiles:
+        """As the listener takes it."""
+        return TlsFiles(
+            certificate=self.certificate,
+            key=self.key,
+            client_ca=self.client_ca,
+            client_certificates=ClientCertificates.NONE if self.client_ca is None else ClientCertificates.REQUIRE,
+        )
+
+
+class TubeBrokerHttpListener(Listener):
+    """TubeMQ broker administration."""
+
+    tls: HttpTls | None = Field(default=None, description="TLS; default: plain HTTP")
+    bind: AddressText = bind("127.0.0.1:8081")
+
+
+class HttpListener(Listener):
+    """Health, metrics, TubeMQ master administration."""
+
+    bind: AddressText = bind("127.0.0.1:8080")
+    tls: HttpTls | None = Field(default=None, description="TLS; default: plain HTTP")
+    anonymous_metrics: bool = Field(
+        default=False,
+        description="whether `/metrics` is answered without credentials where `security.passwords` is set",
+    )
+
+
+Retention = Annotated[str, Field(pattern=r"^[1-9][0-9]{0,5}[smh]$")]
+
+
+class Topic(Part):
+    """A tube topic that the node makes when it starts."""
+
+    partitions: int = Field(default=3, ge=1, le=9999, description="partitions in each store")
+    stores: int = Field(default=1, ge=1, le=100, description="stores, each with files of its own")
+    retention: Retention | None = Field(
+        default=None,
+        description="how long records are kept, as in `90s`, `30m` or `12h`; also changed for a topic that exists."
+        " Default: what the topic has, `168h` at first",
+    )
+    durability: Durability | None = Field(
+        default=None, description="what an acknowledged send to this topic promises; default: as the node's"
+    )
+
+
+class Staging(Part):
+    """What tasks stage for writes that are exactly once."""
+
+    max_bytes: int = Field(default=4 << 30, ge=1 << 20, description="bytes staged at most; beyond, tasks are refused")
+    keep: Retention = Field(default="24h", description="how long rows stay staged that nobody commits")
+
+    @property
+    def limits(self) -> StagingLimits:
+        """The same for the broker."""
+        return StagingLimits(max_bytes=self.max_bytes, keep_ms=parse_policy(f"delete,{self.keep}"))
+
+
+class Tube(Part):
+    """The tube log of this node."""
+
+    broker_id: int = Field(default=1, ge=1, le=2**31 - 1, description="the broker's number at the master")
+    admin_token: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=128,
+        description="administration token, which HTTP requests send as `confModAuthToken`; default: a random one,"
+        " created at the first start in `tube/admin-token` of the data directory",
+    )
+    check_visit_tokens: bool = Field(
+        default=False,
+        description="whether brokers refuse sends and registrations without a visit token of the master, as TubeMQ does"
+        " by `startVisitTokenCheck`; from two minutes after a broker registered, and while it reaches its master",
+    )
+    topics: dict[TopicName, Topic] = Field(default_factory=dict, description="topics to make at the start")
+    max_store_bytes: int | None = Field(
+        default=None,
+        ge=1 << 20,
+        description="bytes that each store keeps: the oldest segments (64 MiB each) of one that holds more go, however"
+        " young. Default: no limit by size",
+    )
+    consumer_session_s: int = Field(
+        default=30,
+        ge=3,
+        le=3600,
+        description="seconds after which a silent consumer's partitions go to other members of its group, at the node's"
+        " master and broker. A consumer may ask for less (`session_timeout_s`). Choose more than two heartbeats of"
+        " every client: Java clients send one every 13 s by default, C++ and Go clients every 10 s",
+    )
+    staging: Staging = Field(default_factory=Staging, description="what tasks stage for writes that are exactly once")
+    access: TubeAccess = Field(
+        default_factory=TubeAccess, description="tube clients that need not sign, where `security.passwords` is set"
+    )
+    tls: TubeTls | None = Field(default=None, description="TLS beside the plain listeners of master and broker")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _short(cls, value: object) -> object:
+        # `topics: [a_topic]` and `a_topic:` without a body take the defaults.
+        if isinstance(value, dict):
+            topics = value.get("topics")
+            if isinstance(topics, list) and all(isinstance(name, str) for name in topics):
+                return {**value, "topics": {name: {} for name in topics}}
+            if isinstance(topics, dict):
+                return {**value, "topics": {name: {} if body is None else body for name, body in topics.items()}}
+        return value
+
+
+class Disk(Part):
+    """Disk space of the data directory."""
+
+    max_bytes: int = Field(
+        default=0,
+        ge=0,
+        description="size of the data directory beyond which nothing is stored that needs space, 0 = no limit. MQTT"
+        " messages to store are answered 0x97, SETs that need space with the quota's error, sends to a tube with 419",
+    )
+    min_free_bytes: int | None = Field(
+        default=None,
+        ge=0,
+        description="free space on the file system below which the same is refused, 0 = none. Default: 5 % of the file"
+        " system, at most 256 MiB",
+    )
+
+
+class WhenFull(StrEnum):
+    """What a rule does with messages for which there is no room while the log is away."""
+
+    WAIT = "wait"
+    """The connections that go on sending are not read, so that their senders wait."""
+    REFUSE = "refuse"
+    """QoS 1 and 2 messages are answered 0x97 Quota exceeded, QoS 0 ones are dropped."""
+
+
+class Rule(Part):
+    """MQTT messages that match ``filter`` become records of the tube topic ``topic``."""
+
+    filter: FilterText = Field(description="MQTT topic filter")
+    topic: TopicName = Field(description="tube topic; made with the default settings where `tube.topics` lacks it")
+    name: str = Field(default="", max_length=64, description="name in metrics and messages, default: the tube topic")
+    key: TemplateText = Field(
+        default_factory=lambda: Template("{topic}"),
+        json_schema_extra={"default": "{topic}"},
+        description="the record's key",
+    )
+    msg_type: TemplateText = Field(
+        default_factory=lambda: Template("{level.-1}"),
+        json_schema_extra={"default": "{level.-1}"},
+        description="the record's $msgType$, which consumers can filter by",
+    )
+    partition: int | None = Field(
+        default=None,
+        ge=0,
+        description="partition of all records; default: chosen by the key, whose records stay in order",
+    )
+    attributes: dict[AttributeName, TemplateText] = Field(
+        default_factory=dict,
+        description="attributes of the record beside the message's user properties; one that comes out empty is left"
+        " out",
+    )
+    max_pending_bytes: int = Field(default=64 * 1024 * 1024, ge=1, description="bytes that may wait for the log")
+    when_full: WhenFull = Field(
+        default=WhenFull.WAIT, description="beyond them: `wait` stops reading who sends, `refuse` answers 0x97"
+    )
+
+
+class NodeConfig(Part):
+    """The whole configuration of a node."""
+
+    data_dir: Path = Field(default=Path("penstock-data"), description="where everything is kept")
+    durability: Durability = Field(default=Durability.DURABLE, description="what an acknowledgement promises")
+    clock_step_hold_s: float = Field(
+        default=STEP_HOLD_S,
+        ge=0,
+        le=86_400,
+        description="seconds for which a step of the system clock by more than 30 s has to last before versions and"
+        " deadlines follow it; 0: at once",
+    )
+    disk: Disk = Field(default_factory=Disk)
+    mqtt: MqttListener = Field(default_factory=MqttListener)
+    mqtt_faults: AddressText | None = Field(
+        default=None,
+        description="HOST:PORT of a further listener, before `mqtt`, that obeys the fault switches; for tests alone",
+    )
+    security: Security = Field(default_factory=Security)
+    tube_master: TubeMasterListener = Field(default_factory=TubeMasterListener)
+    tube_broker: TubeBrokerListener = Field(default_factory=TubeBrokerListener)
+    tube_broker_http: TubeBrokerHttpListener = Field(default_factory=TubeBrokerHttpListener)
+    http: HttpListener = Field(default_factory=HttpListener)
+    statestore: StateStore = Field(default_factory=StateStore)
+    tube: Tube = Field(default_factory=Tube)
+    rules: list[Rule] = Field(default_factory=list, description="MQTT topic filters carried into tube topics")
+    bridges: list[BridgeEntry] = Field(default_factory=list, description="other MQTT brokers")
+    log_level: LogLevel = Field(default=LogLevel.INFO, description="from which severity on lines are logged")
+    log_format: LogFormat = Field(default=LogFormat.TEXT, description="how log lines are written")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> NodeConfig:
+        advertised = self.tube_broker.advertise or self.tube_broker.bind
+        if advertised.is_wildcard:
+            raise ValueError(
+                f"tube_broker: {advertised} means every interface; TubeMQ clients need an address that they can reach:"
+                " set tube_broker.advertise (--tube-broker-advertise HOST:PORT)"
+            )
+        if self.tube.admin_token in KNOWN_TOKENS:
+            raise ValueError(
+                "tube.admin_token: this token is in TubeMQ's documentation, so it is no secret:"
+                " set another one, or none (then a random one is created in tube/admin-token of the data directory)"
+            )
+        self.security.check({"mqtt": self.mqtt, **self.mqtt.listeners})
+        for part in (self.mqtt, self.tube_master, self.tube_broker_http, self.http):
+            if part.advertise is not None and part.advertise.is_wildcard:
+                raise ValueError(f"advertise {part.advertise}: no client can connect to every interface")
+        if self.mqtt_faults is not None and self.mqtt.transport is not Transport.TCP:
+            raise ValueError("mqtt_faults: it stands in front of `mqtt`, which must have the transport tcp then")
+        names = [bridge.name for bridge in self.bridges]
+        for index, name in enumerate(names):
+            if name in names[:index]:
+                raise ValueError(f"bridges[{index}].name: {name!r} names another bridge as well")
+        for index, rule in enumerate(self.rules):
+            topic = self.tube.topics.get(rule.topic, Topic())
+            if rule.partition is not None and rule.partition % 10_000 >= topic.partitions:
+                raise ValueError(
+                    f"rules[{index}].partition: topic {rule.topic!r} has partitions 0 to {topic.partitions - 1}"
+                    " (plus 10000 for each further store)"
+                )
+        return self
+
+    def topics(self) -> dict[str, Topic]:
+        """The topics that must exist once the node is ready: those named, and those that rules write to."""
+        capture = self.statestore.capture_topic
+        captured = {} if capture is None else {capture: Topic(partitions=1)}
+        return {**captured, **{rule.topic: Topic() for rule in self.rules}, **self.tube.topics}
+
+
+class Option(NamedTuple):
+    """An option that has a flag and an environment variable beside its place in the file."""
+
+    flag: str
+    location: tuple[str, ...]
+
+    @property
+    def variable(self) -> str:
+        """Its environment variable: ``PENSTOCK_DATA_DIR`` for ``data-dir``."""
+        return "PENSTOCK_" + self.flag.upper().replace("-", "_")
+
+
+LISTENERS = ("mqtt", "tube-master", "tube-broker", "tube-broker-http", "http")
+
+OPTIONS: tuple[Option, ...] = (
+    Option("data-dir", ("data_dir",)),
+    Option("durability", ("durability",)),
+    *(Option(name, (name.replace("-", "_"), "bind")) for name in LISTENERS),
+    *(Option(f"{name}-advertise", (name.replace("-", "_"), "advertise")) for name in LISTENERS),
+    *(Option(f"{name}-anonymous", (name.replace("-", "_"), "anonymous")) for name in LISTENERS),
+    Option("passwords", ("security", "passwords")),
+    Option("policies", ("security", "policies")),
+    Option("mqtt-faults", ("mqtt_faults",)),
+    Option("log-level", ("log_level",)),
+    Option("log-format", ("log_format",)),
+)
+
+BROKER_OPTIONS: tuple[Option, ...] = (
+    Option("max-store-bytes", ("max_store_bytes",)),
+    Option("staging-max-bytes", ("staging", "max_bytes")),
+    Option("staging-keep", ("staging", "keep")),
+    Option("consumer-session-s", ("consumer_session_s",)),
+)
+"""Options of `Tube` that a broker takes as well which runs alone (``penstock tube broker``)."""
+
+
+def broker_limits(flags: Mapping[str, str | int | None]) -> Tube:
+    """What a broker that runs alone keeps: ``flags`` maps names of ``BROKER_OPTIONS`` to what was given, None: default.
+
+    Raises:
+        ConfigError: a value cannot be used; it names the flag.
+    """
+    document = Document("defaults", {})
+    for option in BROKER_OPTIONS:
+        given = flags.get(option.flag)
+        if given is not None:
+            document.put(option.location, given, f"--{option.flag}")
+    return validate(document, Tube)
+
+
+def load_config(path: Path | None, flags: Mapping[str, str | None], environment: Mapping[str, str]) -> NodeConfig:
+    """The configuration of a node.
+
+    ``path`` is the file (None: ``./penstock.yaml`` where it exists), ``flags`` maps names of ``OPTIONS`` to what the
+    command line said. Relative paths of the file are relative to the file, any other to the working directory.
+
+    Raises:
+        ConfigError: an option cannot be used; it says where that option came from.
+    """
+    if path is None and DEFAULT_FILE.exists():
+        path = DEFAULT_FILE
+    document = read_document(path, environment) if path is not None else Document("defaults", {})
+    if path is not None:
+        document.data = _beside_the_file(document.data, NodeConfig, path.parent)
+    for option in OPTIONS:
+        given = flags.get(option.flag)
+        where = f"--{option.flag}"
+        if given is None:
+            # An empty variable counts as not set, as in most of the tools that set them.
+            given, where = environment.get(option.variable) or None, option.variable
+        if given is None:
+            continue
+        if option.location == ("data_dir",) and not given.strip():
+            raise ConfigError(f"{where}: the data directory has no name", option="data_dir", where=where)
+        _put(document, option, given, where)
+    return validate(document, NodeConfig)
+
+
+def _beside_the_file(value: object, kind: Any, directory: Path) -> Any:
+    """``value``, which the file has for an option of the type ``kind``, with the paths in it relative to the file."""
+    inner = get_args(kind)
+    if kind is Path and isinstance(value, str):
+        return str(directory / Path(value).expanduser())
+    if get_origin(kind) is list and isinstance(value, list):
+        return [_beside_the_file(each, inner[0], directory) for each in value]
+    if get_origin(kind) is dict and isinstance(value, dict):
+        return {name: _beside_the_file(each, inner[1], directory) for name, each in value.items()}
+    if get_origin(kind) is UnionType:
+        for one in inner:
+            value = _beside_the_file(value, one, directory)
+    elif isinstance(value, dict) and isinstance(kind, type) and issubclass(kind, Part):
+        kinds = {name: field.annotation for name, field in kind.model_fields.items()}
+        return {name: _beside_the_file(each, kinds.get(name), directory) for name, each in value.items()}
+    return value
+
+
+def _put(document: Document, option: Option, given: Any, where: str) -> None:
+    head = option.location[0]
+    short = document.data.get(head)
+    if len(option.location) > 1 and isinstance(short, str):
+        document.put((head, "bind"), short, document.where((head,)))
+    document.put(option.location, given, where)

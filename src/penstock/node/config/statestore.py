@@ -1,0 +1,161 @@
+"""The section ``statestore``: dialect, quotas, extensions, what is kept in memory mode, change capture."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from enum import StrEnum
+from functools import reduce
+from typing import Annotated, Final, Literal
+
+from pydantic import AfterValidator, Field
+
+from penstock.node.config.listeners import Part
+from penstock.statestore.codec.commands import Extension
+from penstock.statestore.options import (
+    MAX_BYTES,
+    MAX_KEYS,
+    PRINCIPAL_SHARE,
+    KeySelection,
+    KeyType,
+    Persistence,
+    PersistenceMode,
+    StoreOptions,
+)
+from penstock.tube.codec.strings import valid_topic
+
+__all__ = ["ExtensionName", "KeyResource", "PersistenceConfig", "StateStore"]
+
+
+class ExtensionName(StrEnum):
+    """What can be switched on beside the published protocol."""
+
+    MGET = "mget"
+    TTL = "ttl"
+    PREFIX_OBSERVE = "prefix-observe"
+    RESUME = "resume"
+    AS_OF = "as-of"
+    PREFIX_FENCE = "prefix-fence"
+    BATCH = "batch"
+
+
+_EXTENSIONS: Final = {
+    ExtensionName.MGET: Extension.MGET,
+    ExtensionName.TTL: Extension.TTL,
+    ExtensionName.PREFIX_OBSERVE: Extension.PREFIX_OBSERVE,
+    ExtensionName.RESUME: Extension.RESUME,
+    ExtensionName.AS_OF: Extension.AS_OF,
+    ExtensionName.PREFIX_FENCE: Extension.PREFIX_FENCE,
+    ExtensionName.BATCH: Extension.BATCH,
+}
+
+
+def _topic(value: str | None) -> str | None:
+    if value is not None and not valid_topic(value):
+        raise ValueError("expected a tube topic: a letter, then letters, digits and _, 2 to 64 in all")
+    return value
+
+
+class KeyResource(Part):
+    """Keys that are kept."""
+
+    key_type: KeyType = Field(
+        default=KeyType.PATTERN, description="how `keys` are written: globs, exact text, or exact bytes in base64"
+    )
+    keys: list[str] = Field(description="the keys")
+
+    def names(self) -> list[bytes]:
+        """The keys as bytes.
+
+        Raises:
+            ValueError: not base64.
+        """
+        if self.key_type is not KeyType.BINARY:
+            return [key.encode() for key in self.keys]
+        try:
+            return [base64.b64decode(key, validate=True) for key in self.keys]
+        except binascii.Error:
+            raise ValueError("expected base64 with key_type binary") from None
+
+
+def _usable(resources: list[KeyResource]) -> list[KeyResource]:
+    for resource in resources:
+        resource.names()
+    return resources
+
+
+class PersistenceConfig(Part):
+    """Which keys reach the disk with `durability: memory`; with any other durability all do."""
+
+    mode: PersistenceMode = Field(
+        default=PersistenceMode.ALL,
+        description="`all`: written behind; `none`: empty after a restart; `custom`: `keys`, and what asks for it",
+    )
+    keys: Annotated[list[KeyResource], AfterValidator(_usable)] = Field(
+        default_factory=list, description="what is kept in mode `custom`"
+    )
+    dynamic: bool = Field(default=True, description="in mode `custom`, keep what a SET asks to keep")
+    property: str = Field(default="aio-persistence", min_length=1, description="user property of a SET that asks")
+    value: str = Field(default="true", description="its value")
+
+    def as_options(self) -> Persistence:
+        """What the store takes."""
+        patterns = [name for r in self.keys if r.key_type is KeyType.PATTERN for name in r.names()]
+        names = [name for r in self.keys if r.key_type is not KeyType.PATTERN for name in r.names()]
+        return Persistence(
+            self.mode,
+            KeySelection(tuple(patterns), tuple(names)),
+            self.property if self.dynamic else "",
+            self.value,
+        )
+
+
+class StateStore(Part):
+    """The state store."""
+
+    dialect: Literal["auto", "sdk", "published", "older"] = Field(
+        default="auto", description="form of answers and notifications; `auto`: each request chooses"
+    )
+    max_keys: int = Field(default=MAX_KEYS, ge=0, description="quota of keys, 0 = none")
+    max_bytes: int = Field(
+        default=MAX_BYTES, ge=0, description="quota of keys, values and 260 bytes for each key, in bytes, 0 = none"
+    )
+    principal_share: int = Field(
+        default=PRINCIPAL_SHARE,
+        ge=1,
+        le=100,
+        description="percentage of both quotas for the keys that one principal created, where users are configured."
+        " All anonymous clients are one principal",
+    )
+    max_waiting: int = Field(
+        default=100_000, ge=1, description="requests that may wait for the disk; beyond, PUBACK 0x97 (Quota exceeded)"
+    )
+    scan: bool = Field(default=True, description="SCAN, which lists keys")
+    extensions: list[ExtensionName] = Field(
+        default_factory=list, description="what is offered beside the published protocol; refused as unknown otherwise"
+    )
+    history_changes: int = Field(default=100_000, ge=1, description="changes kept for `resume` and `as-of`")
+    history_bytes: int = Field(default=64 << 20, ge=1, description="bytes of them kept")
+    persistence: PersistenceConfig = Field(default_factory=PersistenceConfig)
+    capture_topic: Annotated[str | None, AfterValidator(_topic)] = Field(
+        default=None, description="tube topic that gets every change, in order; made where it does not exist"
+    )
+
+    def options(self, *, strict_read: bool) -> StoreOptions:
+        """What the store takes."""
+        return StoreOptions(
+            dialect=self.dialect,
+            max_keys=self.max_keys,
+            max_bytes=self.max_bytes,
+            principal_share=self.principal_share,
+            strict_read=strict_read,
+            extensions=reduce(
+                Extension.__or__,
+                (_EXTENSIONS[name] for name in self.extensions),
+                Extension.SCAN if self.scan else Extension.NONE,
+            ),
+            history_changes=self.history_changes,
+            history_bytes=self.history_bytes,
+            persistence=self.persistence.as_options(),
+            max_waiting=self.max_waiting,
+        )

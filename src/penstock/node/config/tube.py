@@ -1,0 +1,69 @@
+"""The sections of ``penstock.yaml`` about who may use the tube, and over which certificates."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from penstock.mqtt.transport.tls import ClientCertificates, ServerTls, TlsFiles
+from penstock.node.config.listeners import Part
+
+__all__ = ["Start", "TubeAccess", "TubeTls"]
+
+Start = Callable[..., Awaitable[tuple[str, int]]]
+"""``start`` of a master or broker: host, port, and by name ``tls`` and ``tls_port``; gives the plain address."""
+
+
+def _network(value: object) -> object:
+    if isinstance(value, str):
+        try:
+            return str(ipaddress.ip_network(value))
+        except ValueError as error:
+            raise ValueError(f"expected a network like 10.1.0.0/16: {error}") from None
+    return value
+
+
+class TubeAccess(Part):
+    """Tube clients that need not sign where the node has users: stock Java consumers cannot."""
+
+    networks: list[Annotated[str, BeforeValidator(_network)]] = Field(
+        default_factory=list, description="networks whose clients need not sign, as in `10.1.0.0/16`"
+    )
+    groups: list[str] = Field(default_factory=list, description="consumer groups whose members need not sign")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_file(cls, value: object) -> object:
+        if isinstance(value, dict) and "users" in value:
+            raise ValueError("users: tube clients sign as users of `security.passwords` (penstock passwd create)")
+        return value
+
+
+class TubeTls(Part):
+    """TLS listeners of master and broker, beside the plain ones and on the same addresses."""
+
+    certificate: Path = Field(description="PEM: the server's certificate, then the intermediate ones")
+    key: Path = Field(description="PEM: its private key, not encrypted")
+    client_ca: Path | None = Field(
+        default=None, description="PEM: authorities of client certificates; clients need one"
+    )
+    master_port: int = Field(default=8716, ge=0, le=65535, description="port of the master; 0 takes a free one")
+    broker_port: int = Field(default=8124, ge=0, le=65535, description="port of the broker; 0 takes a free one")
+
+    def beside(self, start: Start, port: int) -> Start:
+        """``start`` with a TLS listener on ``port``. Raises ConfigError where a file cannot be used."""
+        context = ServerTls(self._files(), protocol="tubemq").context
+        return lambda host, plain: start(host, plain, tls=context, tls_port=port)
+
+    def _files(self) -> TlsFiles:
+        mutual = self.client_ca is not None
+        return TlsFiles(
+            certificate=self.certificate,
+            key=self.key,
+            client_ca=self.client_ca,
+            client_certificates=ClientCertificates.REQUIRE if mutual else ClientCertificates.NONE,
+        )
