@@ -11,13 +11,17 @@ project = "penstock"
 author = "the penstock developers"
 copyright = f"2026, {author}"
 version = release = penstock.__version__
-extensions = ["myst_parser"]
-myst_enable_extensions = ["colon_fence", "deflist"]
-myst_heading_anchors = 3
+extensions = ["myst_parser", "sphinx_copybutton"]
+myst_enable_extensions = ["attrs_block", "colon_fence", "deflist"]
+myst_heading_anchors = 4
 exclude_patterns = ["_build"]
 html_theme = "furo"
 html_title = f"penstock {version}"
+html_static_path = ["_static"]
+html_css_files = ["penstock.css"]
 html_copy_source = False
+copybutton_prompt_text = "$ "
+copybutton_line_continuation_character = "\\"
 nitpicky = True
 
 
