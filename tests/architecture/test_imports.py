@@ -73,7 +73,29 @@ RULES = [
     ),
     Rule("penstock.tube.codec", ("tube.codec",), IMPURE),
     Rule("penstock.tube.record", ("tube.codec",), IMPURE),
-    Rule("penstock.tube.engine", ("tube.codec", "tube.engine", "tube.record"), IMPURE),
+    Rule("penstock.tube.engine", ("tube.codec", "tube.engine"), IMPURE),
+    # By role: each imports the shared modules, and only transactions another role. `broker_engine` wires the broker.
+    *(
+        Rule(
+            f"penstock.tube.engine.{role}",
+            (
+                "tube.codec",
+                "tube.engine.access",
+                "tube.engine.sessions",
+                *(f"tube.engine.{name}" for name in names),
+                *data,
+            ),
+            IMPURE,
+        )
+        for role, names, data in (
+            ("access", (), ()),
+            ("sessions", (), ()),
+            ("client", ("client",), ("tube.record",)),
+            ("master", ("master",), ()),
+            ("broker", ("broker",), ()),
+            ("transactions", ("broker", "transactions"), ()),
+        )
+    ),
     Rule("penstock.tube.admin", ("tube.admin", "tube.codec", "tube.engine", "tube.record"), IMPURE - {"datetime"}),
     Rule("penstock.tube.storage", ("tube.codec", "tube.storage", "runtime"), IO | SPARK),
     Rule("penstock.tube", ("tube", "runtime", "security"), SPARK),

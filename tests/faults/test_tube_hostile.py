@@ -182,7 +182,7 @@ async def test_texts_and_lists_without_end(server: Server) -> None:
         await client.ask(MethodId.PARTITION_HEARTBEAT, beat)
     assert time.process_time() - started < 10, "of this process, in which client and server are"
     engine = server.broker.engine
-    assert sum(map(len, engine.sending.reader._known)) < 10_000
-    assert all(len(key) <= 1024 for key in engine.sending._keys)
+    assert sum(map(len, engine.produce.reader._known)) < 10_000
+    assert all(len(key) <= 1024 for key in engine.produce._keys)
     await client.close()
     await still_served(server)

@@ -15,9 +15,9 @@ import pytest
 from penstock.runtime.io.files import Durability
 from penstock.tube.codec.methods import MethodId
 from penstock.tube.codec.proto import broker_pb2 as pb
-from penstock.tube.engine.history import history_place
-from penstock.tube.engine.membership import Orders
-from penstock.tube.engine.topics import HISTORY_TOPIC
+from penstock.tube.codec.strings import OFFSET_HISTORY_TOPIC
+from penstock.tube.engine.broker.membership import MasterUpdate
+from penstock.tube.engine.broker.offset_history import history_place
 from penstock.tube.storage.disk import Disk
 from penstock.tube.storage.store import StoreLimits
 from tests.unit.tube.broker_client import Client
@@ -152,7 +152,7 @@ async def test_a_removal_that_was_interrupted_is_finished(tmp_path: Path) -> Non
 async def test_a_topic_made_anew_knows_nothing_of_the_old_producers(tmp_path: Path) -> None:
     async with broker(tmp_path) as (running, client):
         await send(client, b"0", b"1", sequence=0)
-        running.orders.obey(Orders(removed_topics=["demo"]))
+        running.orders.obey(MasterUpdate(removed_topics=["demo"]))
         running.create_topic("demo")
         await running.committed()
         assert (await send(client, b"0", sequence=0)).result.duplicates == 0
@@ -168,9 +168,9 @@ async def test_the_history_of_offsets_is_a_topic(tmp_path: Path) -> None:
         await client.confirm(2)
         running.retain(running.clock())
         partition, _ = history_place("group")
-        found = await client.range(partition, HISTORY_TOPIC, startOffset=0)
+        found = await client.range(partition, OFFSET_HISTORY_TOPIC, startOffset=0)
         while not found.messages:
-            found = await client.range(partition, HISTORY_TOPIC, startOffset=0)
+            found = await client.range(partition, OFFSET_HISTORY_TOPIC, startOffset=0)
         data = found.messages[0].payLoadData
         size = int.from_bytes(data[:4], "big")
         assert b"$groupName$=group" in data[4 : 4 + size]

@@ -135,7 +135,7 @@ async def test_restart_in_the_middle(ours: Tube, java_clients: JavaClients, serv
     producing = java_clients.produce(ours.masters, "demo", COUNT, pause_ms=5)
     broker = ours.brokers[1]
     async with asyncio.timeout(50):
-        while broker.engine.sending.messages < COUNT / 3:
+        while broker.engine.produce.messages < COUNT / 3:
             await asyncio.sleep(0.01)
     if server == "broker":
         await ours.stop_broker()

@@ -95,7 +95,7 @@ async def test_visit_tokens(java_clients: JavaClients, tmp_path: Path, *, check:
     """The Java clients show the tokens that they got from the master, and are served by a broker that checks them."""
     async with running(tmp_path, check=check) as checked:
         rounds = 0
-        while not checked.broker.engine.sending.messages:  # a producer begins with the brokers that it has reached
+        while not checked.broker.engine.produce.messages:  # a producer begins with the brokers that it has reached
             assert rounds < 10
             sent = rounds * COUNT
             await asyncio.wrap_future(java_clients.produce(checked.masters, "demo", COUNT, from_=sent, window=20))
@@ -117,7 +117,7 @@ async def test_tls(secured: Tube, java_clients: JavaClients, keys: Keys, request
     if "mutual" in request.node.name:
         stranger = java_clients.produce(masters, "demo", 1, publish_attempts=1, **keys.stranger)
         await refused(stranger, match="roducer failure")
-    assert secured.brokers[1].engine.sending.messages == COUNT + 1
+    assert secured.brokers[1].engine.produce.messages == COUNT + 1
 
 
 async def test_users_and_groups_that_need_not_sign(with_users: Tube, java_clients: JavaClients) -> None:
@@ -140,7 +140,7 @@ async def test_users_and_groups_that_need_not_sign(with_users: Tube, java_client
         *(java_clients.produce(masters, "demo", 1, publish_attempts=1, **stranger) for stranger in strangers),
         match="authentication failed",
     )
-    assert with_users.brokers[1].engine.sending.messages == COUNT
+    assert with_users.brokers[1].engine.produce.messages == COUNT
     consuming = java_clients.consume(masters, "other", "demo", COUNT, timeout_ms=2000, **login)
     await refused(consuming, match="Register to master failed")
 

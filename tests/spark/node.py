@@ -22,8 +22,8 @@ from penstock.statestore.options import StoreOptions
 from penstock.statestore.service.service import StateStoreService
 from penstock.tube.broker.broker import AppendResult, TubeBroker
 from penstock.tube.codec.proto import broker_pb2 as pb
-from penstock.tube.engine.gate import Refusal
-from penstock.tube.engine.transactions import _No
+from penstock.tube.engine.broker.request_checks import Refusal
+from penstock.tube.engine.transactions.handler import _No
 from penstock.tube.master.master import TubeMaster
 from penstock.tube.record import Record
 from penstock.tube.storage.store import StoreLimits

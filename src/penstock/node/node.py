@@ -42,7 +42,7 @@ from penstock.tube.admin import master as master_admin
 from penstock.tube.admin.caller import Caller
 from penstock.tube.broker.broker import TubeBroker
 from penstock.tube.codec.strings import partition_ids
-from penstock.tube.engine.master import MasterConfig
+from penstock.tube.engine.master.master import MasterConfig
 from penstock.tube.master.admin_token import kept_token
 from penstock.tube.master.master import TubeMaster
 

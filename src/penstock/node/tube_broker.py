@@ -33,7 +33,7 @@ from penstock.tube.admin import broker as broker_admin
 from penstock.tube.admin.caller import Caller
 from penstock.tube.broker.broker import TubeBroker
 from penstock.tube.engine.access import Access
-from penstock.tube.engine.staging import StagingLimits
+from penstock.tube.engine.transactions.staging import StagingLimits
 from penstock.tube.master.admin_token import kept_token
 
 __all__ = ["BrokerSettings", "ReadyBroker", "run_broker", "serve_broker"]

@@ -28,10 +28,9 @@ from penstock.tube.codec.strings import (
     Partition,
     check_client_id,
 )
-from penstock.tube.engine.client_balance import ClientBalance
-from penstock.tube.engine.consumer import Bound, Membership
-from penstock.tube.engine.group_member import FRESH
-from penstock.tube.engine.reading import LATEST_OFFSET, Reading, Start
+from penstock.tube.engine.client.client_balance import ClientBalance
+from penstock.tube.engine.client.consumer_group import FRESH, Bound, Membership
+from penstock.tube.engine.client.partition_consumer import LATEST_OFFSET, PartitionConsumer, Start
 from penstock.tube.engine.sessions import LEAST_SESSION_MS
 from penstock.tube.link import Links, credentials, new_client_id
 
@@ -142,7 +141,9 @@ class Consumer:
         self._heartbeat_s = heartbeat_s
         self._batches: asyncio.Queue[Batch | PenstockError | None] = asyncio.Queue()
         self._current: Batch | None = None
-        self._handed_out: dict[Reading, Batch] = {}  # the last of each, to its last message, not confirmed yet
+        self._handed_out: dict[
+            PartitionConsumer, Batch
+        ] = {}  # the last of each, to its last message, not confirmed yet
         self._heart: asyncio.Task[None] | None = None  # to the brokers
         self._closed = False
 

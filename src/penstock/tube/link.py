@@ -29,7 +29,7 @@ from penstock.tube.codec.envelope import Request, Response, decode_response, enc
 from penstock.tube.codec.framing import FrameDecoder, encode_frame
 from penstock.tube.codec.methods import MethodId
 from penstock.tube.codec.schema import decode
-from penstock.tube.engine.credentials import Credentials
+from penstock.tube.engine.client.credentials import Credentials
 
 __all__ = ["Link", "Links", "MasterLink", "credentials", "new_client_id"]
 

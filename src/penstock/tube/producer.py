@@ -32,8 +32,8 @@ from penstock.tube.codec.strings import (
     check_client_id,
     ipv4_to_int,
 )
-from penstock.tube.engine.producer import Routes
-from penstock.tube.engine.send_requests import SendWriter
+from penstock.tube.engine.client.routes import Routes
+from penstock.tube.engine.client.send_encoder import SendEncoder
 from penstock.tube.link import Links, credentials, new_client_id
 from penstock.tube.record import Record
 
@@ -114,7 +114,7 @@ class Producer:
         self._pending: dict[str, deque[Outgoing]] = {}  # not admitted yet, in the order of the calls
         self._room: deque[asyncio.Future[None]] = deque()  # who waits for a place
         host = local_ipv4()
-        self._writer = SendWriter(self.client_id, ipv4_to_int(host))
+        self._writer = SendEncoder(self.client_id, ipv4_to_int(host))
         self._routes = Routes(
             self.client_id,
             host,

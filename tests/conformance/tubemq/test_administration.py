@@ -19,8 +19,8 @@ from penstock.tube.admin.caller import Caller
 from penstock.tube.admin.master import METHODS as MASTER
 from penstock.tube.codec.message import encode_data
 from penstock.tube.codec.methods import MethodId
-from penstock.tube.engine.consumer import Membership
-from penstock.tube.engine.master import MasterEngine
+from penstock.tube.engine.client.consumer_group import Membership
+from penstock.tube.engine.master.master import MasterEngine
 from tests.engine.tube.broker_talk import NOW as BROKER_NOW
 from tests.engine.tube.broker_talk import Talk
 from tests.engine.tube.talk import NOW, ask, join_broker, master

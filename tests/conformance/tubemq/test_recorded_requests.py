@@ -20,7 +20,7 @@ from penstock.tube.codec.methods import METHODS
 from penstock.tube.codec.proto import broker_pb2
 from penstock.tube.codec.schema import decode
 from penstock.tube.engine.access import Access
-from penstock.tube.engine.deployment import Topic
+from penstock.tube.engine.master.settings import TopicSetting
 from penstock.tube.master.master import TubeMaster
 from penstock.tube.producer import Producer
 from tests.unit.tube.vectors import Frame, frames
@@ -231,7 +231,7 @@ async def test_recorded_broker(tmp_path: Path) -> None:
     peer = await Peer.connect(port)
     told: Any = None
     for request, recorded in [*pairs("broker-start"), *pairs("broker-topic-add"), *pairs("broker-close")]:
-        if request.name.startswith("broker-topic-add") and Topic("added", 2) not in master.topics():
+        if request.name.startswith("broker-topic-add") and TopicSetting("added", 2) not in master.topics():
             await master.create_topic("added", 2)
         [(serial, body)] = FrameDecoder().feed(request.data)
         envelope = decode_request(serial, body)

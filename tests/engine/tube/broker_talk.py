@@ -12,9 +12,9 @@ from penstock.tube.codec.methods import METHODS, MethodId
 from penstock.tube.codec.proto import broker_pb2 as pb
 from penstock.tube.codec.schema import decode
 from penstock.tube.codec.strings import TopicConfig
-from penstock.tube.engine.broker import Answer, BrokerEngine
-from penstock.tube.engine.offsets import GroupOffsets
-from penstock.tube.engine.topics import Topics
+from penstock.tube.engine.broker.group_offsets import GroupOffsets
+from penstock.tube.engine.broker.topics import Topics
+from penstock.tube.engine.broker_engine import Answer, BrokerEngine
 from penstock.tube.storage.store import Store
 from tests.unit.runtime.recorded_disk import RecordedDisk
 

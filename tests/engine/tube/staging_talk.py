@@ -10,11 +10,11 @@ from penstock.tube.codec.envelope import Request, decode_response
 from penstock.tube.codec.methods import MethodId, Service
 from penstock.tube.codec.proto import broker_pb2 as pb
 from penstock.tube.codec.strings import TopicConfig
-from penstock.tube.engine.broker import BrokerEngine
-from penstock.tube.engine.offsets import GroupOffsets
-from penstock.tube.engine.publishing import Publication
-from penstock.tube.engine.staging import Staging, StagingLimits
-from penstock.tube.engine.topics import Topics
+from penstock.tube.engine.broker.group_offsets import GroupOffsets
+from penstock.tube.engine.broker.topics import Topics
+from penstock.tube.engine.broker_engine import BrokerEngine
+from penstock.tube.engine.transactions.publishing import Publication
+from penstock.tube.engine.transactions.staging import Staging, StagingLimits
 from penstock.tube.storage import sequences
 from penstock.tube.storage.staged import Shelf, StagedWork, write_staged
 from penstock.tube.storage.store import Store, Work
@@ -70,7 +70,7 @@ class StagingTalk:
                 offset, rows = sequences.decode_note(note)
                 known = [*rows, *sequences.read_back(store, offset)]
                 found = [row for row in known if self.engine.transactions.restored(row[1])]
-                self.engine.sending.producers.restore(topic, found)
+                self.engine.produce.producers.restore(topic, found)
         for name, partitions in (("a", 2), ("b", 1)):
             config = TopicConfig(name, partitions=partitions, stores=1)
             self.engine.topics.apply(self.engine.topics.default, [config])
@@ -137,7 +137,7 @@ class StagingTalk:
     def take(self) -> Turn:
         """The end of a loop turn."""
         turn = Turn()
-        transactions, producers = self.engine.transactions, self.engine.sending.producers
+        transactions, producers = self.engine.transactions, self.engine.produce.producers
         transactions.publish(self.now)
         turn.staged, turn.removed = self.shelf.take()
         turn.notes, self.staging.notes = self.staging.notes, {}

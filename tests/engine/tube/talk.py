@@ -10,16 +10,16 @@ from penstock.tube.codec.envelope import Request, Response, decode_request, deco
 from penstock.tube.codec.methods import METHODS, MethodId
 from penstock.tube.codec.proto import master_pb2 as pb
 from penstock.tube.codec.schema import decode
-from penstock.tube.engine.deployment import Topic
-from penstock.tube.engine.master import MasterConfig, MasterEngine
+from penstock.tube.engine.master.master import MasterConfig, MasterEngine
+from penstock.tube.engine.master.settings import TopicSetting
 
 M = TypeVar("M", bound=Message)
 
 NOW = 1_700_000_000_000
 
 
-def master(*topics: Topic, config: MasterConfig | None = None, active: bool = True) -> MasterEngine:
-    return MasterEngine(topics or [Topic("demo")], NOW, config=config, address="m:1", active=active)
+def master(*topics: TopicSetting, config: MasterConfig | None = None, active: bool = True) -> MasterEngine:
+    return MasterEngine(topics or [TopicSetting("demo")], NOW, config=config, address="m:1", active=active)
 
 
 def raw(engine: MasterEngine, request: Request, now: int = NOW, connection: str = "") -> Response:

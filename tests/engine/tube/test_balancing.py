@@ -15,17 +15,17 @@ import pytest
 
 from penstock.tube.codec.methods import MethodId
 from penstock.tube.codec.strings import Partition
-from penstock.tube.engine.balance import Event, Group, Member
-from penstock.tube.engine.consumer import Membership
-from penstock.tube.engine.deployment import Topic
-from penstock.tube.engine.master import MasterConfig, MasterEngine
+from penstock.tube.engine.client.consumer_group import Membership
+from penstock.tube.engine.master.balance import Event, Group, Member
+from penstock.tube.engine.master.master import MasterConfig, MasterEngine
+from penstock.tube.engine.master.settings import TopicSetting
 from tests.engine.tube.talk import NOW, ask, broker_beat, join_broker, master
 
 T = TypeVar("T")
 
 CONFIG = MasterConfig()
 SESSION = CONFIG.consumer_session_ms
-TOPICS = (Topic("demo"), Topic("side", 2))
+TOPICS = (TopicSetting("demo"), TopicSetting("side", 2))
 EACH = 5  # partitions of a broker
 BROKERS = (1, 2, 3)
 MOST = 5

@@ -45,8 +45,8 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 def work(talk: Talk) -> None:
     """What the shell does when the answer has left."""
-    while talk.engine.reading.ahead.due:
-        talk.engine.reading.ahead.work()
+    while talk.engine.fetch.ahead.due:
+        talk.engine.fetch.ahead.work()
 
 
 def test_the_next_get_finds_its_messages_read(old: Talk, reads: list[int]) -> None:

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from penstock.tube.codec.codes import EXTENSIONS
 from penstock.tube.codec.envelope import Request
 from penstock.tube.codec.proto import broker_pb2 as pb
-from penstock.tube.engine.gate import EXTENSIONS
-from penstock.tube.engine.sending import MAX_BATCH, MAX_BATCH_BYTES
+from penstock.tube.engine.broker.produce_handler import MAX_BATCH, MAX_BATCH_BYTES
 from tests.engine.tube.broker_talk import NOW, Talk, texts
 
 
@@ -62,7 +62,7 @@ def test_a_batch_is_refused_as_a_whole(datas: list[bytes], fields: dict[str, Any
     answer = talk.send_batch(*datas, **fields)
     assert (answer.success, answer.errCode) == (False, code)
     assert not talk.engine.dirty_stores
-    assert talk.engine.sending.messages == 0
+    assert talk.engine.produce.messages == 0
 
 
 def test_an_empty_batch_asks_what_the_broker_speaks() -> None:
@@ -120,6 +120,6 @@ def test_the_answer_to_a_duplicate_waits_for_the_commit_of_the_first() -> None:
 
 def test_a_disk_that_does_not_keep_up_takes_no_batch() -> None:
     talk = Talk()
-    talk.engine.sending.unwritten_bytes = 100
+    talk.engine.produce.unwritten_bytes = 100
     assert talk.send_batch(bytes(200)).success
     assert talk.send_batch(b"x", b"y").errCode == 419

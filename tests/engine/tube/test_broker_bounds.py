@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from penstock.tube.engine.broker import BrokerEngine
-from penstock.tube.engine.offsets import GroupOffsets
-from penstock.tube.engine.topics import Topics
+from penstock.tube.engine.broker.group_offsets import GroupOffsets
+from penstock.tube.engine.broker.topics import Topics
+from penstock.tube.engine.broker_engine import BrokerEngine
 from tests.engine.tube.broker_talk import NOW, SESSION_MS, Talk
 
 

@@ -168,10 +168,10 @@ def test_sessions_end_by_the_timer() -> None:
     talk.now += 10_000
     talk.register(1)
     talk.engine.tick(NOW + SESSION_MS)
-    assert talk.engine.registrations == 1
+    assert len(talk.engine.registrations) == 1
     assert talk.engine.next_deadline() == NOW + 10_000 + SESSION_MS
     talk.engine.tick(NOW + 10_000 + SESSION_MS)
-    assert (talk.engine.registrations, talk.engine.next_deadline()) == (0, None)
+    assert (len(talk.engine.registrations), talk.engine.next_deadline()) == (0, None)
 
 
 def test_a_heartbeat_names_what_is_lost() -> None:
@@ -361,4 +361,4 @@ def test_a_consumer_may_ask_for_a_shorter_session() -> None:
     assert outcome(talk.get()) == (False, 411)
     assert talk.register(clientId="c2").success
     talk.engine.tick(NOW + SESSION_MS)
-    assert [key[2] for key, _ in talk.engine.holdings] == [0]
+    assert [key[2] for key, _ in talk.engine.registrations] == [0]

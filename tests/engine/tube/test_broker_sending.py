@@ -87,7 +87,7 @@ def test_the_size_limit_is_the_topic_s() -> None:
 
 def test_a_disk_that_does_not_keep_up() -> None:
     talk = Talk()
-    talk.engine.sending.unwritten_bytes = 500
+    talk.engine.produce.unwritten_bytes = 500
     codes = [talk.send(bytes(200)).errCode for _ in range(4)]
     assert codes == [200, 200, 419, 419]
     talk.commit()
@@ -169,7 +169,7 @@ def test_many_message_types_do_not_fill_memory() -> None:
     talk = Talk()
     for n in range(5000):
         talk.send(b"x", msgType=f"type-{n}")
-    assert len(talk.engine.sending._keys) <= 4096
+    assert len(talk.engine.produce._keys) <= 4096
 
 
 def test_the_method_table_agrees_with_the_handlers() -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from penstock.tube.codec.proto import broker_pb2 as pb
-from penstock.tube.engine.publishing import TURN_ROWS
-from penstock.tube.engine.staging import StagingLimits
+from penstock.tube.engine.transactions.publishing import TURN_ROWS
+from penstock.tube.engine.transactions.staging import StagingLimits
 from tests.engine.tube.staging_talk import NOW, Rows, StagingTalk
 
 PREPARE, COMMIT, ABORT = pb.Transaction.PREPARE, pb.Transaction.COMMIT, pb.Transaction.ABORT

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from penstock.tube.codec.codes import EXTENSIONS
 from penstock.tube.codec.envelope import Request, decode_response
 from penstock.tube.codec.proto import broker_pb2 as pb
-from penstock.tube.engine.gate import EXTENSIONS
 from tests.engine.tube.broker_talk import NOW, Talk, texts
 
 
@@ -36,7 +36,7 @@ def test_a_get_waits_until_a_message_is_committed() -> None:
     talk.commit()
     ((who, serial, found),) = ready(talk)
     assert (who is address, serial, texts(found)) == (True, 5, [b"x"])
-    assert talk.engine.reading.parked == 0
+    assert talk.engine.fetch.parked == 0
 
 
 def test_what_is_there_comes_at_once_and_without_an_address_nothing_waits() -> None:
@@ -71,7 +71,7 @@ def test_it_does_not_wait_for_a_commit_that_takes_long() -> None:
     talk.engine.tick(talk.now)
     assert [(serial, found.errCode) for _, serial, found in ready(talk)] == [(5, 404), (6, 404)]
     talk.commit()
-    assert (ready(talk), talk.engine.reading.parked) == ([], 0)
+    assert (ready(talk), talk.engine.fetch.parked) == ([], 0)
     assert texts(ask(talk, address, maxWaitMs=0)) == [b"x"]
 
 
@@ -95,7 +95,7 @@ def test_a_get_that_waited_long_enough_is_answered_404() -> None:
     talk.now += 1000
     talk.engine.tick(talk.now)
     assert [found.errCode for _, _, found in ready(talk)] == [404]
-    assert talk.engine.registrations == 1
+    assert len(talk.engine.registrations) == 1
 
 
 def test_a_get_never_waits_past_its_own_timeout() -> None:
@@ -110,7 +110,7 @@ def test_messages_of_other_partitions_do_not_end_the_wait() -> None:
     talk.register()
     assert ask(talk, object()) is None
     talk.fill(b"other", partition=1)
-    assert (ready(talk), talk.engine.reading.parked) == ([], 1)
+    assert (ready(talk), talk.engine.fetch.parked) == ([], 1)
     talk.fill(b"own")
     assert [texts(found) for _, _, found in ready(talk)] == [[b"own"]]
 
@@ -155,7 +155,7 @@ def test_a_get_of_an_earlier_registration_takes_nothing() -> None:
             talk.fill(b"x")
         # What came meanwhile is for the present registration.
         assert texts(ask(talk, address, 6)) == [b"x"]
-        assert talk.engine.reading.parked == 0
+        assert talk.engine.fetch.parked == 0
 
 
 def test_a_closed_connection_is_forgotten_and_a_removed_topic_answers() -> None:
@@ -165,7 +165,7 @@ def test_a_closed_connection_is_forgotten_and_a_removed_topic_answers() -> None:
     assert ask(talk, gone) is None
     assert ask(talk, there, partitionId=1) is None
     talk.engine.gone(gone)
-    assert talk.engine.reading.parked == 1
+    assert talk.engine.fetch.parked == 1
     talk.engine.remove_topic("demo", NOW)
     assert [(who is there, found.errCode) for who, _, found in ready(talk)] == [(True, 411)]
 

@@ -11,12 +11,11 @@ from penstock.tube.codec import envelope
 from penstock.tube.codec.envelope import Request
 from penstock.tube.codec.methods import MethodId
 from penstock.tube.codec.proto import master_pb2 as pb
-from penstock.tube.codec.strings import BrokerInfo, Partition
-from penstock.tube.engine.cluster import SYSTEM_TOPIC
-from penstock.tube.engine.consumer import Membership
-from penstock.tube.engine.deployment import Topic
-from penstock.tube.engine.master import MasterConfig, MasterEngine
-from penstock.tube.engine.producer import Routes
+from penstock.tube.codec.strings import OFFSET_HISTORY_TOPIC, BrokerInfo, Partition
+from penstock.tube.engine.client.consumer_group import Membership
+from penstock.tube.engine.client.routes import Routes
+from penstock.tube.engine.master.master import MasterConfig, MasterEngine
+from penstock.tube.engine.master.settings import TopicSetting
 from tests.engine.tube.talk import NOW, ask, broker_beat, join_broker, master, raw, report
 
 PARTITIONS = {Partition(BrokerInfo(1, "10.0.0.1", 8123), "demo", number) for number in range(3)}
@@ -46,7 +45,7 @@ def beat(engine: MasterEngine, member: Membership, now: int = NOW) -> Any:
 
 
 def test_producer_learns_brokers_then_partitions() -> None:
-    engine = master(Topic("demo", 3, 2))
+    engine = master(TopicSetting("demo", 3, 2))
     join_broker(engine)
     routes = Routes("p1", "h")
     routes.topics.add("demo")
@@ -62,7 +61,7 @@ def test_producer_learns_brokers_then_partitions() -> None:
 
 def test_a_producer_keeps_what_it_knows_while_the_brokers_are_away() -> None:
     """A Java producer would forget its topics at one heartbeat without any, and fail sends until the next."""
-    engine = master(Topic("demo"), Topic("closed", accept_publish=False), Topic("gone", status=1))
+    engine = master(TopicSetting("demo"), TopicSetting("closed", accept_publish=False), TopicSetting("gone", status=1))
     routes = Routes("p1", "h")
     routes.topics |= {"demo", "closed"}
 
@@ -77,7 +76,9 @@ def test_a_producer_keeps_what_it_knows_while_the_brokers_are_away() -> None:
     assert beat() == 200
     known = routes.partitions("demo")
     assert len(known) == 3
-    engine = master(Topic("demo"), Topic("closed", accept_publish=False))  # a new one, to which no broker has come yet
+    engine = master(
+        TopicSetting("demo"), TopicSetting("closed", accept_publish=False)
+    )  # a new one, to which no broker has come yet
     assert beat() == 201
     assert routes.partitions("demo") == known
     join_broker(engine)
@@ -106,7 +107,7 @@ def test_heartbeat_of_an_unknown_producer_registers_it() -> None:
 
 def test_producer_may_not_write_the_system_topic_and_expires() -> None:
     engine = master()
-    request = pb.HeartRequestP2M(clientId="p", brokerCheckSum=-1, hostName="h", topicList=[SYSTEM_TOPIC])
+    request = pb.HeartRequestP2M(clientId="p", brokerCheckSum=-1, hostName="h", topicList=[OFFSET_HISTORY_TOPIC])
     answer = ask(engine, MethodId.PRODUCER_HEARTBEAT, request)
     assert (answer.success, answer.errCode, answer.brokerCheckSum) == (False, 400, -1)
     del request.topicList[:]
@@ -136,7 +137,7 @@ def test_broker_gets_its_configuration_and_a_new_topic_with_a_heartbeat() -> Non
     quiet = broker_beat(engine)
     assert not quiet.takeConfInfo
     assert not quiet.needReportData
-    engine.topic_stored(Topic("more", 2))
+    engine.topic_stored(TopicSetting("more", 2))
     request = pb.HeartRequestB2M(
         brokerId="1", brokerOnline=True, readStatusRpt=0, writeStatusRpt=0, curBrokerConfId=quiet.curBrokerConfId,
         confCheckSumId=quiet.confCheckSumId, takeConfInfo=False, takeRemovedTopicInfo=False,
@@ -378,7 +379,7 @@ REGISTER = pb.RegisterRequestC2M(clientId="x", groupName="lake", hostName="h", t
         (400, pb.RegisterRequestC2M(subscribeInfo=["nonsense"])),
         (400, pb.RegisterRequestC2M(requireBound=True)),
         (424, pb.RegisterRequestC2M(requireBound=True, sessionKey="k", totalCount=1)),
-        (425, pb.RegisterRequestC2M(topicList=[SYSTEM_TOPIC])),
+        (425, pb.RegisterRequestC2M(topicList=[OFFSET_HISTORY_TOPIC])),
         (426, pb.RegisterRequestC2M(topicCondition=["demo#a"])),
         (431, pb.RegisterRequestC2M(topicList=["none"])),
         (200, pb.RegisterRequestC2M(topicCondition=["demo#"])),
@@ -477,15 +478,15 @@ def test_request_that_cannot_be_served(service: int, method: int, payload: bytes
 @pytest.mark.parametrize(
     ("topic", "code"),
     [
-        (Topic("demo"), 402),
-        (Topic("1x"), 407),
-        (Topic(SYSTEM_TOPIC), 407),
-        (Topic("more", 0), 407),
-        (Topic("more", 1, 0), 407),
-        (Topic("more", 10_000), 407),
+        (TopicSetting("demo"), 402),
+        (TopicSetting("1x"), 407),
+        (TopicSetting(OFFSET_HISTORY_TOPIC), 407),
+        (TopicSetting("more", 0), 407),
+        (TopicSetting("more", 1, 0), 407),
+        (TopicSetting("more", 10_000), 407),
     ],
 )
-def test_topic_that_cannot_be_created(topic: Topic, code: int) -> None:
+def test_topic_that_cannot_be_created(topic: TopicSetting, code: int) -> None:
     with pytest.raises(RefusedError) as caught:
         master().check_new_topic(topic)
     assert caught.value.code == code

@@ -8,10 +8,10 @@ from typing import Any
 from penstock.tube.codec.methods import MethodId
 from penstock.tube.codec.proto import master_pb2 as pb
 from penstock.tube.codec.strings import TopicMeta
-from penstock.tube.engine.client_groups import META_PUSH_MS
-from penstock.tube.engine.consumer import Membership
-from penstock.tube.engine.deployment import Topic
-from penstock.tube.engine.master import MasterEngine
+from penstock.tube.engine.client.consumer_group import Membership
+from penstock.tube.engine.master.client_balance import META_PUSH_MS
+from penstock.tube.engine.master.master import MasterEngine
+from penstock.tube.engine.master.settings import TopicSetting
 from tests.engine.tube.talk import NOW, ask, join_broker, master, report
 
 
@@ -63,7 +63,7 @@ def test_metadata_is_pushed_to_a_member_that_settled_long_ago() -> None:
     held: dict[str, Any] = {"reportSubInfo": True, "partSubInfo": ["demo#1:0,1:1"], "lstAssignedTime": NOW}
     known = metadata(engine).topicMetaInfoId
     assert not beat(engine, **held, topicMetaInfoId=known).topicMetaInfoList
-    engine.topic_stored(Topic("demo", 5))
+    engine.topic_stored(TopicSetting("demo", 5))
     later = NOW + META_PUSH_MS + 1
     broker = engine.cluster.brokers[1]
     told = SimpleNamespace(
@@ -83,7 +83,7 @@ def test_metadata_is_pushed_to_a_member_that_settled_long_ago() -> None:
 
 def test_members_agree_on_topics_filters_and_instances() -> None:
     engine = running()
-    engine.topic_stored(Topic("other"))
+    engine.topic_stored(TopicSetting("other"))
     assert register(engine, sourceCount=2, nodeId=0).errCode == 200
     twin = register(engine, "c2", sourceCount=2, nodeId=0)
     assert "c1" not in twin.errMsg, "a refusal names no other client id"

@@ -8,9 +8,9 @@ from penstock.tube.codec.envelope import Request, decode_request, decode_respons
 from penstock.tube.codec.methods import METHODS, MethodId
 from penstock.tube.codec.proto import master_pb2 as pb
 from penstock.tube.codec.schema import decode
-from penstock.tube.engine.client_balance import ClientBalance
-from penstock.tube.engine.consumer import Membership
-from penstock.tube.engine.master import MasterEngine
+from penstock.tube.engine.client.client_balance import ClientBalance
+from penstock.tube.engine.client.consumer_group import Membership
+from penstock.tube.engine.master.master import MasterEngine
 from tests.engine.tube.talk import NOW, join_broker, master
 
 HOST = "10.0.0.1"

@@ -10,10 +10,9 @@ import pytest
 from penstock.tube.admin.master import METHODS, Change, handle
 from penstock.tube.codec.methods import MethodId
 from penstock.tube.codec.proto import master_pb2 as pb
-from penstock.tube.engine.consumer import Membership
-from penstock.tube.engine.deployment import Deployment, Topic
-from penstock.tube.engine.master import MasterEngine
-from penstock.tube.engine.settings import BrokerSeen, Removal
+from penstock.tube.engine.client.consumer_group import Membership
+from penstock.tube.engine.master.master import MasterEngine
+from penstock.tube.engine.master.settings import BrokerSeen, Removal, TopicDeployment, TopicSetting
 from tests.engine.tube.talk import NOW, ask, broker_beat, join_broker, master
 
 TOKEN = "secret"
@@ -44,7 +43,7 @@ def refused(engine: MasterEngine, method: str, **params: str) -> str:
     return str(outcome["errMsg"])
 
 
-def running(*topics: Topic) -> MasterEngine:
+def running(*topics: TopicSetting) -> MasterEngine:
     engine = master(*topics)
     join_broker(engine)
     return engine
@@ -351,7 +350,7 @@ def test_topics_get_what_their_brokers_and_the_cluster_say() -> None:
         ("on_one", 1, 7, 2, "delete,24h", False),
         ("said", 1, 1, 2, "delete,24h", True),
     ]
-    assert engine.cluster.topics["everywhere"].common == Deployment(5, 2, delete_policy="delete,24h")
+    assert engine.cluster.topics["everywhere"].common == TopicDeployment(5, 2, delete_policy="delete,24h")
     (row,) = do(engine, "admin_query_cluster_default_setting")
     assert (row["numPartitions"], row["deletePolicy"], row["brokerPort"]) == (5, "delete,24h", 9123)
     assert "1 to 9999" in refused(engine, "admin_set_cluster_default_setting", numPartitions="0")
@@ -373,7 +372,7 @@ def test_reading_and_writing_are_switched_each_apart() -> None:
 
 
 def test_what_is_asked_for_is_what_is_shown() -> None:
-    engine = master(Topic("demo"), Topic("other", brokers=(9,), status=1))
+    engine = master(TopicSetting("demo"), TopicSetting("other", brokers=(9,), status=1))
     join_broker(engine)
     do(engine, "admin_add_broker_configure", brokerIp="10.0.0.9", brokerId="9")
     status = {row["brokerId"]: row for row in do(engine, "admin_query_broker_run_status")}

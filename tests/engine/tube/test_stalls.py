@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from penstock.tube.codec.methods import MethodId
-from penstock.tube.engine.deployment import Topic
-from penstock.tube.engine.master import MasterConfig
-from penstock.tube.engine.producer import Routes
+from penstock.tube.engine.client.routes import Routes
+from penstock.tube.engine.master.master import MasterConfig
+from penstock.tube.engine.master.settings import TopicSetting
 from tests.engine.tube.broker_talk import SESSION_MS, Talk
 from tests.engine.tube.talk import NOW, ask, broker_beat, join_broker, master
 from tests.engine.tube.test_master import beat, consumer
@@ -15,7 +15,7 @@ PAUSE = 300_000
 
 def test_a_master_keeps_members_that_are_about_to_be_heard() -> None:
     config = MasterConfig()
-    engine = master(Topic("demo", 3, 1), config=config)
+    engine = master(TopicSetting("demo", 3, 1), config=config)
     join_broker(engine)
     lake, sea = consumer(engine, "lake"), consumer(engine, "sea")
     routes = Routes("p1", "h")
@@ -44,7 +44,7 @@ def test_a_broker_keeps_the_partitions_of_consumers_that_are_about_to_be_heard()
     talk.register(0)
     talk.register(1)
     talk.now += PAUSE
-    talk.engine.holdings.stalled(talk.now, PAUSE)
+    talk.engine.registrations.stalled(talk.now, PAUSE)
     talk.engine.tick(talk.now)
     assert talk.engine.next_deadline() == talk.now + PAUSE
     assert talk.register(1, clientId="other").errCode == 410

@@ -10,17 +10,23 @@ import pytest
 from penstock.tube.codec.methods import MethodId
 from penstock.tube.codec.proto import master_pb2 as pb
 from penstock.tube.codec.strings import BrokerTopic
-from penstock.tube.engine.deployment import TOPIC_GONE, Deployment, Topic
-from penstock.tube.engine.master import MasterEngine
-from penstock.tube.engine.producer import Routes
-from penstock.tube.engine.settings import BrokerSeen, Removal, Setting
+from penstock.tube.engine.client.routes import Routes
+from penstock.tube.engine.master.master import MasterEngine
+from penstock.tube.engine.master.settings import (
+    TOPIC_GONE,
+    BrokerSeen,
+    Removal,
+    Setting,
+    TopicDeployment,
+    TopicSetting,
+)
 from tests.engine.tube.talk import NOW, ask, join_broker, master, report
 from tests.unit.tube.admin.desk import change, query
 
 CLOSED = {"acceptPublish": "false", "acceptSubscribe": "false"}
 
 
-def three(*topics: Topic) -> MasterEngine:
+def three(*topics: TopicSetting) -> MasterEngine:
     engine = master(*topics)
     for number in (1, 2, 3):
         join_broker(engine, number=number)
@@ -78,7 +84,7 @@ def test_partitions_and_switches_differ() -> None:
     assert edit(engine, "modify_topic_info", "3", acceptPublish="false", numTopicStores="2") == [(3, 200)]
     assert producible(engine) == [BrokerTopic(1, 3, 1), BrokerTopic(2, 5, 1)]
     assert consumable(engine) == {1: 3, 2: 5, 3: 6}
-    assert engine.cluster.topics["demo"].common == Deployment(), "brokers that join get what it was made with"
+    assert engine.cluster.topics["demo"].common == TopicDeployment(), "brokers that join get what it was made with"
     (row,) = query(engine, "admin_query_topic_info")["data"]
     assert [(place["brokerId"], place["numPartitions"], place["acceptPublish"]) for place in row["topicInfo"]] == [
         (1, 3, True), (2, 5, True), (3, 3, False),
@@ -121,7 +127,7 @@ def test_a_broker_that_is_away_is_not_forgotten_by_a_restart() -> None:
 def test_clients_turn_away_before_the_broker_closes() -> None:
     engine = three()
     topic = engine.cluster.topics["demo"]
-    engine.stored(topic.changed({2: Deployment(accept_publish=False, accept_subscribe=False)}), NOW)
+    engine.stored(topic.changed({2: TopicDeployment(accept_publish=False, accept_subscribe=False)}), NOW)
     assert [place.broker_id for place in producible(engine)] == [1, 3]
     assert consumable(engine) == {1: 3, 3: 3}
     engine.stored(topic, NOW)
@@ -134,7 +140,7 @@ def test_a_change_of_all_is_judged_broker_by_broker() -> None:
     assert edit(engine, "modify_topic_info", numPartitions="4") == [(1, 200), (2, 407), (3, 200)]
     assert consumable(engine) == {1: 4, 2: 5, 3: 4}
     assert edit(engine, "modify_topic_info", "1,2,3", numPartitions="5") == [(1, 200), (2, 201), (3, 200)]
-    assert engine.cluster.topics["demo"] == Topic("demo", 5), "alike again: brokers that join get it too"
+    assert engine.cluster.topics["demo"] == TopicSetting("demo", 5), "alike again: brokers that join get it too"
     assert edit(engine, "modify_topic_info", "1", maxMsgSizeInMB="2") == [(1, 200)]
     assert engine.cluster.topics["demo"].max_message_bytes == 2 << 20, "of the topic, not of a broker"
     assert edit(engine, "modify_topic_info", "1,9", numPartitions="6") == [(1, 200), (9, 401)]
@@ -161,7 +167,7 @@ def test_a_broker_is_drained_and_taken_out() -> None:
     assert stored(engine) == [], "nobody asked that one"
     settle(engine, 2, removed=("demo",))
     (topic,) = stored(engine)
-    assert isinstance(topic, Topic)
+    assert isinstance(topic, TopicSetting)
     assert (topic.on(2), topic.at(2).status, topic.on(4)) == (False, TOPIC_GONE, True)
     assert [row["brokerId"] for row in query(engine, "admin_query_topic_deploy_configure")["data"]] == [1, 3]
     assert consumable(engine) == {1: 3, 3: 3}
@@ -176,7 +182,7 @@ def test_a_broker_is_drained_and_taken_out() -> None:
 
 @pytest.mark.parametrize("brokers", [(1, 2, 3), None])
 def test_removed_from_the_last_of_its_brokers_the_topic_is_gone(brokers: tuple[int, ...] | None) -> None:
-    engine = three(Topic("demo", brokers=brokers))
+    engine = three(TopicSetting("demo", brokers=brokers))
     for number in (1, 2, 3):
         assert "demo" in engine.cluster.topics
         edit(engine, "modify_topic_info", str(number), **CLOSED)
@@ -188,7 +194,7 @@ def test_removed_from_the_last_of_its_brokers_the_topic_is_gone(brokers: tuple[i
 
 
 def test_removals_of_several_brokers_end_each_in_its_time() -> None:
-    engine = three(Topic("demo", brokers=(1, 2, 3)))
+    engine = three(TopicSetting("demo", brokers=(1, 2, 3)))
     edit(engine, "modify_topic_info", **CLOSED)
     edit(engine, "delete_topic_info")
     edit(engine, "remove_topic_info", "1")
@@ -224,11 +230,11 @@ def test_a_restarted_master_goes_on_with_a_removal() -> None:
     engine = three(before.cluster.topics["demo"])
     assert [len(settle(engine, number).removeTopicConfInfo) for number in (1, 2, 3)] == [0, 1, 0]
     settle(engine, 2, removed=("demo",))
-    assert stored(engine) == [Topic("demo").left(2)]
+    assert stored(engine) == [TopicSetting("demo").left(2)]
 
 
 def test_a_topic_gets_further_brokers_with_more_partitions() -> None:
-    engine = three(Topic("demo", brokers=(1,)))
+    engine = three(TopicSetting("demo", brokers=(1,)))
     rows = json.dumps([{"topicName": "demo", "brokerId": n, "numPartitions": 4 * n} for n in (1, 2, 3)])
     answer = change(engine, "admin_bath_add_new_topic_record", topicJsonSet=rows)
     assert [row["errCode"] for row in answer["data"]] == [402, 200, 200]
@@ -263,7 +269,7 @@ def test_queries_are_answered_for_the_brokers_that_are_like_that() -> None:
 
 
 def test_a_broker_is_forgotten_once_nothing_of_it_is_needed() -> None:
-    engine = three(Topic("demo"), Topic("named", brokers=(3,)))
+    engine = three(TopicSetting("demo"), TopicSetting("named", brokers=(3,)))
 
     def forget(**params: str) -> int:
         (row,) = change(engine, "admin_delete_broker_configure", brokerId="3", modifyUser="me", **params)["data"]
@@ -279,7 +285,9 @@ def test_a_broker_is_forgotten_once_nothing_of_it_is_needed() -> None:
 
 
 def test_a_producer_is_told_why_there_is_no_partition() -> None:
-    engine = master(Topic("demo"), Topic("closed", accept_publish=False), Topic("deleted", status=1))
+    engine = master(
+        TopicSetting("demo"), TopicSetting("closed", accept_publish=False), TopicSetting("deleted", status=1)
+    )
 
     def why(*topics: str) -> list[str]:
         beat = Routes("p", "h")
@@ -312,7 +320,7 @@ def test_a_producer_is_told_why_there_is_no_partition() -> None:
     assert "broker 2 (10.0.0.2:8123) stores nothing: its disk failed" in why("demo")[0], "Apache's say no more"
     engine.cluster.lost(engine.cluster.brokers[2])
     topic = engine.cluster.topics["demo"]
-    engine.stored(topic.changed({1: Deployment(accept_publish=False), 2: Deployment(4)}), NOW)
+    engine.stored(topic.changed({1: TopicDeployment(accept_publish=False), 2: TopicDeployment(4)}), NOW)
     change(engine, "admin_online_broker_configure", brokerId="1", modifyUser="me")
     assert why("demo") == ["on broker 1 (10.0.0.1:8123) it is closed for producers; broker 2 is not registered"]
     for number in (3, 4):
@@ -322,7 +330,7 @@ def test_a_producer_is_told_why_there_is_no_partition() -> None:
 
 
 def test_a_reader_without_a_group_is_told_what_takes_no_records() -> None:
-    engine = three(Topic("demo"), Topic("gone", status=1))
+    engine = three(TopicSetting("demo"), TopicSetting("gone", status=1))
     change(engine, "admin_modify_topic_info", topicName="demo", brokerId="2", modifyUser="me", **CLOSED)
     engine.cluster.brokers[3].write_status = -1
     for reads, brokers in ((False, {1}), (True, {1, 2, 3})):

@@ -17,7 +17,7 @@ from penstock.node.config.tube import TubeTls
 from penstock.node.tube_broker import BrokerSettings, ReadyBroker
 from penstock.runtime.io.files import Durability
 from penstock.runtime.io.network import Address
-from penstock.tube.engine.staging import StagingLimits
+from penstock.tube.engine.transactions.staging import StagingLimits
 from tests.unit.cli.conftest import Command
 
 

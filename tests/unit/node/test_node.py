@@ -170,7 +170,7 @@ async def test_the_session_timeout_of_consumers_reaches_master_and_broker(
     try:
         assert [master.engine.config.consumer_session_ms for master in masters] == [10_000]
         assert node._tube_broker is not None
-        assert node._tube_broker.engine.holdings.session_ms == 10_000
+        assert node._tube_broker.engine.registrations.session_ms == 10_000
     finally:
         await node.close()
 

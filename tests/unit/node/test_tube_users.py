@@ -180,11 +180,11 @@ async def test_a_reload_ends_what_a_user_may_not_do_any_more(tmp_path: Path) -> 
         async with Consumer(ready.tube_master, "lake", ["water"], start="earliest", **login("ann")) as consumer:
             assert (await anext(consumer)).data == b"1"
             assert node._tube_broker is not None
-            holdings = node._tube_broker.engine.holdings
-            assert len(holdings) == 1
+            registrations = node._tube_broker.engine.registrations
+            assert len(registrations) == 1
             put_users(tmp_path / "passwords", "press-7")
             assert node.reload(lambda: node.config)
-            assert len(holdings) == 0
+            assert len(registrations) == 0
         with pytest.raises(PenstockError, match="authentication failed"):
             await Producer(ready.tube_master, **login("ann")).start()
         (tmp_path / "policies.yaml").write_text("rules: []")

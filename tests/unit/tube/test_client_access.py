@@ -14,7 +14,7 @@ from penstock.errors import PenstockError
 from penstock.tube.broker.broker import TubeBroker
 from penstock.tube.consumer import Consumer
 from penstock.tube.engine.access import Access
-from penstock.tube.engine.master import MasterConfig
+from penstock.tube.engine.master.master import MasterConfig
 from penstock.tube.master.master import TubeMaster
 from penstock.tube.producer import Producer
 from tests.unit.tube.servers import keys_of

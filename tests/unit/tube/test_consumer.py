@@ -14,8 +14,8 @@ from penstock.errors import ConfigError, LocalProtocolError, RefusedError, Unava
 from penstock.tube.codec.envelope import Request
 from penstock.tube.codec.methods import MethodId
 from penstock.tube.consumer import Consumer
-from penstock.tube.engine.broker import BrokerEngine
-from penstock.tube.engine.gets import Gets
+from penstock.tube.engine.broker.fetch_handler import FetchHandler
+from penstock.tube.engine.broker_engine import BrokerEngine
 from penstock.tube.producer import Producer
 from penstock.tube.record import Record
 from tests.unit.tube.servers import Tube, tube, until
@@ -77,17 +77,17 @@ async def test_group_goes_on_where_it_was_even_in_the_middle_of_a_batch(tmp_path
 
 
 @asynccontextmanager
-async def counted(path: Path, bodies: list[bytes], **options: Any) -> AsyncIterator[tuple[Tube, Gets]]:
+async def counted(path: Path, bodies: list[bytes], **options: Any) -> AsyncIterator[tuple[Tube, FetchHandler]]:
     """A tube whose topic has ``bodies`` in one partition, and what its broker was asked to read."""
     async with tube(path, "demo", partitions=1, **options) as running:
         async with Producer(running.masters) as producer:
             await producer.send_all("demo", bodies)
-        yield running, running.brokers[1].engine.reading
+        yield running, running.brokers[1].engine.fetch
 
 
 def apache(monkeypatch: pytest.MonkeyPatch) -> None:
     """Brokers take consumers for such that know no extension, and treat them as Apache's do."""
-    monkeypatch.setattr("penstock.tube.engine.group_member.EXTENSIONS", None)
+    monkeypatch.setattr("penstock.tube.engine.client.consumer_group.EXTENSIONS", None)
 
 
 @pytest.mark.parametrize("wait", [True, False])

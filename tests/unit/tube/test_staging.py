@@ -14,7 +14,7 @@ from penstock.errors import LocalProtocolError, RefusedError, UnavailableError
 from penstock.tube.client import committing
 from penstock.tube.codec.proto import broker_pb2 as pb
 from penstock.tube.codec.strings import BrokerInfo
-from penstock.tube.engine.undecided import LATE_MS
+from penstock.tube.engine.transactions.staging import OVERDUE_MS
 from penstock.tube.producer import Producer
 from penstock.tube.reader import RangeReader
 from penstock.tube.record import Record
@@ -246,7 +246,7 @@ async def test_the_next_run_waits_for_a_broker_that_may_know_better(
             await committing.commit(producer, new, [alone], timeout_s=0.5)
         assert "staged --remove q --force" in str(stuck.value.do)
         upkeep = running.brokers[1].upkeep
-        for later_ms in (0, LATE_MS, LATE_MS + 60_000):
+        for later_ms in (0, OVERDUE_MS, OVERDUE_MS + 60_000):
             upkeep.let_staged_go(running.brokers[1].clock() + later_ms)
         told = [record for record in caplog.records if record.message == "tube transaction undecided"]
         assert len(told) == 1
@@ -282,7 +282,7 @@ async def test_a_broker_restarts_between_staging_and_commit(tmp_path: Path) -> N
 
 async def test_a_broker_that_knows_no_transactions(tmp_path: Path) -> None:
     async with tube(tmp_path, "demo") as running, client(running) as producer:
-        running.brokers[1].engine.sending.transactions = None
+        running.brokers[1].engine.produce.transactions = None
         async with Stager(producer, Batch("q", "run", 0), task=0, timeout_s=2) as stager:
             assert not await stager.stages("demo")
             assert (await stager.finish()).brokers == {}

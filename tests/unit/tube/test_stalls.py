@@ -15,8 +15,8 @@ from penstock.tube.client.blocking_link import BlockingLink
 from penstock.tube.codec.methods import MethodId
 from penstock.tube.codec.proto import master_pb2 as pb
 from penstock.tube.codec.strings import DefaultConfig
-from penstock.tube.engine.consumer import Membership
-from penstock.tube.engine.master import MasterConfig
+from penstock.tube.engine.client.consumer_group import Membership
+from penstock.tube.engine.master.master import MasterConfig
 from penstock.tube.master.master import TubeMaster
 from tests.unit.tube.broker_client import running
 from tests.unit.tube.servers import until

@@ -15,7 +15,7 @@ from penstock.tube.codec.methods import MethodId
 from penstock.tube.codec.proto import broker_pb2, shared_pb2
 from penstock.tube.codec.proto import master_pb2 as pb
 from penstock.tube.engine.access import Access, sign
-from penstock.tube.engine.consumer import Membership
+from penstock.tube.engine.client.consumer_group import Membership
 from penstock.tube.master.master import TubeMaster
 from tests.unit.tube.broker_client import Client
 from tests.unit.tube.servers import keys_of, until
@@ -173,9 +173,9 @@ async def test_flow_rules_of_the_master_limit_readers(tmp_path: Path) -> None:
     rules = '[{"type":0,"rule":[{"start":"00:00","end":"24:00","dltInM":21,"limitInM":0,"freqInMs":700}]}]'
     params = {"method": "admin_set_cluster_default_setting", "modifyUser": "me", "confModAuthToken": "secret"}
     assert (await master.webapi({**params, "flowCtrlEnable": "true", "flowCtrlInfo": rules}))["result"]
-    await until(lambda: broker.engine.reading.rules.limits)
+    await until(lambda: broker.engine.fetch.rules.limits)
     assert (await master.webapi({**params, "flowCtrlEnable": "false"}))["result"]
-    await until(lambda: not broker.engine.reading.rules.limits)
+    await until(lambda: not broker.engine.fetch.rules.limits)
     await broker.close()
     await master.close()
 

@@ -30,7 +30,7 @@ from penstock.runtime.io.files import Durability
 from penstock.runtime.io.stepped_clock import STEP_HOLD_S
 from penstock.runtime.observability.logs import LogFormat, LogLevel
 from penstock.tube.codec.strings import valid_topic
-from penstock.tube.engine.staging import StagingLimits
+from penstock.tube.engine.transactions.staging import StagingLimits
 from penstock.tube.master.admin_token import KNOWN_TOKENS
 from penstock.tube.storage.retention import parse_policy
 

@@ -13,9 +13,13 @@ from typing import Any
 
 from penstock.tube.admin.common import Change, item, success
 from penstock.tube.admin.params import BadParameter, Params
-from penstock.tube.engine.deployment import Topic
-from penstock.tube.engine.master import MasterEngine
-from penstock.tube.engine.settings import Removal, Setting, key_of
+from penstock.tube.engine.master.master import MasterEngine
+from penstock.tube.engine.master.settings import (
+    TOPIC_KIND,
+    Removal,
+    Setting,
+    key_of,
+)
 
 __all__ = ["Run", "batch"]
 
@@ -41,7 +45,7 @@ def batch(run: Run, *names: str) -> Run:
             except BadParameter as error:
                 raise BadParameter(f"{names[0]}: {error}, in {json.dumps(given, ensure_ascii=False)}") from None
             keys = {key_of(setting) for setting in change.settings}
-            if any(kind != Topic.__name__ for kind, _ in keys & changed.keys()):
+            if any(kind != TOPIC_KIND for kind, _ in keys & changed.keys()):
                 told: dict[str, Any] = {name: given[name] for name in _NAMES if name in given}
                 if told.get("brokerId", "").isdecimal():
                     told["brokerId"] = int(told["brokerId"])

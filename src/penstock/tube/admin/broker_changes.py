@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from penstock.tube.admin.broker_desk import Answer, Desk
 from penstock.tube.admin.params import BadParameter, Params
 from penstock.tube.codec.message import INDEX_RECORD_BYTES
-from penstock.tube.engine.offsets import Key
+from penstock.tube.engine.broker.group_offsets import Key
 
 __all__ = ["clone", "remove", "set_by_time", "set_current", "set_offset"]
 
@@ -110,7 +110,7 @@ def remove(desk: Desk, params: Params) -> list[Answer]:
     for key, offset in desk.engine.offsets.items():
         if key[0] not in groups or (topics and key[1] not in topics):
             continue
-        if desk.engine.holdings.of(key) is not None:
+        if desk.engine.registrations.of(key) is not None:
             rows.append({**_named(key), "success": False, "errInfo": "a consumer holds the partition"})
         else:
             desk.engine.offsets.remove(key)

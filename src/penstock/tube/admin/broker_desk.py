@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 from penstock.tube.admin.params import BadParameter, Params
 from penstock.tube.codec.strings import partition_ids
-from penstock.tube.engine.broker import BrokerEngine
-from penstock.tube.engine.offsets import Key
-from penstock.tube.engine.topics import LogStore, Topic
+from penstock.tube.engine.broker.group_offsets import Key
+from penstock.tube.engine.broker.topics import LogStore, Topic
+from penstock.tube.engine.broker_engine import BrokerEngine
 
 __all__ = ["Answer", "Desk"]
 

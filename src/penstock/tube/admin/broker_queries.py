@@ -9,8 +9,11 @@ from penstock.tube.admin.broker_desk import Answer, Desk
 from penstock.tube.admin.params import BadParameter, Params, format_time
 from penstock.tube.codec.message import INDEX_RECORD_BYTES, MSG_TIME, MSG_TYPE, filter_key, parse_attributes, split_data
 from penstock.tube.codec.proto import broker_pb2 as pb
-from penstock.tube.engine.history import history_place
-from penstock.tube.engine.topics import HISTORY_TOPIC, LogStore
+from penstock.tube.codec.strings import OFFSET_HISTORY_TOPIC
+from penstock.tube.engine.broker.offset_history import history_place
+from penstock.tube.engine.broker.topics import (
+    LogStore,
+)
 
 __all__ = [
     "backup",
@@ -34,7 +37,7 @@ def consumers(desk: Desk, params: Params) -> list[Answer]:
     """Who holds which partition, since when, by which filters, and where it stands; ``groupName`` narrows it down."""
     wanted = set(params.items("groupName"))
     rows: list[Answer] = []
-    for key, holder in desk.engine.holdings:
+    for key, holder in desk.engine.registrations:
         if wanted and key[0] not in wanted:
             continue
         store = desk.store(key)
@@ -178,7 +181,7 @@ def groups(desk: Desk, params: Params) -> list[Answer]:
     """Names of the groups; ``divide``: those with a consumer now apart from those without."""
     divide = params.flag("divide", default=False)
     known = {key[0] for key, _ in desk.engine.offsets.items()}
-    online = {key[0] for key, _ in desk.engine.holdings}
+    online = {key[0] for key, _ in desk.engine.registrations}
     kinds = {"online": online, "offline": known - online} if divide else {"all": known | online}
     return [{"type": kind, "groupName": sorted(names), "groupCount": len(names)} for kind, names in kinds.items()]
 
@@ -192,7 +195,7 @@ def registrations(desk: Desk, params: Params) -> list[Answer]:
             "Consumer": params.shown_id(holder.client_id),
             "index": number,
         }
-        for number, (key, holder) in enumerate(desk.engine.holdings, 1)
+        for number, (key, holder) in enumerate(desk.engine.registrations, 1)
         if not wanted or key[0] in wanted
     ]
 
@@ -264,7 +267,7 @@ def _newest(
 
 def history(desk: Desk, params: Params) -> list[Answer]:
     """What the system topic says of groups, from a time on."""
-    topic = desk.engine.topics.by_name[HISTORY_TOPIC]
+    topic = desk.engine.topics.by_name[OFFSET_HISTORY_TOPIC]
     most = params.number("msgCount", default=1, least=1, most=MAX_SNAPSHOT)
     rows = []
     for group in params.items("groupName") or [params.required("groupName")]:

@@ -18,10 +18,17 @@ from penstock.tube.admin.common import (
 )
 from penstock.tube.admin.params import BadParameter, Params
 from penstock.tube.codec.strings import ipv4_to_int
-from penstock.tube.engine.cluster import Broker
-from penstock.tube.engine.deployment import Topic
-from penstock.tube.engine.master import MasterEngine
-from penstock.tube.engine.settings import BrokerSeen, BrokerSetting, Removal, Setting, Status, TopicDefaults
+from penstock.tube.engine.master.cluster import RegisteredBroker
+from penstock.tube.engine.master.master import MasterEngine
+from penstock.tube.engine.master.settings import (
+    BrokerSeen,
+    BrokerSetting,
+    Removal,
+    Setting,
+    Status,
+    TopicDefaults,
+    TopicSetting,
+)
 
 __all__ = [
     "add",
@@ -279,7 +286,7 @@ def _asked(engine: MasterEngine, params: Params) -> list[tuple[int, BrokerSettin
     ]
 
 
-def _topic(topic: Topic, number: int) -> Answer:
+def _topic(topic: TopicSetting, number: int) -> Answer:
     here = topic.at(number)
     return {
         "topicName": topic.name,
@@ -333,7 +340,7 @@ def _not_there(setting: BrokerSetting) -> Answer:
     }
 
 
-def _running(broker: Broker) -> Answer:
+def _running(broker: RegisteredBroker) -> Answer:
     settled = broker.serving and not broker.need_report
     return {
         "enableTLS": broker.tls,
@@ -348,7 +355,7 @@ def _running(broker: Broker) -> Answer:
     }
 
 
-def _detail(broker: Broker, engine: MasterEngine) -> Answer:
+def _detail(broker: RegisteredBroker, engine: MasterEngine) -> Answer:
     """Under the names of the messages; the reference has the steps of its own synchronisation here."""
     return {
         "curBrokerConfId": broker.config_id,
@@ -368,7 +375,7 @@ def _text(flag: object) -> str:
     return "true" if flag else "false"
 
 
-def _web(broker: Broker | None, setting: BrokerSetting | None) -> Answer:
+def _web(broker: RegisteredBroker | None, setting: BrokerSetting | None) -> Answer:
     """Where the administration of ``broker`` answers: what it says, else what is configured; nothing if nobody did."""
     address = "" if broker is None else broker.web_address
     host, _, port = address.rpartition(":")

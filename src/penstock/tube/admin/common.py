@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 from penstock.errors import ConfigError
 from penstock.tube.admin.params import BadParameter, Params, format_time
 from penstock.tube.codec.strings import UNDEFINED
-from penstock.tube.engine.flow import parse_rules
-from penstock.tube.engine.master import MIN_MESSAGE_BYTES, MasterEngine
-from penstock.tube.engine.settings import Removal, Setting, TopicDefaults
+from penstock.tube.engine.broker.flow_control import parse_rules
+from penstock.tube.engine.master.master import MIN_MESSAGE_BYTES, MasterEngine
+from penstock.tube.engine.master.settings import Removal, Setting, TopicDefaults
 
 __all__ = [
     "AUTHOR",

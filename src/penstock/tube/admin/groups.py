@@ -17,10 +17,10 @@ from penstock.tube.admin.common import (
 )
 from penstock.tube.admin.params import BadParameter, Params
 from penstock.tube.codec.strings import UNDEFINED, valid_group
-from penstock.tube.engine.balance import Group, most_brokers
-from penstock.tube.engine.client_groups import ClientGroup
-from penstock.tube.engine.master import MIN_MESSAGE_BYTES, MasterEngine
-from penstock.tube.engine.settings import (
+from penstock.tube.engine.master.balance import Group, most_brokers
+from penstock.tube.engine.master.client_balance import ClientGroup
+from penstock.tube.engine.master.master import MIN_MESSAGE_BYTES, MasterEngine
+from penstock.tube.engine.master.settings import (
     ClusterSetting,
     ConsumeControl,
     GroupSetting,

@@ -9,8 +9,8 @@ from penstock.tube.admin import groups
 from penstock.tube.admin.batch import Run
 from penstock.tube.admin.common import AUTHOR, Answer, Change, item, success
 from penstock.tube.admin.params import BadParameter, Params
-from penstock.tube.engine.master import MasterEngine
-from penstock.tube.engine.settings import ClusterSetting, GroupSetting, Removal, Setting
+from penstock.tube.engine.master.master import MasterEngine
+from penstock.tube.engine.master.settings import ClusterSetting, GroupSetting, Removal, Setting
 
 __all__ = [
     "allow",

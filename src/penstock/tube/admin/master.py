@@ -15,8 +15,8 @@ from penstock.tube.admin.batch import Run, batch
 from penstock.tube.admin.caller import UNAUTHORIZED, UNKNOWN, Caller
 from penstock.tube.admin.common import Answer, Change, failure, success
 from penstock.tube.admin.params import BadParameter, Params, format_time
-from penstock.tube.engine.master import MasterEngine
-from penstock.tube.engine.settings import Authorship, Removal, Setting, key_of
+from penstock.tube.engine.master.master import MasterEngine
+from penstock.tube.engine.master.settings import Authorship, Removal, Setting, key_of
 
 __all__ = ["METHODS", "BadParameter", "Change", "Method", "authors", "failure", "handle", "is_protected"]
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from penstock.tube.admin.broker_desk import Desk
 from penstock.tube.admin.params import BadParameter, Params
-from penstock.tube.engine.staging import Query, Staging
+from penstock.tube.engine.transactions.staging import Query, Staging
 
 __all__ = ["remove", "rows"]
 

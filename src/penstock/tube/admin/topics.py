@@ -24,9 +24,16 @@ from penstock.tube.admin.common import (
 from penstock.tube.admin.groups import who_may
 from penstock.tube.admin.params import BadParameter, Params
 from penstock.tube.codec.strings import UNDEFINED
-from penstock.tube.engine.deployment import TOPIC_DELETED, TOPIC_REMOVED, Deployment, Topic
-from penstock.tube.engine.master import MIN_MESSAGE_BYTES, MasterEngine
-from penstock.tube.engine.settings import Status, TopicDefaults
+from penstock.tube.engine.master.master import MIN_MESSAGE_BYTES, MasterEngine
+from penstock.tube.engine.master.settings import (
+    TOPIC_DELETED,
+    TOPIC_KIND,
+    TOPIC_REMOVED,
+    Status,
+    TopicDefaults,
+    TopicDeployment,
+    TopicSetting,
+)
 
 __all__ = ["add", "delete", "deployed", "info", "modify", "places", "redo", "remove"]
 
@@ -47,18 +54,18 @@ def _rows(engine: MasterEngine, broker_ids: list[int], name: str, code: int, tex
     return [item(code, text, brokerId=broker_id, topicName=name) for broker_id in ids]
 
 
-def _present(engine: MasterEngine, params: Params, name: str) -> Topic | None:
+def _present(engine: MasterEngine, params: Params, name: str) -> TopicSetting | None:
     """The topic as it is, or as earlier objects of the same batch have it; None where there is none, or not yet."""
-    changed = params.before.get((Topic.__name__, name))
-    if isinstance(changed, Topic):
+    changed = params.before.get((TOPIC_KIND, name))
+    if isinstance(changed, TopicSetting):
         return changed
     return engine.cluster.topics.get(name) if name not in engine.storing else None
 
 
-def _made(params: Params, default: TopicDefaults, engine: MasterEngine) -> Deployment:
+def _made(params: Params, default: TopicDefaults, engine: MasterEngine) -> TopicDeployment:
     """A topic as it is asked for, on a broker with these defaults."""
     policy = delete_policy(params) or default.delete_policy
-    return Deployment(
+    return TopicDeployment(
         params.number("numPartitions", "numPart", default=default.partitions),
         params.number("numTopicStores", "numStore", default=default.stores),
         params.flag("acceptPublish", "accPub", default=default.accept_publish is not False),
@@ -74,13 +81,13 @@ def add(engine: MasterEngine, params: Params, now: int) -> Change:
     names, broker_ids, size = _names(params), params.numbers("brokerId"), message_bytes(params)
     common = _made(params, defaults_on(engine), engine)
     own = {number: _made(params, defaults_on(engine, number), engine) for number in broker_ids or known(engine)}
-    topics: list[Topic] = []
+    topics: list[TopicSetting] = []
     rows: list[Answer] = []
     for name in names:
         topic = _present(engine, params, name)
         if topic is None or not broker_ids:
             brokers = tuple(sorted(broker_ids)) or None
-            wanted = Topic(name, brokers=brokers, max_message_bytes=size).changed(own, common)
+            wanted = TopicSetting(name, brokers=brokers, max_message_bytes=size).changed(own, common)
             code, text = _judged(partial(engine.check_new_topic, wanted))
             topics += [wanted] if code == OK else []
             rows += _rows(engine, broker_ids, name, code, text)
@@ -105,7 +112,7 @@ def _judged(check: Callable[[], None]) -> tuple[int, str]:
     return OK, "Ok!"
 
 
-Edit = Callable[[Deployment], tuple[Deployment, int, str]]
+Edit = Callable[[TopicDeployment], tuple[TopicDeployment, int, str]]
 """What becomes of a topic on one broker; the code is 200 where it is another then."""
 
 
@@ -113,7 +120,7 @@ def _edit(engine: MasterEngine, params: Params, edit: Edit, size: int | None = N
     """Change topics on the brokers that are named. None, or all that the topic has: brokers that join get it too."""
     params.required("modifyUser", "mur")
     broker_ids = params.numbers("brokerId")
-    changed: list[Topic] = []
+    changed: list[TopicSetting] = []
     rows: list[Answer] = []
     for name in _names(params):
         topic = _present(engine, params, name)
@@ -142,10 +149,10 @@ def _edit(engine: MasterEngine, params: Params, edit: Edit, size: int | None = N
     return Change([*changed], success(rows))
 
 
-def _agreed(there: list[Deployment], common: Deployment) -> Deployment:
+def _agreed(there: list[TopicDeployment], common: TopicDeployment) -> TopicDeployment:
     """What brokers that join get: of each property what all brokers have, else as in ``common``."""
     columns = zip(common, *there, strict=True)
-    return Deployment._make(column[-1] if len(set(column[1:])) == 1 else column[0] for column in columns)
+    return TopicDeployment._make(column[-1] if len(set(column[1:])) == 1 else column[0] for column in columns)
 
 
 def modify(engine: MasterEngine, params: Params, now: int) -> Change:
@@ -156,8 +163,8 @@ def modify(engine: MasterEngine, params: Params, now: int) -> Change:
     refuse_unchangeable(params)
     policy = delete_policy(params)
 
-    def edit(here: Deployment) -> tuple[Deployment, int, str]:
-        wanted = Deployment(
+    def edit(here: TopicDeployment) -> tuple[TopicDeployment, int, str]:
+        wanted = TopicDeployment(
             params.number("numPartitions", "numPart", default=here.partitions, least=1, most=MAX_PARTITIONS),
             params.number("numTopicStores", "numStore", default=here.stores, least=1, most=MAX_STORES),
             params.flag("acceptPublish", "accPub", default=here.accept_publish),
@@ -175,7 +182,7 @@ def modify(engine: MasterEngine, params: Params, now: int) -> Change:
 
 
 def _status(engine: MasterEngine, params: Params, status: int, needed: int, hint: str) -> Change:
-    def edit(here: Deployment) -> tuple[Deployment, int, str]:
+    def edit(here: TopicDeployment) -> tuple[TopicDeployment, int, str]:
         if here.status == status:
             return here, UNCHANGED, "nothing to change"
         if here.status != needed:
@@ -225,7 +232,7 @@ def deployed(engine: MasterEngine, params: Params, now: int) -> Answer:
             {
                 **_sums(engine, topic, numbers),
                 "topicNameId": UNDEFINED,
-                **who_and_when(engine, Topic, topic.name),
+                **who_and_when(engine, TopicSetting, topic.name),
                 "deployInfo": _places(engine, topic, numbers),
             }
             for topic, numbers in _asked(engine, params)
@@ -239,7 +246,7 @@ def places(engine: MasterEngine, params: Params, now: int) -> Answer:
     return success([{name: value for name, value in row.items() if name != "runInfo"} for row in rows])
 
 
-def _asked(engine: MasterEngine, params: Params) -> list[tuple[Topic, list[int]]]:
+def _asked(engine: MasterEngine, params: Params) -> list[tuple[TopicSetting, list[int]]]:
     """The topics that are asked for, each with its brokers, as far as these are asked for."""
     wanted, numbers = set(params.items("topicName")), set(params.numbers("brokerId"))
     status = params.given_number("topicStatusId", "tStsId", least=0, most=TOPIC_REMOVED + 1)
@@ -262,7 +269,7 @@ def _asked(engine: MasterEngine, params: Params) -> list[tuple[Topic, list[int]]
     return found
 
 
-def _places(engine: MasterEngine, topic: Topic, numbers: Collection[int]) -> list[Answer]:
+def _places(engine: MasterEngine, topic: TopicSetting, numbers: Collection[int]) -> list[Answer]:
     """A row for each of these brokers, by its configuration."""
     cluster = engine.cluster
     rows: list[Answer] = []
@@ -290,14 +297,14 @@ def _places(engine: MasterEngine, topic: Topic, numbers: Collection[int]) -> lis
                 "brokerIp": brokers[broker_id].host,
                 "brokerPort": brokers[broker_id].port,
                 **_properties(engine, topic.at(broker_id)),
-                **who_and_when(engine, Topic, topic.name),
+                **who_and_when(engine, TopicSetting, topic.name),
                 "runInfo": run,
             }
         )
     return rows
 
 
-def _properties(engine: MasterEngine, here: Deployment) -> Answer:
+def _properties(engine: MasterEngine, here: TopicDeployment) -> Answer:
     return {
         "numPartitions": here.partitions,
         "numTopicStores": here.stores,
@@ -308,7 +315,7 @@ def _properties(engine: MasterEngine, here: Deployment) -> Answer:
     }
 
 
-def _sums(engine: MasterEngine, topic: Topic, numbers: Collection[int]) -> Answer:
+def _sums(engine: MasterEngine, topic: TopicSetting, numbers: Collection[int]) -> Answer:
     """The topic as a whole, on these brokers."""
     cluster = engine.cluster
     on = [cluster.brokers[number] for number in numbers if number in cluster.brokers]

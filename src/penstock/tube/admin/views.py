@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from penstock.tube.admin.common import Answer, Change, failure, item, success
 from penstock.tube.admin.params import Params
-from penstock.tube.engine.balance import Group
-from penstock.tube.engine.client_groups import ClientGroup
-from penstock.tube.engine.deployment import Deployment
-from penstock.tube.engine.master import MasterEngine
-from penstock.tube.engine.settings import Status
+from penstock.tube.engine.master.balance import Group
+from penstock.tube.engine.master.client_balance import ClientGroup
+from penstock.tube.engine.master.master import MasterEngine
+from penstock.tube.engine.master.settings import Status, TopicDeployment
 
 __all__ = [
     "booked_consume",
@@ -68,7 +67,7 @@ def loads_of_brokers(engine: MasterEngine, params: Params, now: int) -> Answer:
     return success(rows)
 
 
-def _counted(name: str, places: list[Deployment]) -> Answer:
+def _counted(name: str, places: list[TopicDeployment]) -> Answer:
     """Topics of a broker, or brokers of a topic, under ``name``, with their stores and partitions."""
     what = name.removeprefix("topic").removeprefix("broker")
     return {

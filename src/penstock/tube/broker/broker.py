@@ -31,11 +31,11 @@ from penstock.tube.broker.timers import Timers
 from penstock.tube.broker.upkeep import DurabilityOf, Opened, Upkeep, newest, open_logs
 from penstock.tube.codec.strings import DEFAULT_BROKER_TLS_PORT, TopicConfig
 from penstock.tube.engine.access import Access
-from penstock.tube.engine.broker import AppendResult, BrokerEngine
-from penstock.tube.engine.membership import BrokerConfig, Membership
-from penstock.tube.engine.offsets import GroupOffsets
-from penstock.tube.engine.staging import StagingLimits
-from penstock.tube.engine.topics import Topics
+from penstock.tube.engine.broker.group_offsets import GroupOffsets
+from penstock.tube.engine.broker.membership import BrokerConfig, BrokerMembership
+from penstock.tube.engine.broker.topics import Topics
+from penstock.tube.engine.broker_engine import AppendResult, BrokerEngine
+from penstock.tube.engine.transactions.staging import StagingLimits
 from penstock.tube.listeners import Listeners
 from penstock.tube.rpc import Peers
 from penstock.tube.storage.disk import Disk
@@ -231,15 +231,15 @@ class TubeBroker:
         self._upkeep = Upkeep(disk, engine, self.broker_id, self._max_store_bytes)
         for topic, rows in opened.producers:
             known = [row for row in rows if engine.transactions.restored(row[1])]
-            engine.sending.producers.restore(topic, known)
-        engine.sending.producers.changed.clear()
+            engine.produce.producers.restore(topic, known)
+        engine.produce.producers.changed.clear()
         return offsets, config
 
     def _join(self, bound: tuple[str, int], config: BrokerConfig) -> None:
         """Begin to be a member of the cluster, at the address that clients shall use."""
         address = self._advertise or f"{bound[0]}:{bound[1]}"
         bound_tls = self.tls_bound
-        membership = Membership(
+        membership = BrokerMembership(
             self.broker_id, address, f"penstock-{penstock.__version__}", config,
             tls_port=None if bound_tls is None else bound_tls[1], web_address=self._web_address,
         )  # fmt: skip
@@ -252,7 +252,7 @@ class TubeBroker:
     def access_changed(self) -> None:
         """Users or rights changed: end the registrations of consumers that may not read any more."""
         if self._engine is not None:
-            self._engine.holdings.access_changed()
+            self._engine.registrations.access_changed()
 
     async def close(self) -> None:
         """Leave the cluster, answer what was received, sync and close. Twice is harmless."""

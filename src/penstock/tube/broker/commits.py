@@ -21,9 +21,9 @@ from penstock.tube.broker.upkeep import Upkeep
 from penstock.tube.codec.codes import ErrCode
 from penstock.tube.codec.envelope import encode_response
 from penstock.tube.codec.methods import METHODS, MethodId
-from penstock.tube.engine.broker import AppendResult, BrokerEngine
-from penstock.tube.engine.publishing import Publication
-from penstock.tube.engine.topics import LogStore
+from penstock.tube.engine.broker.topics import LogStore
+from penstock.tube.engine.broker_engine import AppendResult, BrokerEngine
+from penstock.tube.engine.transactions.publishing import Publication
 from penstock.tube.storage.disk import Commit, Disk
 from penstock.tube.storage.meta import GroupOffset
 from penstock.tube.storage.store import Store
@@ -193,7 +193,7 @@ class Commits:
             else:
                 if self._behind is None and self._round is None:
                     self._behind = self._loop.call_later(WRITE_BEHIND_S, self.schedule)
-        if engine.reading.parked and dirty and not self._shown:
+        if engine.fetch.parked and dirty and not self._shown:
             self._shown = True
             self._loop.call_soon(self._show_immediate)
 
@@ -207,7 +207,7 @@ class Commits:
 
     async def close(self) -> None:
         """Commit what is scheduled, with what producers have sent; nothing is taken any more."""
-        if self._engine.sending.producers.changed and self.failure is None:
+        if self._engine.produce.producers.changed and self.failure is None:
             self.snapshot_due = True
         if self._positions is not None:
             self._positions.cancel()
@@ -246,7 +246,7 @@ class Commits:
         if self.failure is None:
             self._publish(now)
         one.decided = upkeep.take_staged(commit)
-        if engine.sending.producers.changed:
+        if engine.produce.producers.changed:
             upkeep.note_producers(commit)
         # A dict keeps the order of first use, so the same run writes the same way again.
         for store in engine.dirty_stores:

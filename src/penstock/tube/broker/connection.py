@@ -12,7 +12,7 @@ from penstock.errors import RemoteProtocolError
 from penstock.tube.codec import exceptions
 from penstock.tube.codec.envelope import Request, decode_request, encode_error
 from penstock.tube.codec.methods import MethodId
-from penstock.tube.engine.sends import Send
+from penstock.tube.engine.broker.send_decoder import Send
 from penstock.tube.rpc import ServerConnection
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class BrokerConnection(ServerConnection):
     def __init__(self, broker: TubeBroker) -> None:
         super().__init__(broker.peers)
         self._broker = broker
-        self._recognise = broker.engine.sending.reader.recognise
+        self._recognise = broker.engine.produce.reader.recognise
         self._runs: dict[tuple[str, int], _Run] = {}
         """Messages that came one behind the other, by their partition: not stored yet."""
         self._timeout: int | None = None

@@ -16,7 +16,7 @@ from penstock.security.tube_key import tube_key
 from penstock.tube.codec.methods import Service
 from penstock.tube.codec.proto.shared_pb2 import AuthenticateInfo, MasterCertificateInfo
 from penstock.tube.engine.access import sign
-from penstock.tube.engine.membership import Membership, Orders
+from penstock.tube.engine.broker.membership import BrokerMembership, MasterUpdate
 from penstock.tube.link import Link
 
 __all__ = ["Member"]
@@ -37,9 +37,9 @@ class Member:
 
     def __init__(
         self,
-        membership: Membership,
+        membership: BrokerMembership,
         masters: Sequence[tuple[str, int]],
-        apply: Callable[[Orders], None],
+        apply: Callable[[MasterUpdate], None],
         status: Callable[[], tuple[int, int, str | None]],
         *,
         lost: Callable[[], None] = lambda: None,

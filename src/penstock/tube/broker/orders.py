@@ -8,9 +8,9 @@ from collections.abc import Callable
 from penstock.errors import ConfigError
 from penstock.tube.broker.commits import Commits
 from penstock.tube.broker.upkeep import Upkeep
-from penstock.tube.engine.broker import BrokerEngine
-from penstock.tube.engine.flow import parse_rules
-from penstock.tube.engine.membership import Orders
+from penstock.tube.engine.broker.flow_control import parse_rules
+from penstock.tube.engine.broker.membership import MasterUpdate
+from penstock.tube.engine.broker_engine import BrokerEngine
 from penstock.tube.storage.disk import Disk
 
 __all__ = ["OrderDesk"]
@@ -48,7 +48,7 @@ class OrderDesk:
             return int(engine.read_stopped), -1, failure.what
         return int(engine.read_stopped), int(engine.write_stopped), None
 
-    def obey(self, orders: Orders) -> None:
+    def obey(self, orders: MasterUpdate) -> None:
         """Do what ``orders`` say; what of it has to last is in the next commit."""
         engine = self._engine
         engine.read_stopped = orders.stop_read
@@ -78,7 +78,7 @@ class OrderDesk:
 
     def _limit_readers(self, text: str) -> None:
         try:
-            self._engine.reading.rules = parse_rules(text)
+            self._engine.fetch.rules = parse_rules(text)
         except ConfigError as error:
             _log.error("flow control rules are not in force", extra={"fields": {"error": error.what}})
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from penstock.runtime.io.loop import after_reading, watch_stalls
 from penstock.tube.broker.commits import Commits
 from penstock.tube.broker.upkeep import Upkeep
-from penstock.tube.engine.broker import BrokerEngine
+from penstock.tube.engine.broker_engine import BrokerEngine
 
 __all__ = ["Timers"]
 
@@ -45,7 +45,7 @@ class Timers:
 
     def arm(self) -> None:
         """Make sure that the timer runs for the engine's next deadline, and that what is due to be read ahead is."""
-        if self._engine.reading.ahead.due and self._ahead is None:
+        if self._engine.fetch.ahead.due and self._ahead is None:
             self._ahead = self._loop.call_soon(self._read_ahead)
         deadline = self._engine.next_deadline()
         if deadline is None or (self._timer is not None and self._timer_at <= deadline):
@@ -70,12 +70,12 @@ class Timers:
         self.arm()
 
     def _stalled(self, grace_ms: int) -> None:
-        self._engine.holdings.stalled(self._clock(), grace_ms)
+        self._engine.registrations.stalled(self._clock(), grace_ms)
 
     def _read_ahead(self) -> None:
         """One read a turn, after the answers of the turn before have left."""
         self._ahead = None
-        ahead = self._engine.reading.ahead
+        ahead = self._engine.fetch.ahead
         ahead.work()
         if ahead.due:
             self._ahead = self._loop.call_soon(self._read_ahead)
@@ -91,7 +91,7 @@ class Timers:
         wrote = self._upkeep.write_history(now_ms)
         if self._upkeep.let_staged_go(now_ms):
             commits.schedule()
-        if self._engine.sending.producers.changed:
+        if self._engine.produce.producers.changed:
             commits.snapshot_due = True
         if self._upkeep.retain(commits.next, now_ms) or wrote or commits.snapshot_due:
             commits.schedule()

@@ -14,13 +14,15 @@ from pathlib import Path
 from penstock.errors import StorageError
 from penstock.runtime.io.files import Durability, Files
 from penstock.tube.codec.proto import broker_pb2 as pb
-from penstock.tube.engine.broker import BrokerEngine
-from penstock.tube.engine.history import group_history
-from penstock.tube.engine.offsets import GroupOffsets, Key
-from penstock.tube.engine.publishing import Publication
-from penstock.tube.engine.staging import Staging, StagingLimits
-from penstock.tube.engine.topics import HISTORY_TOPIC, Topics
-from penstock.tube.engine.undecided import UndecidedWatch
+from penstock.tube.codec.strings import OFFSET_HISTORY_TOPIC
+from penstock.tube.engine.broker.group_offsets import GroupOffsets, Key
+from penstock.tube.engine.broker.offset_history import group_history
+from penstock.tube.engine.broker.topics import (
+    Topics,
+)
+from penstock.tube.engine.broker_engine import BrokerEngine
+from penstock.tube.engine.transactions.publishing import Publication
+from penstock.tube.engine.transactions.staging import InDoubtWatch, Staging, StagingLimits
 from penstock.tube.storage import epochs, sequences
 from penstock.tube.storage.disk import Commit, Disk, boot_id
 from penstock.tube.storage.recovery import Loss
@@ -148,7 +150,7 @@ class Upkeep:
         self._engine = engine
         self._broker_id = broker_id
         self._max_store_bytes = max_store_bytes
-        self.undecided = UndecidedWatch()
+        self.undecided = InDoubtWatch()
         self._noted = {name for name in disk.notes if name.startswith(sequences.PREFIX)}
 
     def retain(self, commit: Commit, now_ms: int) -> bool:
@@ -169,7 +171,7 @@ class Upkeep:
 
     def note_producers(self, commit: Commit) -> None:
         """Before the log of a store has its first numbered message, a note says from where on to look for them."""
-        for topic, number in self._engine.sending.producers.changed:
+        for topic, number in self._engine.produce.producers.changed:
             name = sequences.note_name(topic, number)
             store = self._disk.stores.get((topic, number))
             if name not in self._noted and store is not None:
@@ -178,7 +180,7 @@ class Upkeep:
 
     def snapshot_producers(self, commit: Commit, now_ms: int) -> None:
         """Note what producers have stored, of all that is handed to ``commit`` and before."""
-        producers = self._engine.sending.producers
+        producers = self._engine.produce.producers
         producers.expire(now_ms)
         for topic, number in producers.changed:
             store = self._disk.stores.get((topic, number))
@@ -246,10 +248,10 @@ class Upkeep:
         if engine.failure is not None or engine.write_stopped:
             return 0
         minute = datetime.fromtimestamp(now_ms / 1000, UTC).strftime("%Y%m%d%H%M")
-        found = group_history(engine.topics, engine.offsets, engine.holdings, self._broker_id, now_ms, minute)
-        topic = engine.topics.by_name[HISTORY_TOPIC]
+        found = group_history(engine.topics, engine.offsets, engine.registrations, self._broker_id, now_ms, minute)
+        topic = engine.topics.by_name[OFFSET_HISTORY_TOPIC]
         for item in found:
-            engine.sending.append_system(topic, item.partition, item.data, item.flag, item.msg_type, now_ms)
+            engine.produce.append_system(topic, item.partition, item.data, item.flag, item.msg_type, now_ms)
         return len(found)
 
     def reset_beyond_end(self, offsets: GroupOffsets) -> list[tuple[Key, int, int]]:

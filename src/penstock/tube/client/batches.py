@@ -12,7 +12,7 @@ from penstock.tube.codec import message as codec
 from penstock.tube.codec.message import INDEX_RECORD_BYTES
 from penstock.tube.codec.proto import broker_pb2
 from penstock.tube.codec.strings import Partition
-from penstock.tube.engine.reading import Reading
+from penstock.tube.engine.client.partition_consumer import PartitionConsumer
 from penstock.tube.record import Record
 
 __all__ = ["Batch", "HandedOut", "Message", "messages_of"]
@@ -75,7 +75,7 @@ class Batch:
     __slots__ = ("confirmed", "count", "end", "finished", "messages", "next", "reading", "revoked", "settled",
                  "waiting_since")  # fmt: skip
 
-    def __init__(self, reading: Reading, messages: list[Message]) -> None:
+    def __init__(self, reading: PartitionConsumer, messages: list[Message]) -> None:
         self.reading = reading
         self.messages = messages
         self.count = len(messages)

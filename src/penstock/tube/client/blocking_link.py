@@ -23,7 +23,7 @@ from penstock.tube.codec.envelope import Request, decode_response, encode_reques
 from penstock.tube.codec.framing import FrameDecoder, encode_frame, one_block
 from penstock.tube.codec.methods import MethodId
 from penstock.tube.codec.schema import decode
-from penstock.tube.engine.credentials import Credentials
+from penstock.tube.engine.client.credentials import Credentials
 
 __all__ = ["BlockingLink", "accepted", "client_id", "credentials_of"]
 

@@ -13,7 +13,7 @@ from penstock.tube.codec.codes import ErrCode
 from penstock.tube.codec.methods import MethodId, Service
 from penstock.tube.codec.proto import master_pb2
 from penstock.tube.codec.strings import DEFAULT_BROKER_PORT, DEFAULT_BROKER_TLS_PORT
-from penstock.tube.engine.producer import Routes
+from penstock.tube.engine.client.routes import Routes
 
 __all__ = ["PartitionInfo", "TopicUnavailableError", "partitions", "visit_token"]
 

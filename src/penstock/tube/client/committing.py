@@ -1,6 +1,6 @@
 """Committing a batch that its tasks staged: all of it is published, once, or nothing.
 
-What an earlier run left undecided is decided first. A batch that spans several brokers is prepared at all of them, then
+What an earlier run left in_doubt is decided first. A batch that spans several brokers is prepared at all of them, then
 published; whoever drives that may die at any moment, the next run of the query goes on (`tube.engine.settling`).
 """
 
@@ -14,7 +14,13 @@ from typing import NamedTuple
 from penstock.errors import PenstockError, RefusedError, UnavailableError
 from penstock.tube.codec.proto import broker_pb2 as pb
 from penstock.tube.codec.strings import BrokerInfo
-from penstock.tube.engine.settling import Known, Undecided, commits, transaction_id, undecided
+from penstock.tube.engine.transactions.outcome import (
+    InDoubtTransaction,
+    ParticipantState,
+    in_doubt,
+    should_commit,
+    transaction_id,
+)
 from penstock.tube.producer import Producer
 from penstock.tube.staging import Asker, Batch, Staged
 
@@ -50,7 +56,7 @@ async def commit(producer: Producer, batch: Batch, staged: Sequence[Staged], *, 
 
 
 async def abort(producer: Producer, batch: Batch, staged: Sequence[Staged], *, timeout_s: float = 10.0) -> None:
-    """Let go what the run staged for the batch and nobody commits. What was decided stays: it cannot be undone.
+    """Let go what the run staged for the batch and nobody should_commit. What was decided stays: it cannot be undone.
 
     Brokers that do not answer let it go by themselves after a while.
     """
@@ -65,7 +71,7 @@ async def abort(producer: Producer, batch: Batch, staged: Sequence[Staged], *, t
 
 
 async def settle(producer: Producer, batch: Batch, brokers: Iterable[BrokerInfo], *, timeout_s: float = 60.0) -> int:
-    """Decide what a dead run of the query left undecided, as its next run would; the last batch committed, -1 none.
+    """Decide what a dead run of the query left in_doubt, as its next run would; the last batch committed, -1 none.
 
     The run of ``batch`` becomes the query's.
 
@@ -85,7 +91,7 @@ class _Driver:
     """One attempt to commit. ``states``: what each broker last answered."""
 
     def __init__(self, producer: Producer, batch: Batch, timeout_s: float) -> None:
-        self.states: dict[int, Known] = {}
+        self.states: dict[int, ParticipantState] = {}
         self._batch = batch
         self._asker = Asker(producer, batch, timeout_s)
         self._brokers: dict[int, BrokerInfo] = {}
@@ -109,7 +115,7 @@ class _Driver:
             )
         known = answer.transaction
         self._brokers[broker.id] = broker
-        self.states[broker.id] = Known(
+        self.states[broker.id] = ParticipantState(
             known.committed if known.HasField("committed") else -1,
             known.transactionId,
             known.transactionBatch if known.transactionId else -1,
@@ -142,12 +148,12 @@ class _Driver:
 
     async def decide(self) -> None:
         """Commit or let go what earlier runs prepared."""
-        for item in undecided(self.states):
+        for item in in_doubt(self.states):
             participants = [BrokerInfo.parse(text).id for text in item.participants] or list(item.holders)
-            step = pb.Transaction.COMMIT if commits(item, participants, self.states) else pb.Transaction.ABORT
+            step = pb.Transaction.COMMIT if should_commit(item, participants, self.states) else pb.Transaction.ABORT
             await _all(self._decide(broker, item, step) for broker in item.holders)
 
-    async def _decide(self, broker: int, item: Undecided, step: pb.Transaction.Step) -> None:
+    async def _decide(self, broker: int, item: InDoubtTransaction, step: pb.Transaction.Step) -> None:
         asked = self._batch.ask(step)
         asked.batch = item.batch
         asked.transactionId = item.transaction
@@ -170,7 +176,7 @@ class _Driver:
             except RefusedError:
                 for broker in self.states:
                     with contextlib.suppress(PenstockError):
-                        item = Undecided(name, self._batch.number, tuple(participants), ())
+                        item = InDoubtTransaction(name, self._batch.number, tuple(participants), ())
                         await self._decide(broker, item, pb.Transaction.ABORT)
                 raise
         await _all(self._publish(broker, name, ordered, participants if several else []) for broker in self.states)

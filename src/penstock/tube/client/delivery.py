@@ -28,9 +28,9 @@ from penstock.tube.codec.methods import MethodId, Service
 from penstock.tube.codec.proto import broker_pb2
 from penstock.tube.codec.schema import decode
 from penstock.tube.codec.strings import Partition
-from penstock.tube.engine.lane import Lane
-from penstock.tube.engine.producer import AVOID_MS, UNTIL_RESTORED, Routes
-from penstock.tube.engine.send_requests import SendWriter
+from penstock.tube.engine.client.partition_queue import PartitionQueue
+from penstock.tube.engine.client.routes import AVOID_MS, UNTIL_RESTORED, Routes
+from penstock.tube.engine.client.send_encoder import SendEncoder
 from penstock.tube.link import Link, Links
 
 __all__ = ["Delivery"]
@@ -63,7 +63,7 @@ class Delivery:
         self,
         settings: Settings,
         routes: Routes,
-        writer: SendWriter,
+        writer: SendEncoder,
         links: Links,
         tell: Callable[[Outgoing, Outcome], None],
         refresh: Callable[[], Awaitable[None]],
@@ -78,14 +78,14 @@ class Delivery:
         self._strays: list[tuple[Partition, Outgoing, PenstockError]] = []
         self._leading: asyncio.Task[None] | None = None
         self._loop = asyncio.get_running_loop()
-        self._lanes: dict[tuple[str, int, int], Lane[Outgoing]] = {}
+        self._lanes: dict[tuple[str, int, int], PartitionQueue[Outgoing]] = {}
         self._ready: dict[int, Link] = {}
         self._used: dict[int, float] = {}
         self._debts: dict[int, _Debt] = {}
         self._idle: set[int] = set()  # brokers without a connection because nothing was sent to them for a while
         self._connecting: dict[int, asyncio.Task[None]] = {}
         self._timers: set[asyncio.TimerHandle] = set()
-        self._limits: deque[tuple[float, Link, Lane[Outgoing], int]] = deque()
+        self._limits: deque[tuple[float, Link, PartitionQueue[Outgoing], int]] = deque()
         self._sweeper = asyncio.create_task(self._sweep(), name="tube-delivery")
         self._closing = False
 
@@ -128,16 +128,18 @@ class Delivery:
 
     # --- a partition ---
 
-    def _lane(self, target: Partition) -> Lane[Outgoing]:
+    def _lane(self, target: Partition) -> PartitionQueue[Outgoing]:
         settings = self._settings
         new_id = partial(random.randrange, 1, 1 << 62) if settings.idempotent else None
-        lane: Lane[Outgoing] = Lane(target, requests=settings.window, reorder=settings.reorder, new_producer_id=new_id)
+        lane: PartitionQueue[Outgoing] = PartitionQueue(
+            target, requests=settings.window, reorder=settings.reorder, new_producer_id=new_id
+        )
         link = self._ready.get(target.broker.id)
         if link is not None:
             self._fit(lane, link)
         return lane
 
-    def _fit(self, lane: Lane[Outgoing], link: Link) -> None:
+    def _fit(self, lane: PartitionQueue[Outgoing], link: Link) -> None:
         """Batches where the broker takes them."""
         settings = self._settings
         if link.extensions:
@@ -147,7 +149,7 @@ class Delivery:
             lane.batch = (1, 0)
             lane.requests = settings.window
 
-    def _pump(self, lane: Lane[Outgoing]) -> None:
+    def _pump(self, lane: PartitionQueue[Outgoing]) -> None:
         """Send what may go now."""
         lane.scheduled = False
         broker_id = lane.target.broker.id
@@ -165,7 +167,7 @@ class Delivery:
             self._tell(message, _overtaken(lane.target, None))
         lane.abandoned.clear()
 
-    def _send(self, link: Link, lane: Lane[Outgoing], number: int, messages: list[Outgoing]) -> None:
+    def _send(self, link: Link, lane: PartitionQueue[Outgoing], number: int, messages: list[Outgoing]) -> None:
         target, token = lane.target, (self._routes.token, self._routes.broker_token())
         first = messages[0]
         if len(messages) == 1:
@@ -187,7 +189,9 @@ class Delivery:
             partial(self._answered, link, lane, number),
         )
 
-    def _answered(self, link: Link, lane: Lane[Outgoing], number: int, outcome: Response | PenstockError) -> None:
+    def _answered(
+        self, link: Link, lane: PartitionQueue[Outgoing], number: int, outcome: Response | PenstockError
+    ) -> None:
         target = lane.target
         error: PenstockError
         debt = self._debts[target.broker.id]
@@ -273,7 +277,7 @@ class Delivery:
             message_id += 1
             offset += INDEX_RECORD_BYTES
 
-    def _settle(self, lane: Lane[Outgoing]) -> None:
+    def _settle(self, lane: PartitionQueue[Outgoing]) -> None:
         """After an outcome: go on sending, or arrange the failed ones once all in flight have theirs."""
         outcome = lane.again()
         if outcome is None:
@@ -301,7 +305,7 @@ class Delivery:
         timer = self._loop.call_later(self._settings.retry_s, resume)
         self._timers.add(timer)
 
-    def _expire(self, lane: Lane[Outgoing], error: PenstockError | None) -> None:
+    def _expire(self, lane: PartitionQueue[Outgoing], error: PenstockError | None) -> None:
         """Give up waiting messages whose time is over. A numbered one stays in its row, its caller is told."""
         now = self._loop.time()
         for message in lane.take(lambda message: message.deadline <= now or message.future.done()):
@@ -311,14 +315,14 @@ class Delivery:
                 if message.deadline <= now:
                     self._late(lane, message, error)
 
-    def _late(self, lane: Lane[Outgoing], message: Outgoing, error: PenstockError | None) -> None:
+    def _late(self, lane: PartitionQueue[Outgoing], message: Outgoing, error: PenstockError | None) -> None:
         cause = error if error is not None else message.error
         why = cause.what if cause is not None else f"no connection to broker {lane.target.broker.address}"
         limit = self._settings.delivery_timeout_s
         text = f"tube: a message for {lane.target.key} was not acknowledged within {limit:g} s"
         self._tell(message, UnavailableError(text, applied=None if message.attempts else False, why=why))
 
-    def _move(self, lane: Lane[Outgoing]) -> None:
+    def _move(self, lane: PartitionQueue[Outgoing]) -> None:
         """Messages that go anywhere leave a broker that is avoided."""
         now = monotonic_ms()
         avoided = self._routes.avoided
@@ -330,7 +334,7 @@ class Delivery:
                 other = lane.target
             self.push(other, message)
 
-    def _refuse_numbers(self, lane: Lane[Outgoing]) -> None:
+    def _refuse_numbers(self, lane: PartitionQueue[Outgoing]) -> None:
         error = RefusedError(
             f"tube: broker {lane.target.broker.address} does not know idempotent producers",
             code=ErrCode.BAD_REQUEST,
@@ -445,7 +449,7 @@ class Delivery:
             if target.broker.id in self._used:
                 self._connect_soon(target)
 
-    def _lanes_to(self, broker_id: int) -> list[Lane[Outgoing]]:
+    def _lanes_to(self, broker_id: int) -> list[PartitionQueue[Outgoing]]:
         return [lane for lane in self._lanes.values() if lane.target.broker.id == broker_id]
 
     async def _sweep(self) -> None:

@@ -24,9 +24,8 @@ from penstock.tube.codec.methods import MethodId, Service
 from penstock.tube.codec.proto import broker_pb2
 from penstock.tube.codec.schema import decode
 from penstock.tube.codec.strings import Partition, parse_failure
-from penstock.tube.engine.consumer import Orders
-from penstock.tube.engine.group_member import GroupMember
-from penstock.tube.engine.reading import Reading, Start, Step
+from penstock.tube.engine.client.consumer_group import GroupMember, Orders
+from penstock.tube.engine.client.partition_consumer import PartitionConsumer, Start, Step
 from penstock.tube.link import Link, Links
 
 __all__ = ["Fetcher", "ReadSettings"]
@@ -75,11 +74,11 @@ class Fetcher:
         self._links = links
         self._deliver = deliver
         self._tell_lost = lost
-        self._readings: dict[Partition, tuple[Reading, asyncio.Task[None]]] = {}
+        self._readings: dict[Partition, tuple[PartitionConsumer, asyncio.Task[None]]] = {}
         self._in_hand: dict[Partition, Batch] = {}
         self._unconfirmed: dict[Partition, Batch] = {}  # the last one handed out, where the partition is read on
-        self._to_commit: dict[Reading, HandedOut] = {}
-        self._committing: dict[Reading, asyncio.Task[None]] = {}
+        self._to_commit: dict[PartitionConsumer, HandedOut] = {}
+        self._committing: dict[PartitionConsumer, asyncio.Task[None]] = {}
         self._beating: dict[Address, asyncio.Task[None]] = {}  # one heartbeat a broker at a time
         self._registered: dict[Partition, asyncio.Event] = {}
         # Gets without an answer whose partition was given back: it is not taken again before the answer is there. Else
@@ -87,7 +86,7 @@ class Fetcher:
         self._unanswered: dict[Partition, asyncio.Future[Response | PenstockError]] = {}
 
     @property
-    def readings(self) -> list[Reading]:
+    def readings(self) -> list[PartitionConsumer]:
         """The partitions that are read now."""
         return [reading for reading, _ in self._readings.values()]
 
@@ -103,7 +102,7 @@ class Fetcher:
                 if registering is not None:  # offered again: the master must not hear "not held" without a pause
                     waiting.append(registering.wait())
             else:
-                reading = Reading(
+                reading = PartitionConsumer(
                     partition,
                     settings.start,
                     most_wait_ms=settings.most_wait_ms,
@@ -221,7 +220,7 @@ class Fetcher:
         """Return when nothing is being committed."""
         await asyncio.gather(*self._committing.values(), return_exceptions=True)
 
-    async def _commit_all(self, reading: Reading) -> None:
+    async def _commit_all(self, reading: PartitionConsumer) -> None:
         try:
             while (position := self._to_commit.pop(reading, None)) is not None:
                 with contextlib.suppress(PenstockError):  # its messages are delivered again
@@ -254,7 +253,7 @@ class Fetcher:
 
     def heartbeats(self) -> None:
         """Send a heartbeat to every broker that answered the last one, for the partitions registered there."""
-        by_broker: dict[tuple[str, int], list[Reading]] = {}
+        by_broker: dict[tuple[str, int], list[PartitionConsumer]] = {}
         for partition, (reading, _) in self._readings.items():
             if reading.registered:
                 by_broker.setdefault((partition.broker.host, partition.broker.port), []).append(reading)
@@ -263,7 +262,7 @@ class Fetcher:
             if link is not None and address not in self._beating:
                 self._beating[address] = asyncio.create_task(self._beat_once(address, link, readings))
 
-    async def _beat_once(self, address: Address, link: Link, readings: list[Reading]) -> None:
+    async def _beat_once(self, address: Address, link: Link, readings: list[PartitionConsumer]) -> None:
         try:
             with contextlib.suppress(PenstockError):  # the reading tasks see the same and act
                 await self._beat(link, readings)
@@ -272,7 +271,7 @@ class Fetcher:
 
     # --- a partition ---
 
-    async def _read(self, reading: Reading) -> None:
+    async def _read(self, reading: PartitionConsumer) -> None:
         partition = reading.partition
         failing_since: float | None = None
         while True:
@@ -300,7 +299,7 @@ class Fetcher:
                 self._drop(partition)
                 return
 
-    async def _register(self, link: Link, reading: Reading) -> Step:
+    async def _register(self, link: Link, reading: PartitionConsumer) -> Step:
         partition = reading.partition
         unanswered = self._unanswered.pop(partition, None)
         if unanswered is not None and not unanswered.done():
@@ -327,7 +326,7 @@ class Fetcher:
             self._registered.pop(partition, asyncio.Event()).set()
         return step
 
-    async def _get(self, link: Link, reading: Reading) -> Step:
+    async def _get(self, link: Link, reading: PartitionConsumer) -> Step:
         moves = reading.moves
         answer = await self._ask(link, reading)
         if reading.moves != moves:
@@ -349,7 +348,7 @@ class Fetcher:
                     self._unconfirmed[partition] = batch
         return step
 
-    async def _ask(self, link: Link, reading: Reading) -> broker_pb2.GetMessageResponseB2C:
+    async def _ask(self, link: Link, reading: PartitionConsumer) -> broker_pb2.GetMessageResponseB2C:
         """One get. A connection on which it stays unanswered is given up: a late answer would move the position."""
         partition = reading.partition
         request = reading.get_request(self._member.client_id, self._member.group)
@@ -416,7 +415,7 @@ class Fetcher:
         )
         return answer.range if answer.HasField("range") else None
 
-    async def _beat(self, link: Link, readings: list[Reading]) -> None:
+    async def _beat(self, link: Link, readings: list[PartitionConsumer]) -> None:
         request = self._member.partition_heartbeat(reading.partition for reading in readings)
         answer = await link.call(
             READ,

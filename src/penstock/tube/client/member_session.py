@@ -18,8 +18,8 @@ from penstock.tube.client.fetching import Fetcher
 from penstock.tube.codec.codes import ErrCode, remedy
 from penstock.tube.codec.methods import MethodId
 from penstock.tube.codec.proto import master_pb2
-from penstock.tube.engine.client_balance import ClientBalance
-from penstock.tube.engine.consumer import Membership, Orders
+from penstock.tube.engine.client.client_balance import ClientBalance
+from penstock.tube.engine.client.consumer_group import Membership, Orders
 from penstock.tube.link import MasterLink
 
 __all__ = ["MemberSession"]

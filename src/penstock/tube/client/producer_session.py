@@ -13,7 +13,7 @@ from penstock.tube.codec.codes import ErrCode, remedy
 from penstock.tube.codec.methods import MethodId
 from penstock.tube.codec.proto import master_pb2
 from penstock.tube.codec.strings import Partition
-from penstock.tube.engine.producer import Routes
+from penstock.tube.engine.client.routes import Routes
 from penstock.tube.link import MasterLink
 
 __all__ = ["ProducerSession"]

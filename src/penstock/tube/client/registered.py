@@ -29,7 +29,7 @@ from penstock.tube.codec.methods import MethodId, Service
 from penstock.tube.codec.proto import broker_pb2
 from penstock.tube.codec.schema import decode
 from penstock.tube.codec.stored import Numbers, ids_of, sums_of, take_apart
-from penstock.tube.engine.registered import (
+from penstock.tube.engine.client.apache_range_reader import (
     Answer,
     Ask,
     Fetched,

@@ -1,10 +1,16 @@
-"""Error codes of responses (``errCode``). 200 is success; ``success`` and ``errCode`` are always set together."""
+"""Codes of the protocol: errors of responses, orders to consumers, and the version of the extensions.
+
+200 is success; ``success`` and ``errCode`` of a response are always set together.
+"""
 
 from __future__ import annotations
 
 from enum import IntEnum
 
-__all__ = ["ErrCode", "remedy"]
+__all__ = ["EXTENSIONS", "ErrCode", "RebalanceOp", "remedy"]
+
+EXTENSIONS = 2
+"""Version of the extensions (fields 1000 and up) that penstock speaks; 2 added commits at an offset."""
 
 
 class ErrCode(IntEnum):
@@ -35,6 +41,16 @@ class ErrCode(IntEnum):
     CONSUME_CONTENT_FORBIDDEN = 455
     INTERNAL_SERVER_ERROR = 500
     SERVICE_UNAVAILABLE = 503
+
+
+class RebalanceOp(IntEnum):
+    """EventProto.opType. 1 and 2 announce a partner event; we send the plain forms 10 and 20, and understand all."""
+
+    CONNECT = 1
+    DISCONNECT = 2
+    REPORT = 3
+    ONLY_CONNECT = 10
+    ONLY_DISCONNECT = 20
 
 
 _OTHER_GROUP = "members of a group read equal topics with equal filters, in one way: name another group for this one"

@@ -16,6 +16,7 @@ __all__ = [
     "DEFAULT_BROKER_PORT",
     "DEFAULT_BROKER_TLS_PORT",
     "GROUP_RULE",
+    "OFFSET_HISTORY_TOPIC",
     "PARTITIONS_PER_STORE",
     "TOPIC_RULE",
     "UNDEFINED",
@@ -44,6 +45,8 @@ __all__ = [
 
 DEFAULT_BROKER_PORT = 8123
 DEFAULT_BROKER_TLS_PORT = 8124
+OFFSET_HISTORY_TOPIC = "__offset_history__"
+"""The system topic of consumed offsets: on every broker, readable, never writable for clients."""
 PARTITIONS_PER_STORE = 10_000
 UNDEFINED = -2  # "not set", everywhere in this protocol
 

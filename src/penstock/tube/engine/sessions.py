@@ -1,8 +1,14 @@
-"""Sessions of consumers: how long a silent one keeps its partitions, at the master and at brokers."""
+"""Sessions of clients at the master and at brokers: how long they last, and the connection that each belongs to.
+
+Client ids are not secret, so an id alone must not be enough to take over a session. A session (a consumer's
+registration, a member of a group) belongs to the connection that began it. Apache's clients continue a session on a new
+connection after the old one broke, without registering again. So while the connection is open, no other connection may
+use the session; once it has ended, the next connection from the same host that names the id takes it over.
+"""
 
 from __future__ import annotations
 
-__all__ = ["LEAST_SESSION_MS", "session_of"]
+__all__ = ["LEAST_SESSION_MS", "Origin", "Origins", "session_of"]
 
 LEAST_SESSION_MS = 3_000
 """The shortest session that a consumer can ask for."""
@@ -13,3 +19,41 @@ def session_of(asked_ms: int, server_ms: int) -> int:
     if asked_ms <= 0:
         return server_ms
     return min(max(asked_ms, LEAST_SESSION_MS), server_ms)
+
+
+class Origin:
+    """One connection. ``host``: address of the peer; ``ended``: it is closed."""
+
+    __slots__ = ("ended", "host")
+
+    def __init__(self, host: str) -> None:
+        self.host = host
+        self.ended = False
+
+    def passes_to(self, other: Origin) -> bool:
+        """Whether ``other`` may go on with the sessions of this connection."""
+        return self is other or (self.ended and self.host == other.host)
+
+
+class Origins:
+    """The open connections that asked for something, by the key that the shell gives each."""
+
+    def __init__(self) -> None:
+        self._open: dict[object, Origin] = {}
+
+    def of(self, connection: object | None, host: str) -> Origin:
+        """The connection of a request; None (a request that came over none) binds a session to nothing."""
+        if connection is None:
+            origin = Origin(host)
+            origin.ended = True
+            return origin
+        found = self._open.get(connection)
+        if found is None:
+            found = self._open[connection] = Origin(host)
+        return found
+
+    def end(self, connection: object) -> None:
+        """The connection is closed."""
+        found = self._open.pop(connection, None)
+        if found is not None:
+            found.ended = True

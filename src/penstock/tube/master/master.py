@@ -19,9 +19,14 @@ from penstock.tube.admin.caller import UNKNOWN, Caller
 from penstock.tube.codec.envelope import Request
 from penstock.tube.codec.methods import MethodId
 from penstock.tube.engine.access import Access
-from penstock.tube.engine.deployment import Topic
-from penstock.tube.engine.master import MasterConfig, MasterEngine
-from penstock.tube.engine.settings import Removal, Setting, key_of
+from penstock.tube.engine.master.master import MasterConfig, MasterEngine
+from penstock.tube.engine.master.settings import (
+    TOPIC_KIND,
+    Removal,
+    Setting,
+    TopicSetting,
+    key_of,
+)
 from penstock.tube.listeners import Listeners
 from penstock.tube.master.metadata import SettingStore
 from penstock.tube.rpc import AnsweringProtocol, Peer, Peers
@@ -113,7 +118,7 @@ class TubeMaster:
         assert self._engine is not None, "start() comes first"
         return self._engine
 
-    def topics(self) -> list[Topic]:
+    def topics(self) -> list[TopicSetting]:
         """Configured topics, by name."""
         return sorted(self.engine.cluster.topics.values())
 
@@ -126,7 +131,7 @@ class TubeMaster:
         max_message_bytes: int | None = None,
         delete_policy: str | None = None,
         ready_s: float = 0,
-    ) -> Topic:
+    ) -> TopicSetting:
         """Create a topic on every broker; durable when this returns.
 
         Brokers learn of it by their next heartbeat; with ``ready_s`` this returns when one serves it.
@@ -136,7 +141,7 @@ class TubeMaster:
             StorageError: it could not be made durable.
             UnavailableError: no broker serves it after ``ready_s`` seconds; it is created all the same.
         """
-        topic = Topic(name, partitions, stores, max_message_bytes=max_message_bytes, delete_policy=delete_policy)
+        topic = TopicSetting(name, partitions, stores, max_message_bytes=max_message_bytes, delete_policy=delete_policy)
         self.engine.check_new_topic(topic)
         await self._persist([topic])
         if ready_s:
@@ -196,7 +201,9 @@ class TubeMaster:
         except admin.BadParameter as error:
             return admin.failure(str(error))
         await self._persist([*outcome.settings, *authors])
-        topics = [setting.name for setting in outcome.settings if isinstance(setting, Topic) and not setting.status]
+        topics = [
+            setting.name for setting in outcome.settings if isinstance(setting, TopicSetting) and not setting.status
+        ]
         await self.wait_taken_up(topics)
         return outcome.answer
 
@@ -227,7 +234,7 @@ class TubeMaster:
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         storing = self.engine.storing
         kind, key = key_of(setting)
-        name = key if kind == Topic.__name__ else None
+        name = key if kind == TOPIC_KIND else None
 
         def done(error: StorageError | None) -> None:
             if name is not None:

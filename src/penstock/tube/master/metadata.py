@@ -20,9 +20,15 @@ import lmdb
 from penstock.errors import StorageError
 from penstock.runtime.io.files import DirectFiles, Durability
 from penstock.runtime.io.lmdb_environment import Environment
-from penstock.tube.engine import settings as kinds
-from penstock.tube.engine.deployment import Deployment, Topic
-from penstock.tube.engine.settings import Removal, Setting, key_of
+from penstock.tube.engine.master import settings as kinds
+from penstock.tube.engine.master.settings import (
+    TOPIC_KIND,
+    Removal,
+    Setting,
+    TopicDeployment,
+    TopicSetting,
+    key_of,
+)
 from penstock.tube.storage.lock import DirectoryLock
 
 __all__ = ["SettingStore"]
@@ -103,7 +109,7 @@ class SettingStore:
                 why="another version of penstock wrote it",
                 do="start that version, or restore the directory from a copy",
             )
-        kind: Any = _KINDS.get(row.get("kind", ""), Topic)
+        kind: Any = _KINDS.get(row.get("kind", ""), TopicSetting)
         if "kind" in row and row["kind"] not in _KINDS:
             raise StorageError(
                 f"tube: {self.path} holds a {row['kind']}, unknown to this version",
@@ -115,7 +121,7 @@ class SettingStore:
         if "topic_defaults" in fields:
             fields["topic_defaults"] = kinds.TopicDefaults(*fields["topic_defaults"])
         if "own" in fields:
-            fields["own"] = tuple((number, Deployment(*values)) for number, values in fields["own"])
+            fields["own"] = tuple((number, TopicDeployment(*values)) for number, values in fields["own"])
         setting: Setting = kind(**fields)
         return setting
 
@@ -123,11 +129,11 @@ class SettingStore:
 def _key(setting: Setting | Removal) -> bytes:
     kind, key = key_of(setting)
     # Topics came first: their keys have no kind.
-    text = key if kind == Topic.__name__ else f"{kind}\0{key}"
+    text = key if kind == TOPIC_KIND else f"{kind}\0{key}"
     return hashlib.sha256(text.encode()).digest()
 
 
 def _encode(setting: Setting) -> bytes:
-    kind = {} if isinstance(setting, Topic) else {"kind": type(setting).__name__}
+    kind = {} if isinstance(setting, TopicSetting) else {"kind": type(setting).__name__}
     body = json.dumps({"schema": SCHEMA, **kind, **setting._asdict()}, separators=(",", ":")).encode()
     return zlib.crc32(body).to_bytes(4, "big") + body

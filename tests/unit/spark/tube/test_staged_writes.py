@@ -238,7 +238,7 @@ async def test_rows_keep_their_ids_and_get_none(tmp_path: Path) -> None:
 
 async def test_brokers_that_stage_nothing(tmp_path: Path) -> None:
     async with tube(tmp_path, "demo") as running:
-        running.brokers[1].engine.sending.transactions = None
+        running.brokers[1].engine.produce.transactions = None
         query = Query(running)
         message = await query.task(0, 0, ["a", "b"])
         # At least once: the rows are there when the task ends, and again after another attempt.

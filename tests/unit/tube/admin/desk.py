@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from penstock.tube.admin.master import Change, handle
-from penstock.tube.engine.master import MasterEngine
+from penstock.tube.engine.master.master import MasterEngine
 from tests.engine.tube.talk import NOW
 
 __all__ = ["TOKEN", "change", "query"]

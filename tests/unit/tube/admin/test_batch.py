@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from penstock.tube.admin.master import handle
-from penstock.tube.engine.settings import ConsumeControl, Status
+from penstock.tube.engine.master.settings import ConsumeControl, Status
 from tests.engine.tube.talk import NOW, join_broker, master
 from tests.unit.tube.admin.desk import TOKEN, change, query
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from penstock.tube.codec.methods import MethodId
-from penstock.tube.engine.consumer import Membership
+from penstock.tube.engine.client.consumer_group import Membership
 from tests.engine.tube.talk import NOW, ask, join_broker, master
 from tests.unit.tube.admin.desk import change, query
 

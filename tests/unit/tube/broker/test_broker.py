@@ -18,9 +18,8 @@ from penstock.tube.codec.framing import BEGIN_TOKEN, encode_frame
 from penstock.tube.codec.message import check_sum, parse_attributes, split_data
 from penstock.tube.codec.methods import MethodId
 from penstock.tube.codec.proto import broker_pb2 as pb
-from penstock.tube.codec.strings import TopicConfig
-from penstock.tube.engine.history import history_place
-from penstock.tube.engine.topics import HISTORY_TOPIC
+from penstock.tube.codec.strings import OFFSET_HISTORY_TOPIC, TopicConfig
+from penstock.tube.engine.broker.offset_history import history_place
 from penstock.tube.master.master import TubeMaster
 from tests.ports import free_port
 from tests.unit.tube.broker_client import running
@@ -191,7 +190,7 @@ async def test_the_upkeep_of_a_broker_copes_with_any_group_name(tmp_path: Path, 
         broker.retain(broker.clock())
         await broker.committed()
         partition, _ = history_place(group)
-        found = await client.range(partition, HISTORY_TOPIC, startOffset=0)
+        found = await client.range(partition, OFFSET_HISTORY_TOPIC, startOffset=0)
         attributes, body = split_data(found.messages[0].payLoadData, found.messages[0].flag) or ("", b"")
         assert json.loads(body)["group"] == group
         assert dict(parse_attributes(attributes)).get("$groupName$") in (None, group)

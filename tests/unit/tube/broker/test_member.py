@@ -10,7 +10,7 @@ import pytest
 
 from penstock.runtime.observability.logs import TextFormatter
 from penstock.tube.broker.member import Member
-from penstock.tube.engine.membership import Membership, Orders
+from penstock.tube.engine.broker.membership import BrokerMembership, MasterUpdate
 from penstock.tube.link import Link
 from penstock.tube.master.master import TubeMaster
 from tests.ports import free_port
@@ -21,8 +21,8 @@ async def test_a_dead_master_is_passed_over(tmp_path: Path) -> None:
     dead = await asyncio.start_server(lambda reader, writer: writer.close(), "127.0.0.1", 0)
     master = TubeMaster(tmp_path)
     address = await master.start("127.0.0.1", 0)
-    seen: list[Orders] = []
-    membership = Membership(1, "127.0.0.1:1", "v")
+    seen: list[MasterUpdate] = []
+    membership = BrokerMembership(1, "127.0.0.1:1", "v")
     member = Member(
         membership, [dead.sockets[0].getsockname(), address], seen.append, lambda: (0, 0, None), heartbeat_s=0.05
     )
@@ -60,7 +60,7 @@ async def test_an_absent_master_is_one_line_until_it_comes(
 
     made = Link.connect
     monkeypatch.setattr(Link, "connect", connect)
-    membership = Membership(4, "127.0.0.1:1", "v")
+    membership = BrokerMembership(4, "127.0.0.1:1", "v")
     member = Member(membership, [address], lambda _: None, status, heartbeat_s=0.05)
     member.start()
     await until(lambda: tries > 3)

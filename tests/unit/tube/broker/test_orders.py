@@ -6,8 +6,8 @@ from pathlib import Path
 
 from penstock.tube.broker.broker import TubeBroker
 from penstock.tube.broker.orders import TOKENS_KNOWN_MS
-from penstock.tube.engine.master import MasterConfig
-from penstock.tube.engine.membership import Orders
+from penstock.tube.engine.broker.membership import MasterUpdate
+from penstock.tube.engine.master.master import MasterConfig
 from penstock.tube.master.master import TubeMaster
 from tests.ports import free_port
 from tests.unit.tube.broker_client import Client
@@ -21,20 +21,20 @@ async def test_visit_tokens_count_once_clients_can_have_heard_of_them(tmp_path: 
     await broker.start("127.0.0.1", 0)
     desk = broker.orders
 
-    def counts(after_ms: int, orders: Orders) -> bool:
+    def counts(after_ms: int, orders: MasterUpdate) -> bool:
         clock[0] += after_ms
         desk.obey(orders)
         return broker.engine.check_tokens
 
-    assert not counts(0, Orders(tokens=[7, 8], check_tokens=True))
-    assert not counts(TOKENS_KNOWN_MS - 1, Orders(tokens=[8, 9]))
-    assert counts(1, Orders())
+    assert not counts(0, MasterUpdate(tokens=[7, 8], check_tokens=True))
+    assert not counts(TOKENS_KNOWN_MS - 1, MasterUpdate(tokens=[8, 9]))
+    assert counts(1, MasterUpdate())
     assert broker.engine.tokens == [7, 8, 9]
     desk.without_master()
     assert not broker.engine.check_tokens
-    assert not counts(0, Orders(check_tokens=True))
-    assert counts(TOKENS_KNOWN_MS, Orders())
-    assert not counts(0, Orders(check_tokens=False))
+    assert not counts(0, MasterUpdate(check_tokens=True))
+    assert counts(TOKENS_KNOWN_MS, MasterUpdate())
+    assert not counts(0, MasterUpdate(check_tokens=False))
     await broker.close()
 
 

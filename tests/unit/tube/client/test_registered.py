@@ -84,7 +84,7 @@ async def test_ranges_positions_and_what_is_left_behind(tmp_path: Path, monkeypa
         engine = running.brokers[1].engine
         assert engine is not None
         assert engine.offsets.committed(("shown", "demo", 1)) == 280
-        assert not len(engine.holdings)
+        assert not len(engine.registrations)
 
 
 async def test_data_that_expired_behind_the_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,7 +121,7 @@ async def test_a_reader_that_is_given_up_holds_nothing(tmp_path: Path, monkeypat
         await blocking(check)
         engine = running.brokers[1].engine
         assert engine is not None
-        assert not len(engine.holdings)
+        assert not len(engine.registrations)
         assert asked[-1]["method"] == "admin_rmv_offset"
 
 

@@ -10,8 +10,8 @@ from penstock.tube.codec.methods import MethodId
 from penstock.tube.codec.proto import master_pb2 as pb
 from penstock.tube.codec.proto import shared_pb2
 from penstock.tube.engine.access import Access, sign
-from penstock.tube.engine.deployment import Topic
-from penstock.tube.engine.master import MasterEngine
+from penstock.tube.engine.master.master import MasterEngine
+from penstock.tube.engine.master.settings import TopicSetting
 from tests.engine.tube.talk import NOW, ask
 
 HOUR = 3_600_000
@@ -124,7 +124,7 @@ def test_other_users_end_tokens() -> None:
 
 
 def test_the_master_asks_everybody_and_renews_tokens() -> None:
-    engine = MasterEngine([Topic("demo")], NOW, access=access())
+    engine = MasterEngine([TopicSetting("demo")], NOW, access=access())
     request = pb.RegisterRequestP2M(clientId="p", brokerCheckSum=-1, hostName="h")
     assert ask(engine, MethodId.PRODUCER_REGISTER, request).errCode == 415
     request.authInfo.CopyFrom(signed())

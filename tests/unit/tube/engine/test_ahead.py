@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.tube.engine.ahead import Ahead, Place
+from penstock.tube.engine.broker.read_ahead import PendingRead, ReadAhead
 from penstock.tube.storage.store import Store
 from tests.unit.runtime.recorded_disk import RecordedDisk
 from tests.unit.tube.storage.test_store import commit, payloads, put
@@ -24,7 +24,7 @@ def stored(*messages: bytes) -> Store:
 
 
 def test_a_read_that_was_expected_is_there_once() -> None:
-    ahead, place = Ahead(), Place(stored(b"one", b"two"), 0, 28, None, 1000)
+    ahead, place = ReadAhead(), PendingRead(stored(b"one", b"two"), 0, 28, None, 1000)
     assert ahead.take(place) is None
     ahead.expect(place, 0)
     ahead.expect(place, 0)
@@ -38,7 +38,7 @@ def test_a_read_that_was_expected_is_there_once() -> None:
 
 def test_what_was_read_is_only_for_who_asks_for_the_same() -> None:
     store = stored(b"one", b"two")
-    ahead, place = Ahead(), Place(store, 0, 0, frozenset({7}), 1000)
+    ahead, place = ReadAhead(), PendingRead(store, 0, 0, frozenset({7}), 1000)
     ahead.expect(place, 0)
     ahead.work()
     for other in (place._replace(keys=None), place._replace(start=28), place._replace(room=10)):
@@ -47,7 +47,7 @@ def test_what_was_read_is_only_for_who_asks_for_the_same() -> None:
 
 
 def test_a_reader_that_was_quicker_is_not_read_for() -> None:
-    ahead, place = Ahead(), Place(stored(b"one"), 0, 0, None, 1000)
+    ahead, place = ReadAhead(), PendingRead(stored(b"one"), 0, 0, None, 1000)
     ahead.expect(place, 0)
     assert ahead.take(place) is None
     ahead.work()
@@ -55,7 +55,7 @@ def test_a_reader_that_was_quicker_is_not_read_for() -> None:
 
 
 def test_a_reader_that_comes_back_to_its_place_is_read_for_once() -> None:
-    ahead, place = Ahead(), Place(stored(b"one"), 0, 0, None, 1000)
+    ahead, place = ReadAhead(), PendingRead(stored(b"one"), 0, 0, None, 1000)
     ahead.expect(place, 0)
     assert ahead.take(place) is None
     ahead.expect(place, 5)
@@ -69,8 +69,8 @@ def test_a_reader_that_comes_back_to_its_place_is_read_for_once() -> None:
 
 
 def test_many_readers_are_not_expected_and_those_who_stay_away_make_room() -> None:
-    ahead, store = Ahead(), stored(b"one")
-    places = [Place(store, 0, 0, None, room) for room in range(1, 19)]
+    ahead, store = ReadAhead(), stored(b"one")
+    places = [PendingRead(store, 0, 0, None, room) for room in range(1, 19)]
     for place in places[:17]:
         ahead.expect(place, 1000)
     assert len(ahead.due) == 16
@@ -85,23 +85,23 @@ def test_many_readers_are_not_expected_and_those_who_stay_away_make_room() -> No
 
 def test_what_retention_took_and_stores_that_are_removed_are_not_read() -> None:
     store, other = stored(b"one", b"two"), stored(b"one")
-    ahead, place = Ahead(), Place(store, 0, 0, None, 1000)
+    ahead, place = ReadAhead(), PendingRead(store, 0, 0, None, 1000)
     ahead.expect(place, 0)
     store.min_offset = 28
     ahead.work()
     assert ahead.take(place) is None
     for one in (store, other):
-        ahead.expect(Place(one, 0, 28, None, 1000), 0)
+        ahead.expect(PendingRead(one, 0, 28, None, 1000), 0)
     ahead.forget(store)
     while ahead.due:
         ahead.work()
-    assert ahead.take(Place(store, 0, 28, None, 1000)) is None
-    assert ahead.take(Place(other, 0, 28, None, 1000)) is not None
+    assert ahead.take(PendingRead(store, 0, 28, None, 1000)) is None
+    assert ahead.take(PendingRead(other, 0, 28, None, 1000)) is not None
 
 
 def test_a_disk_that_has_no_descriptor_left_is_the_readers_to_hear_of(monkeypatch: pytest.MonkeyPatch) -> None:
     store = stored(b"one")
-    ahead, place = Ahead(), Place(store, 0, 0, None, 1000)
+    ahead, place = ReadAhead(), PendingRead(store, 0, 0, None, 1000)
     ahead.expect(place, 0)
     with monkeypatch.context() as broken:
         broken.setattr(Store, "read", _refuse)

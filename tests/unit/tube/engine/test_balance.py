@@ -6,8 +6,13 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from penstock.tube.codec.codes import RebalanceOp
 from penstock.tube.codec.strings import BrokerInfo, Partition
-from penstock.tube.engine.balance import Bound, Event, Group, Op
+from penstock.tube.engine.master.balance import (
+    Bound,
+    Event,
+    Group,
+)
 
 BROKERS = {number: BrokerInfo(number, "h", 8000 + number) for number in (1, 2, 3)}
 
@@ -35,7 +40,7 @@ class Consumer:
         event = self.group.next_event(self.member, 1)
         if event is not None:
             self.done = True
-            if event.op is Op.ONLY_CONNECT:
+            if event.op is RebalanceOp.ONLY_CONNECT:
                 self.held |= set(event.partitions)
             else:
                 self.held -= set(event.partitions)
@@ -59,7 +64,7 @@ def test_first_heartbeat_after_registration_carries_all_partitions() -> None:
     g.rebalance(parts(3), {1}, 0)
     event = consumer.beat()
     assert event is not None
-    assert event.op is Op.ONLY_CONNECT
+    assert event.op is RebalanceOp.ONLY_CONNECT
     assert event.partitions == tuple(parts(3))
     assert not g.allocated
     assert consumer.beat() is None
@@ -77,7 +82,7 @@ def test_second_member_gets_its_share_only_after_the_first_let_go() -> None:
     assert second.beat() is None
     release = first.beat()
     assert release is not None
-    assert release.op is Op.ONLY_DISCONNECT
+    assert release.op is RebalanceOp.ONLY_DISCONNECT
     assert len(release.partitions) == 2
     g.rebalance(parts(4), {1}, 0)
     assert second.beat() is None, "ordered, not reported"
@@ -129,7 +134,7 @@ def test_partitions_of_a_restarted_broker_are_given_to_their_owners_again() -> N
     first = Consumer(g, "a")
     settle(g, [first], wanted)
     g.renew(1)
-    assert first.beat() == Event(1, Op.ONLY_CONNECT, tuple(parts(2)))
+    assert first.beat() == Event(1, RebalanceOp.ONLY_CONNECT, tuple(parts(2)))
     assert settle(g, [first], wanted) == 0
     # What is given up, or to be, is not: the release goes first, and then it is another's.
     second = Consumer(g, "b")
@@ -138,7 +143,7 @@ def test_partitions_of_a_restarted_broker_are_given_to_their_owners_again() -> N
     g.renew(2)
     released = first.beat()
     assert released is not None
-    assert released.op is Op.ONLY_DISCONNECT
+    assert released.op is RebalanceOp.ONLY_DISCONNECT
     renewed = first.beat()
     assert renewed is not None
     assert set(renewed.partitions) == set(wanted) - set(released.partitions)
@@ -171,7 +176,7 @@ def test_a_partition_that_is_occupied_at_its_broker_is_offered_with_the_next_ans
         g.rebalance(parts(2), {1}, 0)
         event = g.next_event(consumer.member, number)
         assert event is not None
-        assert event.op is Op.ONLY_CONNECT
+        assert event.op is RebalanceOp.ONLY_CONNECT
         assert parts(2)[1] in event.partitions
 
 
@@ -218,10 +223,10 @@ def test_the_only_member_gets_its_partitions_anew() -> None:
     settle(g, [alone], parts(2))
     g.expel(alone.member, 0)
     g.rebalance(parts(2), {1}, 0)
-    assert alone.beat() == Event(1, Op.ONLY_DISCONNECT, tuple(parts(2)))
+    assert alone.beat() == Event(1, RebalanceOp.ONLY_DISCONNECT, tuple(parts(2)))
     g.heartbeat(alone.member, 0, done=True, reported=())
     g.rebalance(parts(2), {1}, 0)
-    assert g.next_event(alone.member, 2) == Event(2, Op.ONLY_CONNECT, tuple(parts(2)))
+    assert g.next_event(alone.member, 2) == Event(2, RebalanceOp.ONLY_CONNECT, tuple(parts(2)))
 
 
 def test_topic_that_shrank_is_released_but_not_for_a_broker_that_is_away() -> None:
@@ -232,7 +237,7 @@ def test_topic_that_shrank_is_released_but_not_for_a_broker_that_is_away() -> No
     assert g.rebalance(parts(2), {1}, 0)
     event = consumer.beat()
     assert event is not None
-    assert (event.op, event.partitions) == (Op.ONLY_DISCONNECT, (parts(3)[2],))
+    assert (event.op, event.partitions) == (RebalanceOp.ONLY_DISCONNECT, (parts(3)[2],))
 
 
 def test_registering_again_keeps_what_is_held_and_after_a_restart_others_may_speak_first() -> None:
@@ -259,7 +264,7 @@ def test_disputed_partition_stays_with_whom_holds_it() -> None:
     g.heartbeat(newcomer, 0, done=False, reported=parts(1))
     event = g.next_event(newcomer, 3)
     assert event is not None
-    assert event.op is Op.ONLY_DISCONNECT
+    assert event.op is RebalanceOp.ONLY_DISCONNECT
     assert g.owned[parts(1)[0]] == "old"
 
 

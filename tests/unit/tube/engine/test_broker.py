@@ -59,7 +59,7 @@ def test_removing_a_topic_ends_its_readers() -> None:
     talk.register()
     stores = talk.engine.remove_topic("demo")
     assert len(stores) == 1
-    assert talk.engine.registrations == 0
+    assert len(talk.engine.registrations) == 0
     assert talk.offsets.take_dirty() == [(("group", "demo", 0), None)]
     talk.engine.tick(NOW + SESSION_MS)
     assert talk.engine.next_deadline() is None

@@ -5,29 +5,32 @@ from __future__ import annotations
 import pytest
 
 from penstock.errors import RemoteProtocolError
-from penstock.tube.codec.strings import BrokerInfo, DefaultConfig
-from penstock.tube.engine.cluster import SYSTEM_TOPIC, Cluster, parse_broker_id
-from penstock.tube.engine.deployment import Topic
+from penstock.tube.codec.strings import OFFSET_HISTORY_TOPIC, BrokerInfo, DefaultConfig
+from penstock.tube.engine.master.cluster import (
+    Cluster,
+    parse_broker_id,
+)
+from penstock.tube.engine.master.settings import TopicSetting
 
 DEFAULT = DefaultConfig(partitions=3)
 
 
-def cluster(*topics: Topic) -> Cluster:
+def cluster(*topics: TopicSetting) -> Cluster:
     return Cluster(topics, DEFAULT, 1000)
 
 
 def test_topic_of_some_brokers_is_pushed_to_them_only() -> None:
-    known = cluster(Topic("here", brokers=(1,)), Topic("everywhere"))
+    known = cluster(TopicSetting("here", brokers=(1,)), TopicSetting("everywhere"))
     first = known.register(BrokerInfo(1, "h", 1), 0)
     second = known.register(BrokerInfo(2, "h", 2), 0)
-    assert [text.partition(":")[0] for text in first.topics] == ["here", "everywhere", SYSTEM_TOPIC]
-    assert [text.partition(":")[0] for text in second.topics] == ["everywhere", SYSTEM_TOPIC]
+    assert [text.partition(":")[0] for text in first.topics] == ["here", "everywhere", OFFSET_HISTORY_TOPIC]
+    assert [text.partition(":")[0] for text in second.topics] == ["everywhere", OFFSET_HISTORY_TOPIC]
     assert known.in_sync(first, first.config_id, first.check_sum)
     assert not known.in_sync(second, first.config_id, first.check_sum)
 
 
 def test_topic_is_usable_where_a_broker_reported_it() -> None:
-    known = cluster(Topic("demo", 2), Topic("closed", accept_publish=False))
+    known = cluster(TopicSetting("demo", 2), TopicSetting("closed", accept_publish=False))
     broker = known.register(BrokerInfo(1, "h", 1), 0)
     assert known.topic_info("demo") is None
     assert not known.reporting()
@@ -36,19 +39,19 @@ def test_topic_is_usable_where_a_broker_reported_it() -> None:
     assert not known.report(broker, " ", ["demo"]), "a blank report counts for nothing"
     assert known.topic_info("demo") is not None
     assert known.topic_info("closed") is None
-    assert known.topic_info(SYSTEM_TOPIC) is None, "brokers write it"
+    assert known.topic_info(OFFSET_HISTORY_TOPIC) is None, "brokers write it"
     assert [(p.topic, p.id) for p in known.partitions(["demo", "closed"])] == [
         *(("closed", number) for number in range(3)),
         *(("demo", number) for number in range(2)),
     ]
-    assert len(known.partitions([SYSTEM_TOPIC])) == 10
+    assert len(known.partitions([OFFSET_HISTORY_TOPIC])) == 10
     assert known.reporting() == {1}
     known.lost(broker)
     assert not known.partitions(["demo"])
 
 
 def test_topic_is_taken_up_once_all_our_brokers_that_shall_have_it_serve_it() -> None:
-    known = cluster(Topic("here", brokers=(1,)), Topic("everywhere"))
+    known = cluster(TopicSetting("here", brokers=(1,)), TopicSetting("everywhere"))
     assert known.taken_up("everywhere"), "nobody is here to wait for"
     brokers = [known.register(BrokerInfo(number, "h", number), 0) for number in (1, 2, 3)]
     for broker in brokers:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from penstock.errors import LocalProtocolError
+from penstock.tube.codec.codes import RebalanceOp
 from penstock.tube.codec.proto import master_pb2
 from penstock.tube.codec.strings import BrokerInfo, Partition, Subscribed
-from penstock.tube.engine.balance import Op
-from penstock.tube.engine.consumer import Membership, Orders
+from penstock.tube.engine.client.consumer_group import Membership, Orders
 
 PARTITIONS = tuple(Partition(BrokerInfo(1, "h", 1), "demo", number) for number in range(2))
 
@@ -37,7 +37,7 @@ def test_registration() -> None:
 
 def test_order_is_reported_with_what_is_held() -> None:
     ours = member()
-    assert ours.heard(ours.heartbeat(), order(Op.ONLY_CONNECT, *PARTITIONS)) == Orders(take=PARTITIONS)
+    assert ours.heard(ours.heartbeat(), order(RebalanceOp.ONLY_CONNECT, *PARTITIONS)) == Orders(take=PARTITIONS)
     assert not ours.heartbeat().HasField("event"), "not carried out yet"
     ours.held = set(PARTITIONS)
     ours.finished()
@@ -45,7 +45,7 @@ def test_order_is_reported_with_what_is_held() -> None:
     assert request.reportSubscribeInfo
     assert len(request.subscribeInfo) == 2
     assert (request.event.rebalanceId, request.event.status) == (3, 2)
-    assert ours.heard(request, order(Op.DISCONNECT, PARTITIONS[0])) == Orders(release=PARTITIONS[:1])
+    assert ours.heard(request, order(RebalanceOp.DISCONNECT, PARTITIONS[0])) == Orders(release=PARTITIONS[:1])
     ours.finished()
     ours.heard(ours.heartbeat(), QUIET)
     assert not ours.heartbeat().HasField("event")
@@ -53,13 +53,13 @@ def test_order_is_reported_with_what_is_held() -> None:
 
 def test_unanswered_report_is_sent_again() -> None:
     ours = member()
-    ours.heard(ours.heartbeat(), order(Op.CONNECT, *PARTITIONS))
+    ours.heard(ours.heartbeat(), order(RebalanceOp.CONNECT, *PARTITIONS))
     ours.finished()
     assert ours.heartbeat().HasField("event")
     assert ours.heartbeat().HasField("event")
 
 
-@pytest.mark.parametrize("op", [Op.REPORT, 4, 77])
+@pytest.mark.parametrize("op", [RebalanceOp.REPORT, 4, 77])
 def test_report_and_unknown_orders_are_done_at_once(op: int) -> None:
     ours = member()
     assert ours.heard(ours.heartbeat(), order(op)) == Orders()
@@ -70,7 +70,7 @@ def test_report_and_unknown_orders_are_done_at_once(op: int) -> None:
 
 def test_event_without_number_is_none_and_411_means_again() -> None:
     ours = member()
-    assert ours.heard(ours.heartbeat(), order(Op.CONNECT, *PARTITIONS, number=0)) == Orders()
+    assert ours.heard(ours.heartbeat(), order(RebalanceOp.CONNECT, *PARTITIONS, number=0)) == Orders()
     answer = master_pb2.HeartResponseM2C(success=False, errCode=411, errMsg="")
     ours.held = {PARTITIONS[0]}
     assert ours.heard(ours.heartbeat(), answer).register

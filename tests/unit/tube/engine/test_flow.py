@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from penstock.errors import ConfigError
-from penstock.tube.engine.flow import FlowRules, Meter, parse_rules
+from penstock.tube.engine.broker.flow_control import FlowRules, Meter, parse_rules
 
 NOON_GMT8 = 4 * 3_600_000  # 1970-01-01 12:00 in GMT+8
 MB = 1 << 20

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.tube.codec.strings import BrokerInfo, Partition
-from penstock.tube.engine.lane import Lane
+from penstock.tube.engine.client.partition_queue import PartitionQueue
 
 TARGET = Partition(BrokerInfo(1, "h", 1), "demo", 0)
 
@@ -24,15 +24,15 @@ class Item:
         return self.data.decode()
 
 
-def lane_of(text: str, **options: Any) -> tuple[Lane[Item], list[Item]]:
-    lane: Lane[Item] = Lane(TARGET, **{"requests": 9, **options})
+def lane_of(text: str, **options: Any) -> tuple[PartitionQueue[Item], list[Item]]:
+    lane: PartitionQueue[Item] = PartitionQueue(TARGET, **{"requests": 9, **options})
     items = [Item(letter.encode()) for letter in text]
     for item in items:
         lane.push(item)
     return lane, items
 
 
-def ready(lane: Lane[Item]) -> tuple[int, str] | None:
+def ready(lane: PartitionQueue[Item]) -> tuple[int, str] | None:
     """The next request: its number and its messages as one text."""
     found = lane.ready()
     return None if found is None else (found[0], "".join(map(repr, found[1])))
@@ -134,7 +134,7 @@ def test_after_a_refusal_numbers_begin_anew() -> None:
 @given(st.data(), st.integers(1, 12), st.integers(1, 5), st.integers(1, 3))
 def test_retries_never_change_the_order_in_the_log(data: st.DataObject, count: int, requests: int, batch: int) -> None:
     """Outcomes come in any order and fail at random, also after the message was stored (the answer was lost)."""
-    lane: Lane[Item] = Lane(TARGET, requests=requests, batch=(batch, 1000))
+    lane: PartitionQueue[Item] = PartitionQueue(TARGET, requests=requests, batch=(batch, 1000))
     log: list[int] = []
     given_up: set[int] = set()
     for message in range(count):
@@ -181,7 +181,9 @@ class Log:
 def test_numbered_messages_are_stored_once_and_in_order(
     data: st.DataObject, count: int, requests: int, batch: int
 ) -> None:
-    lane: Lane[Item] = Lane(TARGET, requests=requests, batch=(batch, 1000), new_producer_id=lambda: 5)
+    lane: PartitionQueue[Item] = PartitionQueue(
+        TARGET, requests=requests, batch=(batch, 1000), new_producer_id=lambda: 5
+    )
     log = Log()
     for message in range(count):
         lane.push(Item(b"%d" % message))

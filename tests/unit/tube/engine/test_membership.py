@@ -12,7 +12,7 @@ from penstock.tube.codec.envelope import decode_request, decode_response
 from penstock.tube.codec.framing import FrameDecoder
 from penstock.tube.codec.methods import METHODS, MethodId
 from penstock.tube.codec.proto import master_pb2 as pb
-from penstock.tube.engine.membership import BrokerConfig, Membership
+from penstock.tube.engine.broker.membership import BrokerConfig, BrokerMembership
 from tests.unit.tube.vectors import Frame, frames
 
 DEFAULT = "1:true:true:1000:10000: :delete,168h:1:0:3:10:20000"
@@ -25,7 +25,7 @@ def body(frame: Frame) -> bytes:
 
 
 def test_requests_are_those_of_the_recorded_java_broker() -> None:
-    membership = Membership(1, "127.0.0.1:18123", "2.4.0")
+    membership = BrokerMembership(1, "127.0.0.1:18123", "2.4.0")
     compared = 0
     for frame in [*frames("broker-start"), *frames("broker-topic-add")]:
         if frame.direction == "request":
@@ -67,8 +67,8 @@ def heartbeat(**fields: Any) -> bytes:
     return pb.HeartResponseM2B(**{**base, **fields}).SerializeToString()
 
 
-def registered() -> Membership:
-    membership = Membership(1, "h:8123", "v", BrokerConfig(5, 6, DEFAULT, (TOPIC,)))
+def registered() -> BrokerMembership:
+    membership = BrokerMembership(1, "h:8123", "v", BrokerConfig(5, 6, DEFAULT, (TOPIC,)))
     answer = pb.RegisterResponseM2B(
         success=True, errCode=200, errMsg="OK!", stopRead=False, stopWrite=True, takeConfInfo=False
     )
@@ -89,7 +89,7 @@ def registered() -> Membership:
     return membership
 
 
-def request(membership: Membership) -> pb.HeartRequestB2M:
+def request(membership: BrokerMembership) -> pb.HeartRequestB2M:
     return pb.HeartRequestB2M.FromString(membership.next_request(0, 0)[1])
 
 
@@ -144,5 +144,5 @@ def test_a_refusal_says_what_to_do() -> None:
         success=False, errCode=400, errMsg="not configured", stopRead=False, stopWrite=False, takeConfInfo=False
     )
     with pytest.raises(RefusedError, match="not configured") as error:
-        Membership(9, "h:1", "v").receive(MethodId.BROKER_REGISTER, refused.SerializeToString())
+        BrokerMembership(9, "h:1", "v").receive(MethodId.BROKER_REGISTER, refused.SerializeToString())
     assert error.value.hint

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.tube.engine.offsets import GroupOffsets
+from penstock.tube.engine.broker.group_offsets import GroupOffsets
 
 KEY = ("group", "topic", 0)
 LOW, HIGH = 280, 2800

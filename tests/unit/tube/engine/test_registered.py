@@ -15,7 +15,17 @@ from penstock.tube.codec.codes import ErrCode
 from penstock.tube.codec.encoded import decode_get
 from penstock.tube.codec.methods import MethodId
 from penstock.tube.codec.proto import broker_pb2
-from penstock.tube.engine.registered import Answer, Ask, Fetched, Got, Pause, Place, Session, read_range, stand_at
+from penstock.tube.engine.client.apache_range_reader import (
+    Answer,
+    Ask,
+    Fetched,
+    Got,
+    Pause,
+    Place,
+    Session,
+    read_range,
+    stand_at,
+)
 
 ENTRY = 28
 PLACE = Place("t", 0)

@@ -12,7 +12,7 @@ from penstock.errors import RemoteProtocolError
 from penstock.tube.codec.envelope import Request, decode_request, encode_request, encode_response
 from penstock.tube.codec.framing import FrameDecoder
 from penstock.tube.codec.proto import broker_pb2 as pb
-from penstock.tube.engine.sends import SendReader, encode_sent
+from penstock.tube.engine.broker.send_decoder import SendDecoder, encode_sent
 from tests.unit.tube.vectors import frames
 
 
@@ -23,7 +23,7 @@ def plain(payload: bytes) -> tuple[object, ...]:
     return (m.clientId, (m.topicName, m.partitionId), m.flag, m.checkSum, m.msgType, *tokens, m.data)
 
 
-def read(reader: SendReader, payload: bytes) -> tuple[object, ...]:
+def read(reader: SendDecoder, payload: bytes) -> tuple[object, ...]:
     found = reader.read(payload)
     assert isinstance(found, tuple)
     send, data = found
@@ -39,14 +39,14 @@ def encoded(data: bytes = b"data", partition: int = 10002, **fields: Any) -> byt
 
 @pytest.mark.parametrize("length", [0, 1, 127, 128, 16_383, 16_384, 2_097_151, 2_097_152])
 def test_lengths(length: int) -> None:
-    reader = SendReader()
+    reader = SendDecoder()
     payload = encoded(b"x" * length)
     for _ in range(2):
         assert read(reader, payload) == plain(payload)
 
 
 def test_recorded_sends_of_all_clients() -> None:
-    reader = SendReader()
+    reader = SendDecoder()
     seen = 0
     for frame in frames():
         if frame.direction == "request" and frame.row.get("method") == 13:
@@ -70,7 +70,7 @@ def test_recorded_sends_of_all_clients() -> None:
     )
 )
 def test_any_mixture(sends: list[tuple[str, int, bytes, str, int]]) -> None:
-    reader = SendReader()
+    reader = SendDecoder()
     for client, partition, data, kind, checksum in sends:
         payload = encoded(data, partition, clientId=client, msgType=kind, checkSum=checksum)
         assert read(reader, payload) == plain(payload)
@@ -78,7 +78,7 @@ def test_any_mixture(sends: list[tuple[str, int, bytes, str, int]]) -> None:
 
 @given(st.data())
 def test_changed_bytes_never_give_what_protobuf_would_not(data: st.DataObject) -> None:
-    reader = SendReader()
+    reader = SendDecoder()
     payload = encoded()
     reader.read(payload)
     changed = bytearray(payload)
@@ -92,7 +92,7 @@ def test_changed_bytes_never_give_what_protobuf_would_not(data: st.DataObject) -
     assert found == plain(damaged)
 
 
-def whole(reader: SendReader, body: bytes) -> tuple[object, ...]:
+def whole(reader: SendDecoder, body: bytes) -> tuple[object, ...]:
     """What `recognise` says, else the careful way; None counts as unknown, not as wrong."""
     found = reader.recognise(body) or reader.read_request(decode_request(1, body), body)
     assert isinstance(found, tuple)
@@ -111,7 +111,7 @@ def request_with(payload: bytes, timeout: int | None = 3000, trailing: bytes = b
 
 
 def test_recorded_sends_are_recognised_when_they_come_again() -> None:
-    reader = SendReader()
+    reader = SendDecoder()
     recognised = 0
     for frame in frames():
         if frame.direction == "request" and frame.row.get("method") == 13:
@@ -135,7 +135,7 @@ def test_recorded_sends_are_recognised_when_they_come_again() -> None:
     )
 )
 def test_any_mixture_of_requests(sends: list[tuple[str, int, bytes, str, int | None, bytes]]) -> None:
-    reader = SendReader()
+    reader = SendDecoder()
     for client, partition, data, kind, timeout, trailing in sends:
         payload = encoded(data, partition, clientId=client, msgType=kind)
         body = request_with(payload, timeout, trailing)
@@ -145,7 +145,7 @@ def test_any_mixture_of_requests(sends: list[tuple[str, int, bytes, str, int | N
 
 @given(st.data())
 def test_a_changed_request_is_not_taken_for_the_known_one(data: st.DataObject) -> None:
-    reader = SendReader()
+    reader = SendDecoder()
     body = request_with(encoded(b"x" * 130))
     whole(reader, body)
     changed = bytearray(body)
@@ -158,7 +158,7 @@ def test_a_changed_request_is_not_taken_for_the_known_one(data: st.DataObject) -
 
 
 def test_what_is_known_of_whole_requests_is_bounded() -> None:
-    reader = SendReader()
+    reader = SendDecoder()
     for n in range(9000):
         whole(reader, request_with(encoded(clientId=f"client-{n}")))
     whole(reader, request_with(encoded(clientId="c" * 1100)))
@@ -168,7 +168,7 @@ def test_what_is_known_of_whole_requests_is_bounded() -> None:
 
 
 def test_requests_of_one_length_with_data_at_different_places() -> None:
-    reader = SendReader()
+    reader = SendDecoder()
     bodies = [request_with(encoded(b"d" * (20 - n), clientId="c" * (1 + n))) for n in range(4)]
     assert len(set(map(len, bodies))) == 1
     for body in bodies:
@@ -177,7 +177,7 @@ def test_requests_of_one_length_with_data_at_different_places() -> None:
 
 
 def test_fields_in_unusual_places_are_not_remembered() -> None:
-    reader = SendReader()
+    reader = SendDecoder()
     usual = encoded()
     reader.read(usual)
     # A second topicName behind the payload: the last one counts.
@@ -192,7 +192,7 @@ def test_fields_in_unusual_places_are_not_remembered() -> None:
 
 
 def test_what_is_remembered_is_bounded() -> None:
-    reader = SendReader()
+    reader = SendDecoder()
     for n in range(3000):
         reader.read(encoded(clientId=f"client-{n}", msgType=f"type-{n}"))
     assert 0 < len(reader._known) <= 2048
@@ -200,7 +200,7 @@ def test_what_is_remembered_is_bounded() -> None:
 
 
 def test_what_repeats_is_one_object_and_a_sum_is_not_remembered() -> None:
-    reader = SendReader()
+    reader = SendDecoder()
     first, second = reader.read(encoded(b"a")), reader.read(encoded(b"other"))
     assert isinstance(first, tuple)
     assert isinstance(second, tuple)

@@ -1,39 +1,45 @@
 from __future__ import annotations
 
-from penstock.tube.engine.settling import Known, Undecided, commits, transaction_id, undecided
+from penstock.tube.engine.transactions.outcome import (
+    InDoubtTransaction,
+    ParticipantState,
+    in_doubt,
+    should_commit,
+    transaction_id,
+)
 
 BOTH = ("1:h:1", "2:h:2")
 
 
-def held(*, publishing: bool = False, committed: int = -1) -> Known:
-    return Known(committed, "t", 5, publishing, BOTH)
+def held(*, publishing: bool = False, committed: int = -1) -> ParticipantState:
+    return ParticipantState(committed, "t", 5, publishing, BOTH)
 
 
 def test_what_is_prepared_everywhere_is_committed() -> None:
     states = {1: held(), 2: held()}
-    (item,) = undecided(states)
-    assert item == Undecided("t", 5, BOTH, (1, 2))
-    assert commits(item, [1, 2], states)
+    (item,) = in_doubt(states)
+    assert item == InDoubtTransaction("t", 5, BOTH, (1, 2))
+    assert should_commit(item, [1, 2], states)
 
 
 def test_what_is_not_prepared_everywhere_is_let_go() -> None:
-    states = {1: held(), 2: Known(4)}
-    (item,) = undecided(states)
+    states = {1: held(), 2: ParticipantState(4)}
+    (item,) = in_doubt(states)
     assert item.holders == (1,)
-    assert not commits(item, [1, 2], states)
-    assert not commits(item, [1, 2], {1: held(), 2: Known(4, "other", 5, publishing=True)})
+    assert not should_commit(item, [1, 2], states)
+    assert not should_commit(item, [1, 2], {1: held(), 2: ParticipantState(4, "other", 5, publishing=True)})
 
 
 def test_what_one_has_begun_to_publish_is_committed() -> None:
-    for other in (Known(5), Known(7), held(publishing=True)):
+    for other in (ParticipantState(5), ParticipantState(7), held(publishing=True)):
         states = {1: held(), 2: other}
-        assert commits(undecided(states)[0], [1, 2], states)
+        assert should_commit(in_doubt(states)[0], [1, 2], states)
 
 
 def test_transactions_come_in_the_order_of_their_batches() -> None:
-    states = {1: Known(3, "new", 5), 2: Known(3, "old", 4), 3: Known(4)}
-    assert [item.transaction for item in undecided(states)] == ["old", "new"]
-    assert undecided({1: Known(), 2: Known(9)}) == []
+    states = {1: ParticipantState(3, "new", 5), 2: ParticipantState(3, "old", 4), 3: ParticipantState(4)}
+    assert [item.transaction for item in in_doubt(states)] == ["old", "new"]
+    assert in_doubt({1: ParticipantState(), 2: ParticipantState(9)}) == []
 
 
 def test_the_name_depends_on_what_is_published() -> None:

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.tube.codec.strings import DefaultConfig, TopicConfig
-from penstock.tube.engine.topics import HISTORY_TOPIC, LogStore, Topic, Topics
+from penstock.tube.codec.strings import OFFSET_HISTORY_TOPIC, DefaultConfig, TopicConfig
+from penstock.tube.engine.broker.topics import (
+    LogStore,
+    Topic,
+    Topics,
+)
 
 
 def never(topic: str, number: int) -> LogStore:
@@ -25,11 +29,11 @@ def test_blanks_come_from_the_default_and_change_with_it() -> None:
 
 def test_the_history_topic_is_always_there_as_it_is() -> None:
     topics = Topics(never)
-    topics.apply(DefaultConfig(), [TopicConfig(HISTORY_TOPIC, partitions=1)])
-    history = topics.by_name[HISTORY_TOPIC]
+    topics.apply(DefaultConfig(), [TopicConfig(OFFSET_HISTORY_TOPIC, partitions=1)])
+    history = topics.by_name[OFFSET_HISTORY_TOPIC]
     assert (history.config.partitions, history.writable, history.readable) == (10, False, True)
-    assert topics.remove(HISTORY_TOPIC) == []
-    assert HISTORY_TOPIC in topics.by_name
+    assert topics.remove(OFFSET_HISTORY_TOPIC) == []
+    assert OFFSET_HISTORY_TOPIC in topics.by_name
 
 
 def test_partition_ids() -> None:

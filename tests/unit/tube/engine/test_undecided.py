@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from penstock.tube.engine.staging import Decision, Query
-from penstock.tube.engine.undecided import LATE_MS, Late, UndecidedWatch
+from penstock.tube.engine.transactions.staging import (
+    OVERDUE_MS,
+    Decision,
+    InDoubtWatch,
+    OverdueTransaction,
+    Query,
+)
 
 PLACES = ("1:a:8123", "2:b:8123")
 
@@ -15,24 +20,26 @@ def prepared(name: str, transaction: str, batch: int, number: int = 0) -> Query:
 
 
 def test_what_nobody_decides_is_told_once() -> None:
-    watch = UndecidedWatch()
+    watch = InDoubtWatch()
     queries = [
         prepared("stuck", "t1", 7),
         prepared("published", "t2", 3, number=9),
         Query("idle", "r", 0, 0, once=True),
     ]
     assert watch.look(queries, 1000) == []
-    assert watch.look(queries, LATE_MS) == []
-    late = Late("stuck", 7, PLACES, 1000)
-    assert watch.look(queries, LATE_MS + 1000) == [late]
-    assert watch.look(queries, LATE_MS + 61_000) == []
+    assert watch.look(queries, OVERDUE_MS) == []
+    late = OverdueTransaction("stuck", 7, PLACES, 1000)
+    assert watch.look(queries, OVERDUE_MS + 1000) == [late]
+    assert watch.look(queries, OVERDUE_MS + 61_000) == []
     assert watch.late == [late], "it is still so"
-    assert watch.look(queries[1:], LATE_MS + 121_000) == []
+    assert watch.look(queries[1:], OVERDUE_MS + 121_000) == []
     assert watch.late == []
 
 
 def test_the_next_batch_of_a_query_has_its_own_time() -> None:
-    watch = UndecidedWatch()
+    watch = InDoubtWatch()
     watch.look([prepared("busy", "t1", 1)], 0)
-    assert watch.look([prepared("busy", "t2", 2)], LATE_MS) == []
-    assert watch.look([prepared("busy", "t2", 2)], 2 * LATE_MS) == [Late("busy", 2, PLACES, LATE_MS)]
+    assert watch.look([prepared("busy", "t2", 2)], OVERDUE_MS) == []
+    assert watch.look([prepared("busy", "t2", 2)], 2 * OVERDUE_MS) == [
+        OverdueTransaction("busy", 2, PLACES, OVERDUE_MS)
+    ]

@@ -13,9 +13,9 @@ from penstock.tube.codec.methods import MethodId
 from penstock.tube.codec.proto import master_pb2 as pb
 from penstock.tube.codec.strings import DefaultConfig
 from penstock.tube.consumer import Consumer
-from penstock.tube.engine.deployment import Topic
-from penstock.tube.engine.master import MasterConfig
-from penstock.tube.engine.producer import Routes
+from penstock.tube.engine.client.routes import Routes
+from penstock.tube.engine.master.master import MasterConfig
+from penstock.tube.engine.master.settings import TopicSetting
 from penstock.tube.link import Link
 from penstock.tube.master.master import TubeMaster
 from penstock.tube.producer import Producer
@@ -32,7 +32,7 @@ async def test_topics_survive_a_restart(tmp_path: Path) -> None:
     await master.close()
     again = TubeMaster(tmp_path)
     await again.start("127.0.0.1", 0)
-    assert again.topics() == [Topic("demo", 5, 2, max_message_bytes=1 << 21)]
+    assert again.topics() == [TopicSetting("demo", 5, 2, max_message_bytes=1 << 21)]
     await again.close()
     await again.close()
 

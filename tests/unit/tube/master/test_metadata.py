@@ -10,8 +10,7 @@ import lmdb
 import pytest
 
 from penstock.errors import StorageError
-from penstock.tube.engine.deployment import Deployment, Topic
-from penstock.tube.engine.settings import (
+from penstock.tube.engine.master.settings import (
     BrokerSeen,
     BrokerSetting,
     ClusterSetting,
@@ -21,10 +20,15 @@ from penstock.tube.engine.settings import (
     Setting,
     TopicControl,
     TopicDefaults,
+    TopicDeployment,
+    TopicSetting,
 )
 from penstock.tube.master.metadata import SettingStore
 
-TOPICS: list[Setting] = [Topic("a", 1, 2, (1, 3)), Topic("b", accept_publish=False, max_message_bytes=1 << 21)]
+TOPICS: list[Setting] = [
+    TopicSetting("a", 1, 2, (1, 3)),
+    TopicSetting("b", accept_publish=False, max_message_bytes=1 << 21),
+]
 
 
 def damage(path: Path, name: str, value: bytes) -> None:
@@ -36,10 +40,10 @@ def test_topics_survive(tmp_path: Path) -> None:
     store = SettingStore(tmp_path / "new" / "master")
     assert store.load() == []
     store.put(TOPICS)
-    store.put([Topic("a", 5, 2, (1, 3))])
+    store.put([TopicSetting("a", 5, 2, (1, 3))])
     store.close()
     again = SettingStore(tmp_path / "new" / "master")
-    assert again.load() == [Topic("a", 5, 2, (1, 3)), TOPICS[1]]
+    assert again.load() == [TopicSetting("a", 5, 2, (1, 3)), TOPICS[1]]
     again.close()
 
 
@@ -76,7 +80,7 @@ def test_a_topic_of_the_first_version_is_read(tmp_path: Path) -> None:
     damage(tmp_path, "a", zlib.crc32(body).to_bytes(4, "big") + body)
     store = SettingStore(tmp_path)
     (topic,) = store.load()
-    assert topic == Topic("a", 2, brokers=(1, 3), accept_subscribe=False)
+    assert topic == TopicSetting("a", 2, brokers=(1, 3), accept_subscribe=False)
     store.close()
 
 
@@ -94,8 +98,8 @@ def test_every_kind_of_setting_survives_and_can_be_removed(tmp_path: Path) -> No
         ConsumeControl("g", "t", enabled=False, reason="why", filter_enabled=True, filters=("a", "b")),
         GroupSetting("g", check_rate=True, rate=3, serial=9),
         TopicControl("t", enabled=True),
-        Topic("t", status=1, delete_policy="delete,3h"),
-        Topic("u", brokers=(1, 2)).changed({2: Deployment(5, accept_publish=False)}),
+        TopicSetting("t", status=1, delete_policy="delete,3h"),
+        TopicSetting("u", brokers=(1, 2)).changed({2: TopicDeployment(5, accept_publish=False)}),
     ]
     store = SettingStore(tmp_path)
     store.put(settings)
@@ -104,7 +108,7 @@ def test_every_kind_of_setting_survives_and_can_be_removed(tmp_path: Path) -> No
     loaded = store.load()
     assert sorted(loaded, key=repr) == sorted(settings, key=repr)
     assert [type(each.topic_defaults) for each in loaded if isinstance(each, BrokerSetting)] == [TopicDefaults]
-    store.put([Removal("ConsumeControl", "g\0t"), Removal("Topic", "t"), Removal("Topic", "none")])
+    store.put([Removal("ConsumeControl", "g\0t"), Removal("Topic", "t"), Removal("TopicSetting", "none")])
     assert len(store.load()) == 6
     store.close()
 

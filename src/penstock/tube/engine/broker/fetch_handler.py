@@ -1,0 +1,487 @@
+"""Fetches (methods 17, 18): gets of group members, exact ranges of batch readers, and commits of offsets.
+
+A get with ``maxWaitMs`` (an extension) that finds no message waits. Any other get waits as well while a commit is
+running that may make messages readable, so that this commit answers it and not the client's next attempt. The shell
+calls `FetchHandler.wake` when a store has new readable messages, and `FetchHandler.tick`; both run the waiting requests
+again, with every check, and append their answers to ``ready``.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from typing import NamedTuple
+
+from penstock.tube.codec.codes import ErrCode
+from penstock.tube.codec.envelope import Request, join_response
+from penstock.tube.codec.message import INDEX_RECORD_BYTES, filter_key
+from penstock.tube.codec.methods import MethodId
+from penstock.tube.codec.proto import broker_pb2 as pb
+from penstock.tube.codec.schema import decode
+from penstock.tube.codec.stored import describe, describe_records, records_head
+from penstock.tube.codec.strings import java_trim
+from penstock.tube.engine.broker.flow_control import FlowRules
+from penstock.tube.engine.broker.group_offsets import GroupOffsets, Key
+from penstock.tube.engine.broker.read_ahead import PendingRead, ReadAhead
+from penstock.tube.engine.broker.registrations import Registration, Registrations
+from penstock.tube.engine.broker.request_checks import OK, Answer, Refusal, RequestChecks, answer
+from penstock.tube.engine.broker.topics import LogRead, LogStore, Topic, Topics
+
+__all__ = [
+    "GET_BYTES",
+    "DelayedAnswer",
+    "FetchHandler",
+    "answer_range",
+    "get_failure",
+    "get_success",
+    "range_extension",
+]
+
+_MAX_WAIT_MS = 30_000
+_COMMIT_WAIT_MS = 100
+"""A get of a client without the extension waits for a commit at most so long."""
+_MAX_PARKED = 20_000
+_MAX_LAG_BYTES = 14 << 30
+"""A consumer further behind gets half as much at a time, as in the reference."""
+
+
+class DelayedAnswer(NamedTuple):
+    """The answer to a request that waited; ``address`` is what came with it."""
+
+    address: object | None
+    serial: int
+    answer: Answer
+
+
+class _Parked:
+    __slots__ = ("address", "deadline", "holder", "message", "serial")
+
+    def __init__(
+        self,
+        address: object,
+        serial: int,
+        message: pb.GetMessageRequestC2B,
+        deadline: int,
+        holder: Registration | None,
+    ) -> None:
+        self.address = address
+        self.holder = holder  # as which it asked; None for a range, which nobody registers for
+        self.serial = serial
+        self.message = message
+        self.deadline = deadline
+
+
+class FetchHandler:
+    """Answers what readers ask. ``rules``: the cluster's flow control."""
+
+    def __init__(
+        self, checks: RequestChecks, topics: Topics, offsets: GroupOffsets, registrations: Registrations
+    ) -> None:
+        self.rules = FlowRules()
+        self.ready: list[DelayedAnswer] = []
+        self.ahead = ReadAhead()
+        """What the shell has read when there is nothing else to do."""
+        self.gets = 0
+        self.messages = 0
+        self._checks = checks
+        self._topics = topics
+        self._offsets = offsets
+        self._registrations = registrations
+        self._parked: dict[LogStore, list[_Parked]] = {}
+        self._parked_count = 0
+
+    @property
+    def parked(self) -> int:
+        """Fetches that wait for messages."""
+        return self._parked_count
+
+    def get(self, request: Request, now_ms: int, address: object | None) -> Answer | None:
+        """Answer method 17; None: it waits for messages (only with an ``address``)."""
+        message = decode(pb.GetMessageRequestC2B, request.payload)
+        self.gets += 1
+        found = self._try(message, now_ms)
+        if isinstance(found, Answer):
+            return found
+        wait_ms = 0 if address is None or self._parked_count >= _MAX_PARKED else _patience_ms(message, found)
+        if request.timeout:
+            wait_ms = min(wait_ms, request.timeout * 3 // 4)  # the answer must be there within the timeout
+        if wait_ms <= 0:
+            return _nothing(message, found)
+        deadline = now_ms + wait_ms
+        holder = None if message.HasField("range") else self._registrations.of(_key(message))
+        self._parked.setdefault(found, []).append(_Parked(address, request.serial, message, deadline, holder))
+        self._parked_count += 1
+        self._registrations.check_by(deadline)
+        return None
+
+    def wake(self, store: LogStore, now_ms: int) -> None:
+        """Readers of ``store`` see more than before."""
+        waiting = self._parked.pop(store, None)
+        if waiting is None:
+            return
+        still = []
+        for parked in waiting:
+            self._checks.connection = parked.address
+            found = _REPLACED if self._replaced(parked) else self._try(parked.message, now_ms)
+            if isinstance(found, Answer):
+                self._finish(parked, found)
+            else:
+                still.append(parked)
+        if still:
+            self._parked[store] = still
+
+    def tick(self, now_ms: int) -> None:
+        """Answer the gets that have waited long enough."""
+        for store, waiting in list(self._parked.items()):
+            still = [parked for parked in waiting if parked.deadline > now_ms]
+            if len(still) < len(waiting):
+                for parked in waiting:
+                    if parked.deadline <= now_ms:
+                        self._checks.connection = parked.address
+                        found = _REPLACED if self._replaced(parked) else self._answer(parked.message, now_ms)
+                        self._finish(parked, found)
+                if still:
+                    self._parked[store] = still
+                else:
+                    del self._parked[store]
+            for parked in still:
+                self._registrations.check_by(parked.deadline)
+
+    def forget(self, address: object) -> None:
+        """Whoever asked from ``address`` is gone."""
+        for store, waiting in list(self._parked.items()):
+            still = [parked for parked in waiting if parked.address is not address]
+            self._parked_count -= len(waiting) - len(still)
+            if still:
+                self._parked[store] = still
+            else:
+                del self._parked[store]
+
+    def release(self, store: LogStore, now_ms: int) -> None:
+        """``store`` is removed: whoever waits for it is told."""
+        self.ahead.forget(store)
+        for parked in self._parked.pop(store, []):
+            self._checks.connection = parked.address
+            self._finish(parked, self._answer(parked.message, now_ms))
+
+    def _replaced(self, parked: _Parked) -> bool:
+        """Whether its client has registered anew since: what came for it then would count as delivered, unseen."""
+        if parked.holder is None:
+            return False
+        holder = self._registrations.of(_key(parked.message))
+        return holder is not None and holder is not parked.holder and holder.client_id == parked.holder.client_id
+
+    def _finish(self, parked: _Parked, found: Answer) -> None:
+        self._parked_count -= 1
+        self.ready.append(DelayedAnswer(parked.address, parked.serial, found))
+
+    def _answer(self, message: pb.GetMessageRequestC2B, now_ms: int) -> Answer:
+        found = self._try(message, now_ms)
+        return found if isinstance(found, Answer) else _nothing(message, found)
+
+    def _try(self, message: pb.GetMessageRequestC2B, now_ms: int) -> Answer | LogStore:
+        """The answer, or the store that has nothing to read yet."""
+        if message.HasField("range"):
+            return self._range(message, now_ms)
+        refusal = self._checks.refuse_reader(None, message.clientId)
+        key = _key(message)
+        if refusal is None and (not key[0] or not key[1]):
+            refusal = Refusal(ErrCode.BAD_REQUEST, "groupName or topicName is blank")
+        refusal = refusal or self._registrations.not_held(key, message.clientId.strip())
+        if refusal is None:
+            holder = self._registrations.of(key)
+            topic = self._topics.by_name.get(key[1])
+            assert holder is not None
+            if self._registrations.is_over(holder, now_ms):
+                self._registrations.expire(key)
+                refusal = Refusal(ErrCode.HB_NO_NODE, "the session has ended: no get and no heartbeat for too long")
+            elif topic is None or not topic.has(key[2]) or topic.removing:
+                refusal = Refusal(ErrCode.FORBIDDEN, f"topic {key[1]} is not served here (any more)")
+            else:
+                holder.deadline = now_ms + holder.session_ms
+                return self._fetch(key, topic, holder, message, now_ms)
+        self._checks.refused += 1
+        return _failed(refusal)
+
+    def _fetch(
+        self, key: Key, topic: Topic, holder: Registration, message: pb.GetMessageRequestC2B, now_ms: int
+    ) -> Answer | LogStore:
+        store = self._topics.store(topic, key[2])
+        end = store.durable_end
+        manual = message.manualCommitOffset
+        consumed = message.lastPackConsumed
+        start, more = self._offsets.begin_get(key, store.min_offset, end, consumed=consumed, manual=manual)
+        if not more:
+            return store
+        if self.rules.limits and not message.escFlowCtrl:
+            behind = store.durable_data_end - store.data_position(start)
+            wait_ms = holder.meter.wait_ms(self.rules, behind, now_ms)
+            if wait_ms:
+                text = "The consumer is limited by a flow control rule"
+                return _failed(Refusal(ErrCode.SERVER_CONSUME_SPEED_LIMIT, text), wait_ms)
+        room = GET_BYTES
+        if (
+            end - start > _MAX_LAG_BYTES // 1024
+            and store.durable_data_end - store.data_position(start) > _MAX_LAG_BYTES
+        ):
+            room //= 2
+        pending = PendingRead(store, key[2], start, holder.keys, room)
+        read = self.ahead.take(pending) or pending.read()
+        if read.from_disk and read.next_offset < end:
+            self.ahead.expect(pending._replace(start=read.next_offset), now_ms)
+        delivered = read.offsets[-1] + INDEX_RECORD_BYTES if manual and read.messages else 0
+        self._offsets.end_get(
+            key, read.next_offset - start, empty=not read.messages, manual=manual, delivered=delivered
+        )
+        if not read.messages and read.next_offset >= end and message.maxWaitMs > 0:
+            return store  # only what is not its own: the position has moved, nothing is to be told yet
+        self.messages += len(read.messages)
+        if self.rules.limits:
+            holder.meter.count(sum(map(len, read.messages)))
+        body = get_success(
+            read.messages,
+            start=start,
+            end=end,
+            behind_bytes=store.durable_data_end - read.data_end,
+            slow=holder.keys is not None and _near_the_head(topic, end - read.next_offset),
+        )
+        if message.wantOffsets:
+            body.append(self._offsets_of(store, read))
+        return Answer(join_response(MethodId.GET_MESSAGES, body))
+
+    def _offsets_of(self, store: LogStore, read: LogRead) -> bytes:
+        offsets = read.offsets
+        return range_extension(
+            pb.RangeResponse(
+                nextOffset=read.next_offset,
+                messageOffsets=offsets,
+                appendTimes=store.times(offsets),
+                minOffset=store.min_offset,
+                maxOffset=store.durable_end,
+                logEpoch=store.epochs[-1][0] if store.epochs else 0,
+            )
+        )
+
+    def _range(self, message: pb.GetMessageRequestC2B, now_ms: int) -> Answer | LogStore:
+        """The exact range read for batch readers: no registration, no position."""
+        name = java_trim(message.topicName)
+        refusal = self._checks.refuse_range_reader(
+            message.clientId, java_trim(message.groupName), message.authInfo.authAuthorizedToken, now_ms, name
+        )
+        topic = self._topics.by_name.get(name)
+        if refusal is None and (topic is None or topic.removing or not topic.has(message.partitionId)):
+            refusal = Refusal(ErrCode.FORBIDDEN, f"topic {name} has no partition {message.partitionId} on this broker")
+        if refusal is not None or topic is None:
+            self._checks.refused += 1
+            assert refusal is not None
+            return _failed(refusal)
+        store = self._topics.store(topic, message.partitionId)
+        wanted = message.range
+        at_end = wanted.HasField("startOffset") and wanted.startOffset == store.durable_end
+        if message.maxWaitMs > 0 and at_end and not wanted.planOnly:
+            return store
+        body, count = answer_range(store, message.partitionId, wanted)
+        self.messages += count
+        # Readers of ranges are ours, and ours read blocks of any length.
+        return Answer(join_response(MethodId.GET_MESSAGES, body), one_block=True)
+
+    def commit(self, payload: bytes, _now_ms: int) -> Answer:
+        """Answer method 18."""
+        request = decode(pb.CommitOffsetRequestC2B, payload)
+        refusal = self._checks.refuse_reader(None, request.clientId)
+        if refusal is None and self._checks.failure is not None:
+            text = f"positions cannot be stored: {self._checks.failure.what}"
+            refusal = Refusal(ErrCode.SERVICE_UNAVAILABLE, text)
+        if refusal is None:
+            key = (java_trim(request.groupName), java_trim(request.topicName), request.partitionId)
+            topic = self._topics.by_name.get(key[1])
+            holder = self._registrations.of(key)
+            if topic is None or not topic.has(key[2]):
+                refusal = Refusal(ErrCode.FORBIDDEN, f"topic {key[1]} has no partition {key[2]} on this broker")
+            elif holder is None or self._registrations.not_held(key, request.clientId.strip()) is not None:
+                refusal = Refusal(ErrCode.UNAUTHORIZED, "the partition is not registered by this client")
+            else:
+                consumed = request.lastPackConsumed if request.HasField("lastPackConsumed") else True
+                offset = self._commit(key, request, consumed=consumed)
+                if offset is not None:
+                    store = self._topics.store(topic, key[2])
+                    done = pb.CommitOffsetResponseB2C(
+                        success=True,
+                        errCode=ErrCode.SUCCESS,
+                        errMsg=OK,
+                        currOffset=offset,
+                        maxOffset=store.durable_end,
+                    )
+                    # A position among messages that are in memory only is worth no more than they.
+                    wait = consumed and not store.immediate
+                    return answer(MethodId.COMMIT_OFFSET, done.SerializeToString(), wait=wait)
+                text = f"offset {request.confirmedOffset} was not delivered since the registration"
+                refusal = Refusal(ErrCode.BAD_REQUEST, text)
+        self._checks.refused += 1
+        failed = pb.CommitOffsetResponseB2C(success=False, errCode=refusal.code, errMsg=refusal.text, currOffset=-1)
+        return answer(MethodId.COMMIT_OFFSET, failed.SerializeToString())
+
+    def _commit(self, key: Key, request: pb.CommitOffsetRequestC2B, *, consumed: bool) -> int | None:
+        """The offset committed; None: the one asked for cannot be."""
+        if not request.HasField("confirmedOffset"):
+            return self._offsets.commit(key, consumed=consumed)
+        offset = request.confirmedOffset
+        return None if offset < 0 or offset % INDEX_RECORD_BYTES else self._offsets.commit_to(key, offset)
+
+
+def _key(message: pb.GetMessageRequestC2B) -> Key:
+    return (java_trim(message.groupName), java_trim(message.topicName), message.partitionId)
+
+
+def _patience_ms(message: pb.GetMessageRequestC2B, store: LogStore) -> int:
+    """How long a get that found nothing may wait for messages."""
+    if message.maxWaitMs > 0:
+        return min(message.maxWaitMs, _MAX_WAIT_MS)
+    # What is being committed is readable in a moment, long before this reader would ask again.
+    return _COMMIT_WAIT_MS if store.unwritten_bytes and not store.immediate else 0
+
+
+def _nothing(message: pb.GetMessageRequestC2B, store: LogStore) -> Answer:
+    """The answer to a get that found nothing in ``store``."""
+    if message.HasField("range"):
+        body, _ = answer_range(store, message.partitionId, message.range)
+        return Answer(join_response(MethodId.GET_MESSAGES, body))
+    return _AT_END
+
+
+def _failed(refusal: Refusal, wait_ms: int = -1) -> Answer:
+    return answer(MethodId.GET_MESSAGES, get_failure(refusal.code, refusal.text, wait_ms))
+
+
+def _near_the_head(topic: Topic, left: int) -> bool:
+    """Whether a filtered reader has less than ten of the reference's filter reads before it: it should slow down."""
+    records = max(8000, min(1000 * (topic.config.partitions or 1), 13_500)) * 3
+    return left < 10 * records * 28
+
+
+GET_BYTES = 512 << 10
+"""Most bytes in one get, the reference's transferSize. A single larger message still goes, alone."""
+
+_RANGE_BYTES = 4 << 20
+"""Most bytes in one range read, whatever was asked for: within what every reader of frames accepts."""
+
+
+def _head(code: int, text: str, *, success: bool) -> bytes:
+    return pb.GetMessageResponseB2C(success=success, errCode=code, errMsg=text).SerializeToString()
+
+
+_OK_HEAD = _head(ErrCode.SUCCESS, "OK!", success=True)
+
+
+def get_failure(code: int, text: str, wait_ms: int = -1) -> bytes:
+    """A get that returns nothing: the fields the reference's clients look at are filled. ``wait_ms``: ask then."""
+    return pb.GetMessageResponseB2C(
+        success=False,
+        errCode=code,
+        errMsg=text,
+        currOffset=-1,
+        minLimitTime=wait_ms,
+        escFlowCtrl=False,
+        currDataDlt=-1,
+    ).SerializeToString()
+
+
+def get_success(messages: list[bytes], *, start: int, end: int, behind_bytes: int, slow: bool) -> list[bytes]:
+    """The answer, in parts. ``messages`` are encoded fields 4, read from ``start`` on; ``behind_bytes`` are left."""
+    tail = pb.GetMessageResponseB2C(
+        currOffset=start, minLimitTime=0, escFlowCtrl=False, currDataDlt=behind_bytes, requireSlow=slow, maxOffset=end
+    ).SerializePartialToString()
+    return [_OK_HEAD, *messages, tail]
+
+
+def answer_range(store: LogStore, partition_id: int, wanted: pb.RangeRequest) -> tuple[list[bytes], int]:
+    """The answer to a get with ``range`` (see the .proto file), in parts, and how many messages it holds."""
+    low, high = store.min_offset, store.durable_end
+    epoch = store.epochs[-1][0] if store.epochs else 0
+    answer = pb.RangeResponse(minOffset=low, maxOffset=high, logEpoch=epoch)
+    if not wanted.HasField("startOffset"):
+        if wanted.HasField("timeMs"):
+            answer.timeOffset = store.offset_at(wanted.timeMs)
+        return _with_range([], answer), 0
+    start = wanted.startOffset
+    cut = _truncated(store, start, wanted.logEpoch) if wanted.HasField("logEpoch") else None
+    if cut is not None:
+        answer.lostStart, answer.lostEnd, answer.truncatedTo = cut, start, cut
+        text = f"a restart lost the messages from offset {cut} on, which had been readable"
+        return _range_failure(ErrCode.INTERNAL_SERVER_ERROR, text, answer), 0
+    end = min(wanted.endOffset, high) if wanted.HasField("endOffset") else high
+    if start < low:
+        text = f"offset {start} is no longer kept, the oldest is {low}"
+        return _range_failure(ErrCode.MOVED, text, answer), 0
+    if start > high or start % INDEX_RECORD_BYTES or end % INDEX_RECORD_BYTES:
+        text = f"offsets {start} to {end} are not positions of this store (0 to {high}, 28 a message)"
+        return _range_failure(ErrCode.BAD_REQUEST, text, answer), 0
+    most = wanted.maxMessages if wanted.HasField("maxMessages") and wanted.maxMessages > 0 else 1 << 31
+    if wanted.planOnly:
+        answer.nextOffset, answer.messageCount = store.plan(partition_id, start, end, most)
+        return _with_range([], answer), 0
+    room = min(wanted.maxBytes, _RANGE_BYTES) if wanted.maxBytes > 0 else GET_BYTES
+    keys = frozenset(map(filter_key, wanted.filterCondStr)) if wanted.filterCondStr else None
+    if wanted.asStored and wanted.asColumns and keys is None:
+        found = store.records(partition_id, start, end=end, max_bytes=room, max_messages=most)
+        if found is not None:
+            answer.nextOffset = found.next_offset
+            answer.columns.CopyFrom(describe_records(found.offsets, found.times, found.positions, found.sizes))
+            return _with_range([records_head(len(found.data)), found.data], answer), len(found.offsets)
+    read = store.read(partition_id, start, end=end, keys=keys, max_bytes=room, max_messages=most)
+    messages, offsets = read.messages, read.offsets
+    answer.nextOffset = read.next_offset
+    gap = _first_loss(store, read, start)
+    if gap is not None:
+        # A batch reader counts on every message of its range: first what stands before the loss, then the loss itself.
+        answer.nextOffset = gap[0]
+        if gap[0] == start:
+            answer.lostStart, answer.lostEnd = gap
+            text = f"messages at offsets {gap[0]} to {gap[1]} are damaged or gone"
+            return _range_failure(ErrCode.INTERNAL_SERVER_ERROR, text, answer), 0
+        count = bisect_left(offsets, gap[0])
+        messages, offsets = messages[:count], offsets[:count]
+    if wanted.asColumns:
+        joined = b"".join(messages)
+        answer.columns.CopyFrom(describe(joined, map(len, messages), offsets, store.times(offsets)))
+        messages = [joined]
+    else:
+        answer.messageOffsets.extend(offsets)
+        answer.appendTimes.extend(store.times(offsets))
+    return _with_range(messages, answer), len(offsets)
+
+
+def _truncated(store: LogStore, start: int, epoch: int) -> int | None:
+    """Where the log was cut below ``start`` since ``epoch``; None if it was not."""
+    cuts = [begin for number, begin in store.epochs if number > epoch]
+    lowest = min(cuts, default=start)
+    return lowest if lowest < start else None
+
+
+def _first_loss(store: LogStore, read: LogRead, start: int) -> tuple[int, int] | None:
+    """The first stretch that ``read``, which began at ``start``, should have brought and did not."""
+    gap = store.first_gap(start, read.next_offset)
+    if not read.damaged or (gap is not None and gap[0] < read.damaged[0]):
+        return gap
+    first = read.damaged[0]
+    offsets = read.offsets
+    behind = bisect_left(offsets, first)
+    good = offsets[behind] if behind < len(offsets) else read.next_offset
+    return first, read.damaged[bisect_left(read.damaged, good) - 1] + INDEX_RECORD_BYTES
+
+
+def _range_failure(code: int, text: str, answer: pb.RangeResponse) -> list[bytes]:
+    return [get_failure(code, text), range_extension(answer)]
+
+
+def _with_range(messages: list[bytes], answer: pb.RangeResponse) -> list[bytes]:
+    # The extension first: whoever knows the columns can take the messages apart without a step for each.
+    return [_OK_HEAD, range_extension(answer), *messages]
+
+
+def range_extension(answer: pb.RangeResponse) -> bytes:
+    """``answer`` as the field that goes behind an encoded get response."""
+    return pb.GetMessageResponseB2C(range=answer).SerializePartialToString()
+
+
+_AT_END = _failed(Refusal(ErrCode.NOT_FOUND, "The request offset reached maxOffset!"))
+_REPLACED = _failed(Refusal(ErrCode.NOT_FOUND, "The client has registered the partition again since this request"))

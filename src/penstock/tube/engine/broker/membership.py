@@ -1,0 +1,236 @@
+"""A broker as a member of its cluster: what it tells the master, and what it takes from the answers.
+
+    request = membership.next_request(read_status, write_status)   # method id and payload
+    orders = membership.receive(method, payload)                   # what to apply; then next_request again, in time
+
+A register pushes the whole configuration, a heartbeat pushes it when what the broker reported differs. The broker
+reports its configuration in the next heartbeat after a change or when it is asked to.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+
+from penstock.errors import RefusedError, RemoteProtocolError
+from penstock.tube.codec.codes import ErrCode, remedy
+from penstock.tube.codec.methods import MethodId
+from penstock.tube.codec.proto import master_pb2 as pb
+from penstock.tube.codec.proto import shared_pb2
+from penstock.tube.codec.schema import decode
+from penstock.tube.codec.strings import DEFAULT_BROKER_TLS_PORT, UNDEFINED, DefaultConfig, TopicConfig
+
+__all__ = ["BrokerConfig", "BrokerMembership", "MasterUpdate"]
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerConfig:
+    """The configuration a master pushed: its version, its checksum (both only echoed), default and topic texts."""
+
+    config_id: int = 0
+    check_sum: int = 0
+    default: str = ""
+    topics: tuple[str, ...] = ()
+
+    def to_json(self) -> bytes:
+        return json.dumps([self.config_id, self.check_sum, self.default, self.topics]).encode()
+
+    @classmethod
+    def from_json(cls, data: bytes) -> BrokerConfig:
+        config_id, check_sum, default, topics = json.loads(data)
+        return cls(config_id, check_sum, default, tuple(topics))
+
+    def parsed(self) -> tuple[DefaultConfig, list[TopicConfig]]:
+        """The settings. Raises RemoteProtocolError if the master pushed something unreadable."""
+        default = DefaultConfig.parse(self.default) if self.default.strip() else DefaultConfig()
+        return default, [TopicConfig.parse(text) for text in self.topics]
+
+
+@dataclass(slots=True)
+class MasterUpdate:
+    """What an answer of the master asks for; None and empty = as before."""
+
+    config: BrokerConfig | None = None
+    removed_topics: list[str] = field(default_factory=list)
+    stop_read: bool = False
+    stop_write: bool = False
+    tokens: list[int] = field(default_factory=list)
+    check_tokens: bool | None = None
+    max_message_bytes: int | None = None
+    flow_rules: str | None = None
+    soon: bool = False
+    """Send the next request at once: something changed that the master waits to hear of."""
+
+
+class BrokerMembership:
+    """One broker's membership. ``address`` is ``host:port`` as clients reach it, ``web_address`` its administration."""
+
+    def __init__(
+        self,
+        broker_id: int,
+        address: str,
+        version: str,
+        config: BrokerConfig | None = None,
+        *,
+        tls_port: int | None = None,
+        web_address: str | None = None,
+    ) -> None:
+        self._tls_port = tls_port
+        self._web_address = web_address
+        self.broker_id = broker_id
+        self.address = address
+        self.version = version
+        self.config = config or BrokerConfig()
+        self.registered = False
+        self._online = False
+        self._report = False
+        self._removed: list[str] = []
+        self._cluster_id = UNDEFINED
+        self._flow_id = UNDEFINED
+
+    def lost(self) -> None:
+        """The connection or the session is gone: register again."""
+        self.registered = False
+
+    def next_request(
+        self,
+        read_status: int,
+        write_status: int,
+        failure: str | None = None,
+        *,
+        signed: shared_pb2.MasterCertificateInfo | None = None,
+    ) -> tuple[int, bytes]:
+        """Method id and payload. Statuses: 0 normal, 1 stopped by order, -1 paused because of disk errors.
+
+        ``failure``: these errors in words. ``signed``: who the broker is, where the master asks for it.
+        """
+        if not self.registered:
+            request = pb.RegisterRequestB2M(
+                clientId=f"{self.broker_id}:{self.address}:{self.version}",
+                brokerOnline=self._online,
+                enableTls=self._tls_port is not None,
+                readStatusRpt=read_status,
+                writeStatusRpt=write_status,
+                curBrokerConfId=self.config.config_id,
+                confCheckSumId=self.config.check_sum,
+                brokerDefaultConfInfo=self.config.default,
+                brokerTopicSetConfInfo=self.config.topics,
+                flowCheckId=self._flow_id,
+                qryPriorityId=UNDEFINED,
+                # Compared by the Java master even with TLS off.
+                tlsPort=DEFAULT_BROKER_TLS_PORT if self._tls_port is None else self._tls_port,
+                authInfo=signed,
+                webAddress=self._web_address,
+                failure=failure,
+            )
+            request.clsConfig.configId = self._cluster_id
+            return MethodId.BROKER_REGISTER, request.SerializeToString()
+        beat = pb.HeartRequestB2M(
+            brokerId=str(self.broker_id),
+            brokerOnline=True,
+            readStatusRpt=read_status,
+            writeStatusRpt=write_status,
+            curBrokerConfId=self.config.config_id,
+            confCheckSumId=self.config.check_sum,
+            takeConfInfo=self._report,
+            takeRemovedTopicInfo=bool(self._removed),
+            removedTopicsInfo=self._removed,
+            flowCheckId=self._flow_id,
+            qryPriorityId=UNDEFINED,
+            authInfo=signed,
+            failure=failure,
+        )
+        if self._report:
+            beat.brokerDefaultConfInfo = self.config.default
+            beat.brokerTopicSetConfInfo.extend(self.config.topics)
+        beat.clsConfig.configId = self._cluster_id
+        return MethodId.BROKER_HEARTBEAT, beat.SerializeToString()
+
+    def close_request(self, signed: shared_pb2.MasterCertificateInfo | None = None) -> tuple[int, bytes]:
+        """The orderly end: the master forgets the broker at once."""
+        request = pb.CloseRequestB2M(brokerId=str(self.broker_id), authInfo=signed)
+        return MethodId.BROKER_CLOSE, request.SerializeToString()
+
+    def receive(self, method: int, payload: bytes) -> MasterUpdate:
+        """What the answer to the request of `next_request` asks for.
+
+        Raises:
+            RefusedError: the master does not take this broker (for example: it is not configured there).
+            RemoteProtocolError: the answer or a configuration text cannot be read.
+        """
+        if method == MethodId.BROKER_REGISTER:
+            return self._registered(decode(pb.RegisterResponseM2B, payload))
+        return self._beaten(decode(pb.HeartResponseM2B, payload))
+
+    def _registered(self, answer: pb.RegisterResponseM2B) -> MasterUpdate:
+        if not answer.success:
+            raise RefusedError(
+                f"tube: the master refuses broker {self.broker_id} ({self.address}): {answer.errMsg}",
+                code=answer.errCode,
+                text=answer.errMsg,
+                peer="master",
+                do=remedy(answer.errCode)
+                or "give each broker a number of its own, and the address and TLS port that the master has for it",
+            )
+        self.registered = self._online = True
+        orders = self._common(answer)
+        if answer.HasField("enableBrokerInfo"):
+            orders.check_tokens = answer.enableBrokerInfo.enableVisitTokenCheck
+        self._report = True
+        orders.soon = True
+        return orders
+
+    def _beaten(self, answer: pb.HeartResponseM2B) -> MasterUpdate:
+        if not answer.success:
+            self.registered = False
+            if answer.errCode == ErrCode.HB_NO_NODE:
+                return MasterUpdate(soon=True)
+            raise RefusedError(
+                f"tube: the master refuses the heartbeat of broker {self.broker_id}: {answer.errMsg}",
+                code=answer.errCode,
+                text=answer.errMsg,
+                peer="master",
+            )
+        reported = self._report
+        self._report = answer.needReportData and not reported
+        orders = self._common(answer)
+        if answer.takeRemoveTopicInfo:
+            orders.removed_topics = [TopicConfig.parse(text).topic for text in answer.removeTopicConfInfo]
+            self._removed = orders.removed_topics
+        orders.soon = orders.soon or self._report or bool(self._removed)
+        return orders
+
+    def _common(self, answer: pb.RegisterResponseM2B | pb.HeartResponseM2B) -> MasterUpdate:
+        orders = MasterUpdate(stop_read=answer.stopRead, stop_write=answer.stopWrite)
+        # A blank default or an empty list says nothing (tubemq.md 12.1).
+        if answer.takeConfInfo and answer.brokerDefaultConfInfo.strip() and answer.brokerTopicSetConfInfo:
+            config = BrokerConfig(
+                answer.curBrokerConfId,
+                answer.confCheckSumId,
+                answer.brokerDefaultConfInfo,
+                tuple(answer.brokerTopicSetConfInfo),
+            )
+            if config != self.config:
+                config.parsed()
+                self.config = config
+                orders.config = config
+                self._report = True
+                orders.soon = True
+        for text in answer.brokerAuthorizedInfo.visitAuthorizedToken.split(","):
+            if text.strip():
+                try:
+                    orders.tokens.append(int(text))
+                except ValueError:
+                    raise RemoteProtocolError(f"tube: visit token {text!r} is not a number") from None
+        if answer.HasField("flowCheckId") and answer.flowCheckId != self._flow_id:
+            if answer.HasField("flowControlInfo"):
+                self._flow_id = answer.flowCheckId
+                orders.flow_rules = answer.flowControlInfo
+            elif answer.flowCheckId == UNDEFINED:
+                self._flow_id = UNDEFINED
+                orders.flow_rules = ""
+        if answer.HasField("clsConfig"):
+            self._cluster_id = answer.clsConfig.configId
+            if answer.clsConfig.HasField("maxMsgSize"):
+                orders.max_message_bytes = answer.clsConfig.maxMsgSize
+        return orders

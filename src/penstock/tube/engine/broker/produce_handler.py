@@ -1,0 +1,384 @@
+"""Sending (method 13): one message, a batch of them, and producers whose messages are stored once.
+
+The answer to a send waits for the commit that holds its messages, except in topics of durability "memory".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence, Set
+from typing import NamedTuple
+from zlib import crc32
+
+from penstock.errors import RefusedError, UnavailableError
+from penstock.tube.codec.codes import EXTENSIONS, ErrCode
+from penstock.tube.codec.message import check_sum, encode_marker, filter_key
+from penstock.tube.codec.methods import MethodId
+from penstock.tube.codec.proto import broker_pb2 as pb
+from penstock.tube.codec.strings import java_trim
+from penstock.tube.engine.broker.producer_sequences import ProducerSequences
+from penstock.tube.engine.broker.request_checks import (
+    OK,
+    Answer,
+    Refusal,
+    RequestChecks,
+    answer,
+)
+from penstock.tube.engine.broker.send_decoder import NO_SUM, Send, SendDecoder, encode_sent
+from penstock.tube.engine.broker.topics import LogStore, Topic, Topics
+
+__all__ = ["MAX_BATCH", "MAX_BATCH_BYTES", "OVERFLOW", "AppendResult", "ProduceHandler", "refuse_place"]
+
+MAX_BATCH = 8192
+MAX_BATCH_BYTES = 4 << 20
+_KEYS_CACHED = 4096
+_MAX_TYPE_CHARS = 1024
+"""Longest message type: hashing walks over it. The reference's clients send up to 256 characters."""
+
+
+class AppendResult(NamedTuple):
+    """Where a message landed. ``append_offset``: its position in the index of its store, 28 bytes a message."""
+
+    message_id: int
+    append_time_ms: int
+    append_offset: int
+    partition: int
+
+
+class _Sequence(NamedTuple):
+    producer: int
+    first: int
+
+
+class ProduceHandler:
+    """Stores what producers send. ``dirty_stores``: stores with something to write, for the shell."""
+
+    def __init__(self, checks: RequestChecks, topics: Topics, *, unwritten_bytes: int, last_time: int) -> None:
+        self.dirty_stores: dict[LogStore, None] = {}
+        self.producers = ProducerSequences()
+        self.messages = 0
+        self.bytes = 0
+        self.duplicates = 0
+        self.transactions: Callable[[pb.SendMessageRequestP2B, int], Answer] | None = None
+        """What answers requests that stage or commit (`engine.transactions`)."""
+        self._checks = checks
+        self._topics = topics
+        self.unwritten_bytes = unwritten_bytes
+        self._last_id = last_time + 1 << 20
+        self._keys: dict[str, int] = {}
+        self.reader = SendDecoder()
+
+    def send(self, payload: bytes, now_ms: int) -> Answer:
+        """Answer method 13."""
+        found = self.reader.read(payload)
+        if isinstance(found, pb.SendMessageRequestP2B):
+            if found.HasField("transaction") and self.transactions is not None:
+                return self.transactions(found, now_ms)
+            return self._send_extended(found, now_ms)
+        send, data = found
+        bodies, wait = self.send_all([send], [data], now_ms)
+        return Answer(bodies[0], wait=wait)
+
+    def send_all(self, sends: Sequence[Send], datas: Sequence[bytes], now_ms: int) -> tuple[list[bytes], bool]:
+        """Store what requests for one partition brought, in order: their answers, and whether these have to wait."""
+        kinds = set(sends)
+        name, partition_id = sends[0].place
+        name = name.strip()
+        topic = self._topics.by_name.get(name)
+        refusal = refuse_place(name, topic, partition_id)
+        for send in kinds:
+            refusal = (
+                self._checks.refuse_writer(send.client_id, send.token, send.user_token, now_ms, (name,)) or refusal
+            )
+            if refusal is not None:
+                break
+        if refusal is None and topic is not None:
+            stored = self._store(topic, partition_id, sends, kinds, datas, now_ms)
+            if isinstance(stored, AppendResult):
+                bodies = encode_sent(stored.message_id, stored.append_time_ms, stored.append_offset, len(datas))
+                return bodies, not self._topics.store(topic, partition_id).immediate
+            refusal = stored
+        assert refusal is not None
+        if len(datas) == 1:
+            return [self._refused(refusal).body], False
+        # One of them is refused at least: each for itself.
+        each = [self.send_all([send], [data], now_ms) for send, data in zip(sends, datas, strict=True)]
+        return [bodies[0] for bodies, _ in each], any(wait for _, wait in each)
+
+    def _refused(self, refusal: Refusal, result: pb.SendResult | None = None) -> Answer:
+        self._checks.refused += 1
+        failed = pb.SendMessageResponseB2P(success=False, errCode=refusal.code, errMsg=refusal.text, result=result)
+        return answer(MethodId.SEND_MESSAGE, failed.SerializeToString())
+
+    def _store(
+        self,
+        topic: Topic,
+        partition_id: int,
+        sends: Sequence[Send],
+        kinds: Set[Send],
+        datas: Sequence[bytes],
+        now_ms: int,
+    ) -> AppendResult | Refusal:
+        """Store all of ``datas`` or none; where the first is. ``kinds`` are the different ones of ``sends``."""
+        full = self.refuse_space(topic, partition_id)
+        if full is not None:
+            return full
+        sizes = list(map(len, datas))
+        for size in (min(sizes), max(sizes)):
+            if not 0 < size <= topic.max_data_bytes:
+                return _refuse_size(topic, size)
+        sums = [crc32(data) & 0x7FFFFFFF for data in datas]
+        keys: dict[Send, int] = {}
+        for send in kinds:
+            key = self._key(send.msg_type)
+            if isinstance(key, Refusal):
+                return key
+            keys[send] = key
+            if send.checksum != NO_SUM:
+                for own, other in zip(sums, sends, strict=True):
+                    if other is send and own != send.checksum:
+                        text = f"checkSum {send.checksum} does not fit the data ({own})"
+                        return Refusal(ErrCode.FORBIDDEN, text)
+        flags = [send.flag for send in sends]
+        return self._append(topic, partition_id, datas, flags, sums, [keys[send] for send in sends], now_ms)
+
+    def _store_own(
+        self, topic: Topic, partition_id: int, data: bytes, flag: int, msg_type: str, now_ms: int
+    ) -> AppendResult | Refusal:
+        """Store a message that comes from inside the node."""
+        if not 0 < len(data) <= topic.max_data_bytes:
+            return _refuse_size(topic, len(data))
+        full = self.refuse_space(topic, partition_id)
+        if full is not None:
+            return full
+        key = self._key(msg_type)
+        if isinstance(key, Refusal):
+            return key
+        return self._append(topic, partition_id, (data,), (flag,), (check_sum(data),), (key,), now_ms)
+
+    def refuse_space(self, topic: Topic, partition_id: int) -> Refusal | None:
+        """Why there is no room for a message now, if so: on the disk, or on its way there."""
+        if self._checks.out_of_space:
+            return Refusal(ErrCode.SERVER_RECEIVE_OVERFLOW, self._checks.out_of_space)
+        if self._topics.store(topic, partition_id).unwritten_bytes > self.unwritten_bytes:
+            return OVERFLOW
+        return None
+
+    def _append(
+        self,
+        topic: Topic,
+        partition_id: int,
+        datas: Sequence[bytes],
+        flags: Sequence[int],
+        sums: Sequence[int],
+        keys: Sequence[int],
+        now_ms: int,
+        marker: bytes = b"",
+    ) -> AppendResult:
+        """Store messages one behind the other; where the first is."""
+        store = self._topics.store(topic, partition_id)
+        # Rises with time, also over restarts; nine bytes as a varint for the next centuries.
+        message_id = max(self._last_id + 1, now_ms << 20)
+        offset, time_ms = store.append_many(partition_id, datas, flags, sums, keys, message_id, now_ms, marker)
+        self._last_id = message_id + len(datas) - 1
+        self.dirty_stores[store] = None
+        self.messages += len(datas)
+        self.bytes += sum(map(len, datas))
+        return AppendResult(message_id, time_ms, offset, partition_id)
+
+    def _key(self, msg_type: str) -> int | Refusal:
+        key = self._keys.get(msg_type)
+        if key is not None:
+            return key
+        if len(msg_type) > _MAX_TYPE_CHARS:
+            text = f"msgType has {len(msg_type)} characters, at most {_MAX_TYPE_CHARS} are possible"
+            return Refusal(ErrCode.BAD_REQUEST, text)
+        if len(self._keys) >= _KEYS_CACHED:
+            self._keys.clear()
+        key = self._keys[msg_type] = filter_key(msg_type)
+        return key
+
+    # The extensions: batches, and messages numbered by their producer.
+
+    def _send_extended(self, request: pb.SendMessageRequestP2B, now_ms: int) -> Answer:
+        name = java_trim(request.topicName)
+        topic = self._topics.by_name.get(name)
+        auth = request.authInfo
+        refusal = self._checks.refuse_writer(
+            request.clientId, auth.visitAuthorizedToken, auth.authAuthorizedToken, now_ms, (name,)
+        ) or refuse_place(name, topic, request.partitionId)
+        if refusal is not None or topic is None:
+            assert refusal is not None
+            return self._refused(refusal)
+        batch = request.batch
+        datas = list(batch.datas) if request.HasField("batch") else [request.data]
+        known = self.producers.expected(
+            (name, request.partitionId), request.producer.producerId, request.producer.oldest
+        )
+        if not datas:
+            return self._about(known if request.HasField("producer") else None)
+        refusal = self._refuse_batch(request, topic, datas)
+        if refusal is not None:
+            return self._refused(refusal)
+        sequence: _Sequence | None = None
+        duplicates = 0
+        if request.HasField("producer"):
+            sequence = _Sequence(request.producer.producerId, request.producer.sequence)
+            if sequence.producer <= 0 or sequence.first < 0:
+                return self._refused(Refusal(ErrCode.BAD_REQUEST, "producerId has to be > 0, sequence >= 0"))
+            if sequence.first > known:
+                text = f"sequence {sequence.first} of producer {sequence.producer}: {known} has to come first"
+                result = pb.SendResult(extensions=EXTENSIONS, expectedSequence=known)
+                return self._refused(Refusal(ErrCode.BAD_REQUEST, text), result)
+            duplicates = min(known - sequence.first, len(datas))
+        return self._append_batch(topic, request, datas, sequence, duplicates, now_ms)
+
+    def _about(self, expected: int | None) -> Answer:
+        result = pb.SendResult(extensions=EXTENSIONS, count=0, expectedSequence=expected)
+        done = pb.SendMessageResponseB2P(
+            success=True, errCode=ErrCode.SUCCESS, errMsg=OK, requireAuth=False, result=result
+        )
+        return answer(MethodId.SEND_MESSAGE, done.SerializeToString())
+
+    def _refuse_batch(self, request: pb.SendMessageRequestP2B, topic: Topic, datas: Sequence[bytes]) -> Refusal | None:
+        if not request.HasField("batch") and request.checkSum not in (-1, check_sum(datas[0])):
+            return Refusal(ErrCode.FORBIDDEN, f"checkSum {request.checkSum} does not fit the data")
+        refusal = self.refuse_messages(topic, request.batch, datas, request.msgType)
+        return refusal or self.refuse_space(topic, request.partitionId)
+
+    def refuse_messages(
+        self, topic: Topic, batch: pb.SendBatch, datas: Sequence[bytes], msg_type: str = ""
+    ) -> Refusal | None:
+        """Why ``topic`` does not take ``datas`` with the flags and types of ``batch``, if so."""
+        count = len(datas)
+        if count > MAX_BATCH:
+            return Refusal(ErrCode.BAD_REQUEST, f"a batch of {count} messages; at most {MAX_BATCH} are accepted")
+        size = sum(map(len, datas))
+        if count > 1 and size > MAX_BATCH_BYTES:
+            return Refusal(ErrCode.BAD_REQUEST, f"a batch of {size} bytes; at most {MAX_BATCH_BYTES} are accepted")
+        if len(batch.flags) not in (0, count) or len(batch.msgTypes) not in (0, count):
+            text = f"{len(batch.flags)} flags and {len(batch.msgTypes)} types do not fit {count} messages"
+            return Refusal(ErrCode.BAD_REQUEST, text)
+        for length in (min(map(len, datas)), max(map(len, datas))):
+            if not 0 < length <= topic.max_data_bytes:
+                return _refuse_size(topic, length)
+        for text in {msg_type, *batch.msgTypes}:
+            found = self._key(text)
+            if isinstance(found, Refusal):
+                return found
+        return None
+
+    def append_staged(
+        self, topic: Topic, partition_id: int, batch: pb.SendBatch, number: int, first: int, now_ms: int
+    ) -> int:
+        """Store staged messages that are the ``first`` and following ones of publication ``number`` in this partition.
+
+        What was stored before a crash is not stored again. How many were stored.
+        """
+        place = (topic.name, partition_id)
+        count = len(batch.datas)
+        skip = min(max(self.producers.expected(place, number, 0) - first, 0), count)
+        if skip == count:
+            return 0
+        fresh = batch.datas[skip:]
+        flags = batch.flags[skip:] if batch.flags else [0] * len(fresh)
+        keys = [filter_key(text) for text in batch.msgTypes[skip:]] or [filter_key("")] * len(fresh)
+        marker = encode_marker(number, first + skip, len(fresh))
+        self._append(topic, partition_id, fresh, flags, list(map(check_sum, fresh)), keys, now_ms, marker)
+        self.producers.stored(place, number, first + count - 1, now_ms)
+        return len(fresh)
+
+    def _append_batch(
+        self,
+        topic: Topic,
+        request: pb.SendMessageRequestP2B,
+        datas: list[bytes],
+        sequence: _Sequence | None,
+        duplicates: int,
+        now_ms: int,
+    ) -> Answer:
+        partition = request.partitionId
+        count = len(datas)
+        flags = list(request.batch.flags) or [request.flag] * count
+        types = request.batch.msgTypes
+        keys = [filter_key(text) for text in types] if types else [filter_key(request.msgType)] * count
+        first = AppendResult(0, now_ms, -1, partition)
+        stored = count - duplicates
+        if stored:
+            fresh = datas[duplicates:]
+            sums = [crc32(data) & 0x7FFFFFFF for data in fresh]
+            marker = b""
+            if sequence is not None:
+                marker = encode_marker(sequence.producer, sequence.first + duplicates, stored)
+            first = self._append(topic, partition, fresh, flags[duplicates:], sums, keys[duplicates:], now_ms, marker)
+        self.duplicates += duplicates
+        if sequence is not None:
+            self.producers.stored((topic.name, partition), sequence.producer, sequence.first + count - 1, now_ms)
+        done = pb.SendMessageResponseB2P(
+            success=True,
+            errCode=ErrCode.SUCCESS,
+            errMsg=str(first.message_id),
+            requireAuth=False,
+            messageId=first.message_id,
+            appendTime=first.append_time_ms,
+            appendOffset=first.append_offset,
+            result=pb.SendResult(extensions=EXTENSIONS, count=count, duplicates=duplicates),
+        )
+        # Duplicates wait as well: the commit of what they repeat may still be running.
+        wait = not self._topics.store(topic, partition).immediate
+        return answer(MethodId.SEND_MESSAGE, done.SerializeToString(), wait=wait)
+
+    def append_system(
+        self, topic: Topic, partition_id: int, data: bytes, flag: int, msg_type: str, now_ms: int
+    ) -> AppendResult | Refusal:
+        """Store a message in a topic that only the broker itself writes."""
+        return self._store_own(topic, partition_id, data, flag, msg_type, now_ms)
+
+    # The node's own messages
+
+    def append(
+        self, topic_name: str, partition_id: int | None, data: bytes, flag: int, msg_type: str | None, now_ms: int
+    ) -> AppendResult:
+        """Store a message of the node itself; durable after the next commit. ``partition_id`` None: in turn.
+
+        Raises:
+            RefusedError: with the error code a client would get. UnavailableError: not now (419, 503).
+        """
+        checks = self._checks
+        topic = self._topics.by_name.get(topic_name)
+        refusal: Refusal | None = None
+        if checks.failure is not None or checks.write_stopped:
+            why = "writing is stopped" if checks.failure is None else checks.failure.what
+            refusal = Refusal(ErrCode.SERVICE_UNAVAILABLE, why)
+        elif topic is None or not topic.writable:
+            refusal = Refusal(ErrCode.FORBIDDEN, "it is unknown" if topic is None else "it does not accept messages")
+        elif partition_id is not None and not topic.has(partition_id):
+            refusal = Refusal(ErrCode.FORBIDDEN, f"it has no partition {partition_id}")
+        else:
+            partition = topic.next_partition_id() if partition_id is None else partition_id
+            stored = self._store_own(topic, partition, data, flag, msg_type or "", now_ms)
+            if isinstance(stored, AppendResult):
+                return stored
+            refusal = stored
+        what = f"tube: a message for topic {topic_name!r} was not stored"
+        if refusal.code in {ErrCode.SERVICE_UNAVAILABLE, ErrCode.SERVER_RECEIVE_OVERFLOW}:
+            raise UnavailableError(what, applied=False, why=refusal.text)
+        raise RefusedError(what, code=refusal.code, text=refusal.text, peer="broker", why=refusal.text)
+
+
+OVERFLOW = Refusal(ErrCode.SERVER_RECEIVE_OVERFLOW, "the disk does not keep up with what is sent")
+
+
+def _refuse_size(topic: Topic, size: int) -> Refusal:
+    return Refusal(ErrCode.BAD_REQUEST, f"data has {size} bytes; 1 to {topic.max_data_bytes} are accepted")
+
+
+def refuse_place(name: str, topic: Topic | None, partition_id: int) -> Refusal | None:
+    """Why nothing can be stored in a partition of the topic called ``name``, if so."""
+    if not name:
+        return Refusal(ErrCode.BAD_REQUEST, "topicName is blank")
+    if topic is None or not topic.writable:
+        state = "is unknown on this broker" if topic is None else "does not accept messages"
+        return Refusal(ErrCode.FORBIDDEN, f"topic {name} {state}")
+    if not topic.has(partition_id):
+        return Refusal(ErrCode.FORBIDDEN, f"topic {name} has no partition {partition_id} on this broker")
+    return None

@@ -1,0 +1,277 @@
+"""Which consumer holds which partition of a broker (methods 15, 16), and for how long without a sign of life."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from penstock.errors import RemoteProtocolError
+from penstock.tube.codec.codes import EXTENSIONS, ErrCode
+from penstock.tube.codec.message import filter_key
+from penstock.tube.codec.methods import MethodId
+from penstock.tube.codec.proto import broker_pb2 as pb
+from penstock.tube.codec.schema import decode
+from penstock.tube.codec.strings import Partition, format_failure, java_trim
+from penstock.tube.engine.broker.flow_control import Meter
+from penstock.tube.engine.broker.group_offsets import GroupOffsets, Key
+from penstock.tube.engine.broker.request_checks import (
+    OK,
+    Answer,
+    Refusal,
+    RequestChecks,
+    answer,
+)
+from penstock.tube.engine.broker.topics import Topic, Topics
+from penstock.tube.engine.sessions import Origin, session_of
+
+__all__ = ["Registration", "Registrations"]
+
+_REGISTER = 31
+_UNREGISTER = 32
+_MAX_FILTERS = 500
+_MAX_FILTER_CHARS = 1024
+_MAX_GROUP = 1024
+
+
+class Registration:
+    """A consumer holds a partition; ``keys`` None = no filter, ``since``: when it registered (ms).
+
+    ``user``: as which it registered, empty for an anonymous client. ``origin``: the connection that the registration
+    belongs to.
+    """
+
+    __slots__ = ("client_id", "deadline", "filters", "keys", "meter", "origin", "priority", "session_ms", "since",
+                 "user")  # fmt: skip
+
+    def __init__(
+        self, client_id: str, origin: Origin, filters: Sequence[str], priority: int, now_ms: int, session_ms: int
+    ) -> None:
+        self.client_id = client_id
+        self.origin = origin
+        self.filters = filters
+        self.keys = frozenset(map(filter_key, filters)) if filters else None
+        self.priority = priority
+        self.since = now_ms
+        self.session_ms = session_ms
+        self.deadline = now_ms + session_ms
+        self.meter = Meter()
+        self.user = ""
+
+
+class Registrations:
+    """Registrations by group, topic and partition. ``next_check``: no session ends before."""
+
+    def __init__(
+        self,
+        checks: RequestChecks,
+        topics: Topics,
+        offsets: GroupOffsets,
+        *,
+        session_ms: int,
+        max_registrations: int,
+        max_positions: int,
+    ) -> None:
+        self.session_ms = session_ms
+        self.next_check: int | None = None
+        self._grace_until = 0
+        """Before that nobody's silence is judged."""
+        self._checks = checks
+        self._topics = topics
+        self._offsets = offsets
+        self._held: dict[Key, Registration] = {}
+        self._max_registrations = max_registrations
+        self._max_positions = max_positions
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def __iter__(self) -> Iterator[tuple[Key, Registration]]:
+        return iter(list(self._held.items()))
+
+    def of(self, key: Key) -> Registration | None:
+        """Who holds the partition for the group."""
+        return self._held.get(key)
+
+    def register(self, payload: bytes, now_ms: int) -> Answer:
+        """Answer method 15: register (31) or unregister (32)."""
+        request = decode(pb.RegisterRequestC2B, payload)
+        refusal = self._checks.refuse_member(
+            request.clientId, java_trim(request.groupName), request.authInfo, now_ms, java_trim(request.topicName)
+        )
+        if refusal is None:
+            key = (java_trim(request.groupName), java_trim(request.topicName), request.partitionId)
+            topic = self._topics.by_name.get(key[1])
+            if not key[0] or not key[1]:
+                refusal = Refusal(ErrCode.BAD_REQUEST, "groupName or topicName is blank")
+            elif len(key[0]) > _MAX_GROUP or "\0" in key[0]:
+                refusal = Refusal(ErrCode.BAD_REQUEST, f"groupName is longer than {_MAX_GROUP} or holds a zero")
+            elif topic is None or not topic.readable:
+                state = "is unknown on this broker" if topic is None else "does not accept readers"
+                refusal = Refusal(ErrCode.FORBIDDEN, f"topic {key[1]} {state}")
+            elif not topic.has(request.partitionId):
+                refusal = Refusal(ErrCode.FORBIDDEN, f"topic {key[1]} has no partition {key[2]} on this broker")
+            elif request.opType == _REGISTER:
+                refusal = self._refuse_more(key, request.filterCondStr) or self._occupied(
+                    key, request.clientId.strip(), now_ms
+                )
+                if refusal is None:
+                    return self._take(key, topic, request, now_ms)
+            elif request.opType == _UNREGISTER:
+                refusal = self.not_held(key, request.clientId.strip())
+                if refusal is None:
+                    return self._release(key, consumed=request.readStatus == 0)
+            else:
+                refusal = Refusal(ErrCode.BAD_REQUEST, f"opType {request.opType} is unknown")
+        self._checks.refused += 1
+        failed = pb.RegisterResponseB2C(success=False, errCode=refusal.code, errMsg=refusal.text, currOffset=-1)
+        return answer(MethodId.PARTITION_REGISTER, failed.SerializeToString())
+
+    def _refuse_more(self, key: Key, filters: Sequence[str]) -> Refusal | None:
+        """What a consumer may make the broker remember is bounded."""
+        if len(filters) > _MAX_FILTERS or any(len(text) > _MAX_FILTER_CHARS for text in filters):
+            text = f"at most {_MAX_FILTERS} filters of {_MAX_FILTER_CHARS} characters are possible"
+            return Refusal(ErrCode.BAD_REQUEST, text)
+        if key not in self._held and len(self._held) >= self._max_registrations:
+            return Refusal(ErrCode.INTERNAL_SERVER_ERROR, f"{len(self._held)} partitions are held: no more")
+        if self._offsets.committed(key) is None and len(self._offsets) >= self._max_positions:
+            return Refusal(ErrCode.INTERNAL_SERVER_ERROR, f"{len(self._offsets)} positions are kept: no more")
+        return None
+
+    def _occupied(self, key: Key, client_id: str, now_ms: int) -> Refusal | None:
+        holder = self._held.get(key)
+        if holder is None or (holder.client_id == client_id and holder.origin.passes_to(self._checks.origin)):
+            return None
+        text = f"partition {key[2]} of {key[1]} is held by another consumer{_at(holder)}"
+        if self.is_over(holder, now_ms):
+            # Gone, but the answer is 410 all the same: the caller retries and then succeeds (tubemq.md 10.2).
+            self.expire(key)
+        return Refusal(ErrCode.PARTITION_OCCUPIED, text)
+
+    def _take(self, key: Key, topic: Topic, request: pb.RegisterRequestC2B, now_ms: int) -> Answer:
+        store = self._topics.store(topic, key[2])
+        filters = [text for text in map(java_trim, request.filterCondStr) if text]
+        wanted = request.currOffset if request.HasField("currOffset") else None
+        offset = self._offsets.register(key, request.readStatus, wanted, store.min_offset, store.durable_end)
+        session_ms = session_of(request.sessionTimeoutMs, self.session_ms)
+        holder = self._held[key] = Registration(
+            request.clientId.strip(), self._checks.origin, filters, request.qryPriorityId, now_ms, session_ms
+        )
+        self._held[key].user = self._checks.user_of(request.authInfo.authAuthorizedToken, key[0], now_ms)
+        self.check_by(holder.deadline)
+        done = pb.RegisterResponseB2C(
+            success=True,
+            errCode=ErrCode.SUCCESS,
+            errMsg=OK,
+            currOffset=offset,
+            maxOffset=store.durable_end,
+        )
+        if request.HasField("extensions"):
+            done.extensions = EXTENSIONS
+        return answer(MethodId.PARTITION_REGISTER, done.SerializeToString())
+
+    def _release(self, key: Key, *, consumed: bool) -> Answer:
+        self._offsets.commit(key, consumed=consumed)
+        del self._held[key]
+        done = pb.RegisterResponseB2C(success=True, errCode=ErrCode.SUCCESS, errMsg=OK, currOffset=-1)
+        return answer(MethodId.PARTITION_REGISTER, done.SerializeToString(), wait=consumed)
+
+    def heartbeat(self, payload: bytes, now_ms: int) -> Answer:
+        """Answer method 16."""
+        request = decode(pb.HeartBeatRequestC2B, payload)
+        group = java_trim(request.groupName)
+        refusal = self._checks.refuse_member(request.clientId, group, request.authInfo, now_ms)
+        if refusal is None and not group:
+            refusal = Refusal(ErrCode.BAD_REQUEST, "groupName is blank")
+        told: list[tuple[str, Partition]] = []
+        try:
+            told = [(text.strip(), Partition.parse(text)) for text in request.partitionInfo if text.strip()]
+        except RemoteProtocolError as error:
+            refusal = refusal or Refusal(ErrCode.BAD_REQUEST, error.what)
+        if refusal is not None:
+            self._checks.refused += 1
+            failed = pb.HeartBeatResponseB2C(
+                success=False, errCode=refusal.code, errMsg=refusal.text, hasPartFailure=False
+            )
+            if refusal.code == ErrCode.CERTIFICATE_FAILURE and self._checks.access is not None:
+                failed.requireAuth = True
+            return answer(MethodId.PARTITION_HEARTBEAT, failed.SerializeToString())
+        failures = []
+        for text, partition in told:
+            key = (group, partition.topic, partition.id)
+            lost = self.not_held(key, request.clientId.strip())
+            if lost is not None:
+                failures.append(format_failure(lost.code, text))
+                continue
+            holder = self._held[key]
+            holder.deadline = now_ms + holder.session_ms
+            if request.HasField("qryPriorityId"):
+                holder.priority = request.qryPriorityId
+        done = pb.HeartBeatResponseB2C(
+            success=True,
+            errCode=ErrCode.SUCCESS,
+            errMsg=OK,
+            hasPartFailure=bool(failures),
+            failureInfo=failures,
+            requireAuth=False,
+        )
+        return answer(MethodId.PARTITION_HEARTBEAT, done.SerializeToString())
+
+    def not_held(self, key: Key, client_id: str) -> Refusal | None:
+        """Why ``client_id`` may not use the partition over the connection of this request, if so."""
+        holder = self._held.get(key)
+        if holder is None:
+            return Refusal(ErrCode.HB_NO_NODE, f"partition {key[2]} of {key[1]} is not registered by group {key[0]}")
+        if holder.client_id != client_id:
+            text = f"partition {key[2]} of {key[1]} is held by another consumer{_at(holder)}"
+            return Refusal(ErrCode.DUPLICATE_PARTITION, text)
+        origin = self._checks.origin
+        if holder.origin is not origin:
+            if not holder.origin.passes_to(origin):
+                text = (
+                    f"partition {key[2]} of {key[1]} was registered over another connection: register it over this one"
+                )
+                return Refusal(ErrCode.HB_NO_NODE, text)
+            holder.origin = origin
+        return None
+
+    def check_by(self, deadline: int) -> None:
+        """Something ends at ``deadline``."""
+        if self.next_check is None or deadline < self.next_check:
+            self.next_check = deadline
+
+    def expire(self, key: Key) -> None:
+        """The session of a holder ended: what it has in flight is delivered again."""
+        del self._held[key]
+        self._offsets.discard(key)
+
+    def access_changed(self) -> None:
+        """Free the partitions whose consumers may not read them any more."""
+        access = self._checks.access
+        if access is None:
+            return
+        for key in [key for key, holder in self._held.items() if not access.keeps(holder.user, key[1], key[0])]:
+            self.expire(key)
+
+    def is_over(self, holder: Registration, now_ms: int) -> bool:
+        """Whether the consumer was silent for too long."""
+        return holder.deadline <= now_ms >= self._grace_until
+
+    def stalled(self, now_ms: int, grace_ms: int) -> None:
+        """The shell did not run for a while: no session ends for ``grace_ms``, gets and heartbeats are on the way."""
+        self._grace_until = max(self._grace_until, now_ms + grace_ms)
+
+    def tick(self, now_ms: int) -> None:
+        """Free the partitions of consumers that were silent for too long."""
+        for key in [key for key, holder in self._held.items() if self.is_over(holder, now_ms)]:
+            self.expire(key)
+        first = min((holder.deadline for holder in self._held.values()), default=None)
+        self.next_check = None if first is None else max(first, self._grace_until)
+
+    def forget(self, keys: Iterable[Key]) -> None:
+        """Drop registrations together with what they were for (a topic or a group was removed)."""
+        for key in keys:
+            self._held.pop(key, None)
+
+
+def _at(holder: Registration) -> str:
+    """Where a holder is, for texts; never its id."""
+    return f" at {holder.origin.host}" if holder.origin.host else ""

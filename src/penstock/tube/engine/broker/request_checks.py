@@ -1,0 +1,167 @@
+"""Who may do what on a broker right now, and how its answers look: shared by everything that answers a request."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from penstock.errors import StorageError
+from penstock.tube.codec.codes import ErrCode
+from penstock.tube.codec.envelope import encode_response
+from penstock.tube.codec.proto.shared_pb2 import AuthorizedInfo
+from penstock.tube.engine.access import Access
+from penstock.tube.engine.sessions import Origin, Origins
+
+__all__ = ["LATER", "OK", "Answer", "Refusal", "RequestChecks", "answer"]
+
+OK = "OK!"
+_MAX_CLIENT_ID = 1024
+_TOKENS_KEPT = 6
+
+
+class Answer:
+    """The body of a response frame; ``wait``: it may leave only after the commit of what happened so far.
+
+    ``one_block``: whoever asked reads a frame of one long block.
+    """
+
+    __slots__ = ("body", "one_block", "wait")
+
+    def __init__(self, body: bytes, *, wait: bool = False, one_block: bool = False) -> None:
+        self.body = body
+        self.wait = wait
+        self.one_block = one_block
+
+
+LATER = Answer(b"")
+"""In place of an answer: it comes later."""
+
+
+class Refusal(NamedTuple):
+    """An error code of the protocol and its text."""
+
+    code: int
+    text: str
+
+
+class RequestChecks:
+    """What the master ordered and what the disk allows. ``refused`` counts the requests that were turned away."""
+
+    def __init__(self) -> None:
+        self.access: Access | None = None
+        """Users that have to sign; None: nobody does."""
+        self.peer = ""
+        """Address of whoever asks just now."""
+        self.connection: object = None
+        """The connection that the request in progress came over; None: it came over none."""
+        self.origins = Origins()
+        self.read_stopped = False
+        self.write_stopped = False
+        self.failure: StorageError | None = None
+        """Set by the shell after a failed commit: nothing is acknowledged any more."""
+        self.out_of_space = ""
+        """Why messages are not stored for now, the disk has no space for them; empty: they are."""
+        self.tokens: list[int] = []
+        self.check_tokens = False
+        self.refused = 0
+
+    @property
+    def origin(self) -> Origin:
+        """The connection that the request in progress came over."""
+        return self.origins.of(self.connection, self.peer)
+
+    def refuse_writer(
+        self, client_id: str, token: int, user_token: str, now_ms: int, topics: Iterable[str]
+    ) -> Refusal | None:
+        """Why this client may not send to ``topics``, if so."""
+        if self.failure is not None:
+            return Refusal(ErrCode.SERVICE_UNAVAILABLE, f"the broker stores nothing any more: {self.failure.what}")
+        if self.write_stopped:
+            return Refusal(ErrCode.SERVICE_UNAVAILABLE, "writing is stopped on this broker")
+        access = self.access
+        if access is not None:
+            user = access.admit_token(user_token, self.peer, None, now_ms)
+            if user is None:
+                return _UNKNOWN_USER
+            for topic in topics:
+                if not access.may_produce(user, topic):
+                    return Refusal(ErrCode.FORBIDDEN, f"{_who(user)} may not produce to topic {topic}")
+        return self._refuse_token(token) or _refuse_client(client_id)
+
+    def refuse_member(
+        self, client_id: str, group: str, auth: AuthorizedInfo, now_ms: int, topic: str | None = None
+    ) -> Refusal | None:
+        """Why a consumer may not hold partitions (of ``topic``), if so."""
+        refusal = self._refuse_user(auth.authAuthorizedToken, group, now_ms)
+        if refusal is None and topic is not None:
+            refusal = self._refuse_topic(auth.authAuthorizedToken, group, now_ms, topic, group)
+        return refusal or self.refuse_reader(auth.visitAuthorizedToken, client_id)
+
+    def user_of(self, user_token: str, group: str, now_ms: int) -> str:
+        """The user of a client that is not refused."""
+        if self.access is None:
+            return ""
+        return self.access.admit_token(user_token, self.peer, group, now_ms) or ""
+
+    def refuse_reader(self, token: int | None, client_id: str) -> Refusal | None:
+        """Why this client may not read; ``token`` None where the protocol carries none (get and commit)."""
+        if self.read_stopped:
+            return Refusal(ErrCode.SERVICE_UNAVAILABLE, "reading is stopped on this broker")
+        refusal = None if token is None else self._refuse_token(token)
+        return refusal or _refuse_client(client_id)
+
+    def refuse_range_reader(
+        self, client_id: str, group: str, user_token: str, now_ms: int, topic: str
+    ) -> Refusal | None:
+        """Why this client may not read ranges, if so. Nobody registers for them, and no group's offset moves."""
+        return (
+            self._refuse_user(user_token, group, now_ms)
+            or self._refuse_topic(user_token, group, now_ms, topic, None)
+            or self.refuse_reader(None, client_id)
+        )
+
+    def _refuse_user(self, user_token: str, group: str, now_ms: int) -> Refusal | None:
+        access = self.access
+        if access is not None and access.admit_token(user_token, self.peer, group, now_ms) is None:
+            return _UNKNOWN_USER
+        return None
+
+    def _refuse_topic(
+        self, user_token: str, group: str, now_ms: int, topic: str, reads_as: str | None
+    ) -> Refusal | None:
+        access, user = self.access, self.user_of(user_token, group, now_ms)
+        if access is None or access.may_consume(user, topic, reads_as):
+            return None
+        how = "" if reads_as is None else f" as group {reads_as}"
+        return Refusal(ErrCode.CONSUME_GROUP_FORBIDDEN, f"{_who(user)} may not consume topic {topic}{how}")
+
+    def _refuse_token(self, token: int) -> Refusal | None:
+        if self.check_tokens and token not in self.tokens:
+            return Refusal(ErrCode.CERTIFICATE_FAILURE, "the visit token is not one of this cluster (any more)")
+        return None
+
+    def add_tokens(self, tokens: Iterable[int]) -> None:
+        """Visit tokens the master announced; the last six stay valid."""
+        for token in tokens:
+            if token in self.tokens:
+                self.tokens.remove(token)
+            self.tokens.append(token)
+        del self.tokens[:-_TOKENS_KEPT]
+
+
+_UNKNOWN_USER = Refusal(ErrCode.CERTIFICATE_FAILURE, "authentication failed: no valid token of a user of this cluster")
+
+
+def _who(user: str) -> str:
+    return f"user {user}" if user else "an anonymous client"
+
+
+def answer(method: int, payload: bytes, *, wait: bool = False) -> Answer:
+    """A successful answer to ``method``."""
+    return Answer(encode_response(method, payload), wait=wait)
+
+
+def _refuse_client(client_id: str) -> Refusal | None:
+    if not client_id.strip() or len(client_id) > _MAX_CLIENT_ID:
+        return Refusal(ErrCode.BAD_REQUEST, f"clientId is blank or longer than {_MAX_CLIENT_ID}")
+    return None

@@ -1,0 +1,183 @@
+"""Reading send requests quickly: what stands before and after the payload repeats, so it is decoded once.
+
+A producer sends the same client id, topic, partition, flag and token with every message; only the payload differs. The
+bytes round the payload are remembered with what they say, and compared as bytes; whatever is new, or not in the usual
+order, goes through protobuf with all its checks. Measured: 1 us instead of 9. The same is done for whole requests,
+envelope included, by length: then one comparison says all.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from penstock.tube.codec.envelope import PROTOCOL_VERSION, Request, response_head
+from penstock.tube.codec.message import INDEX_RECORD_BYTES
+from penstock.tube.codec.methods import MethodId
+from penstock.tube.codec.proto import broker_pb2 as pb
+from penstock.tube.codec.schema import decode
+from penstock.tube.codec.varint import encode_rising, encode_varint
+
+__all__ = ["NO_SUM", "Send", "SendDecoder", "encode_sent"]
+
+NO_SUM: Final = -1
+"""A checkSum that says nothing."""
+_REMEMBERED = 2048
+_LONGEST = 1024  # bytes of what is remembered: with its number that bounds the memory
+_SHAPES = 8192  # of whole requests: those of a partition whose data are equally long have one
+_STARTS = 4  # places of the data that are tried for requests of one length
+_STORED = b"\x08\x01\x10\xc8\x01\x1a"  # success, errCode 200, errMsg
+_NO_AUTH = b"\x20\x00\x28"  # requireAuth false, messageId
+_FIXED_BYTES = len(_STORED) + 1 + len(_NO_AUTH)
+
+
+class Send:
+    """What a send request says beside its payload. ``place``: topic and wire id of the partition.
+
+    Those of a client that sends alike are one object. ``timeout``, ``version``: of the envelope.
+    """
+
+    __slots__ = ("checksum", "client_id", "flag", "msg_type", "place", "timeout", "token", "user_token", "version")
+
+    def __init__(self, request: pb.SendMessageRequestP2B, timeout: int | None, version: int) -> None:
+        self.timeout = timeout
+        self.version = version
+        self.client_id = request.clientId
+        self.place = (request.topicName, request.partitionId)
+        self.flag = request.flag
+        self.checksum = request.checkSum
+        self.msg_type = request.msgType
+        self.token = request.authInfo.visitAuthorizedToken
+        self.user_token = request.authInfo.authAuthorizedToken
+
+
+class SendDecoder:
+    """Decodes SendMessageRequestP2B; bounded: a peer chooses what is remembered."""
+
+    def __init__(self) -> None:
+        self._known: dict[bytes, Send] = {}
+        # Frame body up to the data -> what it says, end of the data, the rest of the body.
+        self._shapes: dict[bytes, tuple[Send, int, bytes]] = {}
+        self._starts: dict[int, tuple[int, ...]] = {}
+        """Where the data begin, by the length of the frame body; the latest first."""
+
+    def recognise(self, body: bytes) -> tuple[Send, bytes] | None:
+        """What the request in a frame body sends, and its data, if one with other data only was read before."""
+        for start in self._starts.get(len(body), ()):
+            shape = self._shapes.get(body[:start])
+            if shape is not None:
+                send, end, rest = shape
+                if body[end:] == rest:
+                    return send, body[start:end]
+        return None
+
+    def read_request(self, request: Request, body: bytes) -> tuple[Send, bytes] | pb.SendMessageRequestP2B:
+        """As :meth:`read` for ``request``, decoded from ``body``; `recognise` knows its like from now on."""
+        found = self.read(request.payload, request.timeout, request.version)
+        if isinstance(found, tuple) and request.start >= 0:
+            self._learn(body, request, found[0])
+        return found
+
+    def read(
+        self, payload: bytes, timeout: int | None = None, version: int = PROTOCOL_VERSION
+    ) -> tuple[Send, bytes] | pb.SendMessageRequestP2B:
+        """What is sent, and its data; the request itself when it is a batch, numbered by its producer or staged.
+
+        Raises RemoteProtocolError as `codec.schema.decode` does.
+        """
+        place = _data_at(payload)
+        if place is not None:
+            start, begin, end = place
+            send = self._known.get(payload[:start] + payload[end:])
+            if send is not None and send.timeout == timeout and send.version == version:
+                return send, payload[begin:end]
+        request = decode(pb.SendMessageRequestP2B, payload)
+        if request.HasField("batch") or request.HasField("producer") or request.HasField("transaction"):
+            return request
+        send = Send(request, timeout, version)
+        if place is not None and send.checksum == NO_SUM:  # with a sum of their own no two are alike
+            self._remember(payload, place, send)
+        return send, request.data
+
+    def _remember(self, payload: bytes, place: tuple[int, int, int], send: Send) -> None:
+        start, _, end = place
+        if start + len(payload) - end > _LONGEST:
+            return
+        # Each part alone must say what it said in the whole: no field of one may stand in the other (protobuf lets the
+        # last one win).
+        first, last = pb.SendMessageRequestP2B(), pb.SendMessageRequestP2B()
+        first.MergeFromString(payload[:start])
+        last.MergeFromString(payload[end:])
+        if {field.number for field, _ in first.ListFields()} != {1, 2, 3}:
+            return
+        if not {field.number for field, _ in last.ListFields()} <= {5, 6, 7, 8, 9, 10}:
+            return
+        if len(self._known) >= _REMEMBERED:
+            self._known.clear()
+        self._known[payload[:start] + payload[end:]] = send
+
+    def _learn(self, body: bytes, request: Request, send: Send) -> None:
+        place = _data_at(request.payload)
+        if place is None:
+            return
+        field, begin, end = place
+        if self._known.get(request.payload[:field] + request.payload[end:]) is not send:
+            return  # it was not fit to be remembered
+        begin, end = request.start + begin, request.start + end
+        if begin + len(body) - end > _LONGEST:
+            return
+        if len(self._shapes) >= _SHAPES:
+            self._shapes.clear()
+            self._starts.clear()
+        self._shapes[body[:begin]] = (send, end, body[end:])
+        starts = self._starts.get(len(body), ())
+        if begin not in starts:
+            self._starts[len(body)] = (begin, *starts[: _STARTS - 1])
+
+
+def _data_at(payload: bytes) -> tuple[int, int, int] | None:
+    """Start of field 4, start and end of its bytes, when clientId, topicName and partitionId come first; else None."""
+    size = len(payload)
+    if size < 12 or payload[0] != 0x0A or payload[1] > 0x7F:
+        return None
+    at = 2 + payload[1]
+    if at + 4 > size or payload[at] != 0x12 or payload[at + 1] > 0x7F:
+        return None
+    at += 2 + payload[at + 1]
+    if at + 4 > size or payload[at] != 0x18:
+        return None
+    at += 2 if payload[at + 1] < 0x80 else 3
+    if at + 4 > size or payload[at - 1] > 0x7F or payload[at] != 0x22:
+        return None
+    start = at
+    length = payload[at + 1]
+    at += 2
+    if length > 0x7F:
+        length = length & 0x7F | (payload[at] & 0x7F) << 7
+        if payload[at] > 0x7F:
+            length |= (payload[at + 1] & 0x7F) << 14
+            if payload[at + 1] > 0x7F:
+                return None  # 2 MiB and more: the copying costs more than the decoding
+            at += 1
+        at += 1
+    return (start, at, at + length) if at + length <= size else None
+
+
+def encode_sent(first_id: int, time_ms: int, first_offset: int, count: int) -> list[bytes]:
+    """The answers to ``count`` sends whose messages were stored one behind the other: bodies of response frames.
+
+    Each holds a SendMessageResponseB2P; old clients read the id from errMsg.
+    """
+    time = b"\x30%b\x38" % encode_varint(time_ms)
+    numbers = encode_rising(first_id, 1, count)
+    offsets = encode_rising(first_offset, INDEX_RECORD_BYTES, count)
+    texts = map(b"%d".__mod__, range(first_id, first_id + count))
+    bodies = []
+    before, head = -1, b""
+    for text, number, offset in zip(texts, numbers, offsets, strict=True):
+        size = len(text) + len(number) + len(offset)  # none becomes shorter, so a change of one shows in the sum
+        if size != before:
+            before = size
+            head = response_head(MethodId.SEND_MESSAGE, _FIXED_BYTES + len(time) + size)
+            head = b"%b%b%c" % (head, _STORED, len(text))
+        bodies.append(b"".join((head, text, _NO_AUTH, number, time, offset)))
+    return bodies

@@ -1,0 +1,200 @@
+"""A broker's side of the protocol: who holds which partition, what a get returns, what a send stores.
+
+    answer = broker.receive(request, arrived_ms, now_ms)      # an Answer, or None: drop the request unanswered
+    deadline = broker.next_deadline()                         # ms or None; then broker.tick(now_ms)
+
+An answer with ``wait`` set may leave once everything appended and every position changed until now is committed; the
+others leave at once. Stores with something to write and positions to keep are taken by the shell (`dirty_stores`,
+`offsets.take_dirty`). A get that waits for messages is answered later: `readable` and `tick` put the answers of such
+gets into `ready`. A commit of staged rows is answered through `transactions`.
+
+Differences from the reference, none visible to its clients: messages are readable as soon as their commit returned,
+also through filters (its filtered readers wait for its flush); a get walks over any number of other partitions' records
+in one go; a get that finds nothing while messages are being committed is answered by that commit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from penstock.errors import PenstockError, RemoteProtocolError
+from penstock.tube.codec import exceptions
+from penstock.tube.codec.envelope import Request, encode_error
+from penstock.tube.codec.methods import METHODS, RESERVED, MethodId, Role, Service
+from penstock.tube.codec.proto import broker_pb2 as pb
+from penstock.tube.engine.broker.fetch_handler import DelayedAnswer, FetchHandler
+from penstock.tube.engine.broker.group_offsets import GroupOffsets
+from penstock.tube.engine.broker.produce_handler import AppendResult, ProduceHandler
+from penstock.tube.engine.broker.registrations import Registrations
+from penstock.tube.engine.broker.request_checks import LATER, Answer, RequestChecks
+from penstock.tube.engine.broker.send_decoder import Send
+from penstock.tube.engine.broker.topics import LogStore, Topics
+from penstock.tube.engine.transactions.handler import TransactionHandler
+from penstock.tube.engine.transactions.staging import Staging
+
+__all__ = ["Answer", "AppendResult", "BrokerEngine"]
+
+
+class BrokerEngine(RequestChecks):
+    """See the module. One instance per broker; not thread-safe.
+
+    ``session_ms``: a partition whose consumer neither got nor heartbeat for so long is free again (reference: 30 s).
+    ``unwritten_bytes``: bytes a store may hold that no commit has written yet; beyond, sends are answered 419.
+    ``max_registrations`` and ``max_positions`` bound what consumers make the broker remember. ``last_time``: newest
+    append time in the stores; message ids go on behind it, even if the clock went back since. ``staging``: what tasks
+    staged (`engine.transactions`); without it they cannot.
+    """
+
+    def __init__(
+        self,
+        topics: Topics,
+        offsets: GroupOffsets,
+        *,
+        session_ms: int = 30_000,
+        unwritten_bytes: int = 64 << 20,
+        max_registrations: int = 100_000,
+        max_positions: int = 1_000_000,
+        last_time: int = 0,
+        staging: Staging | None = None,
+    ) -> None:
+        super().__init__()
+        self.topics = topics
+        self.offsets = offsets
+        self.dropped_late = 0
+        self.produce = ProduceHandler(self, topics, unwritten_bytes=unwritten_bytes, last_time=last_time)
+        self.transactions = TransactionHandler(self, topics, self.produce, staging)
+        self.produce.transactions = self.transactions.receive
+        self.registrations = Registrations(
+            self,
+            topics,
+            offsets,
+            session_ms=session_ms,
+            max_registrations=max_registrations,
+            max_positions=max_positions,
+        )
+        self.fetch = FetchHandler(self, topics, offsets, self.registrations)
+        self.dirty_stores = self.produce.dirty_stores
+        self.append = self.produce.append
+        self._handlers: dict[int, Callable[[bytes, int], Answer]] = {
+            MethodId.SEND_MESSAGE: self.produce.send,
+            MethodId.PARTITION_REGISTER: self.registrations.register,
+            MethodId.PARTITION_HEARTBEAT: self.registrations.heartbeat,
+            MethodId.COMMIT_OFFSET: self.fetch.commit,
+        }
+
+    @property
+    def gets(self) -> int:
+        """Get requests that came."""
+        return self.fetch.gets
+
+    @property
+    def ready(self) -> list[DelayedAnswer]:
+        """Answers to gets that waited; the shell sends them and clears the list."""
+        return self.fetch.ready
+
+    def receive(self, request: Request, arrived_ms: int, now_ms: int, address: object | None = None) -> Answer | None:
+        """The answer to ``request``, which came at ``arrived_ms``; None: send nothing now.
+
+        That is so when it waited longer than it is worth, and when it is a get that waits for messages: its answer is
+        in `ready` later, with ``address``. Without an address no get waits.
+        """
+        if request.timeout and now_ms - arrived_ms > request.timeout:
+            self.dropped_late += 1
+            return None
+        method = request.method
+        self.connection = address
+        try:
+            if method == MethodId.GET_MESSAGES and request.service in METHODS[method].services:
+                return self.fetch.get(request, now_ms, address)
+            handler = self._handlers.get(method)
+            if handler is None or request.service not in METHODS[method].services:
+                return self._unknown(request)
+            answer = handler(request.payload, now_ms)
+        except RemoteProtocolError as error:
+            self.refused += 1
+            text = f"{error.what} {error.why or ''}".strip()
+            return Answer(encode_error(exceptions.EXCEPTION, text, version=request.version, fatal=True))
+        except (OSError, PenstockError) as error:
+            self.refused += 1
+            return Answer(encode_error(exceptions.EXCEPTION, str(error), version=request.version))
+        if answer is LATER:
+            self.transactions.wait(address, request.serial)
+            return None
+        return answer
+
+    def send_of(self, request: Request, body: bytes) -> tuple[Send, bytes] | None:
+        """What ``request``, which was decoded from ``body``, sends, and its data.
+
+        None if it is not the sending of one message for `receive_sends`.
+        """
+        if request.method != MethodId.SEND_MESSAGE or request.service not in METHODS[MethodId.SEND_MESSAGE].services:
+            return None
+        try:
+            found = self.produce.reader.read_request(request, body)
+        except RemoteProtocolError:
+            return None  # `receive` says why
+        return None if isinstance(found, pb.SendMessageRequestP2B) else found
+
+    def receive_sends(self, sends: Sequence[Send], datas: Sequence[bytes], now_ms: int) -> tuple[list[bytes], bool]:
+        """Store what requests for one partition brought (`send_of`), in order.
+
+        Their answers, and whether these wait for the commit of what happened so far. It takes a third of the time that
+        the requests would take one by one.
+        """
+        try:
+            return self.produce.send_all(sends, datas, now_ms)
+        except (OSError, PenstockError) as error:
+            self.refused += len(sends)
+            text = str(error)
+            return [encode_error(exceptions.EXCEPTION, text, version=send.version) for send in sends], False
+
+    def _unknown(self, request: Request) -> Answer:
+        self.refused += 1
+        method = METHODS.get(request.method)
+        if method is None and request.method not in RESERVED:
+            # The C++ client sends a method 0 when it closes; the connection goes on.
+            text = f"method {request.method} does not exist"
+            return Answer(encode_error(exceptions.UNKNOWN_PROTOCOL, text, version=request.version, fatal=True))
+        if request.service not in set(Service):
+            text = f"service type {request.service} does not exist"
+        elif method is not None and method.answers is Role.BROKER:
+            text = f"{method.name} is not a method of service type {request.service}"
+        elif method is not None:
+            text = f"{method.name} is answered by a master, this is a broker"
+        else:
+            text = f"method {request.method} is reserved and not implemented"
+        return Answer(encode_error(exceptions.EXCEPTION, text, version=request.version))
+
+    def next_deadline(self) -> int | None:
+        """When `tick` has to be called next: no session ends before, no get has waited long enough."""
+        return self.registrations.next_check
+
+    def tick(self, now_ms: int) -> None:
+        """Free the partitions of silent consumers; answer gets that have waited long enough."""
+        if self.registrations.next_check is None or now_ms < self.registrations.next_check:
+            return
+        self.registrations.tick(now_ms)
+        self.fetch.tick(now_ms)
+
+    def readable(self, stores: Iterable[LogStore], now_ms: int) -> None:
+        """Readers of ``stores`` see more than before: answer those who wait for it."""
+        if self.fetch.parked:
+            for store in stores:
+                self.fetch.wake(store, now_ms)
+
+    def gone(self, address: object) -> None:
+        """The connection ``address`` is closed: its sessions go on until their end, for their clients to come back."""
+        self.origins.end(address)
+        if self.fetch.parked:
+            self.fetch.forget(address)
+
+    def remove_topic(self, name: str, now_ms: int = 0) -> list[LogStore]:
+        """Forget a topic, its readers and their positions; the stores that were open, for the shell to delete."""
+        self.registrations.forget([key for key, _ in self.registrations if key[1] == name])
+        self.offsets.forget_topic(name)
+        self.produce.producers.forget_topic(name)
+        stores = self.topics.remove(name)
+        for store in stores:
+            self.dirty_stores.pop(store, None)
+            self.fetch.release(store, now_ms)
+        return stores

@@ -1,0 +1,345 @@
+"""Who of a consumer group reads which partition: one group's members, what they hold, what they are told.
+
+The protocol has no assignment message. The master answers a heartbeat with at most one event (take these, give these
+up), and a later heartbeat of the consumer says that it is done. Rules kept here:
+
+* a partition belongs to at most one member. It is given to the next one after its owner reported that it let go, left
+  or expired (release before take), never because it was told to;
+* what a member reports to hold is the truth, whatever it was told;
+* an event is sent with every answer until it is reported done, since an answer may be lost: to take what is held or to
+  give up what is not changes nothing in Java, Go, C++ and penstock clients, even if they are still at it;
+* the assignment is computed when a member registers, so that its first heartbeat carries partitions;
+* moves are as few as a difference of at most one partition between members needs.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Set
+from typing import Final, NamedTuple
+
+from penstock.tube.codec.codes import RebalanceOp
+from penstock.tube.codec.strings import Partition
+from penstock.tube.engine.sessions import Origin
+
+__all__ = ["Bound", "Event", "Group", "Member", "most_brokers"]
+
+
+_RELEASES: Final = frozenset({RebalanceOp.DISCONNECT, RebalanceOp.ONLY_DISCONNECT})
+
+
+class Event(NamedTuple):
+    """One order to one member."""
+
+    rebalance_id: int
+    op: RebalanceOp
+    partitions: tuple[Partition, ...]
+
+
+class Bound(NamedTuple):
+    """What a member of a bound group asks for: start offsets by partition key; all members must have come first."""
+
+    session_key: str
+    total: int
+    select_big: bool
+    offsets: Mapping[str, int]
+
+
+class Member:
+    """One consumer. ``held`` is what it said it holds; orders wait in ``to_release`` and ``to_connect``.
+
+    ``to_renew``: it holds them, but their broker was restarted since and knows of no reader. ``processing``: the event
+    that it was sent and did not report done.
+    """
+
+    __slots__ = (
+        "bound", "held", "id", "last_seen", "origin", "out", "processing", "session_ms", "to_connect", "to_release",
+        "to_renew", "yields",
+    )  # fmt: skip
+
+    def __init__(self, member_id: str, now: int, bound: Bound | None = None, origin: Origin | None = None) -> None:
+        self.id = member_id
+        self.origin = Origin("") if origin is None else origin
+        self.last_seen = now
+        self.session_ms = 0  # set by the handler
+        self.bound = bound
+        self.held: set[Partition] = set()
+        self.to_release: set[Partition] = set()
+        self.to_connect: set[Partition] = set()
+        self.to_renew: set[Partition] = set()
+        self.processing: Event | None = None
+        self.out = 0  # heartbeats for which it gets nothing, by an administrator's order
+        self.yields = False  # an administrator took its partitions: others get them first
+
+
+class Group:
+    """A consumer group: topics and filters of its first member, and the members' partitions."""
+
+    __slots__ = ("allocated", "bound", "filters", "members", "name", "owned", "settle_until", "topics")
+
+    def __init__(
+        self, name: str, topics: frozenset[str], filters: Mapping[str, frozenset[str]], *, bound: bool
+    ) -> None:
+        self.name = name
+        self.topics = topics
+        self.filters = dict(filters)
+        self.bound = bound
+        self.allocated = False
+        self.members: dict[str, Member] = {}
+        # Held, ordered to be taken, or not yet let go. What is not here is free.
+        self.owned: dict[Partition, str] = {}
+        self.settle_until = 0  # until then only what members report counts (after a restart of the master)
+
+    def join(
+        self,
+        member_id: str,
+        held: Iterable[Partition],
+        now: int,
+        bound: Bound | None = None,
+        origin: Origin | None = None,
+    ) -> Member:
+        """A member registers, again too: what it was told before is void, what it says it holds counts."""
+        self.leave(member_id)
+        member = self.members[member_id] = Member(member_id, now, bound, origin)
+        self._report(member, set(held))
+        # This master is new to it. The broker may be as well: both restart with their node.
+        member.to_renew = set(member.held)
+        return member
+
+    def leave(self, member_id: str) -> bool:
+        """Forget a member; its partitions are free. Whether it was there."""
+        member = self.members.pop(member_id, None)
+        if member is None:
+            return False
+        for partition in [p for p, owner in self.owned.items() if owner == member_id]:
+            del self.owned[partition]
+        return True
+
+    def expel(self, member: Member, rounds: int) -> None:
+        """Take all partitions from ``member``, for others; it gets none for ``rounds`` heartbeats after it let go.
+
+        It takes part again once the others were told what they get, or at once if nobody else takes part and there are
+        0 rounds.
+        """
+        member.out = rounds
+        member.yields = True
+        for partition in [p for p, owner in self.owned.items() if owner == member.id]:
+            self._take_away(partition, member)
+
+    def renew(self, broker_id: int) -> None:
+        """A broker was restarted: members are told again to take what they hold there.
+
+        Each passes over what it believes to hold still. What a get was refused it has dropped, and takes at once: Java,
+        Go and C++ clients say what they hold with every seventh heartbeat only, so long nobody would read it.
+        """
+        for partition, owner in self.owned.items():
+            member = self.members[owner]
+            if partition.broker.id == broker_id and partition in member.held:
+                member.to_renew.add(partition)
+
+    def heartbeat(self, member: Member, now: int, *, done: bool, reported: Iterable[Partition] | None) -> None:
+        """``done``: it carried a finished event; ``reported``: all that the member holds, None if not said."""
+        member.last_seen = now
+        event = member.processing
+        if member.yields and not done and not _lets_go(member):
+            member.out = max(member.out - 1, 0)
+            # Before the others were told, evening out would give it back what it gave up.
+            untold = any(other.to_connect for other in self.members.values() if other is not member)
+            member.yields = member.out > 0 or untold
+        if done and event is not None:
+            member.processing = None
+            self.allocated = True
+            if event.op in _RELEASES:
+                self._released(member, event.partitions)
+            else:
+                member.held.update(event.partitions)
+        if reported is not None:
+            self._report(member, set(reported))
+
+    def next_event(self, member: Member, rebalance_id: int) -> Event | None:
+        """The order to send with the answer to this heartbeat; releases come before takes."""
+        event = member.processing
+        if event is not None and event.op not in _RELEASES:  # what others hold by now it would take in vain
+            own = tuple(p for p in event.partitions if self.owned.get(p) == member.id)
+            event = member.processing = event._replace(partitions=own) if own else None
+        if event is not None:
+            return event
+        if member.to_release:
+            event = Event(rebalance_id, RebalanceOp.ONLY_DISCONNECT, tuple(sorted(member.to_release)))
+            member.to_release = set()
+        elif take := member.to_connect | {p for p in member.to_renew if self.owned.get(p) == member.id}:
+            event = Event(rebalance_id, RebalanceOp.ONLY_CONNECT, tuple(sorted(take)))
+            member.to_connect, member.to_renew = set(), set()
+        else:
+            return None
+        member.processing = event
+        return event
+
+    def rebalance(self, partitions: Iterable[Partition], online: Set[int], now: int) -> int:
+        """Give free partitions to members and order releases until loads differ by one at most; returns the orders.
+
+        ``partitions`` are all that the group's topics have now on the brokers with the ids ``online``. What is owned
+        beyond them is given up, but only if its broker is there to say so: one that is away may come back with it (all
+        of them do after a restart of the master).
+        """
+        wanted = set(partitions)
+        orders = 0
+        for partition, owner in list(self.owned.items()):
+            if partition not in wanted and partition.broker.id in online:
+                orders += self._take_away(partition, self.members[owner])
+        if not self._taking_part() or now < self.settle_until:
+            return orders
+        free = sorted(wanted.difference(self.owned))
+        if self.bound and not self.allocated:
+            if not self._complete():
+                return orders
+            free = self._give_required(free)
+        load = self._load()
+        for partition in free:
+            member = min(
+                self._taking_part(), key=lambda m: (_count(load[m.id], partition.topic), len(load[m.id]), m.id)
+            )
+            self._give(partition, member)
+            load[member.id].add(partition)
+            orders += 1
+        if self.bound and not self.allocated:
+            return orders
+        return orders + self._even_out({m.id: load[m.id] for m in self._taking_part()}, wanted)
+
+    def _taking_part(self) -> list[Member]:
+        """The members that may get partitions; those that yield only if there is no other."""
+        members = [member for member in self.members.values() if not member.out]
+        return [member for member in members if not member.yields] or members
+
+    def _even_out(self, load: dict[str, set[Partition]], wanted: set[Partition]) -> int:
+        # What is being released already will go to the member with least: count it there, so as not to order more.
+        for partition in sorted(p for p in self._releasing() if p in wanted):
+            load[min(load, key=lambda m: (len(load[m]), m))].add(partition)
+        orders = 0
+        while True:
+            most = max(load, key=lambda m: (len(load[m]), m))
+            least = min(load, key=lambda m: (len(load[m]), m))
+            if len(load[most]) - len(load[least]) < 2:
+                return orders
+            giver = self.members[most]
+            candidates = [p for p in load[most] if self.owned.get(p) == most and p not in giver.to_release]
+            if not candidates:
+                return orders
+            partition = max(
+                candidates,
+                key=lambda p: (p in giver.to_connect, _count(load[most], p.topic) - _count(load[least], p.topic), p),
+            )
+            load[most].discard(partition)
+            load[least].add(partition)
+            orders += 1
+            if self._take_away(partition, giver) and partition not in self.owned:
+                self._give(partition, self.members[least])  # it was not even told yet
+
+    def _load(self) -> dict[str, set[Partition]]:
+        releasing = self._releasing()
+        load: dict[str, set[Partition]] = {member_id: set() for member_id in self.members}
+        for partition, owner in self.owned.items():
+            if partition not in releasing:
+                load[owner].add(partition)
+        return load
+
+    def _releasing(self) -> set[Partition]:
+        found: set[Partition] = set()
+        for member in self.members.values():
+            found |= member.to_release
+            event = member.processing
+            if event is not None and event.op in _RELEASES:
+                found.update(event.partitions)
+        return {p for p in found if p in self.owned}
+
+    def _give(self, partition: Partition, member: Member) -> None:
+        self.owned[partition] = member.id
+        member.to_connect.add(partition)
+
+    def _take_away(self, partition: Partition, member: Member) -> int:
+        if partition in member.to_connect:
+            member.to_connect.discard(partition)
+            del self.owned[partition]
+            return 1
+        event = member.processing
+        leaving = event is not None and event.op is RebalanceOp.ONLY_DISCONNECT and partition in event.partitions
+        if leaving or partition in member.to_release:
+            return 0
+        member.to_release.add(partition)
+        return 1
+
+    def _released(self, member: Member, partitions: Iterable[Partition]) -> None:
+        for partition in partitions:
+            member.held.discard(partition)
+            if self.owned.get(partition) == member.id:
+                del self.owned[partition]
+
+    def _report(self, member: Member, reported: set[Partition]) -> None:
+        """Bring ``owned`` in line with what the member says."""
+        member.held = reported
+        told = set(member.to_connect)
+        if member.processing is not None:
+            told.update(member.processing.partitions)
+        lost = [p for p, owner in self.owned.items() if owner == member.id and p not in reported and p not in told]
+        for partition in lost:
+            del self.owned[partition]
+            member.to_release.discard(partition)
+        for partition in sorted(reported):
+            owner = self.owned.get(partition)
+            if owner is None:
+                self.owned[partition] = member.id
+            elif owner != member.id:
+                self._dispute(partition, member, self.members[owner])
+        # Neither its own nor disputed: an order for something that it does not hold is pointless.
+        member.to_release &= reported
+
+    def _dispute(self, partition: Partition, reporter: Member, owner: Member) -> None:
+        """Two members claim one partition; the broker admits one. Who says it holds it wins over who was only told."""
+        if partition in owner.held:
+            reporter.to_release.add(partition)
+            return
+        if partition in owner.to_connect:
+            owner.to_connect.discard(partition)
+        else:
+            owner.to_release.add(partition)
+        self.owned[partition] = reporter.id
+
+    def _complete(self) -> bool:
+        return all(m.bound is not None and m.bound.total <= len(self.members) for m in self.members.values())
+
+    def _give_required(self, free: list[Partition]) -> list[Partition]:
+        """Hand each required partition to the member that named it; returns what is left."""
+        left = []
+        for partition in free:
+            best: Member | None = None
+            for member in self.members.values():
+                named = member.bound is not None and partition.key in member.bound.offsets
+                if named and (best is None or _better(partition.key, member, best)):
+                    best = member
+            if best is None:
+                left.append(partition)
+            else:
+                self._give(partition, best)
+        return left
+
+
+def _lets_go(member: Member) -> bool:
+    """Whether the member has been ordered to give partitions up, and did not report it done."""
+    event = member.processing
+    return bool(member.to_release) or (event is not None and event.op in _RELEASES)
+
+
+def _better(key: str, member: Member, best: Member) -> bool:
+    assert member.bound is not None
+    assert best.bound is not None
+    ours, theirs = member.bound.offsets[key], best.bound.offsets[key]
+    return ours >= theirs if member.bound.select_big else ours < theirs
+
+
+def most_brokers(partitions: Iterable[Partition]) -> int:
+    """How many brokers the topic has that is on most of them."""
+    return max(Counter(topic for _, topic in {(p.broker.id, p.topic) for p in partitions}).values(), default=0)
+
+
+def _count(partitions: set[Partition], topic: str) -> int:
+    return sum(1 for partition in partitions if partition.topic == topic)

@@ -1,0 +1,202 @@
+"""Brokers at the master: methods 7 to 9. A broker learns what to serve and says what it serves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from google.protobuf.message import Message
+
+from penstock.tube.codec.codes import ErrCode
+from penstock.tube.codec.proto import master_pb2 as pb
+from penstock.tube.codec.proto import shared_pb2
+from penstock.tube.codec.strings import UNDEFINED, BrokerInfo
+from penstock.tube.engine.master.cluster import RegisteredBroker, parse_broker_id
+from penstock.tube.engine.master.context import OK, MasterContext, RefusedRequest
+from penstock.tube.engine.master.settings import BrokerSetting, Status
+
+__all__ = ["BrokerHandler"]
+
+_MAX_ADDRESS = 300
+_MAX_FAILURE = 1000
+
+
+class BrokerHandler:
+    """Answers brokers; calls ``changed(now)`` when what is served changed, ``restarted(broker_id)`` when one was."""
+
+    def __init__(self, master: MasterContext, changed: Callable[[int], None], restarted: Callable[[int], None]) -> None:
+        self._master = master
+        self._changed = changed
+        self._restarted = restarted
+
+    def tick(self, now: int) -> None:
+        """A broker whose session ended serves nothing any more."""
+        session_ms = self._master.config.broker_session_ms
+        for broker in self._master.cluster.brokers.values():
+            if broker.online and broker.last_seen + session_ms <= now:
+                self._master.cluster.lost(broker)
+
+    def order(self, broker: RegisteredBroker) -> None:
+        """Bring what a broker is told to stop in line with its setting."""
+        setting = self._master.controls.brokers.get(broker.info.id)
+        status = Status.ONLINE if setting is None else setting.status
+        broker.stop_read = status in {Status.ONLY_WRITE, Status.OFFLINE, Status.DRAFT}
+        broker.stop_write = status in {Status.ONLY_READ, Status.OFFLINE, Status.DRAFT}
+
+    def register(self, request: pb.RegisterRequestB2M, now: int) -> Message:
+        cluster = self._master.cluster
+        self._master.admit_broker(request, now)
+        pieces = request.clientId.split(":")
+        if len(pieces) < 3:
+            raise RefusedRequest(ErrCode.BAD_REQUEST, f"{request.clientId!r} is not id:host:port:version")
+        info = BrokerInfo.parse(":".join(pieces[:3]))
+        self._check_unique(info)
+        if info.id not in cluster.brokers and len(cluster.brokers) >= self._master.config.max_brokers:
+            raise RefusedRequest(ErrCode.INTERNAL_SERVER_ERROR, f"{len(cluster.brokers)} brokers are known: no more")
+        setting = self._master.controls.brokers.get(info.id)
+        if setting is not None:
+            _check_setting(setting, info, request.tlsPort)
+        broker = cluster.register(info, now)
+        broker.connection = self._master.connection
+        broker.connected = True
+        if info.id not in self._master.controls.seen:
+            self._master.newcomers.add(info.id)
+        self.order(broker)
+        broker.failure = request.failure[:_MAX_FAILURE]
+        broker.tls = request.enableTls
+        broker.tls_port = request.tlsPort
+        broker.web_address = request.webAddress if len(request.webAddress) <= _MAX_ADDRESS else ""
+        self._report(
+            broker, request.readStatusRpt, request.writeStatusRpt, request.brokerDefaultConfInfo,
+            request.brokerTopicSetConfInfo if request.brokerOnline else (), now,
+        )  # fmt: skip
+        broker.need_report = True
+        if not request.brokerOnline:
+            self._restarted(info.id)
+        answer = pb.RegisterResponseM2B(
+            success=True,
+            errCode=ErrCode.SUCCESS,
+            errMsg=OK,
+            stopRead=broker.stop_read,
+            stopWrite=broker.stop_write,
+            takeConfInfo=True,
+            enableBrokerInfo=shared_pb2.EnableBrokerFunInfo(
+                enableConsumeAuthenticate=False,
+                enableConsumeAuthorize=False,
+                enableProduceAuthenticate=False,
+                enableProduceAuthorize=False,
+                enableVisitTokenCheck=self._master.config.check_visit_tokens,
+            ),
+        )
+        self._answer(request, answer, broker, now)
+        return answer
+
+    def heartbeat(self, request: pb.HeartRequestB2M, now: int) -> Message:
+        cluster = self._master.cluster
+        self._master.admit_broker(request, now)
+        broker = cluster.brokers.get(parse_broker_id(request.brokerId))
+        # A heartbeat has the broker's number alone. One that was cut off while a successor took its number would renew
+        # that one's session: it has to register, and is told then that the number is taken.
+        if broker is None or not broker.online or broker.connection != self._master.connection:
+            raise RefusedRequest(ErrCode.HB_NO_NODE, f"broker {request.brokerId} is not registered, register again")
+        broker.last_seen = now
+        if request.takeConfInfo or request.readStatusRpt != broker.read_status:
+            self._report(
+                broker, request.readStatusRpt, request.writeStatusRpt, request.brokerDefaultConfInfo,
+                request.brokerTopicSetConfInfo, now,
+            )  # fmt: skip
+        broker.write_status = request.writeStatusRpt
+        broker.failure = request.failure[:_MAX_FAILURE]
+        if request.takeRemovedTopicInfo:
+            cluster.removed_on(broker, [text.partition(":")[0] for text in request.removedTopicsInfo])
+        synced = cluster.in_sync(broker, request.curBrokerConfId, request.confCheckSumId)
+        if synced and request.takeConfInfo:
+            broker.need_report = False
+        answer = pb.HeartResponseM2B(
+            success=True,
+            errCode=ErrCode.SUCCESS,
+            errMsg=OK,
+            stopRead=broker.stop_read,
+            stopWrite=broker.stop_write,
+            needReportData=broker.need_report or not synced,
+            takeConfInfo=broker.push or not synced,
+            takeRemoveTopicInfo=True,
+            removeTopicConfInfo=cluster.removals(broker),
+        )
+        broker.push = False
+        self._answer(request, answer, broker, now)
+        return answer
+
+    def close(self, request: pb.CloseRequestB2M, now: int) -> Message:
+        self._master.admit_broker(request, now)
+        broker = self._master.cluster.brokers.get(parse_broker_id(request.brokerId))
+        if broker is not None and broker.connection == self._master.connection:
+            self._master.cluster.lost(broker)
+        return pb.CloseResponseM2B(success=True, errCode=ErrCode.SUCCESS, errMsg=OK)
+
+    def disconnected(self, connection: str) -> None:
+        """The broker that registered on ``connection`` has to register again, from wherever it is then.
+
+        Its session goes on until then or its end: a connection may break while the broker serves its clients.
+        """
+        for broker in self._master.cluster.brokers.values():
+            if broker.connection == connection:
+                broker.connected = False
+
+    def _check_unique(self, info: BrokerInfo) -> None:
+        """Two brokers of one number would take each other's clients and positions. Raises RefusedRequest.
+
+        One whose connection ended (its process was killed) may come back at another address at once; one whose machine
+        vanished, so that nothing closed the connection, once its old session has ended.
+        """
+        known = self._master.cluster.brokers.get(info.id)
+        there = known is not None and known.online and known.connected
+        if known is not None and there and (known.info.host, known.info.port) != (info.host, info.port):
+            raise RefusedRequest(
+                ErrCode.BAD_REQUEST,
+                f"broker {info.id} is registered from {known.info.host}:{known.info.port}: "
+                "give this one another number, or stop that one",
+            )
+
+    def _report(
+        self, broker: RegisteredBroker, read: int, write: int, default: str, topics: Iterable[str], now: int
+    ) -> None:
+        changed = broker.read_status != read
+        broker.read_status = read
+        broker.write_status = write
+        if self._master.cluster.report(broker, default, topics) or changed:
+            self._changed(now)
+
+    def _answer(self, request: Any, answer: Any, broker: RegisteredBroker, now: int) -> None:
+        master = self._master
+        master.refresh_tokens(now)
+        answer.curBrokerConfId = broker.config_id
+        answer.confCheckSumId = broker.check_sum
+        if answer.takeConfInfo:
+            answer.brokerDefaultConfInfo = master.cluster.default_text
+            answer.brokerTopicSetConfInfo.extend(broker.topics)
+        answer.ssdStoreId = UNDEFINED
+        setting = master.controls.cluster
+        answer.qryPriorityId = (
+            master.config.query_priority if setting.query_priority is None else setting.query_priority
+        )
+        answer.authorizedInfo.visitAuthorizedToken = master.visit_token
+        answer.brokerAuthorizedInfo.visitAuthorizedToken = f"{master.visit_token},{master.fresh_token}"
+        answer.flowCheckId, rules = master.controls.default_flow(request.flowCheckId)
+        if answer.flowCheckId not in {request.flowCheckId, UNDEFINED}:
+            answer.flowControlInfo = rules
+        answer.clsConfig.configId = setting.serial
+        if request.clsConfig.configId != setting.serial:
+            answer.clsConfig.maxMsgSize = master.max_message_bytes
+
+
+def _check_setting(setting: BrokerSetting, info: BrokerInfo, tls_port: int) -> None:
+    """A broker that is configured by name has to be the one that is configured. Raises RefusedRequest."""
+    if setting.status == Status.DRAFT:
+        raise RefusedRequest(ErrCode.BAD_REQUEST, f"broker {info.id} is a draft: set it online first")
+    if (setting.host, setting.port) != (info.host, info.port):
+        text = f"broker {info.id} is configured as {setting.host}:{setting.port}, not {info.host}:{info.port}"
+        raise RefusedRequest(ErrCode.BAD_REQUEST, text)
+    if setting.tls_port != tls_port:
+        text = f"broker {info.id} is configured with TLS port {setting.tls_port}, not {tls_port}"
+        raise RefusedRequest(ErrCode.BAD_REQUEST, text)

@@ -1,0 +1,354 @@
+"""Brokers and topics as the master knows them: what is configured, what each broker reported to serve.
+
+A topic is usable on a broker as soon as the broker has reported it: the reference waits 30 s between opening a topic
+for consumers and for producers, we do not.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+
+from penstock.errors import RemoteProtocolError
+from penstock.tube.codec.strings import (
+    DEFAULT_BROKER_TLS_PORT,
+    OFFSET_HISTORY_TOPIC,
+    BrokerInfo,
+    BrokerTopic,
+    DefaultConfig,
+    Partition,
+    TopicConfig,
+    TopicInfo,
+    TopicMeta,
+    conf_check_sum,
+    partition_ids,
+)
+from penstock.tube.engine.master.settings import TOPIC_REMOVED, TopicSetting
+
+__all__ = ["Cluster", "RegisteredBroker", "parse_broker_id"]
+
+_MOST_NAMED = 3
+_SYSTEM = TopicConfig(OFFSET_HISTORY_TOPIC, partitions=10)
+
+
+class RegisteredBroker:
+    """A broker that registered in the life of this master. ``serving``: what it last reported, by topic."""
+
+    __slots__ = (
+        "check_sum",
+        "config_id",
+        "connected",
+        "connection",
+        "failure",
+        "info",
+        "last_seen",
+        "need_report",
+        "online",
+        "push",
+        "read_status",
+        "removed",
+        "serving",
+        "stop_read",
+        "stop_write",
+        "tls",
+        "tls_port",
+        "topics",
+        "web_address",
+        "write_status",
+    )
+
+    def __init__(self, info: BrokerInfo, config_id: int) -> None:
+        self.info = info
+        self.tls = False
+        self.tls_port = 0
+        self.web_address = ""  # of its administration; blank where it does not say
+        self.online = False  # has a session: registered and neither closed nor expired
+        self.connection = ""  # on which it registered
+        self.connected = False  # that connection is open
+        self.last_seen = 0
+        self.config_id = config_id
+        self.check_sum = 0
+        self.topics: list[str] = []  # configuration texts to push
+        self.need_report = False
+        self.push = False  # its configuration is sent with the next heartbeat, also if it has it
+        self.read_status = 0
+        self.write_status = 0
+        self.failure = ""  # with a write status of -1: why, where the broker says it
+        self.serving: dict[str, TopicConfig] = {}
+        self.stop_read = False  # what the administrator ordered
+        self.stop_write = False
+        self.removed: set[str] = set()  # topics whose data it removed, it says
+
+    @property
+    def tls_info(self) -> BrokerInfo:
+        """The broker as clients over TLS reach it."""
+        return self.info._replace(port=self.tls_port or DEFAULT_BROKER_TLS_PORT)
+
+
+class Cluster:
+    """The configuration and the brokers' reports. ``version`` is the brokerCheckSum: a new one for each broker list."""
+
+    def __init__(self, topics: Iterable[TopicSetting], default: DefaultConfig, now: int) -> None:
+        self.default = default
+        self.default_text = default.format()
+        self.topics = {topic.name: topic for topic in topics}
+        self._removing = {topic.name for topic in self.topics.values() if topic.removing}
+        self.brokers: dict[int, RegisteredBroker] = {}
+        self.version = now
+        self._started = now
+
+    def register(self, info: BrokerInfo, now: int) -> RegisteredBroker:
+        """A broker (again): its address may be another than before."""
+        broker = self.brokers.get(info.id)
+        if broker is None:
+            broker = self.brokers[info.id] = RegisteredBroker(info, self._started)
+            self._configure(broker)
+            self._bump(now)
+        elif broker.info != info:
+            broker.info = info
+            self._bump(now)
+        broker.online = True
+        broker.last_seen = now
+        broker.serving = {}
+        return broker
+
+    def lost(self, broker: RegisteredBroker) -> None:
+        """Its session ended. It stays in the broker list, as configured brokers do."""
+        broker.online = False
+        broker.serving = {}
+
+    def forget(self, broker_id: int, now: int) -> None:
+        """The broker is taken out of the list, unless it is here. It may come again."""
+        broker = self.brokers.get(broker_id)
+        if broker is not None and not broker.online:
+            del self.brokers[broker_id]
+            self._bump(now)
+
+    def put_topic(self, topic: TopicSetting) -> None:
+        """A topic was created or changed: brokers get it with their next heartbeat."""
+        self.topics[topic.name] = topic
+        if topic.removing:
+            self._removing.add(topic.name)
+        else:
+            self._removing.discard(topic.name)
+        for broker in self.brokers.values():
+            if topic.at(broker.info.id).status != TOPIC_REMOVED:
+                broker.removed.discard(topic.name)
+            self._configure(broker)
+
+    def drop_topic(self, name: str) -> None:
+        """A topic is removed and forgotten: another of the same name may be made."""
+        self.topics.pop(name, None)
+        self._removing.discard(name)
+        for broker in self.brokers.values():
+            broker.removed.discard(name)
+            self._configure(broker)
+
+    def removals(self, broker: RegisteredBroker) -> list[str]:
+        """removeTopicConfInfo: topics whose data the broker has to remove."""
+        number = broker.info.id
+        return [
+            topic.config(self.default, number).format()
+            for topic in map(self.topics.__getitem__, sorted(self._removing))
+            if topic.on(number) and topic.at(number).status == TOPIC_REMOVED and topic.name not in broker.removed
+        ]
+
+    def removed_on(self, broker: RegisteredBroker, names: Iterable[str]) -> None:
+        """The broker has removed the data of these topics."""
+        for name in names:
+            topic = self.topics.get(name)
+            if topic is not None and topic.at(broker.info.id).status == TOPIC_REMOVED:
+                broker.removed.add(name)
+                broker.serving.pop(name, None)
+
+    def cleared(self) -> list[TopicSetting]:
+        """Topics being removed, as they are without the brokers whose data are gone since.
+
+        ``brokers`` is empty where nobody that is here has it any more: the topic can be forgotten.
+        """
+        found = []
+        for topic in map(self.topics.__getitem__, sorted(self._removing)):
+            here = [broker for number, broker in self.brokers.items() if topic.on(number)]
+            gone = [broker.info.id for broker in here if topic.name in broker.removed]
+            if topic.status == TOPIC_REMOVED:
+                if len(gone) == len(here):
+                    found.append(topic._replace(brokers=()))
+            elif gone:
+                found.append(functools.reduce(TopicSetting.left, gone, topic))
+        return found
+
+    def report(self, broker: RegisteredBroker, default: str, topics: Iterable[str]) -> bool:
+        """What the broker says it serves; whether that differs from before.
+
+        Raises:
+            RemoteProtocolError: a text is not of its format.
+        """
+        if not default.strip():
+            return False
+        base = DefaultConfig.parse(default)
+        serving = {}
+        for text in topics:
+            config = TopicConfig.parse(text).with_default(base)
+            serving[config.topic] = config
+        changed = serving != broker.serving
+        broker.serving = serving
+        return changed
+
+    def in_sync(self, broker: RegisteredBroker, config_id: int, check_sum: int) -> bool:
+        """Whether the broker has the configuration that it should have."""
+        return (config_id, check_sum) == (broker.config_id, broker.check_sum)
+
+    def broker_infos(self, *, tls: bool = False) -> list[str]:
+        """brokerInfos: all brokers, online or not. With ``tls`` their TLS ports.
+
+        Those are always written: Java clients take a blank for 8124 over TLS, Go and C++ clients for 8123.
+        """
+        brokers = [self.brokers[broker_id] for broker_id in sorted(self.brokers)]
+        return [b.tls_info.address if tls else b.info.format() for b in brokers]
+
+    def deployed(self, topic: str) -> bool:
+        known = self.topics.get(topic)
+        return (known is not None and known.in_use) or topic == OFFSET_HISTORY_TOPIC
+
+    def served(self, name: str) -> TopicInfo:
+        """What brokers have of ``name``, whether or not they take records for it now."""
+        found = []
+        for broker_id in sorted(self.brokers):
+            config = self._served(self.brokers[broker_id], name)
+            if config is not None:
+                found.append(BrokerTopic(broker_id, config.partitions or 1, config.stores or 1))
+        return TopicInfo(name, tuple(found), None)
+
+    def topic_info(self, name: str) -> TopicInfo | None:
+        """Where ``name`` can be produced to; None if nowhere."""
+        found = []
+        for broker_id in sorted(self.brokers):
+            broker = self.brokers[broker_id]
+            config = self._served(broker, name)
+            if config is not None and config.accept_publish and not broker.write_status and not broker.stop_write:
+                found.append(BrokerTopic(broker_id, config.partitions or 1, config.stores or 1))
+        topic = self.topics.get(name)
+        if not found or name == OFFSET_HISTORY_TOPIC:
+            return None
+        return TopicInfo(name, tuple(found), topic.max_message_bytes if topic is not None else None)
+
+    def unavailable(self, name: str) -> str:
+        """Why ``name`` cannot be produced to, where `topic_info` has nothing."""
+        topic = self.topics.get(name)
+        if topic is None or not topic.deployments:
+            return "the master has no such topic"
+        if not topic.in_use:
+            return "it is deleted"
+        if not topic.writable:
+            return "it is closed for producers"
+        numbers = [number for number in sorted({*self.brokers, *(topic.brokers or ())}) if topic.on(number)]
+        if not numbers:
+            return "no broker is registered"
+        others = [f"and {len(numbers) - _MOST_NAMED} more"] if len(numbers) > _MOST_NAMED else []
+        return "; ".join([*(self._unwritable(number, topic) for number in numbers[:_MOST_NAMED]), *others])
+
+    def _unwritable(self, number: int, topic: TopicSetting) -> str:
+        broker = self.brokers.get(number)
+        if broker is None or not broker.online:
+            return f"broker {number} is not registered"
+        who = f"broker {number} ({broker.info.host}:{broker.info.port})"
+        here = topic.at(number)
+        if here.status or not here.accept_publish:
+            return f"on {who} it is {'deleted' if here.status else 'closed for producers'}"
+        if broker.stop_write:
+            return f"{who} takes no records: an administrator stopped that"
+        if broker.write_status:
+            return f"{who} stores nothing: {broker.failure or 'its disk failed'}"
+        return f"{who} does not serve it yet"
+
+    def _served(self, broker: RegisteredBroker, name: str) -> TopicConfig | None:
+        """What ``broker`` said that it serves of a topic, without what it shall serve no more; None: nothing."""
+        config = broker.serving.get(name)
+        if config is None or config.status:
+            return None
+        topic = self.topics.get(name)
+        if topic is None:
+            return config
+        here = topic.at(broker.info.id)
+        if here.status:
+            return None
+        # Clients turn away from what is closed before the broker refuses them.
+        return config._replace(
+            accept_publish=bool(config.accept_publish and here.accept_publish),
+            accept_subscribe=bool(config.accept_subscribe and here.accept_subscribe),
+        )
+
+    def awaited(self, name: str, *, reads: bool = False) -> bool:
+        """Whether producers (``reads``: readers) may use the topic, and no broker that has it is registered (yet)."""
+        topic = self.topics.get(name)
+        if topic is None or not (topic.in_use if reads else topic.writable):
+            return False
+        return not any(name in broker.serving for broker in self.brokers.values())
+
+    def taken_up(self, name: str) -> bool:
+        """Whether every broker of ours that is here serves the topic, as far as it shall have it.
+
+        Only they say where their administration is, and learn of a topic within a second; Apache's take half a minute.
+        """
+        topic = self.topics.get(name)
+        here = [broker for broker in self.brokers.values() if broker.online and broker.web_address]
+        return topic is None or all(name in broker.serving for broker in here if _kept(topic, broker.info.id))
+
+    def partitions(self, topics: Iterable[str]) -> list[Partition]:
+        """What can be consumed of ``topics`` now, in order."""
+        found = []
+        for broker in self.brokers.values():
+            if broker.online and not broker.read_status and not broker.stop_read:
+                for name in topics:
+                    config = self._served(broker, name)
+                    if config is not None and config.accept_subscribe:
+                        ids = partition_ids(config.partitions or 1, config.stores or 1)
+                        found += [Partition(broker.info, name, number) for number in ids]
+        return sorted(found)
+
+    def topic_metas(self, names: Iterable[str]) -> list[TopicMeta]:
+        """topicMetaInfoList for consumers that balance by themselves: what every broker here has of ``names``."""
+        found = []
+        for name in names:
+            brokers = []
+            for broker_id in sorted(self.brokers):
+                broker = self.brokers[broker_id]
+                config = broker.serving.get(name)
+                if config is not None and broker.online:
+                    readable = bool(config.accept_subscribe) and not config.status
+                    readable = readable and not broker.read_status and not broker.stop_read
+                    brokers.append((BrokerTopic(broker_id, config.partitions or 1, config.stores or 1), readable))
+            if brokers:
+                found.append(TopicMeta(name, tuple(brokers)))
+        return found
+
+    def reporting(self) -> set[int]:
+        """Brokers that are online and have said what they serve: what they lack is not there."""
+        return {broker.info.id for broker in self.brokers.values() if broker.online and broker.serving}
+
+    def _configure(self, broker: RegisteredBroker) -> None:
+        number = broker.info.id
+        topics = [topic.config(self.default, number).format() for topic in self.topics.values() if _kept(topic, number)]
+        topics.append(_SYSTEM.format())
+        check_sum = conf_check_sum(self.default_text, topics)
+        if check_sum != broker.check_sum:
+            broker.topics = topics
+            broker.check_sum = check_sum
+            broker.config_id += 1
+            broker.need_report = True
+
+    def _bump(self, now: int) -> None:
+        self.version = max(now, self.version + 10)
+
+
+def _kept(topic: TopicSetting, broker_id: int) -> bool:
+    """Whether the broker has the topic and shall keep it."""
+    return topic.on(broker_id) and topic.at(broker_id).status < TOPIC_REMOVED
+
+
+def parse_broker_id(text: str) -> int:
+    """brokerId of a broker's heartbeat and close: a number written as text."""
+    try:
+        return int(text)
+    except ValueError:
+        raise RemoteProtocolError(f"tube: broker id {text!r} is not a number") from None

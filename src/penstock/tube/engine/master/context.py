@@ -1,0 +1,221 @@
+"""What the parts of the master share: refusals, checked names, tokens and the settings in force."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from google.protobuf.message import Message
+
+from penstock.tube.codec.codes import ErrCode
+from penstock.tube.codec.proto import shared_pb2
+from penstock.tube.codec.strings import GROUP_RULE, UNDEFINED, DefaultConfig, java_trim, valid_group
+from penstock.tube.engine.access import Access, Passed
+from penstock.tube.engine.master.cluster import Cluster
+from penstock.tube.engine.master.settings import Controls
+from penstock.tube.engine.sessions import Origin, Origins
+
+__all__ = [
+    "MAX_FILTERS",
+    "MAX_TOPICS",
+    "MIN_MESSAGE_BYTES",
+    "OK",
+    "HasOrigin",
+    "MasterConfig",
+    "MasterContext",
+    "RefusedRequest",
+    "client_id_of",
+    "group_name_of",
+    "refused",
+]
+
+
+OK = "OK!"
+MAX_CLIENT_ID = 1024
+MAX_TOPICS = 1024
+MAX_FILTERS = 500
+MIN_MESSAGE_BYTES = 1 << 20
+"""The least that a topic allows a message, and the unit of ``maxMsgSizeInMB``."""
+
+
+@dataclass(frozen=True, slots=True)
+class MasterConfig:
+    """Session times as the reference has them; ``settle_ms``: see :class:`Group`, a little over a Java heartbeat."""
+
+    producer_session_ms: int = 30_000
+    consumer_session_ms: int = 30_000
+    broker_session_ms: int = 30_000
+    settle_ms: int = 15_000
+    token_period_ms: int = 240_000
+    max_message_bytes: int = MIN_MESSAGE_BYTES
+    query_priority: int = 301
+    max_producers: int = 100_000
+    max_consumers: int = 100_000
+    max_brokers: int = 1000
+    check_visit_tokens: bool = False
+    default: DefaultConfig = DefaultConfig(partitions=3)
+
+
+class RefusedRequest(Exception):
+    """Ends a handler with an answer that refuses."""
+
+    def __init__(self, code: int, text: str) -> None:
+        super().__init__(text)
+        self.code = code
+        self.text = text
+
+
+class HasOrigin(Protocol):
+    """A session of a producer or consumer."""
+
+    origin: Origin
+
+
+class MasterContext:
+    """What every part of the master sees. ``access`` None: nobody has to sign.
+
+    ``peer``: who asks just now, over which ``connection``.
+    """
+
+    def __init__(
+        self, config: MasterConfig, cluster: Cluster, controls: Controls, access: Access | None, now: int
+    ) -> None:
+        self.config = config
+        self.cluster = cluster
+        self.controls = controls
+        self.access = access
+        self.peer = ""
+        self.connection = ""
+        self.origins = Origins()
+        self.tls = False
+        self.newcomers: set[int] = set()
+        """Brokers that came for the first time."""
+        self.visit_token = self.fresh_token = now
+        self._token_at = now
+
+    @property
+    def max_message_bytes(self) -> int:
+        """Message size of topics that say none."""
+        return self.controls.cluster.max_message_bytes or self.config.max_message_bytes
+
+    def broker_infos(self) -> list[str]:
+        """brokerInfos for whoever asks: all brokers, online or not, with the ports of its kind."""
+        return self.cluster.broker_infos(tls=self.tls)
+
+    @property
+    def origin(self) -> Origin:
+        """The connection that the request in progress came over."""
+        return self.origins.of(self.connection, self.peer)
+
+    def check_origin(self, session: HasOrigin | None, client_id: str) -> None:
+        """Refuse a request that names a session of another connection, which is open or of another host.
+
+        Raises RefusedRequest (411): clients then register again, which `check_free` allows once that session is over.
+        """
+        origin = self.origin
+        if session is not None and session.origin is not origin:
+            if not session.origin.passes_to(origin):
+                text = f"{client_id} is registered over another connection, register again"
+                raise RefusedRequest(ErrCode.HB_NO_NODE, text)
+            session.origin = origin
+
+    def check_free(self, session: HasOrigin | None, client_id: str) -> None:
+        """Refuse to register a client id whose session belongs to another connection. Raises RefusedRequest (430)."""
+        if session is not None and not session.origin.passes_to(self.origin):
+            text = f"{client_id} is registered over another connection that is open, or was over one of another host"
+            raise RefusedRequest(ErrCode.CLIENT_DUPLICATE_INDEXID, text)
+
+    def refresh_tokens(self, now: int) -> None:
+        """A new visit token every four minutes; clients get the one before, which brokers know already."""
+        if now - self._token_at >= self.config.token_period_ms:
+            self.visit_token, self.fresh_token, self._token_at = self.fresh_token, now, now
+
+    def admit(self, request: Any, group: str | None, now: int) -> Passed:
+        """Let the sender of ``request`` in. Raises RefusedRequest (415)."""
+        if self.access is None:
+            return Passed("")
+        passed = self.access.admit(request.authInfo, self.peer, group, now)
+        if passed is None:
+            signed = request.authInfo.authInfo.userName
+            who = (
+                f"user {signed!r}: the signature or its time is wrong" if signed else "no signature and no valid token"
+            )
+            raise RefusedRequest(ErrCode.CERTIFICATE_FAILURE, f"authentication failed: {who}")
+        return passed
+
+    def admit_broker(self, request: Any, now: int) -> None:
+        """Let the broker that sent ``request`` in. Raises RefusedRequest."""
+        user = self.admit(request, None, now).user
+        if self.access is not None and not self.access.may_administer(user):
+            text = f"{self.who(user)} may not register a broker: that needs Administer for all topics"
+            raise RefusedRequest(ErrCode.FORBIDDEN, text)
+
+    def may_consume(self, user: str, topic: str, group: str) -> bool:
+        """Whether ``user`` may read the topic as a member of the group."""
+        return self.access is None or self.access.may_consume(user, topic, group)
+
+    @staticmethod
+    def who(user: str) -> str:
+        """The user, for texts."""
+        return f"user {user}" if user else "an anonymous client"
+
+    def authorized(self, passed: Passed, now: int) -> shared_pb2.MasterAuthorizedInfo:
+        """authorizedInfo of an answer to a client."""
+        self.refresh_tokens(now)
+        info = shared_pb2.MasterAuthorizedInfo(visitAuthorizedToken=self.visit_token)
+        if passed.token:
+            info.authAuthorizedToken = passed.token
+        return info
+
+    def client_config(self, request: Any, answer: Any) -> None:
+        """appdConfig of an answer to a producer."""
+        serial = self.controls.cluster.serial
+        answer.appdConfig.configId = serial
+        # A missing message reads as 0 in the reference: it differs, so the size is told.
+        if request.appdConfig.configId != serial or self.max_message_bytes != MIN_MESSAGE_BYTES:
+            answer.appdConfig.maxMsgSize = self.max_message_bytes
+
+
+def client_id_of(text: str, host: str | None) -> str:
+    """A client id that can be used. Raises RefusedRequest."""
+    client_id = java_trim(text)
+    if not client_id or len(client_id) > MAX_CLIENT_ID or "@" in client_id or "#" in client_id:
+        raise RefusedRequest(
+            ErrCode.BAD_REQUEST, f"client id {client_id!r}: 1 to {MAX_CLIENT_ID} characters, no '@' and no hash"
+        )
+    if host is not None and not 0 < len(java_trim(host)) <= 256:
+        raise RefusedRequest(ErrCode.BAD_REQUEST, f"host name {host!r}: 1 to 256 characters are possible")
+    return client_id
+
+
+def group_name_of(text: str) -> str:
+    """A group name that can be used. Raises RefusedRequest."""
+    name = java_trim(text)
+    if not valid_group(name):
+        raise RefusedRequest(ErrCode.BAD_REQUEST, f"{name!r} cannot be a group: {GROUP_RULE}")
+    return name
+
+
+# What a refusal must hold beside code and text: receivers do not read a message that lacks a required field.
+_REQUIRED: dict[str, dict[str, int | bool]] = {
+    "RegisterResponseM2P": {"brokerCheckSum": -1},
+    "HeartResponseM2P": {"brokerCheckSum": -1},
+    "RegisterResponseM2B": {"stopRead": False, "stopWrite": False, "takeConfInfo": False},
+    "HeartResponseM2B": {
+        "stopRead": False,
+        "stopWrite": False,
+        "curBrokerConfId": UNDEFINED,
+        "confCheckSumId": UNDEFINED,
+        "needReportData": False,
+        "takeConfInfo": False,
+        "takeRemoveTopicInfo": False,
+    },
+}
+
+
+def refused(kind: type[Message], code: int, text: str) -> Message:
+    """An answer of type ``kind`` that refuses, with every required field."""
+    fields: dict[str, Any] = dict(_REQUIRED.get(kind.DESCRIPTOR.name, {}))
+    if "success" in kind.DESCRIPTOR.fields_by_name:
+        fields["success"] = False
+    return kind(errCode=code, errMsg=text, **fields)

@@ -1,0 +1,271 @@
+"""The master: producers, consumer groups and brokers, request by request.
+
+Pure: ``answer(request, now, peer)`` gives the body of the answering frame, ``tick(now)`` lets sessions expire. Nothing
+is pushed in this protocol; what somebody should know waits for its next heartbeat. Run-time state (sessions,
+assignments) lives here only: after a restart everyone is told 411, registers again and says what it holds. Topics and
+settings are durable: the shell stores them, then calls `stored`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from google.protobuf.message import Message
+
+from penstock.errors import RefusedError, RemoteProtocolError
+from penstock.tube.codec import exceptions
+from penstock.tube.codec.codes import ErrCode
+from penstock.tube.codec.envelope import Request, encode_error, encode_response
+from penstock.tube.codec.methods import METHODS, RESERVED, MethodId, Role, Service
+from penstock.tube.codec.proto import master_pb2 as pb
+from penstock.tube.codec.schema import decode
+from penstock.tube.codec.strings import OFFSET_HISTORY_TOPIC, java_trim, valid_topic
+from penstock.tube.engine.access import Access
+from penstock.tube.engine.master.brokers import BrokerHandler
+from penstock.tube.engine.master.client_balance import ClientBalanceHandler
+from penstock.tube.engine.master.cluster import (
+    Cluster,
+)
+from penstock.tube.engine.master.consumers import ConsumerHandler
+from penstock.tube.engine.master.context import (
+    MIN_MESSAGE_BYTES,
+    OK,
+    MasterConfig,
+    MasterContext,
+    RefusedRequest,
+    group_name_of,
+    refused,
+)
+from penstock.tube.engine.master.producers import ProducerHandler
+from penstock.tube.engine.master.settings import (
+    TOPIC_KIND,
+    Authorship,
+    BrokerSeen,
+    BrokerSetting,
+    Controls,
+    Removal,
+    Setting,
+    TopicDeployment,
+    TopicSetting,
+)
+from penstock.tube.engine.sessions import LEAST_SESSION_MS
+
+__all__ = ["MIN_MESSAGE_BYTES", "MasterConfig", "MasterEngine"]
+
+
+class MasterEngine:
+    """See the module. ``address`` is its own name; ``active`` False: every answer is a StandbyException.
+
+    ``settings`` are the stored topics and settings; ``access`` None: nobody has to sign.
+    """
+
+    def __init__(
+        self,
+        settings: Iterable[Setting],
+        now: int,
+        *,
+        config: MasterConfig | None = None,
+        address: str = "",
+        active: bool = True,
+        access: Access | None = None,
+    ) -> None:
+        self.config = config if config is not None else MasterConfig()
+        self.address = address
+        self.active = active
+        stored = list(settings)
+        self.cluster = Cluster([s for s in stored if isinstance(s, TopicSetting)], self.config.default, now)
+        self.controls = Controls(s for s in stored if not isinstance(s, TopicSetting))
+        self._master = MasterContext(self.config, self.cluster, self.controls, access, now)
+        self._producers = ProducerHandler(self._master)
+        self._consumers = ConsumerHandler(self._master)
+        self._clients = ClientBalanceHandler(self._master)
+        self._consumers.taken_elsewhere = self._clients.groups.__contains__
+        self._clients.taken_elsewhere = self._consumers.groups.__contains__
+        self._brokers = BrokerHandler(self._master, self._consumers.rebalance_all, self._consumers.broker_restarted)
+        self.producers = self._producers.known
+        self.groups = self._consumers.groups
+        self.client_groups = self._clients.groups
+        self.storing: set[str] = set()
+        """Topics on their way to the disk: another of the same name would replace them."""
+        self._grace_until = 0
+        """Before that nobody's silence is judged."""
+        self.requests = 0
+        self._handlers: dict[int, Callable[[Any, int], Message]] = {
+            MethodId.PRODUCER_REGISTER: self._producers.register,
+            MethodId.PRODUCER_HEARTBEAT: self._producers.heartbeat,
+            MethodId.PRODUCER_CLOSE: self._producers.close,
+            MethodId.CONSUMER_REGISTER: self._consumers.register,
+            MethodId.CONSUMER_HEARTBEAT: self._consumers.heartbeat,
+            MethodId.CONSUMER_CLOSE: self._consumer_close,
+            MethodId.BROKER_REGISTER: self._brokers.register,
+            MethodId.BROKER_HEARTBEAT: self._brokers.heartbeat,
+            MethodId.BROKER_CLOSE: self._brokers.close,
+            MethodId.CONSUMER_REGISTER_V2: self._clients.register,
+            MethodId.CONSUMER_HEARTBEAT_V2: self._clients.heartbeat,
+            MethodId.GET_PARTITION_META: self._clients.metadata,
+        }
+
+    @property
+    def rebalances(self) -> int:
+        """Rounds that moved a partition."""
+        return self._consumers.rebalances
+
+    @property
+    def max_message_bytes(self) -> int:
+        """Message size of topics that say none."""
+        return self._master.max_message_bytes
+
+    def answer(self, request: Request, now: int, peer: str = "", *, tls: bool = False, connection: str = "") -> bytes:
+        """The body of the frame that answers ``request``; errors are answers too, nothing is raised.
+
+        ``peer``: the address it came from; what requests say of their host is not to be trusted. ``tls``: it came over
+        TLS, so brokers are named with their TLS ports. ``connection``: a name of its own for each: a broker's session
+        is that of the connection on which it registered.
+        """
+        self.requests += 1
+        row = METHODS.get(request.method)
+        if row is None and request.method not in RESERVED:
+            # The C++ client sends a method 0 when it closes; the text is the reference's.
+            text = f"IPC server handle request error :Unsupported method ID :{request.method}"
+            return encode_error(exceptions.EXCEPTION, text, version=request.version, fatal=True)
+        if (
+            row is None
+            or row.answers is not Role.MASTER
+            or request.service not in {Service.MASTER, Service.MASTER_ADMIN}
+        ):
+            text = f"method {request.method} does not belong to service {request.service} of a master"
+            return encode_error(exceptions.EXCEPTION, text, version=request.version)
+        if not self.active:
+            text = f"{self.address} is not master now"
+            return encode_error(exceptions.STANDBY, text, version=request.version)
+        try:
+            message = decode(row.request, request.payload)
+        except RemoteProtocolError as error:
+            text = f"{error.what} {error.why or ''}".strip()
+            return encode_error(exceptions.EXCEPTION, text, version=request.version, fatal=True)
+        self._master.peer = peer
+        self._master.connection = connection
+        self._master.tls = tls
+        try:
+            answer = self._handlers[row.id](message, now)
+        except RefusedRequest as refusal:
+            answer = refused(row.response, refusal.code, refusal.text)
+        except RemoteProtocolError as error:
+            answer = refused(row.response, ErrCode.BAD_REQUEST, error.what)
+        return encode_response(row.id, answer.SerializeToString())
+
+    def _consumer_close(self, request: pb.CloseRequestC2M, now: int) -> Message:
+        # One method for both kinds of consumers.
+        group = group_name_of(request.groupName)
+        self._master.admit(request, group, now)
+        client_id = java_trim(request.clientId)
+        for groups in (self.groups, self.client_groups):
+            known = groups.get(group)
+            self._master.check_origin(None if known is None else known.members.get(client_id), client_id)
+        if not self._consumers.leave(group, client_id, now):
+            self._clients.leave(group, client_id)
+        return pb.CloseResponseM2C(success=True, errCode=ErrCode.SUCCESS, errMsg=OK)
+
+    def disconnected(self, connection: str) -> None:
+        """The connection ended: its broker may come back from another address, its clients over another connection."""
+        self._brokers.disconnected(connection)
+        self._master.origins.end(connection)
+
+    @property
+    def shortest_session_ms(self) -> int:
+        """No session that begins now, and no group, needs `tick` earlier than after so long."""
+        config = self.config
+        consumer_ms = min(config.consumer_session_ms, LEAST_SESSION_MS)
+        sessions = (config.broker_session_ms, config.producer_session_ms, consumer_ms)
+        return min(*sessions, config.settle_ms or config.broker_session_ms)
+
+    def next_deadline(self) -> int | None:
+        """When a session may expire or a group has settled; None without any."""
+        config = self.config
+        times = [b.last_seen + config.broker_session_ms for b in self.cluster.brokers.values() if b.online]
+        times += [p.last_seen + config.producer_session_ms for p in self.producers.values()]
+        times += self._consumers.deadlines()
+        times += self._clients.deadlines()
+        return max(min(times), self._grace_until) if times else None
+
+    def stalled(self, now: int, grace_ms: int) -> None:
+        """The shell did not run for a while: no session expires for ``grace_ms``, heartbeats are on the way."""
+        self._grace_until = max(self._grace_until, now + grace_ms)
+
+    def tick(self, now: int) -> None:
+        """Let sessions that ended by ``now`` expire and give their partitions to others."""
+        if now < self._grace_until:
+            return
+        self._producers.tick(now)
+        self._brokers.tick(now)
+        self._consumers.tick(now)
+        self._clients.tick(now)
+
+    # --- topics and settings ---
+
+    def check_topic(self, name: str, deployment: TopicDeployment) -> None:
+        """Raise RefusedError if there can be no topic of this name, or not with these numbers."""
+        if not valid_topic(name) or name == OFFSET_HISTORY_TOPIC:
+            raise RefusedError(
+                f"tube: {name!r} cannot be a topic",
+                code=407,
+                why="a topic is a letter, then letters, digits or '_': 2 to 64 of them",
+            )
+        if not (1 <= deployment.partitions <= 9999 and 1 <= deployment.stores <= 1000):
+            raise RefusedError(
+                f"tube: {deployment.partitions} partitions in {deployment.stores} stores are not possible",
+                code=407,
+                why="a store has 1 to 9999 partitions, a topic 1 to 1000 stores on a broker",
+            )
+
+    def check_new_topic(self, topic: TopicSetting) -> None:
+        """Raise RefusedError if ``topic`` cannot be created: its name, its numbers, or that it exists."""
+        for deployment in topic.deployments:
+            self.check_topic(topic.name, deployment)
+        if topic.name in self.cluster.topics or topic.name in self.storing:
+            raise RefusedError(f"tube: topic {topic.name!r} exists", code=402)
+
+    def topic_stored(self, topic: TopicSetting) -> None:
+        """The topic is durable: brokers get it with their next heartbeat, clients when a broker serves it."""
+        self.cluster.put_topic(topic)
+
+    def send_configuration(self, broker_id: int) -> bool:
+        """Send a broker its whole configuration with its next heartbeat; False: it is not here."""
+        broker = self.cluster.brokers.get(broker_id)
+        if broker is None or not broker.online:
+            return False
+        broker.push = broker.need_report = True
+        return True
+
+    def expel(self, group: str, member: str, rounds: int, now: int) -> bool:
+        """Take all partitions from a member, which takes part again after ``rounds`` heartbeats; whether it is one."""
+        return self._consumers.expel(group, member, rounds, now)
+
+    def take_unstored(self) -> list[Setting | Removal]:
+        """What is to be stored of what brokers did: they came, or removed the data of topics; each is told once."""
+        newcomers: list[Setting | Removal] = [BrokerSeen(number) for number in sorted(self._master.newcomers)]
+        self._master.newcomers.clear()
+        cleared = [topic for topic in self.cluster.cleared() if topic.name not in self.storing]
+        self.storing.update(topic.name for topic in cleared)
+        return newcomers + [topic if topic.brokers != () else Removal(TOPIC_KIND, topic.name) for topic in cleared]
+
+    def stored(self, setting: Setting | Removal, now: int) -> None:
+        """A topic or a setting is durable: it is in force, and whoever it concerns learns by its next heartbeat."""
+        if isinstance(setting, TopicSetting):
+            self.topic_stored(setting)
+            self._consumers.rebalance_all(now)
+            return
+        if isinstance(setting, Removal) and setting.kind == TOPIC_KIND:
+            self.cluster.drop_topic(setting.key)
+            return
+        self.controls.put(setting)
+        if isinstance(setting, BrokerSeen | Authorship) or (
+            isinstance(setting, Removal) and setting.kind == Authorship.__name__
+        ):
+            return
+        if isinstance(setting, Removal) and setting.kind == BrokerSetting.__name__:
+            self.cluster.forget(int(setting.key), now)
+        for broker in self.cluster.brokers.values():
+            self._brokers.order(broker)
+        self._consumers.rebalance_all(now)

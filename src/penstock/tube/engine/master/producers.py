@@ -1,0 +1,113 @@
+"""Producers at the master: methods 1 to 3. A producer asks where its topics can be sent to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from google.protobuf.message import Message
+
+from penstock.tube.codec.codes import ErrCode
+from penstock.tube.codec.proto import master_pb2 as pb
+from penstock.tube.codec.strings import OFFSET_HISTORY_TOPIC, java_trim, valid_topic
+from penstock.tube.engine.master.context import MAX_TOPICS, OK, MasterContext, RefusedRequest, client_id_of
+from penstock.tube.engine.sessions import Origin
+
+__all__ = ["Producer", "ProducerHandler"]
+
+
+class Producer:
+    """A producer and the topics that it sends to."""
+
+    __slots__ = ("last_seen", "origin", "topics")
+
+    def __init__(self, now: int, origin: Origin) -> None:
+        self.origin = origin
+        self.last_seen = now
+        self.topics: list[str] = []
+
+
+class ProducerHandler:
+    """Answers producers. ``known``: those with a session, by client id."""
+
+    def __init__(self, master: MasterContext) -> None:
+        self.known: dict[str, Producer] = {}
+        self._master = master
+
+    def tick(self, now: int) -> None:
+        """Forget those whose session ended."""
+        session_ms = self._master.config.producer_session_ms
+        for client_id in [c for c, producer in self.known.items() if producer.last_seen + session_ms <= now]:
+            del self.known[client_id]
+
+    def register(self, request: pb.RegisterRequestP2M, now: int) -> Message:
+        client_id = client_id_of(request.clientId, request.hostName)
+        passed = self._master.admit(request, None, now)
+        self._produce(client_id, request.topicList, now)
+        answer = pb.RegisterResponseM2P(
+            success=True,
+            errCode=ErrCode.SUCCESS,
+            errMsg=OK,
+            brokerCheckSum=self._master.cluster.version,
+            brokerInfos=self._master.broker_infos(),
+            authorizedInfo=self._master.authorized(passed, now),
+        )
+        self._master.client_config(request, answer)
+        return answer
+
+    def heartbeat(self, request: pb.HeartRequestP2M, now: int) -> Message:
+        client_id = client_id_of(request.clientId, request.hostName)
+        passed = self._master.admit(request, None, now)
+        # One that we do not know is registered by its heartbeat: C++ and Go producers never register a second time.
+        producer = self._produce(client_id, request.topicList, now)
+        cluster = self._master.cluster
+        found = {name: cluster.topic_info(name) for name in producer.topics}
+        infos = [info.format() for info in found.values() if info is not None]
+        # The Java producer forgets every topic at a heartbeat that names none, and fails what it is given until the
+        # next, 13 s later. While this master, or the brokers, have just been started it shall keep what it knows.
+        waits = not infos and any(cluster.awaited(name, reads=request.wantServed) for name in producer.topics)
+        answer = pb.HeartResponseM2P(
+            success=True,
+            errCode=ErrCode.NOT_READY if waits else ErrCode.SUCCESS,
+            errMsg="no broker that has these topics is here" if waits else OK,
+            brokerCheckSum=self._master.cluster.version,
+            topicInfos=infos,
+            authorizedInfo=self._master.authorized(passed, now),
+            unavailable=[f"{name}#{cluster.unavailable(name)}" for name, info in found.items() if info is None],
+        )
+        if request.wantServed:
+            answer.served.extend(cluster.served(name).format() for name in producer.topics)
+        if passed.renew:
+            answer.requireAuth = True
+        if request.brokerCheckSum != self._master.cluster.version:
+            answer.brokerInfos.extend(self._master.broker_infos())
+        self._master.client_config(request, answer)
+        return answer
+
+    def close(self, request: pb.CloseRequestP2M, now: int) -> Message:
+        self._master.admit(request, None, now)
+        client_id = java_trim(request.clientId)
+        self._master.check_origin(self.known.get(client_id), client_id)
+        self.known.pop(client_id, None)
+        return pb.CloseResponseM2P(success=True, errCode=ErrCode.SUCCESS, errMsg=OK)
+
+    def _produce(self, client_id: str, topics: Iterable[str], now: int) -> Producer:
+        names = sorted({java_trim(name) for name in topics} - {""})
+        if len(names) > MAX_TOPICS:
+            raise RefusedRequest(ErrCode.BAD_REQUEST, f"{len(names)} topics, at most {MAX_TOPICS} are possible")
+        if OFFSET_HISTORY_TOPIC in names:
+            raise RefusedRequest(ErrCode.BAD_REQUEST, f"{OFFSET_HISTORY_TOPIC} is written by brokers only")
+        producer = self.known.get(client_id)
+        if producer is None:
+            if len(self.known) >= self._master.config.max_producers:
+                raise RefusedRequest(
+                    ErrCode.INTERNAL_SERVER_ERROR, f"{len(self.known)} producers are registered: no more"
+                )
+            producer = self.known[client_id] = Producer(now, self._master.origin)
+        elif producer.origin.passes_to(self._master.origin):
+            producer.origin = self._master.origin
+        # Heartbeats of others are answered, too: brokers and topics are no secret, and C++ gives up after a refusal.
+        producer.last_seen = now
+        producer.topics = [
+            name for name in names if valid_topic(name)
+        ]  # others cannot exist; they may be of any length
+        return producer

@@ -1,0 +1,405 @@
+"""Topics and settings of a cluster as an administrator configures them, and what follows from them for groups."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Set
+from enum import IntEnum
+from typing import NamedTuple
+
+from penstock.tube.codec.codes import ErrCode
+from penstock.tube.codec.strings import (
+    DEFAULT_BROKER_PORT,
+    DEFAULT_BROKER_TLS_PORT,
+    UNDEFINED,
+    DefaultConfig,
+    TopicConfig,
+)
+
+__all__ = [
+    "TOPIC_DELETED",
+    "TOPIC_GONE",
+    "TOPIC_KIND",
+    "TOPIC_REMOVED",
+    "Authorship",
+    "BrokerSeen",
+    "BrokerSetting",
+    "ClusterSetting",
+    "ConsumeControl",
+    "Controls",
+    "GroupSetting",
+    "Removal",
+    "Setting",
+    "Status",
+    "TopicControl",
+    "TopicDefaults",
+    "TopicDeployment",
+    "TopicSetting",
+    "key_of",
+]
+
+TOPIC_KIND = "Topic"
+"""Kind of a topic among the settings (`key_of`): stored data have it, so it does not follow the class name."""
+TOPIC_DELETED = 1
+TOPIC_REMOVED = 2
+TOPIC_GONE = 3
+
+
+class TopicDeployment(NamedTuple):
+    """What one broker has of a topic."""
+
+    partitions: int = 3
+    stores: int = 1
+    accept_publish: bool = True
+    accept_subscribe: bool = True
+    status: int = 0
+    """0 in use, 1 deleted (no service, data kept), 2 being removed with its data, 3 removed: the broker has it not."""
+    delete_policy: str | None = None
+
+    @property
+    def partition_count(self) -> int:
+        return self.partitions * self.stores
+
+
+class TopicSetting(NamedTuple):
+    """A configured topic. ``brokers``: the ids that have it, None for all; sizes in bytes, None for the cluster's.
+
+    The fields that `TopicDeployment` has too are what its brokers have, but for those in ``own``.
+    """
+
+    name: str
+    partitions: int = 3
+    stores: int = 1
+    brokers: tuple[int, ...] | None = None
+    accept_publish: bool = True
+    accept_subscribe: bool = True
+    max_message_bytes: int | None = None
+    status: int = 0
+    delete_policy: str | None = None
+    own: tuple[tuple[int, TopicDeployment], ...] = ()
+    """By id, the brokers that differ. A broker that the topic left while it is on all others has status 3."""
+
+    @property
+    def common(self) -> TopicDeployment:
+        """What a broker has that has nothing of its own."""
+        return TopicDeployment(
+            self.partitions, self.stores, self.accept_publish, self.accept_subscribe, self.status, self.delete_policy
+        )
+
+    @property
+    def deployments(self) -> list[TopicDeployment]:
+        """What brokers have of it, each once; brokers that may join count."""
+        own = dict(self.own)
+        others = self.brokers is None or any(number not in own for number in self.brokers)
+        return [self.common] * others + [each for each in own.values() if each.status < TOPIC_GONE]
+
+    @property
+    def in_use(self) -> bool:
+        """Whether it is deleted nowhere, or not everywhere."""
+        return any(not each.status for each in self.deployments)
+
+    @property
+    def writable(self) -> bool:
+        """Whether a broker is to take records for it."""
+        return any(each.accept_publish and not each.status for each in self.deployments)
+
+    @property
+    def removing(self) -> bool:
+        """Whether a broker is to remove its data."""
+        return any(each.status == TOPIC_REMOVED for each in self.deployments)
+
+    def at(self, broker_id: int) -> TopicDeployment:
+        """What this broker has, if it is one of the topic's (`on`)."""
+        return next((each for number, each in self.own if number == broker_id), self.common)
+
+    def on(self, broker_id: int) -> bool:
+        return (self.brokers is None or broker_id in self.brokers) and self.at(broker_id).status < TOPIC_GONE
+
+    def config(self, default: DefaultConfig, broker_id: int) -> TopicConfig:
+        """As pushed to a broker: what equals its default is left blank."""
+        here = self.at(broker_id)
+        return TopicConfig(
+            self.name,
+            _unless(here.partitions, default.partitions),
+            None if here.accept_publish else False,
+            None if here.accept_subscribe else False,
+            delete_policy=None if here.delete_policy == default.delete_policy else here.delete_policy,
+            stores=_unless(here.stores, default.stores),
+            status=here.status,
+            max_message_bytes=self.max_message_bytes,
+        )
+
+    def changed(self, own: Mapping[int, TopicDeployment], common: TopicDeployment | None = None) -> TopicSetting:
+        """With other properties on the brokers of ``own``, and with another ``common`` where one is given."""
+        base = self.common if common is None else common
+        differing = {number: each for number, each in {**dict(self.own), **own}.items() if each != base}
+        return self._replace(**base._asdict(), own=tuple(sorted(differing.items())))
+
+    def everywhere(self, change: Callable[[TopicDeployment], TopicDeployment]) -> TopicSetting:
+        """With ``change`` made on every broker."""
+        return self.changed({number: change(each) for number, each in self.own}, change(self.common))
+
+    def joined(self, broker_id: int, deployment: TopicDeployment) -> TopicSetting:
+        """On a further broker."""
+        brokers = None if self.brokers is None else tuple(sorted({*self.brokers, broker_id}))
+        return self._replace(brokers=brokers).changed({broker_id: deployment})
+
+    def left(self, broker_id: int) -> TopicSetting:
+        """Without this broker; ``brokers`` is empty after the last one of those that are named."""
+        if self.brokers is None:
+            return self.changed({broker_id: self.common._replace(status=TOPIC_GONE)})
+        return self._replace(
+            brokers=tuple(number for number in self.brokers if number != broker_id),
+            own=tuple(entry for entry in self.own if entry[0] != broker_id),
+        )
+
+
+def _unless(value: int, inherited: int) -> int | None:
+    return None if value == inherited else value
+
+
+DEFAULT_BROKER_WEB_PORT = 8081
+
+
+class Status(IntEnum):
+    """manageStatus of a broker; its text is the name in small letters, with hyphens."""
+
+    DRAFT = 1
+    ONLINE = 5
+    ONLY_READ = 6
+    ONLY_WRITE = 7
+    OFFLINE = 9
+
+    @property
+    def text(self) -> str:
+        return self.name.lower().replace("_", "-")
+
+
+class TopicDefaults(NamedTuple):
+    """What a topic gets that is made without saying so; None: nothing is said here either."""
+
+    partitions: int | None = None
+    stores: int | None = None
+    delete_policy: str | None = None
+    accept_publish: bool | None = None
+    accept_subscribe: bool | None = None
+
+    def over(self, other: TopicDefaults) -> TopicDefaults:
+        """These, and ``other`` where nothing is said here."""
+        return TopicDefaults._make(b if a is None else a for a, b in zip(self, other, strict=True))
+
+
+class ClusterSetting(NamedTuple):
+    """The cluster's defaults. ``serial`` changes with each change: peers hold it and compare.
+
+    The ports are those of a broker that is configured without.
+    """
+
+    max_message_bytes: int | None = None
+    query_priority: int | None = None
+    flow_enabled: bool = False
+    flow_info: str = "[]"
+    serial: int = UNDEFINED
+    topic_defaults: TopicDefaults = TopicDefaults()
+    broker_port: int = DEFAULT_BROKER_PORT
+    broker_tls_port: int = DEFAULT_BROKER_TLS_PORT
+    broker_web_port: int = DEFAULT_BROKER_WEB_PORT
+
+
+class TopicControl(NamedTuple):
+    """With ``enabled`` only groups with a `ConsumeControl` for the topic may consume it."""
+
+    topic: str
+    enabled: bool = False
+
+
+class GroupSetting(NamedTuple):
+    """Resources of a group. ``rate``: brokers of a topic that one member may have, with ``check_rate``."""
+
+    group: str
+    check_rate: bool = False
+    rate: int = 0
+    query_priority: int = UNDEFINED
+    flow_enabled: bool = False
+    flow_info: str = "[]"
+    serial: int = UNDEFINED
+
+
+class ConsumeControl(NamedTuple):
+    """Whether a group may consume a topic, and which message types if ``filter_enabled``."""
+
+    group: str
+    topic: str
+    enabled: bool = True
+    reason: str = ""
+    filter_enabled: bool = False
+    filters: tuple[str, ...] = ()
+
+
+class BrokerSetting(NamedTuple):
+    """A broker that was configured by name. Brokers that were not are taken as they come.
+
+    ``topic_defaults`` are for topics that are made on it.
+    """
+
+    id: int
+    host: str
+    port: int
+    tls_port: int
+    web_port: int
+    status: int = Status.DRAFT
+    topic_defaults: TopicDefaults = TopicDefaults()
+
+
+class BrokerSeen(NamedTuple):
+    """A broker that came once, until it is deleted: what all brokers have of a topic it has, also while it is away."""
+
+    id: int
+
+
+class Authorship(NamedTuple):
+    """Who made and who last changed the setting of that kind and key (`key_of`), and when (ms since 1970)."""
+
+    setting_kind: str
+    setting_key: str
+    create_user: str
+    create_ms: int
+    modify_user: str
+    modify_ms: int
+
+
+class Removal(NamedTuple):
+    """Take a setting away: the class it was of, and its key."""
+
+    kind: str
+    key: str
+
+
+Setting = (
+    TopicSetting
+    | ClusterSetting
+    | TopicControl
+    | GroupSetting
+    | ConsumeControl
+    | BrokerSetting
+    | BrokerSeen
+    | Authorship
+)
+
+
+def key_of(setting: Setting | Removal) -> tuple[str, str]:
+    """Kind and key under which a setting is kept."""
+    if isinstance(setting, Removal):
+        return setting.kind, setting.key
+    if isinstance(setting, TopicSetting):
+        return TOPIC_KIND, setting.name
+    kind = type(setting).__name__
+    if isinstance(setting, TopicControl):
+        return kind, setting.topic
+    if isinstance(setting, GroupSetting):
+        return kind, setting.group
+    if isinstance(setting, ConsumeControl):
+        return kind, f"{setting.group}\0{setting.topic}"
+    if isinstance(setting, BrokerSetting | BrokerSeen):
+        return kind, str(setting.id)
+    if isinstance(setting, Authorship):
+        return kind, f"{setting.setting_kind}\0{setting.setting_key}"
+    return kind, ""
+
+
+class Controls:
+    """The settings in force."""
+
+    def __init__(self, settings: Iterable[Setting] = ()) -> None:
+        self.cluster = ClusterSetting()
+        self.topics: dict[str, TopicControl] = {}
+        self.groups: dict[str, GroupSetting] = {}
+        self.consume: dict[tuple[str, str], ConsumeControl] = {}
+        self.brokers: dict[int, BrokerSetting] = {}
+        self.seen: set[int] = set()
+        self.authors: dict[tuple[str, str], Authorship] = {}
+        """By kind and key of the setting."""
+        for setting in settings:
+            self.put(setting)
+
+    def put(self, setting: Setting | Removal) -> None:
+        """A setting is durable: it is in force. Topics are the cluster's."""
+        if isinstance(setting, Removal):
+            self._remove(setting)
+        elif isinstance(setting, ClusterSetting):
+            self.cluster = setting
+        elif isinstance(setting, TopicControl):
+            self.topics[setting.topic] = setting
+        elif isinstance(setting, GroupSetting):
+            self.groups[setting.group] = setting
+        elif isinstance(setting, ConsumeControl):
+            self.consume[setting.group, setting.topic] = setting
+        elif isinstance(setting, BrokerSetting):
+            self.brokers[setting.id] = setting
+        elif isinstance(setting, BrokerSeen):
+            self.seen.add(setting.id)
+        elif isinstance(setting, Authorship):
+            self.authors[setting.setting_kind, setting.setting_key] = setting
+
+    def _remove(self, removal: Removal) -> None:
+        if removal.kind == TopicControl.__name__:
+            self.topics.pop(removal.key, None)
+        elif removal.kind == GroupSetting.__name__:
+            self.groups.pop(removal.key, None)
+        elif removal.kind == ConsumeControl.__name__:
+            group, _, topic = removal.key.partition("\0")
+            self.consume.pop((group, topic), None)
+        elif removal.kind == BrokerSetting.__name__:
+            self.brokers.pop(int(removal.key), None)
+        elif removal.kind == BrokerSeen.__name__:
+            self.seen.discard(int(removal.key))
+        elif removal.kind == Authorship.__name__:
+            kind, _, key = removal.key.partition("\0")
+            self.authors.pop((kind, key), None)
+
+    def may_consume(self, group: str, topic: str) -> bool:
+        """Whether ``group`` may consume ``topic``."""
+        control = self.consume.get((group, topic))
+        if control is not None:
+            return control.enabled
+        needed = self.topics.get(topic)
+        return needed is None or not needed.enabled
+
+    def refuse(self, group: str, topics: Iterable[str], filters: Mapping[str, Set[str]]) -> tuple[int, str] | None:
+        """Why a consumer of ``group`` cannot subscribe like this, as error code and text."""
+        for topic in sorted(topics):
+            control = self.consume.get((group, topic))
+            if not self.may_consume(group, topic):
+                reason = f": {control.reason}" if control is not None and control.reason else ""
+                return ErrCode.CONSUME_GROUP_FORBIDDEN, f"group {group} may not consume topic {topic}{reason}"
+            if control is None or not control.filter_enabled:
+                continue
+            given = filters.get(topic, frozenset())
+            if not given:
+                text = f"group {group} has to filter topic {topic}: {', '.join(control.filters)}"
+                return ErrCode.CONSUME_CONTENT_FORBIDDEN, text
+            foreign = sorted(given - set(control.filters))
+            if foreign:
+                text = f"group {group} may not have {', '.join(foreign)} of topic {topic}"
+                return ErrCode.CONSUME_CONTENT_FORBIDDEN, text
+        return None
+
+    def too_few(self, group: str, brokers: int, members: int) -> bool:
+        """Whether ``members`` are too few for a topic on so many ``brokers``: then nothing is assigned."""
+        setting = self.groups.get(group)
+        return setting is not None and setting.check_rate and brokers // max(members, 1) > max(setting.rate, 1)
+
+    def default_flow(self, held: int) -> tuple[int, str]:
+        """Version and text of the cluster's flow control rules, for somebody who holds version ``held``."""
+        return _flow(self.cluster, held)
+
+    def group_flow(self, group: str, held: int) -> tuple[int, str]:
+        """Version and text of a group's flow control rules, for somebody who holds version ``held``."""
+        return _flow(self.groups.get(group), held)
+
+
+def _flow(setting: ClusterSetting | GroupSetting | None, held: int) -> tuple[int, str]:
+    if setting is not None and setting.serial != UNDEFINED:
+        return setting.serial, setting.flow_info if setting.flow_enabled else "[]"
+    # Rules that were deleted end for who still has them: Java clients pass over a negative version, C++ and Go clients
+    # keep what they have where the text of another version is not JSON.
+    return (0 if held > 0 else UNDEFINED), "[]"

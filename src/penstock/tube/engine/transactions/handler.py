@@ -1,0 +1,339 @@
+"""Requests that stage rows and commit batches: the field ``transaction`` of a send (method 13).
+
+Every answer, refusals too, carries what the broker knows of the query, so that a client can tell a broker without the
+extension, and one that begins a run learns what the run before it left undecided.
+
+A commit is answered when all its rows are published and durable; its connection waits in `answered` until then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+from penstock.tube.codec.codes import ErrCode
+from penstock.tube.codec.envelope import encode_response
+from penstock.tube.codec.methods import MethodId
+from penstock.tube.codec.proto import broker_pb2 as pb
+from penstock.tube.codec.strings import java_trim
+from penstock.tube.engine.broker.produce_handler import (
+    MAX_BATCH,
+    MAX_BATCH_BYTES,
+    OVERFLOW,
+    ProduceHandler,
+    refuse_place,
+)
+from penstock.tube.engine.broker.request_checks import LATER, OK, Answer, Refusal, RequestChecks
+from penstock.tube.engine.broker.topics import Topics
+from penstock.tube.engine.transactions.publishing import Publication, Publishing
+from penstock.tube.engine.transactions.staging import Decision, Query, Staging
+
+__all__ = ["FIRST_NUMBER", "TransactionHandler"]
+
+FIRST_NUMBER: Final = 1 << 62
+"""Numbers of publications begin here; those that producers choose for themselves end here."""
+_LONGEST_QUERY: Final = 512
+_LONGEST_NAME: Final = 128
+_MOST_PARTICIPANTS: Final = 1_000
+
+_Step = pb.Transaction
+_Why = pb.TransactionResult
+
+
+class _No(NamedTuple):
+    """A refusal with its kind."""
+
+    why: int
+    refusal: Refusal
+
+
+Outcome = _No | bool
+"""Refused, or done; True: the answer waits for the commit."""
+
+
+class TransactionHandler:
+    """See the module. ``staging`` None: this broker keeps nothing that could be staged."""
+
+    def __init__(self, checks: RequestChecks, topics: Topics, produce: ProduceHandler, staging: Staging | None) -> None:
+        self.staging = staging
+        self.publishing: Publishing | None = None
+        self.answered: list[tuple[object, int, bytes]] = []
+        """Address, serial and body of answers that leave with the next commit; the shell clears it."""
+        self._decided: list[Publication] = []
+        self._open: dict[str, Publication] = {}
+        self._asked: Publication | None = None
+        self._checks = checks
+        self._topics = topics
+        self._produce = produce
+        self._last_number = FIRST_NUMBER
+        self._steps: dict[int, Callable[[Staging, pb.Transaction, Query, int], Outcome]] = {
+            _Step.BEGIN: lambda *_: True,
+            _Step.STAGE: self._stage,
+            _Step.PREPARE: self._prepare,
+            _Step.COMMIT: self._commit,
+            _Step.ABORT: self._abort,
+        }
+        if staging is not None:
+            self.publishing = Publishing(staging, produce, topics)
+            for query in staging.queries.values():
+                if query.decision is not None and query.decision.publishing:
+                    # What an earlier process had begun: its note is durable.
+                    self._last_number = max(self._last_number, query.decision.number)
+                    self.publishing.begin(self._publication(query))
+
+    # For the shell.
+
+    @property
+    def dirty(self) -> bool:
+        """Whether the next commit has something of ours to make durable, or rows to publish."""
+        staging, publishing = self.staging, self.publishing
+        return staging is not None and (bool(staging.notes) or (publishing is not None and publishing.waiting))
+
+    def wait(self, address: object, serial: int) -> None:
+        """The request just answered `LATER` came from ``address``."""
+        if self._asked is not None:
+            self._asked.waiters.append((address, serial))
+            self._asked = None
+
+    def publish(self, now_ms: int) -> None:
+        """Publish what one turn may; answers of what ended are in `answered`. Call before the logs are taken."""
+        if self.staging is None or self.publishing is None:
+            return
+        for ended in self.publishing.publish(now_ms):
+            self._open.pop(ended.query.name, None)
+            body = self._result(ended.query, None)
+            self.answered += [(address, serial, body) for address, serial in ended.waiters]
+
+    def take_decided(self) -> list[Publication]:
+        """Decisions whose notes the next commit makes durable; then they are for `Publishing.begin`."""
+        decided, self._decided = self._decided, []
+        return decided
+
+    def restored(self, producer: int) -> bool:
+        """Whether a number found in the log is a producer's, or of a publication that is not finished."""
+        return producer < FIRST_NUMBER or any(
+            publication.query.decision is not None and publication.query.decision.number == producer
+            for publication in self._open.values()
+        )
+
+    # Requests.
+
+    def receive(self, request: pb.SendMessageRequestP2B, now_ms: int) -> Answer:
+        """The answer to a send that carries ``transaction``."""
+        asked, auth, staging = request.transaction, request.authInfo, self.staging
+        topics = {java_trim(part.topicName) for part in asked.rows}
+        refusal = self._checks.refuse_writer(
+            request.clientId, auth.visitAuthorizedToken, auth.authAuthorizedToken, now_ms, topics
+        )
+        if refusal is None and staging is None:
+            refusal = Refusal(ErrCode.BAD_REQUEST, "this broker stages nothing")
+        refusal = refusal or _refuse_names(asked)
+        if refusal is not None or staging is None:
+            assert refusal is not None
+            return self._refused(None, _No(_Why.OTHER, refusal))
+        found = self._query(staging, asked, now_ms)
+        if isinstance(found, _No):
+            return self._refused(staging.queries.get(asked.query), found)
+        outcome = self._steps[asked.step](staging, asked, found, now_ms)
+        if isinstance(outcome, _No):
+            return self._refused(found, outcome)
+        if self._asked is not None:
+            return LATER
+        return Answer(self._result(found, asked), wait=outcome)
+
+    def _query(self, staging: Staging, asked: pb.Transaction, now_ms: int) -> Query | _No:
+        """The query, if the run that asks is its run; only BEGIN makes it that."""
+        if asked.step == _Step.BEGIN:
+            query = staging.enter(asked.query, asked.run, asked.epoch, now_ms, once=asked.once)
+        else:
+            query = staging.queries.get(asked.query)
+            if query is None:
+                text = f"query {asked.query} is not known here: begin its run first"
+                return _No(_Why.NOT_STAGED, Refusal(ErrCode.NOT_FOUND, text))
+            query = query if query.run == asked.run else None
+        if query is None:
+            text = f"run {asked.run} of query {asked.query} was replaced by run {staging.queries[asked.query].run}"
+            return _No(_Why.FENCED, Refusal(ErrCode.FORBIDDEN, text))
+        return query
+
+    def _stage(self, staging: Staging, asked: pb.Transaction, query: Query, now_ms: int) -> Outcome:
+        if query.decided(asked.batch):
+            return True
+        count = sum(len(part.batch.datas) for part in asked.rows)
+        refusal = self._refuse_rows(asked, count)
+        if refusal is not None:
+            return refusal
+        attempt = query.attempts.get(asked.attempt.attempt)
+        there = 0 if attempt is None else attempt.file.rows
+        if attempt is not None and (attempt.batch, attempt.task) != (asked.batch, asked.attempt.task):
+            text = f"attempt {attempt.name} is of batch {attempt.batch}, task {attempt.task}"
+            return _No(_Why.OTHER, Refusal(ErrCode.BAD_REQUEST, text))
+        if asked.attempt.rows + count <= there:
+            return True  # sent again; the commit of the first may still be running
+        if asked.attempt.rows != there:
+            text = f"attempt {asked.attempt.attempt} has {there} rows here, these follow on {asked.attempt.rows}"
+            return _No(_Why.NOT_STAGED, Refusal(ErrCode.NOT_FOUND, text))
+        full = self._refuse_space(staging, asked.ByteSize(), new=attempt is None)
+        if full is not None:
+            return full
+        if attempt is None:
+            attempt = staging.add(query, asked.attempt.attempt, asked.attempt.task, asked.batch, now_ms)
+        body = pb.Transaction(rows=asked.rows).SerializeToString()
+        staging.append(attempt, body, count, now_ms)
+        return True
+
+    def _refuse_rows(self, asked: pb.Transaction, count: int) -> _No | None:
+        refusal: Refusal | None = None
+        if not asked.attempt.attempt or len(asked.attempt.attempt) > _LONGEST_NAME:
+            refusal = Refusal(ErrCode.BAD_REQUEST, f"an attempt is named with 1 to {_LONGEST_NAME} characters")
+        elif not 0 < count <= MAX_BATCH:
+            refusal = Refusal(ErrCode.BAD_REQUEST, f"{count} rows; 1 to {MAX_BATCH} are accepted in one request")
+        elif count > 1 and asked.ByteSize() > 2 * MAX_BATCH_BYTES:
+            refusal = Refusal(ErrCode.BAD_REQUEST, f"{asked.ByteSize()} bytes; {2 * MAX_BATCH_BYTES} are accepted")
+        for part in asked.rows:
+            # All that could stop a publication is looked at here: what is staged can be committed.
+            name = part.topicName = java_trim(part.topicName)
+            topic = self._topics.by_name.get(name)
+            refusal = refusal or refuse_place(name, topic, part.partitionId)
+            if refusal is None and topic is not None:
+                datas = part.batch.datas
+                if not datas:
+                    refusal = Refusal(ErrCode.BAD_REQUEST, f"no rows for partition {part.partitionId} of {name}")
+                else:
+                    refusal = self._produce.refuse_messages(topic, part.batch, datas)
+        return None if refusal is None else _No(_Why.OTHER, refusal)
+
+    def _refuse_space(self, staging: Staging, size: int, *, new: bool) -> _No | None:
+        limits = staging.limits
+        if self._checks.out_of_space:
+            text = self._checks.out_of_space
+        elif staging.bytes + size > limits.max_bytes:
+            text = f"{staging.bytes} bytes are staged on this broker, {limits.max_bytes} at most"
+        elif new and staging.attempts >= limits.max_attempts:
+            text = f"{staging.attempts} attempts are staged on this broker, {limits.max_attempts} at most"
+        elif staging.shelf.unwritten_bytes > self._produce.unwritten_bytes:
+            return _No(_Why.OTHER, OVERFLOW)
+        else:
+            return None
+        return _No(_Why.FULL, Refusal(ErrCode.SERVER_RECEIVE_OVERFLOW, text))
+
+    def _prepare(self, staging: Staging, asked: pb.Transaction, query: Query, now_ms: int) -> Outcome:
+        if query.decided(asked.batch):
+            return True
+        if query.decision is not None:
+            return True if query.decision.transaction == asked.transactionId else _undecided(query.decision)
+        if not 1 < len(asked.participants) <= _MOST_PARTICIPANTS:
+            text = f"{len(asked.participants)} participants; 2 to {_MOST_PARTICIPANTS} are possible"
+            return _No(_Why.OTHER, Refusal(ErrCode.BAD_REQUEST, text))
+        return self._decide(staging, asked, query, now_ms, publish=False)
+
+    def _commit(self, staging: Staging, asked: pb.Transaction, query: Query, now_ms: int) -> Outcome:
+        if asked.batch <= query.committed:
+            return True
+        decision = query.decision
+        if decision is not None and decision.transaction != asked.transactionId:
+            return _undecided(decision)
+        if decision is None:
+            if asked.participants:
+                text = f"transaction {asked.transactionId} is not prepared here (any more)"
+                return _No(_Why.NOT_STAGED, Refusal(ErrCode.NOT_FOUND, text))
+            outcome = self._decide(staging, asked, query, now_ms, publish=True)
+            if isinstance(outcome, _No):
+                return outcome
+        elif not decision.publishing:
+            staging.decide(query, decision._replace(number=self._number(now_ms)), now_ms)
+            self._decided.append(self._publication(query))
+        self._asked = self._open[query.name]
+        return True
+
+    def _decide(
+        self, staging: Staging, asked: pb.Transaction, query: Query, now_ms: int, *, publish: bool
+    ) -> _No | bool:
+        winners = tuple((winner.attempt, winner.rows) for winner in asked.winners)
+        missing = staging.missing(query, asked.batch, winners)
+        if missing is None and not asked.transactionId:
+            return _No(_Why.OTHER, Refusal(ErrCode.BAD_REQUEST, "transactionId is blank"))
+        if missing is not None:
+            return _No(_Why.NOT_STAGED, Refusal(ErrCode.NOT_FOUND, missing))
+        number = self._number(now_ms) if publish else 0
+        decision = Decision(asked.transactionId, asked.batch, winners, tuple(asked.participants), number)
+        staging.decide(query, decision, now_ms)
+        if publish:
+            self._decided.append(self._publication(query))
+        return True
+
+    def _abort(self, staging: Staging, asked: pb.Transaction, query: Query, now_ms: int) -> Outcome:
+        decision = query.decision
+        if asked.transactionId:
+            if decision is not None and decision.transaction == asked.transactionId:
+                if decision.publishing:
+                    return _undecided(decision)
+                staging.undo(query, now_ms)
+            return True
+        held = query.held
+        named = {winner.attempt for winner in asked.winners}
+        staging.drop(
+            query,
+            [
+                name
+                for name, attempt in query.attempts.items()
+                if name not in held and (name in named if named else attempt.batch == asked.batch)
+            ],
+        )
+        return True
+
+    def _number(self, now_ms: int) -> int:
+        self._last_number = max(self._last_number + 1, FIRST_NUMBER | now_ms << 16)
+        return self._last_number
+
+    def _publication(self, query: Query) -> Publication:
+        publication = self._open[query.name] = Publication(query)
+        return publication
+
+    # Answers.
+
+    def _result(
+        self, query: Query | None, asked: pb.Transaction | None, why: int = 0, refusal: Refusal | None = None
+    ) -> bytes:
+        result = pb.TransactionResult()
+        if why:
+            result.refusal = why
+        if query is not None:
+            result.run = query.run
+            if query.committed >= 0:
+                result.committed = query.committed
+            if asked is not None and asked.step == _Step.STAGE:
+                attempt = query.attempts.get(asked.attempt.attempt)
+                result.stagedRows = 0 if attempt is None else attempt.file.rows
+            if query.decision is not None:
+                result.transactionId = query.decision.transaction
+                result.transactionBatch = query.decision.batch
+                result.publishing = query.decision.publishing
+                result.participants.extend(query.decision.participants)
+        answer = pb.SendMessageResponseB2P(
+            success=refusal is None,
+            errCode=ErrCode.SUCCESS if refusal is None else refusal.code,
+            errMsg=OK if refusal is None else refusal.text,
+            requireAuth=False,
+            transaction=result,
+        )
+        return encode_response(MethodId.SEND_MESSAGE, answer.SerializeToString())
+
+    def _refused(self, query: Query | None, no: _No) -> Answer:
+        self._checks.refused += 1
+        return Answer(self._result(query, None, no.why, no.refusal))
+
+
+def _undecided(decision: Decision) -> _No:
+    state = "being published" if decision.publishing else "prepared"
+    text = f"transaction {decision.transaction} of batch {decision.batch} is {state}: decide it first"
+    return _No(_Why.UNDECIDED, Refusal(ErrCode.FORBIDDEN, text))
+
+
+def _refuse_names(asked: pb.Transaction) -> Refusal | None:
+    if not 0 < len(asked.query) <= _LONGEST_QUERY or not 0 < len(asked.run) <= _LONGEST_NAME:
+        text = f"a query is named with 1 to {_LONGEST_QUERY} characters, a run with 1 to {_LONGEST_NAME}"
+        return Refusal(ErrCode.BAD_REQUEST, text)
+    if not _Step.BEGIN <= asked.step <= _Step.ABORT or asked.batch < 0 or asked.epoch < 0:
+        return Refusal(ErrCode.BAD_REQUEST, f"step {asked.step}, batch {asked.batch}, epoch {asked.epoch}")
+    return None
