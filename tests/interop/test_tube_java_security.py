@@ -102,7 +102,7 @@ async def test_visit_tokens(java_clients: JavaClients, tmp_path: Path, *, check:
             rounds += 1
         found = await asyncio.wrap_future(java_clients.consume(checked.masters, "lake", "demo", rounds * COUNT))
         assert sorted(item.number for item in found) == list(range(rounds * COUNT))
-        assert checked.broker.engine.check_tokens == check
+        assert checked.broker.engine.checks.check_tokens == check
 
 
 @pytest.mark.parametrize("secured", [False, True], indirect=True, ids=["one way", "mutual"])

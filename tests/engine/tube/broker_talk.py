@@ -15,6 +15,7 @@ from penstock.tube.codec.strings import TopicConfig
 from penstock.tube.engine.broker.group_offsets import GroupOffsets
 from penstock.tube.engine.broker.topics import Topics
 from penstock.tube.engine.broker_engine import Answer, BrokerEngine
+from penstock.tube.engine.sessions import RequestContext
 from penstock.tube.storage.store import Store
 from tests.unit.runtime.recorded_disk import RecordedDisk
 
@@ -33,7 +34,9 @@ class Talk:
         self.engine = BrokerEngine(Topics(self._open), self.offsets, session_ms=SESSION_MS)
         self.now = NOW
         self.connection: object | None = None
-        """What requests come over that no test names a connection for."""
+        """Connection of the requests for which a test names none."""
+        self.peer = ""
+        """Address that requests come from."""
         self.topic("demo", partitions=3, stores=2)
 
     def _open(self, topic: str, number: int) -> Store:
@@ -46,9 +49,9 @@ class Talk:
 
     def answer(self, request: Request, *, waited_ms: int = 0, address: object | None = None) -> Answer | None:
         request = decode_request(request.serial, encode_request(request))
-        return self.engine.receive(
-            request, self.now - waited_ms, self.now, self.connection if address is None else address
-        )
+        connection = self.connection if address is None else address
+        context = RequestContext(self.now, self.peer, connection, request.serial)
+        return self.engine.receive(request, context, self.now - waited_ms)
 
     def raw(self, request: Request) -> Response:
         answer = self.answer(request)

@@ -13,6 +13,7 @@ from penstock.tube.codec.strings import TopicConfig
 from penstock.tube.engine.broker.group_offsets import GroupOffsets
 from penstock.tube.engine.broker.topics import Topics
 from penstock.tube.engine.broker_engine import BrokerEngine
+from penstock.tube.engine.sessions import RequestContext
 from penstock.tube.engine.transactions.publishing import Publication
 from penstock.tube.engine.transactions.staging import Staging, StagingLimits
 from penstock.tube.storage import sequences
@@ -95,7 +96,7 @@ class StagingTalk:
         self.serial += 1
         payload = request.SerializeToString()
         asked = Request(self.serial, Service.BROKER_WRITE, MethodId.SEND_MESSAGE, payload)
-        answer = self.engine.receive(asked, self.now, self.now, "task")
+        answer = self.engine.receive(asked, RequestContext(self.now, "", "task", self.serial), self.now)
         if answer is not None:
             self.answers[self.serial] = answer.body
         return self.serial

@@ -12,6 +12,7 @@ from penstock.tube.codec.proto import master_pb2 as pb
 from penstock.tube.codec.schema import decode
 from penstock.tube.engine.master.master import MasterConfig, MasterEngine
 from penstock.tube.engine.master.settings import TopicSetting
+from penstock.tube.engine.sessions import RequestContext
 
 M = TypeVar("M", bound=Message)
 
@@ -24,7 +25,7 @@ def master(*topics: TopicSetting, config: MasterConfig | None = None, active: bo
 
 def raw(engine: MasterEngine, request: Request, now: int = NOW, connection: str = "") -> Response:
     """One request through the envelope, both ways."""
-    body = engine.answer(decode_request(7, encode_request(request)), now, connection=connection)
+    body = engine.answer(decode_request(7, encode_request(request)), RequestContext(now, connection=connection))
     return decode_response(7, body)
 
 

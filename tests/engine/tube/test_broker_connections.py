@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from penstock.tube.codec.envelope import Request
+from penstock.tube.codec.envelope import Request, decode_response
 from penstock.tube.codec.methods import MethodId
 from penstock.tube.codec.proto import broker_pb2 as pb
+from penstock.tube.codec.schema import decode
 from penstock.tube.codec.strings import BrokerInfo, Partition
+from penstock.tube.engine.access import Access
 from tests.engine.tube.broker_talk import SESSION_MS, Talk, texts
 
 OURS, THEIRS = "ours", "theirs"
@@ -15,7 +17,7 @@ PART = Partition(BrokerInfo(1, "h", 8123), "demo", 0).full
 def over(talk: Talk, connection: str, host: str = "10.0.0.1") -> Talk:
     """The same broker; requests come over ``connection`` of ``host`` from now on."""
     talk.connection = connection
-    talk.engine.peer = host
+    talk.peer = host
     return talk
 
 
@@ -73,3 +75,23 @@ def test_a_waiting_get_is_answered_on_its_own_connection() -> None:
     talk.fill(b"x")
     ((address, _, _),) = talk.engine.ready
     assert address == OURS
+
+
+def test_a_waiting_get_is_authenticated_with_its_own_address() -> None:
+    """Requests of other connections in between change nothing: neither for it, nor for them."""
+    talk = Talk()
+    talk.engine.checks.access = Access({}, networks=["10.0.0.0/8"])
+    wanted = pb.GetMessageRequestC2B(
+        clientId="c1", partitionId=0, groupName="group", topicName="demo", maxWaitMs=1000,
+        range=pb.RangeRequest(startOffset=0),
+    )  # fmt: skip
+    request = Request(5, 2, MethodId.GET_MESSAGES, wanted.SerializeToString())
+    assert over(talk, OURS, "10.0.0.1").answer(request) is None
+    assert talk.send(b"x").success
+    assert over(talk, THEIRS, "192.0.2.9").get(range=pb.RangeRequest(startOffset=0)).errCode == 415
+    talk.commit()
+    ((connection, serial, found),) = talk.engine.ready
+    answer = decode(pb.GetMessageResponseB2C, decode_response(serial, found.body).payload)
+    assert (connection, answer.errCode, texts(answer)) == (OURS, 200, [b"x"])
+    assert talk.get(range=pb.RangeRequest(startOffset=0)).errCode == 415
+    assert over(talk, OURS, "10.0.0.1").get(range=pb.RangeRequest(startOffset=0)).errCode == 200

@@ -227,9 +227,9 @@ def test_stopped_reading_and_removed_topics() -> None:
     talk = Talk()
     talk.fill(b"a")
     talk.register()
-    talk.engine.read_stopped = True
+    talk.engine.checks.read_stopped = True
     assert [talk.get().errCode, talk.register().errCode, talk.confirm().errCode, talk.beat().errCode] == [503] * 4
-    talk.engine.read_stopped = False
+    talk.engine.checks.read_stopped = False
     talk.topic("demo", partitions=3, stores=2, status=2)
     assert talk.get().errCode == 403
     talk.engine.remove_topic("demo")
@@ -252,9 +252,9 @@ def test_names_are_trimmed() -> None:
 
 def test_visit_tokens_are_asked_of_those_who_carry_them() -> None:
     talk = Talk()
-    talk.engine.check_tokens = True
-    talk.engine.add_tokens([1, 2, 3, 4, 5, 6, 7])
-    assert talk.engine.tokens == [2, 3, 4, 5, 6, 7]
+    talk.engine.checks.check_tokens = True
+    talk.engine.checks.add_tokens([1, 2, 3, 4, 5, 6, 7])
+    assert talk.engine.checks.tokens == [2, 3, 4, 5, 6, 7]
     assert talk.send(b"a").errCode == 415
     assert talk.register().errCode == 415
     assert talk.register(authInfo={"visitAuthorizedToken": 1}).errCode == 415

@@ -74,7 +74,7 @@ def test_sends_that_are_refused(fields: dict[str, Any], code: int) -> None:
     answer = talk.send(**{"data": b"x", **fields})
     assert (answer.success, answer.errCode) == (False, code)
     assert not answer.HasField("messageId")
-    assert talk.engine.refused == 1
+    assert talk.engine.checks.refused == 1
 
 
 def test_the_size_limit_is_the_topic_s() -> None:
@@ -98,10 +98,10 @@ def test_stopped_or_failed_writing() -> None:
     talk = Talk()
     talk.fill(b"a")
     talk.register()
-    talk.engine.write_stopped = True
+    talk.engine.checks.write_stopped = True
     assert talk.send(b"a").errCode == 503
-    talk.engine.write_stopped = False
-    talk.engine.failure = StorageError("commit failed: no space left")
+    talk.engine.checks.write_stopped = False
+    talk.engine.checks.failure = StorageError("commit failed: no space left")
     answer = talk.send(b"a")
     assert answer.errCode == 503
     assert "no space left" in answer.errMsg
@@ -160,7 +160,7 @@ def test_messages_of_the_node_itself() -> None:
     assert refused.value.code == 403
     with pytest.raises(RefusedError, match="no partition 7"):
         talk.engine.append("demo", 7, b"x", 0, None, NOW)
-    talk.engine.failure = StorageError("disk gone")
+    talk.engine.checks.failure = StorageError("disk gone")
     with pytest.raises(UnavailableError, match="disk gone"):
         talk.engine.append("demo", None, b"x", 0, None, NOW)
 
@@ -181,10 +181,10 @@ def test_the_method_table_agrees_with_the_handlers() -> None:
 def test_a_disk_without_space() -> None:
     talk = Talk()
     assert talk.send(b"x").success
-    talk.engine.out_of_space = "out of disk space"
+    talk.engine.checks.out_of_space = "out of disk space"
     refused = talk.send(b"x")
     assert (refused.errCode, refused.errMsg) == (419, "out of disk space")
     with pytest.raises(UnavailableError, match="out of disk space"):
         talk.engine.append("demo", None, b"x", 0, None, 0)
-    talk.engine.out_of_space = ""
+    talk.engine.checks.out_of_space = ""
     assert talk.send(b"x").success

@@ -295,7 +295,7 @@ def test_rows_of_a_topic_that_is_gone_are_reported(talk: StagingTalk) -> None:
 
 
 def test_a_broker_that_stores_nothing_any_more_says_so(talk: StagingTalk) -> None:
-    talk.engine.write_stopped = True
+    talk.engine.checks.write_stopped = True
     refused = talk.begin()
     assert refused.errCode == 503
     assert refused.HasField("transaction")
@@ -305,7 +305,7 @@ def test_without_disk_space_nothing_is_staged_and_what_is_staged_can_be_committe
     talk = StagingTalk()
     talk.begin()
     assert talk.stage("x", {("a", 0): [b"1"]}).success
-    talk.engine.out_of_space = "out of disk space"
+    talk.engine.checks.out_of_space = "out of disk space"
     refused = talk.stage("y", {("a", 0): [b"2"]})
     assert (refused.errCode, refused.transaction.refusal, refused.errMsg) == (419, Why.FULL, "out of disk space")
     talk.settle(COMMIT, ("x", 1))

@@ -33,7 +33,7 @@ def prepared(scenario: str) -> Talk:
     if scenario not in {"producer", "user-producer", *CLIENTS}:
         for frame in broker_frames("producer"):
             if frame.direction == "request":
-                talk.engine.receive(decode_request(frame.serial, body(frame)), talk.now, talk.now)
+                talk.answer(decode_request(frame.serial, body(frame)))
         talk.commit()
     return talk
 
@@ -46,7 +46,7 @@ def test_recorded_sessions(scenario: str) -> None:
     for frame in broker_frames(scenario):
         if frame.direction == "request":
             request = decode_request(frame.serial, body(frame))
-            answer = talk.engine.receive(request, talk.now, talk.now)
+            answer = talk.answer(request)
             talk.commit()
             assert answer is not None
             recorded[frame.serial] = (request, decode_response(frame.serial, answer.body))

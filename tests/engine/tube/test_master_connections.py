@@ -8,9 +8,13 @@ from penstock.tube.codec.envelope import Request, decode_request, decode_respons
 from penstock.tube.codec.methods import METHODS, MethodId
 from penstock.tube.codec.proto import master_pb2 as pb
 from penstock.tube.codec.schema import decode
+from penstock.tube.engine.access import Access
 from penstock.tube.engine.client.client_balance import ClientBalance
 from penstock.tube.engine.client.consumer_group import Membership
+from penstock.tube.engine.client.routes import Routes
 from penstock.tube.engine.master.master import MasterEngine
+from penstock.tube.engine.master.settings import TopicSetting
+from penstock.tube.engine.sessions import RequestContext
 from tests.engine.tube.talk import NOW, join_broker, master
 
 HOST = "10.0.0.1"
@@ -22,7 +26,7 @@ def ask(
     """The code that answers a request over ``connection``."""
     payload = message.SerializeToString()  # type: ignore[attr-defined] # any request
     request = decode_request(7, encode_request(Request(7, 1, method, payload)))
-    answer = decode_response(7, engine.answer(request, now, host, connection=connection))
+    answer = decode_response(7, engine.answer(request, RequestContext(now, host, connection)))
     found: Any = decode(METHODS[method].response, answer.payload)
     return int(found.errCode)
 
@@ -71,3 +75,15 @@ def test_a_producers_session_is_closed_by_its_own_connection() -> None:
     assert list(engine.producers) == ["p1"]
     assert ask(engine, "ours", MethodId.PRODUCER_CLOSE, close) == 200
     assert list(engine.producers) == []
+
+
+def test_interleaved_requests_are_authenticated_with_their_own_addresses() -> None:
+    engine = MasterEngine([TopicSetting("demo")], NOW, access=Access({}, networks=["10.0.0.0/8"]))
+    register, beat = MethodId.PRODUCER_REGISTER, MethodId.PRODUCER_HEARTBEAT
+    inside, outside = Routes("p1", "h"), Routes("p2", "h")
+    for _ in range(2):
+        assert ask(engine, "ours", register, inside.register(), HOST) == 200
+        assert ask(engine, "theirs", register, outside.register(), "192.0.2.9") == 415
+        assert ask(engine, "ours", beat, inside.heartbeat(), HOST) == 200
+        assert ask(engine, "theirs", beat, outside.heartbeat(), "192.0.2.9") == 415
+    assert list(engine.producers) == ["p1"]

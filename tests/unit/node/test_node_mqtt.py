@@ -128,7 +128,7 @@ async def test_a_log_that_stops_for_a_while_loses_nothing_and_keeps_the_order(
         # The next heartbeat would bring the master's order to go on.
         monkeypatch.setattr(OrderDesk, "obey", lambda *_: None)
         wire, other = await connect(ready, "writer"), await connect(ready, "other")
-        engine.write_stopped = True
+        engine.checks.write_stopped = True
         for n in range(1, 101):
             wire.send(Publish("plant/flow", b"%d" % n, 1 + n % 2, packet_id=n))
             await wire.writer.drain()
@@ -140,7 +140,7 @@ async def test_a_log_that_stops_for_a_while_loses_nothing_and_keeps_the_order(
             while held not in (await http(ready.http, "/metrics"))[1]:
                 await asyncio.sleep(0.01)
         assert not wire.packets
-        engine.write_stopped = False
+        engine.checks.write_stopped = False
         answers = [await wire.next() for _ in range(100)]
         assert [(type(a), a.packet_id) for a in answers if isinstance(a, PubAck | PubRec)] == [
             (PubRec if n % 2 else PubAck, n) for n in range(1, 101)

@@ -54,7 +54,7 @@ async def running(path: Path, *, check: bool) -> AsyncIterator[Checked]:
                     await asyncio.sleep(0.01)
             ahead[0] = TOKENS_KNOWN_MS  # by then every client has heard from the master
             if check:
-                await until(lambda: broker.engine.check_tokens)
+                await until(lambda: broker.engine.checks.check_tokens)
             yield Checked(ready.tube_master, broker, address)
         finally:
             await broker.close()
@@ -86,7 +86,7 @@ async def test_tokens_that_the_master_did_not_give_are_refused_where_it_is_switc
 ) -> None:
     async with running(tmp_path, check=check) as tube:
         for method, request in ((MethodId.SEND_MESSAGE, a_send), (MethodId.PARTITION_REGISTER, a_registration)):
-            for token in (None, 7, tube.broker.engine.tokens[-1]):
+            for token in (None, 7, tube.broker.engine.checks.tokens[-1]):
                 client = await Client.connect(tube.address)
                 answer = await client.ask(method, request(token))
                 refused = check and token in {None, 7}

@@ -226,7 +226,7 @@ class TubeBroker:
         engine = self._engine = BrokerEngine(
             Topics(self._store), offsets, session_ms=self._session_ms, last_time=last_time, staging=opened.staging
         )
-        engine.access = self._access
+        engine.checks.access = self._access
         config = self._stored_config()
         self._upkeep = Upkeep(disk, engine, self.broker_id, self._max_store_bytes)
         for topic, rows in opened.producers:
@@ -350,7 +350,7 @@ class TubeBroker:
 
     def refuse_growth(self, reason: str) -> None:
         """Refuse sends (419) from now on, ``reason`` says why; "": refuse them no more. Once it was started."""
-        self.engine.out_of_space = reason
+        self.engine.checks.out_of_space = reason
 
     def create_topic(self, name: str, partitions: int = 3, stores: int = 1) -> None:
         """Serve a topic that no master announced (a broker by itself, and tests)."""

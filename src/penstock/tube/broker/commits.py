@@ -334,7 +334,7 @@ class Commits:
         self._engine.ready.clear()
 
     def _fail(self, error: StorageError) -> None:
-        self.failure = self._engine.failure = error
+        self.failure = self._engine.checks.failure = error
         self._failed(error)
 
 

@@ -13,6 +13,7 @@ from penstock.tube.codec import exceptions
 from penstock.tube.codec.envelope import Request, decode_request, encode_error
 from penstock.tube.codec.methods import MethodId
 from penstock.tube.engine.broker.send_decoder import Send
+from penstock.tube.engine.sessions import RequestContext
 from penstock.tube.rpc import ServerConnection
 
 if TYPE_CHECKING:
@@ -85,8 +86,8 @@ class BrokerConnection(ServerConnection):
         """Answer a request that is not the sending of one message."""
         broker, serial = self._broker, request.serial
         self.settle()  # requests are answered in their order
-        broker.engine.peer = self.peer
-        answer = broker.engine.receive(request, self.arrived_ms, broker.clock(), self)
+        context = RequestContext(broker.clock(), self.peer, self, serial)
+        answer = broker.engine.receive(request, context, self.arrived_ms)
         if answer is None:
             return
         if answer.wait:
@@ -102,13 +103,13 @@ class BrokerConnection(ServerConnection):
             return
         runs, self._runs = self._runs, {}
         broker = self._broker
-        engine, now, expires_ms = broker.engine, broker.clock(), self._expires_ms(self._timeout)
-        engine.peer = self.peer
+        engine, expires_ms = broker.engine, self._expires_ms(self._timeout)
+        context = RequestContext(broker.clock(), self.peer, self)
         for run in runs.values():
-            if expires_ms and now > expires_ms:
+            if expires_ms and context.now_ms > expires_ms:
                 engine.dropped_late += len(run.serials)
                 continue
-            bodies, wait = engine.receive_sends(run.sends, run.datas, now)
+            bodies, wait = engine.receive_sends(run.sends, run.datas, context)
             if wait:
                 broker.commits.wait(self, run.serials, MethodId.SEND_MESSAGE, bodies, expires_ms)
             else:

@@ -27,7 +27,7 @@ def figures(broker: TubeBroker) -> dict[str, int]:
         "gets": engine.gets,
         "waiting_gets": engine.fetch.parked,
         **broker.upkeep.staged_stats(),
-        "refused": engine.refused,
+        "refused": engine.checks.refused,
         "dropped_late": engine.dropped_late,
         "registrations": len(engine.registrations),
         "topics": len(engine.topics.by_name),

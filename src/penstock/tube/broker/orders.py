@@ -45,19 +45,19 @@ class OrderDesk:
         """Statuses of reading and writing: 0 normal, 1 stopped by order, -1 the disk has failed; and how it failed."""
         engine, failure = self._engine, self._commits.failure
         if failure is not None:
-            return int(engine.read_stopped), -1, failure.what
-        return int(engine.read_stopped), int(engine.write_stopped), None
+            return int(engine.checks.read_stopped), -1, failure.what
+        return int(engine.checks.read_stopped), int(engine.checks.write_stopped), None
 
     def obey(self, orders: MasterUpdate) -> None:
         """Do what ``orders`` say; what of it has to last is in the next commit."""
         engine = self._engine
-        engine.read_stopped = orders.stop_read
-        engine.write_stopped = orders.stop_write
-        engine.add_tokens(orders.tokens)
+        engine.checks.read_stopped = orders.stop_read
+        engine.checks.write_stopped = orders.stop_write
+        engine.checks.add_tokens(orders.tokens)
         if orders.check_tokens is not None:  # it registered
             self._tokens_asked = orders.check_tokens
             self._tokens_due = self._clock() + TOKENS_KNOWN_MS
-        engine.check_tokens = self._tokens_asked and self._clock() >= self._tokens_due
+        engine.checks.check_tokens = self._tokens_asked and self._clock() >= self._tokens_due
         if orders.max_message_bytes is not None:
             engine.topics.cluster_bytes = orders.max_message_bytes
         if orders.flow_rules is not None:
@@ -74,7 +74,7 @@ class OrderDesk:
 
     def without_master(self) -> None:
         """The master does not answer: clients may have visit tokens by now that nobody told this broker."""
-        self._engine.check_tokens = False
+        self._engine.checks.check_tokens = False
 
     def _limit_readers(self, text: str) -> None:
         try:

@@ -245,7 +245,7 @@ class Upkeep:
     def write_history(self, now_ms: int) -> int:
         """Append where every group stands to the system topic; how many messages that were."""
         engine = self._engine
-        if engine.failure is not None or engine.write_stopped:
+        if engine.checks.failure is not None or engine.checks.write_stopped:
             return 0
         minute = datetime.fromtimestamp(now_ms / 1000, UTC).strftime("%Y%m%d%H%M")
         found = group_history(engine.topics, engine.offsets, engine.registrations, self._broker_id, now_ms, minute)

@@ -1,6 +1,6 @@
 """A broker's side of the protocol: who holds which partition, what a get returns, what a send stores.
 
-    answer = broker.receive(request, arrived_ms, now_ms)      # an Answer, or None: drop the request unanswered
+    answer = broker.receive(request, context, arrived_ms)     # an Answer, or None: send nothing now
     deadline = broker.next_deadline()                         # ms or None; then broker.tick(now_ms)
 
 An answer with ``wait`` set may leave once everything appended and every position changed until now is committed; the
@@ -29,13 +29,14 @@ from penstock.tube.engine.broker.registrations import Registrations
 from penstock.tube.engine.broker.request_checks import LATER, Answer, RequestChecks
 from penstock.tube.engine.broker.send_decoder import Send
 from penstock.tube.engine.broker.topics import LogStore, Topics
+from penstock.tube.engine.sessions import RequestContext
 from penstock.tube.engine.transactions.handler import TransactionHandler
 from penstock.tube.engine.transactions.staging import Staging
 
 __all__ = ["Answer", "AppendResult", "BrokerEngine"]
 
 
-class BrokerEngine(RequestChecks):
+class BrokerEngine:
     """See the module. One instance per broker; not thread-safe.
 
     ``session_ms``: a partition whose consumer neither got nor heartbeat for so long is free again (reference: 30 s).
@@ -57,25 +58,25 @@ class BrokerEngine(RequestChecks):
         last_time: int = 0,
         staging: Staging | None = None,
     ) -> None:
-        super().__init__()
+        self.checks = RequestChecks()
         self.topics = topics
         self.offsets = offsets
         self.dropped_late = 0
-        self.produce = ProduceHandler(self, topics, unwritten_bytes=unwritten_bytes, last_time=last_time)
-        self.transactions = TransactionHandler(self, topics, self.produce, staging)
+        self.produce = ProduceHandler(self.checks, topics, unwritten_bytes=unwritten_bytes, last_time=last_time)
+        self.transactions = TransactionHandler(self.checks, topics, self.produce, staging)
         self.produce.transactions = self.transactions.receive
         self.registrations = Registrations(
-            self,
+            self.checks,
             topics,
             offsets,
             session_ms=session_ms,
             max_registrations=max_registrations,
             max_positions=max_positions,
         )
-        self.fetch = FetchHandler(self, topics, offsets, self.registrations)
+        self.fetch = FetchHandler(self.checks, topics, offsets, self.registrations)
         self.dirty_stores = self.produce.dirty_stores
         self.append = self.produce.append
-        self._handlers: dict[int, Callable[[bytes, int], Answer]] = {
+        self._handlers: dict[int, Callable[[bytes, RequestContext], Answer]] = {
             MethodId.SEND_MESSAGE: self.produce.send,
             MethodId.PARTITION_REGISTER: self.registrations.register,
             MethodId.PARTITION_HEARTBEAT: self.registrations.heartbeat,
@@ -92,35 +93,32 @@ class BrokerEngine(RequestChecks):
         """Answers to gets that waited; the shell sends them and clears the list."""
         return self.fetch.ready
 
-    def receive(self, request: Request, arrived_ms: int, now_ms: int, address: object | None = None) -> Answer | None:
-        """The answer to ``request``, which came at ``arrived_ms``; None: send nothing now.
+    def receive(self, request: Request, context: RequestContext, arrived_ms: int) -> Answer | None:
+        """The answer to ``request``, which arrived at ``arrived_ms``; None: send nothing now.
 
-        That is so when it waited longer than it is worth, and when it is a get that waits for messages: its answer is
-        in `ready` later, with ``address``. Without an address no get waits.
+        That is so when the request's timeout has passed, and when the answer comes later: to a get that waits for
+        messages in `ready`, to a commit of staged rows in `transactions.answered`. Both name the connection and the
+        serial of ``context``; a get that came over no connection does not wait.
         """
-        if request.timeout and now_ms - arrived_ms > request.timeout:
+        if request.timeout and context.now_ms - arrived_ms > request.timeout:
             self.dropped_late += 1
             return None
         method = request.method
-        self.connection = address
         try:
             if method == MethodId.GET_MESSAGES and request.service in METHODS[method].services:
-                return self.fetch.get(request, now_ms, address)
+                return self.fetch.get(request, context)
             handler = self._handlers.get(method)
             if handler is None or request.service not in METHODS[method].services:
                 return self._unknown(request)
-            answer = handler(request.payload, now_ms)
+            answer = handler(request.payload, context)
         except RemoteProtocolError as error:
-            self.refused += 1
+            self.checks.refused += 1
             text = f"{error.what} {error.why or ''}".strip()
             return Answer(encode_error(exceptions.EXCEPTION, text, version=request.version, fatal=True))
         except (OSError, PenstockError) as error:
-            self.refused += 1
+            self.checks.refused += 1
             return Answer(encode_error(exceptions.EXCEPTION, str(error), version=request.version))
-        if answer is LATER:
-            self.transactions.wait(address, request.serial)
-            return None
-        return answer
+        return None if answer is LATER else answer
 
     def send_of(self, request: Request, body: bytes) -> tuple[Send, bytes] | None:
         """What ``request``, which was decoded from ``body``, sends, and its data.
@@ -135,21 +133,23 @@ class BrokerEngine(RequestChecks):
             return None  # `receive` says why
         return None if isinstance(found, pb.SendMessageRequestP2B) else found
 
-    def receive_sends(self, sends: Sequence[Send], datas: Sequence[bytes], now_ms: int) -> tuple[list[bytes], bool]:
+    def receive_sends(
+        self, sends: Sequence[Send], datas: Sequence[bytes], context: RequestContext
+    ) -> tuple[list[bytes], bool]:
         """Store what requests for one partition brought (`send_of`), in order.
 
         Their answers, and whether these wait for the commit of what happened so far. It takes a third of the time that
         the requests would take one by one.
         """
         try:
-            return self.produce.send_all(sends, datas, now_ms)
+            return self.produce.send_all(sends, datas, context)
         except (OSError, PenstockError) as error:
-            self.refused += len(sends)
+            self.checks.refused += len(sends)
             text = str(error)
             return [encode_error(exceptions.EXCEPTION, text, version=send.version) for send in sends], False
 
     def _unknown(self, request: Request) -> Answer:
-        self.refused += 1
+        self.checks.refused += 1
         method = METHODS.get(request.method)
         if method is None and request.method not in RESERVED:
             # The C++ client sends a method 0 when it closes; the connection goes on.
@@ -182,11 +182,11 @@ class BrokerEngine(RequestChecks):
             for store in stores:
                 self.fetch.wake(store, now_ms)
 
-    def gone(self, address: object) -> None:
-        """The connection ``address`` is closed: its sessions go on until their end, for their clients to come back."""
-        self.origins.end(address)
+    def gone(self, connection: object) -> None:
+        """The connection is closed. Its sessions continue until they expire, so that their clients can come back."""
+        self.checks.origins.end(connection)
         if self.fetch.parked:
-            self.fetch.forget(address)
+            self.fetch.forget(connection)
 
     def remove_topic(self, name: str, now_ms: int = 0) -> list[LogStore]:
         """Forget a topic, its readers and their positions; the stores that were open, for the shell to delete."""

@@ -8,7 +8,9 @@ use the session; once it has ended, the next connection from the same host that 
 
 from __future__ import annotations
 
-__all__ = ["LEAST_SESSION_MS", "Origin", "Origins", "session_of"]
+from dataclasses import dataclass, replace
+
+__all__ = ["LEAST_SESSION_MS", "Origin", "Origins", "RequestContext", "session_of"]
 
 LEAST_SESSION_MS = 3_000
 """The shortest session that a consumer can ask for."""
@@ -19,6 +21,26 @@ def session_of(asked_ms: int, server_ms: int) -> int:
     if asked_ms <= 0:
         return server_ms
     return min(max(asked_ms, LEAST_SESSION_MS), server_ms)
+
+
+@dataclass(slots=True)
+class RequestContext:
+    """Where a request came from, and when it is handled. Handlers pass it on and never change it.
+
+    ``peer`` is the address that the connection came from; what a request says about its host is not trusted.
+    ``connection`` is the key that the shell gives the connection, None for a request that came over none. ``serial``
+    numbers the request on its connection. ``tls``: the connection is encrypted, so brokers are named by TLS ports.
+    """
+
+    now_ms: int
+    peer: str = ""
+    connection: object = None
+    serial: int = 0
+    tls: bool = False
+
+    def at(self, now_ms: int) -> RequestContext:
+        """The same request, handled later."""
+        return replace(self, now_ms=now_ms)
 
 
 class Origin:
@@ -41,15 +63,16 @@ class Origins:
     def __init__(self) -> None:
         self._open: dict[object, Origin] = {}
 
-    def of(self, connection: object | None, host: str) -> Origin:
-        """The connection of a request; None (a request that came over none) binds a session to nothing."""
+    def of(self, context: RequestContext) -> Origin:
+        """The connection of a request; a request that came over none binds a session to nothing."""
+        connection = context.connection
         if connection is None:
-            origin = Origin(host)
+            origin = Origin(context.peer)
             origin.ended = True
             return origin
         found = self._open.get(connection)
         if found is None:
-            found = self._open[connection] = Origin(host)
+            found = self._open[connection] = Origin(context.peer)
         return found
 
     def end(self, connection: object) -> None:

@@ -27,6 +27,7 @@ from penstock.tube.engine.master.settings import (
     TopicSetting,
     key_of,
 )
+from penstock.tube.engine.sessions import RequestContext
 from penstock.tube.listeners import Listeners
 from penstock.tube.master.metadata import SettingStore
 from penstock.tube.rpc import AnsweringProtocol, Peer, Peers
@@ -254,7 +255,8 @@ class TubeMaster:
         return future
 
     def _answer(self, request: Request, peer: Peer) -> bytes:
-        body = self.engine.answer(request, self._clock(), peer.address, tls=peer.tls, connection=peer.connection)
+        context = RequestContext(self._clock(), peer.address, peer.connection, tls=peer.tls)
+        body = self.engine.answer(request, context)
         self._store_news()
         if self._timer is None:
             self._arm()

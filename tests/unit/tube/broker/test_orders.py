@@ -24,14 +24,14 @@ async def test_visit_tokens_count_once_clients_can_have_heard_of_them(tmp_path: 
     def counts(after_ms: int, orders: MasterUpdate) -> bool:
         clock[0] += after_ms
         desk.obey(orders)
-        return broker.engine.check_tokens
+        return broker.engine.checks.check_tokens
 
     assert not counts(0, MasterUpdate(tokens=[7, 8], check_tokens=True))
     assert not counts(TOKENS_KNOWN_MS - 1, MasterUpdate(tokens=[8, 9]))
     assert counts(1, MasterUpdate())
-    assert broker.engine.tokens == [7, 8, 9]
+    assert broker.engine.checks.tokens == [7, 8, 9]
     desk.without_master()
-    assert not broker.engine.check_tokens
+    assert not broker.engine.checks.check_tokens
     assert not counts(0, MasterUpdate(check_tokens=True))
     assert counts(TOKENS_KNOWN_MS, MasterUpdate())
     assert not counts(0, MasterUpdate(check_tokens=False))
@@ -53,7 +53,7 @@ async def test_a_client_goes_on_over_restarts_of_broker_and_master(tmp_path: Pat
         client = await Client.connect(await broker.start("127.0.0.1", 0))
         if number == 0:
             await master.create_topic("demo", ready_s=10)
-        await until(lambda: broker.engine.tokens and "demo" in broker.engine.topics.by_name)
+        await until(lambda: broker.engine.checks.tokens and "demo" in broker.engine.topics.by_name)
         assert (await client.answer(client.send(b"x"))).success
         await master.close()
         assert (await client.answer(client.send(b"x"))).success

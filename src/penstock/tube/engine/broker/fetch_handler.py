@@ -25,6 +25,7 @@ from penstock.tube.engine.broker.read_ahead import PendingRead, ReadAhead
 from penstock.tube.engine.broker.registrations import Registration, Registrations
 from penstock.tube.engine.broker.request_checks import OK, Answer, Refusal, RequestChecks, answer
 from penstock.tube.engine.broker.topics import LogRead, LogStore, Topic, Topics
+from penstock.tube.engine.sessions import RequestContext
 
 __all__ = [
     "GET_BYTES",
@@ -45,29 +46,29 @@ _MAX_LAG_BYTES = 14 << 30
 
 
 class DelayedAnswer(NamedTuple):
-    """The answer to a request that waited; ``address`` is what came with it."""
+    """The answer to a request that waited, for the connection that it came over."""
 
-    address: object | None
+    connection: object
     serial: int
     answer: Answer
 
 
-class _Parked:
-    __slots__ = ("address", "deadline", "holder", "message", "serial")
+class _WaitingFetch:
+    """A get that waits until ``deadline``; ``holder`` is its registration, None for a range, which needs none."""
+
+    __slots__ = ("context", "deadline", "holder", "message")
 
     def __init__(
         self,
-        address: object,
-        serial: int,
+        context: RequestContext,
         message: pb.GetMessageRequestC2B,
         deadline: int,
         holder: Registration | None,
     ) -> None:
-        self.address = address
-        self.holder = holder  # as which it asked; None for a range, which nobody registers for
-        self.serial = serial
+        self.context = context
         self.message = message
         self.deadline = deadline
+        self.holder = holder
 
 
 class FetchHandler:
@@ -86,7 +87,7 @@ class FetchHandler:
         self._topics = topics
         self._offsets = offsets
         self._registrations = registrations
-        self._parked: dict[LogStore, list[_Parked]] = {}
+        self._parked: dict[LogStore, list[_WaitingFetch]] = {}
         self._parked_count = 0
 
     @property
@@ -94,21 +95,21 @@ class FetchHandler:
         """Fetches that wait for messages."""
         return self._parked_count
 
-    def get(self, request: Request, now_ms: int, address: object | None) -> Answer | None:
-        """Answer method 17; None: it waits for messages (only with an ``address``)."""
+    def get(self, request: Request, context: RequestContext) -> Answer | None:
+        """Answer method 17; None: it waits for messages, which only a request over a connection does."""
         message = decode(pb.GetMessageRequestC2B, request.payload)
         self.gets += 1
-        found = self._try(message, now_ms)
+        found = self._try(message, context)
         if isinstance(found, Answer):
             return found
-        wait_ms = 0 if address is None or self._parked_count >= _MAX_PARKED else _patience_ms(message, found)
+        wait_ms = 0 if context.connection is None or self._parked_count >= _MAX_PARKED else _patience_ms(message, found)
         if request.timeout:
             wait_ms = min(wait_ms, request.timeout * 3 // 4)  # the answer must be there within the timeout
         if wait_ms <= 0:
             return _nothing(message, found)
-        deadline = now_ms + wait_ms
+        deadline = context.now_ms + wait_ms
         holder = None if message.HasField("range") else self._registrations.of(_key(message))
-        self._parked.setdefault(found, []).append(_Parked(address, request.serial, message, deadline, holder))
+        self._parked.setdefault(found, []).append(_WaitingFetch(context, message, deadline, holder))
         self._parked_count += 1
         self._registrations.check_by(deadline)
         return None
@@ -120,8 +121,7 @@ class FetchHandler:
             return
         still = []
         for parked in waiting:
-            self._checks.connection = parked.address
-            found = _REPLACED if self._replaced(parked) else self._try(parked.message, now_ms)
+            found = _REPLACED if self._replaced(parked) else self._try(parked.message, parked.context.at(now_ms))
             if isinstance(found, Answer):
                 self._finish(parked, found)
             else:
@@ -136,8 +136,7 @@ class FetchHandler:
             if len(still) < len(waiting):
                 for parked in waiting:
                     if parked.deadline <= now_ms:
-                        self._checks.connection = parked.address
-                        found = _REPLACED if self._replaced(parked) else self._answer(parked.message, now_ms)
+                        found = _REPLACED if self._replaced(parked) else self._answer(parked, now_ms)
                         self._finish(parked, found)
                 if still:
                     self._parked[store] = still
@@ -146,10 +145,10 @@ class FetchHandler:
             for parked in still:
                 self._registrations.check_by(parked.deadline)
 
-    def forget(self, address: object) -> None:
-        """Whoever asked from ``address`` is gone."""
+    def forget(self, connection: object) -> None:
+        """The connection is closed: nobody waits for the answers to its gets."""
         for store, waiting in list(self._parked.items()):
-            still = [parked for parked in waiting if parked.address is not address]
+            still = [parked for parked in waiting if parked.context.connection is not connection]
             self._parked_count -= len(waiting) - len(still)
             if still:
                 self._parked[store] = still
@@ -160,45 +159,44 @@ class FetchHandler:
         """``store`` is removed: whoever waits for it is told."""
         self.ahead.forget(store)
         for parked in self._parked.pop(store, []):
-            self._checks.connection = parked.address
-            self._finish(parked, self._answer(parked.message, now_ms))
+            self._finish(parked, self._answer(parked, now_ms))
 
-    def _replaced(self, parked: _Parked) -> bool:
+    def _replaced(self, parked: _WaitingFetch) -> bool:
         """Whether its client has registered anew since: what came for it then would count as delivered, unseen."""
         if parked.holder is None:
             return False
         holder = self._registrations.of(_key(parked.message))
         return holder is not None and holder is not parked.holder and holder.client_id == parked.holder.client_id
 
-    def _finish(self, parked: _Parked, found: Answer) -> None:
+    def _finish(self, parked: _WaitingFetch, found: Answer) -> None:
         self._parked_count -= 1
-        self.ready.append(DelayedAnswer(parked.address, parked.serial, found))
+        self.ready.append(DelayedAnswer(parked.context.connection, parked.context.serial, found))
 
-    def _answer(self, message: pb.GetMessageRequestC2B, now_ms: int) -> Answer:
-        found = self._try(message, now_ms)
-        return found if isinstance(found, Answer) else _nothing(message, found)
+    def _answer(self, parked: _WaitingFetch, now_ms: int) -> Answer:
+        found = self._try(parked.message, parked.context.at(now_ms))
+        return found if isinstance(found, Answer) else _nothing(parked.message, found)
 
-    def _try(self, message: pb.GetMessageRequestC2B, now_ms: int) -> Answer | LogStore:
+    def _try(self, message: pb.GetMessageRequestC2B, context: RequestContext) -> Answer | LogStore:
         """The answer, or the store that has nothing to read yet."""
         if message.HasField("range"):
-            return self._range(message, now_ms)
+            return self._range(message, context)
         refusal = self._checks.refuse_reader(None, message.clientId)
         key = _key(message)
         if refusal is None and (not key[0] or not key[1]):
             refusal = Refusal(ErrCode.BAD_REQUEST, "groupName or topicName is blank")
-        refusal = refusal or self._registrations.not_held(key, message.clientId.strip())
+        refusal = refusal or self._registrations.not_held(key, message.clientId.strip(), context)
         if refusal is None:
             holder = self._registrations.of(key)
             topic = self._topics.by_name.get(key[1])
             assert holder is not None
-            if self._registrations.is_over(holder, now_ms):
+            if self._registrations.is_over(holder, context.now_ms):
                 self._registrations.expire(key)
                 refusal = Refusal(ErrCode.HB_NO_NODE, "the session has ended: no get and no heartbeat for too long")
             elif topic is None or not topic.has(key[2]) or topic.removing:
                 refusal = Refusal(ErrCode.FORBIDDEN, f"topic {key[1]} is not served here (any more)")
             else:
-                holder.deadline = now_ms + holder.session_ms
-                return self._fetch(key, topic, holder, message, now_ms)
+                holder.deadline = context.now_ms + holder.session_ms
+                return self._fetch(key, topic, holder, message, context.now_ms)
         self._checks.refused += 1
         return _failed(refusal)
 
@@ -261,11 +259,11 @@ class FetchHandler:
             )
         )
 
-    def _range(self, message: pb.GetMessageRequestC2B, now_ms: int) -> Answer | LogStore:
+    def _range(self, message: pb.GetMessageRequestC2B, context: RequestContext) -> Answer | LogStore:
         """The exact range read for batch readers: no registration, no position."""
         name = java_trim(message.topicName)
         refusal = self._checks.refuse_range_reader(
-            message.clientId, java_trim(message.groupName), message.authInfo.authAuthorizedToken, now_ms, name
+            context, message.clientId, java_trim(message.groupName), message.authInfo.authAuthorizedToken, name
         )
         topic = self._topics.by_name.get(name)
         if refusal is None and (topic is None or topic.removing or not topic.has(message.partitionId)):
@@ -284,7 +282,7 @@ class FetchHandler:
         # Readers of ranges are ours, and ours read blocks of any length.
         return Answer(join_response(MethodId.GET_MESSAGES, body), one_block=True)
 
-    def commit(self, payload: bytes, _now_ms: int) -> Answer:
+    def commit(self, payload: bytes, context: RequestContext) -> Answer:
         """Answer method 18."""
         request = decode(pb.CommitOffsetRequestC2B, payload)
         refusal = self._checks.refuse_reader(None, request.clientId)
@@ -297,7 +295,7 @@ class FetchHandler:
             holder = self._registrations.of(key)
             if topic is None or not topic.has(key[2]):
                 refusal = Refusal(ErrCode.FORBIDDEN, f"topic {key[1]} has no partition {key[2]} on this broker")
-            elif holder is None or self._registrations.not_held(key, request.clientId.strip()) is not None:
+            elif holder is None or self._registrations.not_held(key, request.clientId.strip(), context) is not None:
                 refusal = Refusal(ErrCode.UNAUTHORIZED, "the partition is not registered by this client")
             else:
                 consumed = request.lastPackConsumed if request.HasField("lastPackConsumed") else True

@@ -25,6 +25,7 @@ from penstock.tube.engine.broker.request_checks import (
 )
 from penstock.tube.engine.broker.send_decoder import NO_SUM, Send, SendDecoder, encode_sent
 from penstock.tube.engine.broker.topics import LogStore, Topic, Topics
+from penstock.tube.engine.sessions import RequestContext
 
 __all__ = ["MAX_BATCH", "MAX_BATCH_BYTES", "OVERFLOW", "AppendResult", "ProduceHandler", "refuse_place"]
 
@@ -58,7 +59,7 @@ class ProduceHandler:
         self.messages = 0
         self.bytes = 0
         self.duplicates = 0
-        self.transactions: Callable[[pb.SendMessageRequestP2B, int], Answer] | None = None
+        self.transactions: Callable[[pb.SendMessageRequestP2B, RequestContext], Answer] | None = None
         """What answers requests that stage or commit (`engine.transactions`)."""
         self._checks = checks
         self._topics = topics
@@ -67,18 +68,20 @@ class ProduceHandler:
         self._keys: dict[str, int] = {}
         self.reader = SendDecoder()
 
-    def send(self, payload: bytes, now_ms: int) -> Answer:
+    def send(self, payload: bytes, context: RequestContext) -> Answer:
         """Answer method 13."""
         found = self.reader.read(payload)
         if isinstance(found, pb.SendMessageRequestP2B):
             if found.HasField("transaction") and self.transactions is not None:
-                return self.transactions(found, now_ms)
-            return self._send_extended(found, now_ms)
+                return self.transactions(found, context)
+            return self._send_extended(found, context)
         send, data = found
-        bodies, wait = self.send_all([send], [data], now_ms)
+        bodies, wait = self.send_all([send], [data], context)
         return Answer(bodies[0], wait=wait)
 
-    def send_all(self, sends: Sequence[Send], datas: Sequence[bytes], now_ms: int) -> tuple[list[bytes], bool]:
+    def send_all(
+        self, sends: Sequence[Send], datas: Sequence[bytes], context: RequestContext
+    ) -> tuple[list[bytes], bool]:
         """Store what requests for one partition brought, in order: their answers, and whether these have to wait."""
         kinds = set(sends)
         name, partition_id = sends[0].place
@@ -87,12 +90,12 @@ class ProduceHandler:
         refusal = refuse_place(name, topic, partition_id)
         for send in kinds:
             refusal = (
-                self._checks.refuse_writer(send.client_id, send.token, send.user_token, now_ms, (name,)) or refusal
+                self._checks.refuse_writer(context, send.client_id, send.token, send.user_token, (name,)) or refusal
             )
             if refusal is not None:
                 break
         if refusal is None and topic is not None:
-            stored = self._store(topic, partition_id, sends, kinds, datas, now_ms)
+            stored = self._store(topic, partition_id, sends, kinds, datas, context.now_ms)
             if isinstance(stored, AppendResult):
                 bodies = encode_sent(stored.message_id, stored.append_time_ms, stored.append_offset, len(datas))
                 return bodies, not self._topics.store(topic, partition_id).immediate
@@ -101,7 +104,7 @@ class ProduceHandler:
         if len(datas) == 1:
             return [self._refused(refusal).body], False
         # One of them is refused at least: each for itself.
-        each = [self.send_all([send], [data], now_ms) for send, data in zip(sends, datas, strict=True)]
+        each = [self.send_all([send], [data], context) for send, data in zip(sends, datas, strict=True)]
         return [bodies[0] for bodies, _ in each], any(wait for _, wait in each)
 
     def _refused(self, refusal: Refusal, result: pb.SendResult | None = None) -> Answer:
@@ -199,12 +202,12 @@ class ProduceHandler:
 
     # The extensions: batches, and messages numbered by their producer.
 
-    def _send_extended(self, request: pb.SendMessageRequestP2B, now_ms: int) -> Answer:
+    def _send_extended(self, request: pb.SendMessageRequestP2B, context: RequestContext) -> Answer:
         name = java_trim(request.topicName)
         topic = self._topics.by_name.get(name)
         auth = request.authInfo
         refusal = self._checks.refuse_writer(
-            request.clientId, auth.visitAuthorizedToken, auth.authAuthorizedToken, now_ms, (name,)
+            context, request.clientId, auth.visitAuthorizedToken, auth.authAuthorizedToken, (name,)
         ) or refuse_place(name, topic, request.partitionId)
         if refusal is not None or topic is None:
             assert refusal is not None
@@ -230,7 +233,7 @@ class ProduceHandler:
                 result = pb.SendResult(extensions=EXTENSIONS, expectedSequence=known)
                 return self._refused(Refusal(ErrCode.BAD_REQUEST, text), result)
             duplicates = min(known - sequence.first, len(datas))
-        return self._append_batch(topic, request, datas, sequence, duplicates, now_ms)
+        return self._append_batch(topic, request, datas, sequence, duplicates, context.now_ms)
 
     def _about(self, expected: int | None) -> Answer:
         result = pb.SendResult(extensions=EXTENSIONS, count=0, expectedSequence=expected)

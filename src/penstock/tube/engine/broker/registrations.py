@@ -21,7 +21,7 @@ from penstock.tube.engine.broker.request_checks import (
     answer,
 )
 from penstock.tube.engine.broker.topics import Topic, Topics
-from penstock.tube.engine.sessions import Origin, session_of
+from penstock.tube.engine.sessions import Origin, RequestContext, session_of
 
 __all__ = ["Registration", "Registrations"]
 
@@ -91,11 +91,11 @@ class Registrations:
         """Who holds the partition for the group."""
         return self._held.get(key)
 
-    def register(self, payload: bytes, now_ms: int) -> Answer:
+    def register(self, payload: bytes, context: RequestContext) -> Answer:
         """Answer method 15: register (31) or unregister (32)."""
         request = decode(pb.RegisterRequestC2B, payload)
         refusal = self._checks.refuse_member(
-            request.clientId, java_trim(request.groupName), request.authInfo, now_ms, java_trim(request.topicName)
+            context, request.clientId, java_trim(request.groupName), request.authInfo, java_trim(request.topicName)
         )
         if refusal is None:
             key = (java_trim(request.groupName), java_trim(request.topicName), request.partitionId)
@@ -111,12 +111,12 @@ class Registrations:
                 refusal = Refusal(ErrCode.FORBIDDEN, f"topic {key[1]} has no partition {key[2]} on this broker")
             elif request.opType == _REGISTER:
                 refusal = self._refuse_more(key, request.filterCondStr) or self._occupied(
-                    key, request.clientId.strip(), now_ms
+                    key, request.clientId.strip(), context
                 )
                 if refusal is None:
-                    return self._take(key, topic, request, now_ms)
+                    return self._take(key, topic, request, context)
             elif request.opType == _UNREGISTER:
-                refusal = self.not_held(key, request.clientId.strip())
+                refusal = self.not_held(key, request.clientId.strip(), context)
                 if refusal is None:
                     return self._release(key, consumed=request.readStatus == 0)
             else:
@@ -136,26 +136,33 @@ class Registrations:
             return Refusal(ErrCode.INTERNAL_SERVER_ERROR, f"{len(self._offsets)} positions are kept: no more")
         return None
 
-    def _occupied(self, key: Key, client_id: str, now_ms: int) -> Refusal | None:
+    def _occupied(self, key: Key, client_id: str, context: RequestContext) -> Refusal | None:
         holder = self._held.get(key)
-        if holder is None or (holder.client_id == client_id and holder.origin.passes_to(self._checks.origin)):
+        if holder is None or (
+            holder.client_id == client_id and holder.origin.passes_to(self._checks.origins.of(context))
+        ):
             return None
         text = f"partition {key[2]} of {key[1]} is held by another consumer{_at(holder)}"
-        if self.is_over(holder, now_ms):
+        if self.is_over(holder, context.now_ms):
             # Gone, but the answer is 410 all the same: the caller retries and then succeeds (tubemq.md 10.2).
             self.expire(key)
         return Refusal(ErrCode.PARTITION_OCCUPIED, text)
 
-    def _take(self, key: Key, topic: Topic, request: pb.RegisterRequestC2B, now_ms: int) -> Answer:
+    def _take(self, key: Key, topic: Topic, request: pb.RegisterRequestC2B, context: RequestContext) -> Answer:
         store = self._topics.store(topic, key[2])
         filters = [text for text in map(java_trim, request.filterCondStr) if text]
         wanted = request.currOffset if request.HasField("currOffset") else None
         offset = self._offsets.register(key, request.readStatus, wanted, store.min_offset, store.durable_end)
         session_ms = session_of(request.sessionTimeoutMs, self.session_ms)
         holder = self._held[key] = Registration(
-            request.clientId.strip(), self._checks.origin, filters, request.qryPriorityId, now_ms, session_ms
+            request.clientId.strip(),
+            self._checks.origins.of(context),
+            filters,
+            request.qryPriorityId,
+            context.now_ms,
+            session_ms,
         )
-        self._held[key].user = self._checks.user_of(request.authInfo.authAuthorizedToken, key[0], now_ms)
+        self._held[key].user = self._checks.user_of(context, request.authInfo.authAuthorizedToken, key[0])
         self.check_by(holder.deadline)
         done = pb.RegisterResponseB2C(
             success=True,
@@ -174,11 +181,11 @@ class Registrations:
         done = pb.RegisterResponseB2C(success=True, errCode=ErrCode.SUCCESS, errMsg=OK, currOffset=-1)
         return answer(MethodId.PARTITION_REGISTER, done.SerializeToString(), wait=consumed)
 
-    def heartbeat(self, payload: bytes, now_ms: int) -> Answer:
+    def heartbeat(self, payload: bytes, context: RequestContext) -> Answer:
         """Answer method 16."""
         request = decode(pb.HeartBeatRequestC2B, payload)
         group = java_trim(request.groupName)
-        refusal = self._checks.refuse_member(request.clientId, group, request.authInfo, now_ms)
+        refusal = self._checks.refuse_member(context, request.clientId, group, request.authInfo)
         if refusal is None and not group:
             refusal = Refusal(ErrCode.BAD_REQUEST, "groupName is blank")
         told: list[tuple[str, Partition]] = []
@@ -197,12 +204,12 @@ class Registrations:
         failures = []
         for text, partition in told:
             key = (group, partition.topic, partition.id)
-            lost = self.not_held(key, request.clientId.strip())
+            lost = self.not_held(key, request.clientId.strip(), context)
             if lost is not None:
                 failures.append(format_failure(lost.code, text))
                 continue
             holder = self._held[key]
-            holder.deadline = now_ms + holder.session_ms
+            holder.deadline = context.now_ms + holder.session_ms
             if request.HasField("qryPriorityId"):
                 holder.priority = request.qryPriorityId
         done = pb.HeartBeatResponseB2C(
@@ -215,15 +222,15 @@ class Registrations:
         )
         return answer(MethodId.PARTITION_HEARTBEAT, done.SerializeToString())
 
-    def not_held(self, key: Key, client_id: str) -> Refusal | None:
-        """Why ``client_id`` may not use the partition over the connection of this request, if so."""
+    def not_held(self, key: Key, client_id: str, context: RequestContext) -> Refusal | None:
+        """Why ``client_id`` may not use the partition over the connection of the request, if so."""
         holder = self._held.get(key)
         if holder is None:
             return Refusal(ErrCode.HB_NO_NODE, f"partition {key[2]} of {key[1]} is not registered by group {key[0]}")
         if holder.client_id != client_id:
             text = f"partition {key[2]} of {key[1]} is held by another consumer{_at(holder)}"
             return Refusal(ErrCode.DUPLICATE_PARTITION, text)
-        origin = self._checks.origin
+        origin = self._checks.origins.of(context)
         if holder.origin is not origin:
             if not holder.origin.passes_to(origin):
                 text = (

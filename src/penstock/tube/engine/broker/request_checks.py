@@ -10,7 +10,7 @@ from penstock.tube.codec.codes import ErrCode
 from penstock.tube.codec.envelope import encode_response
 from penstock.tube.codec.proto.shared_pb2 import AuthorizedInfo
 from penstock.tube.engine.access import Access
-from penstock.tube.engine.sessions import Origin, Origins
+from penstock.tube.engine.sessions import Origins, RequestContext
 
 __all__ = ["LATER", "OK", "Answer", "Refusal", "RequestChecks", "answer"]
 
@@ -50,10 +50,6 @@ class RequestChecks:
     def __init__(self) -> None:
         self.access: Access | None = None
         """Users that have to sign; None: nobody does."""
-        self.peer = ""
-        """Address of whoever asks just now."""
-        self.connection: object = None
-        """The connection that the request in progress came over; None: it came over none."""
         self.origins = Origins()
         self.read_stopped = False
         self.write_stopped = False
@@ -65,13 +61,8 @@ class RequestChecks:
         self.check_tokens = False
         self.refused = 0
 
-    @property
-    def origin(self) -> Origin:
-        """The connection that the request in progress came over."""
-        return self.origins.of(self.connection, self.peer)
-
     def refuse_writer(
-        self, client_id: str, token: int, user_token: str, now_ms: int, topics: Iterable[str]
+        self, context: RequestContext, client_id: str, token: int, user_token: str, topics: Iterable[str]
     ) -> Refusal | None:
         """Why this client may not send to ``topics``, if so."""
         if self.failure is not None:
@@ -80,7 +71,7 @@ class RequestChecks:
             return Refusal(ErrCode.SERVICE_UNAVAILABLE, "writing is stopped on this broker")
         access = self.access
         if access is not None:
-            user = access.admit_token(user_token, self.peer, None, now_ms)
+            user = access.admit_token(user_token, context.peer, None, context.now_ms)
             if user is None:
                 return _UNKNOWN_USER
             for topic in topics:
@@ -89,19 +80,19 @@ class RequestChecks:
         return self._refuse_token(token) or _refuse_client(client_id)
 
     def refuse_member(
-        self, client_id: str, group: str, auth: AuthorizedInfo, now_ms: int, topic: str | None = None
+        self, context: RequestContext, client_id: str, group: str, auth: AuthorizedInfo, topic: str | None = None
     ) -> Refusal | None:
         """Why a consumer may not hold partitions (of ``topic``), if so."""
-        refusal = self._refuse_user(auth.authAuthorizedToken, group, now_ms)
+        refusal = self._refuse_user(context, auth.authAuthorizedToken, group)
         if refusal is None and topic is not None:
-            refusal = self._refuse_topic(auth.authAuthorizedToken, group, now_ms, topic, group)
+            refusal = self._refuse_topic(context, auth.authAuthorizedToken, group, topic, group)
         return refusal or self.refuse_reader(auth.visitAuthorizedToken, client_id)
 
-    def user_of(self, user_token: str, group: str, now_ms: int) -> str:
+    def user_of(self, context: RequestContext, user_token: str, group: str) -> str:
         """The user of a client that is not refused."""
         if self.access is None:
             return ""
-        return self.access.admit_token(user_token, self.peer, group, now_ms) or ""
+        return self.access.admit_token(user_token, context.peer, group, context.now_ms) or ""
 
     def refuse_reader(self, token: int | None, client_id: str) -> Refusal | None:
         """Why this client may not read; ``token`` None where the protocol carries none (get and commit)."""
@@ -111,25 +102,25 @@ class RequestChecks:
         return refusal or _refuse_client(client_id)
 
     def refuse_range_reader(
-        self, client_id: str, group: str, user_token: str, now_ms: int, topic: str
+        self, context: RequestContext, client_id: str, group: str, user_token: str, topic: str
     ) -> Refusal | None:
         """Why this client may not read ranges, if so. Nobody registers for them, and no group's offset moves."""
         return (
-            self._refuse_user(user_token, group, now_ms)
-            or self._refuse_topic(user_token, group, now_ms, topic, None)
+            self._refuse_user(context, user_token, group)
+            or self._refuse_topic(context, user_token, group, topic, None)
             or self.refuse_reader(None, client_id)
         )
 
-    def _refuse_user(self, user_token: str, group: str, now_ms: int) -> Refusal | None:
+    def _refuse_user(self, context: RequestContext, user_token: str, group: str) -> Refusal | None:
         access = self.access
-        if access is not None and access.admit_token(user_token, self.peer, group, now_ms) is None:
+        if access is not None and access.admit_token(user_token, context.peer, group, context.now_ms) is None:
             return _UNKNOWN_USER
         return None
 
     def _refuse_topic(
-        self, user_token: str, group: str, now_ms: int, topic: str, reads_as: str | None
+        self, context: RequestContext, user_token: str, group: str, topic: str, reads_as: str | None
     ) -> Refusal | None:
-        access, user = self.access, self.user_of(user_token, group, now_ms)
+        access, user = self.access, self.user_of(context, user_token, group)
         if access is None or access.may_consume(user, topic, reads_as):
             return None
         how = "" if reads_as is None else f" as group {reads_as}"

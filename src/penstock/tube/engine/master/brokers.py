@@ -14,6 +14,7 @@ from penstock.tube.codec.strings import UNDEFINED, BrokerInfo
 from penstock.tube.engine.master.cluster import RegisteredBroker, parse_broker_id
 from penstock.tube.engine.master.context import OK, MasterContext, RefusedRequest
 from penstock.tube.engine.master.settings import BrokerSetting, Status
+from penstock.tube.engine.sessions import RequestContext
 
 __all__ = ["BrokerHandler"]
 
@@ -43,9 +44,9 @@ class BrokerHandler:
         broker.stop_read = status in {Status.ONLY_WRITE, Status.OFFLINE, Status.DRAFT}
         broker.stop_write = status in {Status.ONLY_READ, Status.OFFLINE, Status.DRAFT}
 
-    def register(self, request: pb.RegisterRequestB2M, now: int) -> Message:
+    def register(self, request: pb.RegisterRequestB2M, context: RequestContext) -> Message:
         cluster = self._master.cluster
-        self._master.admit_broker(request, now)
+        self._master.admit_broker(request, context)
         pieces = request.clientId.split(":")
         if len(pieces) < 3:
             raise RefusedRequest(ErrCode.BAD_REQUEST, f"{request.clientId!r} is not id:host:port:version")
@@ -56,8 +57,8 @@ class BrokerHandler:
         setting = self._master.controls.brokers.get(info.id)
         if setting is not None:
             _check_setting(setting, info, request.tlsPort)
-        broker = cluster.register(info, now)
-        broker.connection = self._master.connection
+        broker = cluster.register(info, context.now_ms)
+        broker.connection = context.connection
         broker.connected = True
         if info.id not in self._master.controls.seen:
             self._master.newcomers.add(info.id)
@@ -68,7 +69,7 @@ class BrokerHandler:
         broker.web_address = request.webAddress if len(request.webAddress) <= _MAX_ADDRESS else ""
         self._report(
             broker, request.readStatusRpt, request.writeStatusRpt, request.brokerDefaultConfInfo,
-            request.brokerTopicSetConfInfo if request.brokerOnline else (), now,
+            request.brokerTopicSetConfInfo if request.brokerOnline else (), context.now_ms,
         )  # fmt: skip
         broker.need_report = True
         if not request.brokerOnline:
@@ -88,22 +89,22 @@ class BrokerHandler:
                 enableVisitTokenCheck=self._master.config.check_visit_tokens,
             ),
         )
-        self._answer(request, answer, broker, now)
+        self._answer(request, answer, broker, context.now_ms)
         return answer
 
-    def heartbeat(self, request: pb.HeartRequestB2M, now: int) -> Message:
+    def heartbeat(self, request: pb.HeartRequestB2M, context: RequestContext) -> Message:
         cluster = self._master.cluster
-        self._master.admit_broker(request, now)
+        self._master.admit_broker(request, context)
         broker = cluster.brokers.get(parse_broker_id(request.brokerId))
         # A heartbeat has the broker's number alone. One that was cut off while a successor took its number would renew
         # that one's session: it has to register, and is told then that the number is taken.
-        if broker is None or not broker.online or broker.connection != self._master.connection:
+        if broker is None or not broker.online or broker.connection != context.connection:
             raise RefusedRequest(ErrCode.HB_NO_NODE, f"broker {request.brokerId} is not registered, register again")
-        broker.last_seen = now
+        broker.last_seen = context.now_ms
         if request.takeConfInfo or request.readStatusRpt != broker.read_status:
             self._report(
                 broker, request.readStatusRpt, request.writeStatusRpt, request.brokerDefaultConfInfo,
-                request.brokerTopicSetConfInfo, now,
+                request.brokerTopicSetConfInfo, context.now_ms,
             )  # fmt: skip
         broker.write_status = request.writeStatusRpt
         broker.failure = request.failure[:_MAX_FAILURE]
@@ -124,17 +125,17 @@ class BrokerHandler:
             removeTopicConfInfo=cluster.removals(broker),
         )
         broker.push = False
-        self._answer(request, answer, broker, now)
+        self._answer(request, answer, broker, context.now_ms)
         return answer
 
-    def close(self, request: pb.CloseRequestB2M, now: int) -> Message:
-        self._master.admit_broker(request, now)
+    def close(self, request: pb.CloseRequestB2M, context: RequestContext) -> Message:
+        self._master.admit_broker(request, context)
         broker = self._master.cluster.brokers.get(parse_broker_id(request.brokerId))
-        if broker is not None and broker.connection == self._master.connection:
+        if broker is not None and broker.connection == context.connection:
             self._master.cluster.lost(broker)
         return pb.CloseResponseM2B(success=True, errCode=ErrCode.SUCCESS, errMsg=OK)
 
-    def disconnected(self, connection: str) -> None:
+    def disconnected(self, connection: object) -> None:
         """The broker that registered on ``connection`` has to register again, from wherever it is then.
 
         Its session goes on until then or its end: a connection may break while the broker serves its clients.

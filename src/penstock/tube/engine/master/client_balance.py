@@ -17,7 +17,7 @@ from penstock.tube.codec.strings import UNDEFINED
 from penstock.tube.engine.access import Passed
 from penstock.tube.engine.master.consumers import subscription_of
 from penstock.tube.engine.master.context import OK, MasterContext, RefusedRequest, client_id_of, group_name_of
-from penstock.tube.engine.sessions import Origin, session_of
+from penstock.tube.engine.sessions import Origin, RequestContext, session_of
 
 __all__ = ["ClientBalanceHandler", "ClientGroup", "ClientMember"]
 
@@ -129,11 +129,11 @@ class ClientBalanceHandler:
             del self.groups[group_name]
         return True
 
-    def register(self, request: pb.RegisterRequestC2MV2, now: int) -> Message:
+    def register(self, request: pb.RegisterRequestC2MV2, context: RequestContext) -> Message:
         """Answer method 20."""
         client_id = client_id_of(request.clientId, request.hostName)
         group_name = group_name_of(request.groupName)
-        passed = self._master.admit(request, group_name, now)
+        passed = self._master.admit(request, group_name, context)
         if request.sourceCount > 0 and not 0 <= request.nodeId < request.sourceCount:
             text = f"instance {request.nodeId} of {request.sourceCount}: 0 to {request.sourceCount - 1} are possible"
             raise RefusedRequest(ErrCode.BAD_REQUEST, text)
@@ -142,7 +142,7 @@ class ClientBalanceHandler:
             text = f"[Inconsistency subscribe] {client_id}: the master balances this group"
             raise RefusedRequest(ErrCode.CLIENT_INCONSISTENT_CONSUMETYPE, text)
         group = self.groups.get(group_name)
-        self._master.check_free(None if group is None else group.members.get(client_id), client_id)
+        self._master.check_free(None if group is None else group.members.get(client_id), client_id, context)
         if group is None:
             if sum(len(g.members) for g in self.groups.values()) >= self._master.config.max_consumers:
                 raise RefusedRequest(ErrCode.INTERNAL_SERVER_ERROR, "too many consumers are registered")
@@ -150,49 +150,49 @@ class ClientBalanceHandler:
         refusal = group.refuse(client_id, topics, filters, request.sourceCount, request.nodeId)
         if refusal is not None:
             raise RefusedRequest(refusal[0], f"[Inconsistency subscribe] {client_id}: {refusal[1]}")
-        member = group.join(client_id, request.nodeId, now, self._master.origin)
+        member = group.join(client_id, request.nodeId, context.now_ms, self._master.origins.of(context))
         member.session_ms = session_of(request.sessionTimeoutMs, self._master.config.consumer_session_ms)
         _report(member, request)
         answer = pb.RegisterResponseM2CV2(errCode=ErrCode.SUCCESS, errMsg=OK)
-        self._common(request, answer, group, request.subRepInfo.brokerConfigId, passed, now)
+        self._common(request, answer, group, request.subRepInfo.brokerConfigId, passed, context)
         return answer
 
-    def heartbeat(self, request: pb.HeartRequestC2MV2, now: int) -> Message:
+    def heartbeat(self, request: pb.HeartRequestC2MV2, context: RequestContext) -> Message:
         """Answer method 21."""
-        group, member, passed = self._known(request, now)
+        group, member, passed = self._known(request, context)
         _report(member, request)
         answer = pb.HeartResponseM2CV2(errCode=ErrCode.SUCCESS, errMsg=OK)
-        self._common(request, answer, group, request.subRepInfo.brokerConfigId, passed, now)
-        self._refresh(group, now)
+        self._common(request, answer, group, request.subRepInfo.brokerConfigId, passed, context)
+        self._refresh(group, context.now_ms)
         answer.topicMetaInfoId = group.meta_id
-        if group.wants_meta(member, request.subRepInfo.topicMetaInfoId, now):
+        if group.wants_meta(member, request.subRepInfo.topicMetaInfoId, context.now_ms):
             answer.topicMetaInfoList.extend(group.meta)
         return answer
 
-    def metadata(self, request: pb.GetPartMetaRequestC2M, now: int) -> Message:
+    def metadata(self, request: pb.GetPartMetaRequestC2M, context: RequestContext) -> Message:
         """Answer method 22."""
-        group, _, _ = self._known(request, now)
-        self._refresh(group, now)
+        group, _, _ = self._known(request, context)
+        self._refresh(group, context.now_ms)
         cluster = self._master.cluster
         answer = pb.GetPartMetaResponseM2C(
             errCode=ErrCode.SUCCESS, errMsg=OK, brokerConfigId=cluster.version, topicMetaInfoId=group.meta_id
         )
         if request.brokerConfigId != cluster.version:
-            answer.brokerConfigList.extend(self._master.broker_infos())
+            answer.brokerConfigList.extend(self._master.broker_infos(context))
         if request.topicMetaInfoId != group.meta_id:
             answer.topicMetaInfoList.extend(group.meta)
         return answer
 
-    def _known(self, request: Any, now: int) -> tuple[ClientGroup, ClientMember, Passed]:
+    def _known(self, request: Any, context: RequestContext) -> tuple[ClientGroup, ClientMember, Passed]:
         client_id = client_id_of(request.clientId, None)
         group_name = group_name_of(request.groupName)
-        passed = self._master.admit(request, group_name, now)
+        passed = self._master.admit(request, group_name, context)
         group = self.groups.get(group_name)
         member = group.members.get(client_id) if group is not None else None
         if group is None or member is None:
             raise RefusedRequest(ErrCode.HB_NO_NODE, f"{client_id} is not registered, register again")
-        self._master.check_origin(member, client_id)
-        member.last_seen = now
+        self._master.check_origin(member, client_id, context)
+        member.last_seen = context.now_ms
         return group, member, passed
 
     def _refresh(self, group: ClientGroup, now: int) -> None:
@@ -201,12 +201,18 @@ class ClientBalanceHandler:
         group.update_meta([meta.format() for meta in self._master.cluster.topic_metas(names)], now)
 
     def _common(
-        self, request: Any, answer: Any, group: ClientGroup, broker_config_id: int, passed: Passed, now: int
+        self,
+        request: Any,
+        answer: Any,
+        group: ClientGroup,
+        broker_config_id: int,
+        passed: Passed,
+        context: RequestContext,
     ) -> None:
         cluster, controls = self._master.cluster, self._master.controls
         answer.brokerConfigId = cluster.version
         if broker_config_id != cluster.version:
-            answer.brokerConfigList.extend(self._master.broker_infos())
+            answer.brokerConfigList.extend(self._master.broker_infos(context))
         ops = answer.opsTaskInfo
         ops.SetInParent()  # there even with nothing in it, as in the reference
         known = request.opsTaskInfo
@@ -227,7 +233,7 @@ class ClientBalanceHandler:
             ops.csmFrmMaxOffsetCtrlId = group.from_max_id
         if passed.renew:
             ops.requireAuth = True
-        answer.authorizedInfo.CopyFrom(self._master.authorized(passed, now))
+        answer.authorizedInfo.CopyFrom(self._master.authorized(passed, context.now_ms))
 
 
 def _report(member: ClientMember, request: Any) -> None:

@@ -63,7 +63,7 @@ class RegisteredBroker:
         self.tls_port = 0
         self.web_address = ""  # of its administration; blank where it does not say
         self.online = False  # has a session: registered and neither closed nor expired
-        self.connection = ""  # on which it registered
+        self.connection: object = None  # on which it registered
         self.connected = False  # that connection is open
         self.last_seen = 0
         self.config_id = config_id

@@ -28,7 +28,7 @@ from penstock.tube.engine.master.context import (
     client_id_of,
     group_name_of,
 )
-from penstock.tube.engine.sessions import session_of
+from penstock.tube.engine.sessions import RequestContext, session_of
 
 __all__ = ["ConsumerHandler", "subscription_of"]
 
@@ -65,15 +65,15 @@ class ConsumerHandler:
             if late or settled:
                 self._rebalance(group, now)
 
-    def register(self, request: pb.RegisterRequestC2M, now: int) -> Message:
+    def register(self, request: pb.RegisterRequestC2M, context: RequestContext) -> Message:
         client_id = client_id_of(request.clientId, request.hostName)
         group_name = group_name_of(request.groupName)
-        passed = self._master.admit(request, group_name, now)
+        passed = self._master.admit(request, group_name, context)
         topics, filters = subscription_of(self._master, passed.user, group_name, request)
         bound = _bound(request, topics) if request.requireBound else None
         held = self._held(request.subscribeInfo)
         group = self.groups.get(group_name)
-        self._master.check_free(None if group is None else group.members.get(client_id), client_id)
+        self._master.check_free(None if group is None else group.members.get(client_id), client_id, context)
         if group is None or not group.members:
             if self.taken_elsewhere(group_name):
                 text = f"[Inconsistency subscribe] {client_id}: the group balances by itself (client balance)"
@@ -85,33 +85,33 @@ class ConsumerHandler:
             group.allocated = allocated or bool(held)
             if held:
                 # It knows partitions, we do not: this master is new. Its companions will tell what they hold.
-                group.settle_until = now + self._master.config.settle_ms
+                group.settle_until = context.now_ms + self._master.config.settle_ms
         else:
             _check_same(group, client_id, topics, filters, bound)
-        member = group.join(client_id, held, now, bound, self._master.origin)
+        member = group.join(client_id, held, context.now_ms, bound, self._master.origins.of(context))
         member.session_ms = session_of(request.sessionTimeoutMs, self._master.config.consumer_session_ms)
-        self._rebalance(group, now)
+        self._rebalance(group, context.now_ms)
         answer = pb.RegisterResponseM2C(success=True, errCode=ErrCode.SUCCESS, errMsg=OK)
-        self._consumer_answer(request, answer, group, passed, now)
+        self._consumer_answer(request, answer, group, passed, context.now_ms)
         return answer
 
-    def heartbeat(self, request: pb.HeartRequestC2M, now: int) -> Message:
+    def heartbeat(self, request: pb.HeartRequestC2M, context: RequestContext) -> Message:
         client_id = client_id_of(request.clientId, None)
         group_name = group_name_of(request.groupName)
-        passed = self._master.admit(request, group_name, now)
+        passed = self._master.admit(request, group_name, context)
         group = self.groups.get(group_name)
         member = group.members.get(client_id) if group is not None else None
         if group is None or member is None:
             raise RefusedRequest(ErrCode.HB_NO_NODE, f"{client_id} is not registered, register again")
-        self._master.check_origin(member, client_id)
+        self._master.check_origin(member, client_id, context)
         reported = None
         if request.reportSubscribeInfo:
             reported = self._held(request.subscribeInfo)
         event = member.processing
         # A report that comes twice, because the answer to the first was lost, is not one about the next order.
         done = event is not None and request.HasField("event") and request.event.rebalanceId == event.rebalance_id
-        group.heartbeat(member, now, done=done, reported=reported)
-        self._rebalance(group, now)
+        group.heartbeat(member, context.now_ms, done=done, reported=reported)
+        self._rebalance(group, context.now_ms)
         answer = pb.HeartResponseM2C(success=True, errCode=ErrCode.SUCCESS, errMsg=OK)
         if passed.renew:
             answer.requireAuth = True
@@ -121,8 +121,10 @@ class ConsumerHandler:
             self._rebalance_id = max(self._rebalance_id, event.rebalance_id)
             answer.event.rebalanceId = event.rebalance_id
             answer.event.opType = event.op
-            answer.event.subscribeInfo.extend(self._subscribed(client_id, group.name, event.partitions))
-        self._consumer_answer(request, answer, group, passed, now)
+            answer.event.subscribeInfo.extend(
+                self._subscribed(client_id, group.name, event.partitions, tls=context.tls)
+            )
+        self._consumer_answer(request, answer, group, passed, context.now_ms)
         return answer
 
     def _held(self, texts: Iterable[str]) -> list[Partition]:
@@ -139,8 +141,8 @@ class ConsumerHandler:
             )
         return held
 
-    def _subscribed(self, client_id: str, group: str, partitions: Iterable[Partition]) -> list[str]:
-        if self._master.tls:
+    def _subscribed(self, client_id: str, group: str, partitions: Iterable[Partition], *, tls: bool) -> list[str]:
+        if tls:
             brokers = self._master.cluster.brokers
             partitions = [
                 p._replace(broker=brokers[p.broker.id].tls_info) if p.broker.id in brokers else p for p in partitions

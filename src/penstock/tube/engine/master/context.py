@@ -13,7 +13,7 @@ from penstock.tube.codec.strings import GROUP_RULE, UNDEFINED, DefaultConfig, ja
 from penstock.tube.engine.access import Access, Passed
 from penstock.tube.engine.master.cluster import Cluster
 from penstock.tube.engine.master.settings import Controls
-from penstock.tube.engine.sessions import Origin, Origins
+from penstock.tube.engine.sessions import Origin, Origins, RequestContext
 
 __all__ = [
     "MAX_FILTERS",
@@ -72,10 +72,7 @@ class HasOrigin(Protocol):
 
 
 class MasterContext:
-    """What every part of the master sees. ``access`` None: nobody has to sign.
-
-    ``peer``: who asks just now, over which ``connection``.
-    """
+    """State that all handlers of the master share. ``access`` None: clients do not authenticate."""
 
     def __init__(
         self, config: MasterConfig, cluster: Cluster, controls: Controls, access: Access | None, now: int
@@ -84,10 +81,7 @@ class MasterContext:
         self.cluster = cluster
         self.controls = controls
         self.access = access
-        self.peer = ""
-        self.connection = ""
         self.origins = Origins()
-        self.tls = False
         self.newcomers: set[int] = set()
         """Brokers that came for the first time."""
         self.visit_token = self.fresh_token = now
@@ -98,30 +92,25 @@ class MasterContext:
         """Message size of topics that say none."""
         return self.controls.cluster.max_message_bytes or self.config.max_message_bytes
 
-    def broker_infos(self) -> list[str]:
-        """brokerInfos for whoever asks: all brokers, online or not, with the ports of its kind."""
-        return self.cluster.broker_infos(tls=self.tls)
+    def broker_infos(self, context: RequestContext) -> list[str]:
+        """brokerInfos of an answer: all brokers, online or not, with TLS ports for a client that uses TLS."""
+        return self.cluster.broker_infos(tls=context.tls)
 
-    @property
-    def origin(self) -> Origin:
-        """The connection that the request in progress came over."""
-        return self.origins.of(self.connection, self.peer)
-
-    def check_origin(self, session: HasOrigin | None, client_id: str) -> None:
+    def check_origin(self, session: HasOrigin | None, client_id: str, context: RequestContext) -> None:
         """Refuse a request that names a session of another connection, which is open or of another host.
 
         Raises RefusedRequest (411): clients then register again, which `check_free` allows once that session is over.
         """
-        origin = self.origin
+        origin = self.origins.of(context)
         if session is not None and session.origin is not origin:
             if not session.origin.passes_to(origin):
                 text = f"{client_id} is registered over another connection, register again"
                 raise RefusedRequest(ErrCode.HB_NO_NODE, text)
             session.origin = origin
 
-    def check_free(self, session: HasOrigin | None, client_id: str) -> None:
+    def check_free(self, session: HasOrigin | None, client_id: str, context: RequestContext) -> None:
         """Refuse to register a client id whose session belongs to another connection. Raises RefusedRequest (430)."""
-        if session is not None and not session.origin.passes_to(self.origin):
+        if session is not None and not session.origin.passes_to(self.origins.of(context)):
             text = f"{client_id} is registered over another connection that is open, or was over one of another host"
             raise RefusedRequest(ErrCode.CLIENT_DUPLICATE_INDEXID, text)
 
@@ -130,11 +119,11 @@ class MasterContext:
         if now - self._token_at >= self.config.token_period_ms:
             self.visit_token, self.fresh_token, self._token_at = self.fresh_token, now, now
 
-    def admit(self, request: Any, group: str | None, now: int) -> Passed:
-        """Let the sender of ``request`` in. Raises RefusedRequest (415)."""
+    def admit(self, request: Any, group: str | None, context: RequestContext) -> Passed:
+        """Authenticate the sender of ``request``. Raises RefusedRequest (415)."""
         if self.access is None:
             return Passed("")
-        passed = self.access.admit(request.authInfo, self.peer, group, now)
+        passed = self.access.admit(request.authInfo, context.peer, group, context.now_ms)
         if passed is None:
             signed = request.authInfo.authInfo.userName
             who = (
@@ -143,9 +132,9 @@ class MasterContext:
             raise RefusedRequest(ErrCode.CERTIFICATE_FAILURE, f"authentication failed: {who}")
         return passed
 
-    def admit_broker(self, request: Any, now: int) -> None:
-        """Let the broker that sent ``request`` in. Raises RefusedRequest."""
-        user = self.admit(request, None, now).user
+    def admit_broker(self, request: Any, context: RequestContext) -> None:
+        """Authenticate and authorize the broker that sent ``request``. Raises RefusedRequest."""
+        user = self.admit(request, None, context).user
         if self.access is not None and not self.access.may_administer(user):
             text = f"{self.who(user)} may not register a broker: that needs Administer for all topics"
             raise RefusedRequest(ErrCode.FORBIDDEN, text)

@@ -1,6 +1,6 @@
 """The master: producers, consumer groups and brokers, request by request.
 
-Pure: ``answer(request, now, peer)`` gives the body of the answering frame, ``tick(now)`` lets sessions expire. Nothing
+Pure: ``answer(request, context)`` returns the body of the response frame, ``tick(now)`` lets sessions expire. Nothing
 is pushed in this protocol; what somebody should know waits for its next heartbeat. Run-time state (sessions,
 assignments) lives here only: after a restart everyone is told 411, registers again and says what it holds. Topics and
 settings are durable: the shell stores them, then calls `stored`.
@@ -49,7 +49,7 @@ from penstock.tube.engine.master.settings import (
     TopicDeployment,
     TopicSetting,
 )
-from penstock.tube.engine.sessions import LEAST_SESSION_MS
+from penstock.tube.engine.sessions import LEAST_SESSION_MS, RequestContext
 
 __all__ = ["MIN_MESSAGE_BYTES", "MasterConfig", "MasterEngine"]
 
@@ -91,7 +91,7 @@ class MasterEngine:
         self._grace_until = 0
         """Before that nobody's silence is judged."""
         self.requests = 0
-        self._handlers: dict[int, Callable[[Any, int], Message]] = {
+        self._handlers: dict[int, Callable[[Any, RequestContext], Message]] = {
             MethodId.PRODUCER_REGISTER: self._producers.register,
             MethodId.PRODUCER_HEARTBEAT: self._producers.heartbeat,
             MethodId.PRODUCER_CLOSE: self._producers.close,
@@ -116,12 +116,10 @@ class MasterEngine:
         """Message size of topics that say none."""
         return self._master.max_message_bytes
 
-    def answer(self, request: Request, now: int, peer: str = "", *, tls: bool = False, connection: str = "") -> bytes:
+    def answer(self, request: Request, context: RequestContext) -> bytes:
         """The body of the frame that answers ``request``; errors are answers too, nothing is raised.
 
-        ``peer``: the address it came from; what requests say of their host is not to be trusted. ``tls``: it came over
-        TLS, so brokers are named with their TLS ports. ``connection``: a name of its own for each: a broker's session
-        is that of the connection on which it registered.
+        The session of a broker belongs to the connection on which it registered.
         """
         self.requests += 1
         row = METHODS.get(request.method)
@@ -144,30 +142,27 @@ class MasterEngine:
         except RemoteProtocolError as error:
             text = f"{error.what} {error.why or ''}".strip()
             return encode_error(exceptions.EXCEPTION, text, version=request.version, fatal=True)
-        self._master.peer = peer
-        self._master.connection = connection
-        self._master.tls = tls
         try:
-            answer = self._handlers[row.id](message, now)
+            answer = self._handlers[row.id](message, context)
         except RefusedRequest as refusal:
             answer = refused(row.response, refusal.code, refusal.text)
         except RemoteProtocolError as error:
             answer = refused(row.response, ErrCode.BAD_REQUEST, error.what)
         return encode_response(row.id, answer.SerializeToString())
 
-    def _consumer_close(self, request: pb.CloseRequestC2M, now: int) -> Message:
+    def _consumer_close(self, request: pb.CloseRequestC2M, context: RequestContext) -> Message:
         # One method for both kinds of consumers.
         group = group_name_of(request.groupName)
-        self._master.admit(request, group, now)
+        self._master.admit(request, group, context)
         client_id = java_trim(request.clientId)
         for groups in (self.groups, self.client_groups):
             known = groups.get(group)
-            self._master.check_origin(None if known is None else known.members.get(client_id), client_id)
-        if not self._consumers.leave(group, client_id, now):
+            self._master.check_origin(None if known is None else known.members.get(client_id), client_id, context)
+        if not self._consumers.leave(group, client_id, context.now_ms):
             self._clients.leave(group, client_id)
         return pb.CloseResponseM2C(success=True, errCode=ErrCode.SUCCESS, errMsg=OK)
 
-    def disconnected(self, connection: str) -> None:
+    def disconnected(self, connection: object) -> None:
         """The connection ended: its broker may come back from another address, its clients over another connection."""
         self._brokers.disconnected(connection)
         self._master.origins.end(connection)

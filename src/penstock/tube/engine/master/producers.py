@@ -10,7 +10,7 @@ from penstock.tube.codec.codes import ErrCode
 from penstock.tube.codec.proto import master_pb2 as pb
 from penstock.tube.codec.strings import OFFSET_HISTORY_TOPIC, java_trim, valid_topic
 from penstock.tube.engine.master.context import MAX_TOPICS, OK, MasterContext, RefusedRequest, client_id_of
-from penstock.tube.engine.sessions import Origin
+from penstock.tube.engine.sessions import Origin, RequestContext
 
 __all__ = ["Producer", "ProducerHandler"]
 
@@ -39,26 +39,26 @@ class ProducerHandler:
         for client_id in [c for c, producer in self.known.items() if producer.last_seen + session_ms <= now]:
             del self.known[client_id]
 
-    def register(self, request: pb.RegisterRequestP2M, now: int) -> Message:
+    def register(self, request: pb.RegisterRequestP2M, context: RequestContext) -> Message:
         client_id = client_id_of(request.clientId, request.hostName)
-        passed = self._master.admit(request, None, now)
-        self._produce(client_id, request.topicList, now)
+        passed = self._master.admit(request, None, context)
+        self._update(client_id, request.topicList, context)
         answer = pb.RegisterResponseM2P(
             success=True,
             errCode=ErrCode.SUCCESS,
             errMsg=OK,
             brokerCheckSum=self._master.cluster.version,
-            brokerInfos=self._master.broker_infos(),
-            authorizedInfo=self._master.authorized(passed, now),
+            brokerInfos=self._master.broker_infos(context),
+            authorizedInfo=self._master.authorized(passed, context.now_ms),
         )
         self._master.client_config(request, answer)
         return answer
 
-    def heartbeat(self, request: pb.HeartRequestP2M, now: int) -> Message:
+    def heartbeat(self, request: pb.HeartRequestP2M, context: RequestContext) -> Message:
         client_id = client_id_of(request.clientId, request.hostName)
-        passed = self._master.admit(request, None, now)
+        passed = self._master.admit(request, None, context)
         # One that we do not know is registered by its heartbeat: C++ and Go producers never register a second time.
-        producer = self._produce(client_id, request.topicList, now)
+        producer = self._update(client_id, request.topicList, context)
         cluster = self._master.cluster
         found = {name: cluster.topic_info(name) for name in producer.topics}
         infos = [info.format() for info in found.values() if info is not None]
@@ -71,7 +71,7 @@ class ProducerHandler:
             errMsg="no broker that has these topics is here" if waits else OK,
             brokerCheckSum=self._master.cluster.version,
             topicInfos=infos,
-            authorizedInfo=self._master.authorized(passed, now),
+            authorizedInfo=self._master.authorized(passed, context.now_ms),
             unavailable=[f"{name}#{cluster.unavailable(name)}" for name, info in found.items() if info is None],
         )
         if request.wantServed:
@@ -79,18 +79,19 @@ class ProducerHandler:
         if passed.renew:
             answer.requireAuth = True
         if request.brokerCheckSum != self._master.cluster.version:
-            answer.brokerInfos.extend(self._master.broker_infos())
+            answer.brokerInfos.extend(self._master.broker_infos(context))
         self._master.client_config(request, answer)
         return answer
 
-    def close(self, request: pb.CloseRequestP2M, now: int) -> Message:
-        self._master.admit(request, None, now)
+    def close(self, request: pb.CloseRequestP2M, context: RequestContext) -> Message:
+        self._master.admit(request, None, context)
         client_id = java_trim(request.clientId)
-        self._master.check_origin(self.known.get(client_id), client_id)
+        self._master.check_origin(self.known.get(client_id), client_id, context)
         self.known.pop(client_id, None)
         return pb.CloseResponseM2P(success=True, errCode=ErrCode.SUCCESS, errMsg=OK)
 
-    def _produce(self, client_id: str, topics: Iterable[str], now: int) -> Producer:
+    def _update(self, client_id: str, topics: Iterable[str], context: RequestContext) -> Producer:
+        """Register the producer if it is unknown, renew its session and take over its topics."""
         names = sorted({java_trim(name) for name in topics} - {""})
         if len(names) > MAX_TOPICS:
             raise RefusedRequest(ErrCode.BAD_REQUEST, f"{len(names)} topics, at most {MAX_TOPICS} are possible")
@@ -102,11 +103,11 @@ class ProducerHandler:
                 raise RefusedRequest(
                     ErrCode.INTERNAL_SERVER_ERROR, f"{len(self.known)} producers are registered: no more"
                 )
-            producer = self.known[client_id] = Producer(now, self._master.origin)
-        elif producer.origin.passes_to(self._master.origin):
-            producer.origin = self._master.origin
+            producer = self.known[client_id] = Producer(context.now_ms, self._master.origins.of(context))
+        elif producer.origin.passes_to(origin := self._master.origins.of(context)):
+            producer.origin = origin
         # Heartbeats of others are answered, too: brokers and topics are no secret, and C++ gives up after a refusal.
-        producer.last_seen = now
+        producer.last_seen = context.now_ms
         producer.topics = [
             name for name in names if valid_topic(name)
         ]  # others cannot exist; they may be of any length

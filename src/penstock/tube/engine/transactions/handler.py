@@ -25,6 +25,7 @@ from penstock.tube.engine.broker.produce_handler import (
 )
 from penstock.tube.engine.broker.request_checks import LATER, OK, Answer, Refusal, RequestChecks
 from penstock.tube.engine.broker.topics import Topics
+from penstock.tube.engine.sessions import RequestContext
 from penstock.tube.engine.transactions.publishing import Publication, Publishing
 from penstock.tube.engine.transactions.staging import Decision, Query, Staging
 
@@ -47,8 +48,8 @@ class _No(NamedTuple):
     refusal: Refusal
 
 
-Outcome = _No | bool
-"""Refused, or done; True: the answer waits for the commit."""
+Outcome = _No | bool | Publication
+"""Refused, or done (True: the answer waits for the commit), or to be answered when the publication has ended."""
 
 
 class TransactionHandler:
@@ -61,7 +62,6 @@ class TransactionHandler:
         """Address, serial and body of answers that leave with the next commit; the shell clears it."""
         self._decided: list[Publication] = []
         self._open: dict[str, Publication] = {}
-        self._asked: Publication | None = None
         self._checks = checks
         self._topics = topics
         self._produce = produce
@@ -89,12 +89,6 @@ class TransactionHandler:
         staging, publishing = self.staging, self.publishing
         return staging is not None and (bool(staging.notes) or (publishing is not None and publishing.waiting))
 
-    def wait(self, address: object, serial: int) -> None:
-        """The request just answered `LATER` came from ``address``."""
-        if self._asked is not None:
-            self._asked.waiters.append((address, serial))
-            self._asked = None
-
     def publish(self, now_ms: int) -> None:
         """Publish what one turn may; answers of what ended are in `answered`. Call before the logs are taken."""
         if self.staging is None or self.publishing is None:
@@ -118,12 +112,13 @@ class TransactionHandler:
 
     # Requests.
 
-    def receive(self, request: pb.SendMessageRequestP2B, now_ms: int) -> Answer:
-        """The answer to a send that carries ``transaction``."""
+    def receive(self, request: pb.SendMessageRequestP2B, context: RequestContext) -> Answer:
+        """The answer to a send that carries ``transaction``; `LATER` for a commit, whose answer comes in `answered`."""
+        now_ms = context.now_ms
         asked, auth, staging = request.transaction, request.authInfo, self.staging
         topics = {java_trim(part.topicName) for part in asked.rows}
         refusal = self._checks.refuse_writer(
-            request.clientId, auth.visitAuthorizedToken, auth.authAuthorizedToken, now_ms, topics
+            context, request.clientId, auth.visitAuthorizedToken, auth.authAuthorizedToken, topics
         )
         if refusal is None and staging is None:
             refusal = Refusal(ErrCode.BAD_REQUEST, "this broker stages nothing")
@@ -137,7 +132,8 @@ class TransactionHandler:
         outcome = self._steps[asked.step](staging, asked, found, now_ms)
         if isinstance(outcome, _No):
             return self._refused(found, outcome)
-        if self._asked is not None:
+        if isinstance(outcome, Publication):
+            outcome.waiters.append((context.connection, context.serial))
             return LATER
         return Answer(self._result(found, asked), wait=outcome)
 
@@ -243,8 +239,7 @@ class TransactionHandler:
         elif not decision.publishing:
             staging.decide(query, decision._replace(number=self._number(now_ms)), now_ms)
             self._decided.append(self._publication(query))
-        self._asked = self._open[query.name]
-        return True
+        return self._open[query.name]
 
     def _decide(
         self, staging: Staging, asked: pb.Transaction, query: Query, now_ms: int, *, publish: bool
