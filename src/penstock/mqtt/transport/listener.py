@@ -22,7 +22,8 @@ from penstock.mqtt.engine.access import Access
 from penstock.mqtt.transport.connection_limits import Admission, AdmissionLimits, AdmissionStats, address_group
 from penstock.mqtt.transport.link import Link, RefusingLink
 from penstock.mqtt.transport.tls import ServerTls, TlsFiles
-from penstock.runtime.io.tls import HANDSHAKE_FAILED, handshake_failure
+from penstock.mqtt.transport.tls_transport import TlsTransport
+from penstock.runtime.io.tls import handshake_failure
 
 if TYPE_CHECKING:
     from penstock.mqtt.server import MqttServer
@@ -295,25 +296,36 @@ class Listener:
         assert self._loop is not None
         self._fresh.discard(client)
         tls = self.tls
-        told = False
-
-        def failed(error: Exception) -> None:
-            nonlocal told
-            if not told:
-                told = True
-                self.stats.tls_failures += tls is not None
-                logger.info("%s: no connection: %s", link.name, handshake_failure(error))
-
-        HANDSHAKE_FAILED.set(failed)  # each connection is opened in a task, and so in a context, of its own
         try:
-            await self._loop.connect_accepted_socket(
-                lambda: link,
-                client,
-                ssl=None if tls is None else tls.context,
-                ssl_handshake_timeout=None if tls is None else TLS_HANDSHAKE_S,
-            )
-        except (OSError, TimeoutError) as error:
-            failed(error)
+            if tls is None:
+                await self._loop.connect_accepted_socket(lambda: link, client)
+            else:
+                transport = TlsTransport(link, tls.context)
+                await self._loop.connect_accepted_socket(lambda: transport, client)
+                await self._handshake(link, transport)
+        except OSError as error:
+            self._failed(link, error)
+
+    async def _handshake(self, link: Link, transport: TlsTransport) -> None:
+        failed = False
+        try:
+            async with asyncio.timeout(TLS_HANDSHAKE_S):
+                try:
+                    await transport.handshake()
+                except OSError as error:
+                    failed = True
+                    self._failed(link, error)
+                    await transport.wait_closed()
+        except TimeoutError:
+            if not failed:
+                self._failed(link, TimeoutError(f"the TLS handshake took longer than {TLS_HANDSHAKE_S:g} s"))
+        finally:
+            if link.transport is None:
+                transport.abort()
+
+    def _failed(self, link: Link, error: OSError) -> None:
+        self.stats.tls_failures += self.tls is not None
+        logger.info("%s: no connection: %s", link.name, handshake_failure(error))
 
     def _opened(self, link: Link, client: socket.socket) -> None:
         """Also where it was cut in the turn that accepted it, to make room: then nothing of :meth:`_open` ran."""

@@ -20,7 +20,14 @@ from weakref import WeakKeyDictionary
 
 from penstock.errors import ConfigError
 
-__all__ = ["HANDSHAKE_FAILED", "AlertingContext", "TlsOptions", "certificate_file", "handshake_failure"]
+__all__ = [
+    "HANDSHAKE_FAILED",
+    "AlertingContext",
+    "AlertingObject",
+    "TlsOptions",
+    "certificate_file",
+    "handshake_failure",
+]
 
 _CERTIFICATES: Final[WeakKeyDictionary[ssl.SSLContext, str]] = WeakKeyDictionary()
 """The certificate file of each context, for error messages: OpenSSL does not keep the path."""
@@ -98,12 +105,14 @@ def handshake_failure(error: Exception) -> str:
     return str(error) or "the peer left during the handshake"
 
 
-class _Handshake(ssl.SSLObject):
+class AlertingObject(ssl.SSLObject):
     """A connection's TLS state whose handshake leaves time to send the alert."""
 
     incoming: ssl.MemoryBIO
     outgoing: ssl.MemoryBIO
     failed: bool = False
+    failure: ssl.SSLError | None = None
+    """Why the handshake failed; whoever reports it sets it to None, because its traceback refers to this object."""
     notify: Callable[[ssl.SSLError], None] | None = None
 
     def do_handshake(self) -> None:
@@ -119,6 +128,8 @@ class _Handshake(ssl.SSLObject):
                 self.failed = True
                 if self.notify is not None:
                     self.notify(error)
+                else:
+                    self.failure = error
             else:
                 return
         self.incoming.read()
@@ -128,7 +139,7 @@ class _Handshake(ssl.SSLObject):
 class AlertingContext(ssl.SSLContext):
     """A server's context whose connections send an alert when the handshake fails."""
 
-    sslobject_class = _Handshake
+    sslobject_class = AlertingObject
 
     def wrap_bio(
         self,
@@ -137,10 +148,10 @@ class AlertingContext(ssl.SSLContext):
         server_side: bool = False,  # noqa: FBT001, FBT002 - the signature of ssl
         server_hostname: str | bytes | None = None,
         session: ssl.SSLSession | None = None,
-    ) -> ssl.SSLObject:
+    ) -> AlertingObject:
         """The TLS state of one connection, for an event loop."""
         made = super().wrap_bio(incoming, outgoing, server_side, server_hostname, session)
-        assert isinstance(made, _Handshake)
+        assert isinstance(made, AlertingObject)
         made.incoming, made.outgoing = incoming, outgoing
         made.notify = HANDSHAKE_FAILED.get()
         return made

@@ -1,0 +1,246 @@
+"""TLS of an accepted connection, between the transport of its socket and its link.
+
+The event loops have TLS transports of their own. uvloop's keeps 30 KB per idle connection besides OpenSSL's state,
+because each has read buffers. This one has none: OpenSSL frees its record buffers between records, and the two memory
+BIOs hold bytes only while a call runs. A memory BIO keeps the size that it once had, so both are filled and emptied
+in pieces of about one record.
+
+Bytes are encrypted when they are written: the socket's transport is the only write buffer, and its limits are those of
+the connection. A failed handshake ends with an alert (see :mod:`penstock.runtime.io.tls`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ssl
+from typing import Any, Final, cast
+
+from penstock.runtime.io.tls import AlertingContext
+
+__all__ = ["TlsTransport"]
+
+RECORD_BYTES: Final = 16 * 1024
+"""The plaintext of one record at most [RFC 8446 section 5.1]."""
+
+HANDSHAKE_BYTES: Final = 128
+"""The first message of a client is ten times as long as those of many clients later: 0.5 KB per connection."""
+
+
+class TlsTransport(asyncio.Transport, asyncio.Protocol):
+    """The server's side of one TLS connection: protocol of the socket's transport, transport of ``protocol``.
+
+    The caller awaits :meth:`handshake`, limits its time and calls :meth:`abort` if it fails. At its end,
+    ``protocol.connection_made`` is called.
+    """
+
+    __slots__ = ("_closing", "_incoming", "_open", "_outgoing", "_protocol", "_socket", "_tls", "_waiter")
+
+    def __init__(self, protocol: asyncio.Protocol, context: AlertingContext) -> None:
+        # Without super(): it would create a dictionary for get_extra_info.
+        self._protocol = protocol
+        self._incoming = ssl.MemoryBIO()
+        self._outgoing = ssl.MemoryBIO()
+        self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
+        self._socket: asyncio.Transport | None = None
+        self._open = False
+        """The handshake is complete."""
+        self._closing = False
+        self._waiter: asyncio.Future[None] | None = asyncio.get_running_loop().create_future()
+        """Done at the end of the handshake; after a failed one, at the end of the connection."""
+
+    async def handshake(self) -> None:
+        """Wait for the end of the handshake; once.
+
+        Raises:
+            OSError: it failed (``ssl.SSLError``; the client gets an alert), or the client closed the connection.
+        """
+        await self._wait()
+
+    async def wait_closed(self) -> None:
+        """After a failed handshake, wait until the client closes: closing first could discard the alert."""
+        if not self._closing:
+            self._waiter = asyncio.get_running_loop().create_future()
+            with contextlib.suppress(OSError):
+                await self._wait()
+
+    # The protocol of the socket's transport
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Wait for the client's first message [asyncio]."""
+        self._socket = cast(asyncio.Transport, transport)  # uvloop's is one, without being a subclass
+
+    def data_received(self, data: bytes) -> None:
+        """Decrypt; the plaintext of one call is handed on in one piece [asyncio]."""
+        pieces: list[bytes] = []
+        ended = False
+        step = RECORD_BYTES if self._open else HANDSHAKE_BYTES
+        for start in range(0, len(data), step):
+            self._incoming.write(data if len(data) <= step else data[start : start + step])
+            if self._open or self._continue_handshake():
+                ended = self._decrypt(pieces) or ended
+        if pieces and not self._closing:
+            self._protocol.data_received(b"".join(pieces) if len(pieces) > 1 else pieces[0])
+        if ended:
+            self.eof_received()
+            self.close()
+            if self._socket is not None:
+                self._socket.close()
+
+    def eof_received(self) -> None:
+        """The client sends no more; the socket's transport then closes [asyncio]."""
+        if self._open and not self._closing:
+            self._protocol.eof_received()
+
+    def pause_writing(self) -> None:
+        """The write buffer is full [asyncio]."""
+        if self._open:
+            self._protocol.pause_writing()
+
+    def resume_writing(self) -> None:
+        """The write buffer has drained [asyncio]."""
+        if self._open:
+            self._protocol.resume_writing()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The connection is closed [asyncio]."""
+        self._closing = True
+        if self._open:
+            self._protocol.connection_lost(exc)
+        else:
+            self._give_up(exc or ConnectionResetError("the peer left during the handshake"))
+
+    # The transport of ``protocol``
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        """Encrypt and send ``data``; nothing once the connection is being closed."""
+        if self._closing:
+            return
+        try:
+            written = self._tls.write(data)  # at most one record
+            if written == len(data):
+                self._send(self._outgoing.read())
+                return
+            records = [self._outgoing.read()]
+            rest = memoryview(data)[written:]
+            while rest:
+                rest = rest[self._tls.write(rest) :]
+                records.append(self._outgoing.read())
+        except ssl.SSLError:  # a damaged record came before; data_received closes
+            return
+        self._send(b"".join(records))
+
+    def close(self) -> None:
+        """Send close_notify and discard what arrives until the client closes, too; the caller limits that time."""
+        if self._closing or self._socket is None:
+            return
+        self._closing = True
+        try:
+            self._tls.unwrap()
+        except ssl.SSLWantReadError:
+            self._send(self._outgoing.read())
+            if not self._socket.is_closing() and not self._socket.is_reading():
+                self._socket.resume_reading()
+            return
+        except ssl.SSLError:
+            pass  # the connection failed before
+        self._send(self._outgoing.read())
+        self._socket.close()
+
+    def abort(self) -> None:
+        """Close at once."""
+        self._closing = True
+        if self._socket is not None:
+            self._socket.abort()
+
+    def is_closing(self) -> bool:
+        """Whether the connection is closed or being closed."""
+        return self._closing or self._socket is None or self._socket.is_closing()
+
+    def can_write_eof(self) -> bool:
+        """False: TLS closes the connection as a whole."""
+        return False
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        """``ssl_object``, or what the socket's transport has."""
+        if name == "ssl_object":
+            return self._tls
+        return default if self._socket is None else self._socket.get_extra_info(name, default)
+
+    def pause_reading(self) -> None:
+        """Leave bytes in the socket."""
+        if self._socket is not None:
+            self._socket.pause_reading()
+
+    def resume_reading(self) -> None:
+        """Read from the socket again."""
+        if self._socket is not None:
+            self._socket.resume_reading()
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        """Set the limits, in encrypted bytes."""
+        if self._socket is not None:
+            self._socket.set_write_buffer_limits(high, low)
+
+    def get_write_buffer_size(self) -> int:
+        """Return the number of encrypted bytes that wait to be written."""
+        return 0 if self._socket is None else self._socket.get_write_buffer_size()
+
+    # Inside
+
+    def _continue_handshake(self) -> bool:
+        """Whether the handshake is complete."""
+        try:
+            self._tls.do_handshake()
+        except ssl.SSLWantReadError:
+            self._send(self._outgoing.read())
+            failure, self._tls.failure = self._tls.failure, None
+            if failure is not None:
+                self._give_up(failure)
+            return False
+        except ssl.SSLError as error:  # no TLS: no alert
+            self._give_up(error)
+            self.abort()
+            return False
+        self._send(self._outgoing.read())
+        if self._waiter is None or self._waiter.done():  # cancelled in this turn
+            return False
+        self._open = True
+        self._waiter.set_result(None)
+        self._protocol.connection_made(self)
+        return True
+
+    def _give_up(self, error: Exception) -> None:
+        """The handshake failed."""
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_exception(error)
+
+    async def _wait(self) -> None:
+        assert self._waiter is not None
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
+    def _decrypt(self, pieces: list[bytes]) -> bool:
+        """Append what can be decrypted now to ``pieces``; whether the client has closed its side."""
+        tls, incoming = self._tls, self._incoming
+        ended = False
+        try:
+            while piece := tls.read(RECORD_BYTES):
+                pieces.append(piece)
+                if not incoming.pending and not tls.pending():
+                    break
+            else:
+                ended = True  # close_notify
+        except ssl.SSLWantReadError:
+            pass
+        except ssl.SSLError:  # a damaged record, or bytes after both sides have closed
+            ended = True
+        if self._outgoing.pending:  # an alert, or the answer to a key update
+            self._send(self._outgoing.read())
+        return ended
+
+    def _send(self, data: bytes) -> None:
+        if data and self._socket is not None and not self._socket.is_closing():
+            self._socket.write(data)

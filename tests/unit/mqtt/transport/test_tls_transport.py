@@ -1,0 +1,239 @@
+"""TLS between a client's state and a socket's transport, both in memory: any size, both directions, every end."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from penstock.mqtt.transport.tls import ServerTls, TlsFiles
+from penstock.mqtt.transport.tls_transport import TlsTransport
+from tests.certificates import Authority
+
+
+class Socket:
+    """Stands in for the transport of a socket."""
+
+    def __init__(self) -> None:
+        self.written = b""
+        self.closed = False
+        self.reading = True
+
+    def write(self, data: bytes) -> None:
+        assert not self.closed
+        self.written += data
+
+    def close(self) -> None:
+        self.closed = True
+
+    abort = close
+
+    def is_closing(self) -> bool:
+        return self.closed
+
+    def is_reading(self) -> bool:
+        return self.reading
+
+    def pause_reading(self) -> None:
+        self.reading = False
+
+    def resume_reading(self) -> None:
+        self.reading = True
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return self if name == "socket" else default
+
+
+class Received(asyncio.Protocol):
+    """The protocol above TLS; it answers each piece that it gets."""
+
+    def __init__(self) -> None:
+        self.events: list[str] = []
+        self.data = b""
+        self.pieces = 0
+        self.transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.events.append("made")
+        self.transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        self.data += data
+        self.pieces += 1
+        assert self.transport is not None
+        self.transport.write(b"+")
+
+    def eof_received(self) -> None:
+        self.events.append("eof")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.events.append("lost")
+
+
+class Client:
+    """A client's TLS state, connected to the transport by hand."""
+
+    def __init__(self, authority: Authority, server: TlsTransport, wire: Socket) -> None:
+        self.incoming, self.outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self.tls = authority.client_context().wrap_bio(self.incoming, self.outgoing, server_hostname="127.0.0.1")
+        self.server, self.wire = server, wire
+
+    def exchange(self, step: int = 1 << 20) -> None:
+        """Carry bytes both ways, ``step`` at a time to the server, until nothing is left."""
+        while data := self.outgoing.read(step):
+            self.server.data_received(data)
+        sent, self.wire.written = self.wire.written, b""
+        self.incoming.write(sent)
+
+    def connect(self, step: int = 1 << 20) -> None:
+        while True:
+            try:
+                self.tls.do_handshake()
+            except ssl.SSLWantReadError:
+                self.exchange(step)
+            else:
+                self.exchange(step)
+                return
+
+    def read(self) -> bytes:
+        data = b""
+        try:
+            while piece := self.tls.read(1 << 16):
+                data += piece
+        except ssl.SSLWantReadError:
+            pass
+        return data
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    made = Authority(tmp_path_factory.mktemp("tls"))
+    made.issue("server", "127.0.0.1")
+    return made
+
+
+@pytest.fixture
+def context(authority: Authority) -> ServerTls:
+    folder: Path = authority.directory
+    return ServerTls(TlsFiles(certificate=folder / "server.pem", key=folder / "server.key"), protocol="mqtt")
+
+
+def opened(context: ServerTls) -> tuple[TlsTransport, Received, Socket]:
+    received, wire = Received(), Socket()
+    transport = TlsTransport(received, context.context)
+    transport.connection_made(cast(asyncio.Transport, wire))
+    return transport, received, wire
+
+
+@pytest.mark.parametrize("step", [1, 100, 1 << 20])
+async def test_bytes_of_any_size_in_both_directions(authority: Authority, context: ServerTls, step: int) -> None:
+    transport, received, wire = opened(context)
+    client = Client(authority, transport, wire)
+    client.connect(step)
+    await transport.handshake()
+    assert received.events == ["made"]
+    sent = bytes(range(256)) * (16 if step == 1 else 1024)
+    client.tls.write(sent[:50])
+    rest = memoryview(sent)[50:]
+    while rest:
+        rest = rest[client.tls.write(rest) :]
+    client.exchange(step)
+    assert received.data == sent
+    assert client.read() == b"+" * received.pieces
+    transport.write(sent)
+    client.exchange()
+    assert client.read() == sent
+
+
+async def test_what_arrives_at_once_is_handed_on_in_one_piece(authority: Authority, context: ServerTls) -> None:
+    transport, received, wire = opened(context)
+    client = Client(authority, transport, wire)
+    client.connect()
+    for _ in range(20):
+        client.tls.write(b"x" * 3000)
+    client.exchange()
+    assert (received.data, received.pieces) == (b"x" * 60_000, 1)
+
+
+async def test_closing_says_goodbye_and_discards_what_still_comes(authority: Authority, context: ServerTls) -> None:
+    transport, received, wire = opened(context)
+    client = Client(authority, transport, wire)
+    client.connect()
+    client.read()
+    wire.pause_reading()
+    transport.write(b"last words")
+    transport.close()
+    transport.write(b"too late")
+    assert transport.is_closing()
+    assert wire.is_reading()
+    assert not wire.is_closing()
+    client.tls.write(b"in the middle of sending")
+    client.exchange()
+    assert received.data == b""
+    assert client.tls.read(100) == b"last words"
+    client.tls.unwrap()
+    client.exchange()
+    assert wire.closed
+    transport.connection_lost(None)
+    assert received.events == ["made", "lost"]
+
+
+async def test_a_client_that_says_goodbye(authority: Authority, context: ServerTls) -> None:
+    transport, received, wire = opened(context)
+    client = Client(authority, transport, wire)
+    client.connect()
+    client.tls.write(b"before")
+    with pytest.raises(ssl.SSLWantReadError):
+        client.tls.unwrap()
+    client.exchange()
+    assert received.data == b"before"
+    assert received.events == ["made", "eof"]
+    assert wire.closed
+
+
+async def test_a_damaged_record_ends_the_connection(authority: Authority, context: ServerTls) -> None:
+    transport, received, wire = opened(context)
+    client = Client(authority, transport, wire)
+    client.connect()
+    client.tls.write(b"fine")
+    client.tls.write(b"damaged")
+    data = bytearray(client.outgoing.read())
+    data[-1] ^= 1
+    transport.data_received(bytes(data))
+    assert received.data == b"fine"
+    assert wire.closed
+
+
+async def test_a_failed_handshake_is_an_alert_and_then_silence(authority: Authority, tmp_path: Path) -> None:
+    folder = authority.directory
+    files = TlsFiles(certificate=folder / "server.pem", key=folder / "server.key", minimum_version="1.3")
+    transport, received, wire = opened(ServerTls(files, protocol="mqtt"))
+    old = authority.client_context()
+    old.maximum_version = ssl.TLSVersion.TLSv1_2
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    tls = old.wrap_bio(incoming, outgoing, server_hostname="127.0.0.1")
+    with pytest.raises(ssl.SSLWantReadError):
+        tls.do_handshake()
+    transport.data_received(outgoing.read())
+    with pytest.raises(ssl.SSLError, match="unsupported protocol"):
+        await transport.handshake()
+    incoming.write(wire.written)
+    with pytest.raises(ssl.SSLError, match="protocol version"):
+        tls.do_handshake()
+    transport.data_received(b"whatever")
+    assert not wire.is_closing()
+    transport.connection_lost(None)
+    await transport.wait_closed()
+    assert received.events == []
+
+
+async def test_a_client_that_leaves_during_the_handshake(context: ServerTls) -> None:
+    transport, received, _ = opened(context)
+    transport.eof_received()
+    transport.connection_lost(None)
+    with pytest.raises(ConnectionResetError):
+        await transport.handshake()
+    assert received.events == []
