@@ -79,7 +79,7 @@ async def test_requests(mosquitto: Mosquitto) -> None:
         MqttClient(mosquitto.url) as responder,
         asyncio.timeout(DEADLINE_S),
     ):
-        with pytest.raises(UnavailableError, match="reached nobody") as caught:
+        with pytest.raises(UnavailableError, match="has no receiver") as caught:
             await client.request("ask/1", b"x")
         assert caught.value.applied is False
         async with responder.subscription("ask/+") as requests:

@@ -137,7 +137,7 @@ def sub_command(
             await client.subscribe(wanted)
             note(f"subscribed to {', '.join(escape(f) for f in filters)}, Ctrl-C ends")
             seen = await _take(client, partial(_show, raw=raw, as_json=as_json), count, timeout_s)
-            client.settle()  # what was printed counts as received before the session is left
+            client.acknowledge_last()  # what was printed counts as received before the session is left
         return seen
 
     with contextlib.suppress(KeyboardInterrupt):

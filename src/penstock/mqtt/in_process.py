@@ -12,7 +12,7 @@ import asyncio
 from dataclasses import dataclass
 from typing import Protocol
 
-from penstock.mqtt.client.link import Link, LinkOwner
+from penstock.mqtt.client.link import ClientLink, ClientLinkOwner
 from penstock.mqtt.engine.access import Access, Action, Answer, Credentials, Granted, Principal
 from penstock.mqtt.engine.connection import BrokerConnection
 
@@ -61,10 +61,10 @@ class InsideServer(Protocol):
         ...
 
 
-class InProcessLink(Link):
+class InProcessLink(ClientLink):
     """The client's end. Bytes change sides at the next turn of the loop, as they would over a socket."""
 
-    def __init__(self, owner: LinkOwner, server: InsideServer, name: str, access: Access | None = None) -> None:
+    def __init__(self, owner: ClientLinkOwner, server: InsideServer, name: str, access: Access | None = None) -> None:
         super().__init__(owner)
         self._server = server
         self._loop = asyncio.get_running_loop()
@@ -76,7 +76,7 @@ class InProcessLink(Link):
             self._closing = True
             self.connection_lost(None)
         else:
-            self.opened()
+            self.on_open()
 
     @property
     def open(self) -> bool:

@@ -62,7 +62,7 @@ async def test_a_renewed_token_and_a_reloaded_policy_decide_about_notifications(
             assert await seen(early) == b"1"
 
             token.write_text("t-late")
-            await robot.authenticate_again()
+            await robot.reauthenticate()
             async with reads.observe("late") as late:
                 await store.set("early", "not for the late shift")
                 await store.set("late", "2")
@@ -80,7 +80,7 @@ async def test_a_renewed_token_and_a_reloaded_policy_decide_about_notifications(
                 assert await seen(late) == b"3", "what was set meanwhile was never sent"
 
                 token.write_text("t-early")
-                await robot.authenticate_again()
+                await robot.reauthenticate()
                 await store.set("late", "not for the early shift")
                 await store.set("early", "4")
                 assert await seen(early) == b"4"

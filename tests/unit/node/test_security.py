@@ -95,14 +95,14 @@ async def test_passwords_scram_and_tokens(tmp_path: Path) -> None:
             await client.publish("a")
         async with MqttClient(*address, authentication=ScramAuthentication("ann", "secret")) as client:
             assert client.server.properties.authentication_method == "SCRAM-SHA-256"
-            await client.authenticate_again()
+            await client.reauthenticate()
             await client.publish("a")
         async with MqttClient(*address, authentication=TokenAuthentication(token)) as client:
             assert client.server.properties.authentication_method == "K8S-SAT"
-            await client.authenticate_again()
+            await client.reauthenticate()
             token.write_text("stolen")
             with contextlib.suppress(PenstockError):
-                await client.authenticate_again()
+                await client.reauthenticate()
             await until(lambda: security.server.stats.sessions == 0)
         assert security.stats.granted == 5
 

@@ -253,7 +253,7 @@ class Bridge:
         try:
             await self._publish(sink, message, topic)
         except UnavailableError as error:
-            if sink.over:
+            if sink.closed:
                 return
             self._drop(topic, error)  # its message expiry is used up
         except (RefusedError, LocalProtocolError) as error:

@@ -1,4 +1,4 @@
-"""MQTT 5 client on asyncio: reconnects, keeps what has no answer, and calls nobody twice for one message.
+"""MQTT 5 client on asyncio. It reconnects, sends unacknowledged messages again, and removes duplicates.
 
     async with MqttClient("mqtt://127.0.0.1:1883", client_id="pump-3") as client:
         await client.publish("line/3/flow", b"12.5")
@@ -6,8 +6,8 @@
             async for message in messages:
                 ...
 
-:mod:`~penstock.mqtt.client.client` is what is called, :mod:`~penstock.mqtt.client.driver` keeps the connection,
-:mod:`~penstock.mqtt.client.inbox` hands out what comes in.
+:mod:`~penstock.mqtt.client.client` has the interface, :mod:`~penstock.mqtt.client.driver` connects and reconnects,
+:mod:`~penstock.mqtt.client.inbox` dispatches received messages.
 """
 
 from penstock.mqtt.client.authentication import ScramAuthentication, TokenAuthentication

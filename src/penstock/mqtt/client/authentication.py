@@ -1,7 +1,7 @@
-"""Methods of enhanced authentication, from the client's side [MQTT 5.0 section 4.12].
+"""Client side of enhanced authentication [MQTT 5.0 section 4.12].
 
-SCRAM proves both sides to each other without showing the password; its messages travel as Authentication Data. A token
-method shows a token, read anew for each authentication so that a file that is renewed is used.
+SCRAM authenticates client and server to each other without sending the password. A token method sends a token, which is
+read for each authentication so that a renewed file is used. Both use the Authentication Data of CONNECT and AUTH.
 """
 
 from __future__ import annotations
@@ -32,40 +32,40 @@ class ScramAuthentication:
         self._answered = False
 
     def start(self) -> bytes:
-        """The client's first message."""
+        """Return the client's first message."""
         self._client = self._make()
         self._answered = False
         first: str = self._client.get_client_first()
         return first.encode()
 
     def answer(self, data: bytes | None) -> bytes:
-        """The client's proof, for the server's first message.
+        """Return the client's proof for the server's first message.
 
         Raises:
-            RemoteProtocolError: the server's message is none, or not an answer to ours.
+            RemoteProtocolError: the server's message is invalid, or does not answer the client's.
         """
         from scramp import ScramException
 
         if self._answered:
-            raise RemoteProtocolError("mqtt: the server asks for more than SCRAM has")
+            raise RemoteProtocolError("mqtt: the server sent more messages than SCRAM has")
         try:
             self._client.set_server_first((data or b"").decode())
             proof: str = self._client.get_client_final()
         except (ScramException, ValueError) as e:
-            raise RemoteProtocolError("mqtt: the server's SCRAM message cannot be used", why=str(e)) from e
+            raise RemoteProtocolError("mqtt: invalid SCRAM message of the server", why=str(e)) from e
         self._answered = True
         return proof.encode()
 
     def finish(self, data: bytes | None) -> None:
-        """Check the server's proof.
+        """Verify the server's proof that it knows the password.
 
         Raises:
-            RemoteProtocolError: there is none, or it is wrong: the server does not know the password either.
+            RemoteProtocolError: the proof is missing or wrong.
         """
         from scramp import ScramException
 
         if not self._answered:
-            raise RemoteProtocolError("mqtt: the server accepted before it asked for the proof of SCRAM")
+            raise RemoteProtocolError("mqtt: the server accepted the client without its SCRAM proof")
         try:
             self._client.set_server_final((data or b"").decode())
         except (ScramException, ValueError) as e:
@@ -77,7 +77,7 @@ class ScramAuthentication:
 
 
 class TokenAuthentication:
-    """One message: a token, from a file that others renew, or from a function. ``method`` is the server's name for it.
+    """Authentication by one message, a token from a file or a function. ``method`` is the server's name for it.
 
     Azure IoT Operations: method ``K8S-SAT`` with the token file of the service account.
     """
@@ -87,7 +87,7 @@ class TokenAuthentication:
         self._source = source
 
     def start(self) -> bytes:
-        """The token.
+        """Return the token.
 
         Raises:
             ConfigError: the file cannot be read.
@@ -100,10 +100,11 @@ class TokenAuthentication:
             raise ConfigError(f"mqtt: token file {str(self._source)!r} cannot be read", why=e.strerror) from e
 
     def answer(self, data: bytes | None) -> bytes:
-        """There is nothing more to show."""
+        """Raise RemoteProtocolError: a token needs one message."""
         raise RemoteProtocolError(
-            f"mqtt: the server asks for more than the token of {self.method}", why=f"it sent {len(data or b'')} bytes"
+            f"mqtt: the server sent a challenge, which {self.method} does not have",
+            why=f"it sent {len(data or b'')} bytes",
         )
 
     def finish(self, data: bytes | None) -> None:
-        """A server proves nothing here; TLS does."""
+        """Accept: the server is authenticated by TLS only."""

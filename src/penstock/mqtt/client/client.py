@@ -1,27 +1,25 @@
-"""The MQTT 5 client as it is called: publish, subscribe, request, and what comes in.
+"""MQTT 5 client: publish, subscribe, send requests, receive messages.
 
-One task owns the network connection (:mod:`penstock.mqtt.client.driver`). Everything is called from the loop's thread.
+One task owns the network connection (:mod:`penstock.mqtt.client.driver`). Call everything in the event loop's thread.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import random
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from types import TracebackType
-from typing import Self
+from typing import Final, Self
 
-from penstock.errors import LocalProtocolError, PenstockError
-from penstock.mqtt.client import failures
-from penstock.mqtt.client.driver import Driver, DriverHooks, DriverSettings
-from penstock.mqtt.client.filters import Filters, subscriptions
-from penstock.mqtt.client.hooks import Hook, Hooks
-from penstock.mqtt.client.inbox import Inbox, Listener, MessageStream
-from penstock.mqtt.client.link import Link, LinkOwner
-from penstock.mqtt.client.requests import Requests
-from penstock.mqtt.client.stream_identifiers import StreamIdentifiers
+from penstock.errors import LocalProtocolError, PenstockError, UnavailableError
+from penstock.mqtt.client import errors
+from penstock.mqtt.client.driver import ConnectedHook, Driver, DriverSettings
+from penstock.mqtt.client.inbox import Inbox, MessageListener, MessageStream
+from penstock.mqtt.client.link import ClientLink, ClientLinkOwner
 from penstock.mqtt.codec.encoder import encode
 from penstock.mqtt.codec.packets import ConnAck, Connect, Publish, Subscription, Will
 from penstock.mqtt.codec.properties import Properties
@@ -31,25 +29,97 @@ from penstock.mqtt.engine.client import ClientEngine, EnhancedAuthentication
 from penstock.mqtt.url import BrokerUrl, broker_url
 from penstock.runtime.io.tls import TlsOptions
 
-__all__ = ["MqttClient"]
+__all__ = ["Filters", "MqttClient", "PendingRequests", "subscriptions"]
 
 logger = logging.getLogger("penstock.mqtt.client")
+
+Filters = str | Subscription | Sequence[str | Subscription]
+"""Topic filters to subscribe to, as text or with subscription options of their own."""
+
+CORRELATION_PREFIX_BYTES: Final = 8
+
+
+def subscriptions(filters: Filters, options: Subscription) -> list[Subscription]:
+    """Return ``filters`` as subscriptions; those given as text get the ``options``.
+
+    Raises:
+        LocalProtocolError: an invalid topic filter or QoS.
+    """
+    given = [filters] if isinstance(filters, str | Subscription) else filters
+    wanted = [replace(options, topic_filter=each) if isinstance(each, str) else each for each in given]
+    for subscription in wanted:
+        validate_topic_filter(subscription.topic_filter)
+        if not 0 <= subscription.qos <= 2:
+            raise LocalProtocolError(f"mqtt: QoS is 0, 1 or 2, not {subscription.qos}")
+    return wanted
+
+
+class PendingRequests:
+    """The requests of one client that have no response yet, by correlation data.
+
+    Correlation data is eight random bytes of this client and a number, so that responses to other clients, or to an
+    earlier run, match no request.
+    """
+
+    def __init__(self) -> None:
+        self._prefix = os.urandom(CORRELATION_PREFIX_BYTES)
+        self._number = 0
+        self._futures: dict[bytes, asyncio.Future[Publish]] = {}
+
+    def __len__(self) -> int:
+        return len(self._futures)
+
+    def add(self) -> tuple[bytes, asyncio.Future[Publish]]:
+        """Return the correlation data of a new request, and the future of its response."""
+        self._number += 1
+        correlation = self._prefix + self._number.to_bytes(8, "big")
+        future: asyncio.Future[Publish] = asyncio.get_running_loop().create_future()
+        self._futures[correlation] = future
+        return correlation, future
+
+    def remove(self, correlation: bytes) -> None:
+        """Stop waiting for a response."""
+        self._futures.pop(correlation, None)
+
+    def receive(self, message: Publish) -> None:
+        """Complete the request that a message on the response topic answers; drop a message that answers none."""
+        given = message.optional_properties
+        data = given.correlation_data if given is not None else None
+        future = self._futures.pop(data, None) if data is not None else None
+        if future is not None and not future.done():
+            future.set_result(message)
+
+    def fail(self, error: UnavailableError) -> None:
+        """Fail all requests."""
+        futures = list(self._futures.values())
+        self._futures.clear()
+        for future in futures:
+            if not future.done():
+                future.set_exception(error)
 
 
 class MqttClient:
     """One MQTT 5 client.
 
-    ``host`` is a host name with ``port``, or a URL: ``mqtt://``, ``mqtts://`` (TLS), ``ws://``, ``wss://`` (WebSocket),
-    with user name and password in it where the server wants them. ``tls`` says whom to trust and which certificate to
-    show; with it and a host name the connection is TLS. ``headers`` go with the WebSocket handshake.
-
-    ``on_message`` gets every message that nobody else took; without it they wait for :meth:`messages`. With
-    ``reconnect`` a lost connection comes back by itself and what had no answer is sent again; operations then wait.
-    ``receive_maximum`` bounds the messages at QoS 1 and 2 that wait here, and ``max_pending`` those of ours without
-    answer: :meth:`publish` waits beyond it. ``topic_aliases``: so many topics are sent as numbers, where the server
-    takes them. ``manual``: messages of :meth:`messages` are acknowledged by :meth:`acknowledge` alone.
-    ``authentication`` is a method of enhanced authentication. ``opener`` makes the connection in place of the network.
-    ``jitter`` gives numbers in [0, 1) that spread the reconnects of many clients.
+    Args:
+        host: host name, or a URL: ``mqtt://``, ``mqtts://`` (TLS), ``ws://``, ``wss://`` (WebSocket), which may contain
+            user name and password.
+        port: port of a host name; a URL has its own.
+        topic_aliases: the number of topics that are sent as Topic Aliases, if the server accepts them.
+        topic_alias_maximum: the number of Topic Aliases that the server may use; 0 disables them.
+        receive_maximum: limit of received QoS 1 and 2 messages that are not acknowledged yet.
+        max_pending: limit of published messages without an acknowledgement; :meth:`publish` waits beyond it.
+        authentication: method of enhanced authentication.
+        tls: authorities to trust and the client certificate; with a host name, it enables TLS.
+        headers: HTTP headers of the WebSocket handshake.
+        reconnect: connect again after the connection is lost and send again what was not acknowledged; operations
+            wait meanwhile.
+        on_message: called with each message that no listener or subscription received; without it, such messages
+            wait for :meth:`messages`.
+        response_topic: topic for responses to :meth:`request`; default: ``clients/<client id>/response``.
+        manual: messages of :meth:`messages` are acknowledged only by :meth:`acknowledge`.
+        opener: creates the connection instead of the network.
+        jitter: returns numbers in [0, 1) that spread the reconnects of many clients.
     """
 
     def __init__(
@@ -73,18 +143,18 @@ class MqttClient:
         tls: TlsOptions | None = None,
         headers: Sequence[tuple[str, str]] = (),
         reconnect: bool = True,
-        on_message: Listener | None = None,
+        on_message: MessageListener | None = None,
         connect_timeout_s: float = 10.0,
         max_pending: int = 10_000,
         response_topic: str | None = None,
         manual: bool = False,
-        opener: Callable[[LinkOwner], Link] | None = None,
+        opener: Callable[[ClientLinkOwner], ClientLink] | None = None,
         jitter: Callable[[], float] = random.random,
     ) -> None:
         url = broker_url(host, port, tls=tls is not None)
         if username is None:
             username = url.username
-        if password is None and authentication is None:  # which proves it instead of sending it
+        if password is None and authentication is None:
             password = url.password
         properties = Properties(
             session_expiry_interval=session_expiry_s or None,
@@ -95,7 +165,7 @@ class MqttClient:
         )
         secret = None if password is None else _bytes(password)
         connect = Connect(client_id, clean_start, keep_alive_s, username, secret, will, properties)
-        encode(connect)  # what cannot be sent is known here, not after a connection was made
+        encode(connect)  # raises for values that cannot be sent, before a connection exists
         self.host = url.host
         self.port = url.port
         self._engine = ClientEngine(
@@ -112,23 +182,21 @@ class MqttClient:
             jitter,
             opener,
         )
-        self._hooks = Hooks()
-        self._driver = Driver(
-            self._engine,
-            settings,
-            DriverHooks(self._message, self._hooks.connected, self._hooks.disconnected, self._over),
-        )
-        self._inbox = Inbox(on_message, self._driver.set_reading, self._acknowledge, manual=manual)
-        self._room = asyncio.Semaphore(max_pending)
-        self._requests = Requests(self, response_topic)
-        self._identifiers = StreamIdentifiers()
+        self._driver = Driver(self._engine, settings)
+        self._inbox = Inbox(on_message, self._driver.set_reading, self.acknowledge, manual=manual)
+        self._driver.on_message = self._inbox.put
+        self._driver.on_closed = self._closed
+        self._free_publishes = asyncio.Semaphore(max_pending)
+        self._pending_requests = PendingRequests()
+        self._response_topic = response_topic
+        self._response_subscription: asyncio.Task[list[int]] | None = None
 
     @classmethod
     def from_url(cls, url: str, *, client_id: str = "", reconnect: bool = True, tls: TlsOptions | None = None) -> Self:
-        """A client for the server at ``url``."""
+        """Create a client of the server at ``url``."""
         return cls(url, client_id=client_id, reconnect=reconnect, tls=tls)
 
-    # Life
+    # Connection
 
     async def __aenter__(self) -> Self:
         await self.connect()
@@ -141,68 +209,65 @@ class MqttClient:
 
     @property
     def url(self) -> BrokerUrl:
-        """Where the server is."""
+        """The server's address."""
         return self._driver.url
 
     @property
     def client_id(self) -> str:
-        """The client identifier in use; the server's choice where none was given."""
+        """The client identifier; if none was given, the one that the server assigned."""
         return self._engine.connect.client_id
 
     @property
     def connected(self) -> bool:
-        """Whether the server has accepted us and the connection stands."""
+        """Whether the client is connected and the server accepted it."""
         return self._driver.connected
 
     @property
-    def over(self) -> bool:
-        """Whether it was connected and never will be again."""
-        return self._driver.started and self._driver.done
+    def closed(self) -> bool:
+        """Whether the client was started and will not connect again."""
+        return self._driver.started and self._driver.closed
 
     @property
     def server(self) -> ConnAck:
-        """The last CONNACK: what the server announced."""
+        """The last CONNACK, with the limits of the server."""
         return self._engine.server
 
     @property
     def dropped(self) -> int:
-        """QoS 0 messages that were dropped because nobody read them."""
+        """The number of QoS 0 messages that were dropped because they were not read in time."""
         return self._inbox.dropped
 
     async def connect(self) -> ConnAck:
-        """Connect for the first time; this one is not tried again.
+        """Connect. The first attempt is not repeated.
 
         Raises:
-            UnavailableError: nobody answers there (in time).
+            UnavailableError: the server is not reachable, or does not answer in time.
             RefusedError: the server refused; ``code`` is its reason code.
         """
         return await self._driver.start()
 
     async def disconnect(self, *, session_expiry_s: int | None = None, send_will: bool = False) -> None:
-        """Send DISCONNECT and close. What still has no answer fails with UnavailableError. May be called again.
+        """Send DISCONNECT and close; idempotent. Operations without an answer fail with UnavailableError.
 
-        ``session_expiry_s``: how long the server keeps the session, where that is not what CONNECT said. ``send_will``:
-        let the server publish the will all the same.
+        ``session_expiry_s`` replaces the Session Expiry Interval of CONNECT. ``send_will``: the server publishes the
+        will.
         """
         await self._driver.stop(session_expiry_s, ReasonCode.DISCONNECT_WITH_WILL_MESSAGE if send_will else 0)
-        if self._driver.started:
-            for task in list(self._hooks.tasks):
-                task.cancel()
 
     async def wait_connected(self) -> None:
-        """Wait until the connection stands.
+        """Wait until the client is connected.
 
         Raises:
-            PenstockError: it will not stand again.
+            PenstockError: the client will not connect again.
         """
         await self._driver.wait_connected()
 
-    async def authenticate_again(self) -> None:
-        """Prove once more who we are, on the connection that stands: before a token runs out [MQTT 5.0 section 4.12.1].
+    async def reauthenticate(self) -> None:
+        """Authenticate again on the same connection, before a token expires [MQTT 5.0 section 4.12.1].
 
         Raises:
             LocalProtocolError: the client has no method of enhanced authentication, or is not connected.
-            UnavailableError: the server ended the connection instead.
+            UnavailableError: the server closed the connection.
         """
         self._driver.check_open()
         with self._driver.operation() as future:
@@ -221,19 +286,18 @@ class MqttClient:
         retain: bool = False,
         properties: Properties | None = None,
     ) -> int:
-        """Publish; at QoS 1 and 2 return after the last acknowledgement with its reason code (0, or 0x10: nobody is
-        subscribed).
+        """Publish a message; return the reason code of its last acknowledgement (0, or 0x10: no subscribers).
 
-        At QoS 0 return when it is on its way, waiting for a connection first, and for room in its transport. A Message
-        Expiry Interval runs from the call: the message leaves with what is left of it. Cancelled, it is not sent unless
-        it has been. At QoS 2 it arrives once, whatever happens to the connection, as long as the server keeps the
-        session (``session_expiry_s``) and this client lives.
+        At QoS 0, wait for a connection and for room in its write buffer, then return 0. A Message Expiry Interval
+        counts from the call; the message is sent with the rest of it. A cancelled call withdraws the message if it was
+        not sent yet. At QoS 2 the message is delivered once even if the connection is lost, while the server keeps the
+        session (``session_expiry_s``) and this client runs.
 
         Raises:
             RefusedError: reason code 0x80 or above.
-            UnavailableError: the connection is gone for good, or the message expired; ``applied`` None = the server may
-                have taken it.
-            LocalProtocolError: it cannot be sent, or the server announced that it does not take it.
+            UnavailableError: the client will not connect again, or the message expired; ``applied`` None: the server
+                may have received it.
+            LocalProtocolError: the message cannot be sent, or exceeds what the server supports.
         """
         validate_topic_name(topic)
         if not 0 <= qos <= 2:
@@ -241,7 +305,7 @@ class MqttClient:
         if properties is not None and properties.topic_alias is not None:
             raise LocalProtocolError(
                 "mqtt: a Topic Alias belongs to the connection",
-                do="let the client choose it: MqttClient(topic_aliases=N)",
+                do="let the client assign aliases: MqttClient(topic_aliases=N)",
             )
         driver = self._driver
         publish = Publish(topic, _bytes(payload), qos, retain=retain, properties=properties)
@@ -252,7 +316,7 @@ class MqttClient:
             return 0
         driver.check_open()
         since = driver.now()
-        async with self._room:
+        async with self._free_publishes:
             driver.check_open()
             with driver.operation() as future:
                 self._engine.publish(publish, future, driver.now(), since=since)
@@ -260,7 +324,7 @@ class MqttClient:
                 answer = await future
         code = int(answer.reason_codes[0])
         if code >= 0x80:
-            raise failures.refused(self.url, f"publish to {topic!r}", code, answer.reason_string)
+            raise errors.refused(self.url, f"publish to {topic!r}", code, answer.reason_string)
         return code
 
     async def request(
@@ -272,27 +336,65 @@ class MqttClient:
         qos: int = 1,
         properties: Properties | None = None,
     ) -> Publish:
-        """Publish a request and wait for its response, at most ``timeout`` seconds.
+        """Publish a request and wait at most ``timeout`` seconds for its response.
 
-        The response topic is the client's own (``response_topic``, by default ``clients/<client id>/response``),
-        subscribed at the first request; correlation data is added. A responder publishes to the response topic with the
-        same correlation data, as :meth:`respond` does.
+        The response topic is the client's own, subscribed at the first request; correlation data is added. A responder
+        publishes to the response topic with the same correlation data, as :meth:`respond` does.
 
         Raises:
-            UnavailableError: no response in time (``applied`` None), or nobody is subscribed to ``topic`` (False).
+            UnavailableError: no response in time (``applied`` None), or no subscribers of ``topic`` (False).
             RefusedError: the server refused the request.
         """
-        return await self._requests.request(topic, payload, timeout, qos=qos, properties=properties)
+        response_topic = await self._subscribe_responses()
+        given = properties.copy() if properties is not None else Properties()
+        correlation, future = self._pending_requests.add()
+        given.response_topic, given.correlation_data = response_topic, correlation
+        try:
+            async with asyncio.timeout(timeout):
+                code = await self.publish(topic, payload, qos=qos, properties=given)
+                if code == ReasonCode.NO_MATCHING_SUBSCRIBERS:
+                    raise UnavailableError(
+                        f"mqtt: the request to {topic!r} has no receiver",
+                        applied=False,
+                        why="no client subscribes to that topic",
+                        do="start the responder, or correct the topic",
+                    )
+                return await future
+        except TimeoutError:
+            raise UnavailableError(
+                f"mqtt: no response to the request to {topic!r} within {timeout:g} s",
+                why="the subscribers did not respond, or not to the response topic",
+            ) from None
+        finally:
+            self._pending_requests.remove(correlation)
 
     async def respond(
         self, request: Publish, payload: bytes | str = b"", *, properties: Properties | None = None
     ) -> int:
-        """Publish the response to a request that came in, to its response topic and with its correlation data.
+        """Publish the response to a received request, with its correlation data, to its response topic.
 
         Raises:
-            LocalProtocolError: the message names no response topic: it is no request.
+            LocalProtocolError: the message has no response topic, so it is not a request.
         """
-        return await self._requests.respond(request, payload, properties=properties)
+        asked = request.optional_properties
+        if asked is None or asked.response_topic is None:
+            raise LocalProtocolError(f"mqtt: the message to {request.topic!r} has no response topic")
+        given = properties.copy() if properties is not None else Properties()
+        given.correlation_data = asked.correlation_data
+        return await self.publish(asked.response_topic, payload, qos=max(1, request.qos), properties=given)
+
+    async def _subscribe_responses(self) -> str:
+        """Return the response topic once it is subscribed."""
+        task = self._response_subscription
+        if task is None or (task.done() and task.exception() is not None):
+            await self.wait_connected()
+            if self._response_topic is None:
+                self._response_topic = f"clients/{self.client_id}/response"
+            self.listen(self._response_topic, self._pending_requests.receive)
+            task = self._response_subscription = asyncio.create_task(self.subscribe(self._response_topic, qos=1))
+        await asyncio.shield(task)
+        assert self._response_topic is not None
+        return self._response_topic
 
     # Subscribe
 
@@ -306,14 +408,14 @@ class MqttClient:
         retain_handling: int = 0,
         identifier: int | None = None,
     ) -> list[int]:
-        """Subscribe; the QoS granted to each filter. Made again by itself when the server loses the session.
+        """Subscribe; return the granted QoS of each filter. Repeated when the server has lost the session.
 
-        The options hold for filters given as text. The messages go to listeners, ``on_message`` or :meth:`messages`;
-        :meth:`subscription` gives them an iteration of their own.
+        The options apply to filters given as text. Messages go to listeners, ``on_message`` or :meth:`messages`;
+        :meth:`subscription` returns an iterator of its own.
 
         Raises:
-            RefusedError: the server refused one of them; the others are in force.
-            UnavailableError: the connection is gone for good.
+            RefusedError: the server refused one of the filters; the others are subscribed.
+            UnavailableError: the client will not connect again.
         """
         wanted = subscriptions(filters, Subscription("", qos, no_local, retain_as_published, retain_handling))
         self._driver.check_open()
@@ -325,11 +427,11 @@ class MqttClient:
         for subscription, code in zip(wanted, answer.reason_codes, strict=True):
             if code >= 0x80:
                 what = f"subscription to {subscription.topic_filter!r}"
-                raise failures.refused(self.url, what, int(code), answer.reason_string)
+                raise errors.refused(self.url, what, int(code), answer.reason_string)
         return [int(code) for code in answer.reason_codes]
 
     async def unsubscribe(self, filters: str | Sequence[str]) -> list[int]:
-        """End subscriptions; a reason code each (0x11: there was none)."""
+        """Unsubscribe; return a reason code for each filter (0x11: no such subscription)."""
         topic_filters = [filters] if isinstance(filters, str) else list(filters)
         for topic_filter in topic_filters:
             validate_topic_filter(topic_filter)
@@ -349,19 +451,19 @@ class MqttClient:
         retain_as_published: bool = False,
         retain_handling: int = 0,
     ) -> AsyncIterator[MessageStream]:
-        """Subscribe, and iterate over the messages of these subscriptions alone; unsubscribe at the end of the block.
+        """Subscribe, iterate over the messages of these subscriptions only, and unsubscribe at the end of the block.
 
-        A message is acknowledged when the iteration asks for the next one: what the loop's body did not finish comes
-        again after a crash, where the session is kept. Leaving the block acknowledges what waits, read or not; to have
-        it again, disconnect inside the block. At most ``receive_maximum`` messages of the client wait (QoS 1 and 2): a
-        slow body slows the server down, not this client's other operations.
+        A message is acknowledged when the next one is requested, so a message that was not processed is delivered again
+        after a crash if the session is persistent. Leaving the block acknowledges all waiting messages; to receive them
+        again, disconnect inside the block. At most ``receive_maximum`` QoS 1 and 2 messages of the client wait: slow
+        processing slows the server down, not other operations of this client.
 
-        Raises: as :meth:`subscribe`.
+        Raises: see :meth:`subscribe`.
         """
         wanted = subscriptions(filters, Subscription("", qos, no_local, retain_as_published, retain_handling))
         await self._driver.wait_connected()
         by_identifier = self._engine.server.properties.subscription_identifier_available != 0
-        named = [(s, self._identifiers.take(s.topic_filter) if by_identifier else None) for s in wanted]
+        named = [(s, self._inbox.identifiers.acquire(s.topic_filter) if by_identifier else None) for s in wanted]
         stream, close = self._inbox.open_stream([(s.topic_filter, identifier) for s, identifier in named])
         try:
             for subscription, identifier in named:
@@ -371,69 +473,60 @@ class MqttClient:
             last = [
                 s.topic_filter
                 for s, identifier in named
-                if identifier is None or self._identifiers.drop(s.topic_filter)
+                if identifier is None or self._inbox.identifiers.release(s.topic_filter)
             ]
             try:
-                if not self._driver.leaving and last:
+                if not self._driver.stopping and last:
                     await self.unsubscribe(last)
             except PenstockError as e:
-                logger.debug("the subscription to %s was not taken back: %s", last, e.what)
+                logger.debug("unsubscribing from %s failed: %s", last, e.what)
             finally:
                 close()
 
-    # Messages and hooks
+    # Messages and callbacks
 
-    def listen(self, topic_filter: str, listener: Listener) -> Callable[[], None]:
-        """Call ``listener`` for messages whose topic matches; they do not reach ``on_message`` or :meth:`messages`.
+    def listen(self, topic_filter: str, listener: MessageListener) -> Callable[[], None]:
+        """Call ``listener`` with messages whose topic matches; ``on_message`` and :meth:`messages` do not get them.
 
-        Returns what takes it away again. It subscribes to nothing.
+        Returns a function that removes the listener. It does not subscribe.
         """
         return self._inbox.listen(topic_filter, listener)
 
     def messages(self) -> AsyncIterator[Publish]:
-        """The messages that nobody took, as they come; ends with the client.
+        """Iterate over messages that no listener or subscription received, until the client is closed.
 
-        A message is acknowledged when the next one is asked for. At most ``receive_maximum`` of them wait at QoS 1 and
-        2; at QoS 0 reading from the network pauses above 1,000, so iterate steadily.
+        A message is acknowledged when the next one is requested. At most ``receive_maximum`` QoS 1 and 2 messages wait;
+        above 1,000 waiting QoS 0 messages the client stops reading from the network, so iterate steadily.
 
         Raises (while iterating):
-            PenstockError: the client ended by an error.
+            PenstockError: the client was closed by an error.
         """
-        return self._inbox.messages()
+        return self._inbox.unread
 
     def acknowledge(self, message: Publish, reason_code: int = 0) -> None:
-        """Say, on a client made with ``manual``, that a message of :meth:`messages` was taken care of; in any order.
+        """Acknowledge a message of :meth:`messages` if the client was created with ``manual``, in any order.
 
-        ``reason_code`` 0x80 and above refuses it. Nothing happens for QoS 0, and for a QoS 1 message of an earlier
-        connection: the server sends that one again.
+        ``reason_code`` 0x80 and above rejects it. QoS 0 messages and QoS 1 messages of an earlier connection are
+        ignored: the server sends the latter again.
         """
         self._engine.acknowledge(message, self._driver.now(), reason_code)
         self._driver.schedule_flush()
 
-    def settle(self) -> None:
-        """Be done with the message that :meth:`messages` gave last, without asking for the next one."""
-        self._inbox.messages().settle()
+    def acknowledge_last(self) -> None:
+        """Acknowledge the last message of :meth:`messages` without requesting the next one."""
+        self._inbox.unread.acknowledge_current()
 
-    def on_connected(self, hook: Hook) -> None:
-        """Call ``hook(session_present)`` after each CONNACK that accepts us; an awaitable it returns becomes a task."""
-        self._hooks.on_connected.append(hook)
+    def on_connected(self, hook: ConnectedHook) -> None:
+        """Call ``hook(session_present)`` after each successful CONNACK; an awaitable it returns becomes a task."""
+        self._driver.connected_hooks.append(hook)
 
     def on_disconnected(self, hook: Callable[[PenstockError | None], None]) -> None:
-        """Call ``hook(error)`` whenever the connection ended; None after :meth:`disconnect`."""
-        self._hooks.on_disconnected.append(hook)
+        """Call ``hook(error)`` after each end of a connection; None after :meth:`disconnect`."""
+        self._driver.disconnected_hooks.append(hook)
 
-    # Inside
-
-    def _message(self, message: Publish) -> None:
-        self._inbox.put(message)
-
-    def _acknowledge(self, message: Publish) -> None:
-        """Everybody is done with a message that came in."""
-        self.acknowledge(message)
-
-    def _over(self, error: PenstockError | None) -> None:
+    def _closed(self, error: PenstockError | None) -> None:
         self._inbox.close(error)
-        self._requests.pending.close(failures.given_up(error, sent=True))
+        self._pending_requests.fail(errors.abandoned(error, sent=True))
 
 
 def _bytes(value: bytes | str) -> bytes:

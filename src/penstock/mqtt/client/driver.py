@@ -1,21 +1,22 @@
-"""What keeps a client connected: one task owns the network connection, makes it again, and moves bytes and timers.
+"""Connection of an MQTT client: one task connects and reconnects, and moves bytes, timers and results.
 
-The engine decides; here are sockets, the clock and futures.
+The protocol is in :mod:`penstock.mqtt.engine.client`; this module has the sockets, the clock and the futures.
 """
 
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 import ssl
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Final, cast
+from typing import Final, TypeVar, cast
 
 from penstock.errors import LocalProtocolError, PenstockError, UnavailableError
-from penstock.mqtt.client import failures
-from penstock.mqtt.client.link import Link, LinkOwner
+from penstock.mqtt.client import errors
+from penstock.mqtt.client.link import ClientLink, ClientLinkOwner
 from penstock.mqtt.codec.packets import ConnAck, Publish
 from penstock.mqtt.codec.reasons import reason_name
 from penstock.mqtt.engine.client import ClientEngine, ClientState
@@ -25,37 +26,29 @@ from penstock.runtime.backoff import Backoff
 from penstock.runtime.io.loop import after_reading
 from penstock.runtime.io.tls import certificate_file
 
-__all__ = ["Driver", "DriverHooks", "DriverSettings"]
+__all__ = ["ConnectedHook", "Driver", "DriverSettings"]
 
 logger = logging.getLogger("penstock.mqtt.client")
 
 BACKOFF_FIRST_S: Final = 0.1
 BACKOFF_LAST_S: Final = 10.0
 CLOSE_GRACE_S: Final = 2.0
-"""How long a server may take to read our last bytes."""
+"""Time for the server to read the last bytes after :meth:`Driver.stop`."""
 MAX_UNSENT: Final = 256
-"""QoS 0 messages of one loop turn before the driver lets the loop run."""
+"""QoS 0 messages that are written before the event loop runs again."""
 WEBSOCKET_FRAME_BYTES: Final = 16 * 1024 * 1024
-"""The largest WebSocket frame that a server may send; packets may be larger, they need no frame of their own."""
+"""The largest WebSocket frame that is accepted; a packet may span several frames."""
 
 
-@dataclass(slots=True)
-class DriverHooks:
-    """Who is told what happens, in the loop's thread."""
-
-    message: Callable[[Publish], None]
-    """A message came in."""
-    connected: Callable[[ConnAck], None]
-    """CONNACK accepted us."""
-    disconnected: Callable[[PenstockError | None], None]
-    """The connection ended; None where that was asked for."""
-    over: Callable[[PenstockError | None], None]
-    """There will be no connection any more."""
+ConnectedHook = Callable[[bool], Awaitable[None] | None]
+"""Called with Session Present after each successful CONNACK; an awaitable that it returns becomes a task."""
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 @dataclass(slots=True)
 class DriverSettings:
-    """How to connect. ``jitter`` gives numbers in [0, 1) that spread the reconnects of many clients."""
+    """Connection settings. ``jitter`` returns numbers in [0, 1) that spread the reconnects of many clients."""
 
     url: BrokerUrl
     tls: ssl.SSLContext | None
@@ -64,35 +57,42 @@ class DriverSettings:
     reconnect: bool
     connect_timeout_s: float
     jitter: Callable[[], float]
-    opener: Callable[[LinkOwner], Link] | None = None
-    """Makes the connection in place of the network."""
+    opener: Callable[[ClientLinkOwner], ClientLink] | None = None
+    """Creates the connection instead of the network."""
 
 
 class Driver:
     """The connection of one client. Call from the loop's thread."""
 
-    def __init__(self, engine: ClientEngine, settings: DriverSettings, hooks: DriverHooks) -> None:
+    def __init__(self, engine: ClientEngine, settings: DriverSettings) -> None:
         self.engine = engine
         self.url = settings.url
-        self.over: PenstockError | None = None
-        """Why the client is over."""
-        self.leaving = False
-        """Whether that was asked for."""
+        self.failure: PenstockError | None = None
+        """Why the client will not connect again."""
+        self.stopping = False
+        """:meth:`stop` was called."""
+        self.on_message: Callable[[Publish], None] = lambda _message: None
+        """Called with each received message."""
+        self.on_closed: Callable[[PenstockError | None], None] = lambda _error: None
+        """Called once when the client will not connect again; None after :meth:`stop`."""
+        self.connected_hooks: list[ConnectedHook] = []
+        self.disconnected_hooks: list[Callable[[PenstockError | None], None]] = []
+        """Called after each end of a connection; None after :meth:`stop`."""
+        self._hook_tasks: set[asyncio.Task[None]] = set()
         self._settings = settings
-        self._hooks = hooks
         self._online = asyncio.Event()
         self._drained = asyncio.Event()
-        """The transport takes bytes again, or there is none."""
-        self._closed: PenstockError | None = None
-        """Why this connection is being closed."""
+        """Set while the write buffer has room, or there is no connection."""
+        self._close_reason: PenstockError | None = None
+        """Why the current connection is being closed."""
         self._task: asyncio.Task[None] | None = None
-        self._link: Link | None = None
+        self._link: ClientLink | None = None
         self._first: asyncio.Future[ConnAck] | None = None
         self._flush_scheduled = False
         self._timer: asyncio.TimerHandle | None = None
         self._paused = False
 
-    # Life
+    # Start and stop
 
     @property
     def started(self) -> bool:
@@ -100,19 +100,19 @@ class Driver:
         return self._task is not None
 
     @property
-    def done(self) -> bool:
-        """Whether there will be no connection any more."""
-        return self.leaving or self.over is not None or (self._task is not None and self._task.done())
+    def closed(self) -> bool:
+        """Whether the client will not connect again."""
+        return self.stopping or self.failure is not None or (self._task is not None and self._task.done())
 
     @property
     def connected(self) -> bool:
-        """Whether the server has accepted us and the connection stands."""
+        """Whether the server accepted the current connection."""
         return self._link is not None and self.engine.state is ClientState.CONNECTED
 
     async def start(self) -> ConnAck:
-        """Connect for the first time; this one is not tried again."""
+        """Connect; the first attempt is not repeated."""
         if self._task is not None:
-            raise LocalProtocolError("mqtt: this client was connected before", do="make a new MqttClient")
+            raise LocalProtocolError("mqtt: this client was connected before", do="create a new MqttClient")
         self._first = asyncio.get_running_loop().create_future()
         self._task = asyncio.create_task(self._run(), name=f"mqtt client {self.engine.connect.client_id or '(new)'}")
         try:
@@ -123,38 +123,40 @@ class Driver:
 
     async def stop(self, session_expiry_s: int | None, reason_code: int) -> None:
         """Send DISCONNECT and close."""
-        if self._task is None or self.leaving:
+        if self._task is None or self.stopping:
             return
-        self.leaving = True
+        self.stopping = True
         link = self._link
         if link is not None and link.open:
             self.engine.disconnect(self.now(), reason_code, session_expiry_s)
             self.flush()
             link.close()
-            _done, late = await asyncio.wait([link.ended], timeout=CLOSE_GRACE_S)
+            _done, late = await asyncio.wait([link.closed], timeout=CLOSE_GRACE_S)
             if late:
                 link.abort()
         await self._stop()
+        for task in list(self._hook_tasks):
+            task.cancel()
 
     def check_open(self) -> None:
-        """Raise where no answer can come any more."""
+        """Raise if operations cannot be answered any more."""
         if self._task is None:
             raise LocalProtocolError("mqtt: the client is not connected", do="await client.connect() first")
-        if self.leaving or self._task.done():
-            raise self.over or UnavailableError("mqtt: the client was disconnected", applied=False)
+        if self.stopping or self._task.done():
+            raise self.failure or UnavailableError("mqtt: the client was disconnected", applied=False)
 
     async def wait_connected(self) -> None:
-        """Wait until the connection stands, or raise why it never will."""
+        """Wait until the client is connected, or raise why it will not connect again."""
         self.check_open()
         await self._online.wait()
         self.check_open()
 
     async def wait_writable(self) -> None:
-        """Wait until there is a connection that takes bytes; let the loop run where much is written at once."""
+        """Wait for a connection with room in its write buffer; after many writes, let the event loop run."""
         await self.wait_connected()
         if self.engine.unsent >= MAX_UNSENT:
             self.flush()
-            await asyncio.sleep(0)  # uvloop says only then that a transport is full
+            await asyncio.sleep(0)  # uvloop reports a full buffer only then
         while not self.engine.writable:
             await self._drained.wait()
             await self.wait_connected()
@@ -163,9 +165,9 @@ class Driver:
 
     @contextmanager
     def operation(self) -> Iterator[asyncio.Future[Answered]]:
-        """The future of an operation's answer; an operation that nobody waits for any more is withdrawn.
+        """Create the future of an operation; if the operation is cancelled, it is withdrawn.
 
-        While one waits the network is read, whoever asked for a pause: its answer comes from there.
+        The network is read while an operation waits for its answer, even if reading is paused.
         """
         future: asyncio.Future[Answered] = asyncio.get_running_loop().create_future()
         if self._paused:
@@ -180,13 +182,13 @@ class Driver:
                 self._apply_reading(paused=True)
 
     def schedule_flush(self) -> None:
-        """Send what the engine has at the end of this loop turn."""
+        """Call :meth:`flush` at the end of this loop turn."""
         if not self._flush_scheduled:
             self._flush_scheduled = True
             asyncio.get_running_loop().call_soon(self.flush)
 
     def flush(self) -> None:
-        """Send what the engine has, in one write; arm its timer."""
+        """Perform the engine's events, write its output at once and set its timer."""
         self._flush_scheduled = False
         events = self.engine.take_events()
         if events:
@@ -200,7 +202,7 @@ class Driver:
             self._arm()
 
     def set_reading(self, *, paused: bool) -> None:
-        """Read from the network, or do so only while an operation waits for its answer."""
+        """Pause or resume reading; while paused, the network is read only if an operation waits for its answer."""
         self._paused = paused
         if not paused or not self.engine.open_operations:
             self._apply_reading(paused=paused)
@@ -209,25 +211,25 @@ class Driver:
         """Milliseconds of the loop's clock."""
         return int(asyncio.get_running_loop().time() * 1000)
 
-    # For its links
+    # Called by its links
 
-    def received(self, link: Link, data: bytes) -> None:
-        """Bytes came in."""
+    def received(self, link: ClientLink, data: bytes) -> None:
+        """Bytes were received."""
         if link is self._link:
             if self.engine.state is ClientState.CONNECTING and data.startswith(b"HTTP/"):
-                self._close(failures.http_server(self.url, data))
+                self._close(errors.http_server(self.url, data))
                 return
             self._perform(self.engine.receive(data, self.now()))
             self.flush()
 
-    def pause_writing(self, link: Link) -> None:
-        """The transport is full."""
+    def pause_writing(self, link: ClientLink) -> None:
+        """The write buffer is full."""
         if link is self._link:
             self.engine.writable = False
             self._drained.clear()
 
-    def resume_writing(self, link: Link) -> None:
-        """The transport takes bytes again."""
+    def resume_writing(self, link: ClientLink) -> None:
+        """The write buffer has drained."""
         if link is self._link:
             self.engine.resume_writing(self.now())
             self._drained.set()
@@ -236,7 +238,7 @@ class Driver:
     # Inside
 
     async def _run(self) -> None:
-        """Own the network connection until it is over."""
+        """Connect and reconnect until the client is closed."""
         settings = self._settings
         backoff = Backoff(BACKOFF_FIRST_S, BACKOFF_LAST_S, settings.jitter)
         try:
@@ -249,37 +251,37 @@ class Driver:
                 self._arm()
                 if was_online:
                     backoff.reset()
-                    self._hooks.disconnected(None if self.leaving else error)
-                if self.leaving:
+                    self._call_disconnected_hooks(None if self.stopping else error)
+                if self.stopping:
                     return
                 if self._first is not None and not self._first.done():
-                    self.over = error
+                    self.failure = error
                     self._first.set_exception(error)
                     return
                 if not settings.reconnect or not error.retriable:
-                    self.over = error
+                    self.failure = error
                     return
                 delay = backoff.failed()
                 logger.info("%s; next try in %.1f s", error.what, delay)
                 await asyncio.sleep(delay)
         except Exception as error:
-            # Of our own making: whoever waits for the client is told so instead of being cancelled without a reason.
-            logger.exception("internal error; the client of %s is over", self.url)
-            self.over = LocalProtocolError("mqtt: the client failed", why=f"internal error: {error!r}")
+            # A defect of ours: operations fail with this error instead of being cancelled without a reason.
+            logger.exception("internal error; the client of %s is closed", self.url)
+            self.failure = LocalProtocolError("mqtt: the client failed", why=f"internal error: {error!r}")
             if self._first is not None and not self._first.done():
-                self._first.set_exception(self.over)
+                self._first.set_exception(self.failure)
         finally:
-            self._end()
+            self._finish()
 
     async def _connection(self) -> PenstockError:
-        """One network connection from its start to its end; why it ended."""
-        self._closed = None
+        """Run one connection until it is closed; return why it was closed."""
+        self._close_reason = None
         timeout_s = self._settings.connect_timeout_s
         try:
             async with asyncio.timeout(timeout_s):
                 link = self._link = await self._open()
         except (OSError, TimeoutError) as e:
-            return failures.not_connected(self.url, e, certificate_file(self._settings.tls))
+            return errors.not_connected(self.url, e, certificate_file(self._settings.tls))
         try:
             try:
                 async with asyncio.timeout(timeout_s):
@@ -289,33 +291,33 @@ class Driver:
                         self.flush()
                         await asyncio.shield(link.answered)
             except TimeoutError:
-                return failures.no_answer(self.url, timeout_s)
+                return errors.no_answer(self.url, timeout_s)
             if link.failure is None:
-                await asyncio.shield(link.ended)
-        except PenstockError as e:  # the authentication method has nothing to begin with
+                await asyncio.shield(link.closed)
+        except PenstockError as e:  # raised by the authentication method
             return e
         finally:
             self._link = None
             link.abort()
-        rejected = failures.rejected(self.url, link.error, certificate_file(self._settings.tls))
+        rejected = errors.rejected(self.url, link.error, certificate_file(self._settings.tls))
         if rejected is not None:
             return rejected
         if link.failure is not None:
             return link.failure
-        return self._why_closed() or failures.lost(self.url, accepted=self._online.is_set())
+        return self._why_closed() or errors.lost(self.url, accepted=self._online.is_set())
 
-    async def _open(self) -> Link:
+    async def _open(self) -> ClientLink:
         settings = self._settings
         url = self.url
         if settings.opener is not None:
             return settings.opener(self)
 
-        def link() -> Link:
+        def link() -> ClientLink:
             if not url.websocket:
-                return Link(self)
-            from penstock.mqtt.client.websocket import WebSocketLink
+                return ClientLink(self)
+            from penstock.mqtt.client.websocket import WebSocketClientLink
 
-            return WebSocketLink(self, url, settings.headers, WEBSOCKET_FRAME_BYTES)
+            return WebSocketClientLink(self, url, settings.headers, WEBSOCKET_FRAME_BYTES)
 
         name = None if settings.tls is None else settings.server_name or url.host
         loop = asyncio.get_running_loop()
@@ -323,12 +325,13 @@ class Driver:
         return made
 
     def _why_closed(self) -> PenstockError | None:
-        return self._closed
+        """As a method: mypy does not know that callbacks set it during an await."""
+        return self._close_reason
 
     def _perform(self, events: list[Event]) -> None:
         for event in events:
             if type(event) is Publish:
-                self._hooks.message(event)
+                self.on_message(event)
             elif isinstance(event, Answered):
                 future = cast("asyncio.Future[Answered]", event.token)
                 if future.done():
@@ -340,12 +343,12 @@ class Driver:
             elif isinstance(event, Connected):
                 self._accept(event.packet)
             elif isinstance(event, Refused):
-                self._close(failures.connect_refused(self.url, event.packet))
+                self._close(errors.connect_refused(self.url, event.packet))
             elif isinstance(event, Closed):
-                self._close(failures.closed(self.url, event, self.engine.connect.client_id))
+                self._close(errors.closed(self.url, event, self.engine.connect.client_id))
             elif isinstance(event, Unsubscribed):
                 logger.error(
-                    "%s lost the session and does not make the subscription to %r again: %s",
+                    "%s lost the session and refused to renew the subscription to %r: %s",
                     *(self.url, event.topic_filter, reason_name(event.reason_code)),
                 )
 
@@ -355,8 +358,25 @@ class Driver:
             self._link.answered.set_result(None)
         if self._first is not None and not self._first.done():
             self._first.set_result(packet)
-        self._hooks.connected(packet)
+        self._call_connected_hooks(packet)
         self.set_reading(paused=self._paused)
+
+    def _call_connected_hooks(self, packet: ConnAck) -> None:
+        for hook in self.connected_hooks:
+            result = _call_hook(hook, packet.session_present)
+            if inspect.isawaitable(result):
+                task = asyncio.create_task(_await(result))
+                self._hook_tasks.add(task)
+                task.add_done_callback(self._hook_done)
+
+    def _call_disconnected_hooks(self, error: PenstockError | None) -> None:
+        for hook in self.disconnected_hooks:
+            _call_hook(hook, error)
+
+    def _hook_done(self, task: asyncio.Task[None]) -> None:
+        self._hook_tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            logger.error("a hook of the client failed", exc_info=task.exception())
 
     def _apply_reading(self, *, paused: bool) -> None:
         self.engine.reading = not paused
@@ -364,26 +384,26 @@ class Driver:
             self._link.set_reading(paused=paused)
 
     def _close(self, error: PenstockError) -> None:
-        self._closed = error
+        self._close_reason = error
         self.flush()
         if self._link is not None:
             self._link.close()
 
     def _arm(self) -> None:
-        """Have one timer for the engine's deadline; with a connection that only moves on, and a tick looks again."""
+        """Set the timer to the engine's next deadline; traffic only postpones that, so a set timer is left alone."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         deadline = self.engine.next_deadline()
         if deadline is not None:
-            self._timer = asyncio.get_running_loop().call_at(deadline / 1000 + 0.001, self._tick)
+            self._timer = asyncio.get_running_loop().call_at(deadline / 1000 + 0.001, self._on_timer)
 
-    def _tick(self) -> None:
-        """A deadline has come; what arrived before it is read first, since this process may have been stopped."""
-        after_reading(asyncio.get_running_loop(), self._judge)
+    def _on_timer(self) -> None:
+        """Check deadlines after received bytes were read: the process may have been suspended."""
+        after_reading(asyncio.get_running_loop(), self._check_deadlines)
 
-    def _judge(self) -> None:
-        if self._timer is None:  # the client is over
+    def _check_deadlines(self) -> None:
+        if self._timer is None:  # closed meanwhile
             return
         self._timer.cancel()
         self._timer = None
@@ -391,22 +411,35 @@ class Driver:
         self.flush()
 
     async def _stop(self) -> None:
-        self.leaving = True
+        self.stopping = True
         if self._task is not None and not self._task.done():
             self._task.cancel()
             await asyncio.wait([self._task])
 
-    def _end(self) -> None:
-        """The client is over: nothing will be answered any more."""
+    def _finish(self) -> None:
+        """Fail all operations: the client will not connect again."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        self._online.set()  # wakes who waits for it, to be told
+        self._online.set()  # wakes waiting operations, which then raise
         self._drained.set()
-        self._hooks.over(None if self.leaving else self.over)
+        self.on_closed(None if self.stopping else self.failure)
         if self._first is not None and not self._first.done():
             self._first.cancel()
         for token, sent in self.engine.abandon():
             future = cast("asyncio.Future[Answered]", token)
             if not future.done():
-                future.set_exception(failures.given_up(self.over, sent=sent))
+                future.set_exception(errors.abandoned(self.failure, sent=sent))
+
+
+def _call_hook(hook: Callable[[T], R], argument: T) -> R | None:
+    """Call a hook; log its exceptions, which must not end the connection."""
+    try:
+        return hook(argument)
+    except Exception:
+        logger.exception("a hook of the client failed")
+        return None
+
+
+async def _await(result: Awaitable[None]) -> None:
+    await result

@@ -1,11 +1,11 @@
-"""Where the messages of a client go: to streams, to listeners by topic, to one callback, or to whoever iterates.
+"""Received messages of a client: dispatched to streams, to listeners by topic, to a callback, or to an iterator.
 
-A message is acknowledged once everybody it went to is done with it: a listener when it returned, an iteration when it
-asks for the next message. So what waits here at QoS 1 and 2 is bounded by the client's Receive Maximum: the server
-holds the rest back, and the connection goes on for everything else.
+A message is acknowledged after all its receivers processed it: a listener when it returns, an iterator when it requests
+the next message. The Receive Maximum therefore limits waiting QoS 1 and 2 messages: the server holds back the rest
+while the connection stays usable for other operations.
 
-QoS 0 has no such brake. Above ``high_water`` waiting messages the owner is asked to read no more from the network,
-unless an operation waits for its answer there; what comes then is dropped beyond ``hard_limit``, and counted.
+QoS 0 has no such limit. Above ``high_water`` waiting messages the client stops reading from the network, unless an
+operation waits for an answer; beyond ten times as many, messages are dropped and counted.
 """
 
 from __future__ import annotations
@@ -21,55 +21,83 @@ from penstock.mqtt.codec.packets import Publish
 from penstock.mqtt.codec.topics import SHARE_PREFIX, validate_topic_filter
 from penstock.mqtt.engine.filter_tree import FilterTree
 
-__all__ = ["MAX_UNREAD", "Inbox", "Listener", "MessageStream"]
+__all__ = ["FIRST_IDENTIFIER", "MAX_UNREAD", "Inbox", "MessageListener", "MessageStream", "StreamIdentifiers"]
 
 logger = logging.getLogger("penstock.mqtt.client")
 
 MAX_UNREAD: Final = 1000
-"""Messages that wait for an iteration before the client stops reading from the network."""
+"""Waiting QoS 0 messages of a stream above which the client stops reading from the network."""
 HARD_LIMIT_FACTOR: Final = 10
-"""Above so many times ``MAX_UNREAD`` QoS 0 messages are dropped."""
+"""QoS 0 messages are dropped above this multiple of ``MAX_UNREAD``."""
+FIRST_IDENTIFIER: Final = 1_000_001
+"""The first subscription identifier of streams; the caller may use smaller ones."""
 
-Listener = Callable[[Publish], None]
+MessageListener = Callable[[Publish], None]
 
 
 class _SetReading(Protocol):
     def __call__(self, *, paused: bool) -> None: ...
 
 
-class MessageStream:
-    """Messages that wait for one iteration. Ends once it was closed and everything was read.
+class StreamIdentifiers:
+    """Subscription identifiers of message streams: one per topic filter, because a session has each filter once."""
 
-    Asking for the next message says that one is done with the last.
+    def __init__(self) -> None:
+        self._by_filter: dict[str, tuple[int, int]] = {}
+        """Topic filter -> identifier, and the number of streams that use it."""
+        self._next = FIRST_IDENTIFIER
+
+    def acquire(self, topic_filter: str) -> int:
+        """Return the identifier for a new stream of the filter."""
+        identifier, streams = self._by_filter.get(topic_filter, (self._next, 0))
+        if not streams:
+            self._next += 1
+        self._by_filter[topic_filter] = (identifier, streams + 1)
+        return identifier
+
+    def release(self, topic_filter: str) -> bool:
+        """Remove a stream of the filter; return True if it was the last."""
+        identifier, streams = self._by_filter[topic_filter]
+        if streams > 1:
+            self._by_filter[topic_filter] = (identifier, streams - 1)
+            return False
+        del self._by_filter[topic_filter]
+        return True
+
+
+class MessageStream:
+    """An iterator over waiting messages. It ends after it was closed and all messages were read.
+
+    Requesting the next message acknowledges the last one.
     """
 
     def __init__(
         self, done: Callable[[Publish], None], read: Callable[[], None] = lambda: None, *, manual: bool = False
     ) -> None:
         self.dropped = 0
-        """QoS 0 messages that found no room."""
+        """QoS 0 messages that were dropped because too many waited."""
         self._done = done
         self._read = read
         self._manual = manual
         self._waiting: deque[Publish] = deque()
         self._current: Publish | None = None
-        self._over = False
+        self._closed = False
         self._error: PenstockError | None = None
         self._changed = asyncio.Event()
 
     def __len__(self) -> int:
-        """How many messages wait."""
+        """The number of waiting messages."""
         return len(self._waiting)
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> Publish:
-        self.settle()
+        self.acknowledge_current()
         while not self._waiting:
             if self._error is not None:
                 raise self._error
-            if self._over:
+            if self._closed:
                 raise StopAsyncIteration
             self._changed.clear()
             await self._changed.wait()
@@ -79,8 +107,8 @@ class MessageStream:
         self._read()
         return message
 
-    def settle(self) -> None:
-        """Be done with the message that was given last, without asking for the next one."""
+    def acknowledge_current(self) -> None:
+        """Acknowledge the last message that was returned, without requesting the next one."""
         current, self._current = self._current, None
         if current is not None:
             self._done(current)
@@ -91,14 +119,14 @@ class MessageStream:
         self._changed.set()
 
     def close(self, error: PenstockError | None = None) -> None:
-        """Let the iteration end after what is there, with ``error`` if there is one."""
-        self._over = True
+        """End the iteration after the waiting messages, with ``error`` if given."""
+        self._closed = True
         self._error = error
         self._changed.set()
 
     def discard(self) -> None:
-        """Be done with everything, read or not."""
-        self.settle()
+        """Acknowledge all messages, read or not, and close."""
+        self.acknowledge_current()
         while self._waiting:
             self._done(self._waiting.popleft())
         self._read()
@@ -106,15 +134,15 @@ class MessageStream:
 
 
 class Inbox:
-    """The messages of one client. ``on_message``: gets what nobody else took; None: it waits for :meth:`messages`.
+    """Received messages of one client.
 
-    ``acknowledge`` is called once everybody is done with a message of QoS 1 or 2; not for what :meth:`messages` gives
-    where that is ``manual``.
+    ``on_message`` gets messages without another receiver; if it is None, they wait in ``unread``. ``acknowledge`` is
+    called when all receivers of a QoS 1 or 2 message are done; with ``manual``, not for messages of ``unread``.
     """
 
     def __init__(
         self,
-        on_message: Listener | None,
+        on_message: MessageListener | None,
         set_reading: _SetReading,
         acknowledge: Callable[[Publish], None],
         *,
@@ -125,21 +153,23 @@ class Inbox:
         self._set_reading = set_reading
         self._acknowledge = acknowledge
         self._high_water = high_water
-        self._listeners: FilterTree[Listener] = FilterTree()
+        self._listeners: FilterTree[MessageListener] = FilterTree()
         self._streams: FilterTree[MessageStream] = FilterTree()
         self._by_identifier: dict[int, list[MessageStream]] = {}
         self._owners = 0
-        self._takers: dict[int, tuple[Publish, int]] = {}
-        """Messages that several streams have, by identity: how many are not done with it yet."""
-        self._unread = MessageStream(self._done, self._was_read, manual=manual)
-        self._all: list[MessageStream] = [self._unread]
+        self._receivers: dict[int, tuple[Publish, int]] = {}
+        """Messages in several streams, by identity: how many streams have not processed it yet."""
+        self.identifiers = StreamIdentifiers()
+        self.unread = MessageStream(self._done, self._was_read, manual=manual)
+        """Messages without another receiver."""
+        self._all: list[MessageStream] = [self.unread]
         self.dropped = 0
-        """QoS 0 messages that found no room."""
+        """QoS 0 messages that were dropped because too many waited."""
         self.paused = False
-        """Whether the network is not to be read."""
+        """Whether reading from the network is paused."""
 
-    def listen(self, topic_filter: str, listener: Listener) -> Callable[[], None]:
-        """Call ``listener`` for messages whose topic matches; returns what takes it away again."""
+    def listen(self, topic_filter: str, listener: MessageListener) -> Callable[[], None]:
+        """Call ``listener`` with messages whose topic matches; return a function that removes it."""
         validate_topic_filter(topic_filter)
         owner = self._new_owner()
         self._listeners.set(topic_filter, owner, listener)
@@ -150,10 +180,10 @@ class Inbox:
         return remove
 
     def open_stream(self, filters: Sequence[tuple[str, int | None]]) -> tuple[MessageStream, Callable[[], None]]:
-        """A stream of the messages of these subscriptions, and what closes it.
+        """Return a stream of the messages of these subscriptions, and a function that closes it.
 
-        By their subscription identifier where they have one: then the server says which subscription a message is for,
-        also where filters overlap. By the filter else.
+        Messages are matched by subscription identifier if there is one, so that the server decides even if filters
+        overlap; otherwise by topic filter.
         """
         stream = MessageStream(self._done, self._was_read)
         owner = self._new_owner()
@@ -181,14 +211,14 @@ class Inbox:
         return stream, close
 
     def put(self, message: Publish) -> None:
-        """A message came in. What a listener raises is logged: the message is acknowledged, and others follow."""
+        """Dispatch a received message. Exceptions of listeners are logged, and the message is acknowledged."""
         streams = self._streams_for(message)
         listeners = self._listeners.match(message.topic) if len(self._listeners) else []
         if not listeners and not streams:
             if self._on_message is not None:
                 listeners = [self._on_message]
             else:
-                streams = [self._unread]
+                streams = [self.unread]
         for listener in listeners:
             try:
                 listener(message)
@@ -199,16 +229,12 @@ class Inbox:
                 self._acknowledge(message)
             return
         if message.qos and len(streams) > 1:
-            self._takers[id(message)] = (message, len(streams))
+            self._receivers[id(message)] = (message, len(streams))
         for stream in streams:
             self._put(stream, message)
 
-    def messages(self) -> MessageStream:
-        """The messages that nobody took, as they come."""
-        return self._unread
-
     def close(self, error: PenstockError | None) -> None:
-        """No message follows; iterations end once they have read what is here, with ``error`` if there is one."""
+        """End all streams after their waiting messages, with ``error`` if given."""
         for stream in self._all:
             stream.close(error)
 
@@ -235,7 +261,7 @@ class Inbox:
                 stream.dropped += 1
                 self.dropped += 1
                 if self.dropped == 1:
-                    logger.warning("dropping QoS 0 messages, the first to %r: nobody reads them", message.topic)
+                    logger.warning("dropping QoS 0 messages because they are not read, the first to %r", message.topic)
                 return
             if not self.paused:
                 self.paused = True
@@ -248,17 +274,17 @@ class Inbox:
             self._set_reading(paused=False)
 
     def _done(self, message: Publish) -> None:
-        """One stream is done with a message."""
+        """Count down the streams that have the message; acknowledge it after the last."""
         if message.qos == 0:
             return
-        if self._takers and (entry := self._takers.get(id(message))) is not None:
+        if self._receivers and (entry := self._receivers.get(id(message))) is not None:
             if entry[1] > 1:
-                self._takers[id(message)] = (message, entry[1] - 1)
+                self._receivers[id(message)] = (message, entry[1] - 1)
                 return
-            del self._takers[id(message)]
+            del self._receivers[id(message)]
         self._acknowledge(message)
 
 
 def _plain(topic_filter: str) -> str:
-    """The filter that topics match: without ``$share/name/``."""
+    """Return the filter without ``$share/name/``."""
     return topic_filter.split("/", 2)[2] if topic_filter.startswith(SHARE_PREFIX) else topic_filter

@@ -1,4 +1,4 @@
-"""One network connection of a client: moves bytes between its transport and the client that owns it."""
+"""Network connection of an MQTT client: moves bytes between its transport and the driver that owns it."""
 
 from __future__ import annotations
 
@@ -8,82 +8,82 @@ from typing import Protocol, cast
 
 from penstock.errors import PenstockError
 
-__all__ = ["Link", "LinkOwner"]
+__all__ = ["ClientLink", "ClientLinkOwner"]
 
 
-class LinkOwner(Protocol):
-    """What a link tells of; ``link`` may be one that was given up already."""
+class ClientLinkOwner(Protocol):
+    """Callbacks of a link; ``link`` may be one that the owner has closed already."""
 
-    def received(self, link: Link, data: bytes) -> None:
-        """Bytes came in."""
+    def received(self, link: ClientLink, data: bytes) -> None:
+        """Bytes were received."""
         ...
 
-    def pause_writing(self, link: Link) -> None:
-        """The transport is full."""
+    def pause_writing(self, link: ClientLink) -> None:
+        """The transport's write buffer is full."""
         ...
 
-    def resume_writing(self, link: Link) -> None:
-        """The transport takes bytes again."""
+    def resume_writing(self, link: ClientLink) -> None:
+        """The transport's write buffer has drained."""
         ...
 
 
-class Link(asyncio.Protocol):
+class ClientLink(asyncio.Protocol):
     """One connection over TCP or TLS.
 
-    ``ready``: MQTT may be spoken (or never, see ``failure``); ``answered``: CONNACK came, or it never will; ``ended``:
-    the connection is gone.
+    Three futures, all done at the latest when the connection is closed: ``ready``, when MQTT may be sent (unless
+    ``failure`` is set); ``answered``, when CONNACK was received; ``closed``.
     """
 
-    def __init__(self, owner: LinkOwner) -> None:
+    def __init__(self, owner: ClientLinkOwner) -> None:
         self._owner = owner
         self._transport: asyncio.Transport | None = None
         self.failure: PenstockError | None = None
-        """Why the transport under MQTT gave up, where it knows."""
+        """Why the transport below MQTT failed, if known."""
         self.error: Exception | None = None
-        """The error with which the transport ended the connection."""
+        """The error with which the transport closed the connection."""
         loop = asyncio.get_running_loop()
         self.ready: asyncio.Future[None] = loop.create_future()
         self.answered: asyncio.Future[None] = loop.create_future()
-        self.ended: asyncio.Future[None] = loop.create_future()
+        self.closed: asyncio.Future[None] = loop.create_future()
 
     @property
     def open(self) -> bool:
         """Whether bytes may be written."""
         return self._transport is not None and not self._transport.is_closing()
 
-    # asyncio's side
+    # Called by asyncio
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The connection is there; MQTT may begin, after a handshake of what carries it [asyncio]."""
+        """Set up the transport [asyncio]."""
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is one, without being a subclass
         tcp = transport.get_extra_info("socket")
         if tcp is not None:
             tcp.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.opened()
+        self.on_open()
 
     def data_received(self, data: bytes) -> None:
-        """Bytes of MQTT, which the client takes at once [asyncio]."""
+        """Pass received bytes to the owner [asyncio]."""
         self._owner.received(self, data)
 
     def pause_writing(self) -> None:
-        """The transport's buffer is full: the client waits with what is not urgent [asyncio]."""
+        """The write buffer is full [asyncio]."""
         self._owner.pause_writing(self)
 
     def resume_writing(self) -> None:
-        """It has drained [asyncio]."""
+        """The write buffer has drained [asyncio]."""
         self._owner.resume_writing(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Wake whoever waits for this connection: it is over for good [asyncio]."""
+        """Complete all futures [asyncio]."""
         self.error = exc
-        for future in (self.ready, self.answered, self.ended):
+        for future in (self.ready, self.answered, self.closed):
             if not future.done():
                 future.set_result(None)
 
-    # The owner's side
+    # Called by the owner
 
-    def opened(self) -> None:
-        """The transport is there."""
+    def on_open(self) -> None:
+        """The transport is connected: MQTT may be sent, or the handshake of another protocol."""
         self.ready.set_result(None)
 
     def write(self, data: bytes) -> None:
@@ -92,17 +92,17 @@ class Link(asyncio.Protocol):
             self._transport.write(data)
 
     def close(self) -> None:
-        """Close once what is buffered was sent."""
+        """Close after the write buffer was sent."""
         if self._transport is not None:
             self._transport.close()
 
     def abort(self) -> None:
-        """Cut the connection."""
+        """Close at once."""
         if self._transport is not None:
             self._transport.abort()
 
     def set_reading(self, *, paused: bool) -> None:
-        """Read from the network, or leave the bytes there."""
+        """Pause or resume reading from the network."""
         if self._transport is not None and self.open:
             if paused:
                 self._transport.pause_reading()

@@ -1,4 +1,4 @@
-"""MQTT in WebSocket frames: the handshake, then one binary frame a write [MQTT 5.0 section 6].
+"""MQTT over WebSocket: the handshake, then one binary frame per write [MQTT 5.0 section 6].
 
 The protocol is that of the ``websockets`` library, without its IO.
 """
@@ -17,18 +17,20 @@ from websockets.typing import Subprotocol
 from websockets.uri import parse_uri
 
 from penstock.errors import PenstockError, RefusedError, RemoteProtocolError, UnavailableError
-from penstock.mqtt.client.link import Link, LinkOwner
+from penstock.mqtt.client.link import ClientLink, ClientLinkOwner
 from penstock.mqtt.url import BrokerUrl
 
-__all__ = ["WebSocketLink"]
+__all__ = ["WebSocketClientLink"]
 
 _SUBPROTOCOL: Final = Subprotocol("mqtt")  # [MQTT-6.0.0-3]
 
 
-class WebSocketLink(Link):
-    """One connection over WebSocket. ``headers`` go with the handshake (a bearer token, an Origin)."""
+class WebSocketClientLink(ClientLink):
+    """One connection over WebSocket. ``headers`` are sent with the handshake (a bearer token, an Origin)."""
 
-    def __init__(self, owner: LinkOwner, url: BrokerUrl, headers: Sequence[tuple[str, str]], max_size: int) -> None:
+    def __init__(
+        self, owner: ClientLinkOwner, url: BrokerUrl, headers: Sequence[tuple[str, str]], max_size: int
+    ) -> None:
         super().__init__(owner)
         self._url = url
         self._protocol = ClientProtocol(
@@ -36,20 +38,20 @@ class WebSocketLink(Link):
         )
         self._headers = headers
 
-    def opened(self) -> None:
-        """Send the request of the handshake, with the headers that were asked for [RFC 6455 section 4.1]."""
+    def on_open(self) -> None:
+        """Send the request of the opening handshake [RFC 6455 section 4.1]."""
         request = self._protocol.connect()
         for name, value in self._headers:
             request.headers[name] = value
         self._send_request(request)
 
     def data_received(self, data: bytes) -> None:
-        """Bytes of the handshake, then of frames, whose content is handed on as MQTT [asyncio]."""
+        """Receive the handshake, then frames, and pass their content to the owner [asyncio]."""
         self._protocol.receive_data(data)
         self._handle_events()
 
     def eof_received(self) -> None:
-        """The server sends no more: the protocol ends in order, or says what is missing [asyncio]."""
+        """The server closed its side [asyncio]."""
         self._protocol.receive_eof()
         self._handle_events()
 
@@ -61,7 +63,7 @@ class WebSocketLink(Link):
             elif isinstance(event, Frame):
                 self._frame(event, pieces)
         if self._protocol.handshake_exc is not None and self.failure is None:
-            self._give_up(
+            self._fail(
                 RemoteProtocolError(
                     f"mqtt: {self._url} does not speak WebSocket", why=str(self._protocol.handshake_exc)
                 )
@@ -73,7 +75,7 @@ class WebSocketLink(Link):
             self.close_transport()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Say so where the handshake was not over yet [asyncio]."""
+        """Complete all futures; set ``failure`` if the handshake was not complete [asyncio]."""
         if not self.ready.done() and self.failure is None:
             self.failure = UnavailableError(
                 f"mqtt: {self._url} closed the connection during the WebSocket handshake", applied=False
@@ -81,20 +83,20 @@ class WebSocketLink(Link):
         super().connection_lost(exc)
 
     def write(self, data: bytes) -> None:
-        """Send ``data`` as a binary frame; nothing once the connection is being closed."""
+        """Send ``data`` as a binary frame, unless the connection is being closed."""
         if self._protocol.state is State.OPEN:
             self._protocol.send_binary(data)
             self._flush()
 
     def close(self) -> None:
-        """Say goodbye to the server (code 1000), then close."""
+        """Send a close frame (code 1000), then close."""
         if self._protocol.state is State.OPEN:
             self._protocol.send_close(1000)
             self._flush()
         self.close_transport()
 
     def close_transport(self) -> None:
-        """Close what is below WebSocket, once what is buffered was sent."""
+        """Close the TCP or TLS connection after the write buffer was sent."""
         super().close()
 
     def _send_request(self, request: Request) -> None:
@@ -103,11 +105,11 @@ class WebSocketLink(Link):
 
     def _handshake(self, response: Response) -> None:
         if self._protocol.handshake_exc is not None:
-            self._give_up(self._refusal(response, self._protocol.handshake_exc))
+            self._fail(self._refusal(response, self._protocol.handshake_exc))
         elif self._protocol.subprotocol != _SUBPROTOCOL:
-            self._give_up(
+            self._fail(
                 RemoteProtocolError(
-                    f"mqtt: {self._url} speaks WebSocket, but not MQTT in it",
+                    f"mqtt: {self._url} does not support MQTT over WebSocket",
                     why="it did not choose the subprotocol 'mqtt'",
                     do="check the path of the address",
                 )
@@ -120,7 +122,7 @@ class WebSocketLink(Link):
         if frame.opcode in (Opcode.BINARY, Opcode.CONT):
             pieces.append(bytes(frame.data))
         elif frame.opcode is Opcode.TEXT:  # [MQTT-6.0.0-1]
-            self._give_up(RemoteProtocolError(f"mqtt: {self._url} sent a WebSocket text frame"))
+            self._fail(RemoteProtocolError(f"mqtt: {self._url} sent a WebSocket text frame"))
 
     def _refusal(self, response: Response, error: Exception) -> PenstockError:
         if isinstance(error, InvalidHandshake) and response.status_code != 101:
@@ -129,11 +131,11 @@ class WebSocketLink(Link):
                 code=response.status_code,
                 text=response.reason_phrase,
                 peer=self._url.authority,
-                do="check the path of the address, and what the server wants for authentication",
+                do="check the path of the address and the credentials",
             )
         return RemoteProtocolError(f"mqtt: {self._url} does not speak WebSocket", why=str(error))
 
-    def _give_up(self, error: PenstockError) -> None:
+    def _fail(self, error: PenstockError) -> None:
         self.failure = error
         if not self.ready.done():
             self.ready.set_result(None)

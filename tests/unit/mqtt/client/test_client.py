@@ -10,7 +10,7 @@ import pytest
 
 from penstock.errors import LocalProtocolError, PenstockError, RefusedError, UnavailableError
 from penstock.mqtt.client import MqttClient, ScramAuthentication
-from penstock.mqtt.client.link import Link
+from penstock.mqtt.client.link import ClientLink
 from penstock.mqtt.codec.packets import Publish, Subscription
 from penstock.mqtt.codec.properties import Properties
 from penstock.mqtt.server import BrokerLimits, MqttServer
@@ -163,7 +163,7 @@ async def test_a_password_that_is_proved_is_not_sent() -> None:
 
 
 async def test_a_failure_of_our_own_ends_the_client_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
-    def broken(_: object) -> Link:
+    def broken(_: object) -> ClientLink:
         raise RuntimeError("a bug")
 
     client = MqttClient(opener=broken)

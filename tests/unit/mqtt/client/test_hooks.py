@@ -1,4 +1,4 @@
-"""Hooks are told, and what they raise stays theirs."""
+"""Hooks of a client are all called, and their exceptions are logged."""
 
 from __future__ import annotations
 
@@ -6,14 +6,17 @@ import asyncio
 
 import pytest
 
-from penstock.errors import PenstockError, UnavailableError
-from penstock.mqtt.client.hooks import Hooks
-from penstock.mqtt.codec.packets import ConnAck
+from penstock.errors import PenstockError
+from penstock.mqtt.client import MqttClient
+from penstock.mqtt.server import MqttServer
 
 
-async def test_all_are_told_whatever_one_of_them_raises(caplog: pytest.LogCaptureFixture) -> None:
-    hooks = Hooks()
+async def test_all_are_called_whatever_one_of_them_raises(caplog: pytest.LogCaptureFixture) -> None:
+    server = MqttServer()
+    _, port = await server.start("127.0.0.1", 0)
+    client = MqttClient("127.0.0.1", port, client_id="hooks")
     told: list[object] = []
+    done = asyncio.Event()
 
     def fails(present: bool) -> None:
         raise ValueError(present)
@@ -21,19 +24,19 @@ async def test_all_are_told_whatever_one_of_them_raises(caplog: pytest.LogCaptur
     async def later(present: bool) -> None:
         await asyncio.sleep(0)
         told.append(present)
+        done.set()
         raise KeyError
 
-    def ended(error: PenstockError | None) -> None:
-        told.append(error)
+    def lost(_error: PenstockError | None) -> None:
+        raise ValueError
 
-    hooks.on_connected += [fails, later]
-    hooks.on_disconnected.append(ended)
-    hooks.connected(ConnAck(session_present=True))
-    (task,) = hooks.tasks
-    await asyncio.wait([task])
-    error = UnavailableError("gone")
-    hooks.disconnected(error)
-    await asyncio.sleep(0)
-    assert told == [True, error]
-    assert not hooks.tasks
-    assert [record.message for record in caplog.records] == ["a hook of the client failed"] * 2
+    client.on_connected(fails)
+    client.on_connected(later)
+    client.on_disconnected(lost)
+    client.on_disconnected(told.append)
+    await client.connect()
+    await done.wait()
+    await client.disconnect()
+    await server.close()
+    assert told == [False, None]
+    assert [record.message for record in caplog.records] == ["a hook of the client failed"] * 3

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.mqtt.client.inbox import MAX_UNREAD, Inbox
+from penstock.mqtt.client.inbox import FIRST_IDENTIFIER, MAX_UNREAD, Inbox, StreamIdentifiers
 from penstock.mqtt.codec.packets import Publish
 from penstock.mqtt.codec.properties import Properties
 
@@ -40,7 +40,7 @@ async def test_reading_pauses_at_the_mark_and_goes_on_at_half_of_it() -> None:
     assert (reading.calls, inbox.paused) == ([True], True)
     inbox.close(None)
     read = 0
-    async for _ in inbox.messages():
+    async for _ in inbox.unread:
         read += 1
         assert inbox.paused is (read <= MAX_UNREAD // 2)
     assert read == MAX_UNREAD + 1
@@ -59,8 +59,8 @@ async def test_a_message_of_several_streams_is_done_when_all_of_them_are() -> No
     assert await anext(second) is message
     assert await anext(second) is other
     assert done == []
-    first.settle()
-    first.settle()
+    first.acknowledge_current()
+    first.acknowledge_current()
     assert done == [message]
     close_first()
     close_second()
@@ -72,16 +72,27 @@ async def test_streams_by_identifier_get_what_the_server_says() -> None:
     exact, close = inbox.open_stream([("$share/g/a", 7)])
     inbox.put(Publish("a", b"mine", properties=Properties(subscription_identifiers=[7, 7])))
     inbox.put(Publish("a", b"not mine", properties=Properties(subscription_identifiers=[8])))
-    assert (len(exact), len(inbox.messages())) == (1, 1)
+    assert (len(exact), len(inbox.unread)) == (1, 1)
     close()
     inbox.put(Publish("a", b"late", properties=Properties(subscription_identifiers=[7])))
-    assert len(inbox.messages()) == 2
+    assert len(inbox.unread) == 2
 
 
 async def test_qos_0_is_dropped_beyond_the_hard_limit_and_counted() -> None:
     inbox = Inbox(None, Reading(), lambda _: None, high_water=2)
     for n in range(25):
         inbox.put(Publish(str(n)))
-    assert (len(inbox.messages()), inbox.dropped, inbox.messages().dropped) == (20, 5, 5)
+    assert (len(inbox.unread), inbox.dropped, inbox.unread.dropped) == (20, 5, 5)
     inbox.put(Publish("kept", b"", 1, packet_id=1))
-    assert len(inbox.messages()) == 21, "QoS 1 is bounded by Receive Maximum, not here"
+    assert len(inbox.unread) == 21, "QoS 1 is bounded by Receive Maximum, not here"
+
+
+def test_one_for_all_streams_of_a_filter() -> None:
+    streams = StreamIdentifiers()
+    assert [streams.acquire(topic_filter) for topic_filter in ("a", "b", "a")] == [
+        FIRST_IDENTIFIER,
+        FIRST_IDENTIFIER + 1,
+        FIRST_IDENTIFIER,
+    ]
+    assert [streams.release("a"), streams.release("b"), streams.release("a")] == [False, True, True]
+    assert streams.acquire("a") == FIRST_IDENTIFIER + 2, "a late message of the old stream is not the new one's"

@@ -54,7 +54,7 @@ def accepted(key: str, *frames: bytes, protocol: str = "mqtt") -> bytes:
         (lambda _: b"HTTP/1.1 403 Forbidden\r\nContent-Length: 0\r\n\r\n", RefusedError, "HTTP 403 Forbidden"),
         (lambda _: b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi", RefusedError, "HTTP 200 OK"),
         (lambda _: b"SSH-2.0-OpenSSH_9.2\r\n\r\n", RemoteProtocolError, "does not speak WebSocket"),
-        (lambda key: accepted(key, protocol=""), RemoteProtocolError, "not MQTT in it"),
+        (lambda key: accepted(key, protocol=""), RemoteProtocolError, "does not support MQTT"),
         (lambda key: accepted(key + "x"), RemoteProtocolError, "does not speak WebSocket"),
         (lambda key: accepted(key, b"\x81\x02hi"), RemoteProtocolError, "text frame"),
         (lambda key: accepted(key, b"\x88\x02\x03\xe8"), UnavailableError, "instead of answering CONNECT"),

@@ -7,7 +7,7 @@ import socket
 import pytest
 
 from penstock.errors import RefusedError
-from penstock.mqtt.client import failures
+from penstock.mqtt.client import errors
 from penstock.mqtt.codec.packets import ConnAck
 from penstock.mqtt.codec.properties import Properties
 from penstock.mqtt.engine.client_events import Closed
@@ -25,7 +25,7 @@ SECURE = parse_broker_url("mqtts://plant")
     ],
 )
 def test_no_connection(error: OSError, why: str, do: str) -> None:
-    failure = failures.not_connected(SECURE, error)
+    failure = errors.not_connected(SECURE, error)
     assert failure.applied is False
     assert failure.what == "mqtt: no connection to mqtts://plant:8883"
     assert why in (failure.why or "")
@@ -33,26 +33,24 @@ def test_no_connection(error: OSError, why: str, do: str) -> None:
 
 
 def test_connections_that_say_nothing() -> None:
-    assert "without TLS" in str(failures.no_answer(PLAIN, 3))
-    assert "without TLS" in str(failures.lost(PLAIN, accepted=False))
-    assert failures.lost(SECURE, accepted=True).applied is None
+    assert "without TLS" in str(errors.no_answer(PLAIN, 3))
+    assert "without TLS" in str(errors.lost(PLAIN, accepted=False))
+    assert errors.lost(SECURE, accepted=True).applied is None
 
 
 @pytest.mark.parametrize(("code", "retriable"), [(0x86, False), (0x87, False), (0x89, True), (0x97, True)])
 def test_refused_connects(code: int, retriable: bool) -> None:
-    error = failures.connect_refused(PLAIN, ConnAck(reason_code=code, properties=Properties(reason_string="so")))
+    error = errors.connect_refused(PLAIN, ConnAck(reason_code=code, properties=Properties(reason_string="so")))
     assert (error.code, error.text, error.why, error.retriable) == (code, "so", "so", retriable)
-    moved = failures.connect_refused(
-        PLAIN, ConnAck(reason_code=0x9D, properties=Properties(server_reference="other:1"))
-    )
+    moved = errors.connect_refused(PLAIN, ConnAck(reason_code=0x9D, properties=Properties(server_reference="other:1")))
     assert "other:1" in (moved.do or "")
 
 
 def test_ended_connections() -> None:
-    taken = failures.closed(PLAIN, Closed(0x8E, "", by_server=True), "me")
+    taken = errors.closed(PLAIN, Closed(0x8E, "", by_server=True), "me")
     assert isinstance(taken, RefusedError)
     assert "'me'" in str(taken)
-    moved = failures.closed(PLAIN, Closed(0x9C, "", by_server=True, server_reference="b:2"), "me")
+    moved = errors.closed(PLAIN, Closed(0x9C, "", by_server=True, server_reference="b:2"), "me")
     assert "b:2" in str(moved)
     assert moved.retriable
-    assert failures.given_up(taken, sent=False).applied is False
+    assert errors.abandoned(taken, sent=False).applied is False

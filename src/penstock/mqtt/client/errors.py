@@ -1,4 +1,4 @@
-"""What to tell the user of a client when something failed: what, why, and what to do about it."""
+"""Errors of an MQTT client, with their causes and hints."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from penstock.mqtt.url import BrokerUrl
 from penstock.runtime.io.network import rejected_by_alert, unreachable
 
 __all__ = [
+    "abandoned",
     "closed",
     "connect_refused",
-    "given_up",
     "http_server",
     "lost",
     "no_answer",
@@ -31,46 +31,46 @@ _TRANSIENT: Final = frozenset(
         ReasonCode.CONNECTION_RATE_EXCEEDED,
     )
 )
-"""Refusals of CONNECT that may be over at the next try."""
+"""Reason codes of CONNACK after which the client connects again."""
 
 _CONNECT_HINTS: Final[dict[int, str]] = {
-    ReasonCode.BAD_USER_NAME_OR_PASSWORD: "give the user name and the password that this server knows",
-    ReasonCode.NOT_AUTHORIZED: "ask who runs the server to permit this client, or give other credentials",
+    ReasonCode.BAD_USER_NAME_OR_PASSWORD: "check the user name and the password",
+    ReasonCode.NOT_AUTHORIZED: "ask the server's operator to authorize this client, or use other credentials",
     ReasonCode.CLIENT_IDENTIFIER_NOT_VALID: "choose another client identifier",
-    ReasonCode.BAD_AUTHENTICATION_METHOD: "use a method of enhanced authentication that this server has",
-    ReasonCode.UNSUPPORTED_PROTOCOL_VERSION: "this client speaks MQTT 5 alone: connect to a server that does",
-    ReasonCode.BANNED: "ask who runs the server why",
+    ReasonCode.BAD_AUTHENTICATION_METHOD: "use a method of enhanced authentication that this server supports",
+    ReasonCode.UNSUPPORTED_PROTOCOL_VERSION: "this client requires MQTT 5: connect to a server that supports it",
+    ReasonCode.BANNED: "ask the server's operator",
     ReasonCode.QUOTA_EXCEEDED: "try again later, or raise the server's limits",
-    ReasonCode.PACKET_TOO_LARGE: "send less in CONNECT: its will and its user properties",
+    ReasonCode.PACKET_TOO_LARGE: "shorten the will and the user properties of CONNECT",
 }
 
 _START: Final = "start a node (penstock up), or correct the address"
 
 
 def not_connected(url: BrokerUrl, error: OSError, certificate: str | None = None) -> UnavailableError:
-    """There is no connection. ``certificate`` is the file of the client certificate."""
+    """The server is not reachable. ``certificate`` is the file of the client certificate."""
     said = unreachable(error, url.host, tls=url.tls, certificate=certificate)
     return UnavailableError(f"mqtt: no connection to {url}", applied=False, why=said.why, do=said.do or _START)
 
 
 def no_answer(url: BrokerUrl, seconds: float) -> UnavailableError:
-    """There is a connection, and no CONNACK."""
+    """The server accepted the connection and sent no CONNACK."""
     return UnavailableError(
         f"mqtt: {url} does not answer CONNECT",
         applied=False,
-        why=f"nothing came within {seconds:g} s",
+        why=f"no CONNACK within {seconds:g} s",
         do="check that this port speaks MQTT" + ("" if url.tls else " without TLS"),
     )
 
 
 def rejected(url: BrokerUrl, error: Exception | None, certificate: str | None) -> UnavailableError | None:
-    """The server ended the connection with the TLS alert in ``error``; None if it did not."""
+    """The server closed the connection with the TLS alert in ``error``; None if ``error`` is no alert."""
     said = rejected_by_alert(error, certificate)
     return None if said is None else UnavailableError(f"mqtt: no connection to {url}", why=said.why, do=said.do)
 
 
 def http_server(url: BrokerUrl, data: bytes) -> UnavailableError:
-    """The answer to CONNECT was HTTP, in ``data``."""
+    """The server answered CONNECT with the HTTP response in ``data``."""
     status = data.partition(b"\r\n")[0][:80].decode("latin-1")
     return UnavailableError(
         f"mqtt: {url} does not speak MQTT",
@@ -81,7 +81,7 @@ def http_server(url: BrokerUrl, data: bytes) -> UnavailableError:
 
 
 def lost(url: BrokerUrl, *, accepted: bool) -> UnavailableError:
-    """The connection ended without a word."""
+    """The connection was closed without DISCONNECT."""
     if accepted:
         return UnavailableError(f"mqtt: the connection to {url} was lost")
     return UnavailableError(
@@ -100,30 +100,30 @@ def refused(url: BrokerUrl, what: str, code: int, text: str, do: str | None = No
 
 
 def connect_refused(url: BrokerUrl, packet: ConnAck) -> RefusedError:
-    """CONNACK said no."""
+    """The server refused CONNECT."""
     properties = packet.properties
     hint = _CONNECT_HINTS.get(packet.reason_code)
     if properties.server_reference is not None:
-        hint = f"connect to {properties.server_reference}, where the server sends its clients"
+        hint = f"connect to {properties.server_reference}, to which the server redirects"
     error = refused(url, "CONNECT", packet.reason_code, properties.reason_string or "", hint)
     error.retriable = packet.reason_code in _TRANSIENT
     return error
 
 
 def closed(url: BrokerUrl, event: Closed, client_id: str) -> PenstockError:
-    """DISCONNECT, or what made us end the connection."""
+    """The server sent DISCONNECT, or the client closed the connection because of an error."""
     if event.error is not None:
         return event.error
     who = "the server" if event.by_server else "the client"
-    what = f"mqtt: {who} ended the connection to {url}: {reason_name(event.reason_code)}"
+    what = f"mqtt: {who} closed the connection to {url}: {reason_name(event.reason_code)}"
     if event.by_server and event.reason_code == ReasonCode.SESSION_TAKEN_OVER:
-        return RefusedError(  # coming back would throw the other one out, and so on
+        return RefusedError(  # reconnecting would disconnect the other client, which would reconnect
             what,
             code=event.reason_code,
             text=event.reason_string,
             peer=str(url),
             why=f"another client connected with the client identifier {client_id!r}",
-            do="give each client its own",
+            do="give each client its own client identifier",
         )
     reference = event.server_reference
     return UnavailableError(
@@ -131,10 +131,10 @@ def closed(url: BrokerUrl, event: Closed, client_id: str) -> PenstockError:
     )
 
 
-def given_up(over: PenstockError | None, *, sent: bool) -> UnavailableError:
-    """An operation that gets no answer any more."""
+def abandoned(cause: PenstockError | None, *, sent: bool) -> UnavailableError:
+    """An operation was not answered before the client closed; ``sent``: the server may have received it."""
     return UnavailableError(
-        "mqtt: the connection is gone for good, and there was no answer",
+        "mqtt: the client was closed before the operation was answered",
         applied=None if sent else False,
-        why=over.what if over is not None else "the client was disconnected",
+        why=cause.what if cause is not None else "disconnect() was called",
     )
