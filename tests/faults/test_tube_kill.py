@@ -68,7 +68,7 @@ async def stored(path: Path) -> dict[int, bytes]:
             at = answer.range.nextOffset
             if at == answer.range.maxOffset:
                 break
-    assert broker.disk.recovery.losses == []
+    assert broker.storage.recovery.losses == []
     await client.close()
     await broker.close()
     return found

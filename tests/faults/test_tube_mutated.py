@@ -116,7 +116,7 @@ async def run(path: Path, seeds: range, caplog: pytest.LogCaptureFixture) -> Non
     await servers.start()
     for seed in seeds:
         await replay(servers, seed)
-        servers.broker.retain(servers.broker.clock())  # the upkeep of once a minute meets what was sent
+        servers.broker.retain(servers.broker.clock())  # the maintenance of once a minute meets what was sent
         assert not raised, f"seed {seed}: {raised}"
     async with asyncio.timeout(30), Producer(f"127.0.0.1:{servers.ports['master']}") as producer:
         await producer.send("vectors", b"still served")

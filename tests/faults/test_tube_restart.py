@@ -18,7 +18,7 @@ from penstock.tube.codec.proto import broker_pb2 as pb
 from penstock.tube.codec.strings import OFFSET_HISTORY_TOPIC
 from penstock.tube.engine.broker.membership import MasterUpdate
 from penstock.tube.engine.broker.offset_history import history_place
-from penstock.tube.storage.disk import Disk
+from penstock.tube.storage.broker_storage import BrokerStorage
 from penstock.tube.storage.store import StoreLimits
 from tests.unit.tube.broker_client import Client
 from tests.unit.tube.broker_client import running as broker
@@ -131,7 +131,7 @@ async def test_the_end_of_the_machine_cuts_a_flushed_log(tmp_path: Path, monkeyp
     async with broker(path, durability=Durability.FLUSHED) as (_, client):
         await client.answer(client.send(b"x"))
         copy = killed(path)
-    monkeypatch.setattr("penstock.tube.broker.upkeep.boot_id", lambda: "another")
+    monkeypatch.setattr("penstock.tube.broker.maintenance.boot_id", lambda: "another")
     for epoch in (1, 1):
         async with broker(copy) as (_, client):  # how it was written counts, not how it is now
             assert (await client.range()).range.logEpoch == epoch
@@ -141,9 +141,9 @@ async def test_a_removal_that_was_interrupted_is_finished(tmp_path: Path) -> Non
     path = tmp_path / "a"
     async with broker(path) as (running, client):
         await client.answer(client.send(b"x"))
-        running.disk.meta.commit([], notes={"removing/demo": b"1"})
+        running.storage.meta.commit([], notes={"removing/demo": b"1"})
         copy = killed(path)
-    disk = Disk(copy / "tube" / "broker-1")
+    disk = BrokerStorage(copy / "tube" / "broker-1")
     assert disk.files.names(copy / "tube" / "broker-1" / "log" / "demo-0") == []
     assert "removing/demo" not in disk.meta.notes()
     disk.close(clean=True)
@@ -152,7 +152,7 @@ async def test_a_removal_that_was_interrupted_is_finished(tmp_path: Path) -> Non
 async def test_a_topic_made_anew_knows_nothing_of_the_old_producers(tmp_path: Path) -> None:
     async with broker(tmp_path) as (running, client):
         await send(client, b"0", b"1", sequence=0)
-        running.orders.obey(MasterUpdate(removed_topics=["demo"]))
+        running.commands.apply(MasterUpdate(removed_topics=["demo"]))
         running.create_topic("demo")
         await running.committed()
         assert (await send(client, b"0", sequence=0)).result.duplicates == 0

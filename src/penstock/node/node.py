@@ -120,7 +120,7 @@ class Node:
         """Warnings about parts that work, but not as configured; empty if there are none."""
         failure = self.security.failure
         broken = [] if failure is None else [f"the last reload changed nothing: {failure}"]
-        late = [] if self._tube_broker is None else self._tube_broker.upkeep.undecided.late
+        late = [] if self._tube_broker is None else self._tube_broker.maintenance.undecided.late
         stuck = [f"tube: batch {item.batch} of query {item.query} is prepared, nobody decides it" for item in late]
         told = [warning for tell in (self.clock.problem, *self._warnings) if (warning := tell()) is not None]
         return broken + self.security.expiring(time.time()) + stuck + told
@@ -202,7 +202,7 @@ class Node:
         master.on_change = broker.poke
         await self._topics(master)
         mqtt = await self._mqtt(server, directory, master, broker)
-        directory.keep([directory.mqtt, directory.statestore, directory.tube_master, broker.disk.meta.path])
+        directory.keep([directory.mqtt, directory.statestore, directory.tube_master, broker.storage.meta.path])
         faults = await self._faults(mqtt[DEFAULT_LISTENER])
         show_figures(self.metrics, "node", self._figures)
         self._state = "ready"

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from penstock.tube.admin.broker import METHODS as BROKER
-from penstock.tube.admin.broker import Desk, handle
+from penstock.tube.admin.broker import BrokerAdmin, handle
 from penstock.tube.admin.caller import Caller
 from penstock.tube.admin.master import METHODS as MASTER
 from penstock.tube.codec.message import encode_data
@@ -62,7 +62,7 @@ def running_master() -> MasterEngine:
     return engine
 
 
-def running_broker() -> Desk:
+def running_broker() -> BrokerAdmin:
     talk = Talk()
     data, flag = encode_data(b"hello", "k=v")
     talk.send(data, flag=flag)
@@ -70,7 +70,7 @@ def running_broker() -> Desk:
     talk.register()
     talk.get()
     talk.confirm()
-    return Desk(talk.engine, 1, lambda: {"produced_messages": 1}, BROKER_NOW)
+    return BrokerAdmin(talk.engine, 1, lambda: {"produced_messages": 1}, BROKER_NOW)
 
 
 def answer_of(side: str, method: str) -> Any:

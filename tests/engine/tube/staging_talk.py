@@ -16,8 +16,8 @@ from penstock.tube.engine.broker_engine import BrokerEngine
 from penstock.tube.engine.sessions import RequestContext
 from penstock.tube.engine.transactions.publishing import Publication
 from penstock.tube.engine.transactions.staging import Staging, StagingLimits
-from penstock.tube.storage import sequences
-from penstock.tube.storage.staged import Shelf, StagedWork, write_staged
+from penstock.tube.storage.notes import decode_sequences, encode_sequences, read_sequences, sequences_note
+from penstock.tube.storage.staging_store import StagedWork, StagingDirectory, write_staged
 from penstock.tube.storage.store import Store, Work
 from tests.unit.runtime.recorded_disk import RecordedDisk, after_power_loss
 
@@ -58,7 +58,7 @@ class StagingTalk:
         self.notes = dict(notes or {})
         self.now = now
         self.stores: dict[tuple[str, int], Store] = {}
-        shelf = Shelf(self.disk, STAGING)
+        shelf = StagingDirectory(self.disk, STAGING)
         self.shelf = shelf
         staging = Staging(shelf, limits if limits is not None else StagingLimits())
         self.lost = staging.restore(self.notes, shelf.recover())
@@ -66,10 +66,10 @@ class StagingTalk:
         last = max((self._open(name, 0).last_time for name in ("a", "b")), default=0)
         self.engine = BrokerEngine(Topics(self._open), GroupOffsets(), staging=staging, last_time=last)
         for (topic, number), store in self.stores.items():
-            note = self.notes.get(sequences.note_name(topic, number))
+            note = self.notes.get(sequences_note(topic, number))
             if note is not None:
-                offset, rows = sequences.decode_note(note)
-                known = [*rows, *sequences.read_back(store, offset)]
+                offset, rows = decode_sequences(note)
+                known = [*rows, *read_sequences(store, offset)]
                 found = [row for row in known if self.engine.transactions.restored(row[1])]
                 self.engine.produce.producers.restore(topic, found)
         for name, partitions in (("a", 2), ("b", 1)):
@@ -144,9 +144,9 @@ class StagingTalk:
         turn.notes, self.staging.notes = self.staging.notes, {}
         turn.decided = transactions.take_decided()
         for topic, number in producers.changed:
-            name = sequences.note_name(topic, number)
+            name = sequences_note(topic, number)
             if name not in self.notes:
-                turn.early[name] = sequences.encode_note(self.stores[topic, number].written_end, [])
+                turn.early[name] = encode_sequences(self.stores[topic, number].written_end, [])
         producers.changed.clear()
         for store in self.engine.dirty_stores:
             assert isinstance(store, Store)

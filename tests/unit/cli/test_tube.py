@@ -11,7 +11,7 @@ import pytest
 
 from penstock.cli.tube import topics
 from penstock.errors import RefusedError
-from penstock.tube.storage.disk import Disk
+from penstock.tube.storage.broker_storage import BrokerStorage
 from tests.unit.cli.conftest import BROKER, Command, Web
 
 
@@ -221,7 +221,7 @@ def test_fsck(penstock: Command, tmp_path: Path) -> None:
     done = penstock("tube", "fsck", str(tmp_path))
     assert (done.status, done.out) == (1, "")
     assert "is not a broker's directory" in done.err
-    disk = Disk(tmp_path / "broker-1")
+    disk = BrokerStorage(tmp_path / "broker-1")
     disk.close(clean=True)
     done = penstock("tube", "fsck", str(tmp_path / "broker-1"), "--json")
     assert done.status == 0

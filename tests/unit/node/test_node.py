@@ -148,7 +148,7 @@ async def test_retention_by_age_and_by_size(tmp_path: Path) -> None:
             found = {row["topicName"]: row["topicInfo"][0]["deletePolicy"] for row in json.loads(body)["data"]}
             assert (found["kept"], found["plain"]) == (policy, "delete,168h")
             assert node._tube_broker is not None
-            assert node._tube_broker.upkeep._max_store_bytes == 1 << 20
+            assert node._tube_broker.maintenance._max_store_bytes == 1 << 20
         finally:
             await node.close()
         DataDirectory(tmp_path).close()

@@ -30,7 +30,7 @@ from penstock.runtime.io.files import DirectFile
 from penstock.runtime.io.network import parse_address
 from penstock.statestore.client.client import StateStoreClient
 from penstock.tube.broker.broker import TubeBroker
-from penstock.tube.broker.orders import OrderDesk
+from penstock.tube.broker.master_commands import MasterCommands
 from penstock.tube.producer import Producer
 from penstock.tube.reader import RangeReader
 from penstock.tube.record import Record
@@ -126,7 +126,7 @@ async def test_a_log_that_stops_for_a_while_loses_nothing_and_keeps_the_order(
     try:
         engine = brokers[0].engine
         # The next heartbeat would bring the master's order to go on.
-        monkeypatch.setattr(OrderDesk, "obey", lambda *_: None)
+        monkeypatch.setattr(MasterCommands, "obey", lambda *_: None)
         wire, other = await connect(ready, "writer"), await connect(ready, "other")
         engine.checks.write_stopped = True
         for n in range(1, 101):

@@ -245,9 +245,9 @@ async def test_the_next_run_waits_for_a_broker_that_may_know_better(
         with pytest.raises(UnavailableError, match=r"batch 0 of query 'q' waits for broker 2:127\.0\.0\.1:") as stuck:
             await committing.commit(producer, new, [alone], timeout_s=0.5)
         assert "staged --remove q --force" in str(stuck.value.do)
-        upkeep = running.brokers[1].upkeep
+        maintenance = running.brokers[1].maintenance
         for later_ms in (0, OVERDUE_MS, OVERDUE_MS + 60_000):
-            upkeep.let_staged_go(running.brokers[1].clock() + later_ms)
+            maintenance.let_staged_go(running.brokers[1].clock() + later_ms)
         told = [record for record in caplog.records if record.message == "tube transaction undecided"]
         assert len(told) == 1
         assert running.brokers[1].stats["undecided_transactions"] == 1

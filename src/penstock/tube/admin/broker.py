@@ -11,17 +11,17 @@ from typing import Any, NamedTuple
 
 import penstock
 from penstock.errors import RemoteProtocolError
-from penstock.tube.admin import broker_changes as changes
-from penstock.tube.admin import broker_queries as queries
-from penstock.tube.admin import staged
-from penstock.tube.admin.broker_desk import Answer, Desk
+from penstock.tube.admin import broker_methods as methods
+from penstock.tube.admin.broker_methods import Answer, BrokerAdmin
 from penstock.tube.admin.caller import UNAUTHORIZED, UNKNOWN, Caller
-from penstock.tube.admin.params import BadParameter, Params
+from penstock.tube.admin.parameters import BadParameter, Params
 
-__all__ = ["METHODS", "Desk", "Method", "handle", "is_protected"]
+__all__ = ["METHODS", "BrokerAdmin", "Method", "handle", "is_protected"]
 
 
-def handle(desk: Desk, params: Mapping[str, str], token: str | None, caller: Caller = UNKNOWN) -> tuple[Answer, bool]:
+def handle(
+    admin: BrokerAdmin, params: Mapping[str, str], token: str | None, caller: Caller = UNKNOWN
+) -> tuple[Answer, bool]:
     """The answer to a request of ``caller``, and whether something was changed that has to be made durable first.
 
     ``token`` is the administration token, which a request carries as ``confModAuthToken``; None: only users may change
@@ -39,7 +39,7 @@ def handle(desk: Desk, params: Mapping[str, str], token: str | None, caller: Cal
         if method.changes:
             given.user("modifyUser", "mur")
             given.check_unused(method.only)
-        rows = method.run(desk, given)
+        rows = method.run(admin, given)
     except (BadParameter, RemoteProtocolError) as error:
         return _failure(str(error)), False
     except OSError as error:
@@ -60,19 +60,19 @@ def _failure(text: str) -> Answer:
     return {"result": False, "errCode": 400, "errMsg": text}
 
 
-def _version(desk: Desk, params: Params) -> list[Answer]:
+def _version(admin: BrokerAdmin, params: Params) -> list[Answer]:
     return [{"version": f"penstock-{penstock.__version__}"}]
 
 
-def _statistics_on(desk: Desk, params: Params) -> list[Answer]:
+def _statistics_on(admin: BrokerAdmin, params: Params) -> list[Answer]:
     return []
 
 
-def _statistics_off(desk: Desk, params: Params) -> list[Answer]:
+def _statistics_off(admin: BrokerAdmin, params: Params) -> list[Answer]:
     raise BadParameter("counters are always on: they cannot be disabled")
 
 
-def _methods(desk: Desk, params: Params) -> list[Any]:
+def _methods(admin: BrokerAdmin, params: Params) -> list[Any]:
     return [{"method": name, "needAuth": method.protected} for name, method in sorted(METHODS.items())]
 
 
@@ -84,7 +84,7 @@ class Method(NamedTuple):
     contents of messages. ``only``: all parameters of a change; others are refused.
     """
 
-    run: Callable[[Desk, Params], list[Any]]
+    run: Callable[[BrokerAdmin, Params], list[Any]]
     about: str
     changes: bool = False
     rows: str = "dataSet"
@@ -103,76 +103,78 @@ class Method(NamedTuple):
         return self._replace(rows="data", total="count")
 
 
-_CONSUMERS = Method(queries.consumers, "who holds which partition, and where it stands")
+_CONSUMERS = Method(methods.consumers, "who holds which partition, and where it stands")
 _GROUPS = Method(
-    queries.groups, "names of the groups; `divide`: those with a consumer and those without", total="dataCount"
+    methods.groups, "names of the groups; `divide`: those with a consumer and those without", total="dataCount"
 )
-_METRICS = Method(queries.metrics, "counters of the broker").with_data()
-_REGISTERED = Method(queries.registrations, "which consumer holds which partition")
+_METRICS = Method(methods.metrics, "counters of the broker").with_data()
+_REGISTERED = Method(methods.registrations, "which consumer holds which partition")
 _STATISTICS_OFF = Method(_statistics_off, "refused: counters are always on").with_data()
 _POSITION = frozenset({"groupName", "topicName", "partitionId"})
 METHODS: dict[str, Method] = {
     "admin_query_broker_all_consumer_info": _CONSUMERS,
     "admin_get_group_detail_info": _CONSUMERS,
-    "admin_query_broker_all_store_info": Method(queries.stores, "bounds and sizes of the stores"),
-    "admin_query_broker_memstore_info": Method(queries.stores, "the same; `unwrittenSize` waits for its commit"),
-    "admin_get_msgstore_stats": Method(queries.store_stats, "sizes of the stores, by topic").with_data(),
+    "admin_query_broker_all_store_info": Method(methods.stores, "bounds and sizes of the stores"),
+    "admin_query_broker_memstore_info": Method(methods.stores, "the same; `unwrittenSize` waits for its commit"),
+    "admin_get_msgstore_stats": Method(methods.store_stats, "sizes of the stores, by topic").with_data(),
     "admin_get_metrics_info": _METRICS,
     "admin_enable_stats": Method(_statistics_on, "counters are always on: what is asked for holds").with_data(),
     "admin_disable_stats": _STATISTICS_OFF,
     "admin_disable_all_stats": _STATISTICS_OFF,
-    "admin_query_group_offset": Method(queries.group_offset, "where a group stands in one partition", single=True),
-    "admin_query_offset": Method(queries.offsets, "where groups stand, and their lag"),
-    "admin_query_pubinfo": Method(queries.pubinfo, "bounds of all partitions", total="dataCount"),
+    "admin_query_group_offset": Method(methods.group_offset, "where a group stands in one partition", single=True),
+    "admin_query_offset": Method(methods.group_offsets, "where groups stand, and their lag"),
+    "admin_query_pubinfo": Method(methods.pubinfo, "bounds of all partitions", total="dataCount"),
     "admin_get_booked_groupname": _GROUPS,
     "admin_query_group": _GROUPS,
     "admin_get_partition_reginfo": _REGISTERED,
     "admin_query_consumer_regmap": _REGISTERED,
     "admin_snapshot_message": Method(
-        queries.snapshot, "the newest messages of a partition, in base64; needs the administration token", bodies=True
+        methods.snapshot, "the newest messages of a partition, in base64; needs the administration token", bodies=True
     ),
     "admin_get_group_history_offset": Method(
-        queries.history, "what the offset history says of a group, from a time on"
+        methods.history, "what the offset history says of a group, from a time on"
     ).with_data(),
     "admin_backup_group_offsets": Method(
-        queries.backup,
+        methods.backup,
         "where all groups stand, each as `offsetJsonInfo` of `admin_set_offset`; the answer is the backup, nothing is"
         " written on the broker's machine",
     ).with_data(),
     "admin_manual_set_current_offset": Method(
-        changes.set_current,
+        methods.set_current,
         "put a group at an offset of one partition",
         changes=True,
         single=True,
         only=_POSITION | {"manualOffset"},
     ),
     "admin_set_offset": Method(
-        changes.set_offset,
+        methods.set_offset,
         "put groups at given offsets, or at the end of topics",
         changes=True,
         only=frozenset({"groupName", "topicName", "manualSet", "offsetJsonInfo"}),
     ),
     "admin_set_offset_by_time": Method(
-        changes.set_by_time,
+        methods.set_by_time,
         "put groups at the first message of a time",
         changes=True,
         only=frozenset({"groupName", "topicName", "recordTime"}),
     ),
     "admin_clone_offset": Method(
-        changes.clone,
+        methods.clone_offsets,
         "put groups where another one stands",
         changes=True,
         only=frozenset({"sourceGroupName", "targetGroupName", "topicName"}),
     ),
     "admin_rmv_offset": Method(
-        changes.remove,
+        methods.remove_offsets,
         "forget the positions of groups that are not consuming",
         changes=True,
         only=frozenset({"groupName", "topicName", "onlyMemory"}),
     ).with_data(),
-    "admin_query_staged_rows": Method(staged.rows, "what tasks staged and nobody committed yet; not the reference's"),
+    "admin_query_staged_rows": Method(
+        methods.staged_rows, "what tasks staged and nobody committed yet; not the reference's"
+    ),
     "admin_rmv_staged_rows": Method(
-        staged.remove,
+        methods.remove_staged,
         "let go what a query staged (`queryName`, `force`); not the reference's",
         changes=True,
         only=frozenset({"queryName", "force"}),

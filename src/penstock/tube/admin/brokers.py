@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Callable
 
-from penstock.tube.admin.common import (
+from penstock.tube.admin.changes import (
     NOT_USED,
     Answer,
     Change,
@@ -16,7 +16,7 @@ from penstock.tube.admin.common import (
     topic_defaults,
     who_and_when,
 )
-from penstock.tube.admin.params import BadParameter, Params
+from penstock.tube.admin.parameters import BadParameter, Params
 from penstock.tube.codec.strings import ipv4_to_int
 from penstock.tube.engine.master.cluster import RegisteredBroker
 from penstock.tube.engine.master.master import MasterEngine

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from penstock.tube.admin.brokers import defaults_on
-from penstock.tube.admin.common import (
+from penstock.tube.admin.changes import (
     Answer,
     Change,
     flow_rules,
@@ -15,7 +15,7 @@ from penstock.tube.admin.common import (
     topic_defaults,
     who_and_when,
 )
-from penstock.tube.admin.params import BadParameter, Params
+from penstock.tube.admin.parameters import BadParameter, Params
 from penstock.tube.codec.strings import UNDEFINED, valid_group
 from penstock.tube.engine.master.balance import Group, most_brokers
 from penstock.tube.engine.master.client_balance import ClientGroup

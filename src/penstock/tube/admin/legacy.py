@@ -6,9 +6,8 @@ Each is a view of the settings that the newer methods show whole (``…_csmctrl_
 from __future__ import annotations
 
 from penstock.tube.admin import groups
-from penstock.tube.admin.batch import Run
-from penstock.tube.admin.common import AUTHOR, Answer, Change, item, success
-from penstock.tube.admin.params import BadParameter, Params
+from penstock.tube.admin.changes import AUTHOR, Answer, Change, Run, item, success
+from penstock.tube.admin.parameters import BadParameter, Params
 from penstock.tube.engine.master.master import MasterEngine
 from penstock.tube.engine.master.settings import ClusterSetting, GroupSetting, Removal, Setting
 

@@ -11,10 +11,9 @@ from typing import NamedTuple
 
 import penstock
 from penstock.tube.admin import brokers, groups, legacy, topics, views
-from penstock.tube.admin.batch import Run, batch
 from penstock.tube.admin.caller import UNAUTHORIZED, UNKNOWN, Caller
-from penstock.tube.admin.common import Answer, Change, failure, success
-from penstock.tube.admin.params import BadParameter, Params, format_time
+from penstock.tube.admin.changes import Answer, Change, Run, batch, failure, success
+from penstock.tube.admin.parameters import BadParameter, Params, format_time
 from penstock.tube.engine.master.master import MasterEngine
 from penstock.tube.engine.master.settings import Authorship, Removal, Setting, key_of
 

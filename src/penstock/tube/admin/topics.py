@@ -7,7 +7,7 @@ from functools import partial
 
 from penstock.errors import RefusedError
 from penstock.tube.admin.brokers import defaults_on, known
-from penstock.tube.admin.common import (
+from penstock.tube.admin.changes import (
     MAX_PARTITIONS,
     MAX_STORES,
     NOT_USED,
@@ -22,7 +22,7 @@ from penstock.tube.admin.common import (
     who_and_when,
 )
 from penstock.tube.admin.groups import who_may
-from penstock.tube.admin.params import BadParameter, Params
+from penstock.tube.admin.parameters import BadParameter, Params
 from penstock.tube.codec.strings import UNDEFINED
 from penstock.tube.engine.master.master import MIN_MESSAGE_BYTES, MasterEngine
 from penstock.tube.engine.master.settings import (

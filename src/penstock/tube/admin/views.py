@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from penstock.tube.admin.common import Answer, Change, failure, item, success
-from penstock.tube.admin.params import Params
+from penstock.tube.admin.changes import Answer, Change, failure, item, success
+from penstock.tube.admin.parameters import Params
 from penstock.tube.engine.master.balance import Group
 from penstock.tube.engine.master.client_balance import ClientGroup
 from penstock.tube.engine.master.master import MasterEngine

@@ -1,1 +1,1 @@
-"""The broker's shell: connections, commits, upkeep of its logs, membership at a master."""
+"""The broker's shell: connections, commits, maintenance of its logs, membership at a master."""

@@ -24,11 +24,10 @@ from penstock.tube.admin import broker as broker_admin
 from penstock.tube.admin.caller import UNKNOWN, Caller
 from penstock.tube.broker.commits import AppendDone, Commits
 from penstock.tube.broker.connection import BrokerConnection
-from penstock.tube.broker.figures import figures
-from penstock.tube.broker.member import Member
-from penstock.tube.broker.orders import OrderDesk
+from penstock.tube.broker.maintenance import DurabilityOf, Maintenance, Opened, newest, open_logs
+from penstock.tube.broker.master_commands import MasterCommands
+from penstock.tube.broker.master_connection import MasterConnection
 from penstock.tube.broker.timers import Timers
-from penstock.tube.broker.upkeep import DurabilityOf, Opened, Upkeep, newest, open_logs
 from penstock.tube.codec.strings import DEFAULT_BROKER_TLS_PORT, TopicConfig
 from penstock.tube.engine.access import Access
 from penstock.tube.engine.broker.group_offsets import GroupOffsets
@@ -38,7 +37,7 @@ from penstock.tube.engine.broker_engine import AppendResult, BrokerEngine
 from penstock.tube.engine.transactions.staging import StagingLimits
 from penstock.tube.listeners import Listeners
 from penstock.tube.rpc import Peers
-from penstock.tube.storage.disk import Disk
+from penstock.tube.storage.broker_storage import BrokerStorage
 from penstock.tube.storage.store import Store, StoreLimits
 
 __all__ = ["AppendDone", "AppendResult", "TubeBroker"]
@@ -102,14 +101,14 @@ class TubeBroker:
         self._master_user = master_user
         self._master_tls = master_tls
         self._files = files
-        self._disk: Disk | None = None
+        self._storage: BrokerStorage | None = None
         self._engine: BrokerEngine | None = None
         self._commits: Commits | None = None
-        self._orders: OrderDesk | None = None
+        self._commands: MasterCommands | None = None
         self._listeners = Listeners(lambda: BrokerConnection(self))
-        self._member: Member | None = None
+        self._member: MasterConnection | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._upkeep: Upkeep | None = None
+        self._maintenance: Maintenance | None = None
         self._timers: Timers | None = None
         self.look: Callable[[], None] = _nothing
         """Called before requests are answered: whether this process did not run for a while."""
@@ -137,10 +136,10 @@ class TubeBroker:
         return None if self._commits is None else self._commits.stalled
 
     @property
-    def disk(self) -> Disk:
+    def storage(self) -> BrokerStorage:
         """The stores; for administration and tests."""
-        assert self._disk is not None, "start() comes first"
-        return self._disk
+        assert self._storage is not None, "start() comes first"
+        return self._storage
 
     @property
     def tls_bound(self) -> tuple[str, int] | None:
@@ -148,10 +147,10 @@ class TubeBroker:
         return self._listeners.tls_bound
 
     @property
-    def upkeep(self) -> Upkeep:
+    def maintenance(self) -> Maintenance:
         """The periodic work; for administration and tests."""
-        assert self._upkeep is not None, "start() comes first"
-        return self._upkeep
+        assert self._maintenance is not None, "start() comes first"
+        return self._maintenance
 
     @property
     def _running(self) -> Timers:
@@ -159,10 +158,10 @@ class TubeBroker:
         return self._timers
 
     @property
-    def orders(self) -> OrderDesk:
-        """What carries out a master's orders; for tests."""
-        assert self._orders is not None, "start() comes first"
-        return self._orders
+    def commands(self) -> MasterCommands:
+        """What applies a master's commands; for tests."""
+        assert self._commands is not None, "start() comes first"
+        return self._commands
 
     @property
     def registered(self) -> asyncio.Event | None:
@@ -172,7 +171,34 @@ class TubeBroker:
     @property
     def stats(self) -> dict[str, int]:
         """Counters and gauges as plain integers."""
-        return figures(self)
+        engine, storage, commits = self.engine, self.storage, self.commits
+        stores = list(storage.stores.values())
+        return {
+            "connections": len(self.peers.open),
+            "refused_connections": self.peers.refused,
+            "requests": self.requests,
+            "bytes_in": self.bytes_in,
+            "bytes_out": self.bytes_out,
+            "produced_messages": engine.produce.messages,
+            "produced_bytes": engine.produce.bytes,
+            "produced_duplicates": engine.produce.duplicates,
+            "fetched_messages": engine.fetch.messages,
+            "gets": engine.gets,
+            "waiting_gets": engine.fetch.parked,
+            **self.maintenance.staged_stats(),
+            "refused": engine.checks.refused,
+            "dropped_late": engine.dropped_late,
+            "registrations": len(engine.registrations),
+            "topics": len(engine.topics.by_name),
+            "stores": len(stores),
+            "stored_bytes": sum(store.data_end - store.min_data_offset for store in stores),
+            "unwritten_bytes": sum(store.unwritten_bytes for store in stores),
+            "damaged_reads": sum(store.damaged_reads for store in stores),
+            "recovered_torn_bytes": storage.recovery.torn_bytes,
+            "recovered_losses": sum(len(store.recovery.losses) for store in stores),
+            "commits": commits.count,
+            "failed": int(self.failure is not None),
+        }
 
     async def start(
         self, host: str, port: int, *, tls: ssl.SSLContext | None = None, tls_port: int | None = None
@@ -187,26 +213,26 @@ class TubeBroker:
         loop = self._loop = asyncio.get_running_loop()
         durability = DurabilityOf(self.durability, self._topic_durability)
         opened = await loop.run_in_executor(None, lambda: self._open(durability))
-        self._disk = opened.disk
+        self._storage = opened.storage
         try:
             offsets, config = self._take_over(opened)
-            self._report_recovery(self._disk)
+            self._report_recovery(self._storage)
             tls_place = DEFAULT_BROKER_TLS_PORT if tls_port is None else tls_port
             bound = await self._listeners.start(host, port, tls, tls_place)
         except BaseException:
-            self._disk.close(clean=True)
-            self._disk = None
+            self._storage.close(clean=True)
+            self._storage = None
             raise
-        disk, engine, upkeep = self.disk, self.engine, self.upkeep
+        storage, engine, maintenance = self.storage, self.engine, self.maintenance
         self._commits = Commits(
-            disk, engine, upkeep, name=f"tube-{self.broker_id}", clock=self.clock,
+            storage, engine, maintenance, name=f"tube-{self.broker_id}", clock=self.clock,
             failed=self._failed, lost=self._lost,
         )  # fmt: skip
-        self._timers = Timers(engine, self._commits, upkeep, self.clock)
+        self._timers = Timers(engine, self._commits, maintenance, self.clock)
         self.look = self._timers.look
-        self._orders = OrderDesk(disk, engine, upkeep, self._commits, self.broker_id, self.clock)
+        self._commands = MasterCommands(storage, engine, maintenance, self._commits, self.broker_id, self.clock)
         self._commits.schedule()  # what was being published when an earlier process ended goes on
-        for key, offset, end in upkeep.reset_beyond_end(offsets):
+        for key, offset, end in maintenance.reset_beyond_end(offsets):
             text = f"group {key[0]} stood at offset {offset} of partition {key[2]} of {key[1]}, the log ends at {end}"
             self._lost(text)
         self._commits.changed()
@@ -215,20 +241,20 @@ class TubeBroker:
         return bound
 
     def _take_over(self, opened: Opened) -> tuple[GroupOffsets, BrokerConfig]:
-        """Make engine and upkeep of what the directory holds; where groups stand, and the configuration of before."""
-        disk = opened.disk
+        """Create engine and maintenance from what was opened; returns group offsets and the stored configuration."""
+        storage = opened.storage
         offsets = GroupOffsets(
             ((item.group, item.topic, item.partition), item.offset)
-            for item in disk.meta.offsets()
+            for item in storage.meta.offsets()
             if item.offset is not None
         )
-        last_time = max((store.last_time for store in disk.stores.values()), default=0)
+        last_time = max((store.last_time for store in storage.stores.values()), default=0)
         engine = self._engine = BrokerEngine(
             Topics(self._store), offsets, session_ms=self._session_ms, last_time=last_time, staging=opened.staging
         )
         engine.checks.access = self._access
         config = self._stored_config()
-        self._upkeep = Upkeep(disk, engine, self.broker_id, self._max_store_bytes)
+        self._maintenance = Maintenance(storage, engine, self.broker_id, self._max_store_bytes)
         for topic, rows in opened.producers:
             known = [row for row in rows if engine.transactions.restored(row[1])]
             engine.produce.producers.restore(topic, known)
@@ -243,8 +269,8 @@ class TubeBroker:
             self.broker_id, address, f"penstock-{penstock.__version__}", config,
             tls_port=None if bound_tls is None else bound_tls[1], web_address=self._web_address,
         )  # fmt: skip
-        self._member = Member(
-            membership, self._masters, self.orders.obey, self.orders.status, lost=self.orders.without_master,
+        self._member = MasterConnection(
+            membership, self._masters, self.commands.apply, self.commands.status, lost=self.commands.without_master,
             heartbeat_s=self._heartbeat_s, user=self._master_user, tls=self._master_tls,
         )  # fmt: skip
         self._member.start()
@@ -256,7 +282,7 @@ class TubeBroker:
 
     async def close(self) -> None:
         """Leave the cluster, answer what was received, sync and close. Twice is harmless."""
-        if self._disk is None or self._commits is None:
+        if self._storage is None or self._commits is None:
             return
         if self._member is not None:
             await self._member.close()
@@ -268,9 +294,9 @@ class TubeBroker:
         for connection in list(self.peers.open):
             connection.close()
         await self._listeners.closed()
-        disk, self._disk = self._disk, None
+        storage, self._storage = self._storage, None
         clean = self.failure is None
-        await asyncio.get_running_loop().run_in_executor(None, lambda: disk.close(clean=clean))
+        await asyncio.get_running_loop().run_in_executor(None, lambda: storage.close(clean=clean))
 
     def append(
         self, topic: str, partition: int | None, data: bytes, flag: int, msg_type: str | None, done: AppendDone
@@ -339,8 +365,8 @@ class TubeBroker:
 
     async def webapi(self, params: Mapping[str, str], caller: Caller = UNKNOWN) -> dict[str, Any]:
         """Answer a request of ``caller`` to ``/broker.htm``; changes are durable when this returns."""
-        desk = broker_admin.Desk(self.engine, self.broker_id, lambda: self.stats, self.clock())
-        answer, changed = broker_admin.handle(desk, params, self._admin_token, caller)
+        admin = broker_admin.BrokerAdmin(self.engine, self.broker_id, lambda: self.stats, self.clock())
+        answer, changed = broker_admin.handle(admin, params, self._admin_token, caller)
         if changed:
             try:
                 await self.committed()
@@ -380,25 +406,25 @@ class TubeBroker:
         )
 
     def _store(self, topic: str, number: int) -> Store:
-        store = self.disk.open_store(topic, number)
+        store = self.storage.open_store(topic, number)
         durability = self.durability_of(topic)
         store.immediate = durability is Durability.MEMORY
         store.synced = durability is Durability.DURABLE
         return store
 
     def _stored_config(self) -> BrokerConfig:
-        data = self.disk.meta.config()
+        data = self.storage.meta.config()
         if data is None:
             return BrokerConfig()
         config = BrokerConfig.from_json(data)
         self.engine.topics.apply(*config.parsed())
         return config
 
-    def _report_recovery(self, disk: Disk) -> None:
-        found = disk.recovery
+    def _report_recovery(self, storage: BrokerStorage) -> None:
+        found = storage.recovery
         fields = {"broker_id": self.broker_id, "records": found.records, "torn_bytes": found.torn_bytes}
         _log.info("tube log opened", extra={"fields": {**fields, "rebuilt_indexes": found.rebuilt_indexes}})
-        for text in disk.meta.damaged:
+        for text in storage.meta.damaged:
             self._lost(text)
 
     def _lost(self, what: object) -> None:

@@ -17,14 +17,14 @@ from typing import Final
 from penstock.errors import PenstockError, StorageError
 from penstock.runtime.io.committer import GroupCommitter
 from penstock.tube.broker.connection import BrokerConnection
-from penstock.tube.broker.upkeep import Upkeep
+from penstock.tube.broker.maintenance import Maintenance
 from penstock.tube.codec.codes import ErrCode
 from penstock.tube.codec.envelope import encode_response
 from penstock.tube.codec.methods import METHODS, MethodId
 from penstock.tube.engine.broker.topics import LogStore
 from penstock.tube.engine.broker_engine import AppendResult, BrokerEngine
 from penstock.tube.engine.transactions.publishing import Publication
-from penstock.tube.storage.disk import Commit, Disk
+from penstock.tube.storage.broker_storage import BrokerStorage, StorageCommit
 from penstock.tube.storage.meta import GroupOffset
 from penstock.tube.storage.store import Store
 
@@ -61,7 +61,7 @@ class _Round:
 
     __slots__ = ("commit", "decided", "waiting")
 
-    commit: Commit
+    commit: StorageCommit
     waiting: _Waiting
     decided: list[Publication]
 
@@ -84,9 +84,9 @@ class Commits:
 
     def __init__(
         self,
-        disk: Disk,
+        disk: BrokerStorage,
         engine: BrokerEngine,
-        upkeep: Upkeep,
+        maintenance: Maintenance,
         *,
         name: str,
         clock: Callable[[], int],
@@ -94,12 +94,12 @@ class Commits:
         lost: Callable[[str], None],
     ) -> None:
         self.failure: StorageError | None = None
-        self.next = Commit()
+        self.next = StorageCommit()
         """The next commit; what is not in the engine's lists is put here before :meth:`schedule`."""
         self.snapshot_due = False
         """The next commit notes what idempotent producers have sent."""
         self._engine = engine
-        self._upkeep = upkeep
+        self._maintenance = maintenance
         self._clock = clock
         self._failed = failed
         self._lost = lost
@@ -206,7 +206,7 @@ class Commits:
             connection.turned()
 
     async def close(self) -> None:
-        """Commit what is scheduled, with what producers have sent; nothing is taken any more."""
+        """StorageCommit what is scheduled, with what producers have sent; nothing is taken any more."""
         if self._engine.produce.producers.changed and self.failure is None:
             self.snapshot_due = True
         if self._positions is not None:
@@ -239,15 +239,15 @@ class Commits:
     def _fill(self, one: _Round) -> None:
         """The commit begins: it takes all that was changed until now, and those who wait for it."""
         self._round = None
-        engine, upkeep = self._engine, self._upkeep
-        one.commit, self.next = self.next, Commit()
+        engine, maintenance = self._engine, self._maintenance
+        one.commit, self.next = self.next, StorageCommit()
         commit = one.commit
         now = self._clock()
         if self.failure is None:
             self._publish(now)
-        one.decided = upkeep.take_staged(commit)
+        one.decided = maintenance.take_staged(commit)
         if engine.produce.producers.changed:
-            upkeep.note_producers(commit)
+            maintenance.note_producers(commit)
         # A dict keeps the order of first use, so the same run writes the same way again.
         for store in engine.dirty_stores:
             assert isinstance(store, Store)
@@ -255,7 +255,7 @@ class Commits:
         engine.dirty_stores.clear()
         if self.snapshot_due:
             self.snapshot_due = False
-            upkeep.snapshot_producers(commit, now)
+            maintenance.snapshot_producers(commit, now)
         if self._positions_due or not commit.only_appends:
             self._positions_due = False
             commit.offsets = [GroupOffset(*key, offset, now) for key, offset in engine.offsets.take_dirty()]
@@ -300,7 +300,7 @@ class Commits:
         if error is None:
             for store, work, _ in commit.works:
                 store.written(work)
-            self._upkeep.staged(commit, one.decided)
+            self._maintenance.staged(commit, one.decided)
             if engine.transactions.dirty:
                 self.schedule()
             engine.readable([store for store, _, _ in commit.works], now)

@@ -1,4 +1,4 @@
-"""What a broker does at its time: the engine's deadlines, reading ahead, and once a minute the upkeep of the logs."""
+"""Timers of a broker: the engine's deadlines, reading ahead, and the maintenance of the logs once a minute."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from penstock.runtime.io.loop import after_reading, watch_stalls
 from penstock.tube.broker.commits import Commits
-from penstock.tube.broker.upkeep import Upkeep
+from penstock.tube.broker.maintenance import Maintenance
 from penstock.tube.engine.broker_engine import BrokerEngine
 
 __all__ = ["Timers"]
@@ -18,10 +18,12 @@ _RETENTION_S = 60.0
 class Timers:
     """The timers of one broker, in the loop that they are made in; they run until :meth:`stop`."""
 
-    def __init__(self, engine: BrokerEngine, commits: Commits, upkeep: Upkeep, clock: Callable[[], int]) -> None:
+    def __init__(
+        self, engine: BrokerEngine, commits: Commits, maintenance: Maintenance, clock: Callable[[], int]
+    ) -> None:
         self._engine = engine
         self._commits = commits
-        self._upkeep = upkeep
+        self._maintenance = maintenance
         self._clock = clock
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
@@ -88,10 +90,10 @@ class Timers:
     def retain(self, now_ms: int) -> None:
         """Let expired segments go, write the offset history, note what producers sent."""
         commits = self._commits
-        wrote = self._upkeep.write_history(now_ms)
-        if self._upkeep.let_staged_go(now_ms):
+        wrote = self._maintenance.write_history(now_ms)
+        if self._maintenance.let_staged_go(now_ms):
             commits.schedule()
         if self._engine.produce.producers.changed:
             commits.snapshot_due = True
-        if self._upkeep.retain(commits.next, now_ms) or wrote or commits.snapshot_due:
+        if self._maintenance.retain(commits.next, now_ms) or wrote or commits.snapshot_due:
             commits.schedule()

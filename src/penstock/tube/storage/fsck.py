@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from penstock.errors import StorageError
-from penstock.tube.storage.disk import RUNNING, Disk
+from penstock.tube.storage.broker_storage import RUNNING, BrokerStorage
 from penstock.tube.storage.index import FILLER, INDEX_RECORD_BYTES, as_array
 from penstock.tube.storage.lock import DirectoryLock
 from penstock.tube.storage.meta import MetaStore
@@ -91,7 +91,7 @@ def repair(directory: Path) -> Report:
     Raises StorageError when a process uses the directory or the disk fails.
     """
     before = check(directory)
-    disk = Disk(directory, without_meta=True)
+    disk = BrokerStorage(directory, without_meta=True)
     try:
         for topic, number in disk.present():
             disk.open_store(topic, number, deep=True)

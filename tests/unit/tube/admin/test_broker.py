@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from penstock.tube.admin.broker import METHODS, Desk, handle
+from penstock.tube.admin.broker import METHODS, BrokerAdmin, handle
 from penstock.tube.admin.caller import Caller
-from penstock.tube.admin.params import format_time
+from penstock.tube.admin.parameters import format_time
 from penstock.tube.broker.broker import TubeBroker
 from penstock.tube.codec.message import encode_data
 from tests.engine.tube.broker_talk import NOW, Talk
@@ -23,7 +23,7 @@ USER = {"modifyUser": "admin"}
 class Admin:
     def __init__(self) -> None:
         self.talk = Talk()
-        self.desk = Desk(self.talk.engine, 1, lambda: {"produced_messages": 3}, NOW)
+        self.desk = BrokerAdmin(self.talk.engine, 1, lambda: {"produced_messages": 3}, NOW)
 
     def ask(self, method: str, **params: str) -> list[Any]:
         answer, changed = handle(self.desk, {"method": method, **params}, None, Caller("ann", administers=True))
@@ -210,7 +210,7 @@ async def test_a_change_is_durable_when_it_is_answered(tmp_path: Path) -> None:
             )
             assert answer["dataSet"] == [{"oldOffset": -1, "newOffset": 28}]
             assert answer["oldOffset"] == -1
-            stored = broker.disk.meta.offsets()
+            stored = broker.storage.meta.offsets()
             assert [(item.group, item.offset) for item in stored] == [("group", 28)]
         answer = await broker.webapi({"method": "admin_query_group_offset", **place})
         assert answer["dataSet"][0]["zkOffset"] == answer["zkOffset"] == 28

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from penstock.tube.admin.broker import Desk, handle
+from penstock.tube.admin.broker import BrokerAdmin, handle
 from penstock.tube.admin.caller import Caller
 from penstock.tube.codec.proto import broker_pb2 as pb
 from tests.engine.tube.broker_talk import Talk
@@ -13,7 +13,7 @@ BOTH = ["1:h:1", "2:h:2"]
 
 
 def ask(talk: StagingTalk, method: str, **params: str) -> Any:
-    desk = Desk(talk.engine, 1, dict, talk.now + 5000)
+    desk = BrokerAdmin(talk.engine, 1, dict, talk.now + 5000)
     answer, _ = handle(desk, {"method": method, **params}, None, Caller("ann", administers=True))
     return answer["dataSet"] if answer["result"] else answer["errMsg"]
 
@@ -60,5 +60,5 @@ def test_what_is_prepared_is_let_go_by_force_only() -> None:
 
 
 def test_an_engine_without_staging_says_so() -> None:
-    answer, _ = handle(Desk(Talk().engine, 1, dict, 0), {"method": "admin_query_staged_rows"}, None)
+    answer, _ = handle(BrokerAdmin(Talk().engine, 1, dict, 0), {"method": "admin_query_staged_rows"}, None)
     assert answer["errMsg"] == "this broker stages nothing"

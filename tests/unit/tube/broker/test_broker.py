@@ -54,7 +54,7 @@ async def test_everything_is_there_after_a_restart(tmp_path: Path) -> None:
         await client.confirm()
         await client.answer(client.send(b"later"))
     async with running(tmp_path) as (broker, client):
-        assert broker.disk.recovery.records == 4
+        assert broker.storage.recovery.records == 4
         registered = await client.register()
         assert (registered.currOffset, registered.maxOffset) == (84, 112)
         assert [message.payLoadData for message in (await client.get()).messages] == [b"later"]
@@ -92,7 +92,7 @@ async def test_each_durability_stores_in_the_end(tmp_path: Path, durability: Dur
         await client.register()
         assert len((await client.get()).messages) == 1
     async with running(tmp_path) as (broker, _):
-        assert broker.disk.recovery.records == 1
+        assert broker.storage.recovery.records == 1
 
 
 async def test_appending_from_inside_the_node(tmp_path: Path) -> None:

@@ -84,7 +84,7 @@ async def test_no_commit_waits_for_a_position_that_only_a_get_moved(
     async with running(tmp_path) as (broker, client):
 
         def stored() -> int | None:
-            return next((row.offset for row in broker.disk.meta.offsets()), None)
+            return next((row.offset for row in broker.storage.meta.offsets()), None)
 
         await client.answer(client.send(b"first"))
         await client.register()
@@ -108,7 +108,7 @@ async def test_no_commit_waits_for_a_position_that_only_a_get_moved(
         await client.get()
         await client.get(consumed=True)
         async with asyncio.timeout(20):
-            while next(row.offset for row in broker.disk.meta.offsets()) != 140:
+            while next(row.offset for row in broker.storage.meta.offsets()) != 140:
                 await asyncio.sleep(0)
 
 
@@ -125,7 +125,7 @@ async def test_nothing_waits_for_what_memory_acknowledges(tmp_path: Path, monkey
         assert (broker.commits.count, broker.stats["unwritten_bytes"]) == (before + 1, 0)
         await client.answer(client.send(b"written at the end"))
     async with running(tmp_path, durability=Durability.MEMORY) as (broker, client):
-        assert broker.disk.recovery.records == 21
+        assert broker.storage.recovery.records == 21
 
 
 @pytest.mark.parametrize("setting", [("WRITE_BEHIND_S", 0.001), ("WRITE_BEHIND_BYTES", 0)])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.tube.storage.epochs import begin_epoch, decode_note, encode_note, may_have_lost
+from penstock.tube.storage.notes import begin_epoch, decode_epochs, encode_epochs, may_have_lost
 
 
 @pytest.mark.parametrize(
@@ -25,7 +25,7 @@ def test_what_may_be_lost(previous: dict[str, str] | None, durability: str, boot
 def test_epochs_rise_and_are_bounded() -> None:
     epochs = begin_epoch(begin_epoch([], 28), 84)
     assert epochs == [(1, 28), (2, 84)]
-    assert decode_note(encode_note(epochs)) == epochs
+    assert decode_epochs(encode_epochs(epochs)) == epochs
     for end in range(1500):
         epochs = begin_epoch(epochs, end)
     assert (len(epochs), epochs[-1]) == (1000, (1502, 1499))

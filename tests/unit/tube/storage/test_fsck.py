@@ -9,7 +9,7 @@ import pytest
 
 from penstock.errors import StorageError
 from penstock.tube.codec.message import check_sum
-from penstock.tube.storage.disk import Commit, Disk
+from penstock.tube.storage.broker_storage import BrokerStorage, StorageCommit
 from penstock.tube.storage.fsck import check, repair
 from penstock.tube.storage.meta import GroupOffset
 from penstock.tube.storage.store import StoreLimits
@@ -22,13 +22,13 @@ COUNT = 25
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A broker's directory, closed in order: 25 messages in 3 segments and one position."""
     path = tmp_path_factory.mktemp("fsck") / "broker-1"
-    disk = Disk(path, limits=LIMITS)
+    disk = BrokerStorage(path, limits=LIMITS)
     disk.run({})
     store = disk.open_store("demo", 0)
     for number in range(COUNT):
         data = b"message-%03d" % number
         store.append(number % 2, data, 0, check_sum(data), 7, (1 << 60) + number, 1000 + number)
-        commit = Commit()
+        commit = StorageCommit()
         commit.works.append((store, store.take(), True))
         commit.offsets = [GroupOffset("group", "demo", 0, 28, 5)]
         disk.commit([commit])
@@ -122,18 +122,18 @@ def test_damage_is_set_aside_by_repair_and_named_ever_after(directory: Path) -> 
 def test_lost_positions_stop_a_broker_until_repair_goes_on_without_them(directory: Path) -> None:
     shutil.rmtree(directory / "meta")
     with pytest.raises(StorageError, match="has lost its directory meta") as caught:
-        Disk(directory)
+        BrokerStorage(directory)
     assert f"penstock tube fsck {directory} --repair" in str(caught.value.do)
     assert ([finding.kind for finding in check(directory).findings], check(directory).ok) == (["meta"], False)
     assert repair(directory).lost == 0
     assert check(directory).ok
-    disk = Disk(directory)
+    disk = BrokerStorage(directory)
     assert (disk.meta.offsets(), disk.open_store("demo", 0).recovery.losses) == ([], [])
     disk.close(clean=True)
 
 
 def test_a_torn_tail_after_an_abrupt_end_is_no_damage(directory: Path) -> None:
-    disk = Disk(directory, limits=LIMITS)
+    disk = BrokerStorage(directory, limits=LIMITS)
     disk.run({})
     disk.close(clean=False)
     path = files(directory, "tube")[-1]
@@ -143,7 +143,7 @@ def test_a_torn_tail_after_an_abrupt_end_is_no_damage(directory: Path) -> None:
 
 
 def test_what_is_in_use_or_no_broker_is_refused(directory: Path, tmp_path: Path) -> None:
-    disk = Disk(directory)
+    disk = BrokerStorage(directory)
     with pytest.raises(StorageError, match="in use"):
         check(directory)
     disk.close(clean=True)

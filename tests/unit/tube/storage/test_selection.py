@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from penstock.tube.storage.reads import choose
 from penstock.tube.storage.segment import PartitionPart
-from penstock.tube.storage.selection import choose
 
 
 def part(*messages: tuple[int, int, int]) -> PartitionPart:

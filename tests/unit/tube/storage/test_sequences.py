@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from penstock.tube.codec.message import encode_marker
-from penstock.tube.storage.sequences import Row, decode_note, encode_note, note_name, read_back
+from penstock.tube.storage.notes import SequenceRow, decode_sequences, encode_sequences, read_sequences, sequences_note
 from penstock.tube.storage.store import Store, StoreLimits
 from tests.unit.runtime.recorded_disk import RecordedDisk
 from tests.unit.tube.storage.test_store import commit
@@ -21,7 +21,7 @@ def batch(store: Store, partition: int, producer: int, first: int, count: int) -
 
 
 def last(store: Store, offset: int = 0) -> dict[tuple[int, int], int]:
-    rows: list[Row] = list(read_back(store, offset))
+    rows: list[SequenceRow] = list(read_sequences(store, offset))
     return {(partition, producer): sequence for partition, producer, sequence, _ in rows}
 
 
@@ -48,5 +48,5 @@ def test_a_cut_batch_counts_as_far_as_it_is_there() -> None:
 
 def test_a_note_keeps_what_it_is_given() -> None:
     rows = [(10_001, 1 << 62, 5, 1_700_000_000_000), (0, 1, 0, 0)]
-    assert decode_note(encode_note(28, rows)) == (28, rows)
-    assert note_name("demo", 3) == "producers/demo-3"
+    assert decode_sequences(encode_sequences(28, rows)) == (28, rows)
+    assert sequences_note("demo", 3) == "producers/demo-3"

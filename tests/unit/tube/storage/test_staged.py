@@ -6,10 +6,10 @@ import pytest
 
 from penstock.errors import StorageError
 from penstock.runtime.io.files import DirectFiles
-from penstock.tube.storage.staged import Shelf, StagedFile, write_staged
+from penstock.tube.storage.staging_store import AttemptFile, StagingDirectory, write_staged
 
 
-def commit(shelf: Shelf, directory: Path) -> None:
+def commit(shelf: StagingDirectory, directory: Path) -> None:
     works, removed = shelf.take()
     write_staged(DirectFiles(), directory, works)
     for path in removed:
@@ -18,18 +18,18 @@ def commit(shelf: Shelf, directory: Path) -> None:
 
 
 @pytest.fixture
-def shelf(tmp_path: Path) -> Shelf:
-    return Shelf(DirectFiles(), tmp_path / "staging")
+def shelf(tmp_path: Path) -> StagingDirectory:
+    return StagingDirectory(DirectFiles(), tmp_path / "staging")
 
 
-def staged(shelf: Shelf, *bodies: bytes) -> StagedFile:
+def staged(shelf: StagingDirectory, *bodies: bytes) -> AttemptFile:
     file = shelf.add(b"about")
     for body in bodies:
         file.append(body, 2)
     return file
 
 
-def test_what_was_written_is_read(shelf: Shelf) -> None:
+def test_what_was_written_is_read(shelf: StagingDirectory) -> None:
     file = staged(shelf, b"one", b"two")
     assert (file.rows, file.durable_rows, list(file.read())) == (4, 0, [])
     assert shelf.unwritten_bytes == file.size
@@ -42,11 +42,11 @@ def test_what_was_written_is_read(shelf: Shelf) -> None:
     assert file.path.stat().st_size == file.size == file.durable_size
 
 
-def test_another_process_finds_it_and_goes_on(shelf: Shelf) -> None:
+def test_another_process_finds_it_and_goes_on(shelf: StagingDirectory) -> None:
     staged(shelf, b"one")
     staged(shelf, b"other")
     commit(shelf, shelf.directory)
-    again = Shelf(DirectFiles(), shelf.directory)
+    again = StagingDirectory(DirectFiles(), shelf.directory)
     first, second = again.recover()
     assert (first.about, list(first.file.read()), list(second.file.read())) == (
         b"about",
@@ -60,34 +60,34 @@ def test_another_process_finds_it_and_goes_on(shelf: Shelf) -> None:
 
 
 @pytest.mark.parametrize("cut", [1, 5, 12, 13])
-def test_a_torn_end_is_cut(shelf: Shelf, cut: int) -> None:
+def test_a_torn_end_is_cut(shelf: StagingDirectory, cut: int) -> None:
     file = staged(shelf, b"one", b"two")
     commit(shelf, shelf.directory)
     whole = file.path.read_bytes()
     file.path.write_bytes(whole[:-cut])
-    (found,) = Shelf(DirectFiles(), shelf.directory).recover()
+    (found,) = StagingDirectory(DirectFiles(), shelf.directory).recover()
     assert list(found.file.read()) == [(b"one", 2)]
     assert found.file.path.stat().st_size == found.file.size == len(whole) - 15
 
 
-def test_a_file_without_a_whole_beginning_is_removed(shelf: Shelf) -> None:
+def test_a_file_without_a_whole_beginning_is_removed(shelf: StagingDirectory) -> None:
     file = staged(shelf)
     commit(shelf, shelf.directory)
     file.path.write_bytes(file.path.read_bytes()[:-1])
     (shelf.directory / "README").write_text("not ours")
-    assert Shelf(DirectFiles(), shelf.directory).recover() == []
+    assert StagingDirectory(DirectFiles(), shelf.directory).recover() == []
     assert [path.name for path in shelf.directory.iterdir()] == ["README"]
 
 
-def test_a_record_of_another_file_does_not_pass(shelf: Shelf) -> None:
+def test_a_record_of_another_file_does_not_pass(shelf: StagingDirectory) -> None:
     one, other = staged(shelf, b"one"), staged(shelf, b"two")
     commit(shelf, shelf.directory)
     other.path.write_bytes(one.path.read_bytes())
-    (found,) = Shelf(DirectFiles(), shelf.directory).recover()
+    (found,) = StagingDirectory(DirectFiles(), shelf.directory).recover()
     assert found.file.number == one.number
 
 
-def test_damage_is_an_error_that_names_the_file(shelf: Shelf) -> None:
+def test_damage_is_an_error_that_names_the_file(shelf: StagingDirectory) -> None:
     file = staged(shelf, b"one", b"two")
     commit(shelf, shelf.directory)
     damaged = bytearray(file.path.read_bytes())
@@ -99,7 +99,7 @@ def test_damage_is_an_error_that_names_the_file(shelf: Shelf) -> None:
         next(bodies)
 
 
-def test_what_is_removed_before_it_was_written_never_is(shelf: Shelf) -> None:
+def test_what_is_removed_before_it_was_written_never_is(shelf: StagingDirectory) -> None:
     gone, stays = staged(shelf, b"one"), staged(shelf, b"two")
     gone.remove()
     assert shelf.dirty

@@ -1,7 +1,7 @@
 """A broker as a member of its cluster: what it tells the master, and what it takes from the answers.
 
     request = membership.next_request(read_status, write_status)   # method id and payload
-    orders = membership.receive(method, payload)                   # what to apply; then next_request again, in time
+    update = membership.receive(method, payload)                   # what to apply; then next_request again, in time
 
 A register pushes the whole configuration, a heartbeat pushes it when what the broker reported differs. The broker
 reports its configuration in the next heartbeat after a change or when it is asked to.
@@ -173,12 +173,12 @@ class BrokerMembership:
                 or "give each broker a number of its own, and the address and TLS port that the master has for it",
             )
         self.registered = self._online = True
-        orders = self._common(answer)
+        update = self._common(answer)
         if answer.HasField("enableBrokerInfo"):
-            orders.check_tokens = answer.enableBrokerInfo.enableVisitTokenCheck
+            update.check_tokens = answer.enableBrokerInfo.enableVisitTokenCheck
         self._report = True
-        orders.soon = True
-        return orders
+        update.soon = True
+        return update
 
     def _beaten(self, answer: pb.HeartResponseM2B) -> MasterUpdate:
         if not answer.success:
@@ -193,15 +193,15 @@ class BrokerMembership:
             )
         reported = self._report
         self._report = answer.needReportData and not reported
-        orders = self._common(answer)
+        update = self._common(answer)
         if answer.takeRemoveTopicInfo:
-            orders.removed_topics = [TopicConfig.parse(text).topic for text in answer.removeTopicConfInfo]
-            self._removed = orders.removed_topics
-        orders.soon = orders.soon or self._report or bool(self._removed)
-        return orders
+            update.removed_topics = [TopicConfig.parse(text).topic for text in answer.removeTopicConfInfo]
+            self._removed = update.removed_topics
+        update.soon = update.soon or self._report or bool(self._removed)
+        return update
 
     def _common(self, answer: pb.RegisterResponseM2B | pb.HeartResponseM2B) -> MasterUpdate:
-        orders = MasterUpdate(stop_read=answer.stopRead, stop_write=answer.stopWrite)
+        update = MasterUpdate(stop_read=answer.stopRead, stop_write=answer.stopWrite)
         # A blank default or an empty list says nothing (tubemq.md 12.1).
         if answer.takeConfInfo and answer.brokerDefaultConfInfo.strip() and answer.brokerTopicSetConfInfo:
             config = BrokerConfig(
@@ -213,24 +213,24 @@ class BrokerMembership:
             if config != self.config:
                 config.parsed()
                 self.config = config
-                orders.config = config
+                update.config = config
                 self._report = True
-                orders.soon = True
+                update.soon = True
         for text in answer.brokerAuthorizedInfo.visitAuthorizedToken.split(","):
             if text.strip():
                 try:
-                    orders.tokens.append(int(text))
+                    update.tokens.append(int(text))
                 except ValueError:
                     raise RemoteProtocolError(f"tube: visit token {text!r} is not a number") from None
         if answer.HasField("flowCheckId") and answer.flowCheckId != self._flow_id:
             if answer.HasField("flowControlInfo"):
                 self._flow_id = answer.flowCheckId
-                orders.flow_rules = answer.flowControlInfo
+                update.flow_rules = answer.flowControlInfo
             elif answer.flowCheckId == UNDEFINED:
                 self._flow_id = UNDEFINED
-                orders.flow_rules = ""
+                update.flow_rules = ""
         if answer.HasField("clsConfig"):
             self._cluster_id = answer.clsConfig.configId
             if answer.clsConfig.HasField("maxMsgSize"):
-                orders.max_message_bytes = answer.clsConfig.maxMsgSize
-        return orders
+                update.max_message_bytes = answer.clsConfig.maxMsgSize
+        return update

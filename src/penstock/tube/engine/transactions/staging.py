@@ -37,7 +37,7 @@ _DAY_MS = 24 * 3_600_000
 
 
 class StagedFile(Protocol):
-    """The rows of an attempt; see `penstock.tube.storage.staged`."""
+    """The rows of an attempt; see `penstock.tube.storage.staging_store`."""
 
     rows: int
     size: int
@@ -181,8 +181,8 @@ class StagedRow(NamedTuple):
 class Staging:
     """All queries of a broker. ``notes``: what changed and has to be made durable, for the shell (None: removed)."""
 
-    def __init__(self, shelf: StagingStore, limits: StagingLimits) -> None:
-        self.shelf = shelf
+    def __init__(self, files: StagingStore, limits: StagingLimits) -> None:
+        self.files = files
         self.limits = limits
         self.queries: dict[str, Query] = {}
         self.bytes = 0
@@ -269,7 +269,7 @@ class Staging:
         """A new attempt of the query's run."""
         about = {"query": query.name, "run": query.run, "batch": batch, "task": task, "attempt": name,
                  "created": now_ms}  # fmt: skip
-        file = self.shelf.add(json.dumps(about, separators=(",", ":")).encode())
+        file = self.files.add(json.dumps(about, separators=(",", ":")).encode())
         attempt = Attempt(name, task, batch, query.run, file, now_ms)
         self._count(query, attempt)
         return attempt

@@ -1,6 +1,6 @@
-"""What a broker does beside answering: open its logs, let old segments go, note what a restart has to know.
+"""Recovery and periodic maintenance of a broker's logs: retention, offset history, notes for the next start.
 
-`open_logs` runs in a thread before the broker listens. `Upkeep` runs in the loop and fills the broker's next commit.
+`open_logs` runs in a thread before the broker listens. `Maintenance` runs in the loop and fills the next commit.
 """
 
 from __future__ import annotations
@@ -23,13 +23,25 @@ from penstock.tube.engine.broker.topics import (
 from penstock.tube.engine.broker_engine import BrokerEngine
 from penstock.tube.engine.transactions.publishing import Publication
 from penstock.tube.engine.transactions.staging import InDoubtWatch, Staging, StagingLimits
-from penstock.tube.storage import epochs, sequences
-from penstock.tube.storage.disk import Commit, Disk, boot_id
+from penstock.tube.storage.broker_storage import BrokerStorage, StorageCommit, boot_id
+from penstock.tube.storage.notes import (
+    SEQUENCES_PREFIX,
+    SequenceRow,
+    begin_epoch,
+    decode_epochs,
+    decode_sequences,
+    encode_epochs,
+    encode_sequences,
+    epochs_note,
+    may_have_lost,
+    read_sequences,
+    sequences_note,
+)
 from penstock.tube.storage.recovery import Loss
 from penstock.tube.storage.retention import Retention, parse_policy
 from penstock.tube.storage.store import Store, StoreLimits
 
-__all__ = ["DurabilityOf", "Opened", "Upkeep", "newest", "open_logs"]
+__all__ = ["DurabilityOf", "Maintenance", "Opened", "newest", "open_logs"]
 
 _log = logging.getLogger("penstock.tube.broker.broker")
 
@@ -50,7 +62,7 @@ class DurabilityOf:
         return self.topics.get(topic, self.default)
 
     def state(self) -> dict[str, object]:
-        """For `Disk.run`: the next process has to know how this one wrote."""
+        """For `BrokerStorage.run`: the next process has to know how this one wrote."""
         return {"default": str(self.default), "topics": {name: str(kind) for name, kind in self.topics.items()}}
 
 
@@ -58,8 +70,8 @@ class DurabilityOf:
 class Opened:
     """A directory whose logs are open, and what was found of producers, epochs and staged rows."""
 
-    disk: Disk
-    producers: list[tuple[str, list[sequences.Row]]]
+    storage: BrokerStorage
+    producers: list[tuple[str, list[SequenceRow]]]
     staging: Staging
 
 
@@ -102,61 +114,63 @@ def open_logs(
     def lost(loss: Loss) -> None:
         on_loss(loss)
 
-    disk = Disk(directory, files=files, limits=limits, on_loss=lost)
+    storage = BrokerStorage(directory, files=files, limits=limits, on_loss=lost)
     try:
         producers = []
         notes: dict[str, bytes | None] = {}
-        for topic, number in disk.present():
-            store = disk.open_store(topic, number)
-            name = epochs.note_name(topic, number)
-            if name in disk.notes:
-                store.epochs = epochs.decode_note(disk.notes[name])
-            if disk.unclean is not None and _cut(disk, topic):
-                store.epochs = epochs.begin_epoch(store.epochs, store.end_offset)
-                notes[name] = epochs.encode_note(store.epochs)
-            note = disk.notes.get(sequences.note_name(topic, number))
+        for topic, number in storage.present():
+            store = storage.open_store(topic, number)
+            name = epochs_note(topic, number)
+            if name in storage.notes:
+                store.epochs = decode_epochs(storage.notes[name])
+            if storage.unclean is not None and _cut(storage, topic):
+                store.epochs = begin_epoch(store.epochs, store.end_offset)
+                notes[name] = encode_epochs(store.epochs)
+            note = storage.notes.get(sequences_note(topic, number))
             if note is not None:
-                offset, rows = sequences.decode_note(note)
-                rows += sequences.read_back(store, offset)
+                offset, rows = decode_sequences(note)
+                rows += read_sequences(store, offset)
                 producers.append((topic, rows))
-        disk.meta.commit([], notes=notes)
-        staging = Staging(disk.shelf, staging_limits)
-        for text in staging.restore(disk.notes, disk.shelf.recover()):
+        storage.meta.commit([], notes=notes)
+        staging = Staging(storage.staging_files, staging_limits)
+        for text in staging.restore(storage.notes, storage.staging_files.recover()):
             on_loss(text)
-        disk.run(durability.state())
+        storage.run(durability.state())
     except OSError as error:
-        disk.close(clean=False)
+        storage.close(clean=False)
         raise StorageError(
-            f"tube: staged rows in {disk.shelf.directory} cannot be read: {error.strerror}",
-            path=str(error.filename or disk.shelf.directory),
+            f"tube: staged rows in {storage.staging_files.directory} cannot be read: {error.strerror}",
+            path=str(error.filename or storage.staging_files.directory),
         ) from error
     except BaseException:
-        disk.close(clean=False)
+        storage.close(clean=False)
         raise
-    return Opened(disk, producers, staging)
+    return Opened(storage, producers, staging)
 
 
-def _cut(disk: Disk, topic: str) -> bool:
-    previous = disk.unclean or {}
+def _cut(storage: BrokerStorage, topic: str) -> bool:
+    previous = storage.unclean or {}
     durability = previous.get("topics", {}).get(topic, previous.get("default", str(Durability.DURABLE)))
-    return epochs.may_have_lost(previous, durability, boot_id())
+    return may_have_lost(previous, durability, boot_id())
 
 
-class Upkeep:
+class Maintenance:
     """The broker's periodic work. ``max_store_bytes``: how much a store keeps, None = no limit by size."""
 
-    def __init__(self, disk: Disk, engine: BrokerEngine, broker_id: int, max_store_bytes: int | None) -> None:
-        self._disk = disk
+    def __init__(
+        self, storage: BrokerStorage, engine: BrokerEngine, broker_id: int, max_store_bytes: int | None
+    ) -> None:
+        self._storage = storage
         self._engine = engine
         self._broker_id = broker_id
         self._max_store_bytes = max_store_bytes
         self.undecided = InDoubtWatch()
-        self._noted = {name for name in disk.notes if name.startswith(sequences.PREFIX)}
+        self._noted = {name for name in storage.notes if name.startswith(SEQUENCES_PREFIX)}
 
-    def retain(self, commit: Commit, now_ms: int) -> bool:
+    def retain(self, commit: StorageCommit, now_ms: int) -> bool:
         """Let expired segments go with ``commit``; whether it has something to do."""
         changed = False
-        for (name, _), store in self._disk.stores.items():
+        for (name, _), store in self._storage.stores.items():
             topic = self._engine.topics.by_name.get(name)
             if topic is None:
                 continue
@@ -169,41 +183,41 @@ class Upkeep:
                 changed = True
         return changed
 
-    def note_producers(self, commit: Commit) -> None:
+    def note_producers(self, commit: StorageCommit) -> None:
         """Before the log of a store has its first numbered message, a note says from where on to look for them."""
         for topic, number in self._engine.produce.producers.changed:
-            name = sequences.note_name(topic, number)
-            store = self._disk.stores.get((topic, number))
+            name = sequences_note(topic, number)
+            store = self._storage.stores.get((topic, number))
             if name not in self._noted and store is not None:
                 self._noted.add(name)
-                commit.early_notes[name] = sequences.encode_note(store.written_end, [])
+                commit.early_notes[name] = encode_sequences(store.written_end, [])
 
-    def snapshot_producers(self, commit: Commit, now_ms: int) -> None:
+    def snapshot_producers(self, commit: StorageCommit, now_ms: int) -> None:
         """Note what producers have stored, of all that is handed to ``commit`` and before."""
         producers = self._engine.produce.producers
         producers.expire(now_ms)
         for topic, number in producers.changed:
-            store = self._disk.stores.get((topic, number))
+            store = self._storage.stores.get((topic, number))
             if store is not None:
-                note = sequences.encode_note(store.end_offset, producers.snapshot(topic, number))
-                commit.notes[sequences.note_name(topic, number)] = note
+                note = encode_sequences(store.end_offset, producers.snapshot(topic, number))
+                commit.notes[sequences_note(topic, number)] = note
         producers.changed.clear()
 
-    def take_staged(self, commit: Commit) -> list[Publication]:
+    def take_staged(self, commit: StorageCommit) -> list[Publication]:
         """Hand what was staged and decided to ``commit``; the decisions to carry out once it returned."""
         transactions = self._engine.transactions
         staging = transactions.staging
         assert staging is not None, "a broker has one"
-        if self._disk.shelf.dirty:
-            commit.staged, commit.unstaged = self._disk.shelf.take()
+        if self._storage.staging_files.dirty:
+            commit.staged, commit.unstaged = self._storage.staging_files.take()
         if staging.notes:
             commit.notes.update(staging.notes)
             staging.notes = {}
         return transactions.take_decided()
 
-    def staged(self, commit: Commit, decided: list[Publication]) -> None:
+    def staged(self, commit: StorageCommit, decided: list[Publication]) -> None:
         """``commit`` returned: what it staged is durable, and what was decided in it is published from now on."""
-        self._disk.shelf.written(commit.staged)
+        self._storage.staging_files.written(commit.staged)
         publishing = self._engine.transactions.publishing
         assert publishing is not None, "a broker has one"
         for publication in decided:
@@ -217,7 +231,7 @@ class Upkeep:
         for late in self.undecided.look(transactions.staging.queries.values(), now_ms):
             about = late._asdict() | {"broker_id": self._broker_id, "participants": ",".join(late.participants)}
             _log.warning("tube transaction undecided", extra={"fields": {**about, "do": UNDECIDED}})
-        return transactions.dirty or self._disk.shelf.dirty
+        return transactions.dirty or self._storage.staging_files.dirty
 
     def staged_stats(self) -> dict[str, int]:
         """Counters and gauges of what is staged and published."""
@@ -234,13 +248,13 @@ class Upkeep:
             "committed_messages": publishing.published,
         }
 
-    def forget(self, topic: str, commit: Commit) -> None:
+    def forget(self, topic: str, commit: StorageCommit) -> None:
         """A topic is removed: nothing about its logs is true of a later one of the same name."""
-        for name, number in list(self._disk.stores):
+        for name, number in list(self._storage.stores):
             if name == topic:
-                commit.notes[epochs.note_name(topic, number)] = None
-                commit.notes[sequences.note_name(topic, number)] = None
-                self._noted.discard(sequences.note_name(topic, number))
+                commit.notes[epochs_note(topic, number)] = None
+                commit.notes[sequences_note(topic, number)] = None
+                self._noted.discard(sequences_note(topic, number))
 
     def write_history(self, now_ms: int) -> int:
         """Append where every group stands to the system topic; how many messages that were."""
@@ -258,7 +272,7 @@ class Upkeep:
         """Positions behind the end of their log go back to it: (key, position, end) of each."""
         found = []
         for key, offset in offsets.items():
-            store = self._disk.stores.get((key[1], key[2] // 10000))
+            store = self._storage.stores.get((key[1], key[2] // 10000))
             end = 0 if store is None else store.durable_end  # one without files is empty
             if offset > end:
                 found.append((key, offset, end))

@@ -19,7 +19,7 @@ from penstock.tube.engine.access import sign
 from penstock.tube.engine.broker.membership import BrokerMembership, MasterUpdate
 from penstock.tube.link import Link
 
-__all__ = ["Member"]
+__all__ = ["MasterConnection"]
 
 _log = logging.getLogger("penstock.tube.broker.broker")
 
@@ -29,8 +29,8 @@ _SOON_S = 0.02
 _SAY_AGAIN_MS = 30_000
 
 
-class Member:
-    """Keeps a broker registered at one of ``masters``. ``apply(orders)`` is called in the loop for each answer.
+class MasterConnection:
+    """Keeps a broker registered at one of ``masters``. ``apply(update)`` is called in the loop for each answer.
 
     ``lost()`` is called whenever there is no master any more, or still not.
     """
@@ -127,8 +127,8 @@ class Member:
         self._link = await Link.connect((host, port), tls=self._tls)
         while True:
             method, payload = self.membership.next_request(*self._status(), signed=self._signed())
-            orders = self.membership.receive(method, await self._link.exchange(Service.MASTER, method, payload))
-            self._apply(orders)
+            update = self.membership.receive(method, await self._link.exchange(Service.MASTER, method, payload))
+            self._apply(update)
             self.heartbeats += 1
             if self.membership.registered and not self.registered.is_set():
                 self.registered.set()
@@ -137,5 +137,5 @@ class Member:
                 _log.info("tube broker registered", extra={"fields": fields})
             self._wake.clear()
             with suppress(TimeoutError):
-                async with asyncio.timeout(_SOON_S if orders.soon else self._heartbeat_s):
+                async with asyncio.timeout(_SOON_S if update.soon else self._heartbeat_s):
                     await self._wake.wait()

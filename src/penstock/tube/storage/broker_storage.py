@@ -22,10 +22,10 @@ from penstock.tube.storage.lock import DirectoryLock
 from penstock.tube.storage.meta import GroupOffset, MetaStore
 from penstock.tube.storage.recovery import Loss, Recovery
 from penstock.tube.storage.segment import Segment
-from penstock.tube.storage.staged import Shelf, StagedWork, write_staged
+from penstock.tube.storage.staging_store import StagedWork, StagingDirectory, write_staged
 from penstock.tube.storage.store import Store, StoreLimits, Work
 
-__all__ = ["RUNNING", "Commit", "Disk", "boot_id"]
+__all__ = ["RUNNING", "BrokerStorage", "StorageCommit", "boot_id"]
 
 RUNNING = "running"
 _REMOVING = "removing/"
@@ -33,7 +33,7 @@ _REMOVING = "removing/"
 _STORE_NAME = re.compile(r"(\w+)-(\d+)", re.ASCII)
 
 
-class Commit:
+class StorageCommit:
     """What one commit makes durable. Filled in the loop's thread, then only read by the committing one."""
 
     __slots__ = (
@@ -58,7 +58,7 @@ class Commit:
         self.config: bytes | None = None
         self.expired: list[tuple[Store, list[Segment]]] = []
         self.removed_topics: list[tuple[str, list[Store]]] = []
-        """Topic and its stores, from `Disk.forget`."""
+        """Topic and its stores, from `BrokerStorage.forget`."""
         self.staged: list[StagedWork] = []
         """What tasks staged; durable before the notes are."""
         self.unstaged: list[Path] = []
@@ -73,7 +73,7 @@ class Commit:
         )  # fmt: skip
 
 
-class Disk:
+class BrokerStorage:
     """See the module. ``files`` is what the log is written through; the offsets have their own (LMDB)."""
 
     def __init__(
@@ -95,7 +95,7 @@ class Disk:
         self.recovery = Recovery()
         """What opening the stores found, added up."""
         self.stores: dict[tuple[str, int], Store] = {}
-        self.shelf = Shelf(self.files, directory / "staging")
+        self.staging_files = StagingDirectory(self.files, directory / "staging")
         """What tasks staged."""
         self._log = directory / "log"
         self._on_loss = on_loss
@@ -169,7 +169,7 @@ class Disk:
         self._removing.add(topic)
         return [self.stores.pop(key) for key in list(self.stores) if key[0] == topic]
 
-    def commit(self, commits: Sequence[Commit]) -> None:
+    def commit(self, commits: Sequence[StorageCommit]) -> None:
         """Write all, sync what must be, store the offsets. Committing thread; raises StorageError or OSError.
 
         Offsets come last: a group never stands behind the end of what is stored.
@@ -191,7 +191,7 @@ class Disk:
             return
         staged = [work for commit in commits for work in commit.staged]
         if staged:
-            write_staged(self.files, self.shelf.directory, staged)
+            write_staged(self.files, self.staging_files.directory, staged)
         offsets = [offset for commit in commits for offset in commit.offsets]
         configs = [commit.config for commit in commits if commit.config is not None]
         notes = _merged(commit.notes for commit in commits)

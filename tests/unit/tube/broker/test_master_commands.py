@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from penstock.tube.broker.broker import TubeBroker
-from penstock.tube.broker.orders import TOKENS_KNOWN_MS
+from penstock.tube.broker.master_commands import TOKENS_KNOWN_MS
 from penstock.tube.engine.broker.membership import MasterUpdate
 from penstock.tube.engine.master.master import MasterConfig
 from penstock.tube.master.master import TubeMaster
@@ -19,18 +19,18 @@ async def test_visit_tokens_count_once_clients_can_have_heard_of_them(tmp_path: 
     clock = [1_000_000]
     broker = TubeBroker(tmp_path, clock=lambda: clock[0])
     await broker.start("127.0.0.1", 0)
-    desk = broker.orders
+    commands = broker.commands
 
     def counts(after_ms: int, orders: MasterUpdate) -> bool:
         clock[0] += after_ms
-        desk.obey(orders)
+        commands.apply(orders)
         return broker.engine.checks.check_tokens
 
     assert not counts(0, MasterUpdate(tokens=[7, 8], check_tokens=True))
     assert not counts(TOKENS_KNOWN_MS - 1, MasterUpdate(tokens=[8, 9]))
     assert counts(1, MasterUpdate())
     assert broker.engine.checks.tokens == [7, 8, 9]
-    desk.without_master()
+    commands.without_master()
     assert not broker.engine.checks.check_tokens
     assert not counts(0, MasterUpdate(check_tokens=True))
     assert counts(TOKENS_KNOWN_MS, MasterUpdate())

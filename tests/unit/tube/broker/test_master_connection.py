@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from penstock.runtime.observability.logs import TextFormatter
-from penstock.tube.broker.member import Member
+from penstock.tube.broker.master_connection import MasterConnection
 from penstock.tube.engine.broker.membership import BrokerMembership, MasterUpdate
 from penstock.tube.link import Link
 from penstock.tube.master.master import TubeMaster
@@ -23,7 +23,7 @@ async def test_a_dead_master_is_passed_over(tmp_path: Path) -> None:
     address = await master.start("127.0.0.1", 0)
     seen: list[MasterUpdate] = []
     membership = BrokerMembership(1, "127.0.0.1:1", "v")
-    member = Member(
+    member = MasterConnection(
         membership, [dead.sockets[0].getsockname(), address], seen.append, lambda: (0, 0, None), heartbeat_s=0.05
     )
     member.start()
@@ -46,7 +46,7 @@ async def test_a_dead_master_is_passed_over(tmp_path: Path) -> None:
 async def test_an_absent_master_is_one_line_until_it_comes(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.tube.broker.member._RETRY_MOST_S", 0.02)
+    monkeypatch.setattr("penstock.tube.broker.master_connection._RETRY_MOST_S", 0.02)
     address = ("127.0.0.1", free_port())
     tries = 0
 
@@ -61,7 +61,7 @@ async def test_an_absent_master_is_one_line_until_it_comes(
     made = Link.connect
     monkeypatch.setattr(Link, "connect", connect)
     membership = BrokerMembership(4, "127.0.0.1:1", "v")
-    member = Member(membership, [address], lambda _: None, status, heartbeat_s=0.05)
+    member = MasterConnection(membership, [address], lambda _: None, status, heartbeat_s=0.05)
     member.start()
     await until(lambda: tries > 3)
     (record,) = caplog.records

@@ -26,38 +26,41 @@ from zlib import crc32
 from penstock.errors import StorageError
 from penstock.runtime.io.files import File, Files
 
-__all__ = ["Recovered", "Shelf", "StagedFile", "StagedWork", "write_staged"]
+__all__ = ["AttemptFile", "Recovered", "StagedWork", "StagingDirectory", "write_staged"]
 
 _HEAD = struct.Struct(">III")
 _REST = struct.Struct(">II")
 _NAME = re.compile(r"([0-9a-f]{16})\.rows")
 
 
-class StagedFile:
+class AttemptFile:
     """The rows of one attempt. ``rows`` and ``size`` count what was appended, the others what a crash leaves."""
 
-    __slots__ = ("_pending", "_shelf", "_written", "durable_rows", "durable_size", "number", "path", "rows", "size")
+    __slots__ = ("_pending", "_store", "_written", "durable_rows", "durable_size", "number", "path", "rows", "size")
 
-    def __init__(self, shelf: Shelf, number: int) -> None:
+    def __init__(self, store: StagingDirectory, number: int) -> None:
         self.number = number
-        self.path = shelf.directory / f"{number:016x}.rows"
+        self.path = store.directory / f"{number:016x}.rows"
         self.rows = 0
         self.size = 0
         self.durable_rows = 0
         self.durable_size = 0
-        self._shelf = shelf
+        self._store = store
         self._pending: list[bytes] = []
         self._written = 0
 
     def append(self, body: bytes, rows: int) -> None:
-        """Add a record in memory; durable after the next `Shelf.take`, `write_staged` and `Shelf.written`."""
+        """Add a record in memory.
+
+        It is durable after the next `StagingDirectory.take`, `write_staged` and `StagingDirectory.written`.
+        """
         rest = _REST.pack(len(body), rows)
         crc = crc32(body, crc32(rest, _seed(self.number, self.size)))
         self._pending += (_HEAD.pack(crc, len(body), rows), body)
         self.size += _HEAD.size + len(body)
         self.rows += rows
-        self._shelf.unwritten_bytes += _HEAD.size + len(body)
-        self._shelf.appended(self)
+        self._store.unwritten_bytes += _HEAD.size + len(body)
+        self._store.appended(self)
 
     def read(self) -> Iterator[tuple[bytes, int]]:
         """Bodies behind the first record, with their rows; what is durable.
@@ -65,11 +68,11 @@ class StagedFile:
         Raises:
             StorageError: a record is damaged. OSError: the disk fails.
         """
-        return self._shelf.read(self)
+        return self._store.read(self)
 
     def remove(self) -> None:
         """The next commit removes the file."""
-        self._shelf.remove(self)
+        self._store.remove(self)
 
     def take(self) -> StagedWork:
         """What was appended since the last call, for the committing thread."""
@@ -87,7 +90,7 @@ class StagedFile:
 class StagedWork(NamedTuple):
     """Bytes of a file that a commit has to write at ``position``; it has ``rows`` rows then."""
 
-    file: StagedFile
+    file: AttemptFile
     position: int
     data: bytes
     rows: int
@@ -96,19 +99,19 @@ class StagedWork(NamedTuple):
 class Recovered(NamedTuple):
     """A file that an earlier process left, and the body of its first record."""
 
-    file: StagedFile
+    file: AttemptFile
     about: bytes
 
 
-class Shelf:
+class StagingDirectory:
     """The files of one broker. ``unwritten_bytes``: appended, and not durable yet."""
 
     def __init__(self, files: Files, directory: Path) -> None:
         self.directory = directory
         self.unwritten_bytes = 0
         self._files = files
-        self._dirty: dict[StagedFile, None] = {}
-        self._removed: list[StagedFile] = []
+        self._dirty: dict[AttemptFile, None] = {}
+        self._removed: list[AttemptFile] = []
         self._number = 0
 
     def recover(self) -> list[Recovered]:
@@ -124,7 +127,7 @@ class Shelf:
                 continue
             number = int(match[1], 16)
             self._number = max(self._number, number)
-            staged = StagedFile(self, number)
+            staged = AttemptFile(self, number)
             about = self._recover(staged)
             if about is None:
                 self._files.remove(staged.path)
@@ -132,7 +135,7 @@ class Shelf:
                 found.append(Recovered(staged, about))
         return found
 
-    def _recover(self, staged: StagedFile) -> bytes | None:
+    def _recover(self, staged: AttemptFile) -> bytes | None:
         file = self._files.open(staged.path)
         try:
             about: bytes | None = None
@@ -151,19 +154,19 @@ class Shelf:
         staged.recovered(position, rows)
         return about
 
-    def add(self, about: bytes) -> StagedFile:
+    def add(self, about: bytes) -> AttemptFile:
         """A new file whose first record is ``about``."""
         self._number += 1
-        staged = StagedFile(self, self._number)
+        staged = AttemptFile(self, self._number)
         staged.append(about, 0)
         return staged
 
-    def appended(self, staged: StagedFile) -> None:
+    def appended(self, staged: AttemptFile) -> None:
         """``staged`` has something for the next commit."""
         self._dirty[staged] = None
 
-    def remove(self, staged: StagedFile) -> None:
-        """As `StagedFile.remove`."""
+    def remove(self, staged: AttemptFile) -> None:
+        """As `AttemptFile.remove`."""
         if staged in self._dirty:
             del self._dirty[staged]
             self.unwritten_bytes -= len(staged.take().data)
@@ -188,8 +191,8 @@ class Shelf:
             work.file.durable_size = work.position + len(work.data)
             work.file.durable_rows = work.rows
 
-    def read(self, staged: StagedFile) -> Iterator[tuple[bytes, int]]:
-        """As `StagedFile.read`."""
+    def read(self, staged: AttemptFile) -> Iterator[tuple[bytes, int]]:
+        """As `AttemptFile.read`."""
         if not staged.durable_size:
             return
         file = self._files.open(staged.path)

@@ -1,4 +1,4 @@
-"""What a master's answers make a broker do: serve topics, remove them, stop, limit readers."""
+"""Applies what a master's answers ask of a broker: serve or remove topics, stop, limit consumers."""
 
 from __future__ import annotations
 
@@ -7,34 +7,34 @@ from collections.abc import Callable
 
 from penstock.errors import ConfigError
 from penstock.tube.broker.commits import Commits
-from penstock.tube.broker.upkeep import Upkeep
+from penstock.tube.broker.maintenance import Maintenance
 from penstock.tube.engine.broker.flow_control import parse_rules
 from penstock.tube.engine.broker.membership import MasterUpdate
 from penstock.tube.engine.broker_engine import BrokerEngine
-from penstock.tube.storage.disk import Disk
+from penstock.tube.storage.broker_storage import BrokerStorage
 
-__all__ = ["OrderDesk"]
+__all__ = ["MasterCommands"]
 
 TOKENS_KNOWN_MS = 120_000
 """After a registration: by then every client has heard from the master again, and has a token known here."""
 _log = logging.getLogger("penstock.tube.broker.broker")
 
 
-class OrderDesk:
-    """Carries orders out, and says what the broker reports of itself."""
+class MasterCommands:
+    """Applies the answers of a master, and reports the broker's status to it."""
 
     def __init__(
         self,
-        disk: Disk,
+        storage: BrokerStorage,
         engine: BrokerEngine,
-        upkeep: Upkeep,
+        maintenance: Maintenance,
         commits: Commits,
         broker_id: int,
         clock: Callable[[], int],
     ) -> None:
-        self._disk = disk
+        self._storage = storage
         self._engine = engine
-        self._upkeep = upkeep
+        self._maintenance = maintenance
         self._commits = commits
         self._broker_id = broker_id
         self._clock = clock
@@ -48,27 +48,27 @@ class OrderDesk:
             return int(engine.checks.read_stopped), -1, failure.what
         return int(engine.checks.read_stopped), int(engine.checks.write_stopped), None
 
-    def obey(self, orders: MasterUpdate) -> None:
-        """Do what ``orders`` say; what of it has to last is in the next commit."""
+    def apply(self, update: MasterUpdate) -> None:
+        """Apply ``update``; what must outlive a restart is part of the next commit."""
         engine = self._engine
-        engine.checks.read_stopped = orders.stop_read
-        engine.checks.write_stopped = orders.stop_write
-        engine.checks.add_tokens(orders.tokens)
-        if orders.check_tokens is not None:  # it registered
-            self._tokens_asked = orders.check_tokens
+        engine.checks.read_stopped = update.stop_read
+        engine.checks.write_stopped = update.stop_write
+        engine.checks.add_tokens(update.tokens)
+        if update.check_tokens is not None:  # it registered
+            self._tokens_asked = update.check_tokens
             self._tokens_due = self._clock() + TOKENS_KNOWN_MS
         engine.checks.check_tokens = self._tokens_asked and self._clock() >= self._tokens_due
-        if orders.max_message_bytes is not None:
-            engine.topics.cluster_bytes = orders.max_message_bytes
-        if orders.flow_rules is not None:
-            self._limit_readers(orders.flow_rules)
-        if orders.config is not None:
-            engine.topics.apply(*orders.config.parsed())
-            self._commits.next.config = orders.config.to_json()
-            fields = {"broker_id": self._broker_id, "topics": len(orders.config.topics)}
+        if update.max_message_bytes is not None:
+            engine.topics.cluster_bytes = update.max_message_bytes
+        if update.flow_rules is not None:
+            self._limit_readers(update.flow_rules)
+        if update.config is not None:
+            engine.topics.apply(*update.config.parsed())
+            self._commits.next.config = update.config.to_json()
+            fields = {"broker_id": self._broker_id, "topics": len(update.config.topics)}
             _log.info("tube broker configured", extra={"fields": fields})
             self._commits.schedule()
-        for name in orders.removed_topics:
+        for name in update.removed_topics:
             if name in engine.topics.by_name:
                 self._remove_topic(name)
 
@@ -84,8 +84,8 @@ class OrderDesk:
 
     def _remove_topic(self, name: str) -> None:
         commit = self._commits.next
-        self._upkeep.forget(name, commit)
+        self._maintenance.forget(name, commit)
         self._engine.remove_topic(name, self._clock())
-        commit.removed_topics.append((name, self._disk.forget(name)))
+        commit.removed_topics.append((name, self._storage.forget(name)))
         self._commits.schedule()
         _log.info("tube topic removed", extra={"fields": {"broker_id": self._broker_id, "topic": name}})

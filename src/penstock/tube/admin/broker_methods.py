@@ -1,0 +1,533 @@
+"""Methods of the broker's administration: what they show (consumers, offsets, stores, staged rows) and change.
+
+Changes are made in the engine; the caller makes them durable.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from penstock.tube.admin.parameters import BadParameter, Params, format_time
+from penstock.tube.codec.message import INDEX_RECORD_BYTES, MSG_TIME, MSG_TYPE, filter_key, parse_attributes, split_data
+from penstock.tube.codec.proto import broker_pb2 as pb
+from penstock.tube.codec.strings import OFFSET_HISTORY_TOPIC, partition_ids
+from penstock.tube.engine.broker.group_offsets import Key
+from penstock.tube.engine.broker.offset_history import history_place
+from penstock.tube.engine.broker.topics import LogStore, Topic
+from penstock.tube.engine.broker_engine import BrokerEngine
+from penstock.tube.engine.transactions.staging import Query, Staging
+
+__all__ = [
+    "Answer",
+    "BrokerAdmin",
+    "backup",
+    "clone_offsets",
+    "consumers",
+    "group_offset",
+    "group_offsets",
+    "groups",
+    "history",
+    "metrics",
+    "pubinfo",
+    "registrations",
+    "remove_offsets",
+    "remove_staged",
+    "set_by_time",
+    "set_current",
+    "set_offset",
+    "snapshot",
+    "staged_rows",
+    "store_stats",
+    "stores",
+]
+
+Answer = dict[str, Any]
+
+
+class BrokerAdmin(NamedTuple):
+    """The engine and what it does not know of itself, at ``now_ms``."""
+
+    engine: BrokerEngine
+    broker_id: int
+    stats: Callable[[], Mapping[str, int]]
+    now_ms: int
+
+    def topic(self, name: str) -> Topic:
+        """Raises BadParameter where the topic is not here."""
+        topic = self.engine.topics.by_name.get(name)
+        if topic is None:
+            raise BadParameter(f"topicName {name!r} is not on this broker")
+        return topic
+
+    def topics(self, params: Params) -> list[Topic]:
+        """Those that are named and here; all if none is named."""
+        wanted = params.items("topicName")
+        topics = self.engine.topics.by_name
+        return [topics[name] for name in sorted(wanted or topics) if name in topics]
+
+    def partitions(self, topic: Topic) -> list[int]:
+        """Numbers of the partitions of ``topic`` here."""
+        return list(partition_ids(topic.config.partitions or 1, topic.config.stores or 1))
+
+    def place(self, params: Params) -> tuple[Key, LogStore]:
+        """The partition of a group that all three parameters name, and its store. Raises BadParameter."""
+        topic = self.topic(params.required("topicName"))
+        group = params.required("groupName")
+        partition = params.number("partitionId")
+        if not topic.has(partition):
+            raise BadParameter(f"topic {topic.name} has no partition {partition} on this broker")
+        return (group, topic.name, partition), self.engine.topics.store(topic, partition)
+
+    def positions(self, params: Params) -> list[tuple[Key, int]]:
+        """Where groups stand: the named ones in the named topics, all where none is named."""
+        groups, topics = set(params.items("groupName")), set(params.items("topicName"))
+        rows = [
+            (key, offset)
+            for key, offset in self.engine.offsets.items()
+            if (not groups or key[0] in groups) and (not topics or key[1] in topics)
+        ]
+        return sorted((key, offset) for key, offset in rows if self.serves(key))
+
+    def serves(self, key: Key) -> bool:
+        """Whether the partition is here."""
+        topic = self.engine.topics.by_name.get(key[1])
+        return topic is not None and topic.has(key[2])
+
+    def store(self, key: Key) -> LogStore:
+        """The store of a partition that is here."""
+        return self.engine.topics.store(self.engine.topics.by_name[key[1]], key[2])
+
+
+MAX_SNAPSHOT = 500
+
+
+def consumers(admin: BrokerAdmin, params: Params) -> list[Answer]:
+    """Who holds which partition, since when, by which filters, and where it stands; ``groupName`` narrows it down."""
+    wanted = set(params.items("groupName"))
+    rows: list[Answer] = []
+    for key, holder in admin.engine.registrations:
+        if wanted and key[0] not in wanted:
+            continue
+        store = admin.store(key)
+        committed = admin.engine.offsets.committed(key) or 0
+        rows.append(
+            {
+                "index": len(rows) + 1,
+                "groupName": key[0],
+                "topicName": key[1],
+                "partitionId": key[2],
+                "consumerId": params.shown_id(holder.client_id),
+                "isRegOk": True,
+                "isFilterConsume": holder.keys is not None,
+                "filterConds": list(holder.filters),
+                "qryPriorityId": holder.priority,
+                "lastRegTime": holder.since,
+                "isMessageStoreOk": True,
+                "tmpOffset": admin.engine.offsets.in_flight(key),
+                "zkOffset": committed,
+                "minOffset": store.min_offset,
+                "maxOffset": store.durable_end,
+                "minDataOffset": store.min_data_offset,
+                "maxDataOffset": store.durable_data_end,
+            }
+        )
+    return rows
+
+
+def stores(admin: BrokerAdmin, params: Params) -> list[Answer]:
+    """Bounds and sizes of each store of the topics asked for (``topicName``), offsets and sizes in bytes."""
+    rows: list[Answer] = []
+    for topic in admin.topics(params):
+        stores = []
+        for number in range(topic.config.stores or 1):
+            store = admin.engine.topics.store(topic, number * 10_000)
+            count = topic.config.partitions or 1
+            index_bytes = store.durable_end - store.min_offset
+            bounds = {"minOffset": store.min_offset, "maxOffset": store.durable_end, "sizeInBytes": index_bytes}
+            stores.append(
+                {
+                    "storeId": number,
+                    "numPartition": count,
+                    "minDataOffset": store.min_data_offset,
+                    "maxDataOffset": store.durable_data_end,
+                    "sizeInBytes": store.durable_data_end - store.min_data_offset,
+                    "partitionInfo": [{"partitionId": number * 10_000 + part, **bounds} for part in range(count)],
+                    "unwrittenSize": store.unwritten_bytes,
+                }
+            )
+        rows.append({"index": len(rows) + 1, "topicName": topic.name, "storeInfo": stores})
+    return rows
+
+
+def store_stats(admin: BrokerAdmin, params: Params) -> list[Answer]:
+    """Sizes of the stores alone, by topic."""
+    details = ("storeId", "sizeInBytes", "unwrittenSize")
+    return [
+        {
+            "topicName": row["topicName"],
+            "details": [{name: store[name] for name in details} for store in row["storeInfo"]],
+        }
+        for row in stores(admin, params)
+    ]
+
+
+def pubinfo(admin: BrokerAdmin, params: Params) -> list[Answer]:
+    """Bounds of each partition of the topics asked for, in the index and in the data."""
+    rows = []
+    for topic in admin.topics(params):
+        parts = []
+        for partition in admin.partitions(topic):
+            store = admin.engine.topics.store(topic, partition)
+            parts.append(
+                {
+                    "partitionId": partition,
+                    "offsetMin": store.min_offset,
+                    "offsetMax": store.durable_end,
+                    "dataMin": store.min_data_offset,
+                    "dataMax": store.durable_data_end,
+                }
+            )
+        rows.append({"topicName": topic.name, "offsetInfo": parts, "itemCount": len(parts)})
+    return rows
+
+
+def group_offset(admin: BrokerAdmin, params: Params) -> list[Answer]:
+    """Where one group stands in one partition; ``zkOffset`` is what it confirmed, -1 = nothing."""
+    key, store = admin.place(params)
+    offsets = admin.engine.offsets
+    committed = offsets.committed(key)
+    here = store.min_offset if committed is None else committed
+    reading = min(max(here + offsets.in_flight(key), store.min_offset), store.durable_end)
+    position = store.data_position(reading)
+    return [
+        {
+            "groupName": key[0],
+            "topicName": key[1],
+            "partitionId": key[2],
+            "tmpOffset": offsets.in_flight(key),
+            "zkOffset": -1 if committed is None else committed,
+            "minOffset": store.min_offset,
+            "maxOffset": store.durable_end,
+            "minDataOffset": store.min_data_offset,
+            "maxDataOffset": store.durable_data_end,
+            "curReadDataOffset": position,
+            "curRdDltDataOffset": store.durable_data_end - position,
+        }
+    ]
+
+
+def group_offsets(admin: BrokerAdmin, params: Params) -> list[Answer]:
+    """Where groups stand in each partition, and how far behind its end, in bytes of index and of data."""
+    groups: dict[str, dict[str, list[Answer]]] = {}
+    for key, offset in admin.positions(params):
+        store = admin.store(key)
+        position = store.data_position(min(max(offset, store.min_offset), store.durable_end))
+        groups.setdefault(key[0], {}).setdefault(key[1], []).append(
+            {
+                "partitionId": key[2],
+                "curOffset": offset,
+                "flightOffset": admin.engine.offsets.in_flight(key),
+                "curDataOffset": position,
+                "offsetLag": store.durable_end - offset,
+                "dataLag": store.durable_data_end - position,
+                "offsetMin": store.min_offset,
+                "offsetMax": store.durable_end,
+                "dataMax": store.durable_data_end,
+            }
+        )
+    return [
+        {
+            "groupName": group,
+            "subInfo": [{"topicName": topic, "offsets": parts} for topic, parts in sorted(topics.items())],
+            "topicCount": len(topics),
+        }
+        for group, topics in sorted(groups.items())
+    ]
+
+
+def groups(admin: BrokerAdmin, params: Params) -> list[Answer]:
+    """Names of the groups; ``divide``: those with a consumer now apart from those without."""
+    divide = params.flag("divide", default=False)
+    known = {key[0] for key, _ in admin.engine.offsets.items()}
+    online = {key[0] for key, _ in admin.engine.registrations}
+    kinds = {"online": online, "offline": known - online} if divide else {"all": known | online}
+    return [{"type": kind, "groupName": sorted(names), "groupCount": len(names)} for kind, names in kinds.items()]
+
+
+def registrations(admin: BrokerAdmin, params: Params) -> list[Answer]:
+    """Which consumer holds which partition; ``groupName`` narrows it down."""
+    wanted = set(params.items("groupName"))
+    return [
+        {
+            "Partition": f"{key[0]}:{key[1]}:{key[2]}",
+            "Consumer": params.shown_id(holder.client_id),
+            "index": number,
+        }
+        for number, (key, holder) in enumerate(admin.engine.registrations, 1)
+        if not wanted or key[0] in wanted
+    ]
+
+
+def metrics(admin: BrokerAdmin, params: Params) -> list[Answer]:
+    """The counters of the broker, as they are now."""
+    return [{"probeTime": format_time(admin.now_ms), "nodeRole": "Broker", "metrics": dict(admin.stats())}]
+
+
+def backup(admin: BrokerAdmin, params: Params) -> list[Answer]:
+    """The confirmed positions of groups, in the form that ``admin_set_offset`` takes."""
+    if params.text("backupPath"):
+        raise BadParameter("backupPath: nothing is written on the broker's machine; leave it out, the answer has it")
+    found: dict[str, dict[str, int]] = {}
+    for key, offset in admin.positions(params):
+        found.setdefault(key[0], {})[f"{admin.broker_id}:{key[1]}:{key[2]}"] = offset
+    return [{"groupName": group, "offsetJsonInfo": json.dumps(parts)} for group, parts in sorted(found.items())]
+
+
+def snapshot(admin: BrokerAdmin, params: Params) -> list[Answer]:
+    """The newest messages of a partition; this is how the InLong manager previews a topic."""
+    topic = admin.topic(params.required("topicName"))
+    partition = params.number("partitionId", default=0)
+    if not topic.has(partition):
+        raise BadParameter(f"topic {topic.name} has no partition {partition} on this broker")
+    most = params.number("msgCount", default=3, least=1, most=MAX_SNAPSHOT)
+    filters = params.items("filterConds", most=500)
+    store = admin.engine.topics.store(topic, partition)
+    messages = _newest(store, partition, most, frozenset(map(filter_key, filters)) if filters else None)
+    rows: list[Answer] = []
+    for offset, message in messages:
+        found = split_data(message.payLoadData, message.flag)
+        attributes, body = ("", message.payLoadData) if found is None else found
+        pairs = dict(parse_attributes(attributes))
+        rows.append(
+            {
+                "index": len(rows),
+                "messageId": message.messageId,
+                "indexOffset": offset,
+                "msgType": pairs.get(MSG_TYPE, ""),
+                "msgTime": pairs.get(MSG_TIME, ""),
+                "attr": attributes,
+                "data": base64.b64encode(body).decode(),
+            }
+        )
+    return rows
+
+
+def _newest(
+    store: LogStore, partition: int, most: int, keys: frozenset[int] | None
+) -> list[tuple[int, pb.TransferedMessage]]:
+    """At most ``most`` of the newest messages, oldest first: look further and further back until there are enough."""
+    back = most * INDEX_RECORD_BYTES * 4
+    while True:
+        start = max(store.min_offset, (store.durable_end - back) // INDEX_RECORD_BYTES * INDEX_RECORD_BYTES)
+        offsets: list[int] = []
+        encoded: list[bytes] = []
+        at = start
+        while at < store.durable_end:
+            read = store.read(partition, at, keys=keys)
+            offsets = (offsets + read.offsets)[-most:]
+            encoded = (encoded + read.messages)[-most:]
+            at = read.next_offset
+        if len(offsets) >= most or start == store.min_offset:
+            answer = pb.GetMessageResponseB2C.FromString(b"\x08\x01\x10\x01" + b"".join(encoded))
+            return list(zip(offsets, answer.messages, strict=True))
+        back *= 8
+
+
+def history(admin: BrokerAdmin, params: Params) -> list[Answer]:
+    """What the system topic says of groups, from a time on."""
+    topic = admin.engine.topics.by_name[OFFSET_HISTORY_TOPIC]
+    most = params.number("msgCount", default=1, least=1, most=MAX_SNAPSHOT)
+    rows = []
+    for group in params.items("groupName") or [params.required("groupName")]:
+        partition, kind = history_place(group)
+        store = admin.engine.topics.store(topic, partition)
+        start = store.offset_at(params.time_ms("recordTime")) if params.text("recordTime") else store.min_offset
+        read = store.read(partition, start, keys=frozenset([filter_key(kind)]), max_messages=most)
+        answer = pb.GetMessageResponseB2C.FromString(b"\x08\x01\x10\x01" + b"".join(read.messages))
+        bodies = [split_data(message.payLoadData, message.flag) for message in answer.messages]
+        records = [json.loads(found[1]) for found in bodies if found is not None]
+        rows.append({"groupName": group, "records": [record for record in records if record["group"] == group]})
+    return rows
+
+
+def set_current(admin: BrokerAdmin, params: Params) -> list[Answer]:
+    """Put a group at ``manualOffset`` of one partition: the record that it falls into."""
+    key, store = admin.place(params)
+    wanted = params.number("manualOffset")
+    if not store.min_offset <= wanted <= store.durable_end:
+        raise BadParameter(f"manualOffset {wanted}: {store.min_offset} to {store.durable_end} are possible")
+    old = admin.engine.offsets.committed(key)
+    admin.engine.offsets.set(key, wanted - wanted % INDEX_RECORD_BYTES)
+    return [{"oldOffset": -1 if old is None else old, "newOffset": wanted - wanted % INDEX_RECORD_BYTES}]
+
+
+def set_offset(admin: BrokerAdmin, params: Params) -> list[Answer]:
+    """Put groups at given offsets (``manualSet``, ``offsetJsonInfo``), within bounds, or at the end of topics."""
+    groups = params.items("groupName") or [params.required("groupName")]
+    targets: list[tuple[str, int, int | None]] = []
+    if params.flag("manualSet", default=False):
+        targets = list(_manual(admin, params.required("offsetJsonInfo")))
+    else:
+        for name in params.items("topicName") or [params.required("topicName")]:
+            targets += [(name, partition, None) for partition in admin.partitions(admin.topic(name))]
+    rows = []
+    for group in groups:
+        for name, partition, wanted in targets:
+            store = admin.store((group, name, partition))
+            target = store.durable_end if wanted is None else max(store.min_offset, min(wanted, store.durable_end))
+            rows.append(_move(admin, (group, name, partition), target - target % INDEX_RECORD_BYTES))
+    return rows
+
+
+def _manual(admin: BrokerAdmin, text: str) -> Iterator[tuple[str, int, int]]:
+    try:
+        wanted = dict(json.loads(text))
+    except (ValueError, TypeError, RecursionError):
+        raise BadParameter('offsetJsonInfo: an object {"brokerId:topic:partitionId": offset} is expected') from None
+    for name, offset in wanted.items():
+        pieces = str(name).split(":")
+        if len(pieces) != 3 or isinstance(offset, bool) or not isinstance(offset, int):
+            raise BadParameter(f"offsetJsonInfo {name!r}: brokerId:topic:partitionId with a number is expected")
+        if pieces[0] != str(admin.broker_id):
+            continue  # of another broker of the cluster
+        partition = int(pieces[2]) if pieces[2].isdecimal() else -1
+        if not admin.topic(pieces[1]).has(partition):
+            raise BadParameter(f"topic {pieces[1]} has no partition {pieces[2]} on this broker")
+        yield pieces[1], partition, offset
+
+
+def _move(admin: BrokerAdmin, key: Key, offset: int) -> Answer:
+    old = admin.engine.offsets.committed(key)
+    admin.engine.offsets.set(key, offset)
+    return {
+        "groupName": key[0],
+        "topicName": key[1],
+        "partitionId": key[2],
+        "oldOffset": -1 if old is None else old,
+        "newOffset": offset,
+    }
+
+
+def set_by_time(admin: BrokerAdmin, params: Params) -> list[Answer]:
+    """To the first message appended at ``recordTime`` or later; the reference looks into its history instead."""
+    time_ms = params.time_ms("recordTime")
+    rows = []
+    for group in params.items("groupName") or [params.required("groupName")]:
+        known = {key[1] for key, _ in admin.engine.offsets.items() if key[0] == group}
+        for name in params.items("topicName") or sorted(known):
+            topic = admin.topic(name)
+            for partition in admin.partitions(topic):
+                target = admin.engine.topics.store(topic, partition).offset_at(time_ms)
+                rows.append(_move(admin, (group, name, partition), target))
+    return rows
+
+
+def clone_offsets(admin: BrokerAdmin, params: Params) -> list[Answer]:
+    """Put the groups of ``targetGroupName`` where ``sourceGroupName`` stands."""
+    source = params.required("sourceGroupName")
+    targets = params.items("targetGroupName") or [params.required("targetGroupName")]
+    topics = set(params.items("topicName"))
+    positions = [
+        (key, offset)
+        for key, offset in admin.engine.offsets.items()
+        if key[0] == source and admin.serves(key) and (not topics or key[1] in topics)
+    ]
+    if not positions:
+        raise BadParameter(f"sourceGroupName {source!r} has no position in these topics")
+    return [_move(admin, (group, key[1], key[2]), offset) for group in targets for key, offset in sorted(positions)]
+
+
+def remove_offsets(admin: BrokerAdmin, params: Params) -> list[Answer]:
+    """Forget the positions of groups; a partition that a consumer holds keeps its own, and the answer says so."""
+    groups = set(params.items("groupName") or [params.required("groupName")])
+    topics = set(params.items("topicName"))
+    if params.flag("onlyMemory", default=False):
+        raise BadParameter("onlyMemory: there is one set of positions, memory and disk do not differ; leave it out")
+    rows = []
+    for key, offset in admin.engine.offsets.items():
+        if key[0] not in groups or (topics and key[1] not in topics):
+            continue
+        if admin.engine.registrations.of(key) is not None:
+            rows.append({**_named(key), "success": False, "errInfo": "a consumer holds the partition"})
+        else:
+            admin.engine.offsets.remove(key)
+            rows.append({**_named(key), "success": True, "oldOffset": offset})
+    return rows
+
+
+def _named(key: Key) -> Answer:
+    return {"groupName": key[0], "topicName": key[1], "partitionId": key[2]}
+
+
+def staged_rows(admin: BrokerAdmin, params: Params) -> list[dict[str, Any]]:
+    """Attempts, and transactions that are prepared or being published although nothing of them is staged here."""
+    staging = _staging(admin)
+    wanted = set(params.items("queryName"))
+    found: list[dict[str, Any]] = [
+        {
+            "queryName": row.query,
+            "run": row.run,
+            "batchId": row.batch,
+            "taskId": row.task,
+            "attempt": row.attempt,
+            "rows": row.rows,
+            "bytes": row.bytes,
+            "state": row.state,
+            "ageMs": row.age_ms,
+        }
+        for row in staging.rows(admin.now_ms)
+        if not wanted or row.query in wanted
+    ]
+    shown = {(row["queryName"], row["attempt"]) for row in found}
+    for query in staging.queries.values():
+        decision = query.decision
+        if decision is None or (wanted and query.name not in wanted):
+            continue
+        if not any((query.name, name) in shown for name, _ in decision.winners):
+            found.append(_decided(query, admin.now_ms))
+    return found
+
+
+def _decided(query: Query, now_ms: int) -> dict[str, Any]:
+    assert query.decision is not None
+    return {
+        "queryName": query.name,
+        "run": query.run,
+        "batchId": query.decision.batch,
+        "taskId": None,
+        "attempt": None,
+        "rows": 0,
+        "bytes": 0,
+        "state": "publishing" if query.decision.publishing else "prepared",
+        "ageMs": max(now_ms - query.changed_ms, 0),
+    }
+
+
+def remove_staged(admin: BrokerAdmin, params: Params) -> list[dict[str, Any]]:
+    """Let go what a query staged and nobody committed; with ``force`` also what is prepared."""
+    staging = _staging(admin)
+    name = params.required("queryName")
+    query = staging.queries.get(name)
+    if query is None:
+        return []
+    decision, before = query.decision, len(query.attempts)
+    if decision is not None and not decision.publishing:
+        if not params.flag("force", default=False):
+            raise BadParameter(
+                f"batch {decision.batch} of query {name} is prepared: other brokers may have published their part; "
+                "settle it, or let it go with force=true"
+            )
+        staging.undo(query, admin.now_ms)
+    held = query.held
+    staging.drop(query, [attempt for attempt in query.attempts if attempt not in held])
+    return [{"queryName": name, "attempts": before - len(query.attempts)}]
+
+
+def _staging(admin: BrokerAdmin) -> Staging:
+    staging = admin.engine.transactions.staging
+    if staging is None:
+        raise BadParameter("this broker stages nothing")
+    return staging

@@ -1,0 +1,99 @@
+"""Notes about a store that are kept with the group offsets: the epochs of its log, and what producers had stored.
+
+An epoch begins with a restart that may have lost messages which consumers had already read. Only topics whose
+acknowledgement is weaker than "durable" can lose such messages, and only after a crash: those of durability "memory"
+always, those of "flushed" when the machine restarted.
+
+The other note says what each idempotent producer had stored up to an offset of the log. Later messages are read from
+the log, where the first message of each send names its producer (`codec.message.Marker`). The note of a store is
+durable before its first such message is written, and renewed now and then, so that little has to be read.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from penstock.tube.codec.message import decode_marker
+from penstock.tube.storage.index import INDEX_RECORD_BYTES
+from penstock.tube.storage.store import Store
+
+__all__ = [
+    "SEQUENCES_PREFIX",
+    "SequenceRow",
+    "begin_epoch",
+    "decode_epochs",
+    "decode_sequences",
+    "encode_epochs",
+    "encode_sequences",
+    "epochs_note",
+    "may_have_lost",
+    "read_sequences",
+    "sequences_note",
+]
+
+Epochs = list[tuple[int, int]]
+_KEPT = 1000
+
+
+def epochs_note(topic: str, store: int) -> str:
+    """The name of a store's note."""
+    return f"epochs/{topic}-{store}"
+
+
+def encode_epochs(epochs: Epochs) -> bytes:
+    return json.dumps(epochs).encode()
+
+
+def decode_epochs(note: bytes) -> Epochs:
+    return [(int(epoch), int(start)) for epoch, start in json.loads(note)]
+
+
+def may_have_lost(previous: Mapping[str, Any] | None, durability: str, boot: str) -> bool:
+    """Whether a log of ``durability`` may have lost what was readable. ``previous``: `BrokerStorage.unclean`."""
+    if previous is None or durability == "durable":
+        return False
+    return durability == "memory" or not boot or previous.get("boot") != boot
+
+
+def begin_epoch(epochs: Epochs, end: int) -> Epochs:
+    """``epochs`` with a new one whose log ends at ``end``: what had stood behind it is gone."""
+    return [*epochs, (epochs[-1][0] + 1 if epochs else 1, end)][-_KEPT:]
+
+
+SEQUENCES_PREFIX = "producers/"
+SequenceRow = tuple[int, int, int, int]
+"""Partition id, producer, last sequence stored, time of it (ms)."""
+
+_OFFSET = struct.Struct(">q")
+_ROW = struct.Struct(">iqqq")
+
+
+def sequences_note(topic: str, store: int) -> str:
+    """The name of a store's note."""
+    return f"{SEQUENCES_PREFIX}{topic}-{store}"
+
+
+def encode_sequences(offset: int, rows: Iterable[SequenceRow]) -> bytes:
+    """``rows`` are what all messages below ``offset`` leave behind."""
+    return _OFFSET.pack(offset) + b"".join(_ROW.pack(*row) for row in rows)
+
+
+def decode_sequences(note: bytes) -> tuple[int, list[SequenceRow]]:
+    """``(offset, rows)`` as `encode_sequences` was given them."""
+    (offset,) = _OFFSET.unpack_from(note)
+    return offset, [(p, producer, last, time) for p, producer, last, time in _ROW.iter_unpack(note[_OFFSET.size :])]
+
+
+def read_sequences(store: Store, offset: int) -> Iterator[SequenceRow]:
+    """What the messages from ``offset`` on say, oldest first. Raises OSError when the disk fails."""
+    partition = producer = first = begin = stop = -1
+    for at, of_partition, time_ms, message in store.stored(offset):
+        marker = decode_marker(message)
+        if marker is not None:
+            partition, producer, first = of_partition, marker.producer, marker.sequence
+            begin, stop = at, at + marker.size * INDEX_RECORD_BYTES
+        if at < stop and of_partition == partition:
+            yield partition, producer, first + (at - begin) // INDEX_RECORD_BYTES, time_ms
