@@ -44,11 +44,11 @@ class _Reader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         from penstock.spark.tube.arrow import record_batches
         from penstock.spark.tube.offsets import Partition
-        from penstock.tube.reader import Batch
+        from penstock.tube.reader import MessageBatch
 
         left = self._rows // PARTITIONS + (partition.value < self._rows % PARTITIONS)
         count = max(1, BATCH_BYTES // (self._size + 52))
-        messages = Batch.of(range(count), range(count), [0] * count, [bytes(self._size)] * count)
+        messages = MessageBatch.of(range(count), range(count), [0] * count, [bytes(self._size)] * count)
         [whole] = record_batches(Partition("ceiling", 1, partition.value), [messages])
         while left > 0:
             yield whole.slice(0, left)

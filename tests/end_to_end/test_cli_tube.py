@@ -14,7 +14,7 @@ from penstock.tube.codec.proto import broker_pb2 as pb
 from penstock.tube.codec.strings import BrokerInfo
 from penstock.tube.producer import Producer
 from penstock.tube.record import Record
-from penstock.tube.staging import Asker, Batch, Stager
+from penstock.tube.staging import Asker, BatchId, Stager
 from tests.end_to_end.nodes import RunningNode
 
 
@@ -122,7 +122,7 @@ def test_what_is_staged_is_shown_settled_and_let_go(node: RunningNode) -> None:
     async def stage() -> None:
         async with Producer(master) as producer:
             for query in ("dead", "left"):
-                batch = Batch(query, "run", 7)
+                batch = BatchId(query, "run", 7)
                 async with Stager(producer, batch, task=3) as stager:
                     assert await stager.stages("squares")
                     stager.add("squares", Record(query.encode()))

@@ -17,8 +17,8 @@ from penstock.pipelines.spec.sources import Options, TubeSource
 from penstock.runtime.io.credentials import ANYBODY, Login
 from penstock.runtime.io.tls import TlsOptions
 from penstock.security.passwords import edit_passwords, make_credential
-from penstock.spark.tube.cluster import Tube
 from penstock.spark.tube.options import SourceOptions
+from penstock.spark.tube.tube_client import TubeClient
 from penstock.tube.consumer import Consumer
 from penstock.tube.producer import Producer
 from penstock.tube.reader import RangeReader, partitions
@@ -94,7 +94,7 @@ def test_clients_and_range_readers(node: Secured) -> None:
     options = {"tubemq.user": "edge", "tubemq.passwordFile": str(node.directory / "secret")}
     options |= {"tubemq.tlsCa": str(node.directory / "ca.pem"), "tubemq.tlsCert": str(node.directory / "client.pem")}
     checked = SourceOptions.parse({"tubemq.master": node.masters, "subscribe": "water"} | options)
-    with Tube.of(checked, timeout_ms=10_000) as tube:
+    with TubeClient.of(checked, timeout_ms=10_000) as tube:
         bounds = tube.bounds(tube.partitions(["water"]))
         assert sum(bound.end - bound.oldest for bound in bounds.values()) > 0
 

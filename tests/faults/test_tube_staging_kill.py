@@ -13,12 +13,12 @@ from random import Random
 import pytest
 
 from penstock.errors import PenstockError
-from penstock.tube.client import committing
+from penstock.tube.client import transaction_commit
 from penstock.tube.master.master import TubeMaster
 from penstock.tube.producer import Producer
 from penstock.tube.reader import RangeReader
 from penstock.tube.record import Record
-from penstock.tube.staging import Batch, Staged, Stager
+from penstock.tube.staging import BatchId, Staged, Stager
 from tests.ports import free_port
 
 _BROKER = """
@@ -58,7 +58,7 @@ def kill(broker: subprocess.Popen[str]) -> None:
         broker.stdout.close()
 
 
-async def stage(producer: Producer, batch: Batch, task: int, timeout_s: float) -> Staged:
+async def stage(producer: Producer, batch: BatchId, task: int, timeout_s: float) -> Staged:
     async with Stager(producer, batch, task=task, timeout_s=timeout_s) as stager:
         assert await stager.stages("demo")
         for number in range(ROWS):
@@ -85,9 +85,9 @@ class Driver:
             try:
                 async with Producer(self._masters, request_timeout_s=1.0) as producer:
                     while not self.stopped:
-                        batch = Batch("query", f"run{self.runs}", number)
+                        batch = BatchId("query", f"run{self.runs}", number)
                         staged = [await stage(producer, batch, task, timeout_s) for task in range(2)]
-                        await committing.commit(producer, batch, staged, timeout_s=timeout_s)
+                        await transaction_commit.commit(producer, batch, staged, timeout_s=timeout_s)
                         self.committed.append(number)
                         number += 1
             except PenstockError:

@@ -22,12 +22,12 @@ from penstock.pipelines.run import run as running
 from penstock.pipelines.sinks.table import read as read_table
 from penstock.pipelines.spec import loader
 from penstock.pipelines.spec.pipeline import Pipeline
-from penstock.spark.tube.client import Peer
-from penstock.spark.tube.cluster import Tube, count_rows
 from penstock.spark.tube.offsets import Bounds, Partition, Slice
+from penstock.spark.tube.options import Peer
+from penstock.spark.tube.tube_client import TubeClient, count_rows
 from penstock.tube import SendResult
 from penstock.tube.client import web
-from penstock.tube.client.registered import broker_webs
+from penstock.tube.client.apache_range_reader import broker_webs
 from penstock.tube.codec.codes import ErrCode
 from penstock.tube.producer import Producer
 from penstock.tube.record import Record
@@ -67,7 +67,7 @@ def send(peer: Peer, topic: str, records: list[bytes | Record]) -> list[SendResu
     return asyncio.run(run())
 
 
-def values(tube: Tube, piece: Slice, mark: int | None = 0) -> list[bytes]:
+def values(tube: TubeClient, piece: Slice, mark: int | None = 0) -> list[bytes]:
     return [payload for batch in tube.read(piece, mark=mark) for payload in batch.payloads]
 
 
@@ -111,7 +111,7 @@ def test_any_range_holds_exactly_its_messages(peer: Peer) -> None:
     own: dict[int, list[tuple[int, bytes]]] = {0: [], 1: [], 2: []}
     for result, body in zip(send(peer, "ranges", data), data, strict=True):
         own[result.partition].append((result.append_offset, body))  # type: ignore[arg-type]
-    with Tube(peer, 20_000) as tube:
+    with TubeClient(peer, 20_000) as tube:
         partitions = tube.partitions(["ranges"])
         assert partitions == [Partition("ranges", 1, n) for n in range(3)]
         bounds = tube.bounds(partitions)
@@ -119,7 +119,7 @@ def test_any_range_holds_exactly_its_messages(peer: Peer) -> None:
         assert (low, high, oldest) == (0, len(data) * ENTRY, 0)
         assert newest is not None
         assert newest > sum(map(len, data))  # type: ignore[arg-type]
-        tube.stand_at(partitions[1], "shown", 280)
+        tube.commit_offset(partitions[1], "shown", 280)
         ranges = [(0, high), (high, high), (high - ENTRY, high), (0, 0)]
         ranges += [tuple(sorted(chance.randrange(len(data)) * ENTRY for _ in "se")) for _ in range(24)]  # type: ignore[misc]
         for start, end in ranges:
@@ -163,7 +163,7 @@ def test_consecutive_ranges_while_producers_write(peer: Peer) -> None:
     found: dict[int, list[bytes]] = {0: [], 1: [], 2: []}
     places = [Partition("follow", 1, n) for n in range(3)]
     try:
-        with Tube(peer, 20_000) as tube:
+        with TubeClient(peer, 20_000) as tube:
             tube.partitions(["follow"])
             reached = dict.fromkeys(places, 0)
 

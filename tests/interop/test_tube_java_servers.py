@@ -17,7 +17,7 @@ from penstock.tube.consumer import Bound, Consumer
 from penstock.tube.master.master import TubeMaster
 from penstock.tube.producer import Producer
 from penstock.tube.record import Record
-from penstock.tube.staging import Batch, Stager
+from penstock.tube.staging import BatchId, Stager
 from tests.docs.pages import ROOT, blocks
 from tests.interop.tube_java.clients import JavaClients, body, number
 from tests.interop.tube_java.jars import Jars
@@ -208,7 +208,7 @@ async def test_an_idempotent_producer_is_refused(masters: str) -> None:
 async def test_their_brokers_stage_nothing_and_store_nothing_of_it(masters: str) -> None:
     async with Producer(masters) as producer:
         before = await producer.send("quick", b"before", 0)
-        async with Stager(producer, Batch("query", "run", 0), task=0, timeout_s=10) as stager:
+        async with Stager(producer, BatchId("query", "run", 0), task=0, timeout_s=10) as stager:
             assert not await stager.stages("quick")
             assert (await stager.finish()).brokers == {}
         behind = await producer.send("quick", b"behind", 0)

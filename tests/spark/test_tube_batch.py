@@ -10,9 +10,9 @@ import pytest
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from penstock.spark.tube.cluster import count_rows
 from penstock.spark.tube.options import COLUMNS, HEADERS
 from penstock.spark.tube.source import spark_schema
+from penstock.spark.tube.tube_client import count_rows
 from penstock.tube.record import Record
 from tests.spark.node import SEGMENT_RECORDS, Node
 

@@ -20,8 +20,8 @@ from penstock.demo.segments import Alarm, Segment, parse_alarm
 from penstock.pipelines.ledger.ledger import Entry
 from penstock.pipelines.sinks.table import files
 from penstock.pipelines.state_dir.checkpoint import Offsets
-from penstock.spark.tube.cluster import Tube
 from penstock.spark.tube.offsets import Slice, from_json, to_json
+from penstock.spark.tube.tube_client import TubeClient
 from penstock.statestore.client.client import StateStoreClient
 from penstock.tube.record import Record
 
@@ -225,7 +225,7 @@ class LogReader:
     """The records of one tube topic, over the broker's own wire; blocking. Use it in a ``with`` block."""
 
     def __init__(self, masters: str, topic: str) -> None:
-        self._tube = Tube(masters, TIMEOUT_MS)
+        self._tube = TubeClient(masters, TIMEOUT_MS)
         self._topic = topic
 
     def __enter__(self) -> Self:

@@ -11,19 +11,19 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from penstock.tube.client.connection import ConnectionPool
     from penstock.tube.codec.strings import Partition
     from penstock.tube.consumer import Bound, Consumer, Message, Position
-    from penstock.tube.link import Links
     from penstock.tube.producer import Producer, SendResult
-    from penstock.tube.reader import Batch, PartitionInfo, RangeReader, TopicUnavailableError, partitions
+    from penstock.tube.reader import MessageBatch, PartitionInfo, RangeReader, TopicUnavailableError, partitions
     from penstock.tube.record import Record
 
 __all__ = [
-    "Batch",
     "Bound",
+    "ConnectionPool",
     "Consumer",
-    "Links",
     "Message",
+    "MessageBatch",
     "Partition",
     "PartitionInfo",
     "Position",
@@ -36,11 +36,11 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Batch": "reader",
     "Bound": "consumer",
+    "ConnectionPool": "client.connection",
     "Consumer": "consumer",
-    "Links": "link",
     "Message": "consumer",
+    "MessageBatch": "reader",
     "Partition": "codec.strings",
     "PartitionInfo": "reader",
     "Position": "consumer",

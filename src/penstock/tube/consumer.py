@@ -19,8 +19,9 @@ from penstock.errors import ConfigError, LocalProtocolError, PenstockError
 from penstock.runtime.io.clock import wall_clock_ms
 from penstock.tube.addresses import Address, local_ipv4, parse_masters
 from penstock.tube.client.arguments import check_login, check_offsets, check_seconds, check_whole
-from penstock.tube.client.batches import Batch, Message
-from penstock.tube.client.fetching import Fetcher, ReadSettings
+from penstock.tube.client.connection import ConnectionPool
+from penstock.tube.client.fetcher import FetchedBatch, Fetcher, Message, ReadSettings
+from penstock.tube.client.identity import credentials, new_client_id
 from penstock.tube.client.member_session import MemberSession
 from penstock.tube.codec.strings import (
     DEFAULT_BROKER_PORT,
@@ -32,7 +33,6 @@ from penstock.tube.engine.client.client_balance import ClientBalance
 from penstock.tube.engine.client.consumer_group import FRESH, Bound, Membership
 from penstock.tube.engine.client.partition_consumer import LATEST_OFFSET, PartitionConsumer, Start
 from penstock.tube.engine.sessions import LEAST_SESSION_MS
-from penstock.tube.link import Links, credentials, new_client_id
 
 __all__ = ["Bound", "Consumer", "Message", "Position"]
 
@@ -63,7 +63,7 @@ class Consumer:
     least 3 s and two heartbeats. Default and upper limit: the servers' own setting, 30 s.
 
     ``with_offsets``: messages tell offset and append time (penstock's brokers). ``query_priority``: 303 reads also what
-    is not on disk yet; see the reference's qryPriorityId. ``links``: connections shared with other clients. ``user``,
+    is not on disk yet; see the reference's qryPriorityId. ``connections``: shared with other clients. ``user``,
     ``password``, ``tls``: as the producer's.
     """
 
@@ -90,7 +90,7 @@ class Consumer:
         most_wait_ms: int = 400,
         long_poll_ms: int = 2_000,
         query_priority: int = FRESH,
-        links: Links | None = None,
+        connections: ConnectionPool | None = None,
         user: str | None = None,
         password: str | None = None,
         tls: ssl.SSLContext | None = None,
@@ -130,20 +130,19 @@ class Consumer:
             obey_s=min(request_timeout_s, (session_timeout_s or 30.0) / 3),
             start_offset=_start_offset(start_offsets), own_positions=callable(start_offsets),
         )  # fmt: skip
-        self._links = links if links is not None else Links(tls)
+        self._connections = connections if connections is not None else ConnectionPool(tls)
         self._session = MemberSession(
             parse_masters(masters), tls, self._member,
             heartbeat_s=heartbeat_s, timeout_s=request_timeout_s, refused=self._deliver,
         )  # fmt: skip
-        self._fetcher = Fetcher(self._member, settings, self._links, self._deliver, self._session.wake)
+        self._fetcher = Fetcher(self._member, settings, self._connections, self._deliver, self._session.wake)
         self._auto_confirm = auto_confirm
         self._confirm_timeout_s = confirm_timeout_s
         self._heartbeat_s = heartbeat_s
-        self._batches: asyncio.Queue[Batch | PenstockError | None] = asyncio.Queue()
-        self._current: Batch | None = None
-        self._handed_out: dict[
-            PartitionConsumer, Batch
-        ] = {}  # the last of each, to its last message, not confirmed yet
+        self._batches: asyncio.Queue[FetchedBatch | PenstockError | None] = asyncio.Queue()
+        self._current: FetchedBatch | None = None
+        # The last batch of each partition: handed out to its last message, not confirmed yet.
+        self._handed_out: dict[PartitionConsumer, FetchedBatch] = {}
         self._heart: asyncio.Task[None] | None = None  # to the brokers
         self._closed = False
 
@@ -340,15 +339,15 @@ class Consumer:
             await asyncio.gather(self._heart, return_exceptions=True)
             await self._fetcher.release_all()
             await self._session.close()
-        await self._links.leave(self._fetcher)
+        await self._connections.leave(self._fetcher)
         self._batches.put_nowait(None)
 
     # --- batches ---
 
-    def _deliver(self, item: Batch | PenstockError) -> None:
+    def _deliver(self, item: FetchedBatch | PenstockError) -> None:
         self._batches.put_nowait(item)
 
-    def _finish(self, batch: Batch) -> None:
+    def _finish(self, batch: FetchedBatch) -> None:
         """The iterator is through with a batch."""
         self._current = None
         if batch.revoked:
@@ -359,16 +358,16 @@ class Consumer:
             self._handed_out[batch.reading] = batch
             self._pass_on(batch)
 
-    def _pass_on(self, batch: Batch) -> None:
+    def _pass_on(self, batch: FetchedBatch) -> None:
         """A batch is handed out to its last message, and not confirmed yet."""
         batch.finish()
         if not batch.reading.reads_on and batch.waiting_since is None:
             batch.waiting_since = asyncio.get_running_loop().time()
 
-    def _waiting(self) -> list[Batch]:
+    def _waiting(self) -> list[FetchedBatch]:
         return [batch for batch in self._handed_out.values() if batch.waiting]
 
-    async def _next(self) -> Batch | PenstockError | None:
+    async def _next(self) -> FetchedBatch | PenstockError | None:
         """The next batch or error; raises once a partition has waited for its confirmation for too long."""
         loop = asyncio.get_running_loop()
         while waiting := self._waiting():

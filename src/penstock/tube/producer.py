@@ -20,9 +20,10 @@ from penstock.errors import LocalProtocolError, PenstockError
 from penstock.runtime.io.clock import monotonic_ms
 from penstock.tube.addresses import Address, local_ipv4, parse_masters
 from penstock.tube.client.arguments import check_login, check_seconds, check_topic, check_whole
-from penstock.tube.client.delivery import Delivery
-from penstock.tube.client.outgoing import Outcome, Outgoing, SendResult, Settings
+from penstock.tube.client.connection import ConnectionPool
+from penstock.tube.client.identity import credentials, new_client_id
 from penstock.tube.client.producer_session import ProducerSession
+from penstock.tube.client.sender import PendingRecord, Sender, SenderSettings, SendOutcome, SendResult
 from penstock.tube.codec.proto import broker_pb2
 from penstock.tube.codec.strings import (
     DEFAULT_BROKER_PORT,
@@ -34,7 +35,6 @@ from penstock.tube.codec.strings import (
 )
 from penstock.tube.engine.client.routes import Routes
 from penstock.tube.engine.client.send_encoder import SendEncoder
-from penstock.tube.link import Links, credentials, new_client_id
 from penstock.tube.record import Record
 
 __all__ = ["Producer", "SendResult"]
@@ -55,7 +55,7 @@ class Producer:
     that were sent to it already, for ``request_timeout_s``.
 
     ``idempotent``: no copies after a retry; only with penstock's brokers, others refuse. ``reorder``: what failed is
-    sent again even behind later messages. ``links``: connections shared with other clients; else it has its own.
+    sent again even behind later messages. ``connections``: shared with other clients; else it has its own.
 
     ``user`` and ``password`` sign where the cluster has users; ``tls``: for master and brokers, on their TLS ports.
     """
@@ -78,7 +78,7 @@ class Producer:
         retry_s: float = 0.2,
         idle_s: float = 600.0,
         availability_timeout_s: float = 0.05,
-        links: Links | None = None,
+        connections: ConnectionPool | None = None,
         user: str | None = None,
         password: str | None = None,
         tls: ssl.SSLContext | None = None,
@@ -95,7 +95,7 @@ class Producer:
         self.client_id = check_client_id(client_id if client_id is not None else new_client_id("producer"))
         self.sent = 0
         self.acknowledged = 0
-        self._settings = Settings(
+        self._settings = SenderSettings(
             request_timeout_s=request_timeout_s,
             delivery_timeout_s=delivery_timeout_s,
             retry_s=retry_s,
@@ -111,7 +111,7 @@ class Producer:
         self._max_bytes = max_in_flight_bytes
         self._in_flight = 0
         self._bytes = 0
-        self._pending: dict[str, deque[Outgoing]] = {}  # not admitted yet, in the order of the calls
+        self._pending: dict[str, deque[PendingRecord]] = {}  # not admitted yet, in the order of the calls
         self._room: deque[asyncio.Future[None]] = deque()  # who waits for a place
         host = local_ipv4()
         self._writer = SendEncoder(self.client_id, ipv4_to_int(host))
@@ -122,8 +122,8 @@ class Producer:
             credentials=credentials(user, password),
             default_port=DEFAULT_BROKER_PORT if tls is None else DEFAULT_BROKER_TLS_PORT,
         )
-        self._links = links if links is not None else Links(tls)
-        self._delivery: Delivery | None = None
+        self._connections = connections if connections is not None else ConnectionPool(tls)
+        self._sender: Sender | None = None
         self._session = ProducerSession(
             parse_masters(masters), tls, self._routes, request_timeout_s=request_timeout_s,
             topic_timeout_s=topic_timeout_s, heartbeat_s=heartbeat_s, heard=self._connect_ahead, settled=self._settled,
@@ -143,7 +143,7 @@ class Producer:
     @property
     def retried(self) -> int:
         """Messages that were sent again."""
-        return self._delivery.retried if self._delivery is not None else 0
+        return self._sender.retried if self._sender is not None else 0
 
     @property
     def topics(self) -> frozenset[str]:
@@ -158,9 +158,9 @@ class Producer:
         return self._routes.brokers
 
     @property
-    def links(self) -> Links:
+    def connections(self) -> ConnectionPool:
         """Its connections."""
-        return self._links
+        return self._connections
 
     @property
     def request_timeout_s(self) -> float:
@@ -207,12 +207,12 @@ class Producer:
             RefusedError: it does not want this producer.
             LocalProtocolError: it was started or closed before.
         """
-        if self._delivery is not None or self._closing:
+        if self._sender is not None or self._closing:
             raise LocalProtocolError("tube: a producer is started once", do="make another one")
         await self._session.start()
         self._loop = asyncio.get_running_loop()
-        self._delivery = Delivery(
-            self._settings, self._routes, self._writer, self._links, self._tell_and_admit, self._session.heartbeat
+        self._sender = Sender(
+            self._settings, self._routes, self._writer, self._connections, self._tell_and_admit, self._session.heartbeat
         )
 
     async def publish(self, *topics: str) -> None:
@@ -317,18 +317,18 @@ class Producer:
         except BaseException:
             self._closing = False
             raise
-        if self._delivery is None:
+        if self._sender is None:
             return
         await self._session.stop()
-        await self._delivery.close()
+        await self._sender.close()
         await self._session.close()
-        await self._links.leave(self._delivery)
+        await self._connections.leave(self._sender)
 
     # --- the master ---
 
     def _connect_ahead(self, partitions: list[Partition]) -> None:
-        if self._delivery is not None:
-            self._delivery.connect_ahead(partitions)
+        if self._sender is not None:
+            self._sender.connect_ahead(partitions)
 
     def _settled(self, topic: str, failure: PenstockError | None) -> None:
         """A topic was published, or could not be: what waits for it goes on, or fails."""
@@ -354,9 +354,9 @@ class Producer:
         self._room.append(future)
         await future
 
-    def _outstanding(self) -> list[Outgoing]:
+    def _outstanding(self) -> list[PendingRecord]:
         pending = [message for queue in self._pending.values() for message in queue]
-        return [*(self._delivery.messages() if self._delivery is not None else ()), *pending]
+        return [*(self._sender.messages() if self._sender is not None else ()), *pending]
 
     def _accept(
         self, topic: str, record: Record | bytes, partition: int | Partition | None, key: bytes | None
@@ -364,7 +364,7 @@ class Producer:
         loop = self._running()
         future: asyncio.Future[SendResult] = loop.create_future()
         deadline = loop.time() + self._settings.delivery_timeout_s
-        message = Outgoing(topic, record, partition, key, deadline, future)
+        message = PendingRecord(topic, record, partition, key, deadline, future)
         if topic not in self._pending and not self._full and self._routes.partitions(topic):
             self._start(message)
         else:
@@ -379,9 +379,9 @@ class Producer:
             raise LocalProtocolError("tube: the producer is not running: use it between start() and close()")
         return self._loop
 
-    def _start(self, message: Outgoing) -> None:
+    def _start(self, message: PendingRecord) -> None:
         """Give ``message`` a place in flight and send it on its way."""
-        assert self._delivery is not None
+        assert self._sender is not None
         self._in_flight += 1
         self._bytes += len(message.data)
         message.admitted = True
@@ -399,7 +399,7 @@ class Producer:
             self._tell(message, error)
             return
         self.sent += 1
-        self._delivery.push(target, message)
+        self._sender.push(target, message)
 
     def _admit(self, topic: str) -> None:
         """Send what waits for ``topic``, as far as there are places in flight."""
@@ -414,14 +414,14 @@ class Producer:
         if not queue:
             self._pending.pop(topic, None)
 
-    def _tell_and_admit(self, message: Outgoing, outcome: Outcome) -> None:
+    def _tell_and_admit(self, message: PendingRecord, outcome: SendOutcome) -> None:
         """Tell the caller; the message's place goes to the next."""
         self._tell(message, outcome)
         if self._pending:
             for topic in list(self._pending):
                 self._admit(topic)
 
-    def _tell(self, message: Outgoing, outcome: Outcome) -> None:
+    def _tell(self, message: PendingRecord, outcome: SendOutcome) -> None:
         if message.admitted:
             message.admitted = False
             self._in_flight -= 1

@@ -1,11 +1,11 @@
 """Staging rows of a task attempt at the brokers, so that the commit of their batch publishes them once.
 
-    batch = Batch("orders", run, 17)
+    batch = BatchId("orders", run, 17)
     async with Producer(masters) as producer, Stager(producer, batch, task=3) as stager:
         if await stager.stages("line3"):
             stager.add("line3", record)
             ...
-        staged = await stager.finish()          # for the driver: penstock.tube.client.committing
+        staged = await stager.finish()          # for the driver: penstock.tube.client.transaction_commit
 
 Nothing that is staged is seen by a reader before that. Only penstock's brokers stage; `Stager.stages` asks them.
 """
@@ -13,6 +13,7 @@ Nothing that is staged is seen by a reader before that. Only penstock's brokers 
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 import uuid
 from collections import deque
@@ -22,6 +23,7 @@ from types import TracebackType
 from typing import Self
 
 from penstock.errors import LocalProtocolError, RefusedError, UnavailableError
+from penstock.runtime.backoff import Backoff
 from penstock.tube.codec.codes import ErrCode
 from penstock.tube.codec.methods import MethodId, Service
 from penstock.tube.codec.proto import broker_pb2 as pb
@@ -30,7 +32,7 @@ from penstock.tube.codec.strings import BrokerInfo, Partition
 from penstock.tube.producer import Producer
 from penstock.tube.record import Record
 
-__all__ = ["Asker", "Batch", "Staged", "Stager"]
+__all__ = ["Asker", "BatchId", "Staged", "Stager"]
 
 REQUEST_ROWS = 4_000
 REQUEST_BYTES = 1 << 20
@@ -43,7 +45,7 @@ _RETRIED = frozenset({ErrCode.SERVICE_UNAVAILABLE, ErrCode.SERVER_RECEIVE_OVERFL
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class BatchId:
     """Which batch of which query, and which run of the query asks.
 
     ``epoch``: orders runs, the highest is the newest; 0: a run that the brokers have not seen before is newer than the
@@ -80,7 +82,7 @@ class Staged:
 class Asker:
     """Asks brokers about one batch, again and again until ``timeout_s`` is over."""
 
-    def __init__(self, producer: Producer, batch: Batch, timeout_s: float) -> None:
+    def __init__(self, producer: Producer, batch: BatchId, timeout_s: float) -> None:
         self.producer = producer
         self.batch = batch
         self._timeout_s = timeout_s
@@ -93,15 +95,16 @@ class Asker:
             UnavailableError: no answer in time.
         """
         deadline = time.monotonic() + self._timeout_s
-        pause = _PAUSE_S
+        backoff = Backoff(_PAUSE_S, _LONGEST_PAUSE_S, random.random)
         while True:
             left = deadline - time.monotonic()
+            pause_s = backoff.failed()
             try:
                 answer = await self._once(broker, asked, left)
             except RefusedError:
                 return None  # an exception: one of the reference's that cannot make anything of an empty message
             except UnavailableError as error:
-                if left <= pause:
+                if left <= pause_s:
                     raise UnavailableError(
                         f"tube: broker {broker.address} did not answer query {asked.query!r}, batch {asked.batch}, "
                         f"within {self._timeout_s:g} s",
@@ -114,33 +117,32 @@ class Asker:
                 if answer.success:
                     return answer
                 again = answer.errCode in _RETRIED and answer.transaction.refusal != pb.TransactionResult.FULL
-                if not again or left <= pause:
+                if not again or left <= pause_s:
                     raise _refused(broker, asked, answer)
                 if answer.errCode == ErrCode.CERTIFICATE_FAILURE:
                     await self.producer.sign_again()
-            await asyncio.sleep(pause)
-            pause = min(pause * 2, _LONGEST_PAUSE_S)
+            await asyncio.sleep(pause_s)
 
     async def _once(self, broker: BrokerInfo, asked: pb.Transaction, left: float) -> pb.SendMessageResponseB2P:
         # The address may have changed since it was noted.
         broker = self.producer.brokers.get(broker.id, broker)
-        link = await self.producer.links.connect((broker.host, broker.port), user=self)
+        connection = await self.producer.connections.connect((broker.host, broker.port), user=self)
         request = self.producer.stamped(asked)
         try:
-            payload = await link.exchange(
+            payload = await connection.exchange(
                 Service.BROKER_WRITE,
                 MethodId.SEND_MESSAGE,
                 request.SerializeToString(),
                 timeout_s=max(min(left, self.producer.request_timeout_s), 0.1),
             )
         except UnavailableError:
-            link.abort()  # what is silent on one connection is asked on another
+            connection.abort()  # what is silent on one connection is asked on another
             raise
         return decode(pb.SendMessageResponseB2P, payload)
 
     async def close(self) -> None:
         """Release the connections."""
-        await self.producer.links.leave(self)
+        await self.producer.connections.leave(self)
 
 
 @dataclass(slots=True)
@@ -170,7 +172,7 @@ class _Lane:
 class Stager:
     """See the module. ``task``: number of the task; the name of the attempt is made here and is never used again."""
 
-    def __init__(self, producer: Producer, batch: Batch, *, task: int, timeout_s: float = 60.0) -> None:
+    def __init__(self, producer: Producer, batch: BatchId, *, task: int, timeout_s: float = 60.0) -> None:
         self.decided = False
         """Whether a broker said that the batch is committed: then its rows may be left out."""
         self._asker = Asker(producer, batch, timeout_s)

@@ -11,7 +11,7 @@ import pytest
 from penstock.cli.tube import consume as tube_records
 from penstock.errors import RefusedError, UnavailableError
 from penstock.tube import consumer, reader
-from penstock.tube.reader import Batch, PartitionInfo
+from penstock.tube.reader import MessageBatch, PartitionInfo
 from penstock.tube.record import Record
 from tests.unit.cli.conftest import BROKER, Command, Web
 
@@ -42,11 +42,11 @@ class Reader:
         own = range(start, end, 28)
         return (end, len(own)) if len(own) <= most else (own[most], most)
 
-    def read(self, topic: str, partition: int, start: int, end: int) -> Iterator[Batch]:
+    def read(self, topic: str, partition: int, start: int, end: int) -> Iterator[MessageBatch]:
         assert (start, end) == (0, 84)
         for offset, time_ms, value in self.data[partition]:
             data, flag, _ = Record(value, b"k", [("h", "1")], id="i").encode()
-            yield Batch.of([offset], [time_ms], [flag], [data])
+            yield MessageBatch.of([offset], [time_ms], [flag], [data])
 
 
 @pytest.fixture
@@ -98,7 +98,7 @@ def test_a_broker_that_is_away_is_left_out_and_told(penstock: Command, monkeypat
 def test_consume_of_a_range(penstock: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[int, int, int]] = []
 
-    def read(self: Reader, topic: str, partition: int, start: int, end: int) -> Iterator[Batch]:
+    def read(self: Reader, topic: str, partition: int, start: int, end: int) -> Iterator[MessageBatch]:
         asked.append((partition, start, end))
         yield from ()
 

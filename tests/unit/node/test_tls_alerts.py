@@ -18,8 +18,8 @@ from penstock.mqtt.client import MqttClient, TlsOptions
 from penstock.mqtt.server import MqttServer
 from penstock.mqtt.transport.listener import ListenerSettings, Transport
 from penstock.mqtt.transport.tls import ClientCertificates, ServerTls, TlsFiles
-from penstock.tube.client.blocking_link import BlockingLink
-from penstock.tube.link import Link
+from penstock.tube.client.blocking_connection import BlockingConnection
+from penstock.tube.client.connection import ClientConnection
 from penstock.tube.listeners import Listeners
 from penstock.tube.producer import Producer
 from penstock.tube.reader import partitions
@@ -172,9 +172,11 @@ def test_the_tubemq_clients_name_the_certificate_and_the_reason(site: Site, loop
                     await asyncio.to_thread(partitions, master, "demo", tls=context)
                 assert reason in str(asynchronous.value.why)
                 assert reason in str(blocking.value.why)
-            link = await Link.connect(address, tls=site.context("valid"))
+            link = await ClientConnection.connect(address, tls=site.context("valid"))
             await link.close()
-            (await asyncio.to_thread(BlockingLink, *address, DEADLINE_S, site.context("valid"))).close()
+            blocking_connection = BlockingConnection(address, site.context("valid"))
+            await asyncio.to_thread(blocking_connection.connect, DEADLINE_S)
+            blocking_connection.close()
 
     with asyncio.Runner(loop_factory=LOOPS[loop]) as runner:
         runner.run(run())

@@ -6,29 +6,10 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
 from penstock.errors import DataLossError, RefusedError, UnavailableError
-from penstock.spark.tube.client import Address
 from penstock.spark.tube.offsets import Partition
+from penstock.spark.tube.tube_client import Address, ServerAccess
 from penstock.tube.codec.message import INDEX_RECORD_BYTES
-
-
-@dataclass
-class Info:
-    broker_id: int
-    host: str
-    port: int
-    partition: int
-
-
-@dataclass
-class Columns:
-    offsets: list[int]
-    append_times: list[int]
-    flags: list[int]
-    payloads: list[bytes]
-    reached: int = 0
-    message_ids: list[int] | None = None
-    spans: None = None
-
+from penstock.tube.reader import BrokerReader, MessageBatch, PartitionInfo
 
 FIRST_MS = 1_700_000_000_000
 """When the message at offset 0 was written."""
@@ -52,8 +33,8 @@ class FakeBroker:
     oldest_data: int = 0
 
 
-class FakeTube:
-    """Stands in for :mod:`penstock.tube.reader`."""
+class FakeTube(ServerAccess):
+    """Masters and brokers in memory."""
 
     def __init__(self, *brokers: FakeBroker) -> None:
         self.brokers = list(brokers)
@@ -65,14 +46,13 @@ class FakeTube:
         self.connections = 0
         self.closed = 0
         self.groups: dict[tuple[str, Partition], int] = {}
-        """Where groups stand."""
+        """Committed offsets."""
         self.unwilling = False
 
-    def partitions(self, masters: str, topic: str) -> list[Info]:
-        assert masters == "127.0.0.1:8715"
+    def partitions(self, topic: str) -> list[PartitionInfo]:
         self.discoveries += 1
         return [
-            Info(broker.broker_id, "127.0.0.1", broker.port, partition)
+            PartitionInfo(broker.broker_id, "127.0.0.1", broker.port, partition)
             for broker in self.brokers
             if broker.broker_id not in self.hidden
             for partition in range(broker.partitions.get(topic, 0))
@@ -85,14 +65,15 @@ class FakeTube:
         self.connections += 1
         return FakeReader(self, next(broker for broker in self.brokers if broker.port == address.port))
 
-    def stand_at(self, address: Address, partition: Partition, group: str, position: int) -> None:
+    def commit_offset(self, address: Address, partition: Partition, group: str, offset: int) -> None:
         if self.unwilling:
             raise RefusedError("the group is not welcome", code=403)
-        self.groups[group, partition] = position
+        self.groups[group, partition] = offset
 
 
-class FakeReader:
+class FakeReader(BrokerReader):
     def __init__(self, tube: FakeTube, broker: FakeBroker) -> None:
+        self.http = broker.http
         self.tube = tube
         self.broker = broker
 
@@ -133,10 +114,6 @@ class FakeReader:
             return min(end, len(self.broker.logs[topic]) * INDEX_RECORD_BYTES), len(own)
         return own[max_messages][0], max_messages
 
-    @property
-    def http(self) -> str:
-        return self.broker.http
-
     def read(
         self,
         topic: str,
@@ -146,7 +123,7 @@ class FakeReader:
         *,
         types: Collection[str] = (),
         data_start: int | None = None,
-    ) -> Iterator[Columns]:
+    ) -> Iterator[MessageBatch]:
         self._may_fail()
         if data_start is not None:
             assert self.broker.http
@@ -161,12 +138,11 @@ class FakeReader:
             if index:
                 self._may_fail()
             part = own[index : index + self.broker.batch]
-            yield Columns(
+            yield MessageBatch.of(
                 [offset for offset, _ in part],
                 [FIRST_MS + offset for offset, _ in part],
                 [self.broker.flag] * len(part),
                 [payload for _, payload in part],
-                part[-1][0] + INDEX_RECORD_BYTES,
             )
 
     def close(self) -> None:

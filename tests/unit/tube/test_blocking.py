@@ -109,7 +109,7 @@ def test_the_options_are_those_of_the_client(options: type, client: type) -> Non
     keywords = {
         name: hints[name]
         for name, parameter in inspect.signature(made).parameters.items()
-        if parameter.kind is inspect.Parameter.KEYWORD_ONLY and name != "links"  # connections of another loop
+        if parameter.kind is inspect.Parameter.KEYWORD_ONLY and name != "connections"  # connections of another loop
     }
     assert get_type_hints(options) == keywords
 

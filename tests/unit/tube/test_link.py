@@ -7,11 +7,12 @@ import asyncio
 import pytest
 
 from penstock.errors import RefusedError, RemoteProtocolError, UnavailableError
+from penstock.tube.client.connection import ClientConnection, MasterClient
+from penstock.tube.client.identity import new_client_id
 from penstock.tube.codec import exceptions
 from penstock.tube.codec.envelope import Request, encode_error, encode_response
 from penstock.tube.codec.methods import MethodId
 from penstock.tube.codec.proto import master_pb2 as pb
-from penstock.tube.link import Link, MasterLink, new_client_id
 from tests.ports import free_port
 from tests.unit.tube.servers import scripted
 
@@ -24,14 +25,14 @@ def echo(request: Request) -> bytes:
     return encode_response(CLOSE, pb.CloseResponseM2P(success=True, errCode=200, errMsg=name).SerializeToString())
 
 
-async def ask(link: Link, name: str = "a", timeout_s: float = 10.0) -> str:
+async def ask(link: ClientConnection, name: str = "a", timeout_s: float = 10.0) -> str:
     request = pb.CloseRequestP2M(clientId=name)
     return (await link.call(1, CLOSE, request, pb.CloseResponseM2P, timeout_s=timeout_s)).errMsg
 
 
 async def test_many_in_flight_each_gets_its_answer() -> None:
     async with scripted(echo) as (port, transports):
-        link = await Link.connect(("127.0.0.1", port))
+        link = await ClientConnection.connect(("127.0.0.1", port))
         assert await asyncio.gather(*(ask(link, f"n{n}") for n in range(50))) == [f"n{n}" for n in range(50)]
         assert len(transports) == 1
         await link.close()
@@ -42,7 +43,7 @@ async def test_many_in_flight_each_gets_its_answer() -> None:
 
 async def test_end_of_the_connection_ends_every_call() -> None:
     async with scripted(lambda _: None) as (port, transports):
-        link = await Link.connect(("127.0.0.1", port))
+        link = await ClientConnection.connect(("127.0.0.1", port))
         calls = [asyncio.create_task(ask(link)) for _ in range(3)]
         while not transports:
             await asyncio.sleep(0)
@@ -62,7 +63,7 @@ async def test_late_answer_is_dropped() -> None:
         return None if len(requests) == 1 else echo(request)
 
     async with scripted(first_never) as (port, _):
-        link = await Link.connect(("127.0.0.1", port))
+        link = await ClientConnection.connect(("127.0.0.1", port))
         with pytest.raises(UnavailableError, match="did not answer within"):
             await ask(link, timeout_s=0.02)
         assert requests[0].timeout == 20
@@ -82,7 +83,7 @@ async def test_late_answer_is_dropped() -> None:
 )
 async def test_answers_that_are_none(body: bytes, error: type[Exception]) -> None:
     async with scripted(lambda _: body) as (port, _):
-        link = await Link.connect(("127.0.0.1", port))
+        link = await ClientConnection.connect(("127.0.0.1", port))
         with pytest.raises(error):
             await ask(link)
         await link.close()
@@ -90,7 +91,7 @@ async def test_answers_that_are_none(body: bytes, error: type[Exception]) -> Non
 
 async def test_bytes_that_are_no_frame_end_the_connection() -> None:
     async with scripted(lambda _: b"\xff") as (port, transports):
-        link = await Link.connect(("127.0.0.1", port))
+        link = await ClientConnection.connect(("127.0.0.1", port))
         with pytest.raises(UnavailableError):
             await ask(link)
         assert link.closed
@@ -99,7 +100,7 @@ async def test_bytes_that_are_no_frame_end_the_connection() -> None:
 
 async def test_nobody_there() -> None:
     with pytest.raises(UnavailableError) as caught:
-        await Link.connect(("127.0.0.1", free_port()))
+        await ClientConnection.connect(("127.0.0.1", free_port()))
     assert caught.value.applied is False
 
 
@@ -109,13 +110,13 @@ async def test_masters_are_tried_until_the_active_one_answers() -> None:
         scripted(echo) as (active, _),
     ):
         addresses = [("127.0.0.1", port) for port in (standby, active, free_port())]
-        masters = MasterLink(addresses)
+        masters = MasterClient(addresses)
         for _ in range(3):
             answer = await masters.call(CLOSE, pb.CloseRequestP2M(clientId="c"), pb.CloseResponseM2P)
             assert answer.errMsg == "c"
         assert len(asked) <= 1, "it stays with the one that answers"
         await masters.close()
-        alone = MasterLink(addresses[:1])
+        alone = MasterClient(addresses[:1])
         with pytest.raises(UnavailableError, match="not the active master"):
             await alone.call(CLOSE, pb.CloseRequestP2M(clientId="c"), pb.CloseResponseM2P)
         await alone.close()

@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 
 from penstock.errors import LocalProtocolError, RefusedError, UnavailableError
-from penstock.tube.client import committing
+from penstock.tube.client import transaction_commit
 from penstock.tube.codec.proto import broker_pb2 as pb
 from penstock.tube.codec.strings import BrokerInfo
 from penstock.tube.engine.transactions.staging import OVERDUE_MS
 from penstock.tube.producer import Producer
 from penstock.tube.reader import RangeReader
 from penstock.tube.record import Record
-from penstock.tube.staging import REQUEST_ROWS, Asker, Batch, Staged, Stager
+from penstock.tube.staging import REQUEST_ROWS, Asker, BatchId, Staged, Stager
 from tests.unit.tube.servers import Tube, scripted, tube
 
 
@@ -52,7 +52,7 @@ async def client(running: Tube) -> AsyncIterator[Producer]:
         yield producer
 
 
-async def stage(producer: Producer, batch: Batch, task: int, values: list[str], topic: str = "demo") -> Staged:
+async def stage(producer: Producer, batch: BatchId, task: int, values: list[str], topic: str = "demo") -> Staged:
     async with Stager(producer, batch, task=task, timeout_s=10) as stager:
         assert await stager.stages(topic)
         for value in values:
@@ -60,7 +60,7 @@ async def stage(producer: Producer, batch: Batch, task: int, values: list[str], 
         return await stager.finish()
 
 
-async def stage_all(producer: Producer, batch: Batch, label: str, tasks: int = 2) -> list[Staged]:
+async def stage_all(producer: Producer, batch: BatchId, label: str, tasks: int = 2) -> list[Staged]:
     """Rows ``<label>-<task>-<n>`` of some tasks, over all brokers."""
     return [await stage(producer, batch, task, [f"{label}-{task}-{n}" for n in range(12)]) for task in range(tasks)]
 
@@ -72,36 +72,39 @@ def rows(label: str, tasks: int = 2) -> list[str]:
 @pytest.mark.parametrize("brokers", [1, 2])
 async def test_a_batch_is_published_by_its_commit_and_once(tmp_path: Path, brokers: int) -> None:
     async with tube(tmp_path, "demo", brokers=brokers) as running, client(running) as producer:
-        batch = Batch("q", "run", 0)
+        batch = BatchId("q", "run", 0)
         loser = await stage(producer, batch, 0, ["lost"] * 5)
         staged = await stage_all(producer, batch, "a")
         assert set(loser.brokers) == set(running.ports)
         assert await published(running) == {}
-        assert await committing.commit(producer, batch, staged) == (24, False)
+        assert await transaction_commit.commit(producer, batch, staged) == (24, False)
         assert flat(await published(running)) == rows("a")
-        assert await committing.commit(producer, batch, staged) == (0, True)
+        assert await transaction_commit.commit(producer, batch, staged) == (0, True)
         # The batch is run again by the next start of the query, with other rows.
-        again = Batch("q", "run2", 0)
+        again = BatchId("q", "run2", 0)
         late = await stage_all(producer, again, "b")
         assert all(item.decided and not item.rows for item in late)
-        assert await committing.commit(producer, again, late) == (0, True)
+        assert await transaction_commit.commit(producer, again, late) == (0, True)
         assert flat(await published(running)) == rows("a")
-        following = Batch("q", "run2", 1)
-        assert await committing.commit(producer, following, await stage_all(producer, following, "c")) == (24, False)
+        following = BatchId("q", "run2", 1)
+        assert await transaction_commit.commit(producer, following, await stage_all(producer, following, "c")) == (
+            24,
+            False,
+        )
         assert flat(await published(running)) == sorted(rows("a") + rows("c"))
         assert all(broker.stats["staged_attempts"] == 0 for broker in running.brokers.values())
 
 
 async def test_keys_partitions_and_order(tmp_path: Path) -> None:
     async with tube(tmp_path, "demo", brokers=2) as running, client(running) as producer:
-        batch = Batch("q", "run", 0)
+        batch = BatchId("q", "run", 0)
         async with Stager(producer, batch, task=0) as stager:
             assert await stager.stages("demo")
             for n in range(30):
                 stager.add("demo", Record(b"k%d" % n, b"key"))
                 stager.add("demo", Record(b"p%d" % n), 2)
             staged = await stager.finish()
-        await committing.commit(producer, batch, [staged])
+        await transaction_commit.commit(producer, batch, [staged])
         found = await published(running)
         (keyed,) = [[v for v in values if v[0] == "k"] for values in found.values() if any(v[0] == "k" for v in values)]
         assert keyed == [f"k{n}" for n in range(30)]
@@ -112,7 +115,7 @@ async def test_keys_partitions_and_order(tmp_path: Path) -> None:
 
 async def test_many_rows_go_in_many_requests(tmp_path: Path) -> None:
     async with tube(tmp_path, "demo") as running, client(running) as producer:
-        batch = Batch("q", "run", 0)
+        batch = BatchId("q", "run", 0)
         values = [f"{n}" for n in range(REQUEST_ROWS * 2 + 17)]
         async with Stager(producer, batch, task=0) as stager:
             assert await stager.stages("demo")
@@ -122,13 +125,13 @@ async def test_many_rows_go_in_many_requests(tmp_path: Path) -> None:
                     await stager.room()
             staged = await stager.finish()
         assert staged.rows == {1: len(values)}
-        assert await committing.commit(producer, batch, [staged]) == (len(values), False)
+        assert await transaction_commit.commit(producer, batch, [staged]) == (len(values), False)
         assert (await published(running))[1, 0] == values
 
 
 async def test_rows_that_cannot_be_stored_are_refused(tmp_path: Path) -> None:
     async with tube(tmp_path, "demo") as running, client(running) as producer:
-        async with Stager(producer, Batch("q", "run", 0), task=0) as stager:
+        async with Stager(producer, BatchId("q", "run", 0), task=0) as stager:
             with pytest.raises(RefusedError, match="topic 'nowhere' has no partition"):
                 await stager.stages("nowhere")
             assert await stager.stages("demo")
@@ -143,11 +146,11 @@ async def test_rows_that_cannot_be_stored_are_refused(tmp_path: Path) -> None:
 
 async def test_an_older_run_is_told_which_one_replaced_it(tmp_path: Path) -> None:
     async with tube(tmp_path, "demo", brokers=2) as running, client(running) as producer:
-        old, new = Batch("q", "old", 3), Batch("q", "new", 3)
+        old, new = BatchId("q", "old", 3), BatchId("q", "new", 3)
         staged = await stage_all(producer, old, "a")
         await stage_all(producer, new, "b")
         with pytest.raises(RefusedError, match="run 'old' was replaced by run 'new'") as caught:
-            await committing.commit(producer, old, staged)
+            await transaction_commit.commit(producer, old, staged)
         assert caught.value.code == 403
         assert "give each a query of its own" in str(caught.value)
         with pytest.raises(RefusedError, match="replaced by run 'new'"):
@@ -157,17 +160,17 @@ async def test_an_older_run_is_told_which_one_replaced_it(tmp_path: Path) -> Non
 
 async def test_rows_that_were_let_go_are_not_committed(tmp_path: Path) -> None:
     async with tube(tmp_path, "demo", brokers=2) as running, client(running) as producer:
-        batch = Batch("q", "run", 0)
+        batch = BatchId("q", "run", 0)
         staged = await stage_all(producer, batch, "a")
-        await committing.abort(producer, batch, staged)
+        await transaction_commit.abort(producer, batch, staged)
         assert all(broker.stats["staged_attempts"] == 0 for broker in running.brokers.values())
         with pytest.raises(RefusedError, match="does not have these rows staged"):
-            await committing.commit(producer, batch, staged)
+            await transaction_commit.commit(producer, batch, staged)
         assert await published(running) == {}
         # Nothing is left undecided: the batch is simply run again.
         again = await stage_all(producer, batch, "b")
-        assert await committing.commit(producer, batch, again) == (24, False)
-        await committing.abort(producer, batch, again)
+        assert await transaction_commit.commit(producer, batch, again) == (24, False)
+        await transaction_commit.abort(producer, batch, again)
         assert flat(await published(running)) == rows("b")
 
 
@@ -200,20 +203,20 @@ async def test_a_driver_dies_at_any_question(tmp_path: Path, monkeypatch: pytest
         expected: list[str] = []
         # Two brokers, three questions each: begin, prepare, commit.
         for at in range(1, 8):
-            batch = Batch("q", f"old{at}", at)
+            batch = BatchId("q", f"old{at}", at)
             staged = await stage_all(producer, batch, f"a{at}")
             with monkeypatch.context() as patch:
                 patch.setattr(Asker, "ask", dying(at, after=after))
                 try:
-                    await committing.commit(producer, batch, staged)
+                    await transaction_commit.commit(producer, batch, staged)
                     finished = True
                 except _DiedError:
                     finished = False
             seen = set(flat(await published(running))) - set(expected)
             assert seen <= set(rows(f"a{at}"))
-            again = Batch("q", f"new{at}", at)
+            again = BatchId("q", f"new{at}", at)
             other = await stage_all(producer, again, f"b{at}")
-            done = await committing.commit(producer, again, other)
+            done = await transaction_commit.commit(producer, again, other)
             expected = sorted(expected + rows(f"{'a' if done.before else 'b'}{at}"))
             assert flat(await published(running)) == expected
             assert done.before or not (finished or seen)
@@ -227,7 +230,7 @@ async def test_the_next_run_waits_for_a_broker_that_may_know_better(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with tube(tmp_path, "demo", brokers=2) as running, client(running) as producer:
-        batch = Batch("q", "old", 0)
+        batch = BatchId("q", "old", 0)
         staged = await stage_all(producer, batch, "a")
         asked = batch.ask(pb.Transaction.PREPARE)
         asked.transactionId = "t"
@@ -240,10 +243,10 @@ async def test_the_next_run_waits_for_a_broker_that_may_know_better(
         asker = Asker(producer, batch, 5)
         assert await asker.ask(BrokerInfo.parse(staged[0].brokers[1]), asked) is not None
         await running.stop_broker(2)
-        new = Batch("q", "new", 0)
+        new = BatchId("q", "new", 0)
         alone = Staged(0, "none", {}, {1: staged[0].brokers[1]})
         with pytest.raises(UnavailableError, match=r"batch 0 of query 'q' waits for broker 2:127\.0\.0\.1:") as stuck:
-            await committing.commit(producer, new, [alone], timeout_s=0.5)
+            await transaction_commit.commit(producer, new, [alone], timeout_s=0.5)
         assert "staged --remove q --force" in str(stuck.value.do)
         maintenance = running.brokers[1].maintenance
         for later_ms in (0, OVERDUE_MS, OVERDUE_MS + 60_000):
@@ -252,38 +255,38 @@ async def test_the_next_run_waits_for_a_broker_that_may_know_better(
         assert len(told) == 1
         assert running.brokers[1].stats["undecided_transactions"] == 1
         await running.start_broker(2)
-        assert await committing.commit(producer, new, [alone], timeout_s=10) == (0, False)
+        assert await transaction_commit.commit(producer, new, [alone], timeout_s=10) == (0, False)
         assert await published(running) == {}
         await asker.close()
 
 
 async def test_settling_finishes_what_a_dead_run_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with tube(tmp_path, "demo", brokers=2) as running, client(running) as producer:
-        batch = Batch("q", "old", 4)
+        batch = BatchId("q", "old", 4)
         staged = await stage_all(producer, batch, "a")
         with monkeypatch.context() as patch:
             patch.setattr(Asker, "ask", dying(5, after=True))
             with pytest.raises(_DiedError):
-                await committing.commit(producer, batch, staged)
-        operator = Batch("q", "operator", 0)
-        assert await committing.settle(producer, operator, list(producer.brokers.values())) == 4
+                await transaction_commit.commit(producer, batch, staged)
+        operator = BatchId("q", "operator", 0)
+        assert await transaction_commit.settle(producer, operator, list(producer.brokers.values())) == 4
         assert flat(await published(running)) == rows("a")
 
 
 async def test_a_broker_restarts_between_staging_and_commit(tmp_path: Path) -> None:
     async with tube(tmp_path, "demo", brokers=2) as running, client(running) as producer:
-        batch = Batch("q", "run", 0)
+        batch = BatchId("q", "run", 0)
         staged = await stage_all(producer, batch, "a")
         await running.stop_broker(1)
         await running.start_broker(1)
-        assert await committing.commit(producer, batch, staged, timeout_s=20) == (24, False)
+        assert await transaction_commit.commit(producer, batch, staged, timeout_s=20) == (24, False)
         assert flat(await published(running)) == rows("a")
 
 
 async def test_a_broker_that_knows_no_transactions(tmp_path: Path) -> None:
     async with tube(tmp_path, "demo") as running, client(running) as producer:
         running.brokers[1].engine.produce.transactions = None
-        async with Stager(producer, Batch("q", "run", 0), task=0, timeout_s=2) as stager:
+        async with Stager(producer, BatchId("q", "run", 0), task=0, timeout_s=2) as stager:
             assert not await stager.stages("demo")
             assert (await stager.finish()).brokers == {}
 
@@ -291,9 +294,9 @@ async def test_a_broker_that_knows_no_transactions(tmp_path: Path) -> None:
 async def test_a_server_that_says_nothing_is_unavailable() -> None:
     async with scripted(lambda _: None) as (port, _), scripted(lambda _: None) as (master, _):
         producer = Producer(f"127.0.0.1:{master}", request_timeout_s=0.2)
-        asker = Asker(producer, Batch("q", "run", 0), 0.5)
+        asker = Asker(producer, BatchId("q", "run", 0), 0.5)
         with pytest.raises(UnavailableError, match=r"did not answer query 'q', batch 0, within 0.5 s"):
-            await asker.ask(BrokerInfo(1, "127.0.0.1", port), Batch("q", "run", 0).ask(pb.Transaction.BEGIN))
+            await asker.ask(BrokerInfo(1, "127.0.0.1", port), BatchId("q", "run", 0).ask(pb.Transaction.BEGIN))
         await asker.close()
 
 
@@ -303,6 +306,6 @@ async def test_too_much_is_refused_with_what_to_do(tmp_path: Path) -> None:
         assert staging is not None
         staging.bytes = staging.limits.max_bytes
         with pytest.raises(RefusedError, match="takes no more staged rows") as caught:
-            await stage(producer, Batch("q", "run", 0), 0, ["1"])
+            await stage(producer, BatchId("q", "run", 0), 0, ["1"])
         assert caught.value.code == 419
         assert "tube.staging.max_bytes" in str(caught.value)

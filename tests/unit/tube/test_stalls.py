@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from penstock.runtime.io.loop import loop_factory
-from penstock.tube.client.blocking_link import BlockingLink
+from penstock.tube.client.blocking_connection import BlockingConnection
 from penstock.tube.codec.methods import MethodId
 from penstock.tube.codec.proto import master_pb2 as pb
 from penstock.tube.codec.strings import DefaultConfig
@@ -34,12 +34,13 @@ def test_a_heartbeat_that_waits_is_read_before_the_session_ends(tmp_path: Path, 
         await master.create_topic("demo")
         member = Membership("c", "h", "lake", ["demo"], {}, 0)
         try:
-            with await asyncio.to_thread(BlockingLink, *address, 20.0) as link:
-                register = partial(link.call, 1, MethodId.CONSUMER_REGISTER, member.register(), pb.RegisterResponseM2C)
-                member.registered(await asyncio.to_thread(register))
-                link.send(1, MethodId.CONSUMER_HEARTBEAT, member.heartbeat())
+            with BlockingConnection(address) as connection:
+                kind = pb.RegisterResponseM2C
+                register = partial(connection.call, 1, MethodId.CONSUMER_REGISTER, member.register(), kind)
+                member.registered(await asyncio.to_thread(register, timeout_s=20.0))
+                pending = connection.send(1, MethodId.CONSUMER_HEARTBEAT, member.heartbeat(), timeout_s=20.0)
                 time.sleep(0.4)  # noqa: ASYNC251 - the loop does not run
-                answer = await asyncio.to_thread(link.receive, MethodId.CONSUMER_HEARTBEAT)
+                answer = await asyncio.to_thread(connection.receive, pending, timeout_s=20.0)
                 assert pb.HeartResponseM2C.FromString(answer).errCode == 200
                 await until(lambda: "lake" not in master.engine.groups)  # who is silent from now on is gone
         finally:

@@ -77,15 +77,15 @@ def staged(
 
 
 async def _settle(query: str, concerned: list[BrokerRow], masters: str, login: LoginOptions) -> int:
-    from penstock.tube.client import committing
+    from penstock.tube.client import transaction_commit
     from penstock.tube.codec.strings import BrokerInfo
     from penstock.tube.producer import Producer
-    from penstock.tube.staging import Batch
+    from penstock.tube.staging import BatchId
 
     addresses = [(broker.id, *broker.address(tls=login.over_tls)) for broker in concerned]
     async with Producer(masters, **login.client()) as producer:
-        batch = Batch(query, f"settled-{uuid.uuid4().hex}", 0)
-        return await committing.settle(producer, batch, [BrokerInfo(*address) for address in addresses])
+        batch = BatchId(query, f"settled-{uuid.uuid4().hex}", 0)
+        return await transaction_commit.settle(producer, batch, [BrokerInfo(*address) for address in addresses])
 
 
 def _row(broker: BrokerRow, row: dict[str, Any]) -> dict[str, Cell]:

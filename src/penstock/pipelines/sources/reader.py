@@ -11,8 +11,8 @@ from pyspark.sql import DataFrame, SparkSession
 
 from penstock.errors import PenstockError
 from penstock.pipelines.state_dir.checkpoint import Offsets
-from penstock.spark.tube.cluster import Tube
 from penstock.spark.tube.offsets import Bounds, Partition, Slice, from_json
+from penstock.spark.tube.tube_client import TubeClient
 
 __all__ = ["Lag", "LagMeter", "Meter", "Reader", "Way", "measure", "planned", "query_of"]
 
@@ -99,7 +99,7 @@ def query_of(name: str) -> str:
     return name.removesuffix(_PLANNED)
 
 
-def measure(tube: Tube, bounds: Mapping[Partition, Bounds], end: Offsets, now_ms: int) -> Lag:
+def measure(tube: TubeClient, bounds: Mapping[Partition, Bounds], end: Offsets, now_ms: int) -> Lag:
     """What ``tube`` holds after ``end``, up to ``bounds``.
 
     A partition that ``end`` does not name is new to the query, which will read it from its oldest record on.
@@ -135,8 +135,8 @@ class LagMeter:
 
     def __init__(
         self,
-        open_tube: Callable[[], Tube],
-        bounds: Callable[[Tube], Mapping[Partition, Bounds]],
+        open_tube: Callable[[], TubeClient],
+        bounds: Callable[[TubeClient], Mapping[Partition, Bounds]],
         clock: Callable[[], int],
     ) -> None:
         self._open = open_tube
@@ -179,7 +179,7 @@ class LagMeter:
                     return
                 self._found = self._measure(tube, self._ends)
 
-    def _measure(self, tube: Tube, ends: Mapping[str, Offsets]) -> dict[str, Lag]:
+    def _measure(self, tube: TubeClient, ends: Mapping[str, Offsets]) -> dict[str, Lag]:
         try:
             bounds = self._bounds(tube)
             now_ms = self._clock()

@@ -16,11 +16,11 @@ from penstock.pipelines.spec.sources import SOURCE, StateStoreSource, TubeOption
 from penstock.pipelines.state_dir.checkpoint import Offsets
 from penstock.pipelines.state_dir.durable import read_json, write_json
 from penstock.pipelines.state_dir.replay import Span
-from penstock.spark.tube.cluster import Tube, count_rows
 from penstock.spark.tube.marks import marks_of, with_marks
 from penstock.spark.tube.offsets import Bounds, Partition, Positions, Times, check_kept, from_json, to_json
 from penstock.spark.tube.options import WITH_HEADERS, SourceOptions, canonical_names
 from penstock.spark.tube.source import spark_schema
+from penstock.spark.tube.tube_client import TubeClient, count_rows
 
 __all__ = ["TubeReader"]
 
@@ -48,9 +48,9 @@ class TubeReader:
         self._span = span
         self._group = self.options.get("tubemq.group", self.options.get("groupIdPrefix", group))
 
-    def open(self) -> Tube:
+    def open(self) -> TubeClient:
         """The tube, for questions that nobody waits long for."""
-        return Tube.of(self.checked, timeout_ms=TIMEOUT_MS)
+        return TubeClient.of(self.checked, timeout_ms=TIMEOUT_MS)
 
     def check(self) -> None:
         """Look whether the tube answers and has the topics.
@@ -59,14 +59,14 @@ class TubeReader:
             UnavailableError: no master answers.
             ConfigError: a topic does not exist.
         """
-        with Tube.of(self.checked, timeout_ms=min(self.checked.timeout_ms, FIRST_LOOK_MS)) as tube:
+        with TubeClient.of(self.checked, timeout_ms=min(self.checked.timeout_ms, FIRST_LOOK_MS)) as tube:
             source = self._source
             with told_of_capture(source.tube_topic) if isinstance(source, StateStoreSource) else nullcontext():
                 tube.partitions(self.checked.topics)
 
     def start(self, way: Way) -> Offsets:
         """Offsets that ``startingOffsets``, or the span, means now."""
-        with Tube.of(self.checked) as tube:
+        with TubeClient.of(self.checked) as tube:
             bounds = tube.bounds(tube.partitions(self.checked.topics))
             wanted = self.checked.for_stream() if self._span is None else self._span.begin
             positions = tube.positions(wanted, bounds, "startingOffsets")
@@ -83,7 +83,7 @@ class TubeReader:
             return dict(read_json(path))
         except FileNotFoundError:
             pass
-        with Tube.of(self.checked) as tube:
+        with TubeClient.of(self.checked) as tube:
             bounds = tube.bounds(tube.partitions(self.checked.topics))
             positions = tube.positions(self._span.end, bounds, "endingOffsets")
             for partition, position in positions.items():
@@ -92,7 +92,7 @@ class TubeReader:
         write_json(path, end)
         return end
 
-    def bounds(self, tube: Tube) -> dict[Partition, Bounds]:
+    def bounds(self, tube: TubeClient) -> dict[Partition, Bounds]:
         """The readable range now: from the earliest stored offset to the end of the log, or of the span."""
         bounds = tube.bounds(tube.partitions(self.checked.topics, max_age_s=TIMEOUT_MS / 1000))
         end = self.end()

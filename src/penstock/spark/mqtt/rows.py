@@ -7,15 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from itertools import accumulate
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import pyarrow as pa
 
 from penstock.mqtt.codec.topics import matches
 from penstock.spark.tube.arrow import TARGET_BYTES, Joined, join
-from penstock.spark.tube.client import Batch
 from penstock.spark.tube.headers import columns
 from penstock.tube.record import FIELDS
+
+if TYPE_CHECKING:
+    from penstock.tube.reader import MessageBatch
 
 __all__ = ["message_batches"]
 
@@ -77,7 +79,7 @@ class _Chosen:
 
 
 def message_batches(
-    batches: Iterable[Batch], topic_filter: str, target_bytes: int = TARGET_BYTES
+    batches: Iterable[MessageBatch], topic_filter: str, target_bytes: int = TARGET_BYTES
 ) -> Iterator[pa.RecordBatch]:
     """The messages of ``batches`` whose topic matches ``topic_filter``, in order; no batch is empty."""
     wanted: dict[bytes, str | None] = {}

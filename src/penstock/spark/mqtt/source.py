@@ -31,11 +31,11 @@ from penstock.errors import ConfigError, UnavailableError
 from penstock.spark import rows
 from penstock.spark.mqtt.options import MqttReadOptions, MqttWriteOptions
 from penstock.spark.mqtt.sink import MqttStreamWriter, MqttWriter, check_columns
-from penstock.spark.tube.client import Client
 from penstock.spark.tube.missing_topic import telling_of_topic
 from penstock.spark.tube.options import SourceOptions
 from penstock.spark.tube.source import TubeReader, TubeStreamReader
 from penstock.spark.tube.tasks import read_messages
+from penstock.spark.tube.tube_client import ServerAccess
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -106,8 +106,8 @@ class MqttDataSource(DataSource):
 class MqttReader(TubeReader):
     """Messages between two positions of the tube topic."""
 
-    def __init__(self, options: MqttReadOptions, client: Client | None = None) -> None:
-        super().__init__(options.tube, client)
+    def __init__(self, options: MqttReadOptions, servers: ServerAccess | None = None) -> None:
+        super().__init__(options.tube, servers)
         self._filter = options.topic_filter
 
     def partitions(self) -> list[InputPartition]:
@@ -117,14 +117,14 @@ class MqttReader(TubeReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The messages of one task that match the filter."""
-        return _messages(self._options, partition, self._filter, self._client)
+        return _messages(self._options, partition, self._filter, self._servers)
 
 
 class MqttStreamReader(TubeStreamReader):
     """Messages as they come, with the offsets of the tube topic."""
 
-    def __init__(self, options: MqttReadOptions, client: Client | None = None) -> None:
-        super().__init__(options.tube, client)
+    def __init__(self, options: MqttReadOptions, servers: ServerAccess | None = None) -> None:
+        super().__init__(options.tube, servers)
         self._filter = options.topic_filter
 
     def initialOffset(self) -> dict[str, dict[str, int]]:
@@ -139,15 +139,15 @@ class MqttStreamReader(TubeStreamReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The messages of one task that match the filter."""
-        return _messages(self._options, partition, self._filter, self._client)
+        return _messages(self._options, partition, self._filter, self._servers)
 
 
 def _messages(
-    options: SourceOptions, partition: InputPartition, topic_filter: str, client: Client | None
+    options: SourceOptions, partition: InputPartition, topic_filter: str, servers: ServerAccess | None
 ) -> Iterator[pa.RecordBatch]:
     from penstock.spark.mqtt.rows import message_batches
 
-    return message_batches(read_messages(options, partition, client), topic_filter)
+    return message_batches(read_messages(options, partition, servers), topic_filter)
 
 
 @contextmanager

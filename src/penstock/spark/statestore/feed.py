@@ -21,12 +21,11 @@ from penstock.errors import ConfigError, DataLossError
 from penstock.spark.statestore.options import FeedOptions
 from penstock.spark.statestore.snapshot import KeysPartition, plan_keys, read_keys
 from penstock.spark.triggers import SupportsTriggerAvailableNow
-from penstock.spark.tube.client import Client
-from penstock.spark.tube.cluster import Tube
 from penstock.spark.tube.missing_topic import telling_of_topic
 from penstock.spark.tube.offsets import Bounds, Partition, Positions, Slice, to_json
 from penstock.spark.tube.source import TubeStreamReader
 from penstock.spark.tube.tasks import RangePartition, read_messages
+from penstock.spark.tube.tube_client import ServerAccess, TubeClient
 from penstock.statestore.hlc import Hlc
 from penstock.tube.codec.message import INDEX_RECORD_BYTES
 
@@ -45,13 +44,13 @@ Offset = dict[str, dict[str, int]]
 class StoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """A stream. Lives in one process beside the driver for the whole query; ``read`` runs elsewhere, on a copy."""
 
-    def __init__(self, options: FeedOptions, client: Client | None = None) -> None:
+    def __init__(self, options: FeedOptions, servers: ServerAccess | None = None) -> None:
         self._options = options
-        self._client = client
+        self._servers = servers
         self._topic = options.source.topics[0]
         given = options.starting
         starting = given if isinstance(given, str) and given in ("earliest", "latest") else None
-        self._changes = TubeStreamReader(replace(options.source, starting=starting), client)
+        self._changes = TubeStreamReader(replace(options.source, starting=starting), servers)
         self._initial: Offset | None = None
         self._ends = False
         """Whether the run ends with what is there now."""
@@ -69,7 +68,7 @@ class StoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 if starting == "snapshot" or isinstance(starting, Hlc):
                     source = replace(self._options.source, starting=to_json(self._start(starting)))
                     self._changes.stop()
-                    self._changes = TubeStreamReader(source, self._client)
+                    self._changes = TubeStreamReader(source, self._servers)
                     if self._ends:
                         self._changes.prepareForTriggerAvailableNow()
                 self._initial = self._changes.initialOffset()
@@ -131,7 +130,7 @@ class StoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         elif isinstance(partition, RangePartition):
             from penstock.spark.statestore.rows import change_batches
 
-            messages = read_messages(self._options.source, partition, self._client)
+            messages = read_messages(self._options.source, partition, self._servers)
             yield from change_batches(self._topic, messages, self._options.keys)
 
     def commit(self, end: Mapping[str, Mapping[str, int]]) -> None:
@@ -143,7 +142,7 @@ class StoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _start(self, starting: Hlc | str) -> Positions:
         """Where changes begin: at the end of the topic before the snapshot, or at a version."""
-        with Tube.of(self._options.source, client=self._client) as tube:
+        with TubeClient.of(self._options.source, servers=self._servers) as tube:
             bounds = tube.bounds(tube.partitions(self._options.source.topics))
             if not isinstance(starting, Hlc):
                 return {partition: bound.end for partition, bound in bounds.items()}
@@ -159,7 +158,7 @@ class StoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         )
 
 
-def position_of(tube: Tube, partition: Partition, bounds: Bounds, version: Hlc, *, may_lose: bool = False) -> int:
+def position_of(tube: TubeClient, partition: Partition, bounds: Bounds, version: Hlc, *, may_lose: bool = False) -> int:
     """Where the first change stands that has ``version`` or a later one; the end where there is none yet.
 
     Versions rise along the topic, so halving finds it: two small requests for each halving.

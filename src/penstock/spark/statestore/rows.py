@@ -7,17 +7,19 @@ state store has its attributes.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import pyarrow as pa
 
 from penstock.errors import PenstockError
 from penstock.spark.tube.arrow import TARGET_BYTES, Joined, join
-from penstock.spark.tube.client import Batch
 from penstock.spark.tube.headers import columns
 from penstock.statestore import hlc
 from penstock.statestore.codec.glob import Glob
 from penstock.statestore.hlc import Hlc
+
+if TYPE_CHECKING:
+    from penstock.tube.reader import MessageBatch
 
 __all__ = ["SNAPSHOT", "KeyRow", "change_batches", "key_batch", "version_at"]
 
@@ -93,7 +95,7 @@ def key_batch(rows: Sequence[KeyRow]) -> pa.RecordBatch:
 
 
 def change_batches(
-    topic: str, batches: Iterable[Batch], keys: str, target_bytes: int = TARGET_BYTES
+    topic: str, batches: Iterable[MessageBatch], keys: str, target_bytes: int = TARGET_BYTES
 ) -> Iterator[pa.RecordBatch]:
     """The changes in ``batches`` whose key matches the glob ``keys``, in order; no record batch is empty.
 
@@ -160,7 +162,7 @@ def _row(key: bytes, value: bytes, contents: Sequence[bytes], layout: _Layout) -
     )
 
 
-def version_at(topic: str, batch: Batch) -> Hlc:
+def version_at(topic: str, batch: MessageBatch) -> Hlc:
     """The version of the first record in ``batch``.
 
     Raises:

@@ -83,11 +83,11 @@ def plan_keys(options: SnapshotOptions) -> list[KeysPartition]:
 def _writers(changes: SourceOptions, keys: str) -> dict[bytes, Written]:
     """Who made the last change of each key that matches, by all that the topic has."""
     from penstock.spark.statestore.rows import change_batches
-    from penstock.spark.tube.cluster import Tube
     from penstock.spark.tube.offsets import Slice
+    from penstock.spark.tube.tube_client import TubeClient
 
     found: dict[bytes, Written] = {}
-    with Tube.of(changes) as tube:
+    with TubeClient.of(changes) as tube:
         for partition, bound in tube.bounds(tube.partitions(changes.topics)).items():
             messages = tube.read(Slice(partition, bound.oldest, bound.end), fail_on_data_loss=changes.fail_on_data_loss)
             for batch in change_batches(partition.topic, messages, keys):

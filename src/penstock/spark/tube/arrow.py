@@ -9,19 +9,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, chain
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.spark.tube.client import Batch
 from penstock.spark.tube.headers import columns as columns_of
 from penstock.spark.tube.headers import decoded
 from penstock.spark.tube.offsets import Partition
 from penstock.spark.tube.options import COLUMNS, HEADERS
 from penstock.tube.codec.message import HAS_ATTRIBUTES
-from penstock.tube.record import FIELDS, Record
+from penstock.tube.record import FIELDS
+
+if TYPE_CHECKING:
+    from penstock.tube.reader import MessageBatch
 
 __all__ = [
     "LOG_APPEND_TIME",
@@ -81,7 +83,7 @@ def arrow_schema(columns: Sequence[str] = COLUMNS) -> pa.Schema:
 
 def record_batches(
     partition: Partition,
-    batches: Iterable[Batch],
+    batches: Iterable[MessageBatch],
     columns: Sequence[str] = COLUMNS,
     *,
     target_bytes: int = TARGET_BYTES,
@@ -97,7 +99,7 @@ class Joined:
     ``times`` are append times in microseconds; a broker tells either these or message ids.
     """
 
-    def __init__(self, batches: Sequence[Batch]) -> None:
+    def __init__(self, batches: Sequence[MessageBatch]) -> None:
         self.batches = batches
         self.offsets = _concatenated([batch.offsets for batch in batches])
         times = _concatenated([batch.append_times for batch in batches]) * 1000
@@ -127,9 +129,9 @@ class Joined:
         return pa.nulls(len(self), _TIMESTAMP) if self.times is None else _column(self.times, _TIMESTAMP)
 
 
-def join(batches: Iterable[Batch], target_bytes: int = TARGET_BYTES) -> Iterator[Joined]:
+def join(batches: Iterable[MessageBatch], target_bytes: int = TARGET_BYTES) -> Iterator[Joined]:
     """``batches`` in pieces of about ``target_bytes``, none of them empty."""
-    waiting: list[Batch] = []
+    waiting: list[MessageBatch] = []
     size = 0
     for batch in batches:
         waiting.append(batch)
@@ -141,15 +143,13 @@ def join(batches: Iterable[Batch], target_bytes: int = TARGET_BYTES) -> Iterator
         yield Joined(waiting)
 
 
-def _bytes_of(batch: Batch) -> int:
-    if batch.spans is None:
-        return sum(map(len, batch.payloads))
+def _bytes_of(batch: MessageBatch) -> int:
     _, starts, ends = batch.spans
     return int((ends - starts).sum())
 
 
-def _concatenated(columns: Sequence[Sequence[int] | Numbers]) -> Numbers:
-    return np.concatenate([np.asarray(column, np.int64) for column in columns])
+def _concatenated(columns: Sequence[Numbers]) -> Numbers:
+    return np.concatenate(columns)
 
 
 def _column(numbers: Numbers | np.typing.NDArray[np.int32], kind: pa.DataType) -> pa.Array[Any]:
@@ -208,20 +208,16 @@ def _one(arrays: list[pa.Array[Any]]) -> pa.Array[Any]:
     return arrays[0] if len(arrays) == 1 else pa.concat_arrays(arrays)
 
 
-def _values(batch: Batch) -> pa.Array[Any]:
+def _values(batch: MessageBatch) -> pa.Array[Any]:
     """What stands behind the attributes of each message."""
-    if batch.spans is None:
-        return pa.array(_keys_and_values(batch)[1], pa.binary())
     data, starts, ends = batch.spans
-    return _cut_out(data, _bodies(data, starts, ends, np.asarray(batch.flags)), ends)
+    return _cut_out(data, _bodies(data, starts, ends, batch.flags), ends)
 
 
-def _keys(batch: Batch) -> pa.Array[Any]:
+def _keys(batch: MessageBatch) -> pa.Array[Any]:
     """The key of each message; null where it has none."""
-    if batch.spans is None:
-        return pa.array(_keys_and_values(batch)[0], pa.binary())
     data, starts, ends = batch.spans
-    flags = np.asarray(batch.flags)
+    flags = batch.flags
     if not (flags & HAS_ATTRIBUTES).any() or _KEY not in data:
         return pa.nulls(len(starts), pa.binary())
     bodies = _bodies(data, starts, ends, flags)
@@ -260,34 +256,6 @@ def _cut_out(data: bytes, starts: Numbers, ends: Numbers) -> pa.Array[Any]:
     edges[0::2], edges[1::2] = starts, ends
     with_gaps = pa.Array.from_buffers(pa.binary(), len(edges) - 1, [None, pa.py_buffer(edges.data), pa.py_buffer(data)])
     return with_gaps.take(_column(np.arange(0, len(edges), 2), pa.int64()))
-
-
-def _keys_and_values(batch: Batch) -> tuple[list[bytes | None], list[bytes]]:
-    """Key and value of each message. A key that needs no decoding is cut out without looking at other attributes."""
-    keys: list[bytes | None] = []
-    values: list[bytes] = []
-    for payload, flag in zip(batch.payloads, map(int, batch.flags), strict=True):
-        end = 4 + int.from_bytes(payload[:4], signed=True) if flag & HAS_ATTRIBUTES else 0
-        if not end:
-            keys.append(None)
-            values.append(payload)
-            continue
-        if end < 4 or end > len(payload):
-            # A foreign producer's mistake. Other readers drop such a message; here it arrives as it is.
-            keys.append(None)
-            values.append(payload)
-            continue
-        start = 4 if payload.startswith(_KEY, 4) else payload.find(b"," + _KEY, 4, end) + 1
-        if start == 0:
-            keys.append(None)
-        else:
-            start += len(_KEY)
-            stop = payload.find(b",", start, end)
-            key = payload[start : end if stop < 0 else stop]
-            is_plain = key.isascii() and b"%" not in key and b"=" not in key
-            keys.append(key if is_plain else Record.decode(payload, flag).key)
-        values.append(payload[end:])
-    return keys, values
 
 
 def _with_headers(

@@ -2,55 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING
 
-from penstock.spark.tube.client import Batch
 from penstock.tube.codec.message import HAS_ATTRIBUTES, MSG_TYPE
 from penstock.tube.record import encode_msg_type
+
+if TYPE_CHECKING:
+    from penstock.tube.reader import MessageBatch
 
 __all__ = ["only"]
 
 _TYPE = MSG_TYPE.encode() + b"="
 
 
-class _Chosen(NamedTuple):
-    offsets: Sequence[int]
-    append_times: Sequence[int]
-    flags: Sequence[int]
-    payloads: Sequence[bytes]
-    message_ids: Sequence[int] | None
-    reached: int
-
-    @property
-    def spans(self) -> None:
-        """What is left does not stand together."""
-        return
-
-
-def only(types: Collection[str]) -> Callable[[Batch], Batch]:
+def only(types: Collection[str]) -> Callable[[MessageBatch], MessageBatch]:
     """What leaves of a batch the messages whose type is one of ``types``; those without a type are not."""
     wanted = frozenset(encode_msg_type(text).encode() for text in types)
     return lambda batch: _chosen(wanted, batch)
 
 
-def _chosen(wanted: frozenset[bytes], batch: Batch) -> Batch:
+def _chosen(wanted: frozenset[bytes], batch: MessageBatch) -> MessageBatch:
     chosen = [
         place
         for place, (payload, flag) in enumerate(zip(batch.payloads, batch.flags, strict=True))
         if flag & HAS_ATTRIBUTES and _type_of(payload) in wanted
     ]
-    if len(chosen) == len(batch.payloads):
-        return batch
-    ids = batch.message_ids
-    return _Chosen(
-        [batch.offsets[place] for place in chosen],
-        [batch.append_times[place] for place in chosen] if len(batch.append_times) else (),
-        [batch.flags[place] for place in chosen],
-        [batch.payloads[place] for place in chosen],
-        None if ids is None else [ids[place] for place in chosen],
-        batch.reached,
-    )
+    return batch if len(chosen) == len(batch.payloads) else batch.select(chosen)
 
 
 def _type_of(payload: bytes) -> bytes | None:

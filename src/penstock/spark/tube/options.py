@@ -11,27 +11,31 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from penstock.errors import ConfigError
 from penstock.runtime.io.credentials import ANYBODY, Login
 from penstock.spark import names
 from penstock.spark.login_options import LOGIN_OPTIONS, parse_login
-from penstock.spark.tube.client import DEFAULT_GROUP, Peer
 from penstock.spark.tube.offsets import Named, Partition, Times, Wanted, is_selected, parse_times, parse_wanted
 
 __all__ = [
     "COLUMNS",
+    "DEFAULT_GROUP",
     "HEADERS",
     "OPTIONS",
     "UNSUPPORTED",
     "WITH_HEADERS",
+    "Peer",
     "SourceOptions",
     "canonical_names",
     "check_masters",
 ]
 
 T = TypeVar("T")
+
+DEFAULT_GROUP = "spark-tubemq"
+DEFAULT_HTTP_PORT = 8080
 
 COLUMNS = ("key", "value", "topic", "partition", "broker", "offset", "timestamp", "timestampType")
 """The columns of the source, as they come without options."""
@@ -98,6 +102,24 @@ MOST_BATCH_BYTES = 4 << 20
 _DEFAULT_DELAY_MS = 15 * 60_000
 _TOPIC = re.compile(r"\w+", re.ASCII)
 _ADDRESS = re.compile(r"(?:\[[^\]]+\]|[^:,\s]+):(?P<port>\d{1,5})")
+
+
+class Peer(NamedTuple):
+    """Whom to ask and as whom. ``http``: administration of a master; None: port 8080 of the first of ``masters``.
+
+    ``group`` begins the names under which ranges are read where a broker wants a group.
+    """
+
+    masters: str
+    login: Login = ANYBODY
+    http: str | None = None
+    group: str = DEFAULT_GROUP
+    batch_bytes: int | None = None
+
+    @property
+    def administration(self) -> str:
+        """Address of the masters' administration."""
+        return self.http or f"{self.masters.split(',', 1)[0].rpartition(':')[0]}:{DEFAULT_HTTP_PORT}"
 
 
 @dataclass(frozen=True, slots=True)

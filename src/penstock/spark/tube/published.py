@@ -11,8 +11,8 @@ import threading
 from collections.abc import Callable
 
 from penstock.errors import PenstockError
-from penstock.spark.tube.cluster import Tube
 from penstock.spark.tube.offsets import Positions
+from penstock.spark.tube.tube_client import TubeClient
 
 __all__ = ["Published"]
 
@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 class Published:
     """Shows positions as those of ``group``; ``connect`` makes the connection that only its thread uses."""
 
-    def __init__(self, connect: Callable[[], Tube], group: str) -> None:
+    def __init__(self, connect: Callable[[], TubeClient], group: str) -> None:
         self._connect = connect
         self._group = group
         self._wanted: Positions = {}
@@ -59,14 +59,14 @@ class Published:
                 if closing:
                     return
 
-    def _show(self, tube: Tube, wanted: Positions) -> None:
+    def _show(self, tube: TubeClient, wanted: Positions) -> None:
         for partition, position in wanted.items():
             if self._shown.get(partition) == position:
                 continue
             try:
                 if tube.address(partition) is None:
                     tube.partitions([partition.topic])
-                tube.stand_at(partition, self._group, position)
+                tube.commit_offset(partition, self._group, position)
             except PenstockError as error:
                 if error.what not in self._refused:
                     self._refused.add(error.what)

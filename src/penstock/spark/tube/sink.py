@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from penstock.tube.record import Record
-    from penstock.tube.staging import Batch, Staged
+    from penstock.tube.staging import BatchId, Staged
 
 __all__ = ["SentRows", "TubeStreamWriter", "TubeWriter", "check_columns"]
 
@@ -63,7 +63,7 @@ class SentRows(WriterCommitMessage):
     """What one task did: how many rows it wrote, and what of them it staged (of which batch) for the commit."""
 
     rows: int
-    batch: Batch
+    batch: BatchId
     staged: Staged
 
 

@@ -31,8 +31,6 @@ from pyspark.sql.types import (
 from penstock.errors import ConfigError
 from penstock.spark import rows
 from penstock.spark.triggers import Patience, SupportsTriggerAvailableNow
-from penstock.spark.tube.client import Client
-from penstock.spark.tube.cluster import Tube
 from penstock.spark.tube.marks import Ends, Marks, check_data, marks_of, with_marks
 from penstock.spark.tube.offsets import (
     LATEST,
@@ -52,6 +50,7 @@ from penstock.spark.tube.ranges import counted, share, slices
 from penstock.spark.tube.sink import TubeStreamWriter, TubeWriter, check_columns
 from penstock.spark.tube.sink_options import SinkOptions
 from penstock.spark.tube.tasks import planned, read_rows, selected
+from penstock.spark.tube.tube_client import ServerAccess, TubeClient
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -153,14 +152,14 @@ class TubeDataSource(DataSource):
 class TubeReader(DataSourceReader):
     """A batch: every message between two positions per partition, fixed when Spark plans the job."""
 
-    def __init__(self, options: SourceOptions, client: Client | None = None) -> None:
+    def __init__(self, options: SourceOptions, servers: ServerAccess | None = None) -> None:
         self._options = options
-        self._client = client
+        self._servers = servers
         self._starting, self._ending = options.for_batch()
 
     def partitions(self) -> list[InputPartition]:
         """The tasks between the two positions of each partition. Raises ConfigError: they are in the wrong order."""
-        with Tube.of(self._options, client=self._client) as tube:
+        with TubeClient.of(self._options, servers=self._servers) as tube:
             bounds = tube.bounds(selected(self._options, tube))
             start = tube.positions(self._starting, bounds, "startingOffsets")
             end = tube.positions(self._ending, bounds, "endingOffsets")
@@ -180,17 +179,17 @@ class TubeReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one task, row for row the same as often as it is read."""
-        return read_rows(self._options, partition, self._client)
+        return read_rows(self._options, partition, self._servers)
 
 
 class TubeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """A stream. Lives in one process beside the driver for the whole query; ``read`` runs elsewhere, on a copy."""
 
-    def __init__(self, options: SourceOptions, client: Client | None = None) -> None:
+    def __init__(self, options: SourceOptions, servers: ServerAccess | None = None) -> None:
         self._options = options
-        self._client = client
+        self._servers = servers
         self._starting = options.for_stream()
-        self._tube: Tube | None = None
+        self._tube: TubeClient | None = None
         self._initial: Positions | None = None
         self._is_anchored = True
         self._position: Positions | None = None
@@ -283,7 +282,7 @@ class TubeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one task, row for row the same as often as it is read."""
-        return read_rows(self._options, partition, self._client)
+        return read_rows(self._options, partition, self._servers)
 
     def commit(self, end: Mapping[str, Mapping[str, int]]) -> None:
         """Show where the query is, as the offset of its group.
@@ -310,12 +309,14 @@ class TubeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """
         if self._options.group:
             if self._published is None:
-                self._published = Published(lambda: Tube.of(self._options, client=self._client), self._options.group)
+                self._published = Published(
+                    lambda: TubeClient.of(self._options, servers=self._servers), self._options.group
+                )
             self._published.show(done)
 
-    def _connected(self) -> Tube:
+    def _connected(self) -> TubeClient:
         if self._tube is None:
-            self._tube = Tube.of(self._options, client=self._client)
+            self._tube = TubeClient.of(self._options, servers=self._servers)
         return self._tube
 
     def _asks_for_latest(self) -> bool:

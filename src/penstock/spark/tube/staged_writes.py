@@ -16,10 +16,10 @@ from collections.abc import Callable, Iterator, Sequence
 from penstock.errors import PenstockError, RefusedError
 from penstock.spark.tube.sink_options import Delivery, SinkOptions
 from penstock.statestore.hlc import Hlc
-from penstock.tube.client import committing
+from penstock.tube.client import transaction_commit
 from penstock.tube.producer import Producer, SendResult
 from penstock.tube.record import Record
-from penstock.tube.staging import Batch, Staged, Stager
+from penstock.tube.staging import BatchId, Staged, Stager
 
 __all__ = ["BATCH", "QUERY", "batch_of", "finish", "write"]
 
@@ -32,17 +32,17 @@ Row = tuple[str, int | None, Record, str]
 """Topic, partition (None: by key), record, and an id for a record that has none of its own."""
 
 
-def batch_of(options: SinkOptions, properties: Callable[[str], str | None], job: str, *, streaming: bool) -> Batch:
+def batch_of(options: SinkOptions, properties: Callable[[str], str | None], job: str, *, streaming: bool) -> BatchId:
     """Which batch a task writes. ``properties`` are the task's, ``job`` names the write where they do not."""
     epoch = _epoch(options.token)
     run = job if options.token is None else str(options.token)[-128:]
     if streaming:
         query, number = properties(QUERY), properties(BATCH)
         if query is not None and number is not None:
-            return Batch(query, properties(_RUN) or run, int(number), epoch)
+            return BatchId(query, properties(_RUN) or run, int(number), epoch)
     if options.transaction is not None:
-        return Batch(options.transaction.app_id, run, options.transaction.version, epoch)
-    return Batch(job, job, 0, once=True)
+        return BatchId(options.transaction.app_id, run, options.transaction.version, epoch)
+    return BatchId(job, job, 0, once=True)
 
 
 def _epoch(token: Hlc | None) -> int:
@@ -50,7 +50,7 @@ def _epoch(token: Hlc | None) -> int:
     return 0 if token is None else token.wall_ms << _COUNTER_BITS | min(token.counter, (1 << _COUNTER_BITS) - 1)
 
 
-async def write(options: SinkOptions, batch: Batch, task: int, rows: Iterator[Sequence[Row]]) -> tuple[int, Staged]:
+async def write(options: SinkOptions, batch: BatchId, task: int, rows: Iterator[Sequence[Row]]) -> tuple[int, Staged]:
     """Stage the rows of one attempt, or send those of topics that cannot be staged; how many, and what was staged.
 
     ``rows`` come in pieces of which one at a time is in memory.
@@ -100,11 +100,11 @@ async def _stages(options: SinkOptions, stager: Stager, topic: str) -> bool:
     return able
 
 
-async def finish(options: SinkOptions, batch: Batch, staged: Sequence[Staged], *, commit: bool) -> None:
+async def finish(options: SinkOptions, batch: BatchId, staged: Sequence[Staged], *, commit: bool) -> None:
     """Publish what the winning attempts staged, or let it go.
 
     Raises:
-        RefusedError, UnavailableError: as :func:`penstock.tube.client.committing.commit`; letting go raises nothing.
+        RefusedError, UnavailableError: as :func:`.transaction_commit.commit`; aborting raises nothing.
     """
     if not any(item.brokers for item in staged):
         return
@@ -112,9 +112,9 @@ async def finish(options: SinkOptions, batch: Batch, staged: Sequence[Staged], *
         producer = Producer(options.masters, **options.login.client())
         if commit:
             await stack.enter_async_context(producer)
-            await committing.commit(producer, batch, staged, timeout_s=options.timeout_s)
+            await transaction_commit.commit(producer, batch, staged, timeout_s=options.timeout_s)
             return
         # Why the write failed is what its user has to see.
         with contextlib.suppress(PenstockError):
             await stack.enter_async_context(producer)
-            await committing.abort(producer, batch, staged)
+            await transaction_commit.abort(producer, batch, staged)

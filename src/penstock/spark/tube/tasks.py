@@ -15,14 +15,15 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import InputPartition
 
 from penstock.errors import DataLossError
-from penstock.spark.tube.client import Address, Batch, Client
-from penstock.spark.tube.cluster import Tube
 from penstock.spark.tube.offsets import Partition, Slice, select
 from penstock.spark.tube.options import SourceOptions
 from penstock.spark.tube.ranges import packed, split
+from penstock.spark.tube.tube_client import Address, ServerAccess, TubeClient
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from penstock.tube.reader import MessageBatch
 
 __all__ = ["Range", "RangePartition", "planned", "read_messages", "read_rows", "selected"]
 
@@ -55,7 +56,7 @@ class RangePartition(InputPartition):
 
 
 def selected(
-    options: SourceOptions, tube: Tube, required: Collection[Partition] = (), max_age_s: float = 0.0
+    options: SourceOptions, tube: TubeClient, required: Collection[Partition] = (), max_age_s: float = 0.0
 ) -> list[Partition]:
     """The partitions that the options select, of those that exist now; waits for ``required``."""
     if options.pattern is None:
@@ -76,7 +77,7 @@ def selected(
 def planned(
     pieces: list[Slice],
     options: SourceOptions,
-    tube: Tube | None,
+    tube: TubeClient | None,
     marks: Mapping[Partition, int],
 ) -> list[InputPartition]:
     """The tasks that read ``pieces``, one a partition: cut where the options say so, else short ones together."""
@@ -91,27 +92,31 @@ def planned(
     return [RangePartition([found(piece) for piece in task]) for task in tasks]
 
 
-def read_rows(options: SourceOptions, partition: InputPartition, client: Client | None) -> Iterator[pa.RecordBatch]:
+def read_rows(
+    options: SourceOptions, partition: InputPartition, servers: ServerAccess | None
+) -> Iterator[pa.RecordBatch]:
     """The rows of one task."""
     from penstock.spark.tube.arrow import record_batches
 
-    for range_, batches in _read(options, partition, client):
+    for range_, batches in _read(options, partition, servers):
         yield from record_batches(range_.piece.partition, batches, options.columns)
 
 
-def read_messages(options: SourceOptions, partition: InputPartition, client: Client | None = None) -> Iterator[Batch]:
+def read_messages(
+    options: SourceOptions, partition: InputPartition, servers: ServerAccess | None = None
+) -> Iterator[MessageBatch]:
     """The messages of one task, as they came. Runs in an executor: everything it needs is made here."""
-    for _, batches in _read(options, partition, client):
+    for _, batches in _read(options, partition, servers):
         yield from batches
 
 
 def _read(
-    options: SourceOptions, partition: InputPartition, client: Client | None
-) -> Iterator[tuple[Range, Iterator[Batch]]]:
+    options: SourceOptions, partition: InputPartition, servers: ServerAccess | None
+) -> Iterator[tuple[Range, Iterator[MessageBatch]]]:
     """The messages of each range of a task; those of one are to be taken before the next."""
     if not isinstance(partition, RangePartition):
         return  # Spark's own stand-in for a batch without partitions
-    with Tube.of(options, client=client) as tube:
+    with TubeClient.of(options, servers=servers) as tube:
         for range_ in partition.ranges:
             piece, address, mark = range_
             yield (

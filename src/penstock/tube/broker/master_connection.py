@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import secrets
 import ssl
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from penstock.errors import PenstockError
+from penstock.runtime.backoff import Backoff
 from penstock.runtime.io.clock import wall_clock_ms
 from penstock.runtime.observability.logs import error_fields
 from penstock.security.tube_key import tube_key
+from penstock.tube.client.connection import ClientConnection
 from penstock.tube.codec.methods import Service
 from penstock.tube.codec.proto.shared_pb2 import AuthenticateInfo, MasterCertificateInfo
 from penstock.tube.engine.access import sign
 from penstock.tube.engine.broker.membership import BrokerMembership, MasterUpdate
-from penstock.tube.link import Link
 
 __all__ = ["MasterConnection"]
 
@@ -58,7 +60,7 @@ class MasterConnection:
         self._lost = lost
         self._heartbeat_s = heartbeat_s
         self._wake = asyncio.Event()
-        self._link: Link | None = None
+        self._connection: ClientConnection | None = None
         self._task: asyncio.Task[None] | None = None
         self._said: dict[str, str] = {}
         self._said_ms = 0
@@ -77,13 +79,13 @@ class MasterConnection:
             self._task.cancel()
             with suppress(asyncio.CancelledError):
                 await self._task
-        link = self._link
-        if link is None:
+        connection = self._connection
+        if connection is None:
             return
         if self.membership.registered:
             with suppress(PenstockError):
-                await link.exchange(Service.MASTER, *self.membership.close_request(self._signed()), timeout_s=1)
-        link.abort()
+                await connection.exchange(Service.MASTER, *self.membership.close_request(self._signed()), timeout_s=1)
+        connection.abort()
 
     def _signed(self) -> MasterCertificateInfo | None:
         """Who this broker is, with the present time: a signature is good for seconds."""
@@ -96,21 +98,23 @@ class MasterConnection:
         return MasterCertificateInfo(authInfo=info)
 
     async def _run(self) -> None:
-        place = failures = 0
+        place = 0
+        backoff = Backoff(_RETRY_S, _RETRY_MOST_S, random.random)
         while True:
             host, port = self._masters[place % len(self._masters)]
             try:
                 await self._serve(host, port)
             except PenstockError as error:
-                failures = 0 if self.membership.registered else failures + 1
+                if self.membership.registered:
+                    backoff.reset()
                 self._report(f"{host}:{port}", error)
                 self.membership.lost()
                 self._lost()
-            if self._link is not None:
-                self._link.abort()
-            self._link = None
+            if self._connection is not None:
+                self._connection.abort()
+            self._connection = None
             place += 1
-            await asyncio.sleep(min(_RETRY_S * 2 ** min(failures, 10), _RETRY_MOST_S))
+            await asyncio.sleep(backoff.failed())
 
     def _report(self, master: str, error: PenstockError) -> None:
         """Say why there is no master: at once where one was lost or says something else, else now and then."""
@@ -124,10 +128,10 @@ class MasterConnection:
         _log.warning("tube broker lost its master" if lost else "tube broker has no master", extra={"fields": fields})
 
     async def _serve(self, host: str, port: int) -> None:
-        self._link = await Link.connect((host, port), tls=self._tls)
+        self._connection = await ClientConnection.connect((host, port), tls=self._tls)
         while True:
             method, payload = self.membership.next_request(*self._status(), signed=self._signed())
-            update = self.membership.receive(method, await self._link.exchange(Service.MASTER, method, payload))
+            update = self.membership.receive(method, await self._connection.exchange(Service.MASTER, method, payload))
             self._apply(update)
             self.heartbeats += 1
             if self.membership.registered and not self.registered.is_set():

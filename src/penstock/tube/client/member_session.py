@@ -14,13 +14,13 @@ from collections.abc import Callable, Sequence
 from penstock.errors import PenstockError, RefusedError
 from penstock.runtime.io.clock import wall_clock_ms
 from penstock.tube.addresses import Address
-from penstock.tube.client.fetching import Fetcher
+from penstock.tube.client.connection import MasterClient
+from penstock.tube.client.fetcher import Fetcher
 from penstock.tube.codec.codes import ErrCode, remedy
 from penstock.tube.codec.methods import MethodId
 from penstock.tube.codec.proto import master_pb2
 from penstock.tube.engine.client.client_balance import ClientBalance
 from penstock.tube.engine.client.consumer_group import Membership, Orders
-from penstock.tube.link import MasterLink
 
 __all__ = ["MemberSession"]
 
@@ -48,7 +48,7 @@ class MemberSession:
         self._heartbeat_s = heartbeat_s
         self._timeout_s = timeout_s
         self._refused = refused
-        self._master = MasterLink(masters, tls)
+        self._master = MasterClient(masters, tls)
         self._wake = asyncio.Event()
         self._heart: asyncio.Task[None] | None = None
 

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 import ssl
 from collections.abc import Callable, Sequence
 
 from penstock.errors import PenstockError, RefusedError, UnavailableError
+from penstock.runtime.backoff import Backoff
 from penstock.tube.addresses import Address
+from penstock.tube.client.connection import MasterClient
 from penstock.tube.codec.codes import ErrCode, remedy
 from penstock.tube.codec.methods import MethodId
 from penstock.tube.codec.proto import master_pb2
 from penstock.tube.codec.strings import Partition
 from penstock.tube.engine.client.routes import Routes
-from penstock.tube.link import MasterLink
 
 __all__ = ["ProducerSession"]
 
 _FIRST_PAUSE_S = 0.02
-_MOST_PAUSE_S = 0.5
+_LONGEST_PAUSE_S = 0.5
 
 
 class ProducerSession:
@@ -46,7 +48,7 @@ class ProducerSession:
         self._heartbeat_s = heartbeat_s
         self._heard = heard
         self._settled = settled
-        self._master = MasterLink(masters, tls)
+        self._master = MasterClient(masters, tls)
         self._beating = asyncio.Lock()
         self._publishing: dict[str, asyncio.Task[None]] = {}
         self._heart: asyncio.Task[None] | None = None
@@ -147,7 +149,7 @@ class ProducerSession:
 
     async def _learn(self, topic: str) -> None:
         until = asyncio.get_running_loop().time() + self._topic_timeout_s
-        pause = _FIRST_PAUSE_S
+        backoff = Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S, random.random)
         while not self._routes.partitions(topic):
             failure: PenstockError | None = None
             try:
@@ -156,10 +158,10 @@ class ProducerSession:
                 failure = error
             if self._routes.partitions(topic):
                 return
-            if asyncio.get_running_loop().time() + pause > until:
+            pause_s = backoff.failed()
+            if asyncio.get_running_loop().time() + pause_s > until:
                 raise failure if failure is not None else self.unknown(topic)
-            await asyncio.sleep(pause)
-            pause = min(pause * 2, _MOST_PAUSE_S)
+            await asyncio.sleep(pause_s)
 
 
 def _accepted(code: int, text: str, what: str) -> None:

@@ -8,9 +8,9 @@ from typing import Any, cast
 
 from penstock.errors import UnavailableError
 from penstock.pipelines.sources.reader import Lag, LagMeter, measure
-from penstock.spark.tube.cluster import Tube
 from penstock.spark.tube.offsets import Bounds, Partition, Slice
-from penstock.tube.reader import Batch
+from penstock.spark.tube.tube_client import TubeClient
+from penstock.tube.reader import MessageBatch
 
 NOW_MS = 1_000_000
 P0, P1 = Partition("t", 1, 0), Partition("t", 1, 1)
@@ -49,20 +49,20 @@ class Numbers:
         found = self._of(piece)[:most]
         return found[-1] + 28, len(found)
 
-    def read(self, piece: Slice) -> Iterator[Batch]:
+    def read(self, piece: Slice) -> Iterator[MessageBatch]:
         found = self._of(piece)
-        yield Batch.of(found, [self.records[p // 28][1] for p in found], [0] * len(found), [b""] * len(found))
+        yield MessageBatch.of(found, [self.records[p // 28][1] for p in found], [0] * len(found), [b""] * len(found))
 
     def _of(self, piece: Slice) -> list[int]:
         return [p for p in range(piece.start, piece.end, 28) if self.records[p // 28][0] == piece.partition]
 
 
-def there_is(tube: Tube) -> Mapping[Partition, Bounds]:
+def there_is(tube: TubeClient) -> Mapping[Partition, Bounds]:
     return tube.bounds(tube.partitions(["t"], max_age_s=0.0))
 
 
 def lag(tube: Numbers, end: dict[str, int]) -> Lag:
-    return measure(cast(Tube, tube), tube.bounds([P0, P1]), {"t": end}, NOW_MS)
+    return measure(cast(TubeClient, tube), tube.bounds([P0, P1]), {"t": end}, NOW_MS)
 
 
 def test_records_and_the_age_of_the_oldest() -> None:
@@ -81,7 +81,7 @@ def test_records_and_the_age_of_the_oldest() -> None:
     assert lag(tube, {"1:0": 0, "1:1": 0}) == Lag(2, None)
     tube.ranges = True
     # A clock behind the broker's.
-    assert measure(cast(Tube, tube), tube.bounds([P0]), {"t": {"1:0": 0}}, 0).seconds == 0.0
+    assert measure(cast(TubeClient, tube), tube.bounds([P0]), {"t": {"1:0": 0}}, 0).seconds == 0.0
 
 
 def test_the_meter_measures_when_asked_and_a_last_time() -> None:
@@ -92,7 +92,7 @@ def test_the_meter_measures_when_asked_and_a_last_time() -> None:
         measured.set()
         return NOW_MS
 
-    meter = LagMeter(lambda: cast(Tube, tube), there_is, clock)
+    meter = LagMeter(lambda: cast(TubeClient, tube), there_is, clock)
     meter.start()
     ends: dict[str, Any] = {"rows": {"t": {"1:0": 0, "1:1": 0}}}
     assert meter.of("rows") is None
@@ -101,11 +101,11 @@ def test_the_meter_measures_when_asked_and_a_last_time() -> None:
     meter.end({"rows": {"t": {"1:0": 28, "1:1": 28}}})
     assert meter.of("rows") == Lag(0, 0.0)
     tube.away = True
-    other = LagMeter(lambda: cast(Tube, tube), there_is, clock)
+    other = LagMeter(lambda: cast(TubeClient, tube), there_is, clock)
     other.start()
     other.end(ends)
     assert other.of("rows") is None
 
 
 def test_a_meter_that_was_never_started_ends() -> None:
-    LagMeter(lambda: cast(Tube, Numbers()), there_is, lambda: 0).end({})
+    LagMeter(lambda: cast(TubeClient, Numbers()), there_is, lambda: 0).end({})

@@ -10,17 +10,17 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from penstock.spark.mqtt.rows import message_batches
 from penstock.spark.mqtt.source import MqttDataSource
+from penstock.tube.reader import MessageBatch
 from penstock.tube.record import Record
-from tests.unit.spark.fake_tube import Columns
 
 T0 = 1_700_000_000_000
 READ = {"tubemq.master": "127.0.0.1:8715", "tubemq.topic": "telemetry"}
 
 
-def batch(*messages: bytes | Record) -> Columns:
+def batch(*messages: bytes | Record) -> MessageBatch:
     encoded = [(m, 0) if isinstance(m, bytes) else m.encode()[:2] for m in messages]
     numbers = range(len(messages))
-    return Columns(
+    return MessageBatch.of(
         [28 * n for n in numbers], [T0 + n for n in numbers], [f for _, f in encoded], [d for d, _ in encoded]
     )
 

@@ -16,8 +16,8 @@ from penstock.spark.statestore.source import StateStoreDataSource
 from penstock.statestore.engine.record import Change
 from penstock.statestore.engine.record import Record as KeyRecord
 from penstock.statestore.hlc import Hlc
+from penstock.tube.reader import MessageBatch
 from penstock.tube.record import Record
-from tests.unit.spark.fake_tube import Columns
 
 T0 = 1_700_000_000_000
 
@@ -31,10 +31,10 @@ def change(key: bytes, value: bytes | None, number: int, writer: str = "me", exp
     return Change(key, record, version(number), writer=writer)
 
 
-def columns(*records: Record) -> Columns:
+def columns(*records: Record) -> MessageBatch:
     encoded = [record.encode() for record in records]
     numbers = range(len(records))
-    return Columns(
+    return MessageBatch.of(
         [28 * n for n in numbers], [T0] * len(records), [f for _, f, _ in encoded], [d for d, _, _ in encoded]
     )
 

@@ -3,7 +3,6 @@ from __future__ import annotations
 import subprocess
 import sys
 from datetime import UTC, datetime
-from itertools import product
 
 import pyarrow as pa
 import pytest
@@ -15,9 +14,8 @@ from penstock.spark.tube.arrow import arrow_schema, record_batches
 from penstock.spark.tube.offsets import Partition
 from penstock.spark.tube.options import COLUMNS, HEADERS
 from penstock.spark.tube.source import spark_schema
-from penstock.tube.reader import Batch
+from penstock.tube.reader import MessageBatch
 from penstock.tube.record import Record
-from tests.unit.spark.fake_tube import Columns
 
 ALL = (*COLUMNS, HEADERS)
 PARTITION = Partition("a", 7, 10_001)
@@ -33,10 +31,10 @@ RECORD = Record(
 )
 
 
-def columns(records: list[Record | bytes]) -> Columns:
+def columns(records: list[Record | bytes]) -> MessageBatch:
     encoded = [(r, 0) if isinstance(r, bytes) else r.encode()[:2] for r in records]
     count = len(records)
-    return Columns(
+    return MessageBatch.of(
         [28 * index for index in range(count)],
         [1_700_000_000_123 + index for index in range(count)],
         [flag for _, flag in encoded],
@@ -44,12 +42,7 @@ def columns(records: list[Record | bytes]) -> Columns:
     )
 
 
-def in_one_piece(batch: Columns) -> Batch:
-    """The same as a broker with ranges gives it."""
-    return Batch.of(batch.offsets, batch.append_times, batch.flags, batch.payloads)
-
-
-def table(*batches: Columns | Batch, include_headers: bool = False) -> pa.Table:
+def table(*batches: MessageBatch, include_headers: bool = False) -> pa.Table:
     wanted = ALL if include_headers else COLUMNS
     return pa.Table.from_batches(record_batches(PARTITION, batches, wanted), arrow_schema(wanted))
 
@@ -114,24 +107,22 @@ def test_the_short_way_to_a_key_finds_what_the_table_says(records: list[Record])
     # The body is not empty, as the log demands.
     batch = columns([Record(b"b" + record.value, record.key, record.headers, record.topic) for record in records])
     expected = [Record.decode(data, flag) for data, flag in zip(batch.payloads, batch.flags, strict=True)]
-    forms: list[Columns | Batch] = [batch, in_one_piece(batch)]
-    for form, include_headers in product(forms, (False, True)):
-        rows = table(form, include_headers=include_headers).to_pylist()
+    for include_headers in (False, True):
+        rows = table(batch, include_headers=include_headers).to_pylist()
         assert [(row["key"], row["value"]) for row in rows] == [(r.key, r.value) for r in expected]
 
 
 @pytest.mark.parametrize("data", [b"", b"\x00", b"\x00\x00\x00\x09abc", b"\xff\xff\xff\xf0key=1", b"\xff\xff\xff\xfc"])
 @pytest.mark.parametrize("include_headers", [False, True])
 def test_a_message_with_broken_attributes_arrives_whole(data: bytes, include_headers: bool) -> None:
-    batch = Columns([0], [0], [1], [data])
-    for form in (batch, in_one_piece(batch)):
-        rows = table(form, include_headers=include_headers).to_pylist()
-        assert [(row["key"], row["value"]) for row in rows] == [(None, data)]
+    batch = MessageBatch.of([0], [0], [1], [data])
+    rows = table(batch, include_headers=include_headers).to_pylist()
+    assert [(row["key"], row["value"]) for row in rows] == [(None, data)]
 
 
 def test_a_key_is_looked_for_among_the_attributes_only() -> None:
     none, half = b"\x00\x00\x00\x00key=body", b"\x00\x00\x00\x02key=body"
-    rows = table(in_one_piece(Columns([0, 28], [0, 0], [1, 1], [none, half]))).to_pylist()
+    rows = table(MessageBatch.of([0, 28], [0, 0], [1, 1], [none, half])).to_pylist()
     assert [(row["key"], row["value"]) for row in rows] == [(None, b"key=body"), (None, b"y=body")]
 
 
@@ -143,8 +134,9 @@ def test_batches_are_joined_up_to_the_target() -> None:
 
 
 def test_without_times_and_with_message_ids() -> None:
-    made = columns([RECORD, b"plain"])
-    made.append_times, made.message_ids = [], [5, 1 << 62]
+    told = columns([RECORD, b"plain"])
+    flags, payloads = list(told.flags), told.payloads
+    made = MessageBatch.of([0, 0], [], flags, payloads, reached=56, message_ids=[5, 1 << 62])
     first, second = table(made, include_headers=True).to_pylist()
     assert (first["timestamp"], first["timestampType"]) == (None, -1)
     plain = table(columns([RECORD]), include_headers=True).to_pylist()[0]
@@ -157,12 +149,12 @@ def test_reading_does_not_load_pandas() -> None:
 import sys
 from penstock.spark.tube.arrow import record_batches
 from penstock.spark.tube.offsets import Partition
-from penstock.tube.reader import Batch
+from penstock.tube.reader import MessageBatch
 from penstock.tube.record import Record
 
 for record in Record(b"1"), Record(b"2", key=b"k"):
     data, flag = record.encode()[:2]
-    [rows] = record_batches(Partition("t", 1, 0), [Batch.of([0, 28], [1, 2], [flag, flag], [data, data])])
+    [rows] = record_batches(Partition("t", 1, 0), [MessageBatch.of([0, 28], [1, 2], [flag, flag], [data, data])])
     assert rows.num_rows == 2
 print("pandas" in sys.modules)
 """

@@ -12,10 +12,10 @@ from pyspark.sql.types import StructType
 from penstock.errors import ConfigError, DataLossError
 from penstock.spark.triggers import Patience
 from penstock.spark.tube import source as tube
-from penstock.spark.tube.cluster import count_rows
 from penstock.spark.tube.options import SourceOptions
 from penstock.spark.tube.source import TubeDataSource, TubeReader, TubeStreamReader
 from penstock.spark.tube.tasks import RangePartition
+from penstock.spark.tube.tube_client import count_rows
 from tests.unit.spark.fake_tube import FIRST_MS, FakeBroker, FakeTube
 
 BASE = {"tubemq.master": "127.0.0.1:8715", "subscribe": "a", "tubemq.timeoutMs": "1"}

@@ -24,7 +24,7 @@ from penstock.spark.tube.sink_options import SinkOptions
 from penstock.statestore.hlc import Hlc
 from penstock.tube.reader import RangeReader
 from penstock.tube.record import Record
-from penstock.tube.staging import Batch
+from penstock.tube.staging import BatchId
 from tests.unit.tube.servers import Tube, tube
 
 QUERY = "5f1d9a7e"
@@ -286,9 +286,9 @@ async def test_batch_writes(tmp_path: Path) -> None:
 def test_how_batches_are_named() -> None:
     options = SinkOptions("127.0.0.1:1")
     stream = {"sql.streaming.queryId": "q", "streaming.sql.batchId": "4", "spark.jobGroup.id": "r"}
-    assert staged_writes.batch_of(options, stream.get, "job", streaming=True) == Batch("q", "r", 4)
+    assert staged_writes.batch_of(options, stream.get, "job", streaming=True) == BatchId("q", "r", 4)
     # A batch write inside of a query's batch is not that batch: there may be two of them.
-    assert staged_writes.batch_of(options, stream.get, "job", streaming=False) == Batch("job", "job", 0, once=True)
+    assert staged_writes.batch_of(options, stream.get, "job", streaming=False) == BatchId("job", "job", 0, once=True)
     tokens = [Hlc(10, 0, "n"), Hlc(10, 1, "n"), Hlc(10, 1 << 40, "n"), Hlc(11, 0, "n")]
     epochs = [staged_writes._epoch(token) for token in tokens]
     assert epochs == sorted(epochs)

@@ -10,8 +10,8 @@ import pytest
 
 from penstock.runtime.observability.logs import TextFormatter
 from penstock.tube.broker.master_connection import MasterConnection
+from penstock.tube.client.connection import ClientConnection
 from penstock.tube.engine.broker.membership import BrokerMembership, MasterUpdate
-from penstock.tube.link import Link
 from penstock.tube.master.master import TubeMaster
 from tests.ports import free_port
 from tests.unit.tube.servers import until
@@ -53,13 +53,13 @@ async def test_an_absent_master_is_one_line_until_it_comes(
     def status() -> tuple[int, int, None]:
         return 0, 0, None
 
-    async def connect(*args: Any, **options: Any) -> Link:
+    async def connect(*args: Any, **options: Any) -> ClientConnection:
         nonlocal tries
         tries += 1
         return await made(*args, **options)
 
-    made = Link.connect
-    monkeypatch.setattr(Link, "connect", connect)
+    made = ClientConnection.connect
+    monkeypatch.setattr(ClientConnection, "connect", connect)
     membership = BrokerMembership(4, "127.0.0.1:1", "v")
     member = MasterConnection(membership, [address], lambda _: None, status, heartbeat_s=0.05)
     member.start()

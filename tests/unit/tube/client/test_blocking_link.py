@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import pytest
 
 from penstock.errors import RemoteProtocolError, UnavailableError
-from penstock.tube.client.blocking_link import BlockingLink
+from penstock.tube.client.blocking_connection import BlockingConnection
 from penstock.tube.codec.envelope import decode_request, encode_response
 from penstock.tube.codec.framing import FrameDecoder, encode_frame
 from penstock.tube.codec.methods import MethodId, Service
@@ -20,7 +20,7 @@ TIMEOUT_S = 20.0
 
 
 @contextmanager
-def answering(*answers: Sequence[bytes]) -> Iterator[BlockingLink]:
+def answering(*answers: Sequence[bytes]) -> Iterator[BlockingConnection]:
     """A link to a server that sends the next of ``answers``, piece by piece, for each question."""
     listening = socket.create_server(("127.0.0.1", 0))
 
@@ -38,13 +38,13 @@ def answering(*answers: Sequence[bytes]) -> Iterator[BlockingLink]:
     server = threading.Thread(target=serve)
     server.start()
     port: int = listening.getsockname()[1]
-    with listening, BlockingLink("127.0.0.1", port, TIMEOUT_S) as link:
+    with listening, BlockingConnection(("127.0.0.1", port)) as link:
         yield link
     server.join(TIMEOUT_S)
 
 
-def ask(link: BlockingLink) -> bytes:
-    return link.payload(Service.BROKER_READ, GET, broker_pb2.RangeRequest())
+def ask(link: BlockingConnection) -> bytes:
+    return link.exchange(Service.BROKER_READ, GET, broker_pb2.RangeRequest(), timeout_s=TIMEOUT_S)
 
 
 def frame(serial: int, payload: bytes, *, one_block: bool) -> bytes:

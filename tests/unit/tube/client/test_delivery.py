@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from penstock.errors import ConfigError, LocalProtocolError, RefusedError, UnavailableError
+from penstock.tube.client.connection import ConnectionPool
 from penstock.tube.codec.envelope import Request, encode_response
 from penstock.tube.codec.methods import MethodId
 from penstock.tube.codec.proto import broker_pb2, master_pb2
-from penstock.tube.link import Links
 from penstock.tube.producer import Producer
 from penstock.tube.record import Record
 from tests.unit.tube.servers import scripted, tube, until
@@ -260,9 +260,12 @@ async def test_a_broker_that_hangs_gets_no_messages_that_may_go_to_others(when: 
 
 
 async def test_shared_connections(tmp_path: Path) -> None:
-    async with tube(tmp_path, "demo") as running, Links() as links:
+    async with tube(tmp_path, "demo") as running, ConnectionPool() as pool:
         assert running.brokers[1].peers.open == set()
-        async with Producer(running.masters, links=links) as first, Producer(running.masters, links=links) as second:
+        async with (
+            Producer(running.masters, connections=pool) as first,
+            Producer(running.masters, connections=pool) as second,
+        ):
             await first.send("demo", b"1")
             await second.send("demo", b"2")
             assert len(running.brokers[1].peers.open) == 1

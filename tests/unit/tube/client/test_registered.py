@@ -11,8 +11,8 @@ import pytest
 from google.protobuf.message import Message
 
 from penstock.errors import DataLossError, RefusedError, UnavailableError
-from penstock.tube.client import registered, web
-from penstock.tube.client.registered import Kept, RegisteredReader, Registrar
+from penstock.tube.client import apache_range_reader, web
+from penstock.tube.client.apache_range_reader import ApacheRangeReader, DirectConsumer, StoreBounds
 from penstock.tube.codec.codes import ErrCode
 from penstock.tube.codec.envelope import Request, encode_response
 from penstock.tube.codec.message import check_sum
@@ -28,8 +28,8 @@ async def blocking(work: Callable[[], T]) -> T:
     return await asyncio.to_thread(work)
 
 
-def reader(port: int) -> RegisteredReader:
-    return RegisteredReader("127.0.0.1", port, http="127.0.0.1:8081", group="lake", token=lambda: 0, timeout_s=5)
+def reader(port: int) -> ApacheRangeReader:
+    return ApacheRangeReader("127.0.0.1", port, http="127.0.0.1:8081", group="lake", token=lambda: 0, timeout_s=5)
 
 
 def administered(running: Tube, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, str]]:
@@ -60,20 +60,20 @@ async def test_ranges_positions_and_what_is_left_behind(tmp_path: Path, monkeypa
                 kept = source.bounds("demo", 0)
                 assert kept[:3] == (0, 60 * 28, 0)
                 assert kept.end_data > 0
-                assert source.bounds("other", 0) == Kept(0, 0, 0, 0)
+                assert source.bounds("other", 0) == StoreBounds(0, 0, 0, 0)
                 for partition in range(3):
                     own = [(r.append_offset, b"%03d" % n, r.message_id) for n, r in enumerate(sent)
                            if r.partition == partition]  # fmt: skip
                     for start, end in ((0, 60 * 28), (28, 280), (56, 56), (308, 60 * 28)):
                         batches = list(source.read("demo", partition, start, end, data_start=0))
-                        found = [pair for b in batches for pair in zip(b.payloads, b.message_ids, strict=True)]
+                        found = [pair for b in batches for pair in zip(b.payloads, b.message_ids or (), strict=True)]
                         assert found == [(data, number) for at, data, number in own if start <= at < end]
                         assert [b.reached for b in batches[-1:]] in ([], [end])
                         assert all(not len(b.append_times) for b in batches)
                 assert source.plan("demo", 0, 28, 28 * 50, 10) == (28 * 11, 10)
                 with pytest.raises(RefusedError, match="does not find offsets by time"):
                     source.offset_at("demo", 0, 5)
-                source.stand_at("shown", "demo", 1, 280)
+                source.commit_offset("shown", "demo", 1, 280)
 
         await blocking(check)
         assert {line["groupName"] for line in asked if line["method"] == "admin_rmv_offset"} == {
@@ -94,7 +94,7 @@ async def test_data_that_expired_behind_the_index(tmp_path: Path, monkeypatch: p
             await producer.send("demo", b"x", partition=0)
 
         def check() -> None:
-            monkeypatch.setattr(RegisteredReader, "bounds", lambda *_: Kept(0, 28, 500, 900))
+            monkeypatch.setattr(ApacheRangeReader, "bounds", lambda *_: StoreBounds(0, 28, 500, 900))
             with reader(running.ports[1]) as source:
                 assert len(list(source.read("demo", 0, 0, 28, data_start=500))) == 1
                 found = source.read("demo", 0, 0, 28, data_start=499)
@@ -139,8 +139,8 @@ async def test_a_broker_that_wants_a_token() -> None:
         return encode_response(request.method, done.SerializeToString())
 
     async with scripted(answer) as (port, _):
-        with Registrar("127.0.0.1", port, token=lambda: next(tokens)) as registrar:
-            await blocking(lambda: registrar.stand_at("g", "demo", 0, 28))
+        with DirectConsumer("127.0.0.1", port, token=lambda: next(tokens)) as registrar:
+            await blocking(lambda: registrar.commit_offset("g", "demo", 0, 28))
             assert shown == [-1, 17, 17]
 
 
@@ -186,9 +186,9 @@ async def test_no_progress_is_no_end() -> None:
         return encode_response(request.method, held.SerializeToString())
 
     async with scripted(answer) as (port, _):
-        registrar = Registrar("127.0.0.1", port, token=lambda: 0, timeout_s=0.1)
+        registrar = DirectConsumer("127.0.0.1", port, token=lambda: 0, timeout_s=0.1)
         with registrar, pytest.raises(UnavailableError, match=r"makes no progress[\s\S]*held by x"):
-            await blocking(lambda: registrar.stand_at("g", "demo", 0, 28))
+            await blocking(lambda: registrar.commit_offset("g", "demo", 0, 28))
 
 
 def test_where_brokers_administrations_are(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,4 +198,4 @@ def test_where_brokers_administrations_are(monkeypatch: pytest.MonkeyPatch) -> N
         {"brokerId": 3, "brokerIp": "h3", "brokerPort": 1},
     ]
     monkeypatch.setattr(web, "call", lambda *_, **__: rows)
-    assert registered.broker_webs("m:80", timeout_s=1) == {1: "h1:81", 2: "w:82"}
+    assert apache_range_reader.broker_webs("m:80", timeout_s=1) == {1: "h1:81", 2: "w:82"}

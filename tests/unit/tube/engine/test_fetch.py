@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from penstock.tube.client.range_answers import RangeAnswer
+from penstock.tube.client.range_responses import RangeResponse
 from penstock.tube.codec.message import encode_stored
 from penstock.tube.codec.proto import broker_pb2 as pb
 from penstock.tube.engine.broker.fetch_handler import answer_range, get_failure, get_success
@@ -102,9 +102,9 @@ def test_lost_messages_of_unknown_partitions_are_lost_to_every_range_over_them()
 Row = tuple[int, int, int, bytes]
 
 
-def asked(store: Store, partition: int, start: int, **fields: Any) -> RangeAnswer:
+def asked(store: Store, partition: int, start: int, **fields: Any) -> RangeResponse:
     wanted = pb.RangeRequest(startOffset=start, asColumns=True, asStored=True, **fields)
-    return RangeAnswer(b"".join(answer_range(store, partition, wanted)[0]), "broker")
+    return RangeResponse(b"".join(answer_range(store, partition, wanted)[0]), "broker")
 
 
 def rows(store: Store, partition: int, *, stored: bool, **fields: Any) -> tuple[list[Row], list[bool]]:
@@ -115,7 +115,7 @@ def rows(store: Store, partition: int, *, stored: bool, **fields: Any) -> tuple[
     while position < store.durable_end:
         wanted = pb.RangeRequest(startOffset=position, asColumns=True, asStored=stored, **fields)
         body, count = answer_range(store, partition, wanted)
-        answer = RangeAnswer(b"".join(body), "broker")
+        answer = RangeResponse(b"".join(body), "broker")
         kinds.append(answer.has_records)
         batch = answer.stored() if answer.has_records else answer.batch("demo", partition)
         assert count == (0 if batch is None else len(batch.offsets))
@@ -188,8 +188,8 @@ def test_an_answer_that_does_not_say_enough_of_its_records_is_not_taken() -> Non
     answer = asked(cold(1), 0, 0)
     assert answer.stored() is not None
     for name in ("positions", "messageBytes", "offsets"):
-        less = RangeAnswer(answer.payload, "broker")
+        less = RangeResponse(answer.payload, "broker")
         setattr(less.message.range.columns, name, b"")
         assert less.stored() is None
-    assert RangeAnswer(answer.payload + b"\x28\x01", "broker").stored() is None
-    assert RangeAnswer(answer.payload[:-1], "broker").stored() is None
+    assert RangeResponse(answer.payload + b"\x28\x01", "broker").stored() is None
+    assert RangeResponse(answer.payload[:-1], "broker").stored() is None

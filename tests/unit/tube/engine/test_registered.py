@@ -17,18 +17,18 @@ from penstock.tube.codec.methods import MethodId
 from penstock.tube.codec.proto import broker_pb2
 from penstock.tube.engine.client.apache_range_reader import (
     Answer,
-    Ask,
     Fetched,
-    Got,
+    GetResult,
+    PartitionRef,
     Pause,
-    Place,
-    Session,
+    RangeSession,
+    SendRequest,
+    commit_offset,
     read_range,
-    stand_at,
 )
 
 ENTRY = 28
-PLACE = Place("t", 0)
+PLACE = PartitionRef("t", 0)
 
 
 @dataclass
@@ -58,7 +58,7 @@ class Model:
     def own(self, start: int, end: int) -> list[bytes]:
         return [b"%d" % n for n in range(start // ENTRY, min(end // ENTRY, len(self.log))) if self.log[n] == 0]
 
-    def answer(self, step: Ask) -> Answer:
+    def answer(self, step: SendRequest) -> Answer:
         self.asked.append(step.method)
         self.before(step.method)
         for _ in range(self.grow()):
@@ -80,7 +80,7 @@ class Model:
             return broker_pb2.CommitOffsetResponseB2C(
                 success=True, errCode=200, errMsg="OK", currOffset=self.stored[group]
             )
-        return Got(*decode_get(self.get(group, held=held).SerializeToString()))
+        return GetResult(*decode_get(self.get(group, held=held).SerializeToString()))
 
     def register(self, request: broker_pb2.RegisterRequestC2B, group: str) -> broker_pb2.RegisterResponseB2C:
         if self.held_by.get(group, request.clientId) != request.clientId:
@@ -126,9 +126,9 @@ class Model:
         return broker_pb2.GetMessageResponseB2C(success=True, errCode=200, messages=found, currOffset=position)
 
 
-def read(model: Model, start: int, end: int, session: Session | None = None) -> tuple[list[bytes], list[Pause]]:
+def read(model: Model, start: int, end: int, session: RangeSession | None = None) -> tuple[list[bytes], list[Pause]]:
     """What the range gives, and the pauses; the positions of what is fetched must follow one another."""
-    session = session or Session("me", ["g"])
+    session = session or RangeSession("me", ["g"])
     steps = read_range(session, PLACE, start, end)
     found: list[bytes] = []
     pauses: list[Pause] = []
@@ -141,7 +141,7 @@ def read(model: Model, start: int, end: int, session: Session | None = None) -> 
             assert position == max(start, end)
             return found, pauses
         answer = None
-        if isinstance(step, Ask):
+        if isinstance(step, SendRequest):
             answer = model.answer(step)
         elif isinstance(step, Fetched):
             assert step.start == position < step.end <= end
@@ -166,7 +166,7 @@ def test_any_range_whatever_the_broker_does(data: st.DataObject) -> None:
         grow=lambda: chance.randint(0, 2) if chance.random() < rate else 0,
     )
     start, end = sorted(data.draw(st.integers(0, len(model.log))) * ENTRY for _ in range(2))
-    session = Session("me", ["g", "h"])
+    session = RangeSession("me", ["g", "h"])
     found, _ = read(model, start, end, session)
     assert found == model.own(start, end)
     assert not model.held_by, "nobody is kept out"
@@ -193,12 +193,12 @@ def test_equal_messages_are_cut_at_the_first() -> None:
 
 def test_another_attempt_holds_the_partition() -> None:
     model = Model([0, 0, 0], held_by={"g": "dead", "h": "dead"})
-    session = Session("me", ["g", "h", "i"])
+    session = RangeSession("me", ["g", "h", "i"])
     assert len(read(model, 0, 3 * ENTRY, session)[0]) == 3
     assert session.held == "i"
     # All are taken, and one becomes free.
     model.held_by = {"g": "dead", "h": "dead"}
-    session = Session("me", ["g", "h"])
+    session = RangeSession("me", ["g", "h"])
     tries = iter(range(100))
 
     def leave(_: MethodId) -> None:
@@ -254,13 +254,13 @@ def test_a_log_that_became_shorter() -> None:
 )
 def test_refusals(method: MethodId, code: int, kind: type[Exception]) -> None:
     model = Model([0] * 10)
-    steps = read_range(Session("me", ["g"]), PLACE, 0, ENTRY)
+    steps = read_range(RangeSession("me", ["g"]), PLACE, 0, ENTRY)
     step = next(steps)
-    while isinstance(step, Ask) and step.method is not method:
+    while isinstance(step, SendRequest) and step.method is not method:
         step = steps.send(model.answer(step))
-    assert isinstance(step, Ask)
+    assert isinstance(step, SendRequest)
     answer = model.answer(step)
-    said = answer.said if isinstance(answer, Got) else answer
+    said = answer.said if isinstance(answer, GetResult) else answer
     said.errCode, said.errMsg = code, "no"
     with pytest.raises(kind, match=r"topic 't' partition 0.*no"):
         steps.send(answer)
@@ -268,11 +268,11 @@ def test_refusals(method: MethodId, code: int, kind: type[Exception]) -> None:
 
 def test_to_stand_at_a_position() -> None:
     model = Model([0] * 10)
-    steps = stand_at(Session("me", ["lake"]), PLACE, 3 * ENTRY)
+    steps = commit_offset(RangeSession("me", ["lake"]), PLACE, 3 * ENTRY)
     answer: Answer | None = None
     for _ in range(2):
         step = steps.send(answer)
-        assert isinstance(step, Ask)
+        assert isinstance(step, SendRequest)
         answer = model.answer(step)
     with pytest.raises(StopIteration):
         steps.send(answer)

@@ -9,6 +9,7 @@ import pytest
 
 from penstock.errors import RefusedError, StorageError, UnavailableError
 from penstock.tube.broker.broker import TubeBroker
+from penstock.tube.client.connection import ClientConnection
 from penstock.tube.codec.methods import MethodId
 from penstock.tube.codec.proto import master_pb2 as pb
 from penstock.tube.codec.strings import DefaultConfig
@@ -16,7 +17,6 @@ from penstock.tube.consumer import Consumer
 from penstock.tube.engine.client.routes import Routes
 from penstock.tube.engine.master.master import MasterConfig
 from penstock.tube.engine.master.settings import TopicSetting
-from penstock.tube.link import Link
 from penstock.tube.master.master import TubeMaster
 from penstock.tube.producer import Producer
 from tests.unit.tube.servers import tube, until
@@ -87,7 +87,7 @@ async def test_sessions_expire(tmp_path: Path) -> None:
     config = MasterConfig(producer_session_ms=60, default=DefaultConfig())
     master = TubeMaster(tmp_path, config=config)
     address = await master.start("127.0.0.1", 0)
-    link = await Link.connect(address)
+    link = await ClientConnection.connect(address)
     await link.call(1, MethodId.PRODUCER_REGISTER, Routes("p", "h").register(), pb.RegisterResponseM2P)
     assert master.engine.producers
     await until(lambda: not master.engine.producers)
@@ -98,7 +98,7 @@ async def test_sessions_expire(tmp_path: Path) -> None:
 async def test_a_later_session_may_end_earlier(tmp_path: Path) -> None:
     config = MasterConfig(consumer_session_ms=3_600_000, producer_session_ms=60, default=DefaultConfig())
     master = TubeMaster(tmp_path, config=config)
-    link = await Link.connect(await master.start("127.0.0.1", 0))
+    link = await ClientConnection.connect(await master.start("127.0.0.1", 0))
     await master.create_topic("demo")
     request = pb.RegisterRequestC2M(clientId="c", groupName="lake", hostName="h", topicList=["demo"])
     await link.call(1, MethodId.CONSUMER_REGISTER, request, pb.RegisterResponseM2C)
@@ -114,14 +114,14 @@ async def test_a_killed_broker_registers_from_another_port_at_once(tmp_path: Pat
     master = TubeMaster(tmp_path)
     address = await master.start("127.0.0.1", 0)
 
-    async def register(link: Link, port: int) -> pb.RegisterResponseM2B:
+    async def register(link: ClientConnection, port: int) -> pb.RegisterResponseM2B:
         request = pb.RegisterRequestB2M(
             clientId=f"1:127.0.0.1:{port}:2.4.0", brokerOnline=False, enableTls=False, readStatusRpt=0,
             writeStatusRpt=0, curBrokerConfId=0, confCheckSumId=0, brokerDefaultConfInfo="",
         )  # fmt: skip
         return await link.call(1, MethodId.BROKER_REGISTER, request, pb.RegisterResponseM2B)
 
-    first, second = await Link.connect(address), await Link.connect(address)
+    first, second = await ClientConnection.connect(address), await ClientConnection.connect(address)
     assert (await register(first, 1)).success
     assert "registered from 127.0.0.1:1" in (await register(second, 2)).errMsg
     await first.close()  # nobody said goodbye: the process is gone

@@ -7,7 +7,7 @@ end brings first. The order matters: the batch, then the look at the end. Then e
 was already written when the look was taken, and what it finds is final.
 
 Nothing here reads or waits. :func:`read_range` gives one :data:`Step` after the other; whoever drives it sends back the
-answer to an :class:`Ask`, and nothing to the others.
+answer to a :class:`SendRequest`, and nothing to the others.
 """
 
 from __future__ import annotations
@@ -21,7 +21,19 @@ from penstock.tube.codec.encoded import Encoded
 from penstock.tube.codec.methods import MethodId
 from penstock.tube.codec.proto import broker_pb2
 
-__all__ = ["Answer", "Ask", "Fetched", "Got", "Pause", "Place", "Session", "Step", "read_range", "stand_at"]
+__all__ = [
+    "Answer",
+    "Fetched",
+    "GetResult",
+    "PartitionRef",
+    "Pause",
+    "RangeSession",
+    "SendRequest",
+    "Step",
+    "Steps",
+    "commit_offset",
+    "read_range",
+]
 
 Request = broker_pb2.RegisterRequestC2B | broker_pb2.GetMessageRequestC2B | broker_pb2.CommitOffsetRequestC2B
 
@@ -34,18 +46,18 @@ _RETRY_MS = 20
 _OCCUPIED_MS = 500
 
 
-class Got(NamedTuple):
-    """The answer to a get: all but its messages, and these."""
+class GetResult(NamedTuple):
+    """The response to a get: all but its messages, and these."""
 
     said: broker_pb2.GetMessageResponseB2C
     messages: Encoded
 
 
-Answer = broker_pb2.RegisterResponseB2C | Got | broker_pb2.CommitOffsetResponseB2C
+Answer = broker_pb2.RegisterResponseB2C | GetResult | broker_pb2.CommitOffsetResponseB2C
 
 
-class Place(NamedTuple):
-    """What is read: a partition by its wire id."""
+class PartitionRef(NamedTuple):
+    """A partition of a topic by its wire id."""
 
     topic: str
     partition: int
@@ -54,35 +66,37 @@ class Place(NamedTuple):
         return f"topic {self.topic!r} partition {self.partition}"
 
 
-class Ask(NamedTuple):
-    """Send ``request``; go on with the answer."""
+class SendRequest(NamedTuple):
+    """A step: send ``request``, continue with the response."""
 
     method: MethodId
     request: Request
 
 
 class Pause(NamedTuple):
-    """Nothing can be done for so long. It is for the driver to give up after many in a row."""
+    """A step: wait ``ms``. The driver gives up after many in a row."""
 
     ms: int
     why: str
 
 
 class Fetched(NamedTuple):
-    """Messages of the range: those of the positions ``[start, end)``, of a get that began at ``start``."""
+    """A step: messages of the range, of the offsets ``[start, end)``, from a get that began at ``start``."""
 
     start: int
     end: int
     messages: Encoded
 
 
-Step = Ask | Pause | Fetched
+Step = SendRequest | Pause | Fetched
 Steps = Generator[Step, "Answer | None", None]
 Positioned = Generator[Step, "Answer | None", int]
 
 
-class Session:
-    """Who asks, for one range. ``groups``: names to register under; where another attempt holds one, the next is taken.
+class RangeSession:
+    """The client's names while it reads one range.
+
+    ``groups``: names to register under; where another attempt holds one, the next is used.
 
     ``client_id`` must be new for each attempt: two tasks with one name would move each other's position, unnoticed.
     """
@@ -104,56 +118,56 @@ class Session:
         self._turn += 1
         return self._turn % len(self._groups) != 0
 
-    def register(self, place: Place, op: int, position: int | None = None) -> Ask:
+    def register(self, ref: PartitionRef, op: int, position: int | None = None) -> SendRequest:
         """A registration (31) or its end (32); the driver adds what says that the client may."""
         request = broker_pb2.RegisterRequestC2B(
             opType=op,
             clientId=self.client_id,
             groupName=self.group,
-            topicName=place.topic,
-            partitionId=place.partition,
+            topicName=ref.topic,
+            partitionId=ref.partition,
             readStatus=_KEEP_POSITION if op == _UNREGISTER else 0,
             qryPriorityId=_FROM_MEMORY_TOO,
         )
         if position is not None:
             request.currOffset = position
-        return Ask(MethodId.PARTITION_REGISTER, request)
+        return SendRequest(MethodId.PARTITION_REGISTER, request)
 
-    def leave(self, place: Place) -> Ask:
+    def leave(self, ref: PartitionRef) -> SendRequest:
         """End the registration; the group's position stays where it is."""
-        return self.register(place, _UNREGISTER)
+        return self.register(ref, _UNREGISTER)
 
-    def get(self, place: Place) -> Ask:
+    def get(self, ref: PartitionRef) -> SendRequest:
         """The next messages from the group's position."""
-        return Ask(
+        return SendRequest(
             MethodId.GET_MESSAGES,
             broker_pb2.GetMessageRequestC2B(
                 clientId=self.client_id,
-                partitionId=place.partition,
+                partitionId=ref.partition,
                 groupName=self.group,
-                topicName=place.topic,
+                topicName=ref.topic,
                 lastPackConsumed=False,
                 manualCommitOffset=False,
                 escFlowCtrl=True,
             ),
         )
 
-    def commit(self, place: Place) -> Ask:
+    def commit(self, ref: PartitionRef) -> SendRequest:
         """What the last get brought is done with."""
-        return Ask(
+        return SendRequest(
             MethodId.COMMIT_OFFSET,
             broker_pb2.CommitOffsetRequestC2B(
                 clientId=self.client_id,
-                topicName=place.topic,
-                partitionId=place.partition,
+                topicName=ref.topic,
+                partitionId=ref.partition,
                 groupName=self.group,
                 lastPackConsumed=True,
             ),
         )
 
 
-def read_range(session: Session, place: Place, start: int, end: int) -> Steps:
-    """The messages of ``place`` in ``[start, end)``, in order, each once; then the partition is given back.
+def read_range(session: RangeSession, ref: PartitionRef, start: int, end: int) -> Steps:
+    """The messages of ``ref`` in ``[start, end)``, in order, each once; then the partition is given back.
 
     ``start`` and ``end`` are positions of the store (multiples of 28). The driver ends the generator early where its
     user wants no more; the registration then ends with its session.
@@ -162,46 +176,46 @@ def read_range(session: Session, place: Place, start: int, end: int) -> Steps:
         DataLossError: part of the range is not kept any more, or never was.
         RefusedError: the broker refuses; 415: it wants a token that the session lacks.
     """
-    yield from _register(session, place, start, end)
+    yield from _register(session, ref, start, end)
     position = start
     while position < end:
-        messages, reached = yield from _fetch(session, place, position, end)
+        messages, reached = yield from _fetch(session, ref, position, end)
         if len(messages) and reached > end:
-            messages = messages.until((yield from _cut(session, place, end, reached, messages)))
+            messages = messages.until((yield from _cut(session, ref, end, reached, messages)))
         if reached > position:
             yield Fetched(position, min(reached, end), messages)
             position = reached
-    yield from stand_at(session, place, end)
+    yield from commit_offset(session, ref, end)
 
 
-def stand_at(session: Session, place: Place, position: int) -> Steps:
+def commit_offset(session: RangeSession, ref: PartitionRef, position: int) -> Steps:
     """Leave the group's stored position at exactly ``position``, registered by nobody."""
-    yield from _register(session, place, position, position)
-    answer = yield session.leave(place)
+    yield from _register(session, ref, position, position)
+    answer = yield session.leave(ref)
     assert isinstance(answer, broker_pb2.RegisterResponseB2C)
     if answer.errCode not in {ErrCode.SUCCESS, ErrCode.HB_NO_NODE}:
-        raise _refused(place, answer.errCode, answer.errMsg)
+        raise _refused(ref, answer.errCode, answer.errMsg)
 
 
-def _register(session: Session, place: Place, start: int, end: int) -> Steps:
+def _register(session: RangeSession, ref: PartitionRef, start: int, end: int) -> Steps:
     """Register at ``start``, of a log that must reach ``end``."""
     while True:
-        answer = yield session.register(place, _REGISTER, start)
+        answer = yield session.register(ref, _REGISTER, start)
         assert isinstance(answer, broker_pb2.RegisterResponseB2C)
         if answer.errCode == ErrCode.SUCCESS:
             session.held = session.group
             break
         if answer.errCode == ErrCode.PARTITION_OCCUPIED:
             if not session.next_group():
-                yield Pause(_OCCUPIED_MS, f"{place}: {answer.errMsg}")
+                yield Pause(_OCCUPIED_MS, f"{ref}: {answer.errMsg}")
         elif answer.errCode == ErrCode.SERVICE_UNAVAILABLE:
-            raise UnavailableError(f"tube: {place}: the broker does not serve now: {answer.errMsg}", applied=False)
+            raise UnavailableError(f"tube: {ref}: the broker does not serve now: {answer.errMsg}", applied=False)
         else:
-            raise _refused(place, answer.errCode, answer.errMsg)
+            raise _refused(ref, answer.errCode, answer.errMsg)
     # The broker puts a position that it does not have silently where it has one, and says 200.
     if answer.currOffset > start:
         raise DataLossError(
-            f"tube: {place}: offset {start} is no longer kept (earliest {answer.currOffset})",
+            f"tube: {ref}: offset {start} is no longer kept (earliest {answer.currOffset})",
             end=answer.currOffset,
             why="retention removed it before it was read",
             do="raise the topic's retention, or start from the earliest offset and accept the gap",
@@ -209,76 +223,76 @@ def _register(session: Session, place: Place, start: int, end: int) -> Steps:
     reachable = answer.currOffset if answer.currOffset < start else answer.maxOffset
     if reachable < end:
         raise DataLossError(
-            f"tube: {place}: the log ends at {reachable}, not at {end}",
+            f"tube: {ref}: the log ends at {reachable}, not at {end}",
             why="the range was planned on a log that had more: the broker lost its newest messages in a crash",
         )
 
 
 def _fetch(
-    session: Session, place: Place, position: int, end: int
+    session: RangeSession, ref: PartitionRef, position: int, end: int
 ) -> Generator[Step, Answer | None, tuple[Encoded, int]]:
     """What one get brings at ``position``, and how far it walked: the position of the next entry it did not see."""
     while True:
-        answer = yield session.get(place)
-        assert isinstance(answer, Got)
+        answer = yield session.get(ref)
+        assert isinstance(answer, GetResult)
         got, messages = answer
         if got.errCode == ErrCode.HB_NO_NODE:  # the session ended: the reader was slow, or the broker restarted
-            yield from _register(session, place, position, end)
+            yield from _register(session, ref, position, end)
             continue
         if got.errCode == ErrCode.SERVER_CONSUME_SPEED_LIMIT:
-            yield Pause(max(got.minLimitTime, _RETRY_MS), f"{place}: {got.errMsg}")
+            yield Pause(max(got.minLimitTime, _RETRY_MS), f"{ref}: {got.errMsg}")
             continue
         if got.errCode == ErrCode.SERVICE_UNAVAILABLE:
-            raise UnavailableError(f"tube: {place}: the broker does not serve now: {got.errMsg}", applied=False)
+            raise UnavailableError(f"tube: {ref}: the broker does not serve now: {got.errMsg}", applied=False)
         if got.errCode not in {ErrCode.SUCCESS, ErrCode.NOT_FOUND}:
-            raise _refused(place, got.errCode, got.errMsg)
+            raise _refused(ref, got.errCode, got.errMsg)
         if got.errCode == ErrCode.SUCCESS and got.currOffset < position:
-            yield from _register_anew(session, place, position, end)
+            yield from _register_anew(session, ref, position, end)
             continue
         if got.errCode == ErrCode.SUCCESS and got.currOffset > position:
             raise DataLossError(
-                f"tube: {place}: a get at offset {position} began at {got.currOffset}",
+                f"tube: {ref}: a get at offset {position} began at {got.currOffset}",
                 end=got.currOffset,
                 why="retention removed what lies between while it was read",
                 do="raise the topic's retention, or start from the earliest offset and accept the gap",
             )
-        done = yield session.commit(place)
+        done = yield session.commit(ref)
         assert isinstance(done, broker_pb2.CommitOffsetResponseB2C)
         if done.errCode in {ErrCode.UNAUTHORIZED, ErrCode.HB_NO_NODE}:
-            yield from _register(session, place, position, end)
+            yield from _register(session, ref, position, end)
             continue
         if done.errCode != ErrCode.SUCCESS:
-            raise _refused(place, done.errCode, done.errMsg)
+            raise _refused(ref, done.errCode, done.errMsg)
         if done.currOffset < position:
-            yield from _register_anew(session, place, position, end)
+            yield from _register_anew(session, ref, position, end)
             continue
         if done.currOffset > position:
             return (messages if got.errCode == ErrCode.SUCCESS else messages.until(0)), done.currOffset
         # A 404 alone never says that the end is reached: something may be on its way into the files.
-        yield Pause(_RETRY_MS, f"{place}: nothing can be read at offset {position} yet: {got.errMsg}")
+        yield Pause(_RETRY_MS, f"{ref}: nothing can be read at offset {position} yet: {got.errMsg}")
 
 
-def _register_anew(session: Session, place: Place, position: int, end: int) -> Steps:
+def _register_anew(session: RangeSession, ref: PartitionRef, position: int, end: int) -> Steps:
     """Register at ``position`` again: the broker stood before it.
 
     It forgot the position, for whoever read under the name before, or lost the end of its log; this tells which.
     """
-    yield Pause(_RETRY_MS, f"{place}: the position of group {session.group!r} was forgotten, again and again")
-    yield from _register(session, place, position, end)
+    yield Pause(_RETRY_MS, f"{ref}: the position of group {session.group!r} was forgotten, again and again")
+    yield from _register(session, ref, position, end)
 
 
-def _cut(session: Session, place: Place, end: int, reached: int, messages: Encoded) -> Positioned:
+def _cut(session: RangeSession, ref: PartitionRef, end: int, reached: int, messages: Encoded) -> Positioned:
     """How many of ``messages``, of a batch that reached beyond ``end``, lie before it."""
-    yield from _register(session, place, end, reached)
+    yield from _register(session, ref, end, reached)
     position = end
     while position < reached:
-        beyond, position = yield from _fetch(session, place, position, reached)
+        beyond, position = yield from _fetch(session, ref, position, reached)
         if len(beyond):
-            # By all that is in it, and by place: message ids are not ordered, and may recur.
+            # By all that is in it, and by order: message ids are not ordered, and may recur.
             first = next(iter(beyond))
             return next((index for index, message in enumerate(messages) if message == first), len(messages))
     return len(messages)
 
 
-def _refused(place: Place, code: int, text: str) -> RefusedError:
-    return RefusedError(f"tube: {place}: the broker refuses: {text}", code=code, text=text)
+def _refused(ref: PartitionRef, code: int, text: str) -> RefusedError:
+    return RefusedError(f"tube: {ref}: the broker refuses: {text}", code=code, text=text)

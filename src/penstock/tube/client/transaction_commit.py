@@ -22,7 +22,7 @@ from penstock.tube.engine.transactions.outcome import (
     transaction_id,
 )
 from penstock.tube.producer import Producer
-from penstock.tube.staging import Asker, Batch, Staged
+from penstock.tube.staging import Asker, BatchId, Staged
 
 __all__ = ["Committed", "abort", "commit", "settle"]
 
@@ -34,7 +34,7 @@ class Committed(NamedTuple):
     before: bool
 
 
-async def commit(producer: Producer, batch: Batch, staged: Sequence[Staged], *, timeout_s: float = 60.0) -> Committed:
+async def commit(producer: Producer, batch: BatchId, staged: Sequence[Staged], *, timeout_s: float = 60.0) -> Committed:
     """Publish what the winning attempts staged. Repeating it does no harm.
 
     Raises:
@@ -55,8 +55,8 @@ async def commit(producer: Producer, batch: Batch, staged: Sequence[Staged], *, 
         await driver.close()
 
 
-async def abort(producer: Producer, batch: Batch, staged: Sequence[Staged], *, timeout_s: float = 10.0) -> None:
-    """Let go what the run staged for the batch and nobody should_commit. What was decided stays: it cannot be undone.
+async def abort(producer: Producer, batch: BatchId, staged: Sequence[Staged], *, timeout_s: float = 10.0) -> None:
+    """Let go what the run staged for the batch and nobody commits. What was decided stays: it cannot be undone.
 
     Brokers that do not answer let it go by themselves after a while.
     """
@@ -70,8 +70,8 @@ async def abort(producer: Producer, batch: Batch, staged: Sequence[Staged], *, t
         await driver.close()
 
 
-async def settle(producer: Producer, batch: Batch, brokers: Iterable[BrokerInfo], *, timeout_s: float = 60.0) -> int:
-    """Decide what a dead run of the query left in_doubt, as its next run would; the last batch committed, -1 none.
+async def settle(producer: Producer, batch: BatchId, brokers: Iterable[BrokerInfo], *, timeout_s: float = 60.0) -> int:
+    """Decide what a dead run of the query left undecided, as its next run would; the last batch committed, -1 none.
 
     The run of ``batch`` becomes the query's.
 
@@ -90,7 +90,7 @@ async def settle(producer: Producer, batch: Batch, brokers: Iterable[BrokerInfo]
 class _Driver:
     """One attempt to commit. ``states``: what each broker last answered."""
 
-    def __init__(self, producer: Producer, batch: Batch, timeout_s: float) -> None:
+    def __init__(self, producer: Producer, batch: BatchId, timeout_s: float) -> None:
         self.states: dict[int, ParticipantState] = {}
         self._batch = batch
         self._asker = Asker(producer, batch, timeout_s)

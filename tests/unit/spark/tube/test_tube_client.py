@@ -6,9 +6,8 @@ from collections.abc import Iterator
 import pytest
 
 from penstock.errors import ConfigError, DataLossError, UnavailableError
-from penstock.spark.tube.client import Address
-from penstock.spark.tube.cluster import Tube
 from penstock.spark.tube.offsets import Bounds, Partition, Slice
+from penstock.spark.tube.tube_client import Address, TubeClient
 from tests.unit.spark.fake_tube import FakeBroker, FakeReader, FakeTube
 
 A0, A1 = Partition("a", 1, 0), Partition("a", 1, 1)
@@ -42,17 +41,17 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def tube(fake: FakeTube, clock: Clock) -> Iterator[Tube]:
-    with Tube("127.0.0.1:8715", 10_000, client=fake, clock=clock, sleep=clock.sleep) as tube:
+def tube(fake: FakeTube, clock: Clock) -> Iterator[TubeClient]:
+    with TubeClient("127.0.0.1:8715", 10_000, servers=fake, clock=clock, sleep=clock.sleep) as tube:
         yield tube
 
 
-def payloads(tube: Tube, piece: Slice, *, fail_on_data_loss: bool = True) -> list[bytes]:
+def payloads(tube: TubeClient, piece: Slice, *, fail_on_data_loss: bool = True) -> list[bytes]:
     batches = tube.read(piece, fail_on_data_loss=fail_on_data_loss)
     return list(itertools.chain.from_iterable(batch.payloads for batch in batches))
 
 
-def test_one_connection_a_broker_and_none_left_behind(tube: Tube, fake: FakeTube) -> None:
+def test_one_connection_a_broker_and_none_left_behind(tube: TubeClient, fake: FakeTube) -> None:
     assert tube.partitions(["a"]) == [A0, A1]
     assert tube.bounds([A0, A1]) == {A0: Bounds(0, 560), A1: Bounds(0, 560)}
     assert tube.count(Slice(A0, 0, 560)) == 10
@@ -64,14 +63,14 @@ def test_one_connection_a_broker_and_none_left_behind(tube: Tube, fake: FakeTube
     assert tube.count(Slice(A0, 0, 28)) == 1
 
 
-def test_a_lost_connection_is_made_again(tube: Tube, fake: FakeTube, clock: Clock) -> None:
+def test_a_lost_connection_is_made_again(tube: TubeClient, fake: FakeTube, clock: Clock) -> None:
     fake.failures = 3
     assert tube.bounds([A0]) == {A0: Bounds(0, 560)}
     assert fake.connections == 4
     assert 0 < clock.now < 1
 
 
-def test_after_the_deadline_the_failure_is_raised(tube: Tube, fake: FakeTube, clock: Clock) -> None:
+def test_after_the_deadline_the_failure_is_raised(tube: TubeClient, fake: FakeTube, clock: Clock) -> None:
     fake.failures = 10**6
     with pytest.raises(UnavailableError, match=r"connection lost \(tried for 10 s\)") as caught:
         tube.bounds([A0])
@@ -79,7 +78,7 @@ def test_after_the_deadline_the_failure_is_raised(tube: Tube, fake: FakeTube, cl
     assert "tubemq.timeoutMs" in str(caught.value.do)
 
 
-def test_a_read_goes_on_where_the_connection_broke(tube: Tube, fake: FakeTube) -> None:
+def test_a_read_goes_on_where_the_connection_broke(tube: TubeClient, fake: FakeTube) -> None:
     batches = tube.read(Slice(A0, 0, 560))
     first = next(batches)
     fake.failures = 2
@@ -88,7 +87,7 @@ def test_a_read_goes_on_where_the_connection_broke(tube: Tube, fake: FakeTube) -
     assert fake.connections == 3
 
 
-def test_a_read_that_makes_progress_never_times_out(tube: Tube, fake: FakeTube, clock: Clock) -> None:
+def test_a_read_that_makes_progress_never_times_out(tube: TubeClient, fake: FakeTube, clock: Clock) -> None:
     got = 0
     for batch in tube.read(Slice(A0, 0, 560)):
         got += len(batch.payloads)
@@ -98,13 +97,13 @@ def test_a_read_that_makes_progress_never_times_out(tube: Tube, fake: FakeTube, 
     assert clock.now > 20
 
 
-def test_a_topic_that_is_not_there_is_not_waited_for(tube: Tube, clock: Clock) -> None:
+def test_a_topic_that_is_not_there_is_not_waited_for(tube: TubeClient, clock: Clock) -> None:
     with pytest.raises(ConfigError, match="topic 'b' does not exist at tube master"):
         tube.partitions(["a", "b"])
     assert clock.now == 0
 
 
-def test_a_partition_that_was_there_is_waited_for(tube: Tube, fake: FakeTube, clock: Clock) -> None:
+def test_a_partition_that_was_there_is_waited_for(tube: TubeClient, fake: FakeTube, clock: Clock) -> None:
     fake.hidden = {1}
     with pytest.raises(UnavailableError, match="topic 'a' partition 1:0: not offered"):
         tube.partitions(["a"], required=[A0])
@@ -113,21 +112,21 @@ def test_a_partition_that_was_there_is_waited_for(tube: Tube, fake: FakeTube, cl
     def sleep(seconds: float) -> None:
         fake.hidden.clear()
 
-    with Tube("127.0.0.1:8715", 10_000, client=fake, clock=clock, sleep=sleep) as patient:
+    with TubeClient("127.0.0.1:8715", 10_000, servers=fake, clock=clock, sleep=sleep) as patient:
         fake.hidden = {1}
         assert patient.partitions(["a"], required=[A0]) == [A0, A1]
         fake.hidden = {1}
         assert patient.bounds([A0]) == {A0: Bounds(0, 560)}
 
 
-def test_a_broker_that_moved_is_found_again(tube: Tube, fake: FakeTube, broker: FakeBroker) -> None:
+def test_a_broker_that_moved_is_found_again(tube: TubeClient, fake: FakeTube, broker: FakeBroker) -> None:
     tube.bounds([A0])
     broker.port = 9000
     fake.failures = 1
     assert tube.bounds([A0]) == {A0: Bounds(0, 560)}
 
 
-def test_what_is_gone_is_an_error_that_names_it(tube: Tube, broker: FakeBroker) -> None:
+def test_what_is_gone_is_an_error_that_names_it(tube: TubeClient, broker: FakeBroker) -> None:
     broker.oldest["a"] = 4
     with pytest.raises(
         DataLossError, match="topic 'a' partition 1:0: position 28 is no longer kept, the oldest is 112"
@@ -135,18 +134,18 @@ def test_what_is_gone_is_an_error_that_names_it(tube: Tube, broker: FakeBroker) 
         payloads(tube, Slice(A0, 28, 280))
 
 
-def test_without_failing_reading_goes_on_at_the_oldest(tube: Tube, broker: FakeBroker) -> None:
+def test_without_failing_reading_goes_on_at_the_oldest(tube: TubeClient, broker: FakeBroker) -> None:
     broker.oldest["a"] = 4
     assert payloads(tube, Slice(A0, 0, 280), fail_on_data_loss=False) == [b"4", b"6", b"8"]
     assert payloads(tube, Slice(A0, 0, 112), fail_on_data_loss=False) == []
 
 
-def test_a_range_beyond_the_log_cannot_be_counted(tube: Tube) -> None:
+def test_a_range_beyond_the_log_cannot_be_counted(tube: TubeClient) -> None:
     with pytest.raises(DataLossError, match="nothing between position 560 and 588"):
         tube.count(Slice(A0, 0, 588))
 
 
-def test_a_range_that_the_log_lost_is_given_up_only_where_that_is_accepted(tube: Tube) -> None:
+def test_a_range_that_the_log_lost_is_given_up_only_where_that_is_accepted(tube: TubeClient) -> None:
     with pytest.raises(DataLossError, match="position 588 is beyond the end of the log, which is 560"):
         payloads(tube, Slice(A0, 588, 616))
     with pytest.raises(DataLossError, match="not all of the range is there"):
@@ -155,13 +154,15 @@ def test_a_range_that_the_log_lost_is_given_up_only_where_that_is_accepted(tube:
 
 
 @pytest.mark.parametrize("fail_on_data_loss", [True, False])
-def test_damage_inside_the_log_is_never_skipped(tube: Tube, broker: FakeBroker, fail_on_data_loss: bool) -> None:
+def test_damage_inside_the_log_is_never_skipped(tube: TubeClient, broker: FakeBroker, fail_on_data_loss: bool) -> None:
     broker.is_damaged = True
     with pytest.raises(DataLossError, match="not all of the range is there"):
         payloads(tube, Slice(A0, 0, 280), fail_on_data_loss=fail_on_data_loss)
 
 
-def test_partitions_of_a_store_are_asked_once(tube: Tube, fake: FakeTube, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_partitions_of_a_store_are_asked_once(
+    tube: TubeClient, fake: FakeTube, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked: list[int] = []
 
     def bounds(_: FakeReader, topic: str, partition: int) -> tuple[int, int]:
@@ -174,7 +175,9 @@ def test_partitions_of_a_store_are_asked_once(tube: Tube, fake: FakeTube, monkey
     assert asked == [0, 10_000]
 
 
-def test_discovery_is_repeated_when_it_is_old_or_something_failed(tube: Tube, fake: FakeTube, clock: Clock) -> None:
+def test_discovery_is_repeated_when_it_is_old_or_something_failed(
+    tube: TubeClient, fake: FakeTube, clock: Clock
+) -> None:
     tube.partitions(["a"], max_age_s=1)
     clock.now += 0.9
     tube.partitions(["a"], max_age_s=1)
@@ -191,7 +194,7 @@ def test_discovery_is_repeated_when_it_is_old_or_something_failed(tube: Tube, fa
     assert fake.discoveries == before + 2
 
 
-def test_a_task_that_is_told_the_address_asks_no_master(tube: Tube, fake: FakeTube, broker: FakeBroker) -> None:
+def test_a_task_that_is_told_the_address_asks_no_master(tube: TubeClient, fake: FakeTube, broker: FakeBroker) -> None:
     [first] = tube.read(Slice(A0, 0, 28), address=Address("127.0.0.1", 8123, ""))
     assert first.payloads == [b"0"]
     assert fake.discoveries == 0

@@ -10,31 +10,179 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 import time
-from collections.abc import Awaitable, Callable, Iterable
+import zlib
+from collections.abc import Awaitable, Callable, Iterable, Set
 from dataclasses import dataclass
+from itertools import repeat
+from typing import NamedTuple
 
 from penstock.errors import PenstockError, RefusedError, UnavailableError
+from penstock.runtime.backoff import Backoff
 from penstock.runtime.io.clock import monotonic_ms
 from penstock.tube.addresses import Address
-from penstock.tube.client.batches import Batch, HandedOut, messages_of
+from penstock.tube.client.connection import ClientConnection, ConnectionPool
+from penstock.tube.codec import message as codec
 from penstock.tube.codec.codes import ErrCode
-from penstock.tube.codec.envelope import Request, Response, payload_of
+from penstock.tube.codec.envelope import payload_of
+from penstock.tube.codec.message import INDEX_RECORD_BYTES
 from penstock.tube.codec.methods import MethodId, Service
 from penstock.tube.codec.proto import broker_pb2
 from penstock.tube.codec.schema import decode
 from penstock.tube.codec.strings import Partition, parse_failure
 from penstock.tube.engine.client.consumer_group import GroupMember, Orders
 from penstock.tube.engine.client.partition_consumer import PartitionConsumer, Start, Step
-from penstock.tube.link import Link, Links
+from penstock.tube.engine.client.request_session import Outcome
+from penstock.tube.record import Record
 
-__all__ = ["Fetcher", "ReadSettings"]
+__all__ = ["FetchedBatch", "Fetcher", "HandedOut", "Message", "ReadSettings", "messages_of"]
 
 READ = Service.BROKER_READ
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 0.5  # before a broker that does not answer is tried again
 # A broker that cannot be reached for so long is given up; the master hears of it and gives the partition out again.
 UNREACHABLE_S = 10.0
 # A released partition waits so long for the application to finish the batch in hand.
 RELEASE_WAIT_S = 3.0
+
+
+class Message:
+    """One message. ``data`` and ``flag`` as stored; ``record`` decodes them (RemoteProtocolError if damaged).
+
+    ``offset`` (index position) and ``append_time_ms`` are there if the consumer asked for them and the broker is one
+    of ours; else None.
+    """
+
+    __slots__ = ("_record", "append_time_ms", "broker_id", "data", "flag", "message_id", "offset", "partition", "topic")
+
+    def __init__(
+        self,
+        partition: Partition,
+        message_id: int,
+        flag: int,
+        data: bytes,
+        offset: int | None = None,
+        append_time_ms: int | None = None,
+    ) -> None:
+        self.topic = partition.topic
+        self.broker_id = partition.broker.id
+        self.partition = partition.id
+        self.message_id = message_id
+        self.flag = flag
+        self.data = data
+        self.offset = offset
+        self.append_time_ms = append_time_ms
+        self._record: Record | None = None
+
+    @property
+    def record(self) -> Record:
+        """The record in the message, decoded once. Raises RemoteProtocolError: its attributes are damaged."""
+        if self._record is None:
+            self._record = Record.decode(self.data, self.flag)
+        return self._record
+
+    def __repr__(self) -> str:
+        return f"Message({self.broker_id}:{self.topic}:{self.partition}, id={self.message_id}, {len(self.data)} bytes)"
+
+
+class HandedOut(NamedTuple):
+    """The first ``messages`` of ``batch``, which the application had; ``end`` is the offset behind them, if known."""
+
+    batch: FetchedBatch
+    messages: int
+    end: int | None
+
+
+class FetchedBatch:
+    """The messages of one response to a get, and whether the application is done with them.
+
+    ``finished`` is set once it was handed out to its last message or taken back, ``settled`` once it is confirmed or
+    taken back; ``waiting_since`` (s) is when it was handed out, if the partition is not read on before it is confirmed.
+    """
+
+    __slots__ = ("confirmed", "count", "end", "finished", "messages", "next", "reading", "revoked", "settled",
+                 "waiting_since")  # fmt: skip
+
+    def __init__(self, reading: PartitionConsumer, messages: list[Message]) -> None:
+        self.reading = reading
+        self.messages = messages
+        self.count = len(messages)
+        self.end = _behind(messages[-1])
+        self.next = 0
+        self.confirmed = 0  # so many of its messages
+        self.revoked = False
+        self.finished = asyncio.Event()
+        self.settled = asyncio.Event()
+        self.waiting_since: float | None = None
+
+    @property
+    def handed_out(self) -> bool:
+        """Whether the application had its last message."""
+        return self.next == self.count
+
+    @property
+    def waiting(self) -> bool:
+        """Whether the partition is not read on before this is confirmed."""
+        return self.waiting_since is not None and not self.settled.is_set()
+
+    def position(self) -> HandedOut:
+        """How far it is handed out now."""
+        end = self.end if self.handed_out or not self.next else _behind(self.messages[self.next - 1])
+        return HandedOut(self, self.next, end)
+
+    def finish(self) -> None:
+        """It is handed out: its messages are the application's alone."""
+        self.messages = []
+        self.finished.set()
+
+    def confirm(self) -> None:
+        """The application is done with it: the next get commits it, if that is not done yet."""
+        if not self.revoked and not self.settled.is_set():
+            self.reading.confirmed()
+            self.finished.set()
+            self.settled.set()
+
+    def revoke(self) -> None:
+        """It was taken back: what is in it comes again, here or at another member."""
+        self.revoked = True
+        self.finished.set()
+        self.settled.set()
+
+
+def _behind(message: Message) -> int | None:
+    return None if message.offset is None else message.offset + INDEX_RECORD_BYTES
+
+
+def messages_of(
+    partition: Partition, answer: broker_pb2.GetMessageResponseB2C, filters: Set[str] | None
+) -> tuple[list[Message], int]:
+    """The messages that pass the checks of the reference's readers, and how many are damaged.
+
+    Checked are checksum, attribute block and, with ``filters``, the message type.
+    """
+    crc32 = zlib.crc32
+    found: list[Message] = []
+    damaged = 0
+    extra = answer.range
+    exact = len(extra.messageOffsets) == len(extra.appendTimes) == len(answer.messages)
+    offsets: Iterable[int | None] = extra.messageOffsets if exact else repeat(None)
+    times: Iterable[int | None] = extra.appendTimes if exact else repeat(None)
+    for item, offset, time_ms in zip(answer.messages, offsets, times):  # noqa: B905 - repeat has no end
+        data, flag = item.payLoadData, item.flag
+        if crc32(data) & 0x7FFFFFFF != item.checkSum or (flag and codec.split_data(data, flag) is None):
+            damaged += 1
+            continue
+        if filters is not None and _msg_type(data, flag) not in filters:
+            continue  # another type with the same hash
+        found.append(Message(partition, item.messageId, flag, data, offset, time_ms))
+    return found, damaged
+
+
+def _msg_type(data: bytes, flag: int) -> str | None:
+    split = codec.split_data(data, flag)
+    if split is None:
+        return None
+    return dict(codec.parse_attributes(split[0])).get(codec.MSG_TYPE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,26 +212,26 @@ class Fetcher:
         self,
         member: GroupMember,
         settings: ReadSettings,
-        links: Links,
-        deliver: Callable[[Batch | PenstockError], None],
+        connections: ConnectionPool,
+        deliver: Callable[[FetchedBatch | PenstockError], None],
         lost: Callable[[], None],
     ) -> None:
         self.damaged = 0
         self._member = member
         self._settings = settings
-        self._links = links
+        self._connections = connections
         self._deliver = deliver
         self._tell_lost = lost
         self._readings: dict[Partition, tuple[PartitionConsumer, asyncio.Task[None]]] = {}
-        self._in_hand: dict[Partition, Batch] = {}
-        self._unconfirmed: dict[Partition, Batch] = {}  # the last one handed out, where the partition is read on
+        self._in_hand: dict[Partition, FetchedBatch] = {}
+        self._unconfirmed: dict[Partition, FetchedBatch] = {}  # the last one handed out, where the partition is read on
         self._to_commit: dict[PartitionConsumer, HandedOut] = {}
         self._committing: dict[PartitionConsumer, asyncio.Task[None]] = {}
         self._beating: dict[Address, asyncio.Task[None]] = {}  # one heartbeat a broker at a time
         self._registered: dict[Partition, asyncio.Event] = {}
         # Gets without an answer whose partition was given back: it is not taken again before the answer is there. Else
         # the broker would count what it answers as handed out, and the next get would commit it.
-        self._unanswered: dict[Partition, asyncio.Future[Response | PenstockError]] = {}
+        self._unanswered: dict[Partition, asyncio.Future[Outcome]] = {}
 
     @property
     def readings(self) -> list[PartitionConsumer]:
@@ -150,11 +298,13 @@ class Fetcher:
         self._revoke(partition)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-        link = self._link_of(partition)
-        if reading.registered and link is not None:
+        connection = self._connection_of(partition)
+        if reading.registered and connection is not None:
             request = self._member.partition_register(partition, reading.leave_status, leave=True)
             with contextlib.suppress(PenstockError):  # the broker lets the registration expire
-                await link.call(READ, MethodId.PARTITION_REGISTER, request, broker_pb2.RegisterResponseB2C, timeout_s=2)
+                await connection.call(
+                    READ, MethodId.PARTITION_REGISTER, request, broker_pb2.RegisterResponseB2C, timeout_s=2
+                )
         self._member.held.discard(partition)
 
     async def release_all(self) -> None:
@@ -175,8 +325,8 @@ class Fetcher:
             return
         if count < batch.count and not reading.commits_at_offsets:
             return
-        link = self._link_of(partition)
-        if link is None:
+        connection = self._connection_of(partition)
+        if connection is None:
             raise UnavailableError(f"tube: the broker of {partition.key} is not connected: its messages come again")
         request = broker_pb2.CommitOffsetRequestC2B(
             clientId=self._member.client_id,
@@ -190,7 +340,7 @@ class Fetcher:
             if offset is None:
                 return
             request.confirmedOffset = offset
-        answer = await link.call(
+        answer = await connection.call(
             READ,
             MethodId.COMMIT_OFFSET,
             request,
@@ -228,7 +378,7 @@ class Fetcher:
         finally:
             del self._committing[reading]
 
-    async def _planned_end(self, batch: Batch, count: int) -> int | None:
+    async def _planned_end(self, batch: FetchedBatch, count: int) -> int | None:
         """The offset behind the first ``count`` messages of ``batch``, which came without; None: it cannot be known."""
         if self._member.filters.get(batch.reading.partition.topic):
             return None
@@ -258,14 +408,16 @@ class Fetcher:
             if reading.registered:
                 by_broker.setdefault((partition.broker.host, partition.broker.port), []).append(reading)
         for address, readings in by_broker.items():
-            link = self._links.find(address)
-            if link is not None and address not in self._beating:
-                self._beating[address] = asyncio.create_task(self._beat_once(address, link, readings))
+            connection = self._connections.find(address)
+            if connection is not None and address not in self._beating:
+                self._beating[address] = asyncio.create_task(self._beat_once(address, connection, readings))
 
-    async def _beat_once(self, address: Address, link: Link, readings: list[PartitionConsumer]) -> None:
+    async def _beat_once(
+        self, address: Address, connection: ClientConnection, readings: list[PartitionConsumer]
+    ) -> None:
         try:
             with contextlib.suppress(PenstockError):  # the reading tasks see the same and act
-                await self._beat(link, readings)
+                await self._beat(connection, readings)
         finally:
             del self._beating[address]
 
@@ -274,15 +426,19 @@ class Fetcher:
     async def _read(self, reading: PartitionConsumer) -> None:
         partition = reading.partition
         failing_since: float | None = None
+        backoff = Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S, random.random)
         while True:
             try:
                 step = reading.next_step(monotonic_ms())
                 if step is Step.WAIT:
                     await asyncio.sleep(max(0.0, (reading.ready_at - monotonic_ms()) / 1000))
                     continue
-                link = await self._links.connect((partition.broker.host, partition.broker.port), user=self)
-                step = await (self._register(link, reading) if step is Step.REGISTER else self._get(link, reading))
+                connection = await self._connections.connect((partition.broker.host, partition.broker.port), user=self)
+                step = await (
+                    self._register(connection, reading) if step is Step.REGISTER else self._get(connection, reading)
+                )
                 failing_since = None
+                backoff.reset()
             except UnavailableError:
                 reading.disconnected()
                 now = time.monotonic()
@@ -290,7 +446,7 @@ class Fetcher:
                 if now - failing_since > UNREACHABLE_S:
                     step = Step.DROP
                 else:
-                    await asyncio.sleep(0.2)
+                    await asyncio.sleep(backoff.failed())
                     continue
             except PenstockError as error:
                 self._deliver(error)
@@ -299,7 +455,7 @@ class Fetcher:
                 self._drop(partition)
                 return
 
-    async def _register(self, link: Link, reading: PartitionConsumer) -> Step:
+    async def _register(self, connection: ClientConnection, reading: PartitionConsumer) -> Step:
         partition = reading.partition
         unanswered = self._unanswered.pop(partition, None)
         if unanswered is not None and not unanswered.done():
@@ -310,7 +466,7 @@ class Fetcher:
         if offset is None and self._settings.own_positions:
             offset = self._settings.start_offset(partition)
         request = self._member.partition_register(partition, reading.read_status, leave=False, offset=offset)
-        answer = await link.call(
+        answer = await connection.call(
             READ,
             MethodId.PARTITION_REGISTER,
             request,
@@ -326,9 +482,9 @@ class Fetcher:
             self._registered.pop(partition, asyncio.Event()).set()
         return step
 
-    async def _get(self, link: Link, reading: PartitionConsumer) -> Step:
+    async def _get(self, connection: ClientConnection, reading: PartitionConsumer) -> Step:
         moves = reading.moves
-        answer = await self._ask(link, reading)
+        answer = await self._ask(connection, reading)
         if reading.moves != moves:
             return Step.REGISTER
         step = reading.get_answer(answer, monotonic_ms())
@@ -339,7 +495,7 @@ class Fetcher:
             if not messages:
                 reading.confirmed()
                 return Step.GET
-            batch = self._in_hand[partition] = Batch(reading, messages)
+            batch = self._in_hand[partition] = FetchedBatch(reading, messages)
             self._deliver(batch)
             await (batch.finished if reading.reads_on else batch.settled).wait()
             if self._in_hand.get(partition) is batch:
@@ -348,30 +504,30 @@ class Fetcher:
                     self._unconfirmed[partition] = batch
         return step
 
-    async def _ask(self, link: Link, reading: PartitionConsumer) -> broker_pb2.GetMessageResponseB2C:
+    async def _ask(self, connection: ClientConnection, reading: PartitionConsumer) -> broker_pb2.GetMessageResponseB2C:
         """One get. A connection on which it stays unanswered is given up: a late answer would move the position."""
         partition = reading.partition
         request = reading.get_request(self._member.client_id, self._member.group)
         timeout_s = self._settings.timeout_s + request.maxWaitMs / 1000
-        future: asyncio.Future[Response | PenstockError] = asyncio.get_running_loop().create_future()
-        payload = request.SerializeToString()
-        envelope = Request(0, READ, MethodId.GET_MESSAGES, payload, timeout=int(timeout_s * 1000))
-        link.submit(envelope, lambda outcome: None if future.done() else future.set_result(outcome))
+        future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+
+        def done(outcome: Outcome) -> None:
+            if not future.done():
+                future.set_result(outcome)
+
+        connection.submit(READ, MethodId.GET_MESSAGES, request.SerializeToString(), done, timeout_s=timeout_s)
         try:
-            async with asyncio.timeout(timeout_s):
-                outcome = await asyncio.shield(future)
-        except TimeoutError:
-            link.abort()
-            raise UnavailableError(f"tube: {link.peer} did not answer within {timeout_s:g} s") from None
+            outcome = await asyncio.shield(future)
         except asyncio.CancelledError:
             self._unanswered[partition] = future
             future.add_done_callback(lambda done: self._answered(partition, done))
             raise
         if isinstance(outcome, PenstockError):
+            connection.abort()
             raise outcome
-        return decode(broker_pb2.GetMessageResponseB2C, payload_of(outcome, MethodId.GET_MESSAGES, link.peer))
+        return decode(broker_pb2.GetMessageResponseB2C, payload_of(outcome, MethodId.GET_MESSAGES, connection.peer))
 
-    def _answered(self, partition: Partition, future: asyncio.Future[Response | PenstockError]) -> None:
+    def _answered(self, partition: Partition, future: asyncio.Future[Outcome]) -> None:
         if self._unanswered.get(partition) is future:
             del self._unanswered[partition]
 
@@ -383,7 +539,7 @@ class Fetcher:
         self._registered.pop(partition, asyncio.Event()).set()
         self._tell_lost()
 
-    def _batches_of(self, partition: Partition) -> list[Batch]:
+    def _batches_of(self, partition: Partition) -> list[FetchedBatch]:
         """What the application has not confirmed, oldest first."""
         found = (self._unconfirmed.get(partition), self._in_hand.get(partition))
         return [batch for batch in found if batch is not None and not batch.settled.is_set()]
@@ -397,12 +553,12 @@ class Fetcher:
 
     # --- the brokers ---
 
-    def _link_of(self, partition: Partition) -> Link | None:
-        return self._links.find((partition.broker.host, partition.broker.port))
+    def _connection_of(self, partition: Partition) -> ClientConnection | None:
+        return self._connections.find((partition.broker.host, partition.broker.port))
 
     async def _range(self, partition: Partition, wanted: broker_pb2.RangeRequest) -> broker_pb2.RangeResponse | None:
         """Ask a broker of ours about the log; None: it is none."""
-        link = await self._links.connect((partition.broker.host, partition.broker.port), user=self)
+        connection = await self._connections.connect((partition.broker.host, partition.broker.port), user=self)
         request = broker_pb2.GetMessageRequestC2B(
             clientId=self._member.client_id,
             partitionId=partition.id,
@@ -410,14 +566,14 @@ class Fetcher:
             topicName=partition.topic,
             range=wanted,
         )
-        answer = await link.call(
+        answer = await connection.call(
             READ, MethodId.GET_MESSAGES, request, broker_pb2.GetMessageResponseB2C, timeout_s=self._settings.timeout_s
         )
         return answer.range if answer.HasField("range") else None
 
-    async def _beat(self, link: Link, readings: list[PartitionConsumer]) -> None:
+    async def _beat(self, connection: ClientConnection, readings: list[PartitionConsumer]) -> None:
         request = self._member.partition_heartbeat(reading.partition for reading in readings)
-        answer = await link.call(
+        answer = await connection.call(
             READ,
             MethodId.PARTITION_HEARTBEAT,
             request,

@@ -1,9 +1,9 @@
-"""What a broker answers to a range request: messages item by item, or why there are none."""
+"""Responses of penstock's brokers to range requests: columns of messages, or the reason why there are none."""
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
@@ -25,7 +25,7 @@ from penstock.tube.codec.stored import (
 )
 from penstock.tube.storage.record import intact
 
-__all__ = ["Batch", "RangeAnswer", "Spans"]
+__all__ = ["MessageBatch", "RangeResponse", "Spans"]
 
 
 class Spans(NamedTuple):
@@ -42,14 +42,30 @@ class Spans(NamedTuple):
         return cls(b"".join(payloads), edges[:-1], edges[1:])
 
 
-class Batch:
-    """Messages in order: index offsets, append times (ms), flags and data, item by item."""
+class MessageBatch:
+    """Messages of one partition in order, as columns of equal length.
 
-    def __init__(self, offsets: Numbers, append_times: Numbers, flags: Numbers, spans: Spans) -> None:
+    ``offsets``: the index offset of each message; at Apache's brokers, where the get began that brought it.
+    ``append_times`` (ms since 1970) are empty at Apache's brokers, which tell ``message_ids`` instead. ``spans``: where
+    the data (attributes and body) of each message are. ``reached``: by default the offset after the last message.
+    """
+
+    def __init__(
+        self,
+        offsets: Numbers,
+        append_times: Numbers,
+        flags: Numbers,
+        spans: Spans,
+        *,
+        reached: int | None = None,
+        message_ids: Callable[[], Sequence[int]] | None = None,
+    ) -> None:
         self.offsets = offsets
         self.append_times = append_times
         self.flags = flags
         self.spans = spans
+        self._reached = reached
+        self._message_ids = message_ids
 
     @classmethod
     def of(
@@ -58,29 +74,51 @@ class Batch:
         append_times: Sequence[int] | Numbers,
         flags: Sequence[int],
         payloads: Sequence[bytes],
-    ) -> Batch:
+        *,
+        reached: int | None = None,
+        message_ids: Sequence[int] | None = None,
+    ) -> MessageBatch:
         """The same from one object a message."""
-        places, times = np.asarray(offsets, np.int64), np.asarray(append_times, np.int64)
-        return cls(places, times, np.asarray(flags, np.int64), Spans.of(payloads))
+        return cls(
+            np.asarray(offsets, np.int64),
+            np.asarray(append_times, np.int64),
+            np.asarray(flags, np.int64),
+            Spans.of(payloads),
+            reached=reached,
+            message_ids=None if message_ids is None else lambda: message_ids,
+        )
 
     @cached_property
     def payloads(self) -> list[bytes]:
-        """The data of each message, for whoever needs them one by one."""
+        """The data of each message, one object each."""
         data, starts, ends = self.spans
         return [data[start:end] for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]
 
     @property
-    def message_ids(self) -> Sequence[int] | None:
-        """None: an offset says which message it is."""
-        return None
-
-    @property
     def reached(self) -> int:
-        """Every message of the range before it is in this batch or an earlier one."""
-        return int(self.offsets[-1]) + INDEX_RECORD_BYTES
+        """Every message of the range before this offset is in this batch or an earlier one."""
+        return int(self.offsets[-1]) + INDEX_RECORD_BYTES if self._reached is None else self._reached
+
+    @cached_property
+    def message_ids(self) -> Sequence[int] | None:
+        """The id that the broker gave each message; None where an offset identifies it."""
+        return None if self._message_ids is None else self._message_ids()
+
+    def select(self, rows: Sequence[int]) -> MessageBatch:
+        """The messages at these positions of the batch, in order; it still reaches as far."""
+        data, starts, ends = self.spans
+        ids = self.message_ids
+        return MessageBatch(
+            self.offsets[rows],
+            self.append_times[rows] if len(self.append_times) else self.append_times,
+            self.flags[rows],
+            Spans(data, starts[rows], ends[rows]),
+            reached=self.reached,
+            message_ids=None if ids is None else lambda: [ids[row] for row in rows],
+        )
 
 
-class RangeAnswer:
+class RangeResponse:
     """The get response of ``peer``: what stands before its messages is parsed, they only when somebody needs that."""
 
     __slots__ = ("message", "payload", "peer", "start")
@@ -156,7 +194,7 @@ class RangeAnswer:
                 do="read it with a consumer: penstock tube consume --group NAME",
             )
 
-    def stored(self) -> Batch | None:
+    def stored(self) -> MessageBatch | None:
         """The messages of an answer that holds records; None where one of these is not what was stored.
 
         Which of them, and what is lost, the broker says where it is asked for messages.
@@ -170,11 +208,11 @@ class RangeAnswer:
         columns = None if found is None else take_apart(self.payload, found[0] + start, found[1] + start)
         return None if columns is None else self._batch(offsets, times, columns)
 
-    def _batch(self, offsets: Numbers, times: Numbers, columns: Columns) -> Batch:
+    def _batch(self, offsets: Numbers, times: Numbers, columns: Columns) -> MessageBatch:
         spans = Spans(self.payload, columns.starts, columns.ends)
-        return Batch(offsets, times, columns.flags.astype(np.int64), spans)
+        return MessageBatch(offsets, times, columns.flags.astype(np.int64), spans)
 
-    def batch(self, topic: str, partition: int) -> Batch | None:
+    def batch(self, topic: str, partition: int) -> MessageBatch | None:
         """The messages; None where there are none.
 
         Raises:
@@ -203,4 +241,4 @@ class RangeAnswer:
         if not messages:
             return None
         flags, payloads = [message.flag for message in messages], [message.payLoadData for message in messages]
-        return Batch.of(offsets, times, flags, payloads)
+        return MessageBatch.of(offsets, times, flags, payloads)

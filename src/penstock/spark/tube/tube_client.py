@@ -1,23 +1,24 @@
-"""The tube as a source sees it: which partitions there are, how far they reach, what is in a range.
+"""The client of a TubeMQ cluster that sources use: its partitions, how far they reach, the messages of a range.
 
-Blocking, for one thread: the driver's planning process and the tasks in executors each make their own. What the
-network does wrong is tried again here, up to a deadline, and then raised; an empty answer always means that there was
-no data. Connections are kept per broker and never shared between processes.
+Blocking, for one thread: the driver's planning process and the tasks in executors each make their own. Failures of the
+network are retried here, up to a deadline, and then raised; an empty answer always means that there was no data.
+Connections are kept per broker and never shared between processes. penstock's brokers and Apache's, which have no exact
+ranges, are read alike.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import random
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, Self, TypeVar
 
-from penstock.errors import ConfigError, DataLossError, UnavailableError
-from penstock.spark.tube.attempts import Attempts
-from penstock.spark.tube.client import Address, Batch, Client, Peer, Reader, TubeClient
+from penstock.errors import ConfigError, DataLossError, RefusedError, UnavailableError
+from penstock.runtime.backoff import Backoff
 from penstock.spark.tube.offsets import (
     Bounds,
     Partition,
@@ -30,23 +31,42 @@ from penstock.spark.tube.offsets import (
     from_json,
     resolve,
 )
-from penstock.spark.tube.options import SourceOptions
+from penstock.spark.tube.options import Peer, SourceOptions
 from penstock.spark.tube.ranges import slices
 
-__all__ = ["ALL_MESSAGES", "Tube", "count_rows"]
+if TYPE_CHECKING:
+    from penstock.tube.reader import BrokerReader, MessageBatch, PartitionInfo
+
+__all__ = [
+    "ALL_MESSAGES",
+    "Address",
+    "ServerAccess",
+    "TubeClient",
+    "count_rows",
+]
 
 ALL_MESSAGES = 2**31 - 1
 """As many as one plan can ask for (int32 on the wire)."""
 
 _ATTEMPT_S = 5.0
+_FIRST_PAUSE_S = 0.05
+_LONGEST_PAUSE_S = 1.0
 
 _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
 
-class Tube:
-    """Masters and brokers behind one face. Close it, or use it in a ``with`` block.
+class Address(NamedTuple):
+    """Where a broker is. ``http``: its administration, of a broker without ranges; "" for ours, None if not known."""
+
+    host: str
+    port: int
+    http: str | None = None
+
+
+class TubeClient:
+    """A blocking client of the masters and brokers of one cluster. Close it, or use it in a ``with`` block.
 
     ``peer``: whom to ask, and as whom (or just the masters); its files are read here, so ConfigError says that one
     cannot be used. ``types``: only messages of these types are read; none: all.
@@ -58,7 +78,7 @@ class Tube:
         timeout_ms: int,
         *,
         types: Collection[str] = (),
-        client: Client | None = None,
+        servers: ServerAccess | None = None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
@@ -67,12 +87,12 @@ class Tube:
         self._types = frozenset(types)
         self._timeout_s = timeout_ms / 1000
         # A broker may have moved: its address is asked for again long before the deadline.
-        self._client = client if client is not None else TubeClient(peer, min(self._timeout_s, _ATTEMPT_S))
+        self._servers = servers if servers is not None else ServerAccess(peer, min(self._timeout_s, _ATTEMPT_S))
         self._clock = clock
         self._sleep = sleep
         self._addresses: dict[tuple[str, int], Address] = {}
         self._found: dict[tuple[str, ...], tuple[float, list[Partition]]] = {}
-        self._readers: dict[tuple[str, int], Reader] = {}
+        self._readers: dict[tuple[str, int], BrokerReader] = {}
         self._https: dict[tuple[str, int], str] = {}
         self._topics: tuple[float, list[str]] | None = None
 
@@ -82,10 +102,10 @@ class Tube:
         options: SourceOptions,
         *,
         timeout_ms: int | None = None,
-        client: Client | None = None,
+        servers: ServerAccess | None = None,
     ) -> Self:
-        """The tube that ``options`` name; ``timeout_ms`` instead of theirs."""
-        return cls(options.peer, timeout_ms or options.timeout_ms, types=options.types, client=client)
+        """The client of the cluster that ``options`` name; ``timeout_ms`` instead of theirs."""
+        return cls(options.peer, timeout_ms or options.timeout_ms, types=options.types, servers=servers)
 
     def __enter__(self) -> Self:
         return self
@@ -109,7 +129,7 @@ class Tube:
             UnavailableError: the masters' administration does not answer.
         """
         if self._topics is None or self._clock() - self._topics[0] >= max_age_s:
-            found = self._again(lambda: list(self._client.topics()))
+            found = self._again(lambda: list(self._servers.topics()))
             self._topics = (self._clock(), found)
         return self._topics[1]
 
@@ -245,7 +265,7 @@ class Tube:
         address: Address | None = None,
         fail_on_data_loss: bool = True,
         mark: int | None = None,
-    ) -> Iterator[Batch]:
+    ) -> Iterator[MessageBatch]:
         """Exactly the messages of ``piece``, in order, each time the same; resumes where a connection broke.
 
         ``address`` is where the broker was when the range was planned; a master is asked if it is not there now.
@@ -263,7 +283,7 @@ class Tube:
                 self._https.setdefault(address[:2], address.http)
         data_start = mark if fail_on_data_loss else None
         choose = self._filter()
-        attempts = Attempts(self._timeout_s, self._clock, self._sleep)
+        retries: _Retries | None = None
         while position < end:
             try:
                 batches = self._reader(partition).read(
@@ -274,11 +294,12 @@ class Tube:
                     if len(wanted.offsets):
                         yield wanted
                     position = batch.reached
-                    attempts.progress()
+                    retries = None  # the deadline and the pauses begin anew with the next failure
                 return
             except UnavailableError as error:
                 self._forget(partition)
-                attempts.failed(error)
+                retries = retries or _Retries(self._timeout_s, self._clock, self._sleep)
+                retries.failed(error)
             except DataLossError as error:
                 position, end = self._what_is_left(
                     error, Slice(partition, position, end), fail_on_data_loss=fail_on_data_loss
@@ -303,12 +324,12 @@ class Tube:
 
     def _discover(self, topic: str) -> list[Partition]:
         found = []
-        for info in self._client.partitions(self._masters, topic):
+        for info in self._servers.partitions(topic):
             self._addresses[topic, info.broker_id] = Address(info.host, info.port)
             found.append(Partition(topic, info.broker_id, info.partition))
         return found
 
-    def _reader(self, partition: Partition) -> Reader:
+    def _reader(self, partition: Partition) -> BrokerReader:
         """The connection to the broker of ``partition``, whose address the master is asked for if it is not known."""
         key = (partition.topic, partition.broker_id)
         if key not in self._addresses:
@@ -324,7 +345,7 @@ class Tube:
         place = address[:2]
         reader = self._readers.get(place)
         if reader is None:
-            reader = self._client.connect(Address(*place, self._https.get(place)), partition)
+            reader = self._servers.connect(Address(*place, self._https.get(place)), partition)
             self._readers[place] = reader
             self._https[place] = reader.http
         return reader
@@ -345,24 +366,24 @@ class Tube:
             with suppress(OSError, UnavailableError):
                 reader.close()
 
-    def _filter(self) -> Callable[[Batch], Batch] | None:
+    def _filter(self) -> Callable[[MessageBatch], MessageBatch] | None:
         if not self._types:
             return None
         from penstock.spark.tube.filters import only
 
         return only(self._types)
 
-    def stand_at(self, partition: Partition, group: str, position: int) -> None:
-        """Put ``group`` at ``position`` of ``partition``, at once or not at all.
+    def commit_offset(self, partition: Partition, group: str, offset: int) -> None:
+        """Store ``offset`` as the offset of ``group`` in ``partition``, without a retry.
 
         Raises:
             PenstockError: it could not be done.
         """
         address = self.address(partition)
         if address is not None:
-            self._client.stand_at(address, partition, group, position)
+            self._servers.commit_offset(address, partition, group, offset)
 
-    def _ask(self, partition: Partition, question: Callable[[Reader], T]) -> T:
+    def _ask(self, partition: Partition, question: Callable[[BrokerReader], T]) -> T:
         def ask() -> T:
             try:
                 return question(self._reader(partition))
@@ -373,19 +394,141 @@ class Tube:
         return self._again(ask)
 
     def _again(self, ask: Callable[[], T]) -> T:
-        attempts = Attempts(self._timeout_s, self._clock, self._sleep)
+        retries: _Retries | None = None
         while True:
             try:
                 return ask()
             except UnavailableError as error:
-                attempts.failed(error)
+                retries = retries or _Retries(self._timeout_s, self._clock, self._sleep)
+                retries.failed(error)
+
+
+class ServerAccess:
+    """One question to masters, their administration or a broker at a time, without a retry.
+
+    The client modules are imported on first use: planning a query without a tube needs none of them.
+    """
+
+    def __init__(self, peer: Peer, timeout_s: float) -> None:
+        self._peer = peer
+        self._timeout_s = timeout_s
+        self._login = peer.login.client()
+        self._webs: dict[int, str] = {}
+
+    def partitions(self, topic: str) -> Sequence[PartitionInfo]:
+        """All partitions of ``topic``; none if it does not exist.
+
+        Raises:
+            UnavailableError: no master answers, or no broker that has the topic is registered at it yet.
+        """
+        from penstock.tube import reader
+
+        return reader.partitions(self._peer.masters, topic, timeout_s=self._timeout_s, **self._login)
+
+    def topics(self) -> Sequence[str]:
+        """The names of all topics, as the masters' administration tells them; without the system's own."""
+        from penstock.tube.client import web
+
+        http = self._peer.administration
+        user, password, tls = self._login["user"], self._login["password"], self._login["tls"]
+        login = web.WebLogin(user=user, password=password or "", tls=tls)
+        rows = web.call(
+            http, "admin_query_topic_info", {}, option="tubemq.http", timeout_s=self._timeout_s, login=login
+        )
+        return sorted(row["topicName"] for row in rows if not row["topicName"].startswith("__"))
+
+    def connect(self, address: Address, partition: Partition) -> BrokerReader:
+        """A reader for the broker at ``address``, which holds ``partition``.
+
+        Where ``address`` does not say whether the broker has ranges, it is asked.
+
+        Raises:
+            UnavailableError: the broker does not answer, or a master's administration that is needed.
+            RefusedError: the broker refuses.
+        """
+        from penstock.tube import reader
+        from penstock.tube.client import apache_range_reader
+
+        host, port, http = address
+        if not http:
+            size = {} if self._peer.batch_bytes is None else {"batch_bytes": self._peer.batch_bytes}
+            ranges = reader.RangeReader(host, port, timeout_s=self._timeout_s, **size, **self._login)
+            if http is not None or _has_ranges(ranges, partition):
+                return ranges
+            http = self._web_of(partition.broker_id)
+        return apache_range_reader.ApacheRangeReader(
+            host,
+            port,
+            http=http,
+            group=self._peer.group,
+            token=self._visit_token,
+            timeout_s=self._timeout_s,
+            **self._login,
+        )
+
+    def commit_offset(self, address: Address, partition: Partition, group: str, offset: int) -> None:
+        """Store ``offset`` as the offset of ``group`` in ``partition``, for monitoring."""
+        from penstock.tube.client.apache_range_reader import DirectConsumer
+
+        host, port, _ = address
+        with DirectConsumer(host, port, token=self._visit_token, timeout_s=self._timeout_s, **self._login) as consumer:
+            consumer.commit_offset(group, partition.topic, partition.partition, offset)
+
+    def _visit_token(self) -> int:
+        from penstock.tube import reader
+
+        return reader.visit_token(self._peer.masters, timeout_s=self._timeout_s, **self._login)
+
+    def _web_of(self, broker_id: int) -> str:
+        from penstock.tube.client.apache_range_reader import broker_webs
+
+        if broker_id not in self._webs:
+            try:
+                self._webs = broker_webs(self._peer.administration, timeout_s=self._timeout_s)
+            except (UnavailableError, ConfigError) as error:
+                raise UnavailableError(
+                    f"broker {broker_id} has no exact ranges, and {error.what}",
+                    applied=False,
+                    why="Apache's brokers do not say on the wire what retention removed; their administration does",
+                    do="set tubemq.http to HOST:PORT of the master's administration (webPort in its master.ini)",
+                ) from error
+        http = self._webs.get(broker_id)
+        if http is None:
+            raise RefusedError(
+                f"the administration at {self._peer.administration} knows no broker {broker_id}, or not its HTTP port",
+                do="set tubemq.http to the administration of the masters in tubemq.master",
+            )
+        return http
+
+
+class _Retries:
+    """Retries of one question until ``timeout_s`` after its first failure, when this object is made."""
+
+    def __init__(self, timeout_s: float, clock: Callable[[], float], sleep: Callable[[float], None]) -> None:
+        self._timeout_s = timeout_s
+        self._clock = clock
+        self._sleep = sleep
+        self._backoff = Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S, random.random)
+        self._failing_since = clock()
+
+    def failed(self, error: UnavailableError) -> None:
+        """Wait, or raise ``error`` again when the deadline has passed."""
+        pause_s = self._backoff.failed()
+        if self._clock() - self._failing_since + pause_s > self._timeout_s:
+            raise UnavailableError(
+                f"{error.what} (tried for {self._timeout_s:g} s)",
+                applied=error.applied,
+                why=error.why,
+                do=error.do or "start the tube, check tubemq.master, or raise tubemq.timeoutMs",
+            ) from error
+        self._sleep(pause_s)
 
 
 def count_rows(
     options: Mapping[str, str],
     start: Mapping[str, Mapping[str, int]] | str,
     end: Mapping[str, Mapping[str, int]] | str,
-    client: Client | None = None,
+    servers: ServerAccess | None = None,
     *,
     exact: bool = True,
 ) -> int:
@@ -404,7 +547,7 @@ def count_rows(
     """
     begin, stop = _offset(start), _offset(end)
     pieces = slices({partition: begin.get(partition, position) for partition, position in stop.items()}, stop)
-    with Tube.of(SourceOptions.parse(options), client=client) as tube:
+    with TubeClient.of(SourceOptions.parse(options), servers=servers) as tube:
         return sum(tube.count(piece) if exact else tube.weigh(piece) for piece in pieces)
 
 
@@ -412,7 +555,7 @@ def _offset(offset: Mapping[str, Mapping[str, int]] | str) -> Positions:
     return from_json(json.loads(offset) if isinstance(offset, str) else offset)
 
 
-def _bounds_of(partition: Partition) -> Callable[[Reader], tuple[int, ...]]:
+def _bounds_of(partition: Partition) -> Callable[[BrokerReader], tuple[int, ...]]:
     return lambda reader: reader.bounds(partition.topic, partition.partition)
 
 
@@ -422,3 +565,19 @@ def _stuck(piece: Slice, position: int) -> DataLossError:
         why="the log ends before that position: the broker lost its newest messages",
         do="check the broker's data directory; set failOnDataLoss=false to go on",
     )
+
+
+def _has_ranges(ranges: BrokerReader, partition: Partition) -> bool:
+    from penstock.tube.reader import NO_RANGES
+
+    try:
+        ranges.bounds(partition.topic, partition.partition)
+    except RefusedError as error:
+        ranges.close()
+        if error.code == NO_RANGES:
+            return False
+        raise
+    except BaseException:
+        ranges.close()
+        raise
+    return True

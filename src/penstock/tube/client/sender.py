@@ -1,12 +1,11 @@
-"""The producer's way to the brokers: connections, requests in flight, what becomes of each message.
+"""Sending the records of a producer to the brokers: connections, requests in flight, the outcome of each record.
 
-A broker of ours takes many messages in one request, so the next one is made of all that came while a few are on their
-way; Apache's takes one message a request, and many requests are on their way at once. A connection is made ahead of the
-first message, closed after ten idle minutes until the next one, and given up with all that is on it when an answer is
-late.
+A penstock broker accepts many records in one request, so the next request is made of all that came while a few are on
+their way; Apache's accept one record a request, and many requests are on their way at once. A connection is made before
+the first record needs it, closed after ten idle minutes until the next one, and aborted if a response is late.
 
-A broker that hangs delays its own partitions only: once it has owed an answer for ``availability_timeout_s``,
-messages that may go anywhere go to other brokers until it answers again.
+A broker that hangs delays its own partitions only: once it has owed a response for ``availability_timeout_s``, records
+without a fixed partition go to other brokers until it answers again.
 """
 
 from __future__ import annotations
@@ -14,31 +13,123 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections import deque
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
-from penstock.errors import PenstockError, RefusedError, UnavailableError
+from penstock.errors import LocalProtocolError, PenstockError, RefusedError, UnavailableError
+from penstock.runtime.backoff import Backoff
 from penstock.runtime.io.clock import monotonic_ms
-from penstock.tube.client.outgoing import Outcome, Outgoing, SendResult, Settings
+from penstock.tube.client.connection import ClientConnection, ConnectionPool
 from penstock.tube.codec.codes import ErrCode
-from penstock.tube.codec.envelope import Request, Response, payload_of
+from penstock.tube.codec.envelope import payload_of
 from penstock.tube.codec.message import INDEX_RECORD_BYTES
 from penstock.tube.codec.methods import MethodId, Service
 from penstock.tube.codec.proto import broker_pb2
 from penstock.tube.codec.schema import decode
 from penstock.tube.codec.strings import Partition
 from penstock.tube.engine.client.partition_queue import PartitionQueue
+from penstock.tube.engine.client.request_session import Outcome
 from penstock.tube.engine.client.routes import AVOID_MS, UNTIL_RESTORED, Routes
 from penstock.tube.engine.client.send_encoder import SendEncoder
-from penstock.tube.link import Link, Links
+from penstock.tube.record import Record
 
-__all__ = ["Delivery"]
+__all__ = ["PendingRecord", "SendOutcome", "SendResult", "Sender", "SenderSettings"]
 
 LEAST_REQUESTS = 16  # in flight to a broker that says again and again that it has no room
 # Answers after which the same message may be stored later; a token that ran out is replaced by a heartbeat.
 RETRIABLE = frozenset({ErrCode.SERVICE_UNAVAILABLE, ErrCode.SERVER_RECEIVE_OVERFLOW, ErrCode.CERTIFICATE_FAILURE})
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0  # before a connection is tried again
 BATCHES_IN_FLIGHT = 4  # enough to keep broker and connection busy; more would only make the batches smaller
+
+
+class SendResult(NamedTuple):
+    """Where the message is: ``append_offset`` is the index position (28 a message of the store).
+
+    For a message that an earlier attempt had stored (``idempotent``) id and offset are -1: only that it is there is
+    known.
+    """
+
+    message_id: int
+    append_time_ms: int
+    append_offset: int
+    partition: int
+    broker_id: int
+
+
+SendOutcome = SendResult | PenstockError
+
+
+class PendingRecord:
+    """A record without an outcome yet, encoded."""
+
+    __slots__ = ("admitted", "attempts", "data", "deadline", "error", "flag", "future", "key", "msg_time", "msg_type",
+                 "partition", "sequence", "size", "topic")  # fmt: skip
+
+    def __init__(
+        self,
+        topic: str,
+        record: Record | bytes,
+        partition: int | Partition | None,
+        key: bytes | None,
+        deadline: float,
+        future: asyncio.Future[SendResult],
+    ) -> None:
+        self.msg_type: str | None = None
+        self.msg_time: str | None = None
+        if isinstance(record, bytes):
+            self.data, self.flag, self.size = record, 0, len(record)
+        elif isinstance(record, Record):
+            self.data, self.flag, self.msg_type = record.encode()
+            self.msg_time = record.msg_time
+            self.size = len(record.value)
+            key = record.key if key is None else key
+        else:
+            raise LocalProtocolError(f"tube: what is sent is bytes or a Record, not {type(record).__name__}")
+        if key is not None and not isinstance(key, bytes):
+            raise LocalProtocolError(f"tube: a key is bytes, not {type(key).__name__}")
+        if partition is not None and not isinstance(partition, int | Partition):
+            raise LocalProtocolError(
+                f"tube: a partition is a number or one of partitions(topic), not {partition!r}", do="write 0, not '0'"
+            )
+        if not self.data:
+            raise LocalProtocolError("tube: a message without body and attributes cannot be stored")
+        self.topic = topic
+        self.partition = partition
+        self.key = key
+        self.deadline = deadline
+        self.sequence = -1
+        self.attempts = 0
+        self.admitted = False
+        self.error: PenstockError | None = None  # of the last attempt
+        self.future = future
+
+    @property
+    def fixed(self) -> bool:
+        """Whether it must go to the partition that was chosen."""
+        return self.partition is not None or self.key is not None
+
+    @property
+    def abandoned(self) -> bool:
+        """Whether its caller was cancelled or has an outcome."""
+        return self.future.done()
+
+
+@dataclass(frozen=True, slots=True)
+class SenderSettings:
+    """Options of a producer; see :class:`penstock.tube.producer.Producer`."""
+
+    request_timeout_s: float
+    delivery_timeout_s: float
+    retry_s: float
+    window: int
+    batch_messages: int
+    batch_bytes: int
+    reorder: bool
+    idempotent: bool
+    idle_s: float
+    availability_timeout_s: float
 
 
 class _Debt:
@@ -53,52 +144,51 @@ class _Debt:
         self.timer: asyncio.TimerHandle | None = None
 
 
-class Delivery:
-    """Brings messages to their partitions. ``tell(message, outcome)`` is called once a message (twice is harmless).
+class Sender:
+    """Sends records to their partitions. ``tell(record, outcome)`` is called once a record (twice is harmless).
 
     ``refresh()`` asks the master for the routes again; it may raise PenstockError.
     """
 
     def __init__(
         self,
-        settings: Settings,
+        settings: SenderSettings,
         routes: Routes,
         writer: SendEncoder,
-        links: Links,
-        tell: Callable[[Outgoing, Outcome], None],
+        connections: ConnectionPool,
+        tell: Callable[[PendingRecord, SendOutcome], None],
         refresh: Callable[[], Awaitable[None]],
     ) -> None:
         self.retried = 0
         self._settings = settings
         self._routes = routes
         self._writer = writer
-        self._links = links
+        self._connections = connections
         self._tell = tell
         self._refresh = refresh
-        self._strays: list[tuple[Partition, Outgoing, PenstockError]] = []
+        self._strays: list[tuple[Partition, PendingRecord, PenstockError]] = []
         self._leading: asyncio.Task[None] | None = None
         self._loop = asyncio.get_running_loop()
-        self._lanes: dict[tuple[str, int, int], PartitionQueue[Outgoing]] = {}
-        self._ready: dict[int, Link] = {}
+        self._queues: dict[tuple[str, int, int], PartitionQueue[PendingRecord]] = {}
+        self._ready: dict[int, ClientConnection] = {}
         self._used: dict[int, float] = {}
         self._debts: dict[int, _Debt] = {}
         self._idle: set[int] = set()  # brokers without a connection because nothing was sent to them for a while
         self._connecting: dict[int, asyncio.Task[None]] = {}
         self._timers: set[asyncio.TimerHandle] = set()
-        self._limits: deque[tuple[float, Link, PartitionQueue[Outgoing], int]] = deque()
-        self._sweeper = asyncio.create_task(self._sweep(), name="tube-delivery")
+        self._sweeper = asyncio.create_task(self._sweep(), name="tube-sender")
         self._closing = False
 
-    def push(self, target: Partition, message: Outgoing) -> None:
+    def push(self, target: Partition, message: PendingRecord) -> None:
         """Send ``message`` to ``target`` as soon as it may go; those of one loop turn go together."""
         place = (target.topic, target.broker.id, target.id)  # the broker's address may change
-        lane = self._lanes.get(place)
-        if lane is None:
-            lane = self._lanes[place] = self._lane(target)
-        lane.push(message)
-        if not lane.scheduled:
-            lane.scheduled = True
-            self._loop.call_soon(self._pump, lane)
+        queue = self._queues.get(place)
+        if queue is None:
+            queue = self._queues[place] = self._queue_for(target)
+        queue.push(message)
+        if not queue.scheduled:
+            queue.scheduled = True
+            self._loop.call_soon(self._pump, queue)
 
     def connect_ahead(self, targets: list[Partition]) -> None:
         """Connect to the brokers of ``targets``."""
@@ -106,10 +196,10 @@ class Delivery:
             if target.broker.id not in self._ready and target.broker.id not in self._idle:
                 self._connect_soon(target)
 
-    def messages(self) -> list[Outgoing]:
+    def messages(self) -> list[PendingRecord]:
         """All messages without an outcome."""
         return [
-            *(message for lane in self._lanes.values() for message in lane.messages()),
+            *(message for queue in self._queues.values() for message in queue.messages()),
             *(message for _, message, _ in self._strays),
         ]
 
@@ -128,47 +218,53 @@ class Delivery:
 
     # --- a partition ---
 
-    def _lane(self, target: Partition) -> PartitionQueue[Outgoing]:
+    def _queue_for(self, target: Partition) -> PartitionQueue[PendingRecord]:
         settings = self._settings
         new_id = partial(random.randrange, 1, 1 << 62) if settings.idempotent else None
-        lane: PartitionQueue[Outgoing] = PartitionQueue(
+        queue: PartitionQueue[PendingRecord] = PartitionQueue(
             target, requests=settings.window, reorder=settings.reorder, new_producer_id=new_id
         )
-        link = self._ready.get(target.broker.id)
-        if link is not None:
-            self._fit(lane, link)
-        return lane
+        connection = self._ready.get(target.broker.id)
+        if connection is not None:
+            self._fit(queue, connection)
+        return queue
 
-    def _fit(self, lane: PartitionQueue[Outgoing], link: Link) -> None:
+    def _fit(self, queue: PartitionQueue[PendingRecord], connection: ClientConnection) -> None:
         """Batches where the broker takes them."""
         settings = self._settings
-        if link.extensions:
-            lane.batch = (settings.batch_messages, settings.batch_bytes)
-            lane.requests = BATCHES_IN_FLIGHT
+        if connection.extensions:
+            queue.batch = (settings.batch_messages, settings.batch_bytes)
+            queue.requests = BATCHES_IN_FLIGHT
         else:
-            lane.batch = (1, 0)
-            lane.requests = settings.window
+            queue.batch = (1, 0)
+            queue.requests = settings.window
 
-    def _pump(self, lane: PartitionQueue[Outgoing]) -> None:
+    def _pump(self, queue: PartitionQueue[PendingRecord]) -> None:
         """Send what may go now."""
-        lane.scheduled = False
-        broker_id = lane.target.broker.id
-        link = self._ready.get(broker_id)
-        if link is None or link.closed:
-            if not lane.empty:
-                self._connect_soon(lane.target)
+        queue.scheduled = False
+        broker_id = queue.target.broker.id
+        connection = self._ready.get(broker_id)
+        if connection is None or connection.closed:
+            if not queue.empty:
+                self._connect_soon(queue.target)
             return
-        if self._settings.idempotent and link.extensions == 0:
-            self._refuse_numbers(lane)
+        if self._settings.idempotent and connection.extensions == 0:
+            self._refuse_numbers(queue)
             return
-        while (item := lane.ready()) is not None:
-            self._send(link, lane, *item)
-        for message in lane.abandoned:
-            self._tell(message, _overtaken(lane.target, None))
-        lane.abandoned.clear()
+        while (item := queue.ready()) is not None:
+            self._send(connection, queue, *item)
+        for message in queue.abandoned:
+            self._tell(message, _overtaken(queue.target, None))
+        queue.abandoned.clear()
 
-    def _send(self, link: Link, lane: PartitionQueue[Outgoing], number: int, messages: list[Outgoing]) -> None:
-        target, token = lane.target, (self._routes.token, self._routes.broker_token())
+    def _send(
+        self,
+        connection: ClientConnection,
+        queue: PartitionQueue[PendingRecord],
+        number: int,
+        messages: list[PendingRecord],
+    ) -> None:
+        target, token = queue.target, (self._routes.token, self._routes.broker_token())
         first = messages[0]
         if len(messages) == 1:
             payload = self._writer.one(target, first.data, first.flag, first.msg_type, first.msg_time, token)
@@ -176,23 +272,20 @@ class Delivery:
             payload = self._writer.many(
                 target, [m.data for m in messages], [m.flag for m in messages], [m.msg_type for m in messages], token
             )
-        if lane.producer_id:
-            payload = self._writer.numbered(payload, lane.producer_id, first.sequence, lane.oldest_sequence)
+        if queue.producer_id:
+            payload = self._writer.numbered(payload, queue.producer_id, first.sequence, queue.oldest_sequence)
         for message in messages:
             message.attempts += 1
         timeout_s = self._settings.request_timeout_s
         self._used[target.broker.id] = now = self._loop.time()
         self._owe(target.broker.id, now)
-        self._limits.append((now + timeout_s, link, lane, number))
-        link.submit(
-            Request(0, Service.BROKER_WRITE, MethodId.SEND_MESSAGE, payload, timeout=int(timeout_s * 1000)),
-            partial(self._answered, link, lane, number),
-        )
+        answered = partial(self._answered, connection, queue, number)
+        connection.submit(Service.BROKER_WRITE, MethodId.SEND_MESSAGE, payload, answered, timeout_s=timeout_s)
 
     def _answered(
-        self, link: Link, lane: PartitionQueue[Outgoing], number: int, outcome: Response | PenstockError
+        self, connection: ClientConnection, queue: PartitionQueue[PendingRecord], number: int, outcome: Outcome
     ) -> None:
-        target = lane.target
+        target = queue.target
         error: PenstockError
         debt = self._debts[target.broker.id]
         debt.unanswered -= 1
@@ -202,16 +295,19 @@ class Delivery:
                 raise outcome
             if debt.late:
                 self._paid(target.broker.id)
-            payload = payload_of(outcome, MethodId.SEND_MESSAGE, link.peer)
+            payload = payload_of(outcome, MethodId.SEND_MESSAGE, connection.peer)
             answer = decode(broker_pb2.SendMessageResponseB2P, payload)
         except UnavailableError as failure:
             error, retry = failure, True
+            if failure is outcome and not connection.closed:  # no response in time
+                self._leave_out(target.broker.id)
+                connection.abort()
         except PenstockError as failure:
             error, retry = failure, False
         else:
             if answer.errCode == ErrCode.SUCCESS:
-                self._stored(lane.succeeded(number), answer, target)
-                self._settle(lane)
+                self._stored(queue.succeeded(number), answer, target)
+                self._settle(queue)
                 return
             # A number that is not the next: what comes before it has to be sent again, too.
             retry = answer.errCode in RETRIABLE or answer.result.HasField("expectedSequence")
@@ -219,22 +315,22 @@ class Delivery:
                 f"tube: broker {target.broker.address} refused a message for {target.key}: {answer.errMsg}",
                 code=answer.errCode,
                 text=answer.errMsg,
-                peer=link.peer,
+                peer=connection.peer,
             )
             error.retriable = retry
             if answer.errCode == ErrCode.SERVICE_UNAVAILABLE:
                 self._routes.avoid(target.broker.id, monotonic_ms() + AVOID_MS)
             if answer.errCode == ErrCode.FORBIDDEN:
-                self._stray(target, lane.refused(number), error)
-                self._settle(lane)
+                self._stray(target, queue.refused(number), error)
+                self._settle(queue)
                 return
-        for message in lane.failed(number) if retry else lane.refused(number):
+        for message in queue.failed(number) if retry else queue.refused(number):
             message.error = error
             if not retry:
                 self._tell(message, error)
-        self._settle(lane)
+        self._settle(queue)
 
-    def _stray(self, target: Partition, messages: list[Outgoing], error: PenstockError) -> None:
+    def _stray(self, target: Partition, messages: list[PendingRecord], error: PenstockError) -> None:
         """The place takes nothing: perhaps it was closed after the master had announced it."""
         self._strays += [(target, message, error) for message in messages]
         if self._leading is None or self._leading.done():
@@ -254,7 +350,7 @@ class Delivery:
                     message.error, message.sequence = error, -1
                     self.push(other, message)
 
-    def _instead(self, target: Partition, message: Outgoing) -> Partition | None:
+    def _instead(self, target: Partition, message: PendingRecord) -> Partition | None:
         routes = self._routes
         if any((p.broker.id, p.id) == (target.broker.id, target.id) for p in routes.partitions(message.topic)):
             return None
@@ -263,7 +359,9 @@ class Delivery:
         except RefusedError:
             return None  # there is no partition of this number any more
 
-    def _stored(self, messages: list[Outgoing], answer: broker_pb2.SendMessageResponseB2P, target: Partition) -> None:
+    def _stored(
+        self, messages: list[PendingRecord], answer: broker_pb2.SendMessageResponseB2P, target: Partition
+    ) -> None:
         # Old servers say the id in the text only.
         message_id = answer.messageId if answer.HasField("messageId") else int(answer.errMsg or 0)
         time_ms, offset = answer.appendTime, answer.appendOffset
@@ -277,71 +375,71 @@ class Delivery:
             message_id += 1
             offset += INDEX_RECORD_BYTES
 
-    def _settle(self, lane: PartitionQueue[Outgoing]) -> None:
+    def _settle(self, queue: PartitionQueue[PendingRecord]) -> None:
         """After an outcome: go on sending, or arrange the failed ones once all in flight have theirs."""
-        outcome = lane.again()
+        outcome = queue.again()
         if outcome is None:
-            if not lane.scheduled:
-                lane.scheduled = True
-                self._loop.call_soon(self._pump, lane)
+            if not queue.scheduled:
+                queue.scheduled = True
+                self._loop.call_soon(self._pump, queue)
             return
         retry, given_up = outcome
         for message in given_up:
-            self._tell(message, _overtaken(lane.target, message.error))
+            self._tell(message, _overtaken(queue.target, message.error))
         self.retried += len(retry)
         if any(_overflowed(message) for message in (*retry, *given_up)):
             # Apache's brokers have room for some thousand messages not yet on disk, for all producers together.
-            lane.requests = max(lane.requests // 2, LEAST_REQUESTS)
-        lane.held = True  # a pause before the next attempt
+            queue.requests = max(queue.requests // 2, LEAST_REQUESTS)
+        queue.held = True  # a pause before the next attempt
         timer: asyncio.TimerHandle
 
         def resume() -> None:
             self._timers.discard(timer)
-            lane.held = False
-            self._expire(lane, None)
-            self._move(lane)
-            self._pump(lane)
+            queue.held = False
+            self._expire(queue, None)
+            self._move(queue)
+            self._pump(queue)
 
         timer = self._loop.call_later(self._settings.retry_s, resume)
         self._timers.add(timer)
 
-    def _expire(self, lane: PartitionQueue[Outgoing], error: PenstockError | None) -> None:
+    def _expire(self, queue: PartitionQueue[PendingRecord], error: PenstockError | None) -> None:
         """Give up waiting messages whose time is over. A numbered one stays in its row, its caller is told."""
         now = self._loop.time()
-        for message in lane.take(lambda message: message.deadline <= now or message.future.done()):
-            self._late(lane, message, error)
+        for message in queue.take(lambda message: message.deadline <= now or message.future.done()):
+            self._late(queue, message, error)
         if self._settings.idempotent:
-            for message in lane.numbered():
+            for message in queue.numbered():
                 if message.deadline <= now:
-                    self._late(lane, message, error)
+                    self._late(queue, message, error)
 
-    def _late(self, lane: PartitionQueue[Outgoing], message: Outgoing, error: PenstockError | None) -> None:
+    def _late(self, queue: PartitionQueue[PendingRecord], message: PendingRecord, error: PenstockError | None) -> None:
         cause = error if error is not None else message.error
-        why = cause.what if cause is not None else f"no connection to broker {lane.target.broker.address}"
+        why = cause.what if cause is not None else f"no connection to broker {queue.target.broker.address}"
         limit = self._settings.delivery_timeout_s
-        text = f"tube: a message for {lane.target.key} was not acknowledged within {limit:g} s"
+        text = f"tube: a message for {queue.target.key} was not acknowledged within {limit:g} s"
         self._tell(message, UnavailableError(text, applied=None if message.attempts else False, why=why))
 
-    def _move(self, lane: PartitionQueue[Outgoing]) -> None:
+    def _move(self, queue: PartitionQueue[PendingRecord]) -> None:
         """Messages that go anywhere leave a broker that is avoided."""
         now = monotonic_ms()
         avoided = self._routes.avoided
-        if not avoided(lane.target.broker.id, now):
+        if not avoided(queue.target.broker.id, now):
             return
-        for message in lane.take(lambda message: not message.fixed):
+        for message in queue.take(lambda message: not message.fixed):
             other = self._routes.choose(message.topic, None, None, now)
             if other is None or avoided(other.broker.id, now):
-                other = lane.target
+                other = queue.target
             self.push(other, message)
 
-    def _refuse_numbers(self, lane: PartitionQueue[Outgoing]) -> None:
+    def _refuse_numbers(self, queue: PartitionQueue[PendingRecord]) -> None:
         error = RefusedError(
-            f"tube: broker {lane.target.broker.address} does not know idempotent producers",
+            f"tube: broker {queue.target.broker.address} does not know idempotent producers",
             code=ErrCode.BAD_REQUEST,
             why="it is not a penstock broker; Apache's brokers store a message as often as it is sent",
             do="produce with idempotent=False, and tell copies by the record's id",
         )
-        for message in lane.take(lambda _: True):
+        for message in queue.take(lambda _: True):
             self._tell(message, error)
 
     # --- the brokers ---
@@ -380,8 +478,8 @@ class Delivery:
         """Messages that may go anywhere leave the broker until it answers."""
         if not self._routes.avoided(broker_id, monotonic_ms()):
             self._routes.avoid(broker_id, UNTIL_RESTORED)
-        for lane in self._lanes_to(broker_id):
-            self._move(lane)
+        for queue in self._queues_to(broker_id):
+            self._move(queue)
 
     def _connect_soon(self, target: Partition) -> None:
         broker_id = target.broker.id
@@ -392,89 +490,83 @@ class Delivery:
     async def _connect(self, target: Partition) -> None:
         """Connect to a broker, again and again while the master announces it, or messages wait for it."""
         broker = target.broker
-        pause = 0.05
+        backoff = Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S, random.random)
         late = self._loop.call_later(self._settings.availability_timeout_s, self._leave_out, broker.id)
         try:
             while True:
                 broker = self._routes.brokers.get(broker.id, broker)
                 try:
-                    link = await self._links.connect((broker.host, broker.port), user=self)
-                    await self._ask(link, target)
+                    connection = await self._connections.connect((broker.host, broker.port), user=self)
+                    await self._ask(connection, target)
                     break
                 except UnavailableError as error:
-                    for lane in self._lanes_to(broker.id):
-                        self._expire(lane, error)
+                    for queue in self._queues_to(broker.id):
+                        self._expire(queue, error)
                     self._leave_out(broker.id)
-                    waited_for = any(not lane.empty for lane in self._lanes_to(broker.id))
+                    waited_for = any(not queue.empty for queue in self._queues_to(broker.id))
                     if not waited_for and broker.id not in self._routes.brokers:
                         self._paid(broker.id)  # it may be announced again
                         return
-                await asyncio.sleep(pause)
-                pause = min(pause * 2, 1.0)
+                await asyncio.sleep(backoff.failed())
         finally:
             late.cancel()
             self._connecting.pop(broker.id, None)
         self._paid(broker.id)
-        self._ready[broker.id] = link
+        self._ready[broker.id] = connection
         self._used[broker.id] = self._loop.time()
-        link.on_lost.append(partial(self._lost, target, link))
-        for lane in self._lanes_to(broker.id):
-            self._fit(lane, link)
-            self._pump(lane)
+        connection.on_lost.append(partial(self._lost, target, connection))
+        for queue in self._queues_to(broker.id):
+            self._fit(queue, connection)
+            self._pump(queue)
 
-    async def _ask(self, link: Link, target: Partition) -> None:
+    async def _ask(self, connection: ClientConnection, target: Partition) -> None:
         """Learn what the broker can do: 400 is the answer of one without extensions, others say nothing yet."""
-        if link.extensions is not None:
+        if connection.extensions is not None:
             return
         question = self._writer.question(target, (self._routes.token, self._routes.broker_token()))
         try:
-            payload = await link.exchange(
+            payload = await connection.exchange(
                 Service.BROKER_WRITE, MethodId.SEND_MESSAGE, question, timeout_s=self._settings.request_timeout_s
             )
             answer = decode(broker_pb2.SendMessageResponseB2P, payload)
         except UnavailableError:
-            link.abort()
+            connection.abort()
             raise
         except PenstockError:
             return  # it failed on this; the messages will show what it does with them
         if answer.HasField("result"):
-            link.extensions = answer.result.extensions
+            connection.extensions = answer.result.extensions
         elif answer.errCode == ErrCode.BAD_REQUEST:
-            link.extensions = 0
+            connection.extensions = 0
 
-    def _lost(self, target: Partition, link: Link) -> None:
-        if self._ready.get(target.broker.id) is link:
+    def _lost(self, target: Partition, connection: ClientConnection) -> None:
+        if self._ready.get(target.broker.id) is connection:
             del self._ready[target.broker.id]
-            # An idle link is made again only when there is something to send.
+            # An idle connection is made again only when there is something to send.
             if target.broker.id in self._used:
                 self._connect_soon(target)
 
-    def _lanes_to(self, broker_id: int) -> list[PartitionQueue[Outgoing]]:
-        return [lane for lane in self._lanes.values() if lane.target.broker.id == broker_id]
+    def _queues_to(self, broker_id: int) -> list[PartitionQueue[PendingRecord]]:
+        return [queue for queue in self._queues.values() if queue.target.broker.id == broker_id]
 
     async def _sweep(self) -> None:
-        """Watch the time limits: late answers, messages that wait for too long, idle connections."""
+        """Watch the time limits of records and idle connections; responses have theirs in the connection."""
         settings = self._settings
         pause = min(max(min(settings.request_timeout_s, settings.delivery_timeout_s) / 10, 0.01), 0.5)
         while True:
             await asyncio.sleep(pause)
             now = self._loop.time()
-            while self._limits and (self._limits[0][0] <= now or not self._limits[0][2].knows(self._limits[0][3])):
-                _, link, lane, number = self._limits.popleft()
-                if lane.knows(number) and not link.closed:
-                    self._leave_out(lane.target.broker.id)
-                    link.abort()
-            for lane in list(self._lanes.values()):
-                if not lane.empty:
-                    self._expire(lane, None)
-            for broker_id, link in list(self._ready.items()):
+            for queue in list(self._queues.values()):
+                if not queue.empty:
+                    self._expire(queue, None)
+            for broker_id, connection in list(self._ready.items()):
                 if self._used.get(broker_id, now) <= now - settings.idle_s:
                     del self._used[broker_id], self._ready[broker_id]
                     self._idle.add(broker_id)
-                    self._links.release(link, user=self)
+                    self._connections.release(connection, user=self)
 
 
-def _overflowed(message: Outgoing) -> bool:
+def _overflowed(message: PendingRecord) -> bool:
     error = message.error
     return isinstance(error, RefusedError) and error.code == ErrCode.SERVER_RECEIVE_OVERFLOW
 

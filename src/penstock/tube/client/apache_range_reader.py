@@ -1,7 +1,8 @@
-"""Exact ranges from brokers without the range extension (Apache's), over blocking sockets; see ``engine.registered``.
+"""Exact ranges from Apache's brokers, which lack the range extension, over blocking sockets.
 
-What the wire does not tell is asked of the broker's HTTP administration: where the log begins and ends, and which data
-are left. Index and data expire apart, and a broker leaves out messages whose data are gone without a word.
+The steps are those of :mod:`penstock.tube.engine.client.apache_range_reader`. The protocol does not tell where the log
+begins and ends, nor which data are left: the broker's HTTP administration does. Index and data expire apart, and a
+broker silently leaves out messages whose data are gone.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import ssl
 import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
-from functools import cached_property, partial
+from functools import partial
 from typing import Any, NamedTuple
 from zlib import crc32
 
@@ -19,9 +20,8 @@ import numpy as np
 
 from penstock.errors import DataLossError, PenstockError, RefusedError, UnavailableError
 from penstock.tube.client import web
-from penstock.tube.client.blocking_broker import BlockingBroker
-from penstock.tube.client.blocking_link import client_id
-from penstock.tube.client.range_answers import Batch, Spans
+from penstock.tube.client.identity import new_client_id
+from penstock.tube.client.range_responses import MessageBatch, Spans
 from penstock.tube.codec.codes import ErrCode
 from penstock.tube.codec.encoded import decode_get
 from penstock.tube.codec.message import INDEX_RECORD_BYTES
@@ -31,18 +31,19 @@ from penstock.tube.codec.schema import decode
 from penstock.tube.codec.stored import Numbers, ids_of, sums_of, take_apart
 from penstock.tube.engine.client.apache_range_reader import (
     Answer,
-    Ask,
     Fetched,
-    Got,
+    GetResult,
+    PartitionRef,
     Pause,
-    Place,
-    Session,
+    RangeSession,
+    SendRequest,
     Steps,
+    commit_offset,
     read_range,
-    stand_at,
 )
+from penstock.tube.reader import BrokerClient, BrokerReader
 
-__all__ = ["Kept", "RegisteredBatch", "RegisteredReader", "Registrar", "broker_webs"]
+__all__ = ["ApacheRangeReader", "DirectConsumer", "StoreBounds", "broker_webs"]
 
 _ANSWERS: dict[MethodId, type[broker_pb2.RegisterResponseB2C | broker_pb2.CommitOffsetResponseB2C]] = {
     MethodId.PARTITION_REGISTER: broker_pb2.RegisterResponseB2C,
@@ -56,34 +57,13 @@ _OPTION = "tubemq.http"
 _log = logging.getLogger(__name__)
 
 
-class Kept(NamedTuple):
-    """What a partition's store holds: index positions, and positions in its data; both half-open."""
+class StoreBounds(NamedTuple):
+    """What a partition's store holds: the range of its index offsets and of its data in bytes, both half-open."""
 
     oldest: int
     end: int
     oldest_data: int
     end_data: int
-
-
-class RegisteredBatch(Batch):
-    """Messages in order, item by item; the offset of each is where the get that brought it began.
-
-    ``append_times`` is empty: the wire has none. Instead the broker's id of each is there.
-    """
-
-    def __init__(self, fetched: Fetched, spans: Spans, flags: Numbers, ids: Callable[[], list[int]]) -> None:
-        offsets = np.full(len(flags), fetched.start, np.int64)
-        super().__init__(offsets, np.empty(0, np.int64), flags, spans)
-        self._reached = fetched.end
-        self._ids = ids
-
-    @cached_property
-    def message_ids(self) -> list[int]:
-        return self._ids()
-
-    @property
-    def reached(self) -> int:
-        return self._reached
 
 
 def broker_webs(http: str, *, timeout_s: float) -> dict[int, str]:
@@ -101,11 +81,10 @@ def broker_webs(http: str, *, timeout_s: float) -> dict[int, str]:
     }
 
 
-class Registrar(BlockingBroker):
-    """Registers partitions of one broker for groups that no master knows. Connects at the first question.
+class DirectConsumer(BrokerClient):
+    """Registers at one broker as a consumer of groups that no master knows.
 
-    ``token`` is asked for the visit token of the cluster when the broker wants one. ``user`` and ``password`` sign
-    where the cluster has users. Each question has ``timeout_s``.
+    ``token`` returns the visit token of the cluster; it is called when the broker wants one.
     """
 
     def __init__(
@@ -123,16 +102,16 @@ class Registrar(BlockingBroker):
         self._ask_token = token
         self._token = -1
 
-    def stand_at(self, group: str, topic: str, partition: int, position: int) -> None:
-        """Make ``position`` the stored position of ``group``: monitoring then shows its lag.
+    def commit_offset(self, group: str, topic: str, partition: int, offset: int) -> None:
+        """Store ``offset`` as the offset of ``group``: monitoring then shows its lag.
 
         Raises:
             UnavailableError: no answer in time; also while a consumer of the group holds the partition.
             RefusedError: the broker refuses.
-            DataLossError: the log does not have the position.
+            DataLossError: the log does not have the offset.
         """
-        session = Session(client_id("positions"), [group])
-        for _ in self._drive(stand_at(session, Place(topic, partition), position)):
+        session = RangeSession(new_client_id("positions"), [group])
+        for _ in self._drive(commit_offset(session, PartitionRef(topic, partition), offset)):
             raise AssertionError("nothing is read")
 
     def _drive(self, steps: Steps) -> Iterator[Fetched]:
@@ -144,7 +123,7 @@ class Registrar(BlockingBroker):
             except StopIteration:
                 return
             answer = None
-            if isinstance(step, Ask):
+            if isinstance(step, SendRequest):
                 answer = self._ask(step)
             elif isinstance(step, Pause):
                 now = time.monotonic()
@@ -156,7 +135,7 @@ class Registrar(BlockingBroker):
                 waiting_since = None
                 yield step
 
-    def _ask(self, step: Ask) -> Answer:
+    def _ask(self, step: SendRequest) -> Answer:
         answer = self._call(step, signed=step.method is MethodId.PARTITION_REGISTER)
         if isinstance(answer, broker_pb2.RegisterResponseB2C) and answer.errCode == ErrCode.CERTIFICATE_FAILURE:
             # The broker asks for the visit token, or has a newer one.
@@ -164,24 +143,23 @@ class Registrar(BlockingBroker):
             answer = self._call(step, signed=True)
         return answer
 
-    def _call(self, step: Ask, *, signed: bool) -> Answer:
+    def _call(self, step: SendRequest, *, signed: bool) -> Answer:
         request = step.request
         if signed and isinstance(request, broker_pb2.RegisterRequestC2B):
             request.authInfo.visitAuthorizedToken = self._token
             if self._credentials is not None:
                 request.authInfo.authAuthorizedToken = self._credentials.broker_token()
         try:
-            link = self._open(time.monotonic() + self._timeout_s)
-            payload = link.payload(Service.BROKER_READ, step.method, request)
+            payload = self._connection.exchange(Service.BROKER_READ, step.method, request, timeout_s=self._timeout_s)
             if step.method is MethodId.GET_MESSAGES:
-                return Got(*decode_get(payload))
+                return GetResult(*decode_get(payload))
             return decode(_ANSWERS[step.method], payload)
         except BaseException:
             self.close()  # half an answer may be left in it
             raise
 
 
-class RegisteredReader(Registrar):
+class ApacheRangeReader(DirectConsumer, BrokerReader):
     """Reads exact ranges from one broker of Apache's, whose administration answers at ``http``.
 
     ``group`` begins the names that it registers under, and that it has the broker forget after each range. The names
@@ -206,7 +184,7 @@ class RegisteredReader(Registrar):
         self.http = http
         self._group = group
 
-    def bounds(self, topic: str, partition: int) -> Kept:
+    def bounds(self, topic: str, partition: int) -> StoreBounds:
         """What the partition's store holds. Before its first message a broker knows of none: all zero.
 
         Raises:
@@ -215,8 +193,8 @@ class RegisteredReader(Registrar):
         for row in self._web("admin_query_pubinfo", {"topicName": topic}):
             for of in row["offsetInfo"] if row["topicName"] == topic else ():
                 if of["partitionId"] == partition:
-                    return Kept(of["offsetMin"], of["offsetMax"], of["dataMin"], of["dataMax"])
-        return Kept(0, 0, 0, 0)
+                    return StoreBounds(of["offsetMin"], of["offsetMax"], of["dataMin"], of["dataMax"])
+        return StoreBounds(0, 0, 0, 0)
 
     def offset_at(self, topic: str, partition: int, time_ms: int) -> int:
         """Raises RefusedError: the broker keeps no times."""
@@ -244,7 +222,7 @@ class RegisteredReader(Registrar):
         *,
         types: Collection[str] = (),  # noqa: ARG002 - a filter of Apache's sees only what is in its files
         data_start: int | None = None,
-    ) -> Iterator[RegisteredBatch]:
+    ) -> Iterator[MessageBatch]:
         """Exactly the partition's messages with ``start`` <= offset < ``end``, in order, in batches, of all types.
 
         ``data_start``: where the data of the range begin, or before (``end_data`` of the bounds whose ``end`` is
@@ -255,64 +233,64 @@ class RegisteredReader(Registrar):
             UnavailableError: no answer in time.
             RefusedError: the broker refuses.
         """
-        place = Place(topic, partition)
+        ref = PartitionRef(topic, partition)
         # With the partition in them: a broker forgets all that a name had of a topic.
         names = [f"{self._group}_{partition}_{number}" for number in range(_GROUPS)]
-        session = Session(client_id("reader"), names)
+        session = RangeSession(new_client_id("reader"), names)
         done = False
         try:
-            for fetched in self._drive(read_range(session, place, start, end)):
-                batch = self._batch(fetched, place)
+            for fetched in self._drive(read_range(session, ref, start, end)):
+                batch = self._batch(fetched, ref)
                 if batch is not None:
                     yield batch
             done = True
             if data_start is not None:
-                self._check_data(place, start, data_start)
+                self._check_data(ref, start, data_start)
         finally:
-            if not done and session.held is not None and self._link is not None:
+            if not done and session.held is not None and self._connection.connected:
                 # Its user wants no more, or cannot go on. The registration need not stay until its session ends.
                 self._timeout_s = min(self._timeout_s, _STOPS_S)
                 with suppress(PenstockError):
-                    self._ask(session.leave(place))
+                    self._ask(session.leave(ref))
             if session.held is not None:
                 self._forget(session.held, topic)
 
-    def _check_data(self, place: Place, start: int, data_start: int) -> None:
-        kept = self.bounds(place.topic, place.partition)
+    def _check_data(self, ref: PartitionRef, start: int, data_start: int) -> None:
+        kept = self.bounds(ref.topic, ref.partition)
         if kept.oldest_data > data_start:
             raise DataLossError(
-                f"tube: {place}: of the range from offset {start} data are no longer kept: they begin at byte "
+                f"tube: {ref}: of the range from offset {start} data are no longer kept: they begin at byte "
                 f"{data_start} of the store or later, the oldest byte kept is {kept.oldest_data}",
                 why="retention removed data whose index is still there; the broker leaves out such messages silently",
                 do="raise the topic's retention, or start from the earliest offset and accept the gap",
             )
 
-    def _batch(self, fetched: Fetched, place: Place) -> RegisteredBatch | None:
+    def _batch(self, fetched: Fetched, ref: PartitionRef) -> MessageBatch | None:
         encoded = fetched.messages
         if not len(encoded):
             return None
         edges = np.asarray(encoded.edges, np.int64)
         columns = take_apart(encoded.answer, edges[:-1], edges[1:])
         if columns is None:
-            return self._one_by_one(fetched, place)
+            return self._one_by_one(fetched, ref)
         spans = Spans(encoded.answer, columns.starts, columns.ends)
-        self._check(place, spans, sums_of(encoded.answer, columns))
-        return RegisteredBatch(fetched, spans, columns.flags.astype(np.int64), partial(ids_of, encoded.answer, columns))
+        self._check(ref, spans, sums_of(encoded.answer, columns))
+        return _batch_of(fetched, spans, columns.flags.astype(np.int64), partial(ids_of, encoded.answer, columns))
 
-    def _one_by_one(self, fetched: Fetched, place: Place) -> RegisteredBatch:
+    def _one_by_one(self, fetched: Fetched, ref: PartitionRef) -> MessageBatch:
         """Of messages in another form than servers write."""
         parsed = fetched.messages.parsed()
         spans = Spans.of([message.payLoadData for message in parsed])
-        self._check(place, spans, np.array([message.checkSum for message in parsed], np.int64))
+        self._check(ref, spans, np.array([message.checkSum for message in parsed], np.int64))
         flags = np.array([message.flag for message in parsed], np.int64)
-        return RegisteredBatch(fetched, spans, flags, lambda: [message.messageId for message in parsed])
+        return _batch_of(fetched, spans, flags, lambda: [message.messageId for message in parsed])
 
-    def _check(self, place: Place, spans: Spans, sums: Numbers) -> None:
+    def _check(self, ref: PartitionRef, spans: Spans, sums: Numbers) -> None:
         view = memoryview(spans.data)
         edges = zip(spans.starts.tolist(), spans.ends.tolist(), strict=True)
         if [crc32(view[start:end]) & 0x7FFFFFFF for start, end in edges] != sums.tolist():
             raise DataLossError(
-                f"tube: {place}: a message from {self._peer} does not match its checksum",
+                f"tube: {ref}: a message from {self._peer} does not match its checksum",
                 why="it was changed on its way, or before the broker took it",
             )
 
@@ -327,3 +305,9 @@ class RegisteredReader(Registrar):
 
     def _web(self, method: str, parameters: dict[str, str]) -> list[dict[str, Any]]:
         return web.call_broker(self.http, method, parameters, option=_OPTION, timeout_s=self._timeout_s)
+
+
+def _batch_of(fetched: Fetched, spans: Spans, flags: Numbers, ids: Callable[[], list[int]]) -> MessageBatch:
+    """The wire has neither offsets nor append times: the offset of each message is where its get began."""
+    offsets = np.full(len(flags), fetched.start, np.int64)
+    return MessageBatch(offsets, np.empty(0, np.int64), flags, spans, reached=fetched.end, message_ids=ids)

@@ -1,0 +1,317 @@
+"""Connections of asyncio clients to masters and brokers: many requests in flight, shared by the clients of a program.
+
+The rules are those of :mod:`penstock.tube.engine.client.request_session`; here are sockets and timers. The requests of
+one loop turn leave with one write.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from collections.abc import Callable, Iterable, Sequence
+from types import TracebackType
+from typing import Self, TypeVar, cast
+
+from google.protobuf.message import Message
+
+from penstock.errors import PenstockError, UnavailableError
+from penstock.runtime.io.network import rejected_by_alert, unanswered, unreachable
+from penstock.runtime.io.tls import certificate_file
+from penstock.tube.addresses import Address
+from penstock.tube.codec.envelope import payload_of
+from penstock.tube.codec.methods import MethodId
+from penstock.tube.codec.schema import decode
+from penstock.tube.engine.client.request_session import Outcome, RequestSession
+
+__all__ = ["ClientConnection", "ConnectionPool", "MasterClient"]
+
+M = TypeVar("M", bound=Message)
+Done = Callable[[Outcome], None]
+
+CONNECT_TIMEOUT_S = 3.0
+REQUEST_TIMEOUT_S = 10.0
+
+
+class ClientConnection(asyncio.Protocol):
+    """One connection to a master or broker, made by :meth:`connect`. It is not made again when it ends."""
+
+    def __init__(self, address: Address) -> None:
+        self.address = address
+        self.peer = f"{address[0]}:{address[1]}"
+        self.closed = False
+        self.extensions: int | None = None
+        """Version of penstock's extensions that the peer supports: 0 none, None not known yet. The sender notes it."""
+        self.on_lost: list[Callable[[], None]] = []
+        """Called once, when the connection has ended and all open requests have failed."""
+        self._tls: ssl.SSLContext | None = None
+        self._error: Exception | None = None  # what ended the connection, if it was not closed in order
+        self._transport: asyncio.Transport | None = None
+        self._loop = asyncio.get_running_loop()
+        self._session: RequestSession[Done] = RequestSession(self.peer)
+        self._out: list[bytes] = []
+        self._timer: asyncio.TimerHandle | None = None
+        self._ended: asyncio.Future[None] = self._loop.create_future()
+
+    def __repr__(self) -> str:
+        return f"<tube connection to {self.peer}>"  # what an event loop logs when it breaks
+
+    @classmethod
+    async def connect(
+        cls, address: Address, *, timeout_s: float = CONNECT_TIMEOUT_S, tls: ssl.SSLContext | None = None
+    ) -> ClientConnection:
+        """Connect to ``address``, with ``tls`` if that is given.
+
+        Raises:
+            UnavailableError: nobody answers there in time.
+        """
+        try:
+            async with asyncio.timeout(timeout_s):
+                loop = asyncio.get_running_loop()
+                _, connection = await loop.create_connection(lambda: cls(address), *address, ssl=tls)
+        except (OSError, TimeoutError) as error:
+            why, do = unreachable(error, address[0], tls=tls is not None, certificate=certificate_file(tls))
+            raise UnavailableError(
+                f"tube: no connection to {address[0]}:{address[1]}",
+                applied=False,
+                why=why,
+                do=do or "look whether the server runs and listens there",
+            ) from None
+        return connection
+
+    def submit(
+        self, service: int, method: int, payload: bytes, done: Done, *, timeout_s: float = REQUEST_TIMEOUT_S
+    ) -> int:
+        """Send a request; ``done`` is called once, with the response or the reason why there is none.
+
+        Returns the request's serial number; 0 if the connection is closed.
+        """
+        if self.closed:
+            self._loop.call_soon(done, self._lost(applied=False))
+            return 0
+        now = self._loop.time()
+        serial, frame = self._session.request(service, method, payload, done, timeout_s, now)
+        if not self._out:
+            self._loop.call_soon(self._flush)
+        self._out.append(frame)
+        if self._timer is None or self._timer.when() > now + timeout_s:
+            self._arm(now + timeout_s)
+        return serial
+
+    async def call(
+        self, service: int, method: MethodId, message: Message, kind: type[M], *, timeout_s: float = REQUEST_TIMEOUT_S
+    ) -> M:
+        """Send a request and wait for its response, which is of ``kind``.
+
+        Raises:
+            UnavailableError: no answer in time, the connection ended, the master is on standby.
+            RefusedError: the server answered with an exception.
+            RemoteProtocolError: the answer is not what the method answers.
+        """
+        return decode(kind, await self.exchange(service, method, message.SerializeToString(), timeout_s=timeout_s))
+
+    async def exchange(
+        self, service: int, method: int, payload: bytes, *, timeout_s: float = REQUEST_TIMEOUT_S
+    ) -> bytes:
+        """As :meth:`call`, with payloads as they are on the wire."""
+        future: asyncio.Future[Outcome] = self._loop.create_future()
+
+        def done(outcome: Outcome) -> None:
+            if not future.done():
+                future.set_result(outcome)
+
+        serial = self.submit(service, method, payload, done, timeout_s=timeout_s)
+        try:
+            outcome = await future
+        except asyncio.CancelledError:
+            self._session.forget(serial)
+            raise
+        if isinstance(outcome, PenstockError):
+            raise outcome
+        return payload_of(outcome, method, self.peer)
+
+    def abort(self) -> None:
+        """End the connection now; open requests fail."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def finish(self) -> None:
+        """End the connection once what was submitted is sent."""
+        if self._transport is not None:
+            self._flush()
+            self._transport.close()
+
+    async def close(self) -> None:
+        """As :meth:`finish`, and wait for the end."""
+        if self._transport is not None:
+            self.finish()
+            await self._ended
+
+    # --- asyncio.Protocol ---
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        transport = cast(asyncio.Transport, transport)  # uvloop has it without being a subclass
+        self._transport = transport
+        self._tls = transport.get_extra_info("sslcontext")
+        connection = transport.get_extra_info("socket")
+        if connection is not None:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def data_received(self, data: bytes) -> None:
+        session = self._session
+        for done, response in session.receive(data):
+            done(response)
+        if session.error is not None:
+            self.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.closed = True
+        self._error = exc
+        if self._timer is not None:
+            self._timer.cancel()
+        _finish(self._session.close(self._lost(applied=None)))
+        for lost in self.on_lost:
+            lost()
+        self.on_lost.clear()
+        if not self._ended.done():
+            self._ended.set_result(None)
+
+    def _lost(self, *, applied: bool | None) -> UnavailableError:
+        why, do = rejected_by_alert(self._error, certificate_file(self._tls)) or (
+            unanswered(tls=self._tls is not None) if not self._session.heard else (None, None)
+        )
+        return UnavailableError(f"tube: the connection to {self.peer} is lost", applied=applied, why=why, do=do)
+
+    def _flush(self) -> None:
+        if self._out and self._transport is not None and not self._transport.is_closing():
+            self._transport.write(b"".join(self._out))
+        self._out.clear()
+
+    def _arm(self, deadline: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_at(deadline, self._expire)
+
+    def _expire(self) -> None:
+        self._timer = None
+        _finish(self._session.expire(self._loop.time()))
+        deadline = self._session.next_deadline()
+        if deadline is not None and not self.closed:
+            self._arm(deadline)
+
+
+def _finish(requests: Iterable[tuple[Done, Outcome]]) -> None:
+    for done, outcome in requests:
+        done(outcome)
+
+
+class ConnectionPool:
+    """Connections to brokers by address, one each. Clients that are given the same one share them.
+
+    ``async with ConnectionPool() as pool`` closes them at the end. A connection that no client uses any more is closed.
+    """
+
+    def __init__(self, tls: ssl.SSLContext | None = None) -> None:
+        self._tls = tls
+        self._connections: dict[Address, ClientConnection] = {}
+        self._users: dict[ClientConnection, set[object]] = {}
+        self._locks: dict[Address, asyncio.Lock] = {}
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def find(self, address: Address) -> ClientConnection | None:
+        """The open connection to ``address``, if there is one."""
+        connection = self._connections.get(address)
+        return None if connection is None or connection.closed else connection
+
+    async def connect(self, address: Address, *, user: object) -> ClientConnection:
+        """The connection to ``address``, made if there is none; ``user`` holds it until it releases it.
+
+        Raises:
+            UnavailableError: nobody answers there in time.
+        """
+        async with self._locks.setdefault(address, asyncio.Lock()):
+            connection = self.find(address)
+            if connection is None:
+                connection = self._connections[address] = await ClientConnection.connect(address, tls=self._tls)
+                self._users[connection] = set()
+                connection.on_lost.append(lambda: self._forget(connection))
+            self._users[connection].add(user)
+            return connection
+
+    def release(self, connection: ClientConnection, *, user: object) -> None:
+        """``user`` does not need ``connection`` any more; without users it is closed."""
+        users = self._users.get(connection)
+        if users is not None:
+            users.discard(user)
+            if not users:
+                if self._connections.get(connection.address) is connection:
+                    del self._connections[connection.address]
+                connection.finish()
+
+    async def leave(self, user: object) -> None:
+        """Release all that ``user`` holds; what is closed by that is closed when this returns."""
+        held = [connection for connection, users in self._users.items() if user in users]
+        unused = [connection for connection in held if self._users[connection] == {user}]
+        for connection in held:
+            self.release(connection, user=user)
+        await asyncio.gather(*(connection.close() for connection in unused))
+
+    async def close(self) -> None:
+        """Close them all."""
+        await asyncio.gather(*(connection.close() for connection in list(self._users)))
+
+    def _forget(self, connection: ClientConnection) -> None:
+        self._users.pop(connection, None)
+        if self._connections.get(connection.address) is connection:
+            del self._connections[connection.address]
+
+
+class MasterClient:
+    """The active one of several masters: stays with it while it answers, else tries each other once a call."""
+
+    def __init__(self, masters: Sequence[Address], tls: ssl.SSLContext | None = None) -> None:
+        self._masters = sorted(masters)
+        self._tls = tls
+        self._current = 0
+        self._connection: ClientConnection | None = None
+        self._lock = asyncio.Lock()
+
+    async def call(self, method: MethodId, message: Message, kind: type[M], *, timeout_s: float = 10.0) -> M:
+        """As :meth:`ClientConnection.call`; UnavailableError when no master answers."""
+        last: UnavailableError | None = None
+        for _ in self._masters:
+            connection = None
+            try:
+                connection = await self._connected()
+                return await connection.call(1, method, message, kind, timeout_s=timeout_s)
+            except UnavailableError as error:
+                last = error
+                self._leave(connection)
+        assert last is not None
+        raise last
+
+    async def close(self) -> None:
+        """Close the connection, if there is one."""
+        if self._connection is not None:
+            await self._connection.close()
+            self._connection = None
+
+    async def _connected(self) -> ClientConnection:
+        async with self._lock:
+            if self._connection is None or self._connection.closed:
+                self._connection = await ClientConnection.connect(self._masters[self._current], tls=self._tls)
+            return self._connection
+
+    def _leave(self, connection: ClientConnection | None) -> None:
+        if connection is self._connection:  # else another call has moved on already
+            self._current = (self._current + 1) % len(self._masters)
+            if connection is not None:
+                connection.abort()
+            self._connection = None
