@@ -30,6 +30,7 @@ _PATTERNS: Final = (
     "mqtt/codec/*.py",
     "mqtt/engine/*.py",
     "mqtt/service.py",
+    "runtime/io/commit_queue.py",
     "runtime/io/stepped_clock.py",
     "statestore/binding.py",
     "statestore/codec/*.py",
@@ -39,7 +40,6 @@ _PATTERNS: Final = (
     "statestore/service/deduplication.py",
     "statestore/service/service.py",
     "statestore/service/delivery.py",
-    "statestore/service/commit_waiters.py",
     "statestore/service/writer.py",
 )
 """The modules of the core, inside the package."""

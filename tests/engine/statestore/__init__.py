@@ -1,17 +1,17 @@
-"""The state store's service without sockets: a fake broker, a committer that commits when told."""
+"""The state store's service without sockets: a fake broker, a commit queue whose commits end when the test says so."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple
 
 from penstock.errors import StorageError
 from penstock.mqtt.codec.packets import Publish
 from penstock.mqtt.codec.properties import Properties
 from penstock.mqtt.codec.topics import validate_topic_name
 from penstock.mqtt.service import Inbound
-from penstock.runtime.io.committer import GroupCommitter
+from penstock.runtime.io.commit_queue import CommitQueue, CommitWaiter
 from penstock.runtime.io.files import Durability
 from penstock.statestore.binding import INVOKE
 from penstock.statestore.codec.resp3 import encode_array
@@ -21,7 +21,7 @@ from penstock.statestore.options import StoreOptions
 from penstock.statestore.service.interfaces import Policy
 from penstock.statestore.service.service import StateStoreService
 
-__all__ = ["NOW", "Delivery", "FakeOutlet", "ManualClock", "ManualCommitter", "Peer", "open_service"]
+__all__ = ["NOW", "Delivery", "FakeOutlet", "ManualClock", "ManualQueue", "Peer", "open_service"]
 
 NOW = 1_700_000_000_000
 
@@ -119,58 +119,89 @@ class FakeConnection:
     def release(self) -> None: ...
 
 
-class ManualCommitter:
-    """A committer whose commits finish when the test says so.
+class ManualQueue(CommitQueue[Any]):
+    """A commit queue whose commits end when the test says so.
 
-    Each operation is a commit of its own, so that tests can have one finish before the next; with ``groups`` what comes
-    before the next one finishes goes with it, as in earnest.
+    Each request is a commit of its own, so that tests can have one end before the next; with ``groups`` what comes
+    before the next one ends goes with it, as in earnest.
     """
 
-    def __init__(self, *, groups: bool = False) -> None:
-        self.groups = groups
-        self.waiting: list[tuple[Sequence[Change], Callable[[StorageError | None], None]]] = []
-        self._started = 0
-        self.failure: StorageError | None = None
-        self.on_failure: Callable[[StorageError], None] = lambda _: None
+    def __init__(self) -> None:
+        super().__init__("manual", begin=lambda: None, write=lambda _: None, end=lambda _, _failure: None)
+        self.groups = False
+        self._service: StateStoreService | None = None
+        self._collects = False
+        self._begun: list[Any] = []
+        self._by_number: dict[int, list[CommitWaiter]] = {}
 
     @property
     def pending(self) -> int:
-        return len(self.waiting)
+        """Commits that have not ended."""
+        return len(self._begun) + self._collects
+
+    def collected(self) -> list[Change]:
+        """The changes of the only commit that has not ended."""
+        self._begin_next()
+        (commit,) = self._begun
+        return list(commit.changes)
+
+    def attach(self, service: StateStoreService) -> None:
+        """Commit the changes of ``service``."""
+        self._service = service
+        service._writer.queue = self
 
     @property
-    def started(self) -> int:
-        if not self.groups:
-            self._started += 1
-        return self._started
+    def is_started(self) -> bool:
+        return True
 
     def start(self) -> None:
         """Nothing to start."""
+
+    async def close(self) -> None:
+        self.finish()
 
     def fail_soon(self, failure: StorageError) -> None:
         """Nothing fails but what the test lets fail."""
         raise failure
 
-    async def close(self) -> None:
-        self.finish()
+    def request(self) -> int:
+        if not self.groups:
+            self._begin_next()
+        self._collects = True
+        return self.number
 
-    def submit(self, op: Sequence[Change], done: Callable[[StorageError | None], None]) -> None:
-        self.waiting.append((op, done))
+    def request_within(self, seconds: float) -> None:
+        """Nothing is written behind before the test requests it."""
 
-    def finish(self, count: int | None = None) -> None:
-        """Commit the first ``count`` of what waits, or all of it."""
-        self._started += 1
-        batch = self.waiting[:count]
-        del self.waiting[:count]
-        for _, done in batch:
-            done(None)
+    def wait(self, number: int, waiter: CommitWaiter) -> None:
+        assert number > self.ended
+        self._by_number.setdefault(number, []).append(waiter)
+
+    def _begin_next(self) -> None:
+        if self._collects:
+            self._collects = False
+            self.number += 1
+            assert self._service is not None
+            self._begun.append(self._service._writer._begin())
+
+    def finish(self, count: int | None = None, failure: StorageError | None = None) -> None:
+        """End the first ``count`` commits, or all."""
+        self._begin_next()
+        batch = self._begun[:count]
+        del self._begun[:count]
+        for commit in batch:
+            self.ended += 1
+            assert self._service is not None
+            self._service._writer._end(commit, failure)
+            for waiter in self._by_number.pop(self.ended, []):
+                waiter.commit_ended(failure)
 
     def fail(self) -> None:
         """The commit of everything that waits fails."""
         self.failure = StorageError("disk full")
-        self.on_failure(self.failure)
-        batch, self.waiting = self.waiting, []
-        for _, done in batch:
-            done(self.failure)
+        assert self._service is not None
+        self._service._failed(self.failure)
+        self.finish(failure=self.failure)
 
 
 class Peer:
@@ -261,7 +292,7 @@ async def open_service(
     clock: ManualClock,
     *,
     durability: Durability = Durability.MEMORY,
-    committer: ManualCommitter | None = None,
+    queue: ManualQueue | None = None,
     dialect: str = "auto",
     policy: Policy | None = None,
     options: StoreOptions | None = None,
@@ -270,8 +301,7 @@ async def open_service(
     service = StateStoreService(
         path, durability, clock, options=options or StoreOptions(dialect=dialect), policy=policy
     )
-    if committer is not None:
-        committer.on_failure = service._failed
-        service._writer.committer = cast("GroupCommitter[Sequence[Change]]", committer)
+    if queue is not None:
+        queue.attach(service)
     await service.start(outlet)
     return service

@@ -13,7 +13,7 @@ from penstock.statestore.codec.commands import Access, Extension
 from penstock.statestore.engine.answer import Context
 from penstock.statestore.hlc import Hlc
 from penstock.statestore.options import Persistence, PersistenceMode, StoreOptions
-from tests.engine.statestore import NOW, FakeOutlet, ManualClock, ManualCommitter, Peer, open_service
+from tests.engine.statestore import NOW, FakeOutlet, ManualClock, ManualQueue, Peer, open_service
 
 VECTORS = Path(__file__).parents[2] / "vectors" / "statestore" / "batch.json"
 TOKEN = Hlc(NOW, 4, "run")
@@ -44,55 +44,53 @@ def outlet() -> FakeOutlet:
 
 
 @pytest.fixture
-def committer() -> ManualCommitter:
-    return ManualCommitter()
+def queue() -> ManualQueue:
+    return ManualQueue()
 
 
 @pytest.fixture
-async def peer(tmp_path: Path, outlet: FakeOutlet, committer: ManualCommitter) -> AsyncIterator[Peer]:
+async def peer(tmp_path: Path, outlet: FakeOutlet, queue: ManualQueue) -> AsyncIterator[Peer]:
     clock = ManualClock()
     options = StoreOptions(extensions=~Extension.NONE, max_keys=4, principal_share=100)
     service = await open_service(
-        tmp_path, outlet, clock, durability=Durability.DURABLE, committer=committer, policy=Rules(), options=options
+        tmp_path, outlet, clock, durability=Durability.DURABLE, queue=queue, policy=Rules(), options=options
     )
     yield Peer(service, outlet, clock)
     await service.close()
 
 
-def done(peer: Peer, committer: ManualCommitter, words: str | bytes, ft: Hlc | None = None) -> bytes:
+def done(peer: Peer, queue: ManualQueue, words: str | bytes, ft: Hlc | None = None) -> bytes:
     """The answer to ``words`` once its commit is done."""
     correlation = peer.send(words, ft=ft)
-    committer.finish()
+    queue.finish()
     (answer,) = [found for found in peer.outlet.taken() if found.correlation == correlation]
     return answer.payload
 
 
-async def test_golden_requests_and_answers(peer: Peer, committer: ManualCommitter) -> None:
-    done(peer, committer, "SET a x", HIGHER)
-    done(peer, committer, "SET b x")
+async def test_golden_requests_and_answers(peer: Peer, queue: ManualQueue) -> None:
+    done(peer, queue, "SET a x", HIGHER)
+    done(peer, queue, "SET b x")
     for case in json.loads(VECTORS.read_text(encoding="utf-8"))["cases"]:
-        assert done(peer, committer, case["request"].encode(), TOKEN) == case["answer"].encode(), case["meaning"]
+        assert done(peer, queue, case["request"].encode(), TOKEN) == case["answer"].encode(), case["meaning"]
 
 
-async def test_all_of_it_is_one_commit_and_told_after_it(
-    peer: Peer, outlet: FakeOutlet, committer: ManualCommitter
-) -> None:
+async def test_all_of_it_is_one_commit_and_told_after_it(peer: Peer, outlet: FakeOutlet, queue: ManualQueue) -> None:
     for key in ("k1", "k2"):
         peer.ask(f"KEYNOTIFY {key}")
-    committer.groups = True
-    before = committer.started
+    queue.groups = True
+    before = queue.ended
     peer.send("BATCH 3 SET k1 1 3 SET k2 2 2 DEL k1")
     other = Peer(peer.service, outlet, peer.clock, "other")
     other.send("GET k2")
     assert outlet.taken() == []
-    ((changes, _),) = committer.waiting
+    changes = queue.collected()
     assert [(change.key, change.record is None) for change in changes] == [
         (b"k1", False),
         (b"k2", False),
         (b"k1", True),
     ]
-    committer.finish()
-    assert committer.started == before + 1
+    queue.finish()
+    assert queue.ended == before + 1
     answer, *told, read = outlet.taken()
     assert answer.payload == b"*3\r\n+OK\r\n+OK\r\n:1\r\n"
     assert read.payload == b"$1\r\n2\r\n"
@@ -101,24 +99,24 @@ async def test_all_of_it_is_one_commit_and_told_after_it(
 
 
 async def test_after_a_failed_commit_none_of_it_is_acknowledged_or_told(
-    peer: Peer, outlet: FakeOutlet, committer: ManualCommitter
+    peer: Peer, outlet: FakeOutlet, queue: ManualQueue
 ) -> None:
     peer.ask("KEYNOTIFY k1")
     outlet.taken()
     peer.send("BATCH 3 SET k1 1 3 SET k2 2")
-    committer.fail()
+    queue.fail()
     (answer,) = outlet.taken()
     assert answer.payload.startswith(b"-ERR the state store is read-only")
     assert peer.ask("BATCH 3 SET k1 1").payload.startswith(b"-ERR the state store is read-only")
 
 
-async def test_every_write_is_refused_for_its_own_reason(peer: Peer, committer: ManualCommitter) -> None:
-    done(peer, committer, "SET fenced x", HIGHER)
-    done(peer, committer, "SET value x")
+async def test_every_write_is_refused_for_its_own_reason(peer: Peer, queue: ManualQueue) -> None:
+    done(peer, queue, "SET fenced x", HIGHER)
+    done(peer, queue, "SET value x")
     words = (
         "BATCH 3 SET secret v 3 SET fenced v 4 SET value v NX 3 SET k3 v 3 SET k4 v 3 SET k5 v 2 DEL value 3 SET k5 v"
     )
-    assert done(peer, committer, words, TOKEN).split(b"\r\n") == [
+    assert done(peer, queue, words, TOKEN).split(b"\r\n") == [
         b"*8",
         b"-ERR not authorized",
         b"-ERR the request fencing token is a lower version than the fencing token protecting the resource",
@@ -132,10 +130,10 @@ async def test_every_write_is_refused_for_its_own_reason(peer: Peer, committer: 
     ]
 
 
-async def test_a_floor_holds_for_each_key_and_none_is_raised(peer: Peer, committer: ManualCommitter) -> None:
+async def test_a_floor_holds_for_each_key_and_none_is_raised(peer: Peer, queue: ManualQueue) -> None:
     peer.send("SET run x", ft=HIGHER, extra=[("__fencePrefix", "out/")])
-    committer.finish()
-    assert done(peer, committer, "BATCH 3 SET out/1 v 3 SET other v", TOKEN).split(b"\r\n")[1:3] == [
+    queue.finish()
+    assert done(peer, queue, "BATCH 3 SET out/1 v 3 SET other v", TOKEN).split(b"\r\n")[1:3] == [
         b"-ERR the request fencing token is a lower version than the fencing token protecting the resource",
         b"+OK",
     ]

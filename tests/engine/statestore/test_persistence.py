@@ -15,7 +15,7 @@ from penstock.statestore.hlc import Hlc
 from penstock.statestore.options import KeySelection, Persistence, PersistenceMode, StoreOptions
 from penstock.statestore.service.repair import repair_versions
 from penstock.statestore.service.service import StateStoreService
-from tests.engine.statestore import Delivery, FakeOutlet, ManualClock, ManualCommitter, Peer, open_service
+from tests.engine.statestore import Delivery, FakeOutlet, ManualClock, ManualQueue, Peer, open_service
 
 ASKS = [("aio-persistence", "true")]
 
@@ -218,13 +218,13 @@ async def test_a_prefix_fence_stands_after_a_restart(tmp_path: Path) -> None:
 
 
 async def test_too_many_waiting_requests_are_refused_and_urgent_ones_are_not(tmp_path: Path) -> None:
-    outlet, clock, committer = FakeOutlet(), ManualClock(), ManualCommitter()
+    outlet, clock, queue = FakeOutlet(), ManualClock(), ManualQueue()
     service = await open_service(
         tmp_path,
         outlet,
         clock,
         durability=Durability.DURABLE,
-        committer=committer,
+        queue=queue,
         options=StoreOptions(max_waiting=2),
     )
     peer = Peer(service, outlet, clock)
@@ -232,7 +232,7 @@ async def test_too_many_waiting_requests_are_refused_and_urgent_ones_are_not(tmp
         peer.send(words)
     assert [(code, bool(reason)) for _, code, reason in outlet.settled] == [(0x97, True)]
     peer.send("SET d v", extra=[("$high_priority", "")])
-    committer.finish()
+    queue.finish()
     assert [d.payload for d in outlet.taken()] == [b"+OK\r\n"] * 3
     assert service.keys == 3
     await service.close()

@@ -12,7 +12,7 @@ from penstock.errors import StorageError
 from penstock.runtime.io.files import Durability
 from penstock.statestore.engine.record import Change
 from penstock.statestore.service.service import StateStoreService
-from tests.engine.statestore import FakeOutlet, ManualClock, ManualCommitter, Peer, open_service
+from tests.engine.statestore import FakeOutlet, ManualClock, ManualQueue, Peer, open_service
 
 READ_ONLY = b"-ERR the state store is read-only after a storage failure; nothing was changed\r\n"
 
@@ -20,11 +20,11 @@ READ_ONLY = b"-ERR the state store is read-only after a storage failure; nothing
 class Held:
     """A service whose commits finish when the test says so."""
 
-    def __init__(self, service: StateStoreService, outlet: FakeOutlet, clock: ManualClock, committer: ManualCommitter):
+    def __init__(self, service: StateStoreService, outlet: FakeOutlet, clock: ManualClock, queue: ManualQueue):
         self.service = service
         self.outlet = outlet
         self.clock = clock
-        self.committer = committer
+        self.queue = queue
         self.a = self.peer("a")
         self.b = self.peer("b")
 
@@ -42,9 +42,9 @@ class Held:
 
 @pytest.fixture
 async def held(tmp_path: Path) -> AsyncIterator[Held]:
-    outlet, clock, committer = FakeOutlet(), ManualClock(), ManualCommitter()
-    service = await open_service(tmp_path, outlet, clock, durability=Durability.DURABLE, committer=committer)
-    yield Held(service, outlet, clock, committer)
+    outlet, clock, queue = FakeOutlet(), ManualClock(), ManualQueue()
+    service = await open_service(tmp_path, outlet, clock, durability=Durability.DURABLE, queue=queue)
+    yield Held(service, outlet, clock, queue)
     await service.close()
 
 
@@ -56,7 +56,7 @@ async def test_answer_puback_and_notification_leave_after_the_commit(held: Held)
     assert held.answers() == []
     assert held.settled() == []
     assert held.service.pending == 1
-    held.committer.finish()
+    held.queue.finish()
     assert held.settled() == [(b"a-1", 0)]
     assert held.answers() == [
         (b"a-1", b"+OK\r\n"),
@@ -73,7 +73,7 @@ async def test_a_read_that_shows_a_change_waits_for_it_and_no_other_does(held: H
     held.peer("c").send("GET other")
     # b's later read waits behind its earlier one; c's does not.
     assert held.answers() == [(b"c-1", b"$-1\r\n")]
-    held.committer.finish()
+    held.queue.finish()
     assert held.answers() == [(b"a-1", b"+OK\r\n"), (b"b-2", b"$1\r\nv\r\n"), (b"b-3", b"$-1\r\n")]
     assert [code for _, code in held.settled()] == [0] * 5
 
@@ -83,20 +83,20 @@ async def test_whatever_shows_an_uncommitted_change_waits(held: Held, words: str
     held.a.send("SET k v", ft=f"{held.clock.now_ms}:0:n")
     held.b.send(words)
     assert held.answers() == []
-    held.committer.finish(1)
+    held.queue.finish(1)
     # The fence that refuses the last three was committed just now.
     assert [correlation for correlation, _ in held.answers()] == [b"a-1", b"b-1"]
 
 
 async def test_a_deletion_is_shown_after_its_commit(held: Held) -> None:
     held.a.send("SET k v")
-    held.committer.finish()
+    held.queue.finish()
     held.answers()
     held.a.send("DEL k")
     held.b.send("GET k")
     held.b.send("DEL k")
     assert held.answers() == []
-    held.committer.finish()
+    held.queue.finish()
     assert held.answers() == [(b"a-2", b":1\r\n"), (b"b-1", b"$-1\r\n"), (b"b-2", b":0\r\n")]
 
 
@@ -108,9 +108,9 @@ async def test_answers_of_one_client_keep_the_order_of_its_requests(held: Held) 
     held.a.send("SET k2 v")
     held.a.send("KEYNOTIFY k")
     held.a.send("GET k1")
-    held.committer.finish(1)
+    held.queue.finish(1)
     assert [d.payload for d in held.outlet.taken()] == [b"+OK\r\n", b"$-1\r\n", b"-ERR unknown command\r\n", b""]
-    held.committer.finish(1)
+    held.queue.finish(1)
     assert [d.payload for d in held.outlet.taken()] == [b"+OK\r\n", b"+OK\r\n", b"$1\r\nv\r\n"]
     held.a.send("GET other")
     assert len(held.outlet.taken()) == 1
@@ -121,8 +121,8 @@ async def test_notifications_of_a_key_leave_in_the_order_of_versions(held: Held)
     for value in ("1", "2", "3"):
         held.a.send(f"SET k {value}")
     held.a.send("DEL k")
-    held.committer.finish(2)
-    held.committer.finish()
+    held.queue.finish(2)
+    held.queue.finish()
     versions = [d.version for d in held.outlet.taken() if d.client_id == "b" and d.correlation is None]
     assert len(versions) == 4
     assert versions == sorted(versions, key=str)
@@ -135,21 +135,21 @@ async def test_an_observer_that_went_or_stopped_finds_no_old_news(held: Held) ->
     held.b.send("KEYNOTIFY k STOP")
     held.service.disconnected("c")
     held.outlet.taken()
-    held.committer.finish()
+    held.queue.finish()
     left = [(d.client_id, d.publish.topic, d.payload) for d in held.outlet.taken()]
     assert left == [(None, f"clients/{name}/response", b"+OK\r\n") for name in ("a", "b")]
 
 
 async def test_after_a_failed_commit_nothing_is_acknowledged(held: Held) -> None:
     held.a.send("SET good v")
-    held.committer.finish()
+    held.queue.finish()
     held.b.send("KEYNOTIFY k")
     held.answers()
     held.settled()
 
     held.a.send("SET k v")
     held.b.send("GET k")
-    held.committer.fail()
+    held.queue.fail()
     assert held.service.failure is not None
     assert held.answers() == [(b"a-2", READ_ONLY), (b"b-2", READ_ONLY)]
     assert held.settled() == [(b"a-2", 0x83), (b"b-2", 0x83)]
@@ -160,15 +160,15 @@ async def test_after_a_failed_commit_nothing_is_acknowledged(held: Held) -> None
     assert held.b.ask("GET good").payload == b"$1\r\nv\r\n"
     assert held.b.ask("GET k").payload == READ_ONLY
     assert held.b.ask("GET other").payload == b"$-1\r\n"
-    assert held.committer.pending == 0
+    assert held.queue.pending == 0
     assert held.outlet.taken() == []
 
 
 async def test_keys_expire_for_readers_after_a_failure_too(held: Held) -> None:
     held.a.send("SET k v PX 100")
-    held.committer.finish()
+    held.queue.finish()
     held.a.send("SET other v")
-    held.committer.fail()
+    held.queue.fail()
     held.clock.now_ms += 100
     held.service.wake()
     held.outlet.taken()
@@ -178,7 +178,7 @@ async def test_keys_expire_for_readers_after_a_failure_too(held: Held) -> None:
 async def test_an_answer_is_not_sent_once_its_request_has_expired(held: Held) -> None:
     held.a.send("SET k v", expiry=1)
     held.clock.now_ms += 1000
-    held.committer.finish()
+    held.queue.finish()
     assert held.answers() == []
     assert held.settled() == [(b"a-1", 0)]
 
@@ -186,23 +186,23 @@ async def test_an_answer_is_not_sent_once_its_request_has_expired(held: Held) ->
 async def test_the_expiry_of_a_key_is_told_after_its_commit(held: Held) -> None:
     held.b.send("KEYNOTIFY k")
     held.a.send("SET k v PX 100")
-    held.committer.finish()
+    held.queue.finish()
     held.outlet.taken()
     held.clock.now_ms += 100
     held.service.wake()
     assert held.answers() == []
-    held.committer.finish()
+    held.queue.finish()
     assert [d.payload for d in held.outlet.taken()] == [b"*2\r\n$6\r\nNOTIFY\r\n$6\r\nDELETE\r\n"]
     held.service.wake()
-    held.committer.finish()
+    held.queue.finish()
     assert held.answers() == []
     assert held.service.expired == 1
 
 
 async def test_memory_answers_at_once_until_too_much_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.statestore.service.writer._MAX_WRITE_BEHIND", 2)
-    outlet, clock, committer = FakeOutlet(), ManualClock(), ManualCommitter()
-    service = await open_service(tmp_path, outlet, clock, committer=committer)
+    outlet, clock, queue = FakeOutlet(), ManualClock(), ManualQueue()
+    service = await open_service(tmp_path, outlet, clock, queue=queue)
     peer = Peer(service, outlet, clock, "a")
     for value in ("0", "1", "2", "3", "4", "5"):
         peer.ask(f"KEYNOTIFY k{value}")
@@ -210,18 +210,18 @@ async def test_memory_answers_at_once_until_too_much_waits(tmp_path: Path, monke
     for _ in range(5):
         peer.ask("SET k0 0")
     assert [d.payload[-3:-2] for d in outlet.taken()] == [b"0"] * 5
-    service._writer._flush()
-    committer.finish()
+    queue.request()
+    queue.finish()
     for value in ("1", "2", "3", "4"):
         peer.send(f"SET k{value} {value}")
     told = [d.payload[-3:-2] for d in outlet.taken()]
     assert told == [b"K", b"1", b"K", b"2"]
-    # What was written behind, as one, and the third.
-    committer.finish(2)
+    # What was written behind, with the third.
+    queue.finish(1)
     peer.send("SET k5 5")
     # Not before the fourth, which still waits.
     assert [d.payload[-3:-2] for d in outlet.taken()] == [b"K", b"3"]
-    committer.finish()
+    queue.finish()
     assert [d.payload[-3:-2] for d in outlet.taken()] == [b"K", b"4", b"K", b"5"]
     peer.ask("SET k 6")
     await service.close()

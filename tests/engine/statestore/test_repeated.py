@@ -8,7 +8,7 @@ import pytest
 
 from penstock.runtime.io.files import Durability
 from penstock.statestore.options import StoreOptions
-from tests.engine.statestore import FakeOutlet, ManualClock, ManualCommitter, Peer, open_service
+from tests.engine.statestore import FakeOutlet, ManualClock, ManualQueue, Peer, open_service
 
 STAMP = "1700000000000:%d:c"
 
@@ -44,13 +44,13 @@ async def test_it_is_acknowledged_and_changes_nothing_any_more(
 
 
 async def test_its_puback_waits_for_the_commit_of_the_first(tmp_path: Path) -> None:
-    outlet, clock, committer = FakeOutlet(), ManualClock(), ManualCommitter()
-    service = await open_service(tmp_path, outlet, clock, durability=Durability.DURABLE, committer=committer)
+    outlet, clock, queue = FakeOutlet(), ManualClock(), ManualQueue()
+    service = await open_service(tmp_path, outlet, clock, durability=Durability.DURABLE, queue=queue)
     peer = Peer(service, outlet, clock)
     correlation = peer.send("SET k v NX", ts=STAMP % 1)
     peer.send("SET k v NX", ts=STAMP % 1, correlation=correlation, dup=True)
     assert (outlet.settled, outlet.taken()) == ([], [])
-    committer.finish()
+    queue.finish()
     assert [d.payload for d in outlet.taken()] == [b"+OK\r\n"]
     assert outlet.settled == [(correlation, 0, "")] * 2
     await service.close()
@@ -111,18 +111,18 @@ async def test_what_was_not_carried_out_or_is_another_request_is_carried_out(tmp
 
 
 async def test_where_too_much_waits_it_is_acknowledged_all_the_same(tmp_path: Path) -> None:
-    outlet, clock, committer = FakeOutlet(), ManualClock(), ManualCommitter()
+    outlet, clock, queue = FakeOutlet(), ManualClock(), ManualQueue()
     service = await open_service(
         tmp_path,
         outlet,
         clock,
         durability=Durability.DURABLE,
-        committer=committer,
+        queue=queue,
         options=StoreOptions(max_waiting=1),
     )
     peer = Peer(service, outlet, clock)
     correlation = peer.send("SET k v NX", ts=STAMP % 1)
     peer.send("SET k v NX", ts=STAMP % 1, correlation=correlation, dup=True)
-    committer.finish()
+    queue.finish()
     assert [code for _, code, _ in outlet.settled] == [0, 0]
     await service.close()

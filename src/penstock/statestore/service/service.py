@@ -1,6 +1,6 @@
 """The state store as a service of the MQTT broker: requests in, answers and notifications out, after the commit.
 
-A request is carried out in memory as soon as it arrives; what it changed goes to the group committer, and its answer,
+A request is carried out in memory as soon as it arrives; what it changed goes to the commit queue, and its answer,
 its PUBACK and its notifications leave when that commit is done. An answer that shows a change of somebody else which
 is not committed yet waits for that commit, and answers to one client never overtake each other; everything else
 leaves at once. All waiting is for numbered commits, which finish in order.
@@ -24,6 +24,7 @@ from penstock.errors import StorageError
 from penstock.mqtt.codec.reasons import ReasonCode
 from penstock.mqtt.service import Inbound, Outlet
 from penstock.runtime.io.clock import boot_id, boot_ms, steady_clock
+from penstock.runtime.io.commit_queue import CommitWaiter
 from penstock.runtime.io.files import Durability
 from penstock.runtime.io.stepped_clock import SteppedClock, utc
 from penstock.statestore.binding import (
@@ -45,7 +46,6 @@ from penstock.statestore.engine.store import Engine
 from penstock.statestore.hlc import MAX_DRIFT_MS, Hlc
 from penstock.statestore.options import StoreOptions
 from penstock.statestore.service.changelog import ChangeLog
-from penstock.statestore.service.commit_waiters import CommitWaiters
 from penstock.statestore.service.deduplication import RecentWrites
 from penstock.statestore.service.delivery import ResponseSender
 from penstock.statestore.service.interfaces import Capture, Policy, Stats
@@ -138,7 +138,6 @@ class StateStoreService:
             options.persistence,
             logs=self._changelog.wanted,
             clock=lambda: self._engine.clock,
-            on_committed=self._committed,
             on_logged=self._changelog.logged,
             on_failure=self._failed,
         )
@@ -148,7 +147,6 @@ class StateStoreService:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._armed_for: int | None = None
-        self._waiting = CommitWaiters()
         self._recent = RecentWrites()
 
     @property
@@ -179,7 +177,7 @@ class StateStoreService:
     @property
     def pending(self) -> int:
         """How many requests wait for a commit."""
-        return self._waiting.count
+        return self._writer.waiting
 
     def quota_figures(self) -> dict[str, int]:
         """For the metrics: what the quotas are about, and what they refused."""
@@ -348,7 +346,7 @@ class StateStoreService:
             self.stats.repeated += 1
             self._answer(message, _REPEATED, None, 0, now_ms)
             return
-        if self._waiting.count >= self.options.max_waiting and not self._is_urgent(ask):
+        if self._writer.waiting >= self.options.max_waiting and not self._is_urgent(ask):
             self.stats.refused += 1
             message.settle(ReasonCode.QUOTA_EXCEEDED, "the disk does not keep up with the requests")
             return
@@ -412,9 +410,6 @@ class StateStoreService:
         self._arm()
         return self._writer.submit(changes, asked=asked)
 
-    def _committed(self, number: int, failure: StorageError | None) -> None:
-        self._waiting.end(number, committed=failure is None)
-
     def _trim(self, floor: Hlc) -> None:
         self._writer.trim(floor)
 
@@ -426,15 +421,18 @@ class StateStoreService:
         self, message: Inbound, ask: StoreRequest | RejectedRequest, answer: Answer | None, wait_for: int, now_ms: int
     ) -> None:
         """Let an answer go, now or with the commit ``wait_for``, never before an earlier one to the same client."""
-        wait_for = self._waiting.behind(message.client_id, wait_for)
+        wait_for = self._writer.answer_waits_for(message.client_id, wait_for)
         if not wait_for or self.failure is not None:
             self._release(message, ask, answer, now_ms, committed=not wait_for)
         else:
-            self._waiting.add(wait_for, message.client_id, self._let_go, (message, ask, answer))
+            self._writer.add_answer(
+                wait_for, message.client_id, _WaitingAnswer(self, self._writer, wait_for, message, ask, answer)
+            )
 
-    def _let_go(self, whole: tuple[Inbound, StoreRequest | RejectedRequest, Answer | None], *, committed: bool) -> None:
-        """The commit that an answer waited for has ended."""
-        message, ask, answer = whole
+    def release_waiting(
+        self, message: Inbound, ask: StoreRequest | RejectedRequest, answer: Answer | None, *, committed: bool
+    ) -> None:
+        """Let an answer go whose commit has ended."""
         self._release(message, ask, answer, self._clock(), committed=committed)
 
     def _release(
@@ -472,19 +470,61 @@ class StateStoreService:
         if not observed:
             return
         if wait_for:
-            self._waiting.add(wait_for, None, self._tell_all, observed)
+            self._writer.add_notifications(wait_for, _WaitingNotifications(self, observed))
         else:
-            self._tell_all(observed, committed=True)
+            self.notify(observed)
 
-    def _tell_all(self, changes: Sequence[Change], *, committed: bool) -> None:
-        """Tell the observers; what was never committed is never told."""
-        if not committed or self._voice.outlet is None or self.failure is not None:
+    def notify(self, changes: Sequence[Change]) -> None:
+        """Notify the observers of committed ``changes``."""
+        if self._voice.outlet is None or self.failure is not None:
             return
         for change in changes:
             for client_id, dialect in change.observers:
                 # One that has gone or stopped meanwhile must not find old news in its session.
                 if self._engine.observes(client_id, change.key):
                     self._voice.tell(client_id, dialect, change)
+
+
+class _WaitingAnswer(CommitWaiter):
+    """An answer, or the acknowledgement of a rejected request, that waits for a commit."""
+
+    __slots__ = ("_answer", "_message", "_number", "_request", "_service", "_writer")
+
+    def __init__(
+        self,
+        service: StateStoreService,
+        writer: ChangeWriter,
+        number: int,
+        message: Inbound,
+        request: StoreRequest | RejectedRequest,
+        answer: Answer | None,
+    ) -> None:
+        self._service = service
+        self._writer = writer
+        self._number = number
+        self._message = message
+        self._request = request
+        self._answer = answer
+
+    def commit_ended(self, failure: StorageError | None) -> None:
+        """Send the answer, or the error that nothing is committed any more."""
+        self._writer.answer_leaves(self._number, self._message.client_id)
+        self._service.release_waiting(self._message, self._request, self._answer, committed=failure is None)
+
+
+class _WaitingNotifications(CommitWaiter):
+    """Notifications that wait for the commit of their changes."""
+
+    __slots__ = ("_changes", "_service")
+
+    def __init__(self, service: StateStoreService, changes: Sequence[Change]) -> None:
+        self._service = service
+        self._changes = changes
+
+    def commit_ended(self, failure: StorageError | None) -> None:
+        """Notify the observers; changes that were never committed are not shown."""
+        if failure is None:
+            self._service.notify(self._changes)
 
 
 def _cannot_observe(message: Inbound, command: Command) -> StoreError | None:

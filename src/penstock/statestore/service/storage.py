@@ -139,10 +139,12 @@ class Storage:
         if floor is not None:
             operations += _dropped(floor)
         operations.append((PUT, _META, b"clock", _encode_clock(clock or changes[-1].version)))
-        lag, self._lag = self._lag, None
+        lag = self._lag
         if lag is not None:
             operations.append((PUT, _META, b"lag", _LAG.pack(lag, crc32(b"%d" % lag))))
         self._environment.commit(operations, f"commit of {len(changes)} changes")
+        if lag is not None and self._lag == lag:
+            self._lag = None
 
     def when_failed(self, tell: Callable[[StorageError], None]) -> None:
         """Have a failure that no commit shows told at once, in another thread."""

@@ -1,46 +1,60 @@
-"""Where changes go: the disk, the log of changes, or nowhere, and what waits for which commit.
+"""The path of the store's changes to the disk, and the answers and notifications that wait for their commit.
 
-Every change that an answer waits for is part of a numbered commit, with all that come before it begins; commits finish
-in order. With durability ``memory`` nothing waits: changes collect for a moment, so that a key set a thousand times is
-written once, and only a disk that does not keep up makes answers wait.
+The service carries out a request in memory and passes its changes to the writer. Every change that an answer waits for
+belongs to a numbered commit of the :mod:`~penstock.runtime.io.commit_queue`, which takes all changes until it begins as
+one list. An answer leaves after the commit of what it shows, and never before an earlier answer to the same client:
+while one of them waits, those after it wait at least for the same commit.
+
+With durability ``memory`` answers do not wait. Changes collect for a moment, so that a key that is set a thousand times
+is written once; only a disk that does not keep up makes answers wait.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Final
 
 from penstock.errors import StorageError
-from penstock.runtime.io.committer import GroupCommitter
+from penstock.runtime.io.commit_queue import CommitQueue, CommitWaiter
 from penstock.runtime.io.files import Durability
 from penstock.statestore.engine.record import Change, Record
 from penstock.statestore.hlc import Hlc
 from penstock.statestore.options import Persistence, PersistenceMode
 from penstock.statestore.service.storage import Storage
 
-__all__ = ["ChangeWriter", "Committed"]
+__all__ = ["ChangeWriter"]
 
-Committed = Callable[[int, StorageError | None], None]
-"""Called once a numbered commit ended, in order: its number, and why it failed."""
-
-_BEHIND_S: Final = 1.0
-"""How long written-behind changes collect; as long as those of MQTT sessions."""
-
-_INLINE_S: Final = 0.002
-"""Commits that take less run in the loop: the hand-over to a thread and back would cost as much as a third of them. A
-disk that stalls stops the loop once, for as long as it stalls; see decision 0034."""
+_WRITE_BEHIND_S: Final = 1.0
+"""Longest age of a change that is written behind; as long as those of MQTT sessions."""
 
 _MAX_WRITE_BEHIND: Final = 50_000
 """Written-behind changes that may wait for the disk; beyond it answers wait too, so that a disk slower than the clients
 slows them down instead of filling the memory."""
 
+_NO_CLOCK: Final = Hlc(0, 0, "")
+
+
+class _Commit:
+    """One commit, filled until it begins."""
+
+    __slots__ = ("behind", "changes", "clock", "floor", "number")
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.changes: list[Change] = []
+        """In the order of their versions; the first ``behind`` of them were written behind."""
+        self.behind = 0
+        self.clock = _NO_CLOCK
+        """The greatest version that was given when it began."""
+        self.floor: Hlc | None = None
+        """The log of changes is dropped up to this version."""
+
 
 class ChangeWriter:
-    """Takes changes in the order of their versions; call everything in the loop's thread.
+    """Commits changes, passed in the order of their versions. Call everything in the loop's thread.
 
-    ``logs``: every change goes into the log of changes too. ``clock`` tells the greatest version given.
+    ``logs``: every change goes into the log of changes too; ``on_logged`` gets them after their commit. ``clock``
+    returns the greatest version that was given.
     """
 
     def __init__(
@@ -51,7 +65,6 @@ class ChangeWriter:
         *,
         logs: bool,
         clock: Callable[[], Hlc],
-        on_committed: Committed,
         on_logged: Callable[[Sequence[Change]], None],
         on_failure: Callable[[StorageError], None],
     ) -> None:
@@ -62,108 +75,177 @@ class ChangeWriter:
         self._on_disk: set[bytes] = set()
         self._logs = logs
         self._clock = clock
-        self._on_committed = on_committed
         self._on_logged = on_logged
-        self._on_failure = on_failure
-        self.committer: GroupCommitter[Sequence[Change]] = GroupCommitter(
-            self._commit,
-            name="statestore",
+        self.queue: CommitQueue[_Commit] = CommitQueue(
+            "statestore",
+            begin=self._begin,
+            write=self._write,
+            end=self._end,
             on_failure=on_failure,
-            inline_s=0.0 if self._memory else _INLINE_S,
-            small=lambda _: not storage.may_wait(),
+            is_small=None if self._memory else self._is_small,
         )
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._next = _Commit(1)
         self._behind: dict[bytes | Hlc, Change] = {}
-        """What is to be written behind: by key, so that of many changes the last is written; by version what counts
-        beside its key, for the log or as the floor of a prefix."""
+        """Changes to be written behind: by key, so that of many changes the last is written; by version those that
+        count beside their key, for the log or as the floor of a prefix."""
         self._behind_running = 0
-        self._batch: list[Change] = []
-        """The changes of the last commit that something waits for; more may come while it has not begun."""
-        self._batch_of = -1
-        self._timer: asyncio.TimerHandle | None = None
-        self._stored_clock = Hlc(0, 0, "")
+        self._stored_clock = _NO_CLOCK
         self._trim_to: Hlc | None = None
-        self.submitted = 0
-        """The number of the last commit that something waits for."""
-        self.uncommitted: dict[bytes, int] = {}
-        """The number of the commit that a key has to wait for, where it may not be shown yet."""
+        self._last_change = 0
+        """The last commit that a change waits for."""
+        self._uncommitted: dict[bytes, int] = {}
+        """The commit that a key has to wait for before it may be shown."""
+        self._last_answer: dict[str, int] = {}
+        """The commit that the last waiting answer to a client waits for."""
+        self.waiting = 0
+        """Answers that wait for a commit."""
 
     @property
     def failure(self) -> StorageError | None:
         """Why nothing can be written any more."""
-        return self.committer.failure
+        return self.queue.failure
 
     @property
     def stalled(self) -> StorageError | None:
         """Why answers wait for disk space; None while they do not."""
-        return self.committer.stalled
+        return self.queue.stalled
 
     def start(self, recovered: Sequence[Record]) -> None:
-        """Start the committer's thread; ``recovered`` is what is on disk."""
-        self._loop = asyncio.get_running_loop()
+        """Accept changes; ``recovered`` is what is on disk."""
         if self._selects:
             self._on_disk.update(record.key for record in recovered)
-        self.committer.start()
-        self._storage.when_failed(self.committer.fail_soon)
+        self.queue.start()
+        self._storage.when_failed(self.queue.fail_soon)
 
     async def close(self) -> None:
         """Commit what was submitted, call what waits for it, stop; nothing before :meth:`start`."""
-        if self._loop is None:
+        if not self.queue.is_started:
             return
-        self._flush()
-        if self._trim_to is not None and self.failure is None:
-            self.committer.submit((), _ignore)
-        await self.committer.close()
+        has_news = self._memory and (bool(self._behind) or self._clock() > self._stored_clock)
+        if self.failure is None and (has_news or self._trim_to is not None):
+            self.queue.request()
+        await self.queue.close()
 
-    def waits_for(self, key: bytes) -> int:
-        """The number of the commit that ``key`` has to wait for; 0: it may be shown."""
-        return self.uncommitted.get(key, 0)
-
-    def waits_for_any(self) -> int:
-        """The number of the last commit that any key waits for; 0: all may be shown."""
-        return self.submitted if self.uncommitted else 0
+    # Changes
 
     def submit(self, changes: Sequence[Change], *, asked: bool = False) -> int:
-        """Take ``changes``; the number of the commit that their answer waits for, 0 = none.
+        """Take ``changes``; returns the commit that their answer waits for, 0 = none.
 
-        ``asked``: the request wants the keys that it set kept.
+        ``asked``: the request asks for the keys that it sets to be stored.
         """
-        committer = self.committer
-        if committer.failure is not None:
+        queue = self.queue
+        if queue.failure is not None:
             # Only keys that expire get here: they are gone for readers, and the next start removes them for good.
             return 0
+        uncommitted = self._uncommitted
         if self._memory:
             if self._selects:
                 changes = self._selected(changes, asked=asked)
-            # Once something waits, this change may not be told before it.
-            if not self.uncommitted and len(self._behind) + self._behind_running < _MAX_WRITE_BEHIND:
+            # While something waits, no later change may be shown before it.
+            if not uncommitted and len(self._behind) + self._behind_running < _MAX_WRITE_BEHIND:
                 self._write_behind(changes)
                 return 0
-            if self._behind:
-                self._flush()
-        if self._batch_of != committer.started:
-            self.submitted += 1
-            batch = self._batch = []
-            self._batch_of = committer.started
-            committer.submit(batch, partial(self._done, self.submitted, batch))
-        number = self.submitted
-        self._batch += changes
+        number = self._last_change = queue.request()
+        self._next.changes.extend(changes)
         for change in changes:
-            self.uncommitted[change.key] = number
+            uncommitted[change.key] = number
         return number
+
+    def waits_for(self, key: bytes) -> int:
+        """The commit that ``key`` has to wait for; 0: it may be shown."""
+        return self._uncommitted.get(key, 0)
+
+    def waits_for_any(self) -> int:
+        """The last commit that any key waits for; 0: all may be shown."""
+        return self._last_change if self._uncommitted else 0
 
     def note_lag(self, lag_ms: int) -> None:
         """Store how far the clock of the expiry instants is ahead of the wall clock, in a commit of its own."""
         self._storage.note_lag(lag_ms)
         if self.failure is None:
-            self.committer.submit((), _ignore)
+            self.queue.request()
 
     def trim(self, floor: Hlc) -> None:
         """Drop the log up to ``floor`` with the next commit."""
         self._trim_to = floor
 
+    # What waits
+
+    def answer_waits_for(self, client_id: str, number: int) -> int:
+        """The commit that an answer to ``client_id`` waits for which itself needs ``number`` (0 = none)."""
+        if self._last_answer and (last := self._last_answer.get(client_id, 0)) > number:
+            return last
+        return number
+
+    def add_answer(self, number: int, client_id: str, answer: CommitWaiter) -> None:
+        """Have ``answer`` wait for the commit ``number``, as :meth:`answer_waits_for` returned it.
+
+        It calls :meth:`answer_leaves` first when the commit has ended.
+        """
+        self._last_answer[client_id] = number
+        self.waiting += 1
+        self.queue.wait(number, answer)
+
+    def answer_leaves(self, number: int, client_id: str) -> None:
+        """An answer that waited for the commit ``number`` is about to be sent."""
+        self.waiting -= 1
+        if self._last_answer.get(client_id) == number:
+            del self._last_answer[client_id]
+
+    def add_notifications(self, number: int, notifications: CommitWaiter) -> None:
+        """Have ``notifications`` wait for the commit ``number``; no answer waits behind them."""
+        self.queue.wait(number, notifications)
+
+    # Commits
+
+    def _begin(self) -> _Commit:
+        commit, self._next = self._next, _Commit(self.queue.number)
+        if self._behind:
+            commit.behind = len(self._behind)
+            self._behind_running += commit.behind
+            # While a change waits in a commit none is written behind: these are the older ones.
+            commit.changes = [*self._behind.values(), *commit.changes]
+            self._behind.clear()
+        commit.clock = self._clock()
+        commit.floor, self._trim_to = self._trim_to, None
+        return commit
+
+    def _is_small(self, _commit: _Commit) -> bool:
+        return not self._storage.may_wait()
+
+    def _write(self, commit: _Commit) -> None:
+        """One transaction; runs in the thread or in the loop."""
+        self._storage.commit(commit.changes, log=self._logs, clock=commit.clock, floor=commit.floor)
+
+    def _end(self, commit: _Commit, failure: StorageError | None) -> None:
+        self._behind_running -= commit.behind
+        if failure is not None:
+            return  # the keys stay uncommitted for ever: the values in memory must never be shown
+        self._stored_clock = commit.clock
+        uncommitted = self._uncommitted
+        if not self._next.changes and not self.queue.running:
+            uncommitted.clear()
+        else:
+            for change in commit.changes:
+                if uncommitted.get(change.key) == commit.number:
+                    del uncommitted[change.key]
+        if self._logs:
+            self._on_logged(commit.changes)
+
+    # Written behind
+
+    def _write_behind(self, changes: Sequence[Change]) -> None:
+        behind = self._behind
+        for change in changes:
+            if self._logs or change.floor is not None:
+                behind.pop(change.key, None)
+                behind[change.version] = change
+            else:
+                behind[change.key] = change
+        self.queue.request_within(_WRITE_BEHIND_S)
+
     def _selected(self, changes: Sequence[Change], *, asked: bool) -> Sequence[Change]:
-        """What of it concerns the disk; all of it where there is a log, with what is not to be kept marked."""
+        """The changes that concern the disk; all of them where there is a log, marked where they are not to be kept."""
         persistence, concerns = self._persistence, []
         custom = persistence.mode is PersistenceMode.CUSTOM
         for change in changes:
@@ -180,54 +262,3 @@ class ChangeWriter:
             elif self._logs or change.floor is not None:
                 concerns.append(change)
         return concerns
-
-    def _write_behind(self, changes: Sequence[Change]) -> None:
-        behind = self._behind
-        for change in changes:
-            if self._logs or change.floor is not None:
-                behind.pop(change.key, None)
-                behind[change.version] = change
-            else:
-                behind[change.key] = change
-        if self._timer is None and self._loop is not None:
-            self._timer = self._loop.call_later(_BEHIND_S, self._flush)
-
-    def _flush(self) -> None:
-        """Hand what collected to the committer; nobody waits, a failure is told through ``on_failure``."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        if not self._memory or self.failure is not None:
-            return
-        if self._behind or self._clock() > self._stored_clock:
-            changes = list(self._behind.values())
-            self._behind.clear()
-            self._behind_running += len(changes)
-            self.committer.submit(changes, partial(self._behind_done, changes))
-
-    def _behind_done(self, changes: Sequence[Change], failure: StorageError | None) -> None:
-        self._behind_running -= len(changes)
-        if failure is None and self._logs:
-            self._on_logged(changes)
-
-    def _commit(self, batch: Sequence[Sequence[Change]]) -> None:
-        """One transaction for ``batch``; runs in the committer's thread."""
-        clock = self._clock()
-        floor, self._trim_to = self._trim_to, None
-        changes = [change for changes in batch for change in changes]
-        self._storage.commit(changes, log=self._logs, clock=clock, floor=floor)
-        self._stored_clock = clock
-
-    def _done(self, number: int, changes: Sequence[Change], failure: StorageError | None) -> None:
-        if failure is None:
-            for change in changes:
-                if self.uncommitted.get(change.key) == number:
-                    del self.uncommitted[change.key]
-        # After a failure the keys stay uncommitted for ever: the value in memory must never be shown.
-        self._on_committed(number, failure)
-        if failure is None and self._logs:
-            self._on_logged(changes)
-
-
-def _ignore(_: StorageError | None) -> None:
-    """Nobody waits for the commit; a failure is reported through ``on_failure``."""

@@ -1,21 +1,22 @@
-"""What the broker's loop changed, made durable together; what waits for it leaves afterwards.
+"""Commits of the broker: changes of the loop that are made durable together, and the responses that wait for them.
 
-What turns bring while a commit runs shares the next one, and leaves with one write a connection. After a failed commit
-nothing is acknowledged any more: whoever waited, and whoever comes later, is told 503 with the reason.
+When a commit begins, and where it runs, is up to :mod:`penstock.runtime.io.commit_queue`. After a failed
+commit nothing is acknowledged any more: clients that wait, and later ones, get 503 with the reason. Responses leave
+with one write per connection.
 
-Commits of few messages run in the loop while the disk is quick (decision 47); messages that nobody waits for, those of
-durability "memory", are written a moment later, many together. So are positions that nobody waits for: a get that
-confirms what came before it is answered with the next messages, not with a promise.
+Commits of few messages run in the loop while the disk is fast (decision 47). Two kinds of changes are written behind,
+because nobody waits for them: messages in topics of durability "memory", and offsets that only a fetch moved. A fetch
+that confirms the messages before it is answered with the next messages, not with a promise.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from penstock.errors import PenstockError, StorageError
-from penstock.runtime.io.committer import GroupCommitter
+from penstock.runtime.io.commit_queue import CommitQueue, CommitWaiter
 from penstock.tube.broker.connection import BrokerConnection
 from penstock.tube.broker.maintenance import Maintenance
 from penstock.tube.codec.codes import ErrCode
@@ -30,42 +31,39 @@ from penstock.tube.storage.store import Store
 
 __all__ = ["AppendDone", "Commits"]
 
-_INLINE_S: Final = 0.002
-"""Commits that took longer of late run in the thread: for so long no connection is served."""
 _INLINE_BYTES: Final = 64 << 10
-_INLINE_POSITIONS: Final = 64
+_INLINE_OFFSETS: Final = 64
 WRITE_BEHIND_S: Final = 0.01
-"""So long, at most, what was acknowledged from memory waits to be handed to the operating system."""
+"""Longest time before messages that were acknowledged from memory are passed to the operating system."""
 WRITE_BEHIND_BYTES: Final = 1 << 20
-"""Beyond so many bytes in a store it does not wait."""
-POSITIONS_S: Final = 0.2
-"""So long, at most, a position that only a get moved is not stored: after a crash its messages come again."""
+"""Unwritten bytes of a store that are written without this delay."""
+OFFSETS_S: Final = 0.2
+"""Longest time before an offset that only a fetch moved is stored: after a crash its messages are delivered again."""
 
 AppendDone = Callable[["AppendResult | PenstockError"], None]
 
 
-class _Waiting:
-    """What leaves, or is told, when the next commit returned."""
+class _Response(NamedTuple):
+    """Responses of one kind to a connection; dropped after the instant ``expires_ms``, 0 = never."""
 
-    __slots__ = ("appended", "futures", "replies")
-
-    def __init__(self) -> None:
-        # (connection, serials, method, bodies, expires at or 0)
-        self.replies: list[tuple[BrokerConnection, Sequence[int], int, Sequence[bytes], int]] = []
-        self.appended: list[tuple[AppendDone, AppendResult]] = []
-        self.futures: list[asyncio.Future[None]] = []
+    connection: BrokerConnection
+    serials: Sequence[int]
+    method: int
+    bodies: Sequence[bytes]
+    expires_ms: int
 
 
-class _Round:
-    """One commit; filled when it begins, with all that came until then."""
+class _PendingCommit:
+    """One commit: the work for the disk, and what follows it."""
 
-    __slots__ = ("commit", "decided", "waiting")
+    __slots__ = ("commit", "decided", "responses")
 
-    commit: StorageCommit
-    waiting: _Waiting
-    decided: list[Publication]
+    def __init__(self, commit: StorageCommit, responses: list[_Response]) -> None:
+        self.commit = commit
+        self.responses = responses
+        self.decided: list[Publication] = []
 
-    def small(self) -> bool:
+    def only_appends_little(self) -> bool:
         """Whether it only appends few bytes to files that have room for them."""
         commit = self.commit
         size = 0
@@ -73,13 +71,43 @@ class _Round:
             size += work.size
             if size > _INLINE_BYTES or not store.has_room(work):
                 return False
-        return len(commit.offsets) <= _INLINE_POSITIONS and commit.only_appends
+        return len(commit.offsets) <= _INLINE_OFFSETS and commit.only_appends
+
+
+class _Appended(CommitWaiter):
+    """An append inside the process that waits for its commit."""
+
+    __slots__ = ("_done", "_result")
+
+    def __init__(self, done: AppendDone, result: AppendResult) -> None:
+        self._done = done
+        self._result = result
+
+    def commit_ended(self, failure: StorageError | None) -> None:
+        self._done(self._result if failure is None else failure)
+
+
+class _Durable(CommitWaiter):
+    """A task that waits for a commit."""
+
+    __slots__ = ("future",)
+
+    def __init__(self, future: asyncio.Future[None]) -> None:
+        self.future = future
+
+    def commit_ended(self, failure: StorageError | None) -> None:
+        if self.future.done():
+            return
+        if failure is None:
+            self.future.set_result(None)
+        else:
+            self.future.set_exception(failure)
 
 
 class Commits:
-    """The commits of one broker; made in the loop that they run in.
+    """The commits of one broker; created in the loop that they run in.
 
-    ``failed`` hears of the first failure, ``lost`` of what of staged rows turned out to be lost.
+    ``failed`` is called with the first failure, ``lost`` with a text for staged rows that turned out to be lost.
     """
 
     def __init__(
@@ -95,42 +123,42 @@ class Commits:
     ) -> None:
         self.failure: StorageError | None = None
         self.next = StorageCommit()
-        """The next commit; what is not in the engine's lists is put here before :meth:`schedule`."""
+        """The next commit; changes that are not in the engine's lists are put here before :meth:`schedule`."""
         self.snapshot_due = False
         """The next commit notes what idempotent producers have sent."""
+        self._disk = disk
         self._engine = engine
         self._maintenance = maintenance
         self._clock = clock
         self._failed = failed
         self._lost = lost
-        self._path = str(disk.directory)
-        self._waiting = _Waiting()
+        self._responses: list[_Response] = []
         self._shown = False
-        self._behind: asyncio.TimerHandle | None = None
-        self._positions: asyncio.TimerHandle | None = None
-        self._positions_due = False
-        """The next commit stores where groups stand."""
-        self._round: _Round | None = None
-        """Submitted, and not begun yet."""
+        self._offsets: asyncio.TimerHandle | None = None
+        self._offsets_due = False
+        """The next commit stores the committed offsets of groups."""
         self._closed = False
         self._loop = asyncio.get_running_loop()
-        self._committer: GroupCommitter[_Round] = GroupCommitter(
-            lambda rounds: disk.commit([one.commit for one in rounds]),
-            name=name, on_failure=self._fail, prepare=self._fill, inline_s=_INLINE_S,
-            small=lambda one: one.small() and not (one.commit.offsets and disk.meta.may_wait()),
-        )  # fmt: skip
-        self._committer.start()
-        disk.meta.when_failed(self._committer.fail_soon)
+        self.queue: CommitQueue[_PendingCommit] = CommitQueue(
+            name,
+            begin=self._begin,
+            write=lambda pending: disk.commit([pending.commit]),
+            end=self._end,
+            on_failure=self._fail,
+            is_small=self._is_small,
+        )
+        self.queue.start()
+        disk.meta.when_failed(self.queue.fail_soon)
 
     @property
     def stalled(self) -> StorageError | None:
         """Why answers wait for disk space; None while they do not."""
-        return self._committer.stalled
+        return self.queue.stalled
 
     @property
     def count(self) -> int:
-        """Commits until now."""
-        return self._committer.commits
+        """Commits since the start."""
+        return self.queue.commits
 
     def wait(
         self,
@@ -141,48 +169,40 @@ class Commits:
         expires_ms: int,
     ) -> None:
         """Send ``bodies`` after the next commit, unless it is ``expires_ms`` by then (0: never)."""
-        self._waiting.replies.append((connection, serials, method, bodies, expires_ms))
+        self._responses.append(_Response(connection, serials, method, bodies, expires_ms))
         if method != MethodId.SEND_MESSAGE:
-            self._positions_due = True
+            self._offsets_due = True
         self.schedule()
 
     def tell(self, done: AppendDone, result: AppendResult) -> None:
         """Call ``done`` with ``result``, or the error, after the next commit."""
-        self._waiting.appended.append((done, result))
+        self.queue.wait(self.queue.number, _Appended(done, result))
 
     async def committed(self) -> None:
-        """Return when all that was changed until now is durable. Raises StorageError when it cannot be made so."""
+        """Return when everything that was changed until now is durable. Raises StorageError if it cannot be."""
         if self.failure is not None:
             raise self.failure
         if self._closed:
             raise StorageError("tube: the broker is closed")
         future: asyncio.Future[None] = self._loop.create_future()
-        self._waiting.futures.append(future)
-        self._positions_due = True
+        self.queue.wait(self.queue.number, _Durable(future))
+        self._offsets_due = True
         self.schedule()
         await future
 
     def schedule(self) -> None:
-        """Have the next commit, at the end of this loop turn at the earliest, take what the turn changed."""
-        if self._round is not None or self._closed:
-            return  # it has not begun
-        if self._behind is not None:
-            self._behind.cancel()
-            self._behind = None
-        self._round = one = _Round()
-        try:
-            self._committer.submit(one, lambda error: self._done(one, error))
-        except StorageError as error:  # closing: what came too late is told so
-            self._loop.call_soon(self._refuse, one, error)
+        """Commit what was changed, at the end of this loop turn or of the running commit."""
+        if not self._closed:
+            self.queue.request()
 
     def changed(self) -> None:
-        """A turn ended: commit what it changed, if it changed something, when whoever waits for it needs it."""
+        """A turn ended: commit what it changed, when those that wait for it need it."""
         engine = self._engine
         dirty = engine.dirty_stores
         if engine.offsets.founded:
-            self._store_positions()
-        elif engine.offsets.dirty and self._positions is None:
-            self._positions = self._loop.call_later(POSITIONS_S, self._store_positions)
+            self._store_offsets()
+        elif engine.offsets.dirty and self._offsets is None:
+            self._offsets = self._loop.call_later(OFFSETS_S, self._store_offsets)
         if engine.transactions.dirty:
             self.schedule()
         elif dirty:
@@ -191,8 +211,7 @@ class Commits:
                     self.schedule()
                     break
             else:
-                if self._behind is None and self._round is None:
-                    self._behind = self._loop.call_later(WRITE_BEHIND_S, self.schedule)
+                self.queue.request_within(WRITE_BEHIND_S)
         if engine.fetch.parked and dirty and not self._shown:
             self._shown = True
             self._loop.call_soon(self._show_immediate)
@@ -206,29 +225,25 @@ class Commits:
             connection.turned()
 
     async def close(self) -> None:
-        """StorageCommit what is scheduled, with what producers have sent; nothing is taken any more."""
+        """Commit what is scheduled, with what producers have sent; later changes are refused."""
         if self._engine.produce.producers.changed and self.failure is None:
             self.snapshot_due = True
-        if self._positions is not None:
-            self._positions.cancel()
+        if self._offsets is not None:
+            self._offsets.cancel()
         if self._engine.offsets.dirty and self.failure is None:
-            self._positions_due = True
-        if self.snapshot_due or self._positions_due or self._behind is not None:
+            self._offsets_due = True
+        if self.snapshot_due or self._offsets_due:
             self.schedule()
-        await self._committer.close()
+        await self.queue.close()
         self._closed = True
 
-    def _store_positions(self) -> None:
-        if self._positions is not None:
-            self._positions.cancel()
-            self._positions = None
+    def _store_offsets(self) -> None:
+        if self._offsets is not None:
+            self._offsets.cancel()
+            self._offsets = None
         if self._engine.offsets.dirty:
-            self._positions_due = True
+            self._offsets_due = True
             self.schedule()
-
-    def _refuse(self, one: _Round, error: StorageError) -> None:
-        self._fill(one)
-        self._done(one, error)
 
     def _show_immediate(self) -> None:
         """At the end of a turn: show what is readable at once."""
@@ -236,16 +251,16 @@ class Commits:
         if not self._closed:
             self._show([store for store in self._engine.dirty_stores if store.immediate])
 
-    def _fill(self, one: _Round) -> None:
-        """The commit begins: it takes all that was changed until now, and those who wait for it."""
-        self._round = None
+    def _begin(self) -> _PendingCommit:
+        """Take everything that was changed until now, and the responses that wait for it."""
         engine, maintenance = self._engine, self._maintenance
-        one.commit, self.next = self.next, StorageCommit()
-        commit = one.commit
+        commit, self.next = self.next, StorageCommit()
+        pending = _PendingCommit(commit, self._responses)
+        self._responses = []
         now = self._clock()
         if self.failure is None:
             self._publish(now)
-        one.decided = maintenance.take_staged(commit)
+        pending.decided = maintenance.take_staged(commit)
         if engine.produce.producers.changed:
             maintenance.note_producers(commit)
         # A dict keeps the order of first use, so the same run writes the same way again.
@@ -256,14 +271,17 @@ class Commits:
         if self.snapshot_due:
             self.snapshot_due = False
             maintenance.snapshot_producers(commit, now)
-        if self._positions_due or not commit.only_appends:
-            self._positions_due = False
+        if self._offsets_due or not commit.only_appends:
+            self._offsets_due = False
             commit.offsets = [GroupOffset(*key, offset, now) for key, offset in engine.offsets.take_dirty()]
-        one.waiting, self._waiting = self._waiting, _Waiting()
-        self._answer_published(one.waiting)
+        self._answer_published(pending.responses)
         immediate = [store for store, _, _ in commit.works if store.immediate]
         if immediate:
             self._show(immediate)
+        return pending
+
+    def _is_small(self, pending: _PendingCommit) -> bool:
+        return pending.only_appends_little() and not (pending.commit.offsets and self._disk.meta.may_wait())
 
     def _show(self, stores: Sequence[LogStore]) -> None:
         """Readers of ``stores`` see more than before; answer the gets that wait no more."""
@@ -279,14 +297,14 @@ class Commits:
         except OSError as error:
             # Decided, and not to be read: nothing may come behind it; a restart carries it out.
             what = f"tube: staged rows cannot be read: {error.strerror}"
-            self._fail(StorageError(what, path=str(error.filename or self._path)))
+            self._fail(StorageError(what, path=str(error.filename or self._disk.directory)))
 
-    def _answer_published(self, waiting: _Waiting) -> None:
+    def _answer_published(self, responses: list[_Response]) -> None:
         """Answers to commits of staged rows leave with the commit of their last rows."""
         transactions = self._engine.transactions
         for address, serial, body in transactions.answered:
             if isinstance(address, BrokerConnection):
-                waiting.replies.append((address, [serial], MethodId.SEND_MESSAGE, [body], 0))
+                responses.append(_Response(address, [serial], MethodId.SEND_MESSAGE, [body], 0))
         transactions.answered.clear()
         publishing = transactions.publishing
         if publishing is not None and publishing.lost:
@@ -294,36 +312,28 @@ class Commits:
                 self._lost(text)
             publishing.lost.clear()
 
-    def _done(self, one: _Round, error: StorageError | None) -> None:
-        engine, commit, waiting = self._engine, one.commit, one.waiting
+    def _end(self, pending: _PendingCommit, failure: StorageError | None) -> None:
+        """Show readers what is committed now, and send the responses."""
+        engine, commit = self._engine, pending.commit
         now = self._clock()
-        if error is None:
+        if failure is None:
             for store, work, _ in commit.works:
                 store.written(work)
-            self._maintenance.staged(commit, one.decided)
+            self._maintenance.staged(commit, pending.decided)
             if engine.transactions.dirty:
                 self.schedule()
             engine.readable([store for store, _, _ in commit.works], now)
         touched: dict[BrokerConnection, None] = {}
         self._collect_ready(touched)
-        for connection, serials, method, bodies, expires_ms in waiting.replies:
+        for connection, serials, method, bodies, expires_ms in pending.responses:
             if expires_ms and now >= expires_ms:
                 engine.dropped_late += len(serials)
                 continue
-            connection.put_all(serials, bodies if error is None else [_unavailable(method, error)] * len(serials))
+            connection.put_all(serials, bodies if failure is None else [_unavailable(method, failure)] * len(serials))
             touched[connection] = None
         for connection in touched:
             connection.flush()
             connection.turned()
-        for done, result in waiting.appended:
-            done(result if error is None else error)
-        for future in waiting.futures:
-            if future.done():
-                continue
-            if error is None:
-                future.set_result(None)
-            else:
-                future.set_exception(error)
 
     def _collect_ready(self, touched: dict[BrokerConnection, None]) -> None:
         """Put the answers to gets that waited; the connections they are for go into ``touched``."""

@@ -11,7 +11,7 @@ from typing import Any
 
 from penstock.errors import StorageError, UnavailableError
 from penstock.runtime.io.clock import steady_clock, wall_clock_ms
-from penstock.runtime.io.committer import GroupCommitter
+from penstock.runtime.io.commit_queue import CommitQueue, CommitWaiter
 from penstock.runtime.io.loop import StallWatch, after_reading, watch_stalls
 from penstock.runtime.observability.logs import error_fields
 from penstock.tube.admin import master as admin
@@ -73,7 +73,9 @@ class TubeMaster:
         self._clock = clock if clock is not None else steady_clock()
         self._engine: MasterEngine | None = None
         self._store: SettingStore | None = None
-        self._committer: GroupCommitter[Setting | Removal] | None = None
+        self._queue: CommitQueue[list[Setting | Removal]] | None = None
+        self._unstored: list[Setting | Removal] = []
+        """The settings of the next commit."""
         self._peers = Peers("master")
         self._listeners = Listeners(lambda: AnsweringProtocol(self._answer, self._peers, self._lost))
         self._timer: asyncio.TimerHandle | None = None
@@ -103,8 +105,10 @@ class TubeMaster:
             self._listeners.stop()
             store.close()
             raise
-        self._committer = GroupCommitter(store.put, name="tube-master")
-        self._committer.start()
+        self._queue = CommitQueue(
+            "tube-master", begin=self._take_unstored, write=store.put, end=lambda _, _failure: None
+        )
+        self._queue.start()
         self._stalls = watch_stalls(self._stalled)
         return bound
 
@@ -218,41 +222,30 @@ class TubeMaster:
         self._listeners.stop()
         for connection in list(self._peers.open):
             connection.close()
-        if self._committer is not None:
-            await self._committer.close()
+        if self._queue is not None:
+            await self._queue.close()
         await self._listeners.closed()
         if self._store is not None:
             self._store.close()
             self._store = None
 
     async def _persist(self, settings: Sequence[Setting | Removal]) -> None:
-        assert self._committer is not None
-        # All are submitted, and their names taken, before anything is awaited.
-        await asyncio.gather(*[self._submit(self._committer, setting) for setting in settings])
+        # All are requested, and their names taken, before anything is awaited.
+        await asyncio.gather(*[self._put(setting) for setting in settings])
         self.on_change()
 
-    def _submit(self, committer: GroupCommitter[Setting | Removal], setting: Setting | Removal) -> asyncio.Future[None]:
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        storing = self.engine.storing
-        kind, key = key_of(setting)
-        name = key if kind == TOPIC_KIND else None
+    def _put(self, setting: Setting | Removal) -> asyncio.Future[None]:
+        """Store ``setting`` with the next commit."""
+        queue = self._queue
+        assert queue is not None
+        stored = _StoredSetting(self.engine, setting, self._clock)
+        self._unstored.append(setting)
+        queue.wait(queue.request(), stored)
+        return stored.future
 
-        def done(error: StorageError | None) -> None:
-            if name is not None:
-                storing.discard(name)
-            if error is None:
-                self.engine.stored(setting, self._clock())
-            if future.cancelled():
-                return
-            if error is None:
-                future.set_result(None)
-            else:
-                future.set_exception(error)
-
-        committer.submit(setting, done)
-        if name is not None:
-            storing.add(name)
-        return future
+    def _take_unstored(self) -> list[Setting | Removal]:
+        taken, self._unstored = self._unstored, []
+        return taken
 
     def _answer(self, request: Request, peer: Peer) -> bytes:
         context = RequestContext(self._clock(), peer.address, peer.connection, tls=peer.tls)
@@ -271,10 +264,10 @@ class TubeMaster:
 
     def _store_news(self) -> None:
         """Brokers that came are kept; topics whose data are gone, everywhere or on some brokers, leave the disk too."""
-        if self._committer is None or self._committer.failure is not None:
+        if self._queue is None or self._queue.failure is not None:
             return
         for setting in self.engine.take_unstored():
-            self._submit(self._committer, setting).add_done_callback(_report)
+            self._put(setting).add_done_callback(_report)
 
     def _wake(self) -> None:
         for reached, future in self._waiters:
@@ -314,6 +307,33 @@ class TubeMaster:
 
     def _stalled(self, grace_ms: int) -> None:
         self.engine.stalled(self._clock(), grace_ms)
+
+
+class _StoredSetting(CommitWaiter):
+    """A setting that waits for its commit; ``future`` ends with it."""
+
+    def __init__(self, engine: MasterEngine, setting: Setting | Removal, clock: Callable[[], int]) -> None:
+        self.future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._engine = engine
+        self._setting = setting
+        self._clock = clock
+        kind, key = key_of(setting)
+        self._topic = key if kind == TOPIC_KIND else None
+        if self._topic is not None:
+            engine.storing.add(self._topic)
+
+    def commit_ended(self, failure: StorageError | None) -> None:
+        """Have the engine use the setting."""
+        if self._topic is not None:
+            self._engine.storing.discard(self._topic)
+        if failure is None:
+            self._engine.stored(self._setting, self._clock())
+        if self.future.cancelled():
+            return
+        if failure is None:
+            self.future.set_result(None)
+        else:
+            self.future.set_exception(failure)
 
 
 def _report(future: asyncio.Future[None]) -> None:

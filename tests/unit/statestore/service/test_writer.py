@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from penstock.errors import StorageError
+from penstock.runtime.io.commit_queue import CommitWaiter
 from penstock.runtime.io.files import Durability
 from penstock.runtime.io.lmdb_environment import Environment
 from penstock.statestore.engine.record import Change, Record
@@ -51,6 +52,18 @@ async def test_a_log_that_lmdb_cannot_follow_fails_the_store_at_once(
     assert writing.failed == [writing.writer.failure]
 
 
+class _Ended(CommitWaiter):
+    """Notes that a commit has ended."""
+
+    def __init__(self, ended: list[int], number: int) -> None:
+        self._ended = ended
+        self._number = number
+
+    def commit_ended(self, failure: StorageError | None) -> None:
+        assert failure is None
+        self._ended.append(self._number)
+
+
 class _Writing:
     """A writer over a disk, and what it told."""
 
@@ -65,7 +78,6 @@ class _Writing:
             Persistence(),
             logs=logs,
             clock=lambda: self.clock,
-            on_committed=self._ended,
             on_logged=lambda _: None,
             on_failure=self.failed.append,
         )
@@ -83,16 +95,15 @@ class _Writing:
         self.clock = Hlc(self.clock.wall_ms, self.clock.counter + 1, NODE)
         change = Change(key, Record(key, value, self.clock), self.clock)
         change.floor = (floor, self.clock) if floor else None
-        return self.writer.submit([change])
+        number = self.writer.submit([change])
+        if number:
+            self.writer.add_notifications(number, _Ended(self.ended, number))
+        return number
 
     async def until(self, number: int) -> None:
         async with asyncio.timeout(10):
             while number not in self.ended:
                 await asyncio.sleep(0.001)
-
-    def _ended(self, number: int, failure: StorageError | None) -> None:
-        assert failure is None
-        self.ended.append(number)
 
 
 async def test_what_comes_before_a_commit_begins_is_part_of_it(tmp_path: Path) -> None:
@@ -104,7 +115,7 @@ async def test_what_comes_before_a_commit_begins_is_part_of_it(tmp_path: Path) -
         assert writing.set(b"c") == 2
         await writing.until(2)
         assert writing.disk.commits == [[b"a", b"b", b"a"], [b"c"]]
-        assert writing.ended == [1, 2]
+        assert writing.ended == [1, 1, 1, 2]
 
 
 async def test_a_key_waits_for_its_newest_commit(tmp_path: Path) -> None:
@@ -141,3 +152,56 @@ async def test_a_floor_is_written_although_its_key_is_set_again(tmp_path: Path) 
     assert [record.value for record in recovered.records] == [b"3"]
     assert [prefix for prefix, _ in recovered.fences] == [b"p"]
     again.close()
+
+
+class _Answer(CommitWaiter):
+    """An answer, or with client "" a notification: notes when it leaves."""
+
+    def __init__(self, writing: _Writing, left: list[str], number: int, client_id: str, text: str) -> None:
+        self._writing = writing
+        self._left = left
+        self._number = number
+        self._client_id = client_id
+        self._text = text
+
+    def commit_ended(self, failure: StorageError | None) -> None:
+        assert failure is None
+        if self._client_id:
+            self._writing.writer.answer_leaves(self._number, self._client_id)
+        self._left.append(f"{self._text}, a waits for {self._writing.writer.answer_waits_for('a', 0)}")
+
+
+async def test_an_answer_waits_for_the_one_before_it_to_the_same_client_alone(tmp_path: Path) -> None:
+    async with _Writing(tmp_path, Durability.FLUSHED) as writing:
+        writer, left = writing.writer, list[str]()
+
+        def add(number: int, client_id: str, text: str) -> None:
+            writer.add_answer(number, client_id, _Answer(writing, left, number, client_id, text))
+
+        assert writer.answer_waits_for("a", 0) == 0
+        assert writing.set(b"1") == 1
+        await asyncio.sleep(0)  # the commit has begun, in its thread
+        add(1, "a", "first")
+        assert writing.set(b"2") == 2
+        assert [writer.answer_waits_for(*case) for case in (("a", 0), ("a", 2), ("b", 0))] == [1, 2, 0]
+        add(2, "a", "second")
+        add(2, "b", "other")
+        assert (writer.waiting, left) == (3, [])
+        await writing.until(2)
+        # When the first one leaves, the last answer to its client still waits.
+        assert left == ["first, a waits for 2", "second, a waits for 0", "other, a waits for 0"]
+        assert (writer.waiting, writer.answer_waits_for("a", 0)) == (0, 0)
+
+
+async def test_a_notification_keeps_its_place_and_nobody_waits_behind_it(tmp_path: Path) -> None:
+    async with _Writing(tmp_path, Durability.FLUSHED) as writing:
+        writer, left = writing.writer, list[str]()
+        number = writing.set(b"1")
+        writer.add_answer(number, "a", _Answer(writing, left, number, "a", "first"))
+        writer.add_notifications(number, _Answer(writing, left, number, "", "news"))
+        writer.add_answer(number, "b", _Answer(writing, left, number, "b", "second"))
+        assert writer.waiting == 2
+        await writing.until(number)
+        await writer.queue.drain()
+        assert [text.split(",")[0] for text in left] == ["first", "news", "second"]
+        assert writer.waiting == 0

@@ -318,10 +318,7 @@ def plain(data: bytes) -> bytes:
     return request.SerializeToString()
 
 
-async def test_what_comes_while_a_commit_runs_is_answered_by_one_write(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("penstock.tube.broker.commits._INLINE_S", 0.0)  # in the thread, however quick the disk is
+async def test_what_comes_while_a_commit_runs_is_answered_by_one_write(tmp_path: Path) -> None:
     gate, begun = threading.Event(), threading.Event()
     gate.set()
 
@@ -345,6 +342,7 @@ async def test_what_comes_while_a_commit_runs_is_answered_by_one_write(
         return Slowed()
 
     async with running(tmp_path, files=Slow()) as (broker, client):
+        broker.commits.queue.inline_s = 0.0  # in the thread, however fast the disk is
         await client.answer(client.send(b"before"))
         (connection,) = broker.peers.open
         writes: list[int] = []

@@ -45,10 +45,10 @@ class Watched(DirectFiles):
 async def test_small_appends_are_committed_in_the_loop_and_all_else_in_the_thread(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.tube.broker.commits._INLINE_S", NEVER_S)  # however slow the disk is
     loop, thread = threading.current_thread().name, "commit-tube-1"
     files = Watched()
     async with running(tmp_path, files=files) as (broker, client):
+        broker.commits.queue.inline_s = NEVER_S  # however slow the disk is
 
         async def sent(data: bytes) -> list[str]:
             files.threads.clear()
@@ -65,21 +65,21 @@ async def test_small_appends_are_committed_in_the_loop_and_all_else_in_the_threa
         assert await sent(b"small") == [loop]
         await client.register()
         await client.get()
-        before = broker.commits._committer.inline
+        before = broker.commits.queue.inline_commits
         await client.confirm()
-        assert broker.commits._committer.inline == before + 1, "a position goes to a log, too"
+        assert broker.commits.queue.inline_commits == before + 1, "a position goes to a log, too"
         monkeypatch.setattr(MetaStore, "may_wait", lambda _: True)
         await client.answer(client.send(b"one more"))
-        before = broker.commits._committer.inline
+        before = broker.commits.queue.inline_commits
         await client.get()
         await client.confirm()
-        assert broker.commits._committer.inline == before, "that log is nearly full"
+        assert broker.commits.queue.inline_commits == before, "that log is nearly full"
 
 
 async def test_no_commit_waits_for_a_position_that_only_a_get_moved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.tube.broker.commits.POSITIONS_S", NEVER_S)
+    monkeypatch.setattr("penstock.tube.broker.commits.OFFSETS_S", NEVER_S)
 
     async with running(tmp_path) as (broker, client):
 
@@ -102,7 +102,7 @@ async def test_no_commit_waits_for_a_position_that_only_a_get_moved(
         await client.get(consumed=True)
     async with running(tmp_path) as (broker, client):
         assert broker.engine.offsets.committed(("group", "demo", 0)) == 112, "stored at the end"
-        monkeypatch.setattr("penstock.tube.broker.commits.POSITIONS_S", 0.001)
+        monkeypatch.setattr("penstock.tube.broker.commits.OFFSETS_S", 0.001)
         await client.answer(client.send(b"fifth"))
         await client.register()
         await client.get()

@@ -1,0 +1,352 @@
+"""The commit queue: makes changes durable in groups, and says when. MQTT sessions, state store and tube all use it.
+
+A client of the queue changes its state in memory, in the event loop. What promises that a change is durable (an
+acknowledgement, an answer, a notification) has to wait for a commit. Commits are numbered from 1, run one at a time,
+and end in the order of their numbers. A change belongs to the commit ``number`` of that moment, the next one to begin:
+
+    changes ──▶ request() ──▶ begin()          ──▶ write(batch)      ──▶ end(batch, failure), then the waiters
+    in the loop               in the loop:         in the loop or        in the loop
+                              takes all changes    in a thread
+
+Grouping needs no timer. A requested commit begins at the end of the loop turn, or when the running commit has ended,
+and ``begin`` takes all that has been changed until then. So a slow disk makes commits larger, not the queue longer, and
+at most two commits are unfinished: one that runs and one that collects. ``request_within`` is for changes that nobody
+waits for (write-behind): their commit begins some time later, or with the next one that somebody requests.
+
+Inline or in the thread. Passing a commit to the thread and back costs as much as a small commit on a fast disk. So a
+commit runs in the loop if its client calls the batch small and the disk has been fast: the longest of the last commits,
+faded by a tenth with each commit since, took less than ``inline_s``. A disk that stalls once stops the loop once; after
+that its commits run in the thread until it has been fast for a while. At the start nothing is known about the disk, and
+the first commit runs in the thread.
+
+No space. A commit that finds the disk full remains the running one: nothing of it was synced, so ``write`` gets the
+same batch again every second, in the thread, until it succeeds, and the next commit waits behind it. At a shutdown
+:meth:`CommitQueue.give_up` makes it a failure.
+
+Failure. **After a commit has failed, nothing is acknowledged any more.** The kernel reports a failed fsync once, and
+may have dropped the dirty pages: a second fsync would succeed and prove nothing, and a change that builds on a lost one
+must not be acknowledged either. So the first failure is final for the life of the process. That commit and every later
+one end with it, nothing is written any more, and the node has to be restarted, which recovers what is on the disk. The
+same holds for a failure that another thread reports (:meth:`CommitQueue.fail_soon`) and for any exception in ``write``.
+
+The order at the end of a commit matters. ``end`` comes before the waiters: a request that a waiter causes must see the
+commit as done. The next commit begins before both if it runs in the thread (the disk does not wait for Python), and
+after both if it runs in the loop (answers do not wait for the disk). A waiter that fails does not keep others waiting.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+from typing import Final, Generic, TypeVar
+
+from mypy_extensions import mypyc_attr
+
+from penstock.errors import OutOfSpaceError, StorageError
+from penstock.runtime.io.files import DiskFullError
+
+__all__ = ["INLINE_S", "CommitQueue", "CommitWaiter"]
+
+_log = logging.getLogger("penstock.runtime")
+
+INLINE_S: Final = 0.002
+"""Expected duration below which a small commit runs in the loop; passing it to the thread costs about a third of it."""
+_FADE: Final = 0.9
+_RETRY_S = 1.0
+"""Delay before a commit that found no disk space is retried. Not Final: tests shorten it in the compiled form too."""
+
+Batch = TypeVar("Batch")
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class CommitWaiter:
+    """Something that is sent or reported after a commit."""
+
+    __slots__ = ()
+
+    def commit_ended(self, failure: StorageError | None) -> None:
+        """Called in the loop, once. ``failure``: the changes are not known to be durable and will never be."""
+        raise NotImplementedError
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class CommitQueue(Generic[Batch]):
+    """Commits the changes of one client. Everything but ``write`` and :meth:`fail_soon` runs in the loop's thread.
+
+    The queue itself has no limit: every waiter belongs to a request whose peer waits for the answer, so the limits of
+    the protocols on requests in flight bound it.
+
+    Args:
+        name: for the thread and in errors.
+        begin: takes the changes for a commit. It is also called when the commit cannot be written, after a failure.
+        write: makes a batch as durable as the client promises; any exception is a failure.
+        end: called after ``write``, with the failure if there is one.
+        on_failure: called once, with the first failure.
+        is_small: whether a batch may be committed in the loop if the disk is fast; None: never.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        begin: Callable[[], Batch],
+        write: Callable[[Batch], None],
+        end: Callable[[Batch, StorageError | None], None],
+        on_failure: Callable[[StorageError], None] | None = None,
+        is_small: Callable[[Batch], bool] | None = None,
+    ) -> None:
+        self.name = name
+        self.number = 1
+        """The commit that changes of now belong to."""
+        self.ended = 0
+        """The last commit that has ended, also if it failed."""
+        self.commits = 0
+        """Commits that succeeded."""
+        self.inline_commits = 0
+        """Commits that ran in the loop."""
+        self.failure: StorageError | None = None
+        """Why nothing is committed any more."""
+        self.stalled: StorageError | None = None
+        """Why the running commit waits for disk space."""
+        self.inline_s = INLINE_S
+        """Small commits that are expected to take less run in the loop."""
+        self.expected_s = INLINE_S
+        """Longest duration of the last commits, faded."""
+        self.clock: Callable[[], float] = time.monotonic
+        self._last_failure: StorageError | None = None
+        """Of the commit that ended last."""
+        self._client_begin = begin
+        self._client_write = write
+        self._client_end = end
+        self._on_failure = on_failure
+        self._is_small = is_small
+        self._requested = False
+        self._last_is_small = False
+        """Whether the commit that began last may run in the loop."""
+        self._waiters: list[CommitWaiter] = []
+        self._running_waiters: list[CommitWaiter] = []
+        self._timer: asyncio.TimerHandle | None = None
+        self._retry: asyncio.TimerHandle | None = None
+        self._stalled_batch: Batch | None = None
+        self._gives_up = False
+        self._closed = False
+        self._jobs: queue.SimpleQueue[Batch | None] = queue.SimpleQueue()
+        self._worker: threading.Thread | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._idle: asyncio.Event | None = None
+
+    @property
+    def is_started(self) -> bool:
+        """Whether commits can be requested."""
+        return self._worker is not None
+
+    @property
+    def running(self) -> bool:
+        """Whether a commit has begun and not ended."""
+        return self.ended + 1 < self.number
+
+    def start(self) -> None:
+        """Start the thread. Call once, in the loop that will request commits."""
+        self._loop = asyncio.get_running_loop()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._worker = threading.Thread(target=self._work, name=f"commit-{self.name}", daemon=True)
+        self._worker.start()
+
+    # Requests
+
+    def request(self) -> int:
+        """Have the next commit begin, at the end of this turn or of the running commit; returns its number.
+
+        ``end`` and waiters are never called before this returns.
+        """
+        if not self._requested:
+            assert self._loop is not None, "start() comes first"
+            assert self._idle is not None
+            self._requested = True
+            self._idle.clear()
+            if not self.running:
+                self._loop.call_soon(self._turn_ended)
+        return self.number
+
+    def request_within(self, seconds: float) -> None:
+        """Have the next commit begin in ``seconds`` at most; of several such requests the first one counts."""
+        if self._timer is None and not self._requested:
+            assert self._loop is not None, "start() comes first"
+            self._timer = self._loop.call_later(seconds, self.request)
+
+    def wait(self, number: int, waiter: CommitWaiter) -> None:
+        """Call ``waiter`` when the commit ``number``, as :meth:`request` returned it, has ended."""
+        if number >= self.number:
+            self._waiters.append(waiter)
+        elif number > self.ended:
+            self._running_waiters.append(waiter)
+        else:
+            assert self._loop is not None, "start() comes first"
+            self._loop.call_soon(waiter.commit_ended, self._last_failure)
+
+    # Failures and shutdown
+
+    def fail_soon(self, failure: StorageError) -> None:
+        """Fail, from any thread: something else showed that nothing can be committed any more."""
+        assert self._loop is not None, "start() comes first"
+        self._loop.call_soon_threadsafe(self._fail, failure)
+
+    def give_up(self) -> None:
+        """Let commits without disk space fail from now on, also the one that waits: the node is about to end."""
+        self._gives_up = True
+        if self._retry is not None and self.stalled is not None:
+            self._retry.cancel()
+            batch = self._stalled_batch
+            assert batch is not None
+            self._end_commit(batch, self.stalled, 0.0)
+
+    async def drain(self) -> None:
+        """Commit everything that was requested, also for later; return when nothing runs. Waits for no disk space."""
+        if self._idle is None:
+            return
+        self.give_up()
+        while True:
+            if self._timer is not None:
+                self.request()
+            # What ends may request once more, before this task's turn comes.
+            if not (self._requested or self.running):
+                return
+            await self._idle.wait()
+
+    async def close(self) -> None:
+        """Drain, then stop the thread. A commit that is requested later ends with an error."""
+        if self._worker is None:
+            return
+        await self.drain()
+        self._closed = True
+        self._jobs.put(None)
+        await asyncio.get_running_loop().run_in_executor(None, self._worker.join)
+        self._worker = None
+
+    # A commit
+
+    def _turn_ended(self) -> None:
+        if not self._requested or self.running:
+            return
+        batch = self._begin()
+        if self.failure is not None:
+            self._end_commit(batch, self.failure, 0.0)
+        elif self._closed:
+            self._end_commit(batch, StorageError(f"{self.name}: no more commits, the store is closing"), 0.0)
+        elif self._last_is_small and self._is_fast():
+            self.inline_commits += 1
+            failure, seconds = self._write(batch)
+            self._end_commit(batch, failure, seconds)
+        else:
+            self._jobs.put(batch)
+
+    def _begin(self) -> Batch:
+        """Make the collecting commit the running one."""
+        self._requested = False
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self.number += 1
+        self._running_waiters, self._waiters = self._waiters, []
+        batch = self._client_begin()
+        self._last_is_small = self._is_small is not None and self._is_small(batch)
+        return batch
+
+    def _is_fast(self) -> bool:
+        """Whether the next commit is expected to be shorter than passing it to the thread is worth."""
+        return self.expected_s < self.inline_s
+
+    def _work(self) -> None:
+        """The thread."""
+        assert self._loop is not None
+        while (batch := self._jobs.get()) is not None:
+            failure, seconds = self._write(batch)
+            self._loop.call_soon_threadsafe(self._end_commit, batch, failure, seconds)
+
+    def _write(self, batch: Batch) -> tuple[StorageError | None, float]:
+        """Commit ``batch``: why it failed, and how many seconds it took."""
+        failure: StorageError | None = None
+        started = self.clock()
+        try:
+            self._client_write(batch)
+        except StorageError as error:
+            failure = error
+        except DiskFullError as error:
+            failure = OutOfSpaceError(
+                f"{self.name}: a commit waits for disk space",
+                path=str(error.filename or ""),
+                why=f"{error.filename}: {error.strerror}",
+                do="free space on the file system: it continues by itself",
+            )
+            failure.__cause__ = error
+        except Exception as error:  # noqa: BLE001 - whatever went wrong, the batch is not known to be durable
+            # The file is part of the reason alone: clients get the first line.
+            file = getattr(error, "filename", None)
+            failure = StorageError(
+                f"{self.name}: commit failed: {error.strerror if isinstance(error, OSError) else repr(error)}",
+                path=str(file or ""),
+                why=(f"{file}: " if file else "")
+                + "the operating system refused a write or an fsync; what reached the disk is unknown",
+                do="look at the disk (space, health), then restart: recovery keeps what is whole",
+            )
+            failure.__cause__ = error
+        return failure, self.clock() - started
+
+    def _fail(self, failure: StorageError) -> None:
+        if self.failure is None:
+            self.failure = failure
+            if self._on_failure is not None:
+                self._on_failure(failure)
+
+    def _stall(self, batch: Batch, failure: StorageError) -> None:
+        """Write the running batch again later, in the thread."""
+        if self.stalled is None:
+            _log.error("%s", failure)
+        self.stalled = failure
+        self._stalled_batch = batch
+        assert self._loop is not None
+        self._retry = self._loop.call_later(_RETRY_S, self._try_again, batch)
+
+    def _try_again(self, batch: Batch) -> None:
+        self._retry = None
+        self._jobs.put(batch)
+
+    def _end_commit(self, batch: Batch, failure: StorageError | None, seconds: float) -> None:
+        """The running commit was written, or failed, or waits for disk space."""
+        self.expected_s = max(seconds, self.expected_s * _FADE)
+        if failure is None:
+            if self.stalled is not None:
+                _log.warning("%s: there is disk space again, commits continue", self.name)
+            self.commits += 1
+        elif isinstance(failure, OutOfSpaceError) and not self._gives_up:
+            self._stall(batch, failure)
+            return
+        elif not self._closed:
+            self._fail(failure)
+        self._retry = self._stalled_batch = self.stalled = None
+        self._last_failure = failure
+        self.ended += 1
+        waiters, self._running_waiters = self._running_waiters, []
+        requested = self._requested
+        if requested and self.failure is None and not (self._closed or (self._last_is_small and self._is_fast())):
+            requested = False
+            self._jobs.put(self._begin())
+        try:
+            self._client_end(batch, failure)
+        except Exception:  # noqa: BLE001 - the waiters, and the end of the store, must not wait for ever
+            _log.exception("%s: internal error after a commit", self.name)
+        for waiter in waiters:
+            try:
+                waiter.commit_ended(failure)
+            except Exception:  # noqa: BLE001 - nor may one answer keep the others waiting
+                _log.exception("%s: internal error after a commit", self.name)
+        if requested:
+            assert self._loop is not None
+            self._loop.call_soon(self._turn_ended)
+        elif not self._requested and not self.running and self._idle is not None:
+            self._idle.set()

@@ -1,0 +1,419 @@
+"""The commit queue: order, grouping, and that nothing is acknowledged after a failure."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import pytest
+
+from penstock.errors import OutOfSpaceError, StorageError
+from penstock.runtime.io.commit_queue import CommitQueue, CommitWaiter
+from penstock.runtime.io.files import DiskFullError
+
+Done = Callable[[StorageError | None], None]
+
+
+class Told(CommitWaiter):
+    """Calls a function when its commit has ended."""
+
+    def __init__(self, done: Done) -> None:
+        self._done = done
+
+    def commit_ended(self, failure: StorageError | None) -> None:
+        self._done(failure)
+
+
+class Numbers:
+    """A client whose changes are numbers; a batch is a list of them."""
+
+    def __init__(
+        self,
+        commit: Callable[[list[int]], object],
+        *,
+        name: str = "t",
+        on_failure: Callable[[StorageError], None] | None = None,
+        is_small: Callable[[list[int]], bool] | None = None,
+    ) -> None:
+        self.taken: list[list[int]] = []
+        self._changes: list[int] = []
+        self.queue: CommitQueue[list[int]] = CommitQueue(
+            name,
+            begin=self._begin,
+            write=lambda batch: (commit(batch), None)[1],
+            end=lambda _, _failure: None,
+            on_failure=on_failure,
+            is_small=is_small,
+        )
+        self.queue.start()
+
+    def _begin(self) -> list[int]:
+        taken, self._changes = self._changes, []
+        self.taken.append(taken)
+        return taken
+
+    def change(self, number: int) -> None:
+        self._changes.append(number)
+
+    def submit(self, number: int, done: Done) -> None:
+        self.change(number)
+        self.queue.wait(self.queue.request(), Told(done))
+
+
+def fast(client: Numbers, inline_s: float) -> Numbers:
+    """Commits of less than ``inline_s`` are fast; nothing is known of the disk at first."""
+    client.queue.inline_s = client.queue.expected_s = inline_s
+    client.queue.clock = lambda: 0.0
+    return client
+
+
+async def test_operations_of_one_loop_turn_share_a_commit() -> None:
+    batches: list[list[int]] = []
+    client = Numbers(lambda ops: batches.append(list(ops)))
+    done: list[int] = []
+
+    def noted(n: int, error: StorageError | None) -> None:
+        assert error is None
+        done.append(n)
+
+    for n in range(5):
+        client.submit(n, partial(noted, n))
+    assert done == []
+    await client.queue.close()
+    assert batches == [[0, 1, 2, 3, 4]]
+    assert done == [0, 1, 2, 3, 4]
+
+
+async def test_what_comes_while_a_commit_runs_waits_for_the_next_one() -> None:
+    gate = threading.Event()
+    batches: list[list[int]] = []
+
+    def commit(ops: Sequence[int]) -> None:
+        batches.append(list(ops))
+        gate.wait(10)
+
+    client = Numbers(commit)
+    done: list[int] = []
+    client.submit(1, lambda _: done.append(1))
+    while not batches:
+        await asyncio.sleep(0)
+
+    def noted(n: int, _: StorageError | None) -> None:
+        done.append(n)
+
+    for n in (2, 3):
+        client.submit(n, partial(noted, n))
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert done == []
+    assert (client.queue.running, client.queue.number) == (True, 2)
+    gate.set()
+    await client.queue.close()
+    assert batches == [[1], [2, 3]]
+    assert done == [1, 2, 3]
+    assert (client.queue.commits, client.queue.ended, client.queue.running) == (2, 2, False)
+
+
+async def test_what_the_last_answer_brings_about_is_committed_before_the_end() -> None:
+    gate = threading.Event()
+    batches: list[list[int]] = []
+
+    def commit(ops: Sequence[int]) -> None:
+        gate.wait(10)
+        batches.append(list(ops))
+
+    client = Numbers(commit)
+    done: list[int] = []
+
+    def answered(_: StorageError | None) -> None:
+        done.append(1)
+        # Runs before whoever waits for the end: its wake-up is queued after the answers.
+        asyncio.get_running_loop().call_soon(client.submit, 2, lambda _: done.append(2))
+
+    client.submit(1, answered)
+    closing = asyncio.create_task(client.queue.close())
+    await asyncio.sleep(0)
+    gate.set()
+    async with asyncio.timeout(10):
+        await closing
+    assert (batches, done) == ([[1], [2]], [1, 2])
+
+
+async def test_a_commit_takes_all_changes_when_it_begins_or_cannot() -> None:
+    gate = threading.Event()
+    begun: list[list[int]] = []
+
+    def commit(batch: list[int]) -> None:
+        begun.append(batch)
+        gate.wait(10)
+        if batch == [2, 3]:
+            raise StorageError("full")
+
+    client = Numbers(commit)
+    ended: list[tuple[str, bool]] = []
+
+    def submit(number: int, name: str) -> None:
+        client.submit(number, lambda error: ended.append((name, error is None)))
+
+    submit(1, "first")
+    while not begun:
+        await asyncio.sleep(0)
+    submit(2, "second")
+    await asyncio.sleep(0)
+    client.change(3)  # while the first one runs
+    gate.set()
+    while len(ended) < 2:
+        await asyncio.sleep(0)
+    submit(4, "third")
+    await client.queue.close()
+    assert ended == [("first", True), ("second", False), ("third", False)]
+    assert begun == [[1], [2, 3]]
+    assert client.taken == [[1], [2, 3], [4]], "the last one without a write"
+
+
+async def test_write_behind_waits_for_its_time_or_the_next_request() -> None:
+    batches: list[list[int]] = []
+    client = Numbers(batches.append)
+    client.change(1)
+    client.queue.request_within(3600.0)
+    await asyncio.sleep(0)
+    assert batches == []
+    ended = asyncio.get_running_loop().create_future()
+    client.submit(2, ended.set_result)
+    await ended
+    assert batches == [[1, 2]]
+    client.change(3)
+    client.queue.request_within(0.001)
+    client.queue.request_within(3600.0)  # the first one counts
+    async with asyncio.timeout(10):
+        while len(batches) < 2:
+            await asyncio.sleep(0.001)
+    client.change(4)
+    client.queue.request_within(3600.0)
+    await client.queue.close()
+    assert batches == [[1, 2], [3], [4]], "the end of the queue does not wait for it"
+
+
+async def test_a_waiter_that_comes_too_late_is_called_too() -> None:
+    gate = threading.Event()
+    client = Numbers(lambda _: gate.wait(10))
+    order: list[str] = []
+    client.submit(1, lambda _: order.append("first"))
+    while not client.queue.running:
+        await asyncio.sleep(0)
+    client.queue.wait(1, Told(lambda _: order.append("of the running commit")))
+    gate.set()
+    await client.queue.drain()
+    client.queue.wait(1, Told(lambda error: order.append(f"late {error}")))
+    assert order == ["first", "of the running commit"], "never before wait() returned"
+    await client.queue.close()
+    await asyncio.sleep(0)
+    assert order == ["first", "of the running commit", "late None"]
+
+
+async def test_after_a_failure_nothing_is_acknowledged() -> None:
+    calls = 0
+
+    def commit(_: Sequence[int]) -> None:
+        nonlocal calls
+        calls += 1
+        raise OSError(28, "No space left on device")
+
+    told: list[StorageError] = []
+    client = Numbers(commit, name="store", on_failure=told.append)
+    results: list[StorageError | None] = []
+    client.submit(1, results.append)
+    while not results:
+        await asyncio.sleep(0)
+    client.submit(2, results.append)
+    await client.queue.close()
+    assert calls == 1
+    assert len(told) == 1
+    assert len(results) == 2
+    assert all(isinstance(result, StorageError) for result in results)
+    assert "No space left" in str(results[0])
+
+
+async def test_a_failure_that_another_thread_saw_is_as_final() -> None:
+    told: list[StorageError] = []
+    client = Numbers(lambda _: None, name="store", on_failure=told.append)
+    seen = StorageError("the disk is full")
+    for _ in range(2):
+        await asyncio.to_thread(client.queue.fail_soon, seen)
+    results: list[StorageError | None] = []
+    client.submit(1, results.append)
+    await client.queue.close()
+    assert (client.queue.failure, told, results, client.queue.commits) == (seen, [seen], [seen], 0)
+
+
+async def test_an_answer_that_fails_keeps_no_other_waiting(caplog: pytest.LogCaptureFixture) -> None:
+    client = Numbers(lambda _: None, name="test")
+    done: list[StorageError | None] = []
+
+    def fails(_: StorageError | None) -> None:
+        raise KeyError("no such client")
+
+    client.submit(1, fails)
+    client.submit(2, done.append)
+    async with asyncio.timeout(15):
+        await client.queue.close()
+    assert done == [None]
+    assert "no such client" in caplog.text
+
+
+async def test_a_commit_after_the_end_is_an_error_and_no_failure() -> None:
+    batches: list[list[int]] = []
+    client = Numbers(batches.append)
+    await client.queue.close()
+    ended: asyncio.Future[StorageError | None] = asyncio.get_running_loop().create_future()
+    client.submit(1, ended.set_result)
+    assert "closing" in str(await ended)
+    late: asyncio.Future[StorageError | None] = asyncio.get_running_loop().create_future()
+    client.queue.wait(1, Told(late.set_result))
+    assert await late is ended.result()
+    assert (batches, client.queue.failure) == ([], None)
+
+
+async def test_fast_commits_run_in_the_loop_and_slow_ones_in_the_thread() -> None:
+    threads: list[str] = []
+    seconds = iter([0.0, 0.0, 0.6, 0.0, 0.0])
+    clock = 0.0
+
+    def commit(_: Sequence[int]) -> None:
+        nonlocal clock
+        threads.append(threading.current_thread().name)
+        clock += next(seconds)
+
+    client = fast(Numbers(commit, is_small=lambda _: True), 0.5)
+    client.queue.clock = lambda: clock
+    done: list[int] = []
+    for n in range(5):
+        finished = asyncio.Event()
+
+        def ended(_: StorageError | None, n: int = n, finished: asyncio.Event = finished) -> None:
+            done.append(n)
+            finished.set()
+
+        client.submit(n, ended)
+        assert len(done) == n, "never before submit() returned"
+        await finished.wait()
+    await client.queue.close()
+    loop, thread = threading.current_thread().name, "commit-t"
+    # Nothing is known of the disk at first. The third stalls; two are needed until 0.6 s have faded below 0.5 s.
+    assert threads == [thread, loop, loop, thread, thread]
+    assert (done, client.queue.inline_commits, client.queue.commits) == ([0, 1, 2, 3, 4], 2, 5)
+
+
+async def test_answers_come_in_order_where_the_next_commit_runs_in_the_loop() -> None:
+    gate = threading.Event()
+    threads: list[str] = []
+
+    def commit(_: Sequence[int]) -> None:
+        threads.append(threading.current_thread().name)
+        gate.wait(10)
+
+    client = fast(Numbers(commit, is_small=lambda _: True), 0.5)
+    done: list[int] = []
+    client.submit(1, lambda _: done.append(1))
+    while not threads:
+        await asyncio.sleep(0)
+    client.submit(2, lambda _: done.append(2))
+    gate.set()
+    await client.queue.close()
+    assert (done, threads) == ([1, 2], ["commit-t", threading.current_thread().name])
+
+
+async def test_only_small_commits_run_in_the_loop() -> None:
+    threads: list[str] = []
+    client = Numbers(lambda _: threads.append(threading.current_thread().name), is_small=lambda batch: len(batch) < 3)
+    fast(client, 0.5)
+    for more in (0, 0, 2, 0):
+        finished = asyncio.get_running_loop().create_future()
+        for number in range(more):
+            client.change(number)
+        client.submit(0, finished.set_result)
+        await finished
+    await client.queue.close()
+    loop, thread = threading.current_thread().name, "commit-t"
+    assert threads == [thread, loop, thread, loop]
+
+
+async def test_a_failure_in_the_loop_is_as_final() -> None:
+    def commit(ops: Sequence[int]) -> None:
+        if 2 in ops:
+            raise OSError("no space left on device")
+
+    client = fast(Numbers(commit, is_small=lambda _: True), 60.0)
+    told: list[StorageError | None] = []
+    for n in range(4):
+        client.submit(n, told.append)
+        while len(told) <= n:
+            await asyncio.sleep(0)
+    assert client.queue.inline_commits == 2
+    assert [error is None for error in told] == [True, True, False, False]
+    assert client.queue.failure is told[2]
+    await client.queue.close()
+
+
+def without_space(times: int, batches: list[list[int]], error: Exception) -> Callable[[Sequence[int]], None]:
+    """A commit that finds no disk space so many times."""
+
+    def commit(ops: Sequence[int]) -> None:
+        nonlocal times
+        if times:
+            times -= 1
+            raise error
+        batches.append(list(ops))
+
+    return commit
+
+
+def problem(client: Numbers) -> StorageError | None:
+    return client.queue.stalled
+
+
+@pytest.mark.parametrize("inline_s", [0.0, 10.0])
+@pytest.mark.parametrize("error", [OutOfSpaceError("full"), DiskFullError(errno.ENOSPC, "No space left", "/a/file")])
+async def test_a_commit_without_disk_space_waits_and_continues_by_itself(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: Exception, inline_s: float
+) -> None:
+    monkeypatch.setattr("penstock.runtime.io.commit_queue._RETRY_S", 0.001)
+    batches: list[list[int]] = []
+    client = fast(Numbers(without_space(3, batches, error), is_small=lambda _: True), inline_s)
+    done: list[tuple[int, StorageError | None]] = []
+    client.submit(1, lambda failure: done.append((1, failure)))
+    while client.queue.stalled is None:
+        await asyncio.sleep(0)
+    assert isinstance(client.queue.stalled, OutOfSpaceError)
+    assert client.queue.failure is None
+    if isinstance(error, DiskFullError):
+        assert client.queue.stalled.path == "/a/file"
+        assert client.queue.stalled.do == "free space on the file system: it continues by itself"
+    client.submit(2, lambda failure: done.append((2, failure)))
+    assert done == []
+    while len(done) < 2:
+        await asyncio.sleep(0.001)
+    assert done == [(1, None), (2, None)]
+    assert batches == [[1], [2]]
+    assert not problem(client)
+    assert [record.levelname for record in caplog.records] == ["ERROR", "WARNING"], "once each"
+    await client.queue.close()
+
+
+async def test_a_commit_that_waits_for_disk_space_fails_at_the_end() -> None:
+    batches: list[list[int]] = []
+    failures: list[StorageError] = []
+    client = Numbers(without_space(100, batches, OutOfSpaceError("full")), on_failure=failures.append)
+    done: list[StorageError | None] = []
+    client.submit(1, done.append)
+    while client.queue.stalled is None:
+        await asyncio.sleep(0)
+    client.submit(2, done.append)
+    await client.queue.close()
+    assert not batches
+    assert len(failures) == 1
+    assert done == failures * 2
+    assert not problem(client)
