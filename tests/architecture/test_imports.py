@@ -81,6 +81,7 @@ RULES = [
             (
                 "tube.codec",
                 "tube.engine.access",
+                "tube.engine.interfaces",
                 "tube.engine.sessions",
                 *(f"tube.engine.{name}" for name in names),
                 *data,
@@ -90,6 +91,7 @@ RULES = [
         for role, names, data in (
             ("access", (), ()),
             ("sessions", (), ()),
+            ("interfaces", (), ()),
             ("client", ("client",), ("tube.record",)),
             ("master", ("master",), ()),
             ("broker", ("broker",), ()),
@@ -97,7 +99,7 @@ RULES = [
         )
     ),
     Rule("penstock.tube.admin", ("tube.admin", "tube.codec", "tube.engine", "tube.record"), IMPURE - {"datetime"}),
-    Rule("penstock.tube.storage", ("tube.codec", "tube.storage", "runtime"), IO | SPARK),
+    Rule("penstock.tube.storage", ("tube.codec", "tube.engine.interfaces", "tube.storage", "runtime"), IO | SPARK),
     Rule("penstock.tube", ("tube", "runtime", "security"), SPARK),
     Rule("penstock.runtime.backoff", (), IMPURE),
     Rule("penstock.runtime", ("runtime",), SPARK),

@@ -16,8 +16,11 @@ from penstock.tube.codec.proto import broker_pb2 as pb
 from penstock.tube.codec.strings import OFFSET_HISTORY_TOPIC, partition_ids
 from penstock.tube.engine.broker.group_offsets import Key
 from penstock.tube.engine.broker.offset_history import history_place
-from penstock.tube.engine.broker.topics import LogStore, Topic
+from penstock.tube.engine.broker.topics import (
+    Topic,
+)
 from penstock.tube.engine.broker_engine import BrokerEngine
+from penstock.tube.engine.interfaces import LogStore
 from penstock.tube.engine.transactions.staging import Query, Staging
 
 __all__ = [

@@ -28,7 +28,10 @@ from penstock.tube.engine.broker.produce_handler import AppendResult, ProduceHan
 from penstock.tube.engine.broker.registrations import Registrations
 from penstock.tube.engine.broker.request_checks import LATER, Answer, RequestChecks
 from penstock.tube.engine.broker.send_decoder import Send
-from penstock.tube.engine.broker.topics import LogStore, Topics
+from penstock.tube.engine.broker.topics import (
+    Topics,
+)
+from penstock.tube.engine.interfaces import LogStore
 from penstock.tube.engine.sessions import RequestContext
 from penstock.tube.engine.transactions.handler import TransactionHandler
 from penstock.tube.engine.transactions.staging import Staging

@@ -9,17 +9,16 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence, Set
-from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from penstock.runtime.io.files import Files
+from penstock.tube.engine.interfaces import LogRead, LogRecords, LogStore
 from penstock.tube.storage.index import FILLER, INDEX_RECORD_BYTES
 from penstock.tube.storage.recovery import Loss, Recovery, check_segment
 from penstock.tube.storage.segment import PartitionPart, Segment
 
-__all__ = ["Chosen", "LogReads", "Read", "Records", "choose"]
+__all__ = ["Chosen", "LogReads", "StoredMessages", "choose"]
 
 
 class Chosen:
@@ -83,11 +82,9 @@ _INDEXES_KEPT = 4
 _DAMAGE_REMEMBERED = 10_000
 _SCAN_RECORDS = 4096
 
-Numbers = npt.NDArray[np.int64]
 
-
-class Read:
-    """What a read found: messages as field 4 of a get response, their offsets, and where the walk stopped."""
+class StoredMessages(LogRead):
+    """What a read of segments found; `offsets` is computed from the base offsets and ordinals of the messages."""
 
     __slots__ = ("_places", "damaged", "data_end", "from_disk", "messages", "next_offset")
 
@@ -96,15 +93,11 @@ class Read:
         self._places: list[tuple[int, array[int]]] = []
         self.next_offset = 0
         self.data_end = 0
-        """Data offset up to which the log was walked."""
         self.damaged: list[int] = []
-        """Offsets that were due but cannot be read (verification failed); they are not in ``offsets``."""
         self.from_disk = False
-        """Whether any were no longer in memory."""
 
     @property
     def offsets(self) -> list[int]:
-        """Offset of each message. Worked out when asked for: most readers want to know none."""
         out: list[int] = []
         for base, ordinals in self._places:
             out += (np.asarray(ordinals, np.int64) * INDEX_RECORD_BYTES + base).tolist()
@@ -116,22 +109,8 @@ class Read:
         self.messages += messages
 
 
-class Records(NamedTuple):
-    """Records of one partition as they stand in a data file, one after the other; nobody has checked them.
-
-    Of each its index offset, append time (ms), data offset and size.
-    """
-
-    data: bytes
-    offsets: Numbers
-    times: Numbers
-    positions: Numbers
-    sizes: Numbers
-    next_offset: int
-
-
-class LogReads:
-    """What can be asked of a store. Offsets are byte positions in the index log, multiples of 28."""
+class LogReads(LogStore):
+    """The reading half of a store: it changes nothing but which indexes are in memory."""
 
     def __init__(self, files: Files, store_id: int, on_loss: Callable[[Loss], None]) -> None:
         self.store_id = store_id
@@ -188,15 +167,9 @@ class LogReads:
         keys: Set[int] | None = None,
         max_bytes: int = 512 << 10,
         max_messages: int = 1 << 31,
-    ) -> Read:
-        """Messages of one partition from index offset ``start``, before ``end`` (default and most: the durable end).
-
-        At most ``max_bytes`` (in the reference's record sizes) and ``max_messages``, but at least one message if there
-        is one; only those whose key code is in ``keys`` when given. ``next_offset`` is where to go on: behind the last
-        message when a limit stopped the walk, else ``end``. ``start`` must be within ``[min_offset, durable_end]``.
-        """
+    ) -> StoredMessages:
         limit = self.durable_end if end is None else min(end, self.durable_end)
-        read = Read()
+        read = StoredMessages()
         room = max_bytes
         examined = 0
         place = self._from(start)
@@ -226,11 +199,9 @@ class LogReads:
                 first = stop
         return self._reached(read, max(limit, start))
 
-    def records(self, partition_id: int, start: int, *, end: int, max_bytes: int, max_messages: int) -> Records | None:
-        """The records that :meth:`read` would read for the same, as far as they stand in one file.
-
-        None where there are none: in memory, in a file that cannot be read, or of messages one of which is lost.
-        """
+    def records(
+        self, partition_id: int, start: int, *, end: int, max_bytes: int, max_messages: int
+    ) -> LogRecords | None:
         limit = min(end, self.durable_end)
         place = self._from(start)
         segment = self._segments[place] if place < len(self._segments) else None
@@ -256,15 +227,14 @@ class LogReads:
         numbers = np.asarray(ordinals, np.int64)
         times = segment.index()["time"][numbers].astype(np.int64)
         offsets = numbers * INDEX_RECORD_BYTES + segment.start
-        return Records(data, offsets, times, positions, sizes, reached)
+        return LogRecords(data, offsets, times, positions, sizes, reached)
 
-    def _reached(self, read: Read, offset: int) -> Read:
+    def _reached(self, read: StoredMessages, offset: int) -> StoredMessages:
         read.next_offset = offset
         read.data_end = self.data_position(offset)
         return read
 
     def data_position(self, offset: int) -> int:
-        """The data offset that belongs to index offset ``offset`` (at most the durable end)."""
         if offset >= self.durable_end:
             return self.durable_data_end
         segment = self._segments[self._from(offset)]
@@ -273,7 +243,7 @@ class LogReads:
         self._use(segment)
         return int(segment.index()["position"][max(offset - segment.start, 0) // INDEX_RECORD_BYTES])
 
-    def _gather(self, segment: Segment, part: PartitionPart, chosen: Chosen, read: Read) -> None:
+    def _gather(self, segment: Segment, part: PartitionPart, chosen: Chosen, read: StoredMessages) -> None:
         """Append the chosen messages of one segment to ``read``: from memory, and from disk where they are older."""
         base, places, wire_from = segment.start, chosen.places, part.wire_from
         cold = bisect_left(places, wire_from)
@@ -294,7 +264,7 @@ class LogReads:
             read.add(base, _ordinals(part, warm), in_memory)
 
     def _note_damage(
-        self, segment: Segment, ordinals: Sequence[int], messages: Sequence[bytes | None], read: Read
+        self, segment: Segment, ordinals: Sequence[int], messages: Sequence[bytes | None], read: StoredMessages
     ) -> None:
         for ordinal, message in zip(ordinals, messages, strict=True):
             if message is None:
@@ -313,10 +283,6 @@ class LogReads:
             self._on_loss(Loss(str(segment.data_path), position, offset, offset + INDEX_RECORD_BYTES, None))
 
     def first_gap(self, start: int, end: int) -> tuple[int, int] | None:
-        """The first run ``[from, to)`` of lost messages within ``[start, end)``; None if nothing is missing there.
-
-        Which partition they were of is not known any more.
-        """
         for segment in self._segments[self._from(start) :]:
             if segment.start >= end:
                 break
@@ -334,7 +300,6 @@ class LogReads:
         return None
 
     def times(self, offsets: Sequence[int]) -> list[int]:
-        """Append times (ms) of the messages at ``offsets`` (rising, each below the durable end)."""
         out: list[int] = []
         done = 0
         while done < len(offsets):
@@ -347,11 +312,6 @@ class LogReads:
         return out
 
     def plan(self, partition_id: int, start: int, end: int | None, max_messages: int) -> tuple[int, int]:
-        """The longest range from ``start`` (up to ``end``) with at most ``max_messages`` own messages: (end, count).
-
-        The end returned is ``end`` (or the durable end) when everything fits, else the offset of the first message that
-        does not.
-        """
         limit = self.durable_end if end is None else min(end, self.durable_end)
         count = 0
         for segment in self._segments[self._from(start) :]:
@@ -389,7 +349,6 @@ class LogReads:
                         yield segment.start + (begin + k) * INDEX_RECORD_BYTES, partitions[k], times[k], message
 
     def offset_at(self, time_ms: int) -> int:
-        """Offset of the first message appended at ``time_ms`` or later; the durable end if there is none."""
         for segment in self._segments:
             if segment.count and segment.last_time >= time_ms:
                 self._use(segment)

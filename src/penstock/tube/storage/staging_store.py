@@ -25,16 +25,17 @@ from zlib import crc32
 
 from penstock.errors import StorageError
 from penstock.runtime.io.files import File, Files
+from penstock.tube.engine.interfaces import LeftoverFile, StagedFile, StagingStore
 
-__all__ = ["AttemptFile", "Recovered", "StagedWork", "StagingDirectory", "write_staged"]
+__all__ = ["AttemptFile", "StagedWork", "StagingDirectory", "write_staged"]
 
 _HEAD = struct.Struct(">III")
 _REST = struct.Struct(">II")
 _NAME = re.compile(r"([0-9a-f]{16})\.rows")
 
 
-class AttemptFile:
-    """The rows of one attempt. ``rows`` and ``size`` count what was appended, the others what a crash leaves."""
+class AttemptFile(StagedFile):
+    """One file of staged rows; ``durable_size`` is the part of it in bytes that survives a crash."""
 
     __slots__ = ("_pending", "_store", "_written", "durable_rows", "durable_size", "number", "path", "rows", "size")
 
@@ -63,15 +64,9 @@ class AttemptFile:
         self._store.appended(self)
 
     def read(self) -> Iterator[tuple[bytes, int]]:
-        """Bodies behind the first record, with their rows; what is durable.
-
-        Raises:
-            StorageError: a record is damaged. OSError: the disk fails.
-        """
         return self._store.read(self)
 
     def remove(self) -> None:
-        """The next commit removes the file."""
         self._store.remove(self)
 
     def take(self) -> StagedWork:
@@ -96,15 +91,8 @@ class StagedWork(NamedTuple):
     rows: int
 
 
-class Recovered(NamedTuple):
-    """A file that an earlier process left, and the body of its first record."""
-
-    file: AttemptFile
-    about: bytes
-
-
-class StagingDirectory:
-    """The files of one broker. ``unwritten_bytes``: appended, and not durable yet."""
+class StagingDirectory(StagingStore):
+    """The directory with the files of staged rows of one broker."""
 
     def __init__(self, files: Files, directory: Path) -> None:
         self.directory = directory
@@ -114,11 +102,10 @@ class StagingDirectory:
         self._removed: list[AttemptFile] = []
         self._number = 0
 
-    def recover(self) -> list[Recovered]:
-        """Look at every file that is there. Blocks: reads them all.
+    def recover(self) -> list[LeftoverFile]:
+        """Read every file that an earlier process left. Blocks. Raises OSError.
 
-        A torn end, which was never acknowledged, is cut off; files without a whole first record are removed. Raises
-        OSError.
+        An incomplete end, which was never acknowledged, is cut off; files without a complete first record are removed.
         """
         found = []
         for name in self._files.names(self.directory):
@@ -132,7 +119,7 @@ class StagingDirectory:
             if about is None:
                 self._files.remove(staged.path)
             else:
-                found.append(Recovered(staged, about))
+                found.append(LeftoverFile(staged, about))
         return found
 
     def _recover(self, staged: AttemptFile) -> bytes | None:
@@ -155,7 +142,6 @@ class StagingDirectory:
         return about
 
     def add(self, about: bytes) -> AttemptFile:
-        """A new file whose first record is ``about``."""
         self._number += 1
         staged = AttemptFile(self, self._number)
         staged.append(about, 0)

@@ -21,13 +21,13 @@ from pathlib import Path
 from penstock.runtime.io.files import Files
 from penstock.tube.codec.message import encode_stored
 from penstock.tube.storage.index import INDEX_RECORD_BYTES
-from penstock.tube.storage.reads import LogReads, Read
+from penstock.tube.storage.reads import LogReads
 from penstock.tube.storage.record import encode_run
 from penstock.tube.storage.recovery import Loss, recover
 from penstock.tube.storage.retention import Retention, expired
 from penstock.tube.storage.segment import Segment
 
-__all__ = ["Read", "Store", "StoreLimits", "Work"]
+__all__ = ["Store", "StoreLimits", "Work"]
 
 _TAIL_STEP = 256 << 10
 _LEAST_TAIL = 64
@@ -101,14 +101,10 @@ class Store(LogReads):
         self.directory = directory
         self.limits = limits
         self.immediate = False
-        """Whether readers see messages before they are written (durability "memory")."""
         self.synced = True
         """Whether a commit syncs what it writes (durability "durable")."""
         self.epochs: list[tuple[int, int]] = []
-        """(epoch, end of the log when it began), rising: a restart began one when messages that had been readable may
-        be gone. Kept by whoever opens the store."""
         self.unwritten_bytes = 0
-        """Bytes appended whose commit has not returned; whoever appends bounds it."""
         segments, self.recovery = recover(files, directory, store_id, deep=deep, clean=clean)
         for loss in self.recovery.losses:
             on_loss(loss)
@@ -130,7 +126,6 @@ class Store(LogReads):
 
     @property
     def min_data_offset(self) -> int:
-        """Data offset of the oldest message kept."""
         return self._segments[0].data_start if self._segments else 0
 
     @property
@@ -167,10 +162,6 @@ class Store(LogReads):
         now_ms: int,
         marker: bytes = b"",
     ) -> tuple[int, int]:
-        """As `append` for each message, with ids that rise by one from ``message_id``; what it gives for the first.
-
-        ``marker`` is that of the first.
-        """
         first = self.end_offset
         time_ms = self.last_time = max(self.last_time, now_ms)
         limits = self.limits

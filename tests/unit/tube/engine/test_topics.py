@@ -6,10 +6,10 @@ import pytest
 
 from penstock.tube.codec.strings import OFFSET_HISTORY_TOPIC, DefaultConfig, TopicConfig
 from penstock.tube.engine.broker.topics import (
-    LogStore,
     Topic,
     Topics,
 )
+from penstock.tube.engine.interfaces import LogStore
 
 
 def never(topic: str, number: int) -> LogStore:

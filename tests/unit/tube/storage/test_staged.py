@@ -48,6 +48,7 @@ def test_another_process_finds_it_and_goes_on(shelf: StagingDirectory) -> None:
     commit(shelf, shelf.directory)
     again = StagingDirectory(DirectFiles(), shelf.directory)
     first, second = again.recover()
+    assert isinstance(second.file, AttemptFile)
     assert (first.about, list(first.file.read()), list(second.file.read())) == (
         b"about",
         [(b"one", 2)],
@@ -67,6 +68,7 @@ def test_a_torn_end_is_cut(shelf: StagingDirectory, cut: int) -> None:
     file.path.write_bytes(whole[:-cut])
     (found,) = StagingDirectory(DirectFiles(), shelf.directory).recover()
     assert list(found.file.read()) == [(b"one", 2)]
+    assert isinstance(found.file, AttemptFile)
     assert found.file.path.stat().st_size == found.file.size == len(whole) - 15
 
 
@@ -84,6 +86,7 @@ def test_a_record_of_another_file_does_not_pass(shelf: StagingDirectory) -> None
     commit(shelf, shelf.directory)
     other.path.write_bytes(one.path.read_bytes())
     (found,) = StagingDirectory(DirectFiles(), shelf.directory).recover()
+    assert isinstance(found.file, AttemptFile)
     assert found.file.number == one.number
 
 

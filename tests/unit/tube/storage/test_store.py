@@ -14,9 +14,10 @@ from google.protobuf.message import Message
 from penstock.runtime.io.files import DirectFiles
 from penstock.tube.codec.message import check_sum
 from penstock.tube.codec.proto import broker_pb2
+from penstock.tube.engine.interfaces import LogRead
 from penstock.tube.storage.recovery import Loss
 from penstock.tube.storage.retention import Retention
-from penstock.tube.storage.store import Read, Store, StoreLimits
+from penstock.tube.storage.store import Store, StoreLimits
 from tests.unit.runtime.recorded_disk import MemoryFile, RecordedDisk
 
 SMALL = StoreLimits(segment_bytes=4000, fill_bytes_least=256, fill_bytes_most=1024, tail_bytes=0)
@@ -34,7 +35,7 @@ def commit(store: Store) -> None:
     store.written(work)
 
 
-def payloads(read: Read) -> list[bytes]:
+def payloads(read: LogRead) -> list[bytes]:
     answer: Message = broker_pb2.GetMessageResponseB2C.FromString(b"\x08\x01\x10\x01" + b"".join(read.messages))
     assert isinstance(answer, broker_pb2.GetMessageResponseB2C)
     return [message.payLoadData for message in answer.messages]

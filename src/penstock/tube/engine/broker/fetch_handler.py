@@ -24,7 +24,11 @@ from penstock.tube.engine.broker.group_offsets import GroupOffsets, Key
 from penstock.tube.engine.broker.read_ahead import PendingRead, ReadAhead
 from penstock.tube.engine.broker.registrations import Registration, Registrations
 from penstock.tube.engine.broker.request_checks import OK, Answer, Refusal, RequestChecks, answer
-from penstock.tube.engine.broker.topics import LogRead, LogStore, Topic, Topics
+from penstock.tube.engine.broker.topics import (
+    Topic,
+    Topics,
+)
+from penstock.tube.engine.interfaces import LogRead, LogStore
 from penstock.tube.engine.sessions import RequestContext
 
 __all__ = [

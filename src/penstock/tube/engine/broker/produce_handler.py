@@ -24,7 +24,11 @@ from penstock.tube.engine.broker.request_checks import (
     answer,
 )
 from penstock.tube.engine.broker.send_decoder import NO_SUM, Send, SendDecoder, encode_sent
-from penstock.tube.engine.broker.topics import LogStore, Topic, Topics
+from penstock.tube.engine.broker.topics import (
+    Topic,
+    Topics,
+)
+from penstock.tube.engine.interfaces import LogStore
 from penstock.tube.engine.sessions import RequestContext
 
 __all__ = ["MAX_BATCH", "MAX_BATCH_BYTES", "OVERFLOW", "AppendResult", "ProduceHandler", "refuse_place"]

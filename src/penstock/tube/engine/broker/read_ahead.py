@@ -10,7 +10,7 @@ import contextlib
 from collections import deque
 from typing import NamedTuple
 
-from penstock.tube.engine.broker.topics import LogRead, LogStore
+from penstock.tube.engine.interfaces import LogRead, LogStore
 
 __all__ = ["PendingRead", "ReadAhead"]
 

@@ -2,159 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence, Set
-from typing import Protocol
+from collections.abc import Callable, Iterable
 
-from penstock.tube.codec.stored import Numbers
 from penstock.tube.codec.strings import OFFSET_HISTORY_TOPIC, PARTITIONS_PER_STORE, DefaultConfig, TopicConfig
+from penstock.tube.engine.interfaces import LogStore
 
-__all__ = ["LogRead", "LogRecords", "LogStore", "Topic", "Topics"]
+__all__ = ["Topic", "Topics"]
 
 _STATUS_NORMAL = 0
 _STATUS_REMOVING = 2
 _LEAST_SIZE = 1 << 20
 _MOST_SIZE = 20 << 20
 _SIZE_ALLOWANCE = 10 << 10
-
-
-class LogRead(Protocol):
-    """What a read of a store found; see `penstock.tube.storage.store.Read`."""
-
-    messages: list[bytes]
-    next_offset: int
-    data_end: int
-    damaged: list[int]
-    from_disk: bool
-
-    @property
-    def offsets(self) -> list[int]:
-        """Offset of each message."""
-
-
-class LogRecords(Protocol):
-    """Records of a store's file, which nobody has checked; see `penstock.tube.storage.reads.Records`."""
-
-    @property
-    def data(self) -> bytes:
-        """The records, headers included, as they stand in the file."""
-        ...
-
-    @property
-    def offsets(self) -> Numbers:
-        """Index offset of each message of the partition."""
-        ...
-
-    @property
-    def times(self) -> Numbers:
-        """Append time of each, in milliseconds since 1970."""
-        ...
-
-    @property
-    def positions(self) -> Numbers:
-        """Where the record of each begins, as a position in the data log."""
-        ...
-
-    @property
-    def sizes(self) -> Numbers:
-        """Bytes of the record of each."""
-        ...
-
-    @property
-    def next_offset(self) -> int:
-        """Where the next read goes on."""
-        ...
-
-
-class LogStore(Protocol):
-    """A store as the engine uses it; `penstock.tube.storage.store.Store` is one."""
-
-    min_offset: int
-    """Index offset of the oldest message kept."""
-    durable_end: int
-    """Index offset behind the newest message that readers see: it has reached the topic's durability."""
-    durable_data_end: int
-    """The same in the data log, in bytes."""
-    unwritten_bytes: int
-    """Bytes appended whose commit has not returned."""
-    immediate: bool
-    """Whether readers see messages before they are written (durability "memory")."""
-    epochs: list[tuple[int, int]]
-    """(epoch, end of the log when it began), rising: a restart began one where readable messages may be gone."""
-
-    @property
-    def min_data_offset(self) -> int:
-        """Data offset of the oldest message kept."""
-        ...
-
-    def append(
-        self,
-        partition_id: int,
-        data: bytes,
-        flag: int,
-        checksum: int,
-        key_code: int,
-        message_id: int,
-        now_ms: int,
-        marker: bytes = b"",
-    ) -> tuple[int, int]:
-        """Add a message in memory; its index offset and its append time in milliseconds.
-
-        ``key_code``: of its filter, 0 = none; ``marker``: of its idempotent producer.
-        """
-        ...
-
-    def append_many(
-        self,
-        partition_id: int,
-        datas: Sequence[bytes],
-        flags: Sequence[int],
-        checksums: Sequence[int],
-        keys: Sequence[int],
-        message_id: int,
-        now_ms: int,
-        marker: bytes = b"",
-    ) -> tuple[int, int]:
-        """The same for each message, with ids that rise by one from ``message_id``; what it gives for the first."""
-        ...
-
-    def read(
-        self,
-        partition_id: int,
-        start: int,
-        *,
-        end: int | None = None,
-        keys: Set[int] | None = None,
-        max_bytes: int = 512 << 10,
-        max_messages: int = 1 << 31,
-    ) -> LogRead:
-        """Messages of a partition from ``start`` on, and of ``keys`` alone where there are any."""
-        ...
-
-    def records(
-        self, partition_id: int, start: int, *, end: int, max_bytes: int, max_messages: int
-    ) -> LogRecords | None:
-        """The records of a range as they stand in the file, unchecked; None where they cannot be had so."""
-        ...
-
-    def first_gap(self, start: int, end: int) -> tuple[int, int] | None:
-        """The first ``[from, to)`` within ``[start, end)`` whose messages are known to be lost; None = none."""
-        ...
-
-    def times(self, offsets: Sequence[int]) -> list[int]:
-        """Append times, in milliseconds, of messages whose index offsets these are."""
-        ...
-
-    def plan(self, partition_id: int, start: int, end: int | None, max_messages: int) -> tuple[int, int]:
-        """(end, count) of the longest range from ``start`` with at most ``max_messages`` messages of the partition."""
-        ...
-
-    def offset_at(self, time_ms: int) -> int:
-        """Index offset of the first message appended at that time or later; the end where there is none."""
-        ...
-
-    def data_position(self, offset: int) -> int:
-        """Where the message at an index offset begins in the data log."""
-        ...
 
 
 class Topic:

@@ -12,7 +12,9 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
+
+from penstock.tube.engine.interfaces import LeftoverFile, StagedFile, StagingStore
 
 __all__ = [
     "NOTES",
@@ -20,49 +22,17 @@ __all__ = [
     "Attempt",
     "Decision",
     "InDoubtWatch",
-    "LeftoverFile",
     "OverdueTransaction",
     "Query",
-    "StagedFile",
     "StagedRow",
     "Staging",
     "StagingLimits",
-    "StagingStore",
 ]
 
 NOTES = "staging/"
 """What the names of the notes begin with."""
 _STALE_KEPT = 32
 _DAY_MS = 24 * 3_600_000
-
-
-class StagedFile(Protocol):
-    """The rows of an attempt; see `penstock.tube.storage.staging_store`."""
-
-    rows: int
-    size: int
-    durable_rows: int
-
-    def append(self, body: bytes, rows: int) -> None: ...
-    def read(self) -> Iterator[tuple[bytes, int]]: ...
-    def remove(self) -> None: ...
-
-
-class StagingStore(Protocol):
-    """Where staged rows are kept."""
-
-    unwritten_bytes: int
-
-    def add(self, about: bytes) -> StagedFile: ...
-
-
-class LeftoverFile(Protocol):
-    """A file that an earlier process left, and what its first record says."""
-
-    @property
-    def file(self) -> StagedFile: ...
-    @property
-    def about(self) -> bytes: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,193 @@
+"""What the broker's engine needs of a storage: the log of a store, and files of staged rows.
+
+`penstock.tube.storage` implements these classes; tests may implement them in memory.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence, Set
+from typing import NamedTuple
+
+from penstock.tube.codec.stored import Numbers
+
+__all__ = ["LeftoverFile", "LogRead", "LogRecords", "LogStore", "StagedFile", "StagingStore"]
+
+
+class LogRead(ABC):
+    """What a read found: messages as field 4 of a get response, their offsets, and where it stopped."""
+
+    __slots__ = ()
+
+    messages: list[bytes]
+    next_offset: int
+    """Offset at which the next read continues."""
+    data_end: int
+    """Data offset up to which the log was read."""
+    damaged: list[int]
+    """Offsets of messages that cannot be read because their verification failed; they are not in ``offsets``."""
+    from_disk: bool
+    """Whether any message was no longer in memory."""
+
+    @property
+    @abstractmethod
+    def offsets(self) -> list[int]:
+        """Offset of each message, computed on demand."""
+
+
+class LogRecords(NamedTuple):
+    """Records of one partition as they are in a data file, one after the other, unchecked.
+
+    For each record: its index offset, its append time (ms since 1970), its data offset and its size in bytes.
+    """
+
+    data: bytes
+    offsets: Numbers
+    times: Numbers
+    positions: Numbers
+    sizes: Numbers
+    next_offset: int
+
+
+class LogStore(ABC):
+    """The log of one store of a topic. Offsets are byte positions in its index, multiples of 28."""
+
+    __slots__ = ()
+
+    min_offset: int
+    """Index offset of the oldest message stored."""
+    durable_end: int
+    """Index offset behind the newest readable message: it has reached the topic's durability."""
+    durable_data_end: int
+    """The same in the data log, in bytes."""
+    unwritten_bytes: int
+    """Bytes appended whose commit has not returned; the caller of `append_many` limits them."""
+    immediate: bool
+    """Whether messages are readable before they are written (durability "memory")."""
+    epochs: list[tuple[int, int]]
+    """(epoch, end of the log when it began), rising; a restart that may have lost readable messages begins one."""
+
+    @property
+    @abstractmethod
+    def min_data_offset(self) -> int:
+        """Data offset of the oldest message stored."""
+
+    @abstractmethod
+    def append_many(
+        self,
+        partition_id: int,
+        datas: Sequence[bytes],
+        flags: Sequence[int],
+        checksums: Sequence[int],
+        keys: Sequence[int],
+        message_id: int,
+        now_ms: int,
+        marker: bytes = b"",
+    ) -> tuple[int, int]:
+        """Append messages in memory; the index offset of the first and the append time (ms) of all.
+
+        Message ids rise by one from ``message_id``; ``keys`` are filter codes, 0 for none. The append time is never
+        before that of an earlier message. ``marker`` names the idempotent producer of the first message
+        (`codec.message.encode_marker`). The messages are durable after the next commit of the store.
+        """
+
+    @abstractmethod
+    def read(
+        self,
+        partition_id: int,
+        start: int,
+        *,
+        end: int | None = None,
+        keys: Set[int] | None = None,
+        max_bytes: int = 512 << 10,
+        max_messages: int = 1 << 31,
+    ) -> LogRead:
+        """Read messages of one partition from offset ``start`` up to ``end`` (at most and by default the durable end).
+
+        At most ``max_bytes`` (in the reference's record sizes) and ``max_messages``, but at least one message if there
+        is one; with ``keys`` only messages whose key code is among them. ``next_offset`` is behind the last message if
+        a limit stopped the read, else ``end``. ``start`` must be within ``[min_offset, durable_end]``.
+        """
+
+    @abstractmethod
+    def records(
+        self, partition_id: int, start: int, *, end: int, max_bytes: int, max_messages: int
+    ) -> LogRecords | None:
+        """The records that `read` would read without ``keys``, as far as they are in one file.
+
+        None if they are in memory, in a file that cannot be read, or one of their messages is lost.
+        """
+
+    @abstractmethod
+    def first_gap(self, start: int, end: int) -> tuple[int, int] | None:
+        """The first run ``[from, to)`` of lost messages within ``[start, end)``; None if nothing is missing there.
+
+        The partition of lost messages is not known.
+        """
+
+    @abstractmethod
+    def times(self, offsets: Sequence[int]) -> list[int]:
+        """Append times (ms) of the messages at ``offsets``, which rise and are below the durable end."""
+
+    @abstractmethod
+    def plan(self, partition_id: int, start: int, end: int | None, max_messages: int) -> tuple[int, int]:
+        """End and message count of the longest range from ``start`` with at most ``max_messages`` of the partition.
+
+        The end is ``end`` (or the durable end) if everything fits, else the offset of the first message that does not.
+        """
+
+    @abstractmethod
+    def offset_at(self, time_ms: int) -> int:
+        """Offset of the first message appended at ``time_ms`` or later; the durable end if there is none."""
+
+    @abstractmethod
+    def data_position(self, offset: int) -> int:
+        """Data offset that belongs to index offset ``offset``, which is at most the durable end."""
+
+
+class StagedFile(ABC):
+    """The rows that one attempt of a task staged.
+
+    ``rows`` and ``size`` (bytes) count what was appended, ``durable_rows`` what survives a crash.
+    """
+
+    __slots__ = ()
+
+    rows: int
+    size: int
+    durable_rows: int
+
+    @abstractmethod
+    def append(self, body: bytes, rows: int) -> None:
+        """Append a record of ``rows`` rows in memory; it is durable after the next commit."""
+
+    @abstractmethod
+    def read(self) -> Iterator[tuple[bytes, int]]:
+        """Bodies of the durable records after the first, each with its number of rows.
+
+        Raises:
+            StorageError: a record is damaged. OSError: the disk fails.
+        """
+
+    @abstractmethod
+    def remove(self) -> None:
+        """Have the next commit remove the file."""
+
+
+class StagingStore(ABC):
+    """The files of staged rows of one broker. ``unwritten_bytes``: appended, but not durable yet."""
+
+    __slots__ = ()
+
+    unwritten_bytes: int
+
+    @abstractmethod
+    def add(self, about: bytes) -> StagedFile:
+        """Create a file whose first record is ``about``."""
+
+
+class LeftoverFile(NamedTuple):
+    """A file that an earlier process left, and the body of its first record."""
+
+    file: StagedFile
+    about: bytes
