@@ -18,10 +18,10 @@ from penstock.errors import RefusedError
 from penstock.mqtt.client import MqttClient
 from penstock.mqtt.codec.encoder import encode
 from penstock.mqtt.codec.packets import Connect, Subscribe, Subscription
-from penstock.mqtt.gatekeeper import Gatekeeper, GateStats, Method, Rulebook
+from penstock.mqtt.listener_access import AccessRules, AccessStats, AuthenticationMethod, ListenerAccess
 from penstock.mqtt.password_checks import PasswordChecks
 from penstock.mqtt.server import BrokerLimits, MqttServer
-from penstock.mqtt.transport.listener import ListenerSettings
+from penstock.mqtt.transport.listener_settings import ListenerSettings
 from penstock.security.passwords import make_credential
 
 DEADLINE_S = 30
@@ -194,10 +194,12 @@ async def test_two_that_take_over_from_each_other() -> None:
 async def test_wrong_passwords_do_not_keep_others_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """Many wrong passwords at once, each 20 ms of a core: the loop turns, and the right one comes in."""
     monkeypatch.setattr("penstock.mqtt.password_checks.WAITING_PER_ADDRESS", 20)
-    checks, stats = PasswordChecks(), GateStats()
+    checks, stats = PasswordChecks(), AccessStats()
     loop = asyncio.get_running_loop()
-    rulebook = Rulebook(users={"ann": make_credential("ann", b"secret")})
-    gate = Gatekeeper(frozenset({Method.PASSWORD}), rulebook, checks, stats, now=lambda: int(loop.time() * 1000))
+    access_rules = AccessRules(users={"ann": make_credential("ann", b"secret")})
+    gate = ListenerAccess(
+        frozenset({AuthenticationMethod.PASSWORD}), access_rules, checks, stats, now=lambda: int(loop.time() * 1000)
+    )
     async with broker(BrokerLimits(), ListenerSettings(port=0, access=gate)) as server:
         address = address_of(server)
         async with MqttClient(*address, username="ann", password="secret") as inside:
@@ -232,5 +234,5 @@ async def test_a_bad_client_is_told_and_counted() -> None:
             with pytest.raises(RefusedError, match="0x97"):
                 async with MqttClient(*address, reconnect=False):
                     pass
-            assert server.listeners[0].admission_stats.refused_listener == 1
+            assert server.listeners[0].connection_limit_stats.refused_listener == 1
             assert server.listeners[0].stats.refused == 1

@@ -13,7 +13,7 @@ from penstock.mqtt.client import MqttClient
 from penstock.mqtt.codec.encoder import encode
 from penstock.mqtt.codec.packets import Connect, PingReq, Publish, Subscribe, Subscription
 from penstock.mqtt.server import MqttServer
-from penstock.mqtt.transport.listener import ListenerSettings, Transport
+from penstock.mqtt.transport.listener_settings import ListenerSettings, Transport
 from tests.mutations import mutated
 
 UPGRADE: Final = (

@@ -11,7 +11,7 @@ import paho.mqtt.client as paho
 import pytest
 from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
 
-from penstock.mqtt.gatekeeper import Client
+from penstock.mqtt.listener_access import AuthenticatedClient
 from penstock.mqtt.server import MqttServer
 from penstock.node.config.node import NodeConfig
 from penstock.node.security import NodeSecurity
@@ -75,7 +75,7 @@ async def test_mosquitto_pub_with_a_client_certificate(setup: Setup) -> None:
     )
     assert code == 0
     async with asyncio.timeout(DEADLINE_S):
-        while setup.server.admission.connections:
+        while setup.server.connection_limiter.connections:
             await asyncio.sleep(0.01)
 
 
@@ -140,7 +140,7 @@ async def test_paho_over_websocket(setup: Setup, listener: str, version: MQTTPro
     assert link.connection is not None
     assert link.connection.session is not None
     assert link.connection.session.rights is not None
-    assert isinstance(link.connection.session.rights.principal, Client)
+    assert isinstance(link.connection.session.rights.principal, AuthenticatedClient)
     assert [len(payload) for payload in got] == [5, 300_000, 0]
     client.disconnect()
     await asyncio.to_thread(client.loop_stop)

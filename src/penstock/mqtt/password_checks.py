@@ -1,9 +1,9 @@
-"""Password hashes off the event loop: few at a time, and each address has its turn.
+"""Password hashing off the event loop: a few checks at a time, in turn by client address.
 
-A check takes some 20 ms of a core, on purpose. So a flood of CONNECTs with wrong passwords waits in the queue of its
-own address, which is short, while another address waits for one check of each flood at most. A password that was found
-right is remembered by a keyed digest, in memory alone, so that ten thousand devices that come back after a power cut
-do not wait for each other.
+A check deliberately takes about 20 ms of a core. A flood of CONNECTs with wrong passwords therefore waits in the short
+queue of its own address, while other addresses wait for at most one check of each flood. Verified passwords are
+remembered by a keyed digest, in memory only, so that ten thousand devices that reconnect after a power failure do not
+wait for each other.
 """
 
 from __future__ import annotations
@@ -25,15 +25,14 @@ __all__ = ["PasswordChecks"]
 _log = logging.getLogger("penstock.mqtt.access")
 
 WORKERS: Final = 2
-"""Checks at a time; each takes a core and 19 MiB."""
+"""Concurrent checks; each uses a core and 19 MiB."""
 WAITING_PER_ADDRESS: Final = 64
-WAITING_IN_ALL: Final = 10_000
+WAITING_TOTAL: Final = 10_000
 REMEMBERED: Final = 20_000
-"""Passwords that were found right, by digest."""
+"""Verified passwords that are remembered."""
 
 Done = Callable[[bool | None], None]
-"""Called in the loop's thread: whether the password is right, or None where it could not be checked: there was no room
-for another check, or no memory."""
+"""Called in the loop's thread with the result; None if the password could not be checked (queue full, or no memory)."""
 
 
 class _Check(NamedTuple):
@@ -44,7 +43,7 @@ class _Check(NamedTuple):
 
 
 class PasswordChecks:
-    """Call everything from the loop's thread."""
+    """Checks passwords in threads. Call all methods in the loop's thread."""
 
     def __init__(self, *, workers: int = WORKERS) -> None:
         self._workers = workers
@@ -57,17 +56,17 @@ class PasswordChecks:
         self.hashed = 0
         """Checks that computed a hash."""
         self.remembered = 0
-        """Checks that were answered from memory."""
+        """Checks that were answered from remembered passwords."""
         self.refused = 0
-        """Checks for which there was no room."""
+        """Checks that were refused because a queue was full."""
 
     @property
     def waiting(self) -> int:
-        """Checks that wait for their turn."""
+        """The number of waiting checks."""
         return self._count
 
     def check(self, address: str, name: str, credential: Credential | None, password: bytes, done: Done) -> None:
-        """Whether it is the password; ``credential`` None: there is no such user. ``done`` may be called at once."""
+        """Check a password; ``credential`` None: unknown user. ``done`` may be called before this returns."""
         digest = hashlib.blake2b(b"%d:%b%b" % (len(name), name.encode(), password), key=self._key).digest()
         if credential is not None and self._right.get(digest) == credential:
             self._right.move_to_end(digest)
@@ -75,7 +74,7 @@ class PasswordChecks:
             done(True)  # noqa: FBT003 - whether it is right
             return
         queue = self._waiting.get(address)
-        if self._count >= WAITING_IN_ALL or (queue is not None and len(queue) >= WAITING_PER_ADDRESS):
+        if self._count >= WAITING_TOTAL or (queue is not None and len(queue) >= WAITING_PER_ADDRESS):
             self.refused += 1
             done(None)
             return
@@ -83,23 +82,23 @@ class PasswordChecks:
             queue = self._waiting[address] = deque()
         queue.append(_Check(credential, password, digest, done))
         self._count += 1
-        self._go_on()
+        self._start_checks()
 
     def close(self) -> None:
-        """End the threads; checks that wait are never answered."""
+        """Stop the threads; waiting checks are dropped."""
         self._waiting.clear()
         self._count = 0
         if self._pool is not None:
             self._pool.shutdown(wait=False, cancel_futures=True)
             self._pool = None
 
-    def _go_on(self) -> None:
+    def _start_checks(self) -> None:
         while self._running < self._workers and self._waiting:
             address, queue = self._waiting.popitem(last=False)
             check = queue.popleft()
             self._count -= 1
             if queue:
-                self._waiting[address] = queue  # at the end: the others come first
+                self._waiting[address] = queue  # at the end: other addresses are next
             self._running += 1
             self.hashed += 1
             if self._pool is None:
@@ -117,7 +116,7 @@ class PasswordChecks:
         if error is not None:
             _log.error("a password could not be checked: %r", error)
             self.refused += 1
-            self._go_on()
+            self._start_checks()
             check.done(None)
             return
         right = future.result()
@@ -126,4 +125,4 @@ class PasswordChecks:
             if len(self._right) > REMEMBERED:
                 self._right.popitem(last=False)
         check.done(right)
-        self._go_on()
+        self._start_checks()

@@ -22,13 +22,19 @@ from penstock.mqtt.engine.recovery import restore
 from penstock.mqtt.engine.retained import Allows
 from penstock.mqtt.engine.session import NOTIFICATIONS_LOST
 from penstock.mqtt.engine.stats import BrokerStats
-from penstock.mqtt.gatekeeper import Certificate, Client
 from penstock.mqtt.in_process import InProcessLink
+from penstock.mqtt.listener_access import AuthenticatedClient, Certificate
 from penstock.mqtt.persistence import Persistence
 from penstock.mqtt.service import Service
-from penstock.mqtt.transport.connection_limits import Admission, AdmissionLimits, AdmissionStats
-from penstock.mqtt.transport.link import CLOSE_GRACE_S, Link
-from penstock.mqtt.transport.listener import Listener, ListenerSettings
+from penstock.mqtt.transport.connection_limits import (
+    Abortable,
+    ConnectionLimiter,
+    ConnectionLimits,
+    ConnectionLimitStats,
+)
+from penstock.mqtt.transport.link import CLOSE_GRACE_S, ServerLink
+from penstock.mqtt.transport.listener import Listener
+from penstock.mqtt.transport.listener_settings import ListenerSettings
 from penstock.runtime.io.clock import wall_clock_ms
 from penstock.runtime.io.loop import StallWatch, after_reading, joins_writes, watch_stalls
 from penstock.runtime.observability.logs import LogLimiter
@@ -49,13 +55,15 @@ class MqttServer:
         *,
         services: Sequence[Service] = (),
         limits: BrokerLimits | None = None,
-        admission: AdmissionLimits | None = None,
+        connection_limits: ConnectionLimits | None = None,
         clock: Callable[[], int] = wall_clock_ms,
     ) -> None:
         self._clock = clock
         self.limits = limits or BrokerLimits()
-        self.admission_stats = AdmissionStats()
-        self.admission: Admission[Link] = Admission(admission or AdmissionLimits(), self.admission_stats)
+        self.connection_limit_stats = ConnectionLimitStats()
+        self.connection_limiter: ConnectionLimiter[Abortable] = ConnectionLimiter(
+            connection_limits or ConnectionLimits(), self.connection_limit_stats
+        )
         """Who may come in, over all listeners."""
         self.persistence: Persistence | None = None
         """Where sessions and retained messages are kept, from :meth:`recover` on; None: in memory alone."""
@@ -74,7 +82,7 @@ class MqttServer:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._time: Callable[[], float] = _not_started
         self.listeners: list[Listener] = []
-        self._links: dict[BrokerConnection, Link] = {}
+        self._links: dict[BrokerConnection, ServerLink] = {}
         self._inside: dict[BrokerConnection, InProcessLink] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0
@@ -164,17 +172,17 @@ class MqttServer:
                 gone.append(session.connection)
                 continue
             client = None if session.rights is None else session.rights.principal
-            if not isinstance(client, Client):
+            if not isinstance(client, AuthenticatedClient):
                 continue
             if session.connection is None or link is None:
-                client.keeper.refresh(client)
+                client.access.refresh(client)
                 continue
             anchors = None if link.listener.tls is None else link.listener.tls.anchors
-            if not client.keeper.still_welcome(client, anchors):
+            if not client.access.revalidate(client, anchors):
                 gone.append(session.connection)
         for link in list(self._links.values()):
-            if link.stranger and not link.vouched_for:  # its CONNECT is still to come
-                link.cut()
+            if link.unauthenticated and not link.certificate_valid:  # its CONNECT is still to come
+                link.abort()
         for connection in gone:
             connection.disconnect(ReasonCode.NOT_AUTHORIZED, now, "what let this client in was revoked")
         self._broker.policies_changed(now)
@@ -202,7 +210,7 @@ class MqttServer:
             self._stalls.remove(self._stalled)
         for listener in self.listeners:
             listener.close()
-            await listener.abandon()
+            await listener.cancel_handshakes()
         self._broker.shut_down(self.now())
         self._flush()
         if self.persistence is not None:  # what waits for its commit leaves before goodbye
@@ -246,19 +254,19 @@ class MqttServer:
         """Milliseconds of the loop's clock."""
         return int(self._time() * 1000)
 
-    def arrived(self, link: Link) -> None:
+    def arrived(self, link: ServerLink) -> None:
         """A connection was accepted; over TLS its handshake is still to come."""
-        for admission in (link.listener.admission, self.admission):
-            victim = admission.opened(link, link.group)
+        for limiter in (link.listener.connection_limiter, self.connection_limiter):
+            victim = limiter.opened(link, link.group)
             if victim is not None:
-                victim.cut()
+                victim.abort()
         link.listener.stats.connections += 1
 
-    def opened(self, link: Link) -> BrokerConnection | None:
+    def opened(self, link: ServerLink) -> BrokerConnection | None:
         """A connection is ready for MQTT."""
         connection = None
         # A handshake that began before the authorities changed; one that is not known is looked at by the next reload.
-        if not self._closing and self._receiving and (link.vouched_for or not link.anchor):
+        if not self._closing and self._receiving and (link.certificate_valid or not link.anchor):
             connection = self._open(link)
         if connection is not None:
             if self._joins_writes:
@@ -268,30 +276,30 @@ class MqttServer:
             self._arm()
         return connection
 
-    def received(self, connection: BrokerConnection, link: Link, data: bytes) -> None:
+    def received(self, connection: BrokerConnection, link: ServerLink, data: bytes) -> None:
         """Bytes came in. A failure of ours ends this connection and no other."""
         now = int(self._time() * 1000)
         try:
             outbound = self._broker.outbound
-            if not link.stranger:
+            if not link.unauthenticated:
                 outbound.reading = connection
             connection.receive(data, now, self._clock())
             outbound.end_read()
             if self._broker.timers.sooner:
                 self._arm()
-            if connection.holds and not link.held:
-                link.hold()
+            if connection.holds and not link.reading_paused:
+                link.pause_reading()
         except Exception:
             logger.exception("internal error; closing %r", connection)
             self._broker.outbound.reading = None
             if link.transport is not None:
                 link.transport.abort()
 
-    def lost(self, link: Link) -> None:
+    def lost(self, link: ServerLink) -> None:
         """A connection is gone, in whatever state it was."""
         listener = link.listener
-        for admission in (listener.admission, self.admission):
-            admission.closed(link, link.group)
+        for limiter in (listener.connection_limiter, self.connection_limiter):
+            limiter.closed(link, link.group)
         listener.stats.connections -= 1
         connection = link.connection
         if connection is not None:
@@ -302,7 +310,7 @@ class MqttServer:
                 self._empty.set()
             self._arm()
         for each in self.listeners:
-            each.released()
+            each.connection_closed()
 
     # For its links inside the process
 
@@ -356,27 +364,27 @@ class MqttServer:
                 continue
             if data and not link.transport.is_closing():
                 link.write(data)
-            if link.stranger and connection.session is not None:
+            if link.unauthenticated and connection.session is not None:
                 self._known(link)
             if close:
                 link.close()
-            elif link.held and not connection.holds:
-                link.read_on()
+            elif link.reading_paused and not connection.holds:
+                link.resume_reading()
         if self._broker.timers.sooner:
             self._arm()
 
-    def _open(self, link: Link) -> BrokerConnection | None:
+    def _open(self, link: ServerLink) -> BrokerConnection | None:
         settings = link.listener.settings
         certificate = None if link.anchor is None else Certificate(link.certificate, link.anchor)
         origin = Origin(listener=settings.name, address=link.address, certificate=certificate)
         return self._broker.open(link.name, self.now(), origin=origin, access=settings.access)
 
-    def _known(self, link: Link) -> None:
+    def _known(self, link: ServerLink) -> None:
         """Its CONNECT was accepted."""
-        link.stranger = False
+        link.unauthenticated = False
         logger.debug("%r connected", link.connection)
-        for admission in (link.listener.admission, self.admission):
-            admission.authenticated(link, link.group)
+        for limiter in (link.listener.connection_limiter, self.connection_limiter):
+            limiter.authenticated(link, link.group)
 
     def _arm(self) -> None:
         """Have one timer for the engine's next deadline."""

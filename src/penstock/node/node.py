@@ -19,7 +19,7 @@ from penstock.mqtt.bridge import Bridge
 from penstock.mqtt.faults import FaultListener
 from penstock.mqtt.persistence import Persistence
 from penstock.mqtt.server import MqttServer
-from penstock.mqtt.transport.listener import Transport
+from penstock.mqtt.transport.listener_settings import Transport
 from penstock.node.capture import CAPTURE_PARTITION, ChangeCapture, version_of
 from penstock.node.config.listeners import Listener
 from penstock.node.config.node import NodeConfig, TubeBrokerHttpListener
@@ -177,7 +177,7 @@ class Node:
             open_metrics=(
                 config.http.anonymous_metrics
                 or config.http.anonymous is not None
-                or self.security.rulebook.users is None
+                or self.security.access_rules.users is None
             ),
         )  # fmt: skip
         http = await self._http("http", config.http, self.security.http_server("http", pages))

@@ -24,16 +24,24 @@ from penstock.mqtt.engine.access import UNKNOWN, Rights
 from penstock.mqtt.engine.access import Access as MqttAccess
 from penstock.mqtt.engine.journal import Source
 from penstock.mqtt.engine.limits import BrokerLimits
-from penstock.mqtt.gatekeeper import Client, Gatekeeper, GateStats, Method, PartGate, Rulebook
 from penstock.mqtt.in_process import AllowAll
+from penstock.mqtt.listener_access import (
+    AccessRules,
+    AccessStats,
+    AuthenticatedClient,
+    AuthenticationMethod,
+    InProcessAccess,
+    ListenerAccess,
+)
 from penstock.mqtt.password_checks import PasswordChecks
 from penstock.mqtt.server import MqttServer
-from penstock.mqtt.transport.listener import Listener, ListenerSettings
+from penstock.mqtt.transport.listener import Listener
+from penstock.mqtt.transport.listener_settings import ListenerSettings
 from penstock.mqtt.transport.tls import ServerTls
 from penstock.node.config.bridges import BridgeEntry
 from penstock.node.config.listeners import Listener as AnyListener
 from penstock.node.config.listeners import OpenListener, refuse_open_listeners
-from penstock.node.config.mqtt import MqttListenerEntry, MqttListenerMore, Security, admission_limits, broker_limits
+from penstock.node.config.mqtt import MqttListenerEntry, MqttListenerMore, Security, broker_limits, network_limits
 from penstock.node.config.node import LISTENERS, NodeConfig
 from penstock.node.http import HttpServer
 from penstock.node.http_access import HttpAccess
@@ -74,7 +82,7 @@ _REVOCATIONS_EXPIRE: Final = "revocation_lists_expire_timestamp_seconds"
 
 
 class NodeSecurity:
-    """The rulebook, the gatekeepers of the listeners, and their reload.
+    """The access rules, the listeners' access control, and their reload.
 
     ``server`` is made here, since its limits come from the same configuration.
     """
@@ -90,16 +98,16 @@ class NodeSecurity:
         """Error of the last reload; None if it succeeded, or there was none."""
         self.reloads = 0
         self.failed_reloads = 0
-        self.stats = GateStats()
+        self.stats = AccessStats()
         self.checks = PasswordChecks()
-        self.rulebook = _read_rulebook(config.security)
-        _refuse_open_listeners(config, self.rulebook)
+        self.access_rules = _read_access_rules(config.security)
+        _refuse_open_listeners(config, self.access_rules)
         _warn_of_readers(config.security)
         limits = config.mqtt.limits
-        self.server = MqttServer(limits=broker_limits(limits), admission=admission_limits(limits), clock=clock)
-        self._keepers = {name: self._keeper(entry) for name, entry in _entries(config).items()}
+        self.server = MqttServer(limits=broker_limits(limits), connection_limits=network_limits(limits), clock=clock)
+        self._listener_access = {name: self._access_of(entry) for name, entry in _entries(config).items()}
         self._warn_of_open_rules()
-        self._parts: list[PartGate] = []
+        self._parts: list[InProcessAccess] = []
         self._web: dict[str, HttpServer] = {}
         self._sources: dict[Source, Rights | None] = {}
         self.server.check_retained(self._may_still_publish)
@@ -108,12 +116,12 @@ class NodeSecurity:
     @property
     def enforced(self) -> bool:
         """True if any authentication or authorization is configured."""
-        return any(keeper is not None for keeper in self._keepers.values())
+        return any(listener_access is not None for listener_access in self._listener_access.values())
 
     @property
     def overheard(self) -> bool:
         """Whether the policies let anybody read what the state store and others say to each other."""
-        policy = self.rulebook.policy
+        policy = self.access_rules.policy
         return policy is not None and policy.overheard
 
     def acting_as(self, user: str | None, bridge: str) -> MqttAccess | None:
@@ -122,8 +130,8 @@ class NodeSecurity:
             return None
         return self._part_gate(user, bridge_client_id(bridge))
 
-    def _part_gate(self, user: str, part: str) -> PartGate:
-        gate = PartGate(user, part, self.rulebook, self.checks, self.stats, self.server.now)
+    def _part_gate(self, user: str, part: str) -> InProcessAccess:
+        gate = InProcessAccess(user, part, self.access_rules, self.checks, self.stats, self.server.now)
         self._parts.append(gate)
         return gate
 
@@ -137,7 +145,7 @@ class NodeSecurity:
         return HttpAccess(
             token,
             self.checks,
-            lambda: self.rulebook.users,
+            lambda: self.access_rules.users,
             self._administers,
             anonymous=listener.anonymous is not None,
         )
@@ -146,14 +154,14 @@ class NodeSecurity:
         named = self.config.security.administrators
         if named is not None:
             return user in named
-        return may_administer(rights_of(self.rulebook.policy), user)
+        return may_administer(rights_of(self.access_rules.policy), user)
 
     def tube_access(self, listener: AnyListener, part: tuple[str, str]) -> Access | None:
         """What a tube server of the node accepts; None: every client, for everything.
 
         ``part``: user and password of the node's own broker, which no policy limits.
         """
-        if self.rulebook.users is None and self.rulebook.policy is None:
+        if self.access_rules.users is None and self.access_rules.policy is None:
             return None
         exempt = self.config.tube.access
         access = Access({}, networks=exempt.networks, groups=exempt.groups)
@@ -162,7 +170,7 @@ class NodeSecurity:
         return access
 
     def _change_tube(self) -> None:
-        users, policy = self.rulebook.users, self.rulebook.policy
+        users, policy = self.access_rules.users, self.access_rules.policy
         for access, anonymous, part in self._tube:
             keys = signing_keys(users, part)
             access.change(keys, rights_of(policy, part), anonymous=anonymous or users is None)
@@ -172,18 +180,18 @@ class NodeSecurity:
         for entry in self.config.bridges:
             if bridge_client_id(entry.name) == owner:
                 return self._recall_bridge(entry)
-        for keeper in self._keepers.values():
-            if keeper is None:
+        for listener_access in self._listener_access.values():
+            if listener_access is None:
                 if owner == "":
                     trusted = AllowAll(client_id)
-                    return Rights(trusted, trusted.part)
-            elif (client := keeper.recall(owner, client_id)) is not None:
-                return Rights(keeper, client)
+                    return Rights(trusted, trusted.principal)
+            elif (client := listener_access.recover_client(owner, client_id)) is not None:
+                return Rights(listener_access, client)
         return None
 
     def _may_still_publish(self, source: Source, topic: str, qos: int) -> bool:
         """True if the current policies allow the publisher of a retained message to publish it."""
-        if self.rulebook.policy is None or not self.config.security.check_retain_source:
+        if self.access_rules.policy is None or not self.config.security.check_retain_source:
             return True
         if source not in self._sources:
             if len(self._sources) >= SOURCES_KEPT:
@@ -196,7 +204,7 @@ class NodeSecurity:
         owner = bridge_client_id(entry.name)
         if entry.acts_as is None:
             trusted = AllowAll(owner)
-            return Rights(trusted, trusted.part)
+            return Rights(trusted, trusted.principal)
         gate = next((gate for gate in self._parts if gate.part == owner), None)
         if gate is None:
             gate = self._part_gate(entry.acts_as, owner)
@@ -244,8 +252,8 @@ class NodeSecurity:
         """
         try:
             config = read()
-            rulebook = _read_rulebook(config.security)
-            _refuse_open_listeners(config, rulebook)
+            access_rules = _read_access_rules(config.security)
+            _refuse_open_listeners(config, access_rules)
             entries = _entries(config)
             staying = [listener for listener in self.server.listeners if listener.name in entries]
             settings = {each.name: self._settings(each.name, entries[each.name]) for each in staying}
@@ -260,15 +268,15 @@ class NodeSecurity:
             return False
         for option in _needs_restart(self.config, config):
             _log.warning("this change needs a restart", extra={"fields": {"option": option}})
-        self.rulebook = rulebook
+        self.access_rules = access_rules
         _warn_of_readers(config.security)
-        for name, keeper in self._keepers.items():
-            if keeper is not None:
-                keeper.rulebook = rulebook
+        for name, listener_access in self._listener_access.items():
+            if listener_access is not None:
+                listener_access.access_rules = access_rules
                 if name in entries:
-                    keeper.methods = _methods(entries[name], rulebook)
+                    listener_access.methods = _methods(entries[name], access_rules)
         for gate in self._parts:
-            gate.rulebook = rulebook
+            gate.access_rules = access_rules
         self._change_tube()
         self._sources.clear()
         for listener in staying:
@@ -279,7 +287,7 @@ class NodeSecurity:
         fresh = broker_limits(config.mqtt.limits)
         for field in dataclasses.fields(BrokerLimits):
             setattr(self.server.limits, field.name, getattr(fresh, field.name))
-        self.server.admission.limits = admission_limits(config.mqtt.limits)
+        self.server.connection_limiter.limits = network_limits(config.mqtt.limits)
         self.config = config
         self._warn_of_open_rules()
         self.failure = None
@@ -296,17 +304,23 @@ class NodeSecurity:
 
     # Inside
 
-    def _keeper(self, entry: MqttListenerEntry) -> Gatekeeper | None:
-        methods = _methods(entry, self.rulebook)
-        if methods == {Method.ANONYMOUS} and self.rulebook.policy is None and not _has_files(self.config.security):
+    def _access_of(self, entry: MqttListenerEntry) -> ListenerAccess | None:
+        methods = _methods(entry, self.access_rules)
+        if (
+            methods == {AuthenticationMethod.ANONYMOUS}
+            and self.access_rules.policy is None
+            and not _has_files(self.config.security)
+        ):
             return None  # everybody may do everything, and nobody pays for asking
-        return Gatekeeper(methods, self.rulebook, self.checks, self.stats, now=self.server.now, node_topics=NODE_TOPICS)
+        return ListenerAccess(
+            methods, self.access_rules, self.checks, self.stats, now=self.server.now, node_topics=NODE_TOPICS
+        )
 
     def _warn_of_open_rules(self) -> None:
         """Log the rules that anonymous clients have without being named, where a listener accepts such clients."""
-        policy = self.rulebook.policy
-        keepers = self._keepers.values()
-        if policy is None or not any(k is not None and Method.ANONYMOUS in k.methods for k in keepers):
+        policy = self.access_rules.policy
+        keepers = self._listener_access.values()
+        if policy is None or not any(k is not None and AuthenticationMethod.ANONYMOUS in k.methods for k in keepers):
             return
         for name in policy.open_to_anonymous:
             _log.warning(
@@ -319,7 +333,7 @@ class NodeSecurity:
         advertise = entry.advertise
         more = {}
         if isinstance(entry, MqttListenerMore):
-            more["limits"] = admission_limits(entry.limits)
+            more["limits"] = network_limits(entry.limits)
         return ListenerSettings(
             name=name,
             host=entry.bind.host,
@@ -330,7 +344,7 @@ class NodeSecurity:
             origins=frozenset(entry.origins),
             advertised_host="" if advertise is None else advertise.host,
             max_connections=entry.max_connections,
-            access=self._keepers.get(name),
+            access=self._listener_access.get(name),
             **more,
         )
 
@@ -338,14 +352,14 @@ class NodeSecurity:
         checks = self.checks
         return {
             **figures(self.stats),
-            **figures(self.server.admission_stats),
+            **figures(self.server.connection_limit_stats),
             "reloads": self.reloads,
             "failed_reloads": self.failed_reloads,
             "failed": int(self.failure is not None),
             "password_checks": checks.hashed,
             "password_checks_remembered": checks.remembered,
             "password_checks_waiting": checks.waiting,
-            "unauthenticated": self.server.admission.strangers,
+            "unauthenticated": self.server.connection_limiter.unauthenticated,
         }
 
 
@@ -385,7 +399,9 @@ class StorePolicy:
     def owner(self, context: Context) -> str:
         """The name of the user or certificate, "" = anonymous."""
         client = context.principal
-        return client.principal.name if isinstance(client, Client) and not client.principal.anonymous else ""
+        return (
+            client.principal.name if isinstance(client, AuthenticatedClient) and not client.principal.anonymous else ""
+        )
 
     def may_hurry(self, context: Context) -> bool:
         """Whether the requester's ``$high_priority`` counts on the store's own topic."""
@@ -397,14 +413,14 @@ def _permissions(context: Context) -> Permissions | None:
     client = context.principal
     if client is UNKNOWN:
         return NOTHING
-    return client.permissions if isinstance(client, Client) else None
+    return client.permissions if isinstance(client, AuthenticatedClient) else None
 
 
 def _listener_figures(listener: Listener) -> dict[str, int | float]:
     found: dict[str, int | float] = {
         **figures(listener.stats),
-        **figures(listener.admission_stats),
-        "unauthenticated": listener.admission.strangers,
+        **figures(listener.connection_limit_stats),
+        "unauthenticated": listener.connection_limiter.unauthenticated,
     }
     if (tls := listener.tls) is not None:
         for name, path in ((_CERTIFICATE_EXPIRES, tls.files.certificate), (_REVOCATIONS_EXPIRE, tls.files.revoked)):
@@ -422,18 +438,18 @@ def _entries(config: NodeConfig) -> dict[str, MqttListenerEntry]:
     return {DEFAULT_LISTENER: config.mqtt, **config.mqtt.listeners}
 
 
-def _refuse_open_listeners(config: NodeConfig, rulebook: Rulebook) -> None:
+def _refuse_open_listeners(config: NodeConfig, access_rules: AccessRules) -> None:
     """Raise ConfigError if a listener off loopback accepts anonymous clients without ``anonymous: allow``."""
     found: list[OpenListener] = []
     for name, entry in _entries(config).items():
         place = name if name == DEFAULT_LISTENER else f"mqtt.listeners.{name}"
-        if entry.anonymous is not None or Method.ANONYMOUS not in _methods(entry, rulebook):
+        if entry.anonymous is not None or AuthenticationMethod.ANONYMOUS not in _methods(entry, access_rules):
             continue
         why = "" if entry.authentication is None else f"{place}.authentication has `anonymous`"
         found.append(_open(place, entry.bind, why))
         if name == DEFAULT_LISTENER and config.mqtt_faults is not None:
             found.append(_open(place, config.mqtt_faults, why or "mqtt_faults passes its clients to mqtt"))
-    if rulebook.users is None:
+    if access_rules.users is None:
         others = {name.replace("-", "_") for name in LISTENERS} - {DEFAULT_LISTENER}
         listeners = {name: getattr(config, name) for name in sorted(others)}
         found += [_open(name, part.bind) for name, part in listeners.items() if part.anonymous is None]
@@ -446,8 +462,8 @@ def _open(place: str, address: Address, why: str = "") -> OpenListener:
     return OpenListener(place, address, f"{place}.anonymous: allow{told}", why)
 
 
-def _read_rulebook(security: Security) -> Rulebook:
-    return Rulebook(
+def _read_access_rules(security: Security) -> AccessRules:
+    return AccessRules(
         users=None if security.passwords is None else read_passwords(security.passwords),
         tokens=None if security.tokens is None else load_tokens(security.tokens),
         policy=None if security.policies is None else load_policy(security.policies),
@@ -459,18 +475,18 @@ def _has_files(security: Security) -> bool:
     return any(path is not None for path in (security.passwords, security.tokens, security.policies))
 
 
-def _methods(entry: MqttListenerEntry, rulebook: Rulebook) -> frozenset[Method]:
+def _methods(entry: MqttListenerEntry, access_rules: AccessRules) -> frozenset[AuthenticationMethod]:
     """What the listener accepts: what it names, else everything for which there is something to check by."""
-    methods: set[Method] = set() if entry.anonymous is None else {Method.ANONYMOUS}
+    methods: set[AuthenticationMethod] = set() if entry.anonymous is None else {AuthenticationMethod.ANONYMOUS}
     if entry.authentication is not None:
         return frozenset(methods.union(entry.authentication))
     if entry.tls is not None and entry.tls.client_ca is not None:
-        methods.add(Method.CERTIFICATE)
-    if rulebook.users is not None:
-        methods |= {Method.PASSWORD, Method.SCRAM}
-    if rulebook.tokens is not None:
-        methods.add(Method.TOKEN)
-    return frozenset(methods or {Method.ANONYMOUS})
+        methods.add(AuthenticationMethod.CERTIFICATE)
+    if access_rules.users is not None:
+        methods |= {AuthenticationMethod.PASSWORD, AuthenticationMethod.SCRAM}
+    if access_rules.tokens is not None:
+        methods.add(AuthenticationMethod.TOKEN)
+    return frozenset(methods or {AuthenticationMethod.ANONYMOUS})
 
 
 def _needs_restart(old: NodeConfig, new: NodeConfig) -> list[str]:

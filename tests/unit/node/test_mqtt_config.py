@@ -9,22 +9,22 @@ import pytest
 
 from penstock.errors import ConfigError
 from penstock.mqtt.engine.limits import BrokerLimits
-from penstock.mqtt.transport.connection_limits import AdmissionLimits
+from penstock.mqtt.transport.connection_limits import ConnectionLimits
 from penstock.mqtt.transport.tls import ClientCertificates
-from penstock.node.config.mqtt import MqttLimits, Tls, admission_limits, broker_limits
+from penstock.node.config.mqtt import MqttLimits, Tls, broker_limits, network_limits
 from penstock.node.config.node import NodeConfig, load_config
 
 
 def test_limits_are_those_of_the_code() -> None:
     section = NodeConfig().mqtt.limits
     assert broker_limits(section) == BrokerLimits()
-    assert admission_limits(section) == AdmissionLimits()
+    assert network_limits(section) == ConnectionLimits()
     changed = NodeConfig.model_validate(
         {"mqtt": {"limits": {"max_packet_size": 5000, "queue_overflow": "drop_oldest", "max_unauthenticated": 5}}}
     ).mqtt.limits
     assert broker_limits(changed).max_packet_size == 5000
     assert broker_limits(changed).queue_overflow == "drop_oldest"
-    assert admission_limits(changed).max_unauthenticated == 5
+    assert network_limits(changed).max_unauthenticated == 5
     texts = {name: field.description for name, field in MqttLimits.model_fields.items()}
     assert str(texts["max_packet_size"]).startswith("Announced in CONNACK; a larger packet is answered 0x95.")
 

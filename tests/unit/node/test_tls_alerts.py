@@ -16,7 +16,7 @@ import uvloop
 from penstock.errors import UnavailableError
 from penstock.mqtt.client import MqttClient, TlsOptions
 from penstock.mqtt.server import MqttServer
-from penstock.mqtt.transport.listener import ListenerSettings, Transport
+from penstock.mqtt.transport.listener_settings import ListenerSettings, Transport
 from penstock.mqtt.transport.tls import ClientCertificates, ServerTls, TlsFiles
 from penstock.tube.client.blocking_connection import BlockingConnection
 from penstock.tube.client.connection import ClientConnection
@@ -91,7 +91,7 @@ async def listening(site: Site, kind: str) -> AsyncIterator[tuple[str, int]]:
             )
         finally:
             await server.close()
-            assert server.admission.connections == 0
+            assert server.connection_limiter.connections == 0
 
 
 def told(address: tuple[str, int], context: ssl.SSLContext) -> str | None:

@@ -1,8 +1,8 @@
-"""Who may open a network connection: limits that hold before a byte was read. Pure: time comes in.
+"""Limits of network connections that apply before a byte is read. Pure: time is an argument.
 
-A connection is a stranger from the moment it is accepted until the broker has accepted its CONNECT. When there are too
-many strangers, the oldest one of the address that has most of them goes: a flood of silent connections from one
-address costs that address its own, and nobody else's.
+A connection is unauthenticated from its acceptance until the broker accepts its CONNECT. When there are too many
+unauthenticated connections, the oldest one of the address with most of them is closed: a flood of silent connections
+from one address closes only its own.
 """
 
 from __future__ import annotations
@@ -11,19 +11,34 @@ import ipaddress
 from collections import OrderedDict
 from dataclasses import dataclass
 from enum import Enum
-from typing import Final, Generic, TypeVar
+from typing import Final, Generic, Protocol, TypeVar
 
-__all__ = ["Admission", "AdmissionLimits", "AdmissionStats", "Refusal", "address_group"]
+__all__ = [
+    "Abortable",
+    "ConnectionLimitStats",
+    "ConnectionLimiter",
+    "ConnectionLimits",
+    "ConnectionRefusal",
+    "address_group",
+]
 
 RATES_KEPT: Final = 10_000
-"""Addresses whose connect rate is remembered; the one that was quiet longest is forgotten first."""
+"""Addresses whose connect rate is tracked; the least recently active one is removed first."""
 
 L = TypeVar("L")
 
 
+class Abortable(Protocol):
+    """A connection that can be closed at once."""
+
+    def abort(self) -> None:
+        """Close at once."""
+        ...
+
+
 @dataclass(slots=True, kw_only=True)
-class AdmissionLimits:
-    """Bounds of network connections, of one listener or of all. 0: no bound of this kind."""
+class ConnectionLimits:
+    """Limits of network connections, of one listener or of all. 0: no limit."""
 
     max_connections_per_address: int = 0
     """Connections from one address (IPv6: from one /64); a further one is answered 0x97."""
@@ -35,7 +50,7 @@ class AdmissionLimits:
     """Connections that may come at once after a pause; 0: those of one second."""
 
 
-class AdmissionStats:
+class ConnectionLimitStats:
     """Counters since the start."""
 
     __slots__ = ("refused_address", "refused_listener", "refused_rate", "strangers_cut")
@@ -45,11 +60,11 @@ class AdmissionStats:
         self.refused_listener = 0
         self.refused_rate = 0
         self.strangers_cut = 0
-        """Connections that were cut before their CONNECT, to make room."""
+        """Connections closed before their CONNECT was accepted, to make room for others."""
 
 
-class Refusal(Enum):
-    """Why a connection may not come in: the reason code that says so, and words."""
+class ConnectionRefusal(Enum):
+    """Why a connection is refused: reason code and text."""
 
     LISTENER = (0x97, "too many connections on this listener")
     ADDRESS = (0x97, "too many connections from this address")
@@ -57,81 +72,81 @@ class Refusal(Enum):
 
     @property
     def reason_code(self) -> int:
-        """What a CONNACK of MQTT 5.0 says."""
+        """The reason code of an MQTT 5.0 CONNACK."""
         return self.value[0]
 
     @property
     def reason(self) -> str:
-        """The same in words, for the log."""
+        """The reason as text, for the log."""
         return self.value[1]
 
 
-class Admission(Generic[L]):
-    """The connections that are there, by address. ``L`` is what stands for one; it must be hashable.
+class ConnectionLimiter(Generic[L]):
+    """Counts connections by address. ``L`` is the type of a connection; it must be hashable.
 
-    Ask :meth:`refusal`, then say :meth:`opened`; later :meth:`authenticated`, and at the end :meth:`closed`.
+    Call :meth:`refusal`, then :meth:`opened`; later :meth:`authenticated`, and at the end :meth:`closed`.
     """
 
-    def __init__(self, limits: AdmissionLimits, stats: AdmissionStats, *, max_connections: int = 0) -> None:
+    def __init__(self, limits: ConnectionLimits, stats: ConnectionLimitStats, *, max_connections: int = 0) -> None:
         self.limits = limits
         self.max_connections = max_connections
         self._stats = stats
         self._count = 0
         self._by_address: dict[str, int] = {}
-        self._strangers: dict[str, dict[L, None]] = {}
-        self._strangers_count = 0
+        self._unauthenticated: dict[str, dict[L, None]] = {}
+        self._unauthenticated_count = 0
         self._tokens: OrderedDict[str, tuple[float, int]] = OrderedDict()
 
     @property
     def connections(self) -> int:
-        """How many there are."""
+        """The number of connections."""
         return self._count
 
     @property
-    def strangers(self) -> int:
-        """How many of them have no accepted CONNECT."""
-        return self._strangers_count
+    def unauthenticated(self) -> int:
+        """The number of connections without an accepted CONNECT."""
+        return self._unauthenticated_count
 
-    def refusal(self, group: str, now: int) -> Refusal | None:
-        """Why one more from this address may not come in; None where it may. ``now`` in ms."""
+    def refusal(self, group: str, now: int) -> ConnectionRefusal | None:
+        """Return why another connection of this address is refused; None if it is allowed. ``now`` in ms."""
         limits = self.limits
         if self.max_connections and self._count >= self.max_connections:
             self._stats.refused_listener += 1
-            return Refusal.LISTENER
+            return ConnectionRefusal.LISTENER
         most = limits.max_connections_per_address
         if most and self._by_address.get(group, 0) >= most:
             self._stats.refused_address += 1
-            return Refusal.ADDRESS
-        if limits.connect_rate_per_address and not self._take(group, now):
+            return ConnectionRefusal.ADDRESS
+        if limits.connect_rate_per_address and not self._take_token(group, now):
             self._stats.refused_rate += 1
-            return Refusal.RATE
+            return ConnectionRefusal.RATE
         return None
 
     def opened(self, link: L, group: str) -> L | None:
-        """It came in, as a stranger. What is returned must be cut to make room for it."""
+        """Add a connection. The caller must close the returned one to make room for it."""
         self._count += 1
         self._by_address[group] = self._by_address.get(group, 0) + 1
         most = self.limits.max_unauthenticated
         victim = None
-        if most and self._strangers_count >= most:
-            crowd = max(self._strangers.values(), key=len)
+        if most and self._unauthenticated_count >= most:
+            crowd = max(self._unauthenticated.values(), key=len)
             victim = next(iter(crowd))
             self._stats.strangers_cut += 1
-        self._strangers.setdefault(group, {})[link] = None
-        self._strangers_count += 1
+        self._unauthenticated.setdefault(group, {})[link] = None
+        self._unauthenticated_count += 1
         return victim
 
     def authenticated(self, link: L, group: str) -> None:
-        """Its CONNECT was accepted."""
-        found = self._strangers.get(group)
+        """The CONNECT of the connection was accepted."""
+        found = self._unauthenticated.get(group)
         if found is not None and link in found:
             del found[link]
-            self._strangers_count -= 1
+            self._unauthenticated_count -= 1
             if not found:
-                del self._strangers[group]
+                del self._unauthenticated[group]
 
     def closed(self, link: L, group: str) -> None:
-        """It is gone."""
+        """Remove a closed connection."""
         self.authenticated(link, group)
         self._count -= 1
         left = self._by_address[group] - 1
@@ -140,8 +155,8 @@ class Admission(Generic[L]):
         else:
             del self._by_address[group]
 
-    def _take(self, group: str, now: int) -> bool:
-        """Whether the bucket of the address has a token; it fills with time."""
+    def _take_token(self, group: str, now: int) -> bool:
+        """Take a token from the address's bucket; False if it is empty."""
         rate = self.limits.connect_rate_per_address
         burst = float(self.limits.connect_burst_per_address or rate)
         tokens, at = self._tokens.pop(group, (burst, now))
@@ -154,7 +169,7 @@ class Admission(Generic[L]):
 
 
 def address_group(address: str) -> str:
-    """What counts as one address: of IPv6 the /64 that one site gets, with IPv4 inside IPv6 taken as IPv4."""
+    """Return the key under which an address is counted: of IPv6 the /64 of a site; mapped IPv4 as IPv4."""
     if ":" not in address:
         return address
     try:

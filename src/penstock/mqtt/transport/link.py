@@ -1,4 +1,4 @@
-"""One network connection over TCP or TLS: bytes between its transport and its connection in the engine."""
+"""Network connection of a client to the broker: moves bytes between its transport and the engine's connection."""
 
 from __future__ import annotations
 
@@ -9,56 +9,56 @@ import ssl
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, Protocol, cast
 
+from penstock.mqtt.transport.listener_settings import ListenerState
 from penstock.mqtt.transport.tls import certificate_of, trust_anchor
 from penstock.security.certificates import certificate_identity, name_in_certificate
 
 if TYPE_CHECKING:
     from penstock.mqtt.engine.connection import BrokerConnection
-    from penstock.mqtt.transport.listener import Listener
 
-__all__ = ["CLOSE_GRACE_S", "Link", "LinkOwner", "RefusingLink"]
+__all__ = ["CLOSE_GRACE_S", "RefusingLink", "ServerLink", "ServerLinkOwner"]
 
 CLOSE_GRACE_S: Final = 5.0
-"""How long a connection that was closed may take to read its last bytes; then it is cut."""
+"""Time for a peer to read the last bytes of a closed connection before it is aborted."""
 WRITE_BUFFER_BYTES: Final = 256 * 1024
-"""Unwritten bytes above which a connection takes no more messages and is not read either."""
+"""Size of the write buffer above which a connection gets no messages and is not read."""
 REFUSAL_S: Final = 2.0
-"""How long a connection that is refused may take to send the CONNECT that the refusal answers."""
+"""Time for a refused connection to send the CONNECT that is answered with the reason."""
 
 
-class LinkOwner(Protocol):
-    """The server, as its links see it."""
+class ServerLinkOwner(Protocol):
+    """The server of a link."""
 
     @property
     def receiving(self) -> bool:
-        """Whether connections may be read."""
+        """Whether connections are read."""
         ...
 
     def now(self) -> int:
         """Milliseconds of the loop's clock."""
         ...
 
-    def opened(self, link: Link) -> BrokerConnection | None:
-        """A connection is ready for MQTT; None where it may not stay."""
+    def opened(self, link: ServerLink) -> BrokerConnection | None:
+        """A connection is ready for MQTT; None if it must be closed."""
         ...
 
-    def received(self, connection: BrokerConnection, link: Link, data: bytes) -> None:
-        """Bytes of MQTT came in."""
+    def received(self, connection: BrokerConnection, link: ServerLink, data: bytes) -> None:
+        """Bytes of MQTT were received."""
         ...
 
-    def lost(self, link: Link) -> None:
-        """The connection is gone; called once, also where it was never opened."""
+    def lost(self, link: ServerLink) -> None:
+        """The connection is closed; called once, also if it was never opened."""
         ...
 
 
-class Link(asyncio.Protocol):
-    """One TCP or TLS connection. ``write`` takes bytes of MQTT; ``address`` is the peer's, without its port."""
+class ServerLink(asyncio.Protocol):
+    """One TCP or TLS connection. ``write`` sends bytes of MQTT; ``address`` is the peer's, without its port."""
 
     __slots__ = (
         "_abort",
         "_descriptor",
+        "_finished",
         "_full",
-        "_gone",
         "_lingering",
         "_server",
         "address",
@@ -66,65 +66,65 @@ class Link(asyncio.Protocol):
         "certificate",
         "connection",
         "group",
-        "held",
         "identity",
         "listener",
         "opening",
         "port",
-        "stranger",
+        "reading_paused",
         "transport",
+        "unauthenticated",
         "write",
     )
 
-    def __init__(self, server: LinkOwner, listener: Listener, address: str, port: int, group: str) -> None:
+    def __init__(self, server: ServerLinkOwner, listener: ListenerState, address: str, port: int, group: str) -> None:
         self._server = server
         self._abort: asyncio.TimerHandle | None = None
         self._descriptor = -1
-        """The socket's, where bytes of MQTT go to it as they are."""
+        """The socket's descriptor if MQTT is written to it as it is; otherwise -1."""
         self._full = False
-        self._gone = False
+        self._finished = False
         self._lingering = False
-        """Our side is closed: what still comes in is thrown away until the peer closes its own."""
-        self.held = False
-        """A service cannot take more: nothing is read until it can."""
+        """The server's side is closed: received bytes are discarded until the peer closes its side."""
+        self.reading_paused = False
+        """Reading is paused because a service cannot accept more messages."""
         self.listener = listener
         self.address = address
         self.port = port
         self.group = group
-        self.stranger = True
-        """It has no accepted CONNECT."""
+        self.unauthenticated = True
+        """Its CONNECT was not accepted yet."""
         self.opening: asyncio.Task[None] | None = None
-        """While the transport is made: for TLS, during its handshake."""
+        """Opens the transport and does the TLS handshake; None afterwards."""
         self.connection: BrokerConnection | None = None
         self.transport: asyncio.Transport | None = None
-        self.write: Callable[[bytes], None] = _nowhere
+        self.write: Callable[[bytes], None] = _discard
         self.certificate: str | None = None
-        """The name in the peer's certificate, which TLS has verified."""
+        """The name in the verified certificate of the peer."""
         self.anchor: bytes | None = None
-        """Digest of the authority that it was verified by; None without a certificate, empty where it is not known."""
+        """Digest of the authority of the certificate; None without a certificate, empty if it is not known."""
         self.identity: bytes | None = None
-        """What revocation lists know the certificate by."""
+        """Identity of the certificate in revocation lists."""
 
     @property
     def name(self) -> str:
-        """For logs: where it came from, and in."""
+        """The peer's address, and the listener unless it is the default one; for logs."""
         peer = f"[{self.address}]:{self.port}" if ":" in self.address else f"{self.address}:{self.port}"
         return peer if self.listener.name == "mqtt" else f"{peer} on {self.listener.name}"
 
     @property
-    def vouched_for(self) -> bool:
-        """Whether the authority of its certificate is trusted now and did not revoke it; also where it showed none."""
+    def certificate_valid(self) -> bool:
+        """Whether the peer's certificate is from a trusted authority and not revoked; True without a certificate."""
         tls = self.listener.tls
         return self.anchor is None or (tls is not None and self.anchor in tls.anchors and not self.revoked)
 
     @property
     def revoked(self) -> bool:
-        """Whether its certificate is on a revocation list that the listener goes by now."""
+        """Whether the peer's certificate is on a current revocation list of the listener."""
         tls = self.listener.tls
         return tls is not None and self.identity in tls.revoked
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The client is there: its time to CONNECT begins, over TLS also what its certificate says [asyncio]."""
+        """Set up the transport, read the client certificate and open the connection in the engine [asyncio]."""
         transport = cast(asyncio.Transport, transport)  # uvloop's is one, without being a subclass
         self.transport = transport
         tcp = transport.get_extra_info("socket")
@@ -145,18 +145,18 @@ class Link(asyncio.Protocol):
             transport.abort()
 
     def writer(self, transport: asyncio.Transport) -> Callable[[bytes], None]:
-        """What ``write`` is: the transport's own, since nothing lies between."""
+        """Return the function for ``write``: the transport's own."""
         return transport.write
 
     def data_received(self, data: bytes) -> None:
-        """Bytes of MQTT, for the broker [asyncio]."""
+        """Pass received bytes to the broker [asyncio]."""
         if self.connection is not None and not self._lingering:
             self._server.received(self.connection, self, data)
 
     def send_now(self, data: bytes) -> None:
-        """Write at once, past the transport where it has nothing to write [Sink].
+        """Write immediately, without the transport if its write buffer is empty [Sink].
 
-        The transport of uvloop would write at the end of the turn, when the broker has worked for others.
+        uvloop's transport would write at the end of the loop turn, after the broker has processed other connections.
         """
         transport = self.transport
         if transport is None or transport.is_closing():
@@ -164,7 +164,7 @@ class Link(asyncio.Protocol):
         if self._descriptor >= 0 and not transport.get_write_buffer_size():
             try:
                 sent = os.write(self._descriptor, data)
-            except OSError:  # full, or gone: the transport finds out
+            except OSError:  # full or closed: the transport handles it
                 sent = 0
             if sent == len(data):
                 return
@@ -172,7 +172,7 @@ class Link(asyncio.Protocol):
         self.write(data)
 
     def pause_writing(self) -> None:
-        """The client does not take what it is sent: it is not read either until it does [asyncio]."""
+        """The write buffer is full: stop reading from the client until it has drained [asyncio]."""
         if self.connection is not None and self.transport is not None:
             self._full = True
             self.connection.pause(self._server.now())
@@ -180,59 +180,65 @@ class Link(asyncio.Protocol):
                 self.transport.pause_reading()
 
     def resume_writing(self) -> None:
-        """It has taken enough: read on [asyncio]."""
+        """The write buffer has drained: resume reading [asyncio]."""
         if self.connection is not None and self.transport is not None and not self.transport.is_closing():
             self._full = False
-            self.read_on()
+            self.resume_reading()
             self.connection.unpause(self._server.now())
 
-    def read_on(self) -> None:
-        """Read again, if nothing else stands against it."""
-        self.held = self.connection is not None and self.connection.holds > 0
+    def resume_reading(self) -> None:
+        """Resume reading unless another reason to pause remains."""
+        self.reading_paused = self.connection is not None and self.connection.holds > 0
         transport = self.transport
-        if transport is None or transport.is_closing() or self.held or self._full or not self._server.receiving:
+        if (
+            transport is None
+            or transport.is_closing()
+            or self.reading_paused
+            or self._full
+            or not self._server.receiving
+        ):
             return
         transport.resume_reading()
 
-    def hold(self) -> None:
-        """Read nothing for now; :meth:`read_on` ends it."""
-        self.held = True
+    def pause_reading(self) -> None:
+        """Pause reading until :meth:`resume_reading`, because a service cannot accept more messages."""
+        self.reading_paused = True
         if self.transport is not None and not self.transport.is_closing():
             self.transport.pause_reading()
 
     def connection_lost(self, _exc: Exception | None) -> None:
-        """The connection is over, whoever ended it [asyncio]."""
+        """The connection is closed [asyncio]."""
         if self._abort is not None:
             self._abort.cancel()
-        self.gone()
+        self.finish()
 
-    def gone(self) -> None:
-        """Tell the server, once; then let go of what refers back, so that nothing waits for garbage collection."""
-        if not self._gone:
-            self._gone = True
+    def finish(self) -> None:
+        """Notify the server, once, and drop references, so that no cycle waits for garbage collection."""
+        if not self._finished:
+            self._finished = True
             self._server.lost(self)
             if self.connection is not None:
                 self.connection.sink = None
             self.connection = self.transport = self._abort = None
-            self.write = _nowhere
+            self.write = _discard
 
     def close(self, *, linger: bool = True) -> None:
-        """Close once what is buffered was sent; cut the connection where the peer does not take it.
+        """Close after the write buffer was sent; abort after a grace period if the peer does not read.
 
-        Our side closes first: bytes that come in on a socket that is closed reset the connection, and a client in the
-        middle of sending would never read the DISCONNECT that says why. ``linger`` False ends that, too. TLS does the
-        like by itself: its transport says goodbye, and reads on until the peer has as well.
+        Only the sending direction is closed first: bytes that arrive on a closed socket reset the connection, and a
+        client in the middle of sending would not read the DISCONNECT. ``linger`` False closes both directions. The
+        TLS transport does the same: it sends close_notify and reads until the peer closes.
         """
         transport = self.transport
         if transport is None or transport.is_closing():
             return
-        if not linger or self.stranger or not transport.can_write_eof():
+        if not linger or self.unauthenticated or not transport.can_write_eof():
             transport.close()
         elif not self._lingering:
             self._lingering = True
             try:
                 transport.write_eof()
-            except OSError:  # the peer has gone first
+            except OSError:  # the peer closed first
                 transport.close()
             else:
                 if not transport.is_reading():
@@ -240,12 +246,12 @@ class Link(asyncio.Protocol):
         self.abort_later(transport)
 
     def abort_later(self, transport: asyncio.Transport) -> None:
-        """Cut the connection after a grace, whatever the peer does."""
+        """Abort the connection after the grace period."""
         if self._abort is None:
             self._abort = asyncio.get_running_loop().call_later(CLOSE_GRACE_S, transport.abort)
 
-    def cut(self) -> None:
-        """End it now, in whatever state it is."""
+    def abort(self) -> None:
+        """Close at once, in any state."""
         if self.transport is not None:
             self.transport.abort()
         elif self.opening is not None:
@@ -253,7 +259,7 @@ class Link(asyncio.Protocol):
 
 
 class RefusingLink(asyncio.Protocol):
-    """A TCP connection that may not come in: it gets the reason as the answer to its CONNECT, then it ends."""
+    """A refused TCP connection: answers its CONNECT with the reason code, then closes."""
 
     __slots__ = ("_data", "_done", "_reason_code", "_timer", "_transport")
 
@@ -265,12 +271,12 @@ class RefusingLink(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Give the client a moment to send its CONNECT [asyncio]."""
+        """Limit the time to send CONNECT [asyncio]."""
         self._transport = cast(asyncio.Transport, transport)
         self._timer = asyncio.get_running_loop().call_later(REFUSAL_S, self._transport.abort)
 
     def data_received(self, data: bytes) -> None:
-        """Answer as soon as the version can be told; then close [asyncio]."""
+        """Answer as soon as the protocol version is known; then close [asyncio]."""
         if self._transport is None or self._transport.is_closing():
             return
         self._data = (self._data + data)[:16]
@@ -279,19 +285,19 @@ class RefusingLink(asyncio.Protocol):
             return
         if level == 5:
             self._transport.write(bytes((0x20, 3, 0, self._reason_code, 0)))
-        elif level:  # of 3.1.1, of a bridge, unknown: server unavailable, since MQTT 3.1.1 has no better one
+        elif level:  # 3.1.1, a bridge, unknown: MQTT 3.1.1 has no better code than "server unavailable"
             self._transport.write(b"\x20\x02\x00\x03")
         self._transport.close()
 
     def connection_lost(self, _exc: Exception | None) -> None:
-        """Say that the place is free again [asyncio]."""
+        """Notify the listener [asyncio]."""
         if self._timer is not None:
             self._timer.cancel()
         self._done()
 
 
 def _protocol_level(data: bytes) -> int | None:
-    """The protocol level in the beginning of a CONNECT; None where more is needed, 0 where it is none."""
+    """Return the protocol level of the start of a CONNECT; None if more bytes are needed, 0 if it is no CONNECT."""
     if data[:1] not in (b"", b"\x10"):
         return 0
     start = 1
@@ -306,5 +312,5 @@ def _protocol_level(data: bytes) -> int | None:
     return 0
 
 
-def _nowhere(data: bytes) -> None:
-    """Before there is a transport, and after it is gone."""
+def _discard(data: bytes) -> None:
+    """Discard: there is no transport."""

@@ -1,8 +1,8 @@
-"""A listener: accepts connections, refuses those that may not come in, and pauses where descriptors run out.
+"""Listener: accepts connections, refuses those over a limit, and pauses when file descriptors run out.
 
-Connections are accepted here and not by the loop's own server, for two reasons: who may not come in is refused before
-TLS spends a millisecond on it, and at the limit of descriptors the others wait in the kernel's queue until there is
-room, instead of being dropped or asked for again and again.
+It does not use the event loop's server, for two reasons: connections over a limit are refused before the TLS handshake,
+which costs a millisecond; and at the limit of descriptors new connections wait in the kernel's queue instead of being
+dropped, without a busy loop of failing accepts.
 """
 
 from __future__ import annotations
@@ -14,159 +14,75 @@ import os
 import resource
 import socket
 from collections.abc import Coroutine
-from dataclasses import dataclass, field
-from enum import StrEnum
-from typing import TYPE_CHECKING, Final
+from typing import Final, Protocol
 
-from penstock.mqtt.engine.access import Access
-from penstock.mqtt.transport.connection_limits import Admission, AdmissionLimits, AdmissionStats, address_group
-from penstock.mqtt.transport.link import Link, RefusingLink
-from penstock.mqtt.transport.tls import ServerTls, TlsFiles
+from penstock.mqtt.engine.limits import BrokerLimits
+from penstock.mqtt.transport.connection_limits import Abortable, ConnectionLimiter, address_group
+from penstock.mqtt.transport.link import RefusingLink, ServerLink, ServerLinkOwner
+from penstock.mqtt.transport.listener_settings import ListenerSettings, ListenerState, Transport
 from penstock.mqtt.transport.tls_transport import TlsTransport
 from penstock.runtime.io.tls import handshake_failure
 
-if TYPE_CHECKING:
-    from penstock.mqtt.server import MqttServer
-
-__all__ = ["Listener", "ListenerSettings", "ListenerStats", "Transport"]
+__all__ = ["Listener", "ListenerOwner"]
 
 logger = logging.getLogger("penstock.mqtt")
 
 BACKLOG: Final = 1024
 ACCEPT_AT_ONCE: Final = 64
-"""Connections accepted in one loop turn; those that are there have their turn in between."""
+"""Connections accepted per loop turn, so that existing connections are served in between."""
 RESUME_S: Final = 0.25
-"""How often a listener that paused looks for a free descriptor, beside each time that a connection ends."""
+"""Interval at which a paused listener looks for a free descriptor; it also does when a connection is closed."""
 RESERVED_DESCRIPTORS: Final = 64
-"""Kept for files, health checks and whatever else the node opens; an eighth of all where there are fewer."""
+"""Descriptors reserved for files, health checks and other connections of the node; at most an eighth of all."""
 REFUSING_AT_ONCE: Final = 64
-"""Connections that are being told why they may not come in; further ones are just closed."""
+"""Refused connections that are answered at the same time; further ones are closed without an answer."""
 TLS_HANDSHAKE_S: Final = 10.0
 
 _NO_SUCH_ADDRESS: Final = frozenset({errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT})
 _NO_DESCRIPTOR: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 
-class Transport(StrEnum):
-    """What MQTT travels in."""
-
-    TCP = "tcp"
-    TLS = "tls"
-    WS = "ws"
-    WSS = "wss"
+class ListenerOwner(ServerLinkOwner, Protocol):
+    """The server of a listener."""
 
     @property
-    def encrypted(self) -> bool:
-        """Whether TLS is below it, which needs a certificate."""
-        return self in (Transport.TLS, Transport.WSS)
+    def limits(self) -> BrokerLimits:
+        """The broker's limits."""
+        ...
 
     @property
-    def websocket(self) -> bool:
-        """Whether MQTT travels in frames of WebSocket, at a path."""
-        return self in (Transport.WS, Transport.WSS)
+    def connection_limiter(self) -> ConnectionLimiter[Abortable]:
+        """The limits of all listeners together."""
+        ...
+
+    def arrived(self, link: ServerLink) -> None:
+        """A connection was accepted; its TLS handshake has not begun."""
+        ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ListenerSettings:
-    """One listener. ``origins`` and ``path`` are for WebSocket, ``tls`` for TLS; ``max_connections`` 0: no own bound.
+class Listener(ListenerState):
+    """Accepts connections on one address."""
 
-    ``access`` decides who may come in; None: everybody, and may do everything.
-    """
+    def __init__(self, server: ListenerOwner, settings: ListenerSettings) -> None:
+        """Read the certificates.
 
-    name: str = "mqtt"
-    host: str = "127.0.0.1"
-    port: int = 1883
-    transport: Transport = Transport.TCP
-    tls: TlsFiles | None = None
-    path: str = "/mqtt"
-    origins: frozenset[str] = frozenset()
-    advertised_host: str = ""
-    access: Access | None = None
-    max_connections: int = 0
-    limits: AdmissionLimits = field(default_factory=lambda: AdmissionLimits(max_unauthenticated=0))
-
-
-class ListenerStats:
-    """Counters of one listener since the start, and what there is now."""
-
-    __slots__ = ("accepted", "connections", "paused", "pauses", "refused", "tls_failures", "websocket_rejected")
-
-    def __init__(self) -> None:
-        self.accepted = 0
-        self.refused = 0
-        """Connections over a limit, of this listener or of all."""
-        self.tls_failures = 0
-        """TLS handshakes that came to nothing."""
-        self.websocket_rejected = 0
-        """WebSocket handshakes that were refused."""
-        self.pauses = 0
-        """Times that it stopped accepting because there was no free descriptor."""
-        self.paused = 0
-        """1 while it does not accept."""
-        self.connections = 0
-
-
-class Listener:
-    """One address on which clients come in."""
-
-    def __init__(self, server: MqttServer, settings: ListenerSettings) -> None:
+        Raises:
+            ConfigError: a file cannot be used.
+        """
+        super().__init__(settings, server.limits)
         self._server = server
         self._sockets: list[socket.socket] = []
         self._loop: asyncio.AbstractEventLoop | None = None
         self._refusing = 0
-        self._resume: asyncio.TimerHandle | None = None
+        self._resume_timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self._fresh: set[socket.socket] = set()
-        """Accepted, and not handed to the loop yet."""
-        self._ceiling = 0
+        self._accepted: set[socket.socket] = set()
+        """Sockets that were accepted and not passed to the event loop yet."""
+        self._max_descriptor = 0
         self._closed = False
-        self.stats = ListenerStats()
-        self.admission_stats = AdmissionStats()
-        self.admission: Admission[Link] = Admission(
-            settings.limits, self.admission_stats, max_connections=settings.max_connections
-        )
-        self.tls: ServerTls | None = None
-        self.settings = settings
-        self.apply(settings, self.read_tls(settings))
-
-    @staticmethod
-    def read_tls(settings: ListenerSettings) -> ServerTls | None:
-        """The certificates as they are on disk now.
-
-        Raises:
-            ConfigError: they cannot be used.
-        """
-        if settings.tls is None or not settings.transport.encrypted:
-            return None
-        return ServerTls(settings.tls, protocol="http/1.1" if settings.transport.websocket else "mqtt")
-
-    def apply(self, settings: ListenerSettings, tls: ServerTls | None) -> None:
-        """Go by these settings from now on; the address and the transport stay. Connections are not touched."""
-        self.settings = settings
-        self.tls = tls
-        self.path = settings.path
-        self.origins = settings.origins
-        self.advertised_host = settings.advertised_host
-        self.admission.limits = settings.limits
-        self.admission.max_connections = settings.max_connections
-
-    @property
-    def name(self) -> str:
-        """What logs and metrics call it."""
-        return self.settings.name
-
-    @property
-    def max_connect_size(self) -> int:
-        """Bytes that a stranger may make us buffer."""
-        return self._server.limits.max_connect_size
-
-    @property
-    def max_packet_size(self) -> int:
-        """Of a client that is known."""
-        return self._server.limits.max_packet_size
 
     async def start(self) -> tuple[str, int]:
-        """Listen; the bound address, of the first one where a name has several.
+        """Listen; return the bound address, of a host name with several addresses the first.
 
         Raises:
             OSError: the address cannot be bound.
@@ -183,12 +99,12 @@ class Listener:
                 try:
                     listening = self._bind(family, (where[0], port, *where[2:]))
                 except OSError as error:
-                    # A name often has an IPv6 address that this machine does not.
+                    # A host name often has an IPv6 address although the machine has none.
                     if error.errno not in _NO_SUCH_ADDRESS or len(found) == 1:
                         raise
                     failure = error
                     continue
-                port = listening.getsockname()[1]  # with port 0 all of them get the same one
+                port = listening.getsockname()[1]  # with port 0 all addresses get the same port
         except OSError:
             self.close()
             raise
@@ -196,34 +112,34 @@ class Listener:
             assert failure is not None
             raise failure
         soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        # Descriptors are numbered from below, so a high number says that there are few left.
-        self._ceiling = soft - min(RESERVED_DESCRIPTORS, soft // 8) if soft > 0 else 1 << 30
+        # The kernel assigns the lowest free descriptor, so a high number means that few are left.
+        self._max_descriptor = soft - min(RESERVED_DESCRIPTORS, soft // 8) if soft > 0 else 1 << 30
         self._listen()
         bound = self._sockets[0].getsockname()
         return str(bound[0]), int(bound[1])
 
     def close(self) -> None:
-        """Accept no more; connections live on."""
+        """Stop accepting; existing connections stay open."""
         self._closed = True
         self._stop_listening()
-        if self._resume is not None:
-            self._resume.cancel()
-            self._resume = None
+        if self._resume_timer is not None:
+            self._resume_timer.cancel()
+            self._resume_timer = None
         for listening in self._sockets:
             listening.close()
         self._sockets.clear()
 
-    async def abandon(self) -> None:
-        """End the handshakes that are under way, and wait until they have ended."""
+    async def cancel_handshakes(self) -> None:
+        """Cancel the TLS handshakes in progress and wait for their end."""
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def released(self) -> None:
-        """A descriptor may be free again."""
+    def connection_closed(self) -> None:
+        """A descriptor may be free: resume accepting if paused."""
         if self.stats.paused and not self._closed and self._loop is not None:
-            self._loop.call_soon(self._try_again)
+            self._loop.call_soon(self._resume)
 
     # Inside
 
@@ -266,35 +182,35 @@ class Listener:
                 self._pause()
                 return
             client.settimeout(0)
-            self._take(client, str(peer[0]), int(peer[1]))
-            if client.fileno() >= self._ceiling:
+            self._open_connection(client, str(peer[0]), int(peer[1]))
+            if client.fileno() >= self._max_descriptor:
                 self._pause()
                 return
 
-    def _take(self, client: socket.socket, address: str, port: int) -> None:
+    def _open_connection(self, client: socket.socket, address: str, port: int) -> None:
         self.stats.accepted += 1
         group = address_group(address)
         now = self._server.now()
-        refusal = self.admission.refusal(group, now) or self._server.admission.refusal(group, now)
+        refusal = self.connection_limiter.refusal(group, now) or self._server.connection_limiter.refusal(group, now)
         if refusal is not None:
             self.stats.refused += 1
             self._refuse(client, refusal.reason_code)
             return
         if self.settings.transport.websocket:
-            # Costs half a megabyte and 20 ms that only those who use it pay.
+            # The library takes half a megabyte and 20 ms to import.
             from penstock.mqtt.transport.websocket import WebSocketLink
 
-            link: Link = WebSocketLink(self._server, self, address, port, group)
+            link: ServerLink = WebSocketLink(self._server, self, address, port, group)
         else:
-            link = Link(self._server, self, address, port, group)
-        self._fresh.add(client)
+            link = ServerLink(self._server, self, address, port, group)
+        self._accepted.add(client)
         self._server.arrived(link)
         link.opening = self._start(self._open(link, client))
         link.opening.add_done_callback(lambda _: self._opened(link, client))
 
-    async def _open(self, link: Link, client: socket.socket) -> None:
+    async def _open(self, link: ServerLink, client: socket.socket) -> None:
         assert self._loop is not None
-        self._fresh.discard(client)
+        self._accepted.discard(client)
         tls = self.tls
         try:
             if tls is None:
@@ -306,7 +222,7 @@ class Listener:
         except OSError as error:
             self._failed(link, error)
 
-    async def _handshake(self, link: Link, transport: TlsTransport) -> None:
+    async def _handshake(self, link: ServerLink, transport: TlsTransport) -> None:
         failed = False
         try:
             async with asyncio.timeout(TLS_HANDSHAKE_S):
@@ -323,21 +239,21 @@ class Listener:
             if link.transport is None:
                 transport.abort()
 
-    def _failed(self, link: Link, error: OSError) -> None:
+    def _failed(self, link: ServerLink, error: OSError) -> None:
         self.stats.tls_failures += self.tls is not None
         logger.info("%s: no connection: %s", link.name, handshake_failure(error))
 
-    def _opened(self, link: Link, client: socket.socket) -> None:
-        """Also where it was cut in the turn that accepted it, to make room: then nothing of :meth:`_open` ran."""
+    def _opened(self, link: ServerLink, client: socket.socket) -> None:
+        """Clean up after :meth:`_open`, which did not run if the link was aborted in the turn that accepted it."""
         link.opening = None
-        if client in self._fresh:
-            self._fresh.discard(client)
+        if client in self._accepted:
+            self._accepted.discard(client)
             client.close()
         if link.transport is None:
-            link.gone()
+            link.finish()
 
     def _refuse(self, client: socket.socket, reason_code: int) -> None:
-        """Say why, over plain TCP and to a few at a time; else just close."""
+        """Answer with the reason over plain TCP, for a few connections at a time; otherwise close."""
         if self.settings.transport is not Transport.TCP or self._refusing >= REFUSING_AT_ONCE:
             client.close()
             return
@@ -363,33 +279,33 @@ class Listener:
         return task
 
     def _pause(self) -> None:
-        """There is no descriptor to spare: clients wait in the kernel's queue, those that are in go on."""
+        """Stop accepting: new connections wait in the kernel's queue, existing ones are not affected."""
         self._stop_listening()
         if not self.stats.paused:
             self.stats.paused = 1
             self.stats.pauses += 1
-            logger.warning("%s: no descriptor is free; new connections wait until one is", self.name)
-        self._later()
+            logger.warning("%s: out of file descriptors; new connections wait until one is free", self.name)
+        self._schedule_resume()
 
-    def _later(self) -> None:
-        if self._resume is None and self._loop is not None and not self._closed:
-            self._resume = self._loop.call_later(RESUME_S, self._tick)
+    def _schedule_resume(self) -> None:
+        if self._resume_timer is None and self._loop is not None and not self._closed:
+            self._resume_timer = self._loop.call_later(RESUME_S, self._resume)
 
-    def _tick(self) -> None:
-        self._resume = None
-        self._try_again()
-
-    def _try_again(self) -> None:
+    def _resume(self) -> None:
+        """Accept connections again if a descriptor is free."""
+        if self._resume_timer is not None:
+            self._resume_timer.cancel()
+            self._resume_timer = None
         if not self.stats.paused or self._closed:
             return
         try:
             free = os.dup(self._sockets[0].fileno())
         except OSError:
-            self._later()
+            self._schedule_resume()
             return
         os.close(free)
-        if free >= self._ceiling:
-            self._later()
+        if free >= self._max_descriptor:
+            self._schedule_resume()
             return
         self.stats.paused = 0
         logger.info("%s: accepts connections again", self.name)

@@ -1,4 +1,4 @@
-"""MQTT in WebSocket frames: the opening handshake, then bytes of MQTT in and out [MQTT 5.0 section 6].
+"""MQTT over WebSocket, server side: the opening handshake, then frames of MQTT bytes [MQTT 5.0 section 6].
 
 The framing is that of the ``websockets`` library, without its IO. Packets need not be aligned to frames, so fragments
 are simply more bytes.
@@ -12,7 +12,7 @@ import ipaddress
 import logging
 import socket
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import Final
 from urllib.parse import urlsplit
 
 from websockets.exceptions import InvalidState
@@ -22,50 +22,48 @@ from websockets.protocol import State
 from websockets.server import ServerProtocol
 from websockets.typing import Subprotocol
 
-from penstock.mqtt.transport.link import Link, LinkOwner
-
-if TYPE_CHECKING:
-    from penstock.mqtt.transport.listener import Listener
+from penstock.mqtt.transport.link import ServerLink, ServerLinkOwner
+from penstock.mqtt.transport.listener_settings import ListenerState
 
 __all__ = ["WebSocketLink"]
 
 _SUBPROTOCOL: Final = Subprotocol("mqtt")  # [MQTT-6.0.0-3]
 MAX_REQUEST_BYTES: Final = 16 * 1024
-"""Of the opening handshake, cookies of the page included."""
+"""Limit of the opening handshake's request, including cookies."""
 FRAME_SLACK: Final = 64 * 1024
-"""What a frame may be longer than the largest packet, for clients that put several into one."""
+"""How much longer than the largest packet a frame may be: some clients send several packets in a frame."""
 
-# The library tells of each connection on its own logger; what is worth telling, the server tells.
+# The library logs every connection; the server logs what matters.
 _quiet = logging.getLogger("penstock.mqtt.websocket")
 _quiet.setLevel(logging.WARNING)
 
 
-class WebSocketLink(Link):
+class WebSocketLink(ServerLink):
     """One connection over WebSocket."""
 
     __slots__ = ("_handshake_bytes", "_protocol")
 
-    def __init__(self, server: LinkOwner, listener: Listener, address: str, port: int, group: str) -> None:
+    def __init__(self, server: ServerLinkOwner, listener: ListenerState, address: str, port: int, group: str) -> None:
         super().__init__(server, listener, address, port, group)
         self._handshake_bytes = 0
-        # A stranger makes us buffer no more than over TCP.
+        # Before CONNECT is accepted, buffer no more than over TCP.
         self._protocol = ServerProtocol(
             subprotocols=[_SUBPROTOCOL], max_size=(None, listener.max_connect_size), logger=_quiet
         )
 
     def writer(self, _transport: asyncio.Transport) -> Callable[[bytes], None]:
-        """What sends bytes of MQTT: in frames, not straight into the transport."""
+        """Return the function for ``write``, which sends a frame."""
         return self._write
 
     def data_received(self, data: bytes) -> None:
-        """Bytes of the handshake, then of frames, whose content is MQTT, wherever they are cut [asyncio]."""
+        """Receive the handshake, then frames, and pass their content to the broker [asyncio]."""
         protocol = self._protocol
         if protocol.state is State.CONNECTING:
             self._handshake_bytes += len(data)
             if self._handshake_bytes > MAX_REQUEST_BYTES and b"\r\n\r\n" not in data:
                 self._reject(http.HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "the request is too large\n")
                 return
-        elif not self.stranger and protocol.max_fragment_size == self.listener.max_connect_size:
+        elif not self.unauthenticated and protocol.max_fragment_size == self.listener.max_connect_size:
             protocol.max_fragment_size = self.listener.max_packet_size + FRAME_SLACK
         protocol.receive_data(data)
         pieces: list[bytes] = []
@@ -83,19 +81,18 @@ class WebSocketLink(Link):
         self._send()
 
     def eof_received(self) -> None:
-        """The client sends no more [asyncio]."""
+        """The client closed its side [asyncio]."""
         self._protocol.receive_eof()
         self._send()
 
-    def gone(self) -> None:
-        """As of any link; the library's parser is a generator over its own protocol, which keeps the error that ended
-        it."""
-        super().gone()
+    def finish(self) -> None:
+        """Also break the cycles of the library: its parser is a generator that refers to its protocol and errors."""
+        super().finish()
         self._protocol.parser.close()
         self._protocol.parser_exc = self._protocol.handshake_exc = None
 
     def close(self, *, linger: bool = True) -> None:
-        """Say goodbye in WebSocket's way; the connection ends when the peer has, or after the grace."""
+        """Send a close frame; the connection is closed when the peer answers, or after the grace period."""
         transport = self.transport
         if transport is None or transport.is_closing():
             return
@@ -109,14 +106,14 @@ class WebSocketLink(Link):
     def _handshake(self, request: Request) -> None:
         listener = self.listener
         path = request.path.partition("?")[0]
-        if path != listener.path:
-            self._reject(http.HTTPStatus.NOT_FOUND, f"MQTT is at {listener.path}\n")
+        if path != listener.settings.path:
+            self._reject(http.HTTPStatus.NOT_FOUND, f"MQTT is at {listener.settings.path}\n")
             return
         origins, hosts = request.headers.get_all("Origin"), request.headers.get_all("Host")
         if len(origins) > 1 or len(hosts) != 1:
             self._reject(http.HTTPStatus.BAD_REQUEST, "one Host and at most one Origin are needed\n")
             return
-        if origins and not self._welcome(origins[0], hosts[0]):
+        if origins and not self._origin_allowed(origins[0], hosts[0]):
             self._reject(http.HTTPStatus.FORBIDDEN, "this origin is not allowed; see the setting `origins`\n")
             return
         response = self._protocol.accept(request)
@@ -126,12 +123,12 @@ class WebSocketLink(Link):
         self.listener.stats.websocket_rejected += response.status_code != 101
         self._respond(response)
 
-    def _welcome(self, origin: str, host: str) -> bool:
-        """Whether a page of that origin may connect: it is listed, or it is this very server's.
+    def _origin_allowed(self, origin: str, host: str) -> bool:
+        """Whether pages of that origin may connect: those in the settings, and those of this server.
 
-        The latter only by an address or the server's own name: any name can be made to lead here.
+        The latter only by IP address or the server's own name, because any DNS name can resolve to this address.
         """
-        origins = self.listener.origins
+        origins = self.listener.settings.origins
         if "*" in origins or origin in origins:
             return True
         try:
@@ -140,7 +137,7 @@ class WebSocketLink(Link):
             same = page.hostname == mine.hostname and page.port == mine.port
         except ValueError:
             return False
-        if name in {"localhost", socket.gethostname(), self.listener.advertised_host}:
+        if name in {"localhost", socket.gethostname(), self.listener.settings.advertised_host}:
             return same
         try:
             ipaddress.ip_address(name)
@@ -154,7 +151,7 @@ class WebSocketLink(Link):
         self._send()
 
     def _respond(self, response: Response) -> None:
-        """Answer the handshake, unless bytes after it have ended the connection: the library reads ahead of us."""
+        """Answer the handshake, unless bytes after it have closed the connection: the library reads ahead."""
         if not self._protocol.eof_sent:
             self._protocol.send_response(response)
 
@@ -162,7 +159,7 @@ class WebSocketLink(Link):
         try:
             self._protocol.send_binary(data)
         except InvalidState:
-            return  # it said goodbye meanwhile
+            return  # closed meanwhile
         self._send()
 
     def _send(self) -> None:

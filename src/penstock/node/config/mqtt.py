@@ -17,10 +17,10 @@ from pydantic import AfterValidator, BaseModel, Field, create_model, model_valid
 
 from penstock.mqtt.engine import limits as engine_limits
 from penstock.mqtt.engine.limits import BrokerLimits
-from penstock.mqtt.gatekeeper import Method
+from penstock.mqtt.listener_access import AuthenticationMethod
 from penstock.mqtt.transport import connection_limits
-from penstock.mqtt.transport.connection_limits import AdmissionLimits
-from penstock.mqtt.transport.listener import Transport
+from penstock.mqtt.transport.connection_limits import ConnectionLimits
+from penstock.mqtt.transport.listener_settings import Transport
 from penstock.mqtt.transport.tls import ClientCertificates, TlsFiles
 from penstock.node.config.listeners import AddressText, Listener, Part, bind
 from penstock.security.certificates import CertificateName
@@ -34,8 +34,8 @@ __all__ = [
     "MqttListenerMore",
     "Security",
     "Tls",
-    "admission_limits",
     "broker_limits",
+    "network_limits",
 ]
 
 
@@ -96,9 +96,9 @@ def _docstrings(kind: type[Any]) -> dict[str, str]:
 
 
 MqttLimits = _limits(
-    "MqttLimits", "Bounds of the whole broker, and what happens beyond.", BrokerLimits, AdmissionLimits
+    "MqttLimits", "Bounds of the whole broker, and what happens beyond.", BrokerLimits, ConnectionLimits
 )
-ListenerLimits = _limits("ListenerLimits", "Bounds of one listener, beside those of the broker.", AdmissionLimits)
+ListenerLimits = _limits("ListenerLimits", "Bounds of one listener, beside those of the broker.", ConnectionLimits)
 
 
 def broker_limits(section: Any) -> BrokerLimits:
@@ -106,10 +106,10 @@ def broker_limits(section: Any) -> BrokerLimits:
     return BrokerLimits(**{field.name: getattr(section, field.name) for field in dataclasses.fields(BrokerLimits)})
 
 
-def admission_limits(section: Any) -> AdmissionLimits:
-    """The part of the limits that holds before a byte was read."""
-    return AdmissionLimits(
-        **{field.name: getattr(section, field.name) for field in dataclasses.fields(AdmissionLimits)}
+def network_limits(section: Any) -> ConnectionLimits:
+    """Return the limits of network connections."""
+    return ConnectionLimits(
+        **{field.name: getattr(section, field.name) for field in dataclasses.fields(ConnectionLimits)}
     )
 
 
@@ -161,7 +161,7 @@ class MqttListenerEntry(Listener):
 
     transport: Transport = Field(default=Transport.TCP, description="what MQTT travels in")
     tls: Tls | None = Field(default=None, description="for `tls` and `wss`")
-    authentication: list[Method] | None = Field(
+    authentication: list[AuthenticationMethod] | None = Field(
         default=None,
         description="ways to say who one is that are accepted here; default: all for which there is a file or a"
         " `client_ca`, and `anonymous` only where there is none",
@@ -182,7 +182,7 @@ class MqttListenerEntry(Listener):
         methods = self.authentication
         if methods is not None and not methods:
             raise ValueError("authentication: expected at least one method; `[anonymous]` lets everybody in")
-        if methods and Method.CERTIFICATE in methods and (self.tls is None or self.tls.client_ca is None):
+        if methods and AuthenticationMethod.CERTIFICATE in methods and (self.tls is None or self.tls.client_ca is None):
             raise ValueError("authentication: `certificate` needs `tls.client_ca`")
         return self
 
@@ -246,9 +246,9 @@ class Security(Part):
         for name, listener in listeners.items():
             place = "mqtt" if name == "mqtt" else f"mqtt.listeners.{name}"
             for method, path, option in (
-                (Method.PASSWORD, self.passwords, "passwords"),
-                (Method.SCRAM, self.passwords, "passwords"),
-                (Method.TOKEN, self.tokens, "tokens"),
+                (AuthenticationMethod.PASSWORD, self.passwords, "passwords"),
+                (AuthenticationMethod.SCRAM, self.passwords, "passwords"),
+                (AuthenticationMethod.TOKEN, self.tokens, "tokens"),
             ):
                 if method in (listener.authentication or ()) and path is None:
                     raise ValueError(f"{place}.authentication: `{method}` needs `security.{option}`")

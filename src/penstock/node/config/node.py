@@ -16,7 +16,7 @@ from pydantic import BeforeValidator, Field, PlainSerializer, PlainValidator, mo
 
 from penstock.errors import ConfigError
 from penstock.mqtt.codec.topics import SHARE_PREFIX, filter_problem
-from penstock.mqtt.transport.listener import Transport
+from penstock.mqtt.transport.listener_settings import Transport
 from penstock.mqtt.transport.tls import ClientCertificates, TlsFiles
 from penstock.node.config.bridges import BridgeEntry
 from penstock.node.config.listeners import AddressText, Listener, Part, bind

@@ -13,7 +13,7 @@ from penstock.mqtt.bridge import Bridge, BridgeSettings, BridgeTopic, Direction
 from penstock.mqtt.bridge.topics import HOPS
 from penstock.mqtt.client import MqttClient
 from penstock.mqtt.codec.packets import Publish
-from penstock.mqtt.gatekeeper import GateStats, PartGate, Rulebook
+from penstock.mqtt.listener_access import AccessRules, AccessStats, InProcessAccess
 from penstock.mqtt.password_checks import PasswordChecks
 from penstock.mqtt.server import MqttServer
 from penstock.mqtt.service import Inbound
@@ -258,7 +258,7 @@ rules:
       - {method: Publish, topics: ["in/ok"]}
 """)
     checks = PasswordChecks()
-    gate = PartGate("plant", "$bridge/plant", Rulebook(policy=policy), checks, GateStats(), sites.here.now)
+    gate = InProcessAccess("plant", "$bridge/plant", AccessRules(policy=policy), checks, AccessStats(), sites.here.now)
     settings = BridgeSettings(
         "plant",
         f"mqtt://127.0.0.1:{sites.port}",
@@ -274,7 +274,7 @@ rules:
         await sites.at_there.publish("in/ok", b"accepted")
         assert (await anext(here)).payload == b"accepted"
     await until(lambda: bridge.stats.dropped_refused == 1)
-    gate.rulebook = Rulebook(policy=parse_policy("rules: []"))
+    gate.access_rules = AccessRules(policy=parse_policy("rules: []"))
     sites.here.reauthorise()
     assert sites.here.subscriptions_of("$bridge/plant") == []
     refused = Bridge(BridgeSettings("other", settings.url, (BridgeTopic("out/#"),)), sites.here, gate)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from penstock.mqtt.codec.encoder import encode
 from penstock.mqtt.codec.packets import Connect
-from penstock.mqtt.transport.link import Link, RefusingLink
+from penstock.mqtt.transport.link import RefusingLink, ServerLink
 
 VERSION_5 = encode(Connect("c" * 200))
 OLDER = {
@@ -95,7 +95,7 @@ def test_what_is_sent_now_goes_past_an_empty_transport_and_behind_a_full_one(*, 
         tcp, _ = server.accept()
         with tcp:
             tcp.setblocking(False)
-            wire, link = SocketWire(tcp), Link(owner, listener, "127.0.0.1", 1, "g")
+            wire, link = SocketWire(tcp), ServerLink(owner, listener, "127.0.0.1", 1, "g")
             link.connection_made(cast(asyncio.Transport, wire))
             wire.write(b"first")
             assert wire.written == b"first", "the transport writes it"

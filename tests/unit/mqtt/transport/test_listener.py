@@ -16,8 +16,8 @@ from penstock.mqtt.client import MqttClient
 from penstock.mqtt.codec.encoder import encode
 from penstock.mqtt.codec.packets import Connect
 from penstock.mqtt.server import MqttServer
-from penstock.mqtt.transport.connection_limits import AdmissionLimits
-from penstock.mqtt.transport.listener import ListenerSettings, Transport
+from penstock.mqtt.transport.connection_limits import ConnectionLimits
+from penstock.mqtt.transport.listener_settings import ListenerSettings, Transport
 from penstock.mqtt.transport.tls import ClientCertificates, TlsFiles
 from tests.certificates import Authority
 
@@ -30,7 +30,7 @@ async def server() -> AsyncIterator[MqttServer]:
     server = MqttServer()
     yield server
     await server.close()
-    assert server.admission.connections == 0
+    assert server.connection_limiter.connections == 0
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +81,7 @@ async def test_tls_and_the_name_in_the_certificate(server: MqttServer, authority
     assert link.certificate == "press-7"
     assert link.anchor in (link.listener.tls.anchors if link.listener.tls else ())
     assert link.name.endswith("on secure")
-    assert not link.stranger
+    assert not link.unauthenticated
     writer.close()
 
 
@@ -125,7 +125,7 @@ async def test_plain_bytes_and_silence_on_a_tls_port(
     said = [text.partition("no connection: ")[2] for text in caplog.messages]
     assert len(said) == 2
     assert all(said), "each says why"
-    assert server.admission.strangers == 0
+    assert server.connection_limiter.unauthenticated == 0
 
 
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
@@ -155,15 +155,15 @@ async def test_a_resumed_session_is_still_somebody(
 
 
 async def test_strangers_in_a_tls_handshake_make_room(authority: Authority) -> None:
-    server = MqttServer(admission=AdmissionLimits(max_unauthenticated=2))
+    server = MqttServer(connection_limits=ConnectionLimits(max_unauthenticated=2))
     address = await server.listen(tls_settings(authority))
     silent = [await asyncio.open_connection(*address) for _ in range(10)]
     async with asyncio.timeout(DEADLINE_S):
         for reader, _ in silent[:8]:
             with contextlib.suppress(ConnectionResetError):
                 assert await reader.read() == b""
-    assert server.admission.strangers == 2
-    assert server.admission_stats.strangers_cut == 8
+    assert server.connection_limiter.unauthenticated == 2
+    assert server.connection_limit_stats.strangers_cut == 8
     await server.close()
     async with asyncio.timeout(DEADLINE_S):
         for reader, writer in silent[8:]:
@@ -194,7 +194,7 @@ async def test_old_tls_is_refused(server: MqttServer, authority: Authority) -> N
 )
 async def test_a_refusal_says_why(sent: bytes, expected: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(MqttServer, "now", lambda _: 0)  # in one second, however long it takes
-    server = MqttServer(admission=AdmissionLimits(connect_rate_per_address=1))
+    server = MqttServer(connection_limits=ConnectionLimits(connect_rate_per_address=1))
     address = await server.start("127.0.0.1", 0)
     async with MqttClient(*address):
         assert await answer(address, sent) == expected
@@ -206,7 +206,7 @@ async def test_a_refused_one_that_says_nothing(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("penstock.mqtt.transport.link.REFUSAL_S", 0.1)
     monkeypatch.setattr("penstock.mqtt.transport.listener.REFUSING_AT_ONCE", 1)
     server = MqttServer()
-    limits = AdmissionLimits(max_connections_per_address=1)
+    limits = ConnectionLimits(max_connections_per_address=1)
     address = await server.listen(ListenerSettings(port=0, limits=limits))
     async with MqttClient(*address):
         assert await asyncio.gather(*(answer(address, b"") for _ in range(3))) == [b"", b"", b""]
@@ -217,13 +217,13 @@ async def test_a_refused_one_that_says_nothing(monkeypatch: pytest.MonkeyPatch) 
 
 
 async def test_one_that_makes_room_in_the_turn_that_accepted_it_is_not_counted_any_more() -> None:
-    server = MqttServer(admission=AdmissionLimits(max_unauthenticated=5))
+    server = MqttServer(connection_limits=ConnectionLimits(max_unauthenticated=5))
     address = await server.start("127.0.0.1", 0)
     listening = server.listeners[0]._sockets[0]
     peers = [socket.create_connection(address) for _ in range(12)]
     server.listeners[0]._accept(listening)  # the kernel has them all
     async with asyncio.timeout(DEADLINE_S):
-        while server.admission.connections > 5 or server.listeners[0]._fresh:
+        while server.connection_limiter.connections > 5 or server.listeners[0]._accepted:
             await asyncio.sleep(0.005)
     assert len(server._links) <= 5
     for peer in peers:
@@ -232,7 +232,7 @@ async def test_one_that_makes_room_in_the_turn_that_accepted_it_is_not_counted_a
 
 
 async def test_strangers_make_room_for_each_other() -> None:
-    server = MqttServer(admission=AdmissionLimits(max_unauthenticated=5))
+    server = MqttServer(connection_limits=ConnectionLimits(max_unauthenticated=5))
     address = await server.start("127.0.0.1", 0)
     silent = [await asyncio.open_connection(*address) for _ in range(20)]
     async with MqttClient(*address) as client:
@@ -244,7 +244,7 @@ async def test_strangers_make_room_for_each_other() -> None:
             writer.close()
     for _, writer in silent:
         writer.close()
-    await until(lambda: server.admission.connections == 0)
+    await until(lambda: server.connection_limiter.connections == 0)
     await server.close()
 
 
@@ -291,5 +291,5 @@ async def test_a_client_in_the_middle_of_sending_reads_why_its_tls_connection_en
                     while await reader.read(4096):
                         pass
                 writer.close()
-        while server.admission.connections:
+        while server.connection_limiter.connections:
             await asyncio.sleep(0.01)

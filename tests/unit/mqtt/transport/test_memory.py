@@ -17,8 +17,8 @@ from penstock.mqtt.codec.packets import Connect, PingReq, Subscribe, Subscriptio
 from penstock.mqtt.engine.connection import BrokerConnection
 from penstock.mqtt.engine.session import Session
 from penstock.mqtt.server import MqttServer
-from penstock.mqtt.transport.link import Link
-from penstock.mqtt.transport.listener import ListenerSettings, Transport
+from penstock.mqtt.transport.link import ServerLink
+from penstock.mqtt.transport.listener_settings import ListenerSettings, Transport
 from penstock.mqtt.transport.websocket import WebSocketLink
 
 CONNECTIONS = 100
@@ -71,7 +71,7 @@ async def visit(address: tuple[str, int], data: bytes) -> None:
 
 @pytest.mark.parametrize(("transport", "data"), CASES, ids=[*TCP, *(f"websocket: {name}" for name in WEBSOCKET)])
 async def test_connections_that_are_over_leave_nothing(transport: Transport, data: bytes) -> None:
-    kinds = (Link, WebSocketLink, BrokerConnection, Session, ServerProtocol, RemoteProtocolError, TracebackType)
+    kinds = (ServerLink, WebSocketLink, BrokerConnection, Session, ServerProtocol, RemoteProtocolError, TracebackType)
     server = MqttServer()
     address = await server.listen(ListenerSettings(host="127.0.0.1", port=0, transport=transport))
     async with asyncio.timeout(DEADLINE_S):
@@ -89,6 +89,6 @@ async def test_connections_that_are_over_leave_nothing(transport: Transport, dat
             gc.enable()
     more = {kind: left[kind] - before[kind] for kind in kinds}
     assert more[TracebackType] < 20
-    assert more[Link] + more[WebSocketLink] + more[ServerProtocol] < 20
+    assert more[ServerLink] + more[WebSocketLink] + more[ServerProtocol] < 20
     assert max(more[BrokerConnection], more[Session], more[RemoteProtocolError]) <= HELD_BACK
     await server.close()

@@ -16,7 +16,7 @@ from penstock.mqtt.codec.encoder import encode
 from penstock.mqtt.codec.packets import Connect, Disconnect, Packet, PingReq, Publish, Subscribe, Subscription, Will
 from penstock.mqtt.codec.properties import Properties
 from penstock.mqtt.server import BrokerLimits, MqttServer
-from penstock.mqtt.transport.listener import ListenerSettings, Transport
+from penstock.mqtt.transport.listener_settings import ListenerSettings, Transport
 
 DEADLINE_S = 15
 MQTT = [Subprotocol("mqtt")]
@@ -32,7 +32,7 @@ async def server(request: pytest.FixtureRequest) -> AsyncIterator[tuple[MqttServ
     host, port = await server.listen(settings)
     yield server, f"ws://{host}:{port}"
     await server.close()
-    assert server.admission.connections == 0
+    assert server.connection_limiter.connections == 0
 
 
 async def packets(websocket: ClientConnection, count: int) -> list[Packet]:
@@ -68,7 +68,7 @@ async def test_packets_in_frames_of_any_kind(server: tuple[MqttServer, str]) -> 
         names = [type(packet).__name__ for packet in await packets(websocket, 5)]
         assert names == ["ConnAck", "SubAck", "Publish", "PubAck", "PingResp"]
         (link,) = broker._links.values()
-        assert not link.stranger
+        assert not link.unauthenticated
         async with asyncio.timeout(DEADLINE_S):
             await (await websocket.ping())  # answered
         await websocket.send(encode(Disconnect()))
@@ -163,7 +163,7 @@ async def test_requests_that_are_none(server: tuple[MqttServer, str], request_by
             assert not said or said.startswith(b"HTTP/1.1 4")
     writer.close()
     async with asyncio.timeout(DEADLINE_S):
-        while broker.admission.connections:
+        while broker.connection_limiter.connections:
             await asyncio.sleep(0.005)
 
 

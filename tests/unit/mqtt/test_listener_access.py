@@ -9,7 +9,15 @@ import pytest
 from scramp import ScramClient
 
 from penstock.mqtt.engine.access import Action, Challenge, Credentials, Decision, Granted, Origin, Refused
-from penstock.mqtt.gatekeeper import Certificate, Client, Gatekeeper, GateStats, Method, PartGate, Rulebook
+from penstock.mqtt.listener_access import (
+    AccessRules,
+    AccessStats,
+    AuthenticatedClient,
+    AuthenticationMethod,
+    Certificate,
+    InProcessAccess,
+    ListenerAccess,
+)
 from penstock.mqtt.password_checks import PasswordChecks
 from penstock.security.passwords import make_credential
 from penstock.security.policy_file import parse_policy
@@ -39,68 +47,85 @@ rules:
 """
 
 
-def keeper(*methods: Method, policy: bool = False) -> Gatekeeper:
-    rulebook = Rulebook(users={"ann": ANN}, tokens=TOKENS, policy=POLICY if policy else None)
-    return Gatekeeper(
-        frozenset(methods), rulebook, PasswordChecks(), GateStats(), now=lambda: 7, node_topics=("clients/statestore/",)
+def access(*methods: AuthenticationMethod, policy: bool = False) -> ListenerAccess:
+    access_rules = AccessRules(users={"ann": ANN}, tokens=TOKENS, policy=POLICY if policy else None)
+    return ListenerAccess(
+        frozenset(methods),
+        access_rules,
+        PasswordChecks(),
+        AccessStats(),
+        now=lambda: 7,
+        node_topics=("clients/statestore/",),
     )
 
 
-async def decide(gate: Gatekeeper, credentials: Credentials) -> Decision:
+async def decide(gate: ListenerAccess, credentials: Credentials) -> Decision:
     future: asyncio.Future[Decision] = asyncio.get_running_loop().create_future()
     gate.authenticate(credentials, lambda decision, _: future.set_result(decision), 7)
     async with asyncio.timeout(15):
         return await future
 
 
-def client_of(decision: Decision) -> Client:
+def client_of(decision: Decision) -> AuthenticatedClient:
     assert isinstance(decision, Granted), decision
-    assert isinstance(decision.principal, Client)
+    assert isinstance(decision.principal, AuthenticatedClient)
     return decision.principal
 
 
 @pytest.mark.parametrize(
     ("methods", "credentials", "found"),
     [
-        ([Method.ANONYMOUS], Credentials(client_id="c"), "anonymous"),
-        ([Method.ANONYMOUS], Credentials(client_id="c", username="ann", password=b"x"), "anonymous"),
-        ([Method.PASSWORD], Credentials(client_id="c", username="ann", password=b"secret"), "user:ann"),
-        ([Method.PASSWORD], Credentials(client_id="c", username="ann", password=b"wrong"), 0x86),
-        ([Method.PASSWORD], Credentials(client_id="c", username="bob", password=b"secret"), 0x86),
-        ([Method.PASSWORD], Credentials(client_id="c", username="ann"), 0x86),
-        ([Method.PASSWORD], Credentials(client_id="c"), 0x87),
-        ([Method.PASSWORD, Method.ANONYMOUS], Credentials(client_id="c"), "anonymous"),
-        ([Method.PASSWORD, Method.ANONYMOUS], Credentials(client_id="c", username="ann", password=b"no"), 0x86),
-        ([Method.CERTIFICATE], Credentials(client_id="c", origin=SHOWN), "certificate:press-7"),
-        ([Method.CERTIFICATE], Credentials(client_id="c", username="x", origin=SHOWN), "certificate:press-7"),
-        ([Method.CERTIFICATE], Credentials(client_id="c"), 0x87),
-        ([Method.CERTIFICATE], Credentials(client_id="c", origin=Origin(certificate=Certificate(None, b"a"))), 0x87),
+        ([AuthenticationMethod.ANONYMOUS], Credentials(client_id="c"), "anonymous"),
+        ([AuthenticationMethod.ANONYMOUS], Credentials(client_id="c", username="ann", password=b"x"), "anonymous"),
+        ([AuthenticationMethod.PASSWORD], Credentials(client_id="c", username="ann", password=b"secret"), "user:ann"),
+        ([AuthenticationMethod.PASSWORD], Credentials(client_id="c", username="ann", password=b"wrong"), 0x86),
+        ([AuthenticationMethod.PASSWORD], Credentials(client_id="c", username="bob", password=b"secret"), 0x86),
+        ([AuthenticationMethod.PASSWORD], Credentials(client_id="c", username="ann"), 0x86),
+        ([AuthenticationMethod.PASSWORD], Credentials(client_id="c"), 0x87),
+        ([AuthenticationMethod.PASSWORD, AuthenticationMethod.ANONYMOUS], Credentials(client_id="c"), "anonymous"),
         (
-            [Method.CERTIFICATE, Method.PASSWORD],
+            [AuthenticationMethod.PASSWORD, AuthenticationMethod.ANONYMOUS],
+            Credentials(client_id="c", username="ann", password=b"no"),
+            0x86,
+        ),
+        ([AuthenticationMethod.CERTIFICATE], Credentials(client_id="c", origin=SHOWN), "certificate:press-7"),
+        (
+            [AuthenticationMethod.CERTIFICATE],
+            Credentials(client_id="c", username="x", origin=SHOWN),
+            "certificate:press-7",
+        ),
+        ([AuthenticationMethod.CERTIFICATE], Credentials(client_id="c"), 0x87),
+        (
+            [AuthenticationMethod.CERTIFICATE],
+            Credentials(client_id="c", origin=Origin(certificate=Certificate(None, b"a"))),
+            0x87,
+        ),
+        (
+            [AuthenticationMethod.CERTIFICATE, AuthenticationMethod.PASSWORD],
             Credentials(client_id="c", username="ann", password=b"secret", origin=SHOWN),
             "user:ann",
         ),
-        ([Method.TOKEN], Credentials(client_id="c", method="K8S-SAT", data=b"t0ken\n"), "user:robot"),
-        ([Method.TOKEN], Credentials(client_id="c", method="K8S-SAT", data=b"other"), 0x87),
-        ([Method.TOKEN], Credentials(client_id="c", method="K8S-SAT"), 0x87),
-        ([Method.PASSWORD], Credentials(client_id="c", method="K8S-SAT", data=b"t0ken"), 0x8C),
-        ([Method.TOKEN], Credentials(client_id="c", method="SCRAM-SHA-256", data=b"n,,n=ann,r=x"), 0x8C),
-        ([Method.SCRAM], Credentials(client_id="c", method="SCRAM-SHA-256", data=b"no"), 0x87),
-        ([Method.SCRAM], Credentials(client_id="c", method="GSSAPI"), 0x8C),
-        ([Method.SCRAM], Credentials(client_id="c", username="ann", password=b"secret"), 0x87),
+        ([AuthenticationMethod.TOKEN], Credentials(client_id="c", method="K8S-SAT", data=b"t0ken\n"), "user:robot"),
+        ([AuthenticationMethod.TOKEN], Credentials(client_id="c", method="K8S-SAT", data=b"other"), 0x87),
+        ([AuthenticationMethod.TOKEN], Credentials(client_id="c", method="K8S-SAT"), 0x87),
+        ([AuthenticationMethod.PASSWORD], Credentials(client_id="c", method="K8S-SAT", data=b"t0ken"), 0x8C),
+        ([AuthenticationMethod.TOKEN], Credentials(client_id="c", method="SCRAM-SHA-256", data=b"n,,n=ann,r=x"), 0x8C),
+        ([AuthenticationMethod.SCRAM], Credentials(client_id="c", method="SCRAM-SHA-256", data=b"no"), 0x87),
+        ([AuthenticationMethod.SCRAM], Credentials(client_id="c", method="GSSAPI"), 0x8C),
+        ([AuthenticationMethod.SCRAM], Credentials(client_id="c", username="ann", password=b"secret"), 0x87),
     ],
 )
-async def test_methods(methods: list[Method], credentials: Credentials, found: str | int) -> None:
-    decision = await decide(keeper(*methods), credentials)
+async def test_methods(methods: list[AuthenticationMethod], credentials: Credentials, found: str | int) -> None:
+    decision = await decide(access(*methods), credentials)
     assert (decision.reason_code if isinstance(decision, Refused) else client_of(decision).name) == found
 
 
 async def test_who_authenticates_again_stays_the_same_object() -> None:
     """The state store's observers remember it, and a reload only knows of the session's."""
-    gate = keeper(Method.TOKEN, policy=True)
+    gate = access(AuthenticationMethod.TOKEN, policy=True)
     other = Token("robot", frozenset({"robots", "elders"}), {})
     stranger = Token("somebody", frozenset(), {})
-    gate.rulebook = gate.rulebook._replace(
+    gate.access_rules = gate.access_rules._replace(
         tokens=TOKENS | {hashlib.sha256(b"new").digest(): other, hashlib.sha256(b"not").digest(): stranger},
         policy=parse_policy(OPEN),
     )
@@ -108,7 +133,7 @@ async def test_who_authenticates_again_stays_the_same_object() -> None:
     again = Credentials(client_id="c", method="K8S-SAT", data=b"new", previous=before)
     assert client_of(await decide(gate, again)) is before
     assert (before.credential, before.principal.groups) == (other, frozenset({"robots", "elders"}))
-    assert gate.still_welcome(before, None)
+    assert gate.revalidate(before, None)
     somebody = Credentials(client_id="c", method="K8S-SAT", data=b"not", previous=before)
     assert client_of(await decide(gate, somebody)) is not before
     assert before.name == "user:robot"
@@ -117,23 +142,23 @@ async def test_who_authenticates_again_stays_the_same_object() -> None:
 @pytest.mark.parametrize(
     ("methods", "owner", "user", "groups"),
     [
-        ([Method.PASSWORD], "user:ann", "ann", set()),
-        ([Method.SCRAM], "user:ann", "ann", set()),
-        ([Method.TOKEN], "user:ann", None, set()),
-        ([Method.PASSWORD], "user:bob", None, set()),
-        ([Method.TOKEN], "user:robot", "robot", {"robots"}),
-        ([Method.PASSWORD], "user:robot", None, set()),
-        ([Method.PASSWORD], "", None, set()),
-        ([Method.PASSWORD], "$bridge/x", None, set()),
+        ([AuthenticationMethod.PASSWORD], "user:ann", "ann", set()),
+        ([AuthenticationMethod.SCRAM], "user:ann", "ann", set()),
+        ([AuthenticationMethod.TOKEN], "user:ann", None, set()),
+        ([AuthenticationMethod.PASSWORD], "user:bob", None, set()),
+        ([AuthenticationMethod.TOKEN], "user:robot", "robot", {"robots"}),
+        ([AuthenticationMethod.PASSWORD], "user:robot", None, set()),
+        ([AuthenticationMethod.PASSWORD], "", None, set()),
+        ([AuthenticationMethod.PASSWORD], "$bridge/x", None, set()),
     ],
 )
 def test_who_owned_a_session_before_the_restart(
-    methods: list[Method], owner: str, user: str | None, groups: set[str]
+    methods: list[AuthenticationMethod], owner: str, user: str | None, groups: set[str]
 ) -> None:
-    gate = keeper(*methods)
+    gate = access(*methods)
     more = Token("robot", frozenset({"robots", "elders"}), {"site": "paris"})
-    gate.rulebook = gate.rulebook._replace(tokens=TOKENS | {b"more": more})
-    client = gate.recall(owner, "c")
+    gate.access_rules = gate.access_rules._replace(tokens=TOKENS | {b"more": more})
+    client = gate.recover_client(owner, "c")
     assert (client is None) is (user is None)
     if client is not None:
         assert (client.principal.user, client.principal.client_id, client.name) == (user, "c", owner)
@@ -142,25 +167,27 @@ def test_who_owned_a_session_before_the_restart(
 
 
 def test_owners_without_a_user_and_those_who_may_not_connect() -> None:
-    anonymous = keeper(Method.ANONYMOUS).recall("", "c")
+    anonymous = access(AuthenticationMethod.ANONYMOUS).recover_client("", "c")
     assert anonymous is not None
     assert anonymous.name == "anonymous"
-    shown = keeper(Method.CERTIFICATE, policy=True).recall("certificate:press-7", "press-7")
+    shown = access(AuthenticationMethod.CERTIFICATE, policy=True).recover_client("certificate:press-7", "press-7")
     assert shown is not None
     assert shown.permissions is not None
     assert shown.permissions.may_publish("from/press-7/a")
     assert not shown.permissions.may_publish("from/press-8/a")
-    assert keeper(Method.CERTIFICATE, policy=True).recall("certificate:press-7", "another") is None
+    assert (
+        access(AuthenticationMethod.CERTIFICATE, policy=True).recover_client("certificate:press-7", "another") is None
+    )
 
 
 async def test_a_part_of_the_node_acts_for_a_user() -> None:
-    rulebook = Rulebook(policy=POLICY)
-    gate = PartGate("ann", "$bridge/x", rulebook, PasswordChecks(), GateStats(), lambda: 7)
+    access_rules = AccessRules(policy=POLICY)
+    gate = InProcessAccess("ann", "$bridge/x", access_rules, PasswordChecks(), AccessStats(), lambda: 7)
     client = client_of(await decide(gate, Credentials(client_id="$bridge/x")))
     assert client.name == "$bridge/x", "its sessions are not the user's"
     assert gate.allowed(client, Action.PUBLISH, "from/ann/a", 1, retain=False)
     assert not gate.allowed(client, Action.PUBLISH, "from/bob/a", 1, retain=False)
-    gate.rulebook = Rulebook(policy=parse_policy(OPEN))
+    gate.access_rules = AccessRules(policy=parse_policy(OPEN))
     gate.refresh(client)
     assert gate.allowed(client, Action.PUBLISH, "from/bob/a", 1, retain=False)
     assert client.name == "$bridge/x"
@@ -168,7 +195,7 @@ async def test_a_part_of_the_node_acts_for_a_user() -> None:
 
 @pytest.mark.parametrize("password", ["secret", "wrong"])
 async def test_scram(password: str) -> None:
-    gate = keeper(Method.SCRAM)
+    gate = access(AuthenticationMethod.SCRAM)
     scram = ScramClient(["SCRAM-SHA-256"], "ann", password)
     first = await decide(
         gate, Credentials(client_id="c", method="SCRAM-SHA-256", data=scram.get_client_first().encode())
@@ -189,15 +216,15 @@ async def test_scram(password: str) -> None:
 
 
 async def test_a_user_that_is_changed_while_it_is_checked() -> None:
-    gate = keeper(Method.PASSWORD)
+    gate = access(AuthenticationMethod.PASSWORD)
     deciding = asyncio.create_task(decide(gate, Credentials(client_id="c", username="ann", password=b"secret")))
     await asyncio.sleep(0)
-    gate.rulebook = gate.rulebook._replace(users={"ann": make_credential("ann", b"other")})
+    gate.access_rules = gate.access_rules._replace(users={"ann": make_credential("ann", b"other")})
     assert await deciding == Refused(0x86)
 
 
 async def test_policies() -> None:
-    gate = keeper(Method.PASSWORD, Method.ANONYMOUS, policy=True)
+    gate = access(AuthenticationMethod.PASSWORD, AuthenticationMethod.ANONYMOUS, policy=True)
     login = Credentials(client_id="ann", username="ann", password=b"secret")
     ann = client_of(await decide(gate, login))
 
@@ -214,7 +241,7 @@ async def test_policies() -> None:
     assert may(Action.HIGH_PRIORITY, "alarms")
     assert not may(Action.HIGH_PRIORITY, "to/ann/x")
     assert not may(Action.OVERHEAR, "to/ann/x")
-    trusting = keeper(Method.ANONYMOUS)
+    trusting = access(AuthenticationMethod.ANONYMOUS)
     anybody = client_of(await decide(trusting, Credentials(client_id="c")))
     assert trusting.allowed(anybody, Action.RECEIVE, "x", 0, retain=False)
     assert not trusting.allowed(anybody, Action.OVERHEAR, "x", 0, retain=False), "without a policy nobody may"
@@ -224,7 +251,12 @@ async def test_policies() -> None:
 
 
 async def test_what_a_reload_takes_away() -> None:
-    gate = keeper(Method.PASSWORD, Method.CERTIFICATE, Method.TOKEN, Method.ANONYMOUS)
+    gate = access(
+        AuthenticationMethod.PASSWORD,
+        AuthenticationMethod.CERTIFICATE,
+        AuthenticationMethod.TOKEN,
+        AuthenticationMethod.ANONYMOUS,
+    )
     anchors = frozenset({b"anchor"})
     ann = client_of(await decide(gate, Credentials(client_id="ann", username="ann", password=b"secret")))
     press = client_of(await decide(gate, Credentials(client_id="press-7", origin=SHOWN)))
@@ -232,24 +264,24 @@ async def test_what_a_reload_takes_away() -> None:
     nobody = client_of(await decide(gate, Credentials(client_id="n")))
 
     def welcome() -> list[bool]:
-        return [gate.still_welcome(client, anchors) for client in (ann, press, robot, nobody)]
+        return [gate.revalidate(client, anchors) for client in (ann, press, robot, nobody)]
 
-    before = gate.rulebook
+    before = gate.access_rules
     assert welcome() == [True, True, True, True]
-    gate.rulebook = before._replace(users={"ann": make_credential("ann", b"secret")})
+    gate.access_rules = before._replace(users={"ann": make_credential("ann", b"secret")})
     assert welcome() == [False, True, True, True], "another hash: the password was set anew"
-    gate.rulebook = before._replace(tokens={})
+    gate.access_rules = before._replace(tokens={})
     assert welcome() == [True, True, False, True]
-    gate.rulebook = before
-    assert not gate.still_welcome(press, frozenset())
-    assert not gate.still_welcome(press, None)
-    gate.methods = frozenset({Method.PASSWORD})
+    gate.access_rules = before
+    assert not gate.revalidate(press, frozenset())
+    assert not gate.revalidate(press, None)
+    gate.methods = frozenset({AuthenticationMethod.PASSWORD})
     assert welcome() == [True, False, False, False]
-    gate.methods = frozenset(Method)
-    gate.rulebook = before._replace(policy=POLICY)
+    gate.methods = frozenset(AuthenticationMethod)
+    gate.access_rules = before._replace(policy=POLICY)
     assert welcome() == [True, True, False, False], "the policy lets only those connect"
     assert gate.allowed(ann, Action.PUBLISH, "from/ann/x", 0, retain=False)
     assert not gate.allowed(ann, Action.PUBLISH, "elsewhere", 0, retain=False)
-    gate.rulebook = before
+    gate.access_rules = before
     assert welcome() == [True, True, True, True]
     assert gate.allowed(ann, Action.PUBLISH, "elsewhere", 0, retain=False)

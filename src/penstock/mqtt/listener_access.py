@@ -1,8 +1,7 @@
-"""Who a client is and what it may do: the broker's Access over passwords, certificates, tokens, SCRAM and policies.
+"""Authentication and authorization of MQTT clients: passwords, certificates, SCRAM, tokens and policies.
 
-One :class:`Rulebook` for the whole node holds what the files say now. Each listener has a :class:`Gatekeeper`, with the
-ways of authentication that it accepts. A reload puts another rulebook in place and asks again for every client that is
-there.
+:class:`AccessRules` holds the content of the files for the whole node. Each listener has a :class:`ListenerAccess` with
+the authentication methods that it accepts. A reload replaces the rules and checks every connected client again.
 """
 
 from __future__ import annotations
@@ -23,33 +22,41 @@ from penstock.security.policy import Permissions, Policy
 from penstock.security.principal import ANONYMOUS, Principal
 from penstock.security.tokens import METHOD, Token, token_digest, token_of
 
-__all__ = ["Certificate", "Client", "GateStats", "Gatekeeper", "Method", "PartGate", "Rulebook"]
+__all__ = [
+    "AccessRules",
+    "AccessStats",
+    "AuthenticatedClient",
+    "AuthenticationMethod",
+    "Certificate",
+    "InProcessAccess",
+    "ListenerAccess",
+]
 
 _log = logging.getLogger("penstock.mqtt.access")
 
 _REFUSED: Final = Refused(ReasonCode.NOT_AUTHORIZED)
 _BAD_PASSWORD: Final = Refused(ReasonCode.BAD_USER_NAME_OR_PASSWORD)
-_BUSY: Final = Refused(ReasonCode.SERVER_BUSY, "too many clients are being checked; come back later")
+_BUSY: Final = Refused(ReasonCode.SERVER_BUSY, "too many clients are being authenticated; try again later")
 _BAD_METHOD: Final = Refused(ReasonCode.BAD_AUTHENTICATION_METHOD, "this authentication method is not accepted here")
 
 
-class Method(StrEnum):
-    """A way in which a client may say who it is."""
+class AuthenticationMethod(StrEnum):
+    """A method of authentication."""
 
     ANONYMOUS = "anonymous"
-    """It need not; a user name that it gives counts for nothing."""
+    """No authentication; a user name is ignored."""
     PASSWORD = "password"  # noqa: S105 - the name of the method
     """User name and password of CONNECT."""
     CERTIFICATE = "certificate"
-    """The client certificate that TLS has verified."""
+    """The client certificate, verified by TLS."""
     SCRAM = "scram"
-    """Enhanced authentication by SCRAM-SHA-256: the password does not travel."""
+    """Enhanced authentication by SCRAM-SHA-256, which does not send the password."""
     TOKEN = "token"  # noqa: S105 - the name of the method
     """Enhanced authentication by a bearer token."""
 
 
-class Rulebook(NamedTuple):
-    """What the files say. None: there is no such file; without a policy a client that may come in may do everything."""
+class AccessRules(NamedTuple):
+    """Content of the files; None: no such file. Without a policy an authenticated client may do everything."""
 
     users: Mapping[str, Credential] | None = None
     tokens: Mapping[bytes, Token] | None = None
@@ -58,20 +65,20 @@ class Rulebook(NamedTuple):
 
 
 class Certificate(NamedTuple):
-    """What TLS has verified of a client: the name that counts, and the digest of the authority that vouches for it."""
+    """A verified client certificate: the configured name in it, and the digest of its authority."""
 
     name: str | None
     anchor: bytes | None
 
 
-class Client:
-    """Who is connected, in the words of the broker, and what may be done by it now."""
+class AuthenticatedClient:
+    """The principal of a connected client and its current permissions."""
 
-    __slots__ = ("credential", "keeper", "name", "permissions", "principal", "proof", "proved")
+    __slots__ = ("access", "credential", "name", "permissions", "principal", "proof", "proved")
 
     def __init__(
         self,
-        keeper: Gatekeeper,
+        access: ListenerAccess,
         proved: Principal,
         principal: Principal,
         permissions: Permissions | None,
@@ -79,32 +86,32 @@ class Client:
         credential: Credential | Token | None = None,
         proof: bytes | None = None,
     ) -> None:
-        self.keeper = keeper
+        self.access = access
         self.proved = proved
-        """What it proved to be; ``principal`` is that with what the policy knows about it."""
+        """The authenticated principal; ``principal`` adds groups and attributes of the policy."""
         self.principal = principal
         self.name = principal.name
         self.permissions = permissions
-        """None: everything."""
+        """None: all actions are permitted."""
         self.credential = credential
-        """The user or the token by which it came in; it counts for as long as the files say the same."""
+        """The user or token that authenticated it; valid while the files contain the same."""
         self.proof = proof
-        """Digest of the token, or of the authority that vouched for its certificate."""
+        """Digest of the token, or of the authority of its certificate."""
 
-    def become(self, again: Client) -> None:
-        """It authenticated again, under the same name: all that hold this object go by what it proved now."""
-        self.keeper = again.keeper
-        self.proved = again.proved
-        self.principal = again.principal
-        self.permissions = again.permissions
-        self.credential = again.credential
-        self.proof = again.proof
+    def update(self, new: AuthenticatedClient) -> None:
+        """Take over the result of a re-authentication under the same name."""
+        self.access = new.access
+        self.proved = new.proved
+        self.principal = new.principal
+        self.permissions = new.permissions
+        self.credential = new.credential
+        self.proof = new.proof
 
     def __repr__(self) -> str:
-        return f"<Client {self.principal!r}>"
+        return f"<AuthenticatedClient {self.principal!r}>"
 
 
-class GateStats:
+class AccessStats:
     """Counters since the start."""
 
     __slots__ = ("granted", "refused_busy", "refused_credentials", "refused_method", "refused_policy", "revoked")
@@ -112,61 +119,68 @@ class GateStats:
     def __init__(self) -> None:
         self.granted = 0
         self.refused_credentials = 0
-        """Wrong password, unknown user or token, or none where one is needed."""
+        """Wrong password, unknown user or token, or missing credentials."""
         self.refused_method = 0
-        """Authentication methods that are not accepted."""
+        """Authentication methods that the listener does not accept."""
         self.refused_policy = 0
-        """Clients that are who they say, and may not connect."""
+        """Authenticated clients that the policy does not permit to connect."""
         self.refused_busy = 0
-        """Clients for whose password check there was no room."""
+        """Clients refused because too many password checks were waiting."""
         self.revoked = 0
-        """Clients that were disconnected because a reload ended what let them in."""
+        """Clients disconnected because a reload revoked their credentials or permissions."""
 
 
-class Gatekeeper:
-    """The Access of one listener.
+class ListenerAccess:
+    """Authentication and authorization of one listener [Access].
 
-    ``node_topics``: beginnings of topics on which the node itself sends to one client, which no policy needs to grant.
+    ``node_topics``: prefixes of topics on which the node sends to a single client; they need no permission.
     """
 
     def __init__(
         self,
-        methods: frozenset[Method],
-        rulebook: Rulebook,
+        methods: frozenset[AuthenticationMethod],
+        access_rules: AccessRules,
         checks: PasswordChecks,
-        stats: GateStats,
+        stats: AccessStats,
         *,
         now: Callable[[], int],
         node_topics: tuple[str, ...] = (),
     ) -> None:
         self.methods = methods
-        self.rulebook = rulebook
+        self.access_rules = access_rules
         self._checks = checks
         self._stats = stats
         self._now = now
         self._node_topics = node_topics
         self._secret = secrets.token_bytes(32)
 
-    # The broker's questions
+    # Called by the broker
 
     def authenticate(self, credentials: Credentials, answer: Answer, now: int) -> None:
-        """Judge a CONNECT or a re-authentication [Access]."""
+        """Authenticate a CONNECT or a re-authentication [Access]."""
         if credentials.method is not None:
             self._enhanced(credentials, credentials.method, answer, now)
-        elif credentials.username is not None and credentials.password is not None and Method.PASSWORD in self.methods:
+        elif (
+            credentials.username is not None
+            and credentials.password is not None
+            and AuthenticationMethod.PASSWORD in self.methods
+        ):
             self._password(credentials, credentials.username, credentials.password, answer, now)
-        elif Method.CERTIFICATE in self.methods and (shown := _certificate(credentials.origin)).name is not None:
+        elif (
+            AuthenticationMethod.CERTIFICATE in self.methods
+            and (shown := _certificate(credentials.origin)).name is not None
+        ):
             principal = Principal(credentials.client_id, certificate=shown.name)
-            self._admit(credentials, principal, answer, now, proof=shown.anchor)
-        elif Method.ANONYMOUS in self.methods:
-            self._admit(credentials, Principal(credentials.client_id), answer, now)
+            self._authorize(credentials, principal, answer, now, proof=shown.anchor)
+        elif AuthenticationMethod.ANONYMOUS in self.methods:
+            self._authorize(credentials, Principal(credentials.client_id), answer, now)
         else:
-            claimed = credentials.username is not None and Method.PASSWORD in self.methods
+            claimed = credentials.username is not None and AuthenticationMethod.PASSWORD in self.methods
             self._refuse(credentials, _BAD_PASSWORD if claimed else _REFUSED, answer, now)
 
     def allowed(self, principal: Someone, action: Action, topic: str, _qos: int, *, retain: bool) -> bool:  # noqa: ARG002 - Access
-        """Whether the client may do that [Access]."""
-        assert isinstance(principal, Client)
+        """Whether the client is permitted to do ``action`` [Access]."""
+        assert isinstance(principal, AuthenticatedClient)
         permissions = principal.permissions
         if permissions is None:
             return action is not Action.OVERHEAR
@@ -182,69 +196,73 @@ class Gatekeeper:
 
     # After a reload
 
-    def still_welcome(self, client: Client, anchors: frozenset[bytes] | None) -> bool:
-        """Whether what let the client in holds by the rulebook of now; its permissions are brought up to date.
+    def revalidate(self, client: AuthenticatedClient, anchors: frozenset[bytes] | None) -> bool:
+        """Whether the client's credentials are valid under the current rules; updates its permissions.
 
-        ``anchors``: digests of the authorities that client certificates are trusted by; None: nobody asks for them.
+        ``anchors``: digests of the trusted authorities of client certificates; None: certificates are not requested.
         """
-        rulebook, credential = self.rulebook, client.credential
+        access_rules, credential = self.access_rules, client.credential
         principal = client.principal
         if isinstance(credential, Credential):
-            known = (rulebook.users or {}).get(credential.name) == credential
-            known = known and not self.methods.isdisjoint((Method.PASSWORD, Method.SCRAM))
+            known = (access_rules.users or {}).get(credential.name) == credential
+            known = known and not self.methods.isdisjoint((AuthenticationMethod.PASSWORD, AuthenticationMethod.SCRAM))
         elif isinstance(credential, Token):
-            known = (rulebook.tokens or {}).get(client.proof or b"") == credential and Method.TOKEN in self.methods
+            known = (access_rules.tokens or {}).get(
+                client.proof or b""
+            ) == credential and AuthenticationMethod.TOKEN in self.methods
         elif principal.certificate is not None:
-            known = client.proof in (anchors or ()) and Method.CERTIFICATE in self.methods
+            known = client.proof in (anchors or ()) and AuthenticationMethod.CERTIFICATE in self.methods
         else:
-            known = Method.ANONYMOUS in self.methods
+            known = AuthenticationMethod.ANONYMOUS in self.methods
         if not known:
             return False
         self.refresh(client)
         return client.permissions is None or client.permissions.may_connect(principal.client_id)
 
-    def refresh(self, client: Client) -> None:
-        """Bring its permissions up to date, also where it is away: what it may not have does not wait for it."""
+    def refresh(self, client: AuthenticatedClient) -> None:
+        """Update a client's permissions, also while it is disconnected: they apply to its queued messages."""
         client.principal, client.permissions = self._permissions(client.proved)
 
     # After a restart
 
-    def recall(self, owner: str, client_id: str) -> Client | None:
-        """The owner of a session that the disk brought back, as it would be here now; None where it may not come in.
+    def recover_client(self, owner: str, client_id: str) -> AuthenticatedClient | None:
+        """Return the owner of a recovered session with its current permissions; None if it may not connect.
 
-        What is not stored counts as little as can be: of a user with several tokens, what all of them give.
+        The token of the session is not stored: a user with several tokens gets what all of them grant.
         """
-        rulebook = self.rulebook
+        access_rules = self.access_rules
         kind, _, name = owner.partition(":")
         proved: Principal | None = None
         credential: Credential | Token | None = None
         if kind == "user":
-            tokens = [token for token in (rulebook.tokens or {}).values() if token.user == name]
-            credential = (rulebook.users or {}).get(name)
-            if credential is not None and not self.methods.isdisjoint((Method.PASSWORD, Method.SCRAM)):
+            tokens = [token for token in (access_rules.tokens or {}).values() if token.user == name]
+            credential = (access_rules.users or {}).get(name)
+            if credential is not None and not self.methods.isdisjoint(
+                (AuthenticationMethod.PASSWORD, AuthenticationMethod.SCRAM)
+            ):
                 proved = Principal(client_id, user=name)
-            elif tokens and Method.TOKEN in self.methods:
+            elif tokens and AuthenticationMethod.TOKEN in self.methods:
                 credential = tokens[0]
                 groups = frozenset.intersection(*(token.groups for token in tokens))
                 common = set.intersection(*(set(token.attributes.items()) for token in tokens))
                 proved = Principal(client_id, user=name, groups=groups, attributes=dict(common))
-        elif kind == "certificate" and Method.CERTIFICATE in self.methods:
+        elif kind == "certificate" and AuthenticationMethod.CERTIFICATE in self.methods:
             proved = Principal(client_id, certificate=name)
-        elif owner in ("", ANONYMOUS) and Method.ANONYMOUS in self.methods:
+        elif owner in ("", ANONYMOUS) and AuthenticationMethod.ANONYMOUS in self.methods:
             proved = Principal(client_id)
         if proved is None:
             return None
         principal, permissions = self._permissions(proved)
         if permissions is not None and not permissions.may_connect(client_id):
             return None
-        return Client(self, proved, principal, permissions, credential=credential)
+        return AuthenticatedClient(self, proved, principal, permissions, credential=credential)
 
     # Inside
 
     def _enhanced(self, credentials: Credentials, method: str, answer: Answer, now: int) -> None:
         data = credentials.data or b""
-        if method == scram.METHOD and Method.SCRAM in self.methods:
-            users = self.rulebook.users or {}
+        if method == scram.METHOD and AuthenticationMethod.SCRAM in self.methods:
+            users = self.access_rules.users or {}
             exchange = scram.ScramExchange(users, secret=self._secret, nonce=secrets.token_urlsafe(18))
             first = exchange.first(data)
             if first is None:
@@ -254,46 +272,46 @@ class Gatekeeper:
             def proceed(data: bytes | None, answer: Answer, now: int) -> None:
                 final = exchange.final(data or b"")
                 user = exchange.user
-                if final is None or user is None or (self.rulebook.users or {}).get(user.name) != user:
+                if final is None or user is None or (self.access_rules.users or {}).get(user.name) != user:
                     self._refuse(credentials, _REFUSED, answer, now)
                     return
                 principal = Principal(credentials.client_id, user=user.name)
-                self._admit(credentials, principal, answer, now, credential=user, data=final)
+                self._authorize(credentials, principal, answer, now, credential=user, data=final)
 
             answer(Challenge(first, proceed), now)
-        elif method == self.rulebook.token_method and Method.TOKEN in self.methods:
-            token = token_of(self.rulebook.tokens or {}, data)
+        elif method == self.access_rules.token_method and AuthenticationMethod.TOKEN in self.methods:
+            token = token_of(self.access_rules.tokens or {}, data)
             if token is None:
                 self._refuse(credentials, _REFUSED, answer, now)
                 return
             principal = Principal(
                 credentials.client_id, user=token.user, groups=token.groups, attributes=token.attributes
             )
-            self._admit(credentials, principal, answer, now, credential=token, proof=token_digest(data))
+            self._authorize(credentials, principal, answer, now, credential=token, proof=token_digest(data))
         else:
             self._stats.refused_method += 1
             answer(_BAD_METHOD, now)
 
     def _password(self, credentials: Credentials, name: str, password: bytes, answer: Answer, now: int) -> None:
-        user = (self.rulebook.users or {}).get(name)
+        user = (self.access_rules.users or {}).get(name)
 
         def done(right: bool | None) -> None:  # noqa: FBT001 - a Done
             if right is None:
                 self._stats.refused_busy += 1
                 answer(_BUSY, self._now())
-            elif not right or user is None or (self.rulebook.users or {}).get(name) != user:
+            elif not right or user is None or (self.access_rules.users or {}).get(name) != user:
                 # The last: the user was changed while the check ran.
                 self._refuse(credentials, _BAD_PASSWORD, answer, self._now())
             else:
                 principal = Principal(
                     credentials.client_id, user=name, certificate=_certificate(credentials.origin).name
                 )
-                self._admit(credentials, principal, answer, self._now(), credential=user)
+                self._authorize(credentials, principal, answer, self._now(), credential=user)
 
         del now
         self._checks.check(credentials.origin.address, name, user, password, done)
 
-    def _admit(
+    def _authorize(
         self,
         credentials: Credentials,
         principal: Principal,
@@ -304,7 +322,7 @@ class Gatekeeper:
         proof: bytes | None = None,
         data: bytes | None = None,
     ) -> None:
-        """It is who it says it is; the policy decides whether it may connect."""
+        """Answer for an authenticated client: the policy decides whether it may connect."""
         proved = principal
         principal, permissions = self._permissions(proved)
         if permissions is not None and not permissions.may_connect(credentials.client_id):
@@ -313,15 +331,15 @@ class Gatekeeper:
             answer(_REFUSED, now)
             return
         self._stats.granted += 1
-        client = Client(self, proved, principal, permissions, credential=credential, proof=proof)
+        client = AuthenticatedClient(self, proved, principal, permissions, credential=credential, proof=proof)
         previous = credentials.previous
-        if isinstance(previous, Client) and previous.name == client.name:
-            previous.become(client)
+        if isinstance(previous, AuthenticatedClient) and previous.name == client.name:
+            previous.update(client)
             client = previous
         answer(Granted(client, data), now)
 
     def _permissions(self, principal: Principal) -> tuple[Principal, Permissions | None]:
-        policy = self.rulebook.policy
+        policy = self.access_rules.policy
         if policy is None:
             return principal, None
         principal = policy.describe(principal)
@@ -339,28 +357,34 @@ class Gatekeeper:
         answer(refused, now)
 
 
-class PartGate(Gatekeeper):
-    """The Access of a part of the node that acts for a user: nobody authenticates, and the policies hold for it.
+class InProcessAccess(ListenerAccess):
+    """Authorization of a component of the node that acts for a user: no authentication, the user's policies [Access].
 
-    ``part`` is whose its sessions are, so that no client of the network can have them, not even the user's own.
+    ``part`` is the owner of its sessions, so that no network client can take them over, not even the user's own.
     """
 
     def __init__(
-        self, user: str, part: str, rulebook: Rulebook, checks: PasswordChecks, stats: GateStats, now: Callable[[], int]
+        self,
+        user: str,
+        part: str,
+        access_rules: AccessRules,
+        checks: PasswordChecks,
+        stats: AccessStats,
+        now: Callable[[], int],
     ) -> None:
-        super().__init__(frozenset(), rulebook, checks, stats, now=now)
+        super().__init__(frozenset(), access_rules, checks, stats, now=now)
         self._user = user
         self.part = part
 
     def authenticate(self, credentials: Credentials, answer: Answer, now: int) -> None:
-        """Let the part in [Access]."""
+        """Accept the component [Access]."""
         answer(Granted(self.client(credentials.client_id)), now)
 
-    def client(self, client_id: str) -> Client:
-        """The part as a client of the broker."""
+    def client(self, client_id: str) -> AuthenticatedClient:
+        """Return the component as a client of the broker."""
         proved = Principal(client_id, user=self._user)
         principal, permissions = self._permissions(proved)
-        client = Client(self, proved, principal, permissions)
+        client = AuthenticatedClient(self, proved, principal, permissions)
         client.name = self.part
         return client
 

@@ -6,12 +6,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.mqtt.transport.connection_limits import Admission, AdmissionLimits, AdmissionStats, Refusal, address_group
+from penstock.mqtt.transport.connection_limits import (
+    ConnectionLimiter,
+    ConnectionLimits,
+    ConnectionLimitStats,
+    ConnectionRefusal,
+    address_group,
+)
 
 
-def admission(*, max_connections: int = 0, **limits: int) -> Admission[int]:
-    return Admission(
-        AdmissionLimits(**{"max_unauthenticated": 0, **limits}), AdmissionStats(), max_connections=max_connections
+def admission(*, max_connections: int = 0, **limits: int) -> ConnectionLimiter[int]:
+    return ConnectionLimiter(
+        ConnectionLimits(**{"max_unauthenticated": 0, **limits}),
+        ConnectionLimitStats(),
+        max_connections=max_connections,
     )
 
 
@@ -20,27 +28,27 @@ def test_per_address() -> None:
     for n in range(2):
         assert it.refusal("a", 0) is None
         it.opened(n, "a")
-    assert it.refusal("a", 0) is Refusal.ADDRESS
+    assert it.refusal("a", 0) is ConnectionRefusal.ADDRESS
     assert it.refusal("b", 0) is None
     it.closed(0, "a")
     assert it.refusal("a", 0) is None
-    assert Refusal.ADDRESS.reason_code == 0x97
+    assert ConnectionRefusal.ADDRESS.reason_code == 0x97
 
 
 def test_on_the_listener() -> None:
     it = admission(max_connections=1)
     it.opened(1, "a")
-    assert it.refusal("b", 0) is Refusal.LISTENER
+    assert it.refusal("b", 0) is ConnectionRefusal.LISTENER
 
 
 def test_rate() -> None:
     it = admission(connect_rate_per_address=2, connect_burst_per_address=3)
-    assert [it.refusal("a", 1000) for _ in range(4)] == [None, None, None, Refusal.RATE]
+    assert [it.refusal("a", 1000) for _ in range(4)] == [None, None, None, ConnectionRefusal.RATE]
     assert it.refusal("b", 1000) is None
-    assert it.refusal("a", 1499) is Refusal.RATE
+    assert it.refusal("a", 1499) is ConnectionRefusal.RATE
     assert it.refusal("a", 1500) is None
-    assert [it.refusal("a", 100_000) for _ in range(4)] == [None, None, None, Refusal.RATE]
-    assert Refusal.RATE.reason_code == 0x9F
+    assert [it.refusal("a", 100_000) for _ in range(4)] == [None, None, None, ConnectionRefusal.RATE]
+    assert ConnectionRefusal.RATE.reason_code == 0x9F
 
 
 def test_rates_of_many_addresses_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,7 +69,7 @@ def test_a_flood_of_strangers_pushes_out_its_own() -> None:
     it.authenticated(1, "quiet")
     assert it.opened(5, "flood") is None
     assert it.opened(6, "other") == 3
-    assert it.strangers == 4, "the one to be cut counts until it is gone"
+    assert it.unauthenticated == 4, "the one to be cut counts until it is gone"
 
 
 @given(st.lists(st.tuples(st.sampled_from("ocA"), st.integers(0, 5), st.sampled_from("xyz")), max_size=60))
@@ -82,7 +90,7 @@ def test_counts_agree_with_what_is_there(steps: list[tuple[str, int, str]]) -> N
             it.authenticated(link, there[link][0])
             there[link] = (there[link][0], False)
         assert it.connections == len(there)
-        assert it.strangers == sum(stranger for _, stranger in there.values()) <= 2
+        assert it.unauthenticated == sum(stranger for _, stranger in there.values()) <= 2
 
 
 @pytest.mark.parametrize(
