@@ -387,7 +387,17 @@ def test_enrich_looks_up_rows_that_are_alive(spark: SparkSession, missing: str, 
         "the value of key limits/broken is not JSON"
     ]
     assert len([row for row in found if row["_dead"] and row["_dead"]["step"] == "e"]) == dead
-    assert found[0].asDict().keys() == {"_id", "_source", "_dead", "_filtered", "t", "flow", "note", "limits"}
+    assert found[0].asDict().keys() == {
+        "_id",
+        "_source",
+        "_dead",
+        "_filtered",
+        "_redrive",
+        "t",
+        "flow",
+        "note",
+        "limits",
+    }
 
 
 def test_a_key_has_instants_in_utc_and_is_null_with_a_null_in_it(spark: SparkSession) -> None:

@@ -8,6 +8,7 @@ In columns that start with ``_``:
     _dead      struct: step, code, reason, and again where another way of the same record tells it; null while alive
     _filtered  the name of the filter that left it out; null while the row is alive
     _path      only after a concat of ways that part behind one source: which ways the row took
+    _redrive   struct: number, step; of a dead letter that was sent again, null for other rows
 
 Rows are marked, never removed, so that every record read can be counted. Windows are the exception: only rows that
 are alive go into them. A window itself has its ``_id`` alone, and the other columns where a sink may refuse it.
@@ -23,12 +24,12 @@ from pyspark.sql.types import TimestampType
 
 from penstock.errors import ConfigError
 from penstock.pipelines.spec.sources import SOURCE
-from penstock.pipelines.spec.values import pieces
+from penstock.pipelines.spec.values import REDRIVE, REDRIVE_STEP, pieces
+from penstock.spark.tube.options import HEADER_PREFIX
 
 __all__ = [
     "INTERNAL",
     "MARKS",
-    "SOURCE_FIELDS",
     "alive",
     "data_columns",
     "header",
@@ -41,25 +42,31 @@ __all__ = [
     "windows_as_rows",
 ]
 
-INTERNAL = ("_id", "_source", "_dead", "_filtered", "_path")
+INTERNAL = ("_id", "_source", "_dead", "_filtered", "_path", "_redrive")
 MARKS = ("_source", "_dead", "_filtered")
 """Columns that :func:`windows_as_rows` adds."""
-SOURCE_FIELDS = ("topic", "broker", "partition", "offset", "timestamp", "headers", "key", "value")
-"""Columns of the ``tubemq`` source, which the other sources have too."""
+_FIRST_FIELDS = ("topic", "broker", "partition", "offset", "timestamp")
+"""Columns of the ``tubemq`` source, which the other sources have too; beside headers, key and value."""
+_NO_HEADERS = "CAST(NULL AS ARRAY<STRUCT<key: STRING, value: BINARY>>)"
 
 
 def rows_of(source: DataFrame, name: str = SOURCE, *extra: Column) -> DataFrame:
-    """The rows as the source ``name`` gives them (columns of the ``tubemq`` source, with headers), with ``extra`` data.
+    """The rows as the source ``name`` gives them (columns of the ``tubemq`` source), with ``extra`` data.
 
-    The place that identifies a record without an id holds the name of the source, unless it is the only one.
+    Without the column headers, those of ``_source`` are null. The place that identifies a record without an id holds
+    the name of the source, unless it is the only one.
     """
     place = sf.format_string("%s/%d:%d@%d", "topic", "broker", "partition", "offset")
     if name != SOURCE:
         place = sf.concat(sf.lit(f"{name}/"), place)
+    headers = sf.col("headers") if "headers" in source.columns else sf.expr(_NO_HEADERS).alias("headers")
+    number, step = header(source, REDRIVE), header(source, REDRIVE_STEP)
+    redrive = sf.struct(number.alias("number"), step.alias("step"))
     return source.select(
-        sf.coalesce(header("headers", "id"), place).alias("_id"),
-        sf.struct(sf.lit(name).alias("source"), *SOURCE_FIELDS).alias("_source"),
+        sf.coalesce(header(source, "id"), place).alias("_id"),
+        sf.struct(sf.lit(name).alias("source"), *_FIRST_FIELDS, headers, "key", "value").alias("_source"),
         *_unmarked(),
+        sf.when(number.isNotNull() | step.isNotNull(), redrive).alias("_redrive"),
         *extra,
     )
 
@@ -72,7 +79,6 @@ def windows_as_rows(windows: DataFrame, name: str) -> DataFrame:
     """
     edges = [sf.split_part("_id", sf.lit("-"), sf.lit(n)).try_cast("bigint") for n in (1, 2)]
     value = sf.to_json(sf.struct(*data_columns(windows)), {"ignoreNullFields": "false"})
-    headers = "CAST(NULL AS ARRAY<STRUCT<key: STRING, value: BINARY>>)"
     fields = [
         sf.lit(name).alias("source"),
         sf.lit(name).alias("topic"),
@@ -80,7 +86,7 @@ def windows_as_rows(windows: DataFrame, name: str) -> DataFrame:
         sf.lit(0).alias("partition"),
         sf.coalesce(edges[0], sf.lit(0)).cast("bigint").alias("offset"),
         sf.timestamp_millis(edges[1]).alias("timestamp"),
-        sf.expr(headers).alias("headers"),
+        sf.expr(_NO_HEADERS).alias("headers"),
         sf.lit(None).cast("binary").alias("key"),
         value.cast("binary").alias("value"),
     ]
@@ -93,9 +99,15 @@ def _unmarked() -> list[Column]:
     return [sf.expr(nothing).alias("_dead"), sf.lit(None).cast("string").alias("_filtered")]
 
 
-def header(headers: str, name: str) -> Column:
-    """The text of the first header ``name``; null where there is none."""
-    found = sf.filter(headers, lambda each: each["key"] == sf.lit(name))
+def header(records: DataFrame, name: str) -> Column:
+    """The text of the first header ``name``; null if there is none.
+
+    Read from the column ``header.NAME`` if the source of ``records`` made one, else found among the headers of each
+    row, which costs Spark more than all else that it does with a row.
+    """
+    if f"{HEADER_PREFIX}{name}" in records.columns:
+        return sf.col(f"`{HEADER_PREFIX}{name}`")
+    found = sf.filter("headers", lambda each: each["key"] == sf.lit(name))
     return sf.try_element_at(found, sf.lit(1))["value"].cast("string")
 
 

@@ -10,20 +10,29 @@ from pyspark.sql import functions as sf
 
 from penstock.pipelines.rows import header, rows_of
 from penstock.pipelines.spec.sources import FilesSource, MqttSource, Source, StateStoreSource, TubeOptions
+from penstock.pipelines.spec.values import REDRIVE, REDRIVE_STEP
 from penstock.spark.tube.missing_topic import telling_of_topic
 
-__all__ = ["change_rows", "filter_pattern", "glob_pattern", "source_rows", "told_of_capture"]
+__all__ = ["change_rows", "filter_pattern", "glob_pattern", "header_names", "source_rows", "told_of_capture"]
+
+
+def header_names(source: Source | TubeOptions) -> tuple[str, ...]:
+    """Headers that the rows of ``source`` are made of, which its reader need not look for in each row."""
+    names = ("id", REDRIVE, REDRIVE_STEP)
+    if isinstance(source, StateStoreSource):
+        return (*names, "operation", "version", "writer", "expires-at")
+    return (*names, "mqtt.topic") if isinstance(source, MqttSource) else names
 
 
 def source_rows(name: str, source: Source | TubeOptions, records: DataFrame) -> DataFrame:
-    """``records`` (columns of the ``tubemq`` source, with headers) of the source ``name`` as rows."""
+    """``records`` (columns of the ``tubemq`` source) of the source ``name`` as rows."""
     if isinstance(source, FilesSource):
         return rows_of(records, name, sf.col("topic").alias("file"))
     if isinstance(source, StateStoreSource):
         return change_rows(records, name, source)
     if not isinstance(source, MqttSource):
         return rows_of(records, name)
-    rows = rows_of(records, name, header("headers", "mqtt.topic").alias("mqtt_topic"))
+    rows = rows_of(records, name, header(records, "mqtt.topic").alias("mqtt_topic"))
     wanted = sf.coalesce(sf.col("mqtt_topic").rlike(filter_pattern(source.topic_filter)), sf.lit(False))
     # Marked, not removed: what the tube counted must be found again in the sums.
     return rows.withColumn("_filtered", sf.when(~wanted, sf.lit(name)))
@@ -43,18 +52,18 @@ def filter_pattern(topic_filter: str) -> str:
 
 
 def change_rows(records: DataFrame, name: str, source: StateStoreSource) -> DataFrame:
-    """The rows of ``records`` (columns of the ``tubemq`` source, with headers) of the source ``name``.
+    """The rows of ``records`` (columns of the ``tubemq`` source) of the source ``name``.
 
     Keys and operations that are not wanted are marked, not removed: what the tube counted must be found in the sums.
     """
-    expires_ms = header("headers", "expires-at").cast("bigint")
+    expires_ms = header(records, "expires-at").cast("bigint")
     rows = rows_of(
         records,
         name,
         sf.col("key").cast("string").alias("state_key"),
-        header("headers", "operation").alias("operation"),
-        header("headers", "version").alias("version"),
-        sf.nullif(header("headers", "writer"), sf.lit("")).alias("writer"),
+        header(records, "operation").alias("operation"),
+        header(records, "version").alias("version"),
+        sf.nullif(header(records, "writer"), sf.lit("")).alias("writer"),
         sf.timestamp_millis(expires_ms).alias("expires_at"),
     )
     wanted = sf.col("state_key").rlike(glob_pattern(source.keys))

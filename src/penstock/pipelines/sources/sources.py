@@ -27,14 +27,19 @@ from penstock.pipelines.state_dir.replay import Span
 __all__ = ["Sources", "reader_of"]
 
 
-def reader_of(name: str, source: Source, state: Path, span: Span | None = None, *, group: str = "") -> Reader:
-    """The runtime of one source of the file; a replay reads a ``span``. ``group`` shows where its queries are."""
+def reader_of(
+    name: str, source: Source, state: Path, span: Span | None = None, *, group: str = "", headers: bool = True
+) -> Reader:
+    """The runtime of one source of the file; a replay reads a ``span``. ``group`` shows where its queries are.
+
+    ``headers``: whether the rows keep all headers of a record, which dead letters are written with.
+    """
     if isinstance(source, FilesSource):
         return FilesReader(name, source, state, span)
     if isinstance(source, RateSource):
         return RateReader(name, source, span)
     assert isinstance(source, TubeOptions)
-    return TubeReader(name, source, layout.starts(state), span, group=group)
+    return TubeReader(name, source, layout.starts(state), span, group=group, headers=headers)
 
 
 class Sources:
@@ -45,7 +50,14 @@ class Sources:
 
     def __init__(self, pipeline: Pipeline, state: Path, span: Span | None = None) -> None:
         self._readers = {
-            name: reader_of(name, source, state, span, group=f"pipeline-{pipeline.name}")
+            name: reader_of(
+                name,
+                source,
+                state,
+                span,
+                group=f"pipeline-{pipeline.name}",
+                headers=pipeline.dead_letters is not None,
+            )
             for name, source in pipeline.inputs.items()
         }
         self._ways = {found.sink.name: found.ways for found in plan(pipeline)}

@@ -11,14 +11,14 @@ from pyspark.sql import DataFrame, SparkSession
 
 from penstock.pipelines.catalyst import make_thread_safe
 from penstock.pipelines.sources.reader import TIMEOUT_MS, LagMeter, Way
-from penstock.pipelines.sources.rows import source_rows, told_of_capture
+from penstock.pipelines.sources.rows import header_names, source_rows, told_of_capture
 from penstock.pipelines.spec.sources import SOURCE, StateStoreSource, TubeOptions
 from penstock.pipelines.state_dir.checkpoint import Offsets
 from penstock.pipelines.state_dir.durable import read_json, write_json
 from penstock.pipelines.state_dir.replay import Span
 from penstock.spark.tube.marks import marks_of, with_marks
 from penstock.spark.tube.offsets import Bounds, Partition, Positions, Times, check_kept, from_json, to_json
-from penstock.spark.tube.options import WITH_HEADERS, SourceOptions, canonical_names
+from penstock.spark.tube.options import COLUMNS, HEADERS, SourceOptions, canonical_names
 from penstock.spark.tube.source import spark_schema
 from penstock.spark.tube.tube_client import TubeClient, count_rows
 
@@ -32,13 +32,21 @@ class TubeReader:
     """Topics of a tube under the name ``name``. With a ``span`` it ends, at a place that is kept in ``starts``.
 
     Positions are shown as those of groups whose names begin with ``group``, unless the source names another, and end
-    with the query and the source; not those of a span.
+    with the query and the source; not those of a span. ``headers``: whether the rows keep all headers of a record.
     """
 
     def __init__(
-        self, name: str, source: TubeOptions, starts: Path, span: Span | None = None, *, group: str = ""
+        self,
+        name: str,
+        source: TubeOptions,
+        starts: Path,
+        span: Span | None = None,
+        *,
+        group: str = "",
+        headers: bool = True,
     ) -> None:
-        self.options = canonical_names(source.all_options())
+        self._columns = (*COLUMNS, *((HEADERS,) if headers else ()), *(f"header.{n}" for n in header_names(source)))
+        self.options = canonical_names(source.all_options() | {"columns": ",".join(self._columns)})
         self.checked = SourceOptions.parse(self.options)
         self.doubts: list[str] = []
         """Data that a replay may lack, found when it begins."""
@@ -137,7 +145,7 @@ class TubeReader:
 
     def empty(self, spark: SparkSession) -> DataFrame:
         """No rows, with the columns that there are otherwise."""
-        return self._rows(spark.createDataFrame([], spark_schema(WITH_HEADERS)))
+        return self._rows(spark.createDataFrame([], spark_schema(self._columns)))
 
     def count(self, way: Way, start: Offsets, end: Offsets) -> int:
         """Number of records in ``[start, end)``, counted by the brokers."""

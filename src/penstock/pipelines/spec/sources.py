@@ -74,7 +74,6 @@ class TubeOptions(Part):
             **given,
             "tubemq.master": self.master,
             "subscribe": ",".join(self.tube_topics()),
-            "includeHeaders": "true",
         }
 
     def login(self) -> dict[str, str]:

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as sf
 
-from penstock.pipelines.rows import alive, header, mark_dead
+from penstock.pipelines.rows import alive, mark_dead
 from penstock.pipelines.spec.steps import Dedupe, Step, Window
-from penstock.pipelines.spec.values import REDRIVE, REDRIVE_STEP, duration_ms
+from penstock.pipelines.spec.values import duration_ms
 from penstock.pipelines.steps.error_capture import FAILED, attempts, quoted_column, shortened, tried_windows
 
 __all__ = ["AHEAD", "NO_TIME", "countable", "dated", "dedupe_step", "last_end_ms", "window_step"]
@@ -52,9 +52,9 @@ def countable(rows: DataFrame, name: str, window: Window) -> DataFrame:
 def dedupe_step(rows: DataFrame, dedupe: Dedupe, window: Step | None, after: Sequence[str]) -> DataFrame:
     """``rows`` without copies; ``window`` is the step that follows, ``after`` where letters come from behind it."""
     # A dead letter that is driven through again, under its id, is a copy of nothing.
-    again = sf.concat_ws(":", sf.lit("dead"), header("_source.headers", REDRIVE), sf.col("_id"))
+    again = sf.concat_ws(":", sf.lit("dead"), sf.col("_redrive.number"), sf.col("_id"))
     # So is a record that came through here and then could not be processed or sent: its id is known by now.
-    first = ~sf.coalesce(header("_source.headers", REDRIVE_STEP).isin(*after), sf.lit(False))
+    first = ~sf.coalesce(sf.col("_redrive.step").isin(*after), sf.lit(False))
     own = sf.when(sf.col("_dead").isNull() & first, sf.concat(sf.lit("id:"), sf.col("_id"))).otherwise(again)
     if dedupe.key != "id":
         # A row without the key (a dead letter, say) is a copy of nothing but itself.

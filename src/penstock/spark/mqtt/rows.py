@@ -13,7 +13,6 @@ import pyarrow as pa
 
 from penstock.mqtt.codec.topics import matches
 from penstock.spark.tube.arrow import TARGET_BYTES, Joined, join
-from penstock.spark.tube.headers import columns
 from penstock.tube.record import FIELDS
 
 if TYPE_CHECKING:
@@ -94,7 +93,7 @@ def _choose(
     joined: Joined, topic_filter: str, wanted: dict[bytes, str | None], layouts: dict[tuple[str, ...], _Layout]
 ) -> tuple[list[bytes], _Chosen]:
     """The values of all messages, and what else the wanted ones have."""
-    _, values, counts, names, contents = columns(joined.payloads, joined.flags)
+    _, values, counts, names, contents = joined.lists()
     chosen = _Chosen()
     stop = 0
     for row, count in enumerate(counts):

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from penstock.errors import PenstockError
 from penstock.spark.tube.arrow import TARGET_BYTES, Joined, join
-from penstock.spark.tube.headers import columns
+from penstock.spark.tube.headers import Headers
 from penstock.statestore import hlc
 from penstock.statestore.codec.glob import Glob
 from penstock.statestore.hlc import Hlc
@@ -127,7 +127,7 @@ _Row = tuple[bytes, bytes | None, str, str, str | None, int, int | None, int | N
 
 
 def _rows(topic: str, joined: Joined, layouts: dict[tuple[str, ...], _Layout | None]) -> Iterator[_Row]:
-    keys, values, counts, names, contents = columns(joined.payloads, joined.flags)
+    keys, values, counts, names, contents = joined.lists()
     stop = 0
     for number, (key, value, count) in enumerate(zip(keys, values, counts, strict=True)):
         start, stop = stop, stop + count
@@ -168,7 +168,7 @@ def version_at(topic: str, batch: MessageBatch) -> Hlc:
     Raises:
         PenstockError: it is not a change.
     """
-    _, _, _, names, contents = columns(batch.payloads[:1], [int(batch.flags[0])])
+    _, _, _, names, contents = Headers.of(batch.payloads[:1], batch.flags[:1]).lists()
     layout = _Layout.of(names)
     version = None if layout is None else hlc.parse(contents[layout.version].decode(errors="replace"))
     if version is None:

@@ -23,6 +23,7 @@ __all__ = [
     "COLUMNS",
     "DEFAULT_GROUP",
     "HEADERS",
+    "HEADER_PREFIX",
     "OPTIONS",
     "UNSUPPORTED",
     "WITH_HEADERS",
@@ -30,6 +31,7 @@ __all__ = [
     "SourceOptions",
     "canonical_names",
     "check_masters",
+    "header_of",
 ]
 
 T = TypeVar("T")
@@ -41,6 +43,8 @@ COLUMNS = ("key", "value", "topic", "partition", "broker", "offset", "timestamp"
 """The columns of the source, as they come without options."""
 HEADERS = "headers"
 WITH_HEADERS = (*COLUMNS, HEADERS)
+HEADER_PREFIX = "header."
+"""Begins the name of a column that holds one header."""
 
 OPTIONS: Mapping[str, str] = {
     "tubemq.master": "HOST:PORT[,HOST:PORT...] of the tube's masters (required)",
@@ -77,7 +81,8 @@ OPTIONS: Mapping[str, str] = {
     "maxRecordsPerPartition": "at most so many messages a task, cutting ranges that hold more (no limit)",
     "groupIdPrefix": "first part of the group's name, before a digest of what is read (spark-tubemq)",
     "filter": "only messages of these types ($msgType$), separated by commas; the broker leaves the others out (all)",
-    "columns": "only these columns, separated by commas, in this order; others are not even built (all)",
+    "columns": "only these columns, separated by commas, in this order; others are not even built. header.NAME is the "
+    "first header NAME as text, null where there is none (all but header.NAME)",
     "failOnDataLoss": "true: fail where records that should be read are gone; false: go on at the oldest that is kept "
     "(true)",
     "includeHeaders": "true: add the column headers, array<struct<key: string, value: binary>> (false)",
@@ -245,6 +250,11 @@ def canonical_names(options: Mapping[str, str]) -> dict[str, str]:
     return names.canonical("tubemq", options, OPTIONS, UNSUPPORTED)
 
 
+def header_of(column: str) -> str:
+    """The name of the header in a column ``header.NAME``."""
+    return column.removeprefix(HEADER_PREFIX)
+
+
 def _starting(given: Mapping[str, str]) -> Wanted | None:
     """Kafka's order: one time for all partitions counts before times for each, and those before positions."""
     option = "startingOffsetsByTimestampStrategy"
@@ -351,11 +361,14 @@ def _columns(given: Mapping[str, str]) -> tuple[str, ...]:
     known = {name.lower(): name for name in (*COLUMNS, HEADERS)}
     chosen = []
     for name in _list(given, "columns", "key,value,offset"):
+        if name.startswith(HEADER_PREFIX) and name != HEADER_PREFIX:
+            chosen.append(name)
+            continue
         if name.lower() not in known:
             raise ConfigError(
                 f"columns {given['columns']!r}: {name!r} is not a column of the source",
                 option="columns",
-                do=f"use those of {', '.join(known.values())}",
+                do=f"use those of {', '.join(known.values())}, {HEADER_PREFIX}NAME",
             )
         chosen.append(known[name.lower()])
     if headers and HEADERS not in chosen:

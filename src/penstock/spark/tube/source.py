@@ -88,7 +88,7 @@ def spark_schema(columns: Sequence[str] = COLUMNS) -> StructType:
     brought the message, ``timestamp`` null and ``timestampType`` -1. Not made from DDL: parsing that needs a JVM, which
     the processes that plan and read do not have.
     """
-    return StructType([StructField(name, _TYPES[name]) for name in columns])
+    return StructType([StructField(name, _TYPES.get(name) or StringType()) for name in columns])
 
 
 class TubeDataSource(DataSource):

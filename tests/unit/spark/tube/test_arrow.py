@@ -47,13 +47,15 @@ def table(*batches: MessageBatch, include_headers: bool = False) -> pa.Table:
     return pa.Table.from_batches(record_batches(PARTITION, batches, wanted), arrow_schema(wanted))
 
 
-@pytest.mark.parametrize("wanted", [COLUMNS, ALL, ("value",), ("timestamp", "offset"), ("headers", "key"), ("topic",)])
+@pytest.mark.parametrize(
+    "wanted", [COLUMNS, ALL, ("value",), ("timestamp", "offset"), ("headers", "key"), ("topic",), (*ALL, "header.site")]
+)
 def test_the_schema_is_exactly_sparks(wanted: tuple[str, ...]) -> None:
     expected = to_arrow_schema(spark_schema(wanted), timezone="UTC")
     assert arrow_schema(wanted).equals(expected)
     [made] = record_batches(PARTITION, [columns([RECORD])], wanted)
     assert expected.equals(made.schema)
-    [whole] = record_batches(PARTITION, [columns([RECORD])], ALL)
+    [whole] = record_batches(PARTITION, [columns([RECORD])], (*ALL, "header.site"))
     assert made.to_pylist() == whole.select(list(wanted)).to_pylist()
 
 
@@ -89,6 +91,17 @@ def test_headers_are_the_decoded_attributes_in_order() -> None:
     ]
     assert rows[1]["headers"] == []
     assert [row["key"] for row in rows] == [b"k, 1", None]
+
+
+def test_a_column_of_one_header() -> None:
+    wanted = ("header.site", "header.event-time", "header.raw", "header.none")
+    batches = [columns([RECORD, b"plain"]), columns([Record(b"1", headers=[("site", "south")])])]
+    [made] = record_batches(PARTITION, batches, wanted)
+    assert [tuple(row.values()) for row in made.to_pylist()] == [
+        ("n\u00f6rd", "1700000000001", "\ufffd", None),
+        (None, None, None, None),
+        ("south", None, None, None),
+    ]
 
 
 @given(

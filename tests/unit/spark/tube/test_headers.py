@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.spark.tube import headers
-from penstock.spark.tube.headers import Columns, columns
+from penstock.spark.tube.headers import Headers
+from penstock.spark.tube.headers import ListColumns as Columns
 from penstock.tube.record import FIELDS, Record
 
 NAMES = st.sampled_from(
@@ -47,6 +48,10 @@ def one_by_one(payloads: list[bytes], flags: list[int]) -> Columns:
     return made
 
 
+def columns(payloads: list[bytes], flags: list[int]) -> Columns:
+    return Headers.of(payloads, flags).lists()
+
+
 def data(block: str) -> bytes:
     raw = block.encode("utf-8", "surrogatepass")
     return len(raw).to_bytes(4, "big") + raw + b"body"
@@ -64,6 +69,20 @@ def test_records_as_they_are_written(records: list[Record]) -> None:
     written = [record.encode() for record in records]
     payloads, flags = [each[0] for each in written], [each[1] for each in written]
     assert columns(payloads, flags) == one_by_one(payloads, flags)
+
+
+@given(st.lists(BLOCKS, max_size=6))
+def test_a_header_is_the_first_of_its_name(blocks: list[str]) -> None:
+    payloads = [data(block) for block in blocks]
+    flags = [1] * len(payloads)
+    expected = one_by_one(payloads, flags)
+    pairs = iter(zip(expected.names, expected.contents, strict=True))
+    of_each = [[next(pairs) for _ in range(count)] for count in expected.counts]
+    found = Headers.of(payloads, flags)
+    for name in ("key", "id", "mqtt.topic", "event-time", "$msgType$", "site", "A", "x", "missing"):
+        firsts = [next((content for known, content in headers if known == name), None) for headers in of_each]
+        texts = [None if first is None else first.decode(errors="replace") for first in firsts]
+        assert found.header(name).to_pylist() == texts
 
 
 @pytest.mark.parametrize("payload", [b"", b"\0\0\0", b"\0\0\0\x09id=1", b"\xff\xff\xff\xffid=1", b"\0\0\0\0body"])
@@ -92,7 +111,7 @@ def test_messages_of_one_shape_are_not_decoded_one_by_one(monkeypatch: pytest.Mo
 
 
 def test_a_producer_that_invents_names_is_read_too() -> None:
-    payloads = [data(f"u.n{number}=x") for number in range(headers.MOST_SHAPES + 5)]
+    payloads = [data(f"u.n{number}=x") for number in range(headers.MOST_LAYOUTS + 5)]
     flags = [1] * len(payloads)
     assert columns(payloads, flags) == one_by_one(payloads, flags)
 

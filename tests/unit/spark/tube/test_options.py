@@ -200,6 +200,8 @@ def test_where_the_administration_is() -> None:
 
 def test_columns_in_their_order() -> None:
     assert SourceOptions.parse(BASE | {"columns": "OFFSET, value,offset"}).columns == ("offset", "value")
+    chosen = SourceOptions.parse(BASE | {"columns": "VALUE, header.Site,header.mqtt.topic"}).columns
+    assert chosen == ("value", "header.Site", "header.mqtt.topic")
     assert SourceOptions.parse(BASE | {"columns": "value", "includeHeaders": "true"}).columns == ("value", "headers")
     assert SourceOptions.parse(BASE | {"filter": "flow, heat"}).types == ("flow", "heat")
 
