@@ -88,15 +88,11 @@ def page(note: str) -> str:
     if wrong:
         raise SystemExit("conformance: tests/conformance/mqtt5/statements.json:\n  " + "\n  ".join(wrong))
     missing = sum("not_met" in row for row in rows.values())
-    count = (
-        f"{missing} of them {'is' if missing == 1 else 'are'} not met, and the page says why"
-        if missing
-        else "All are met"
-    )
+    count = f"{missing} {'is' if missing == 1 else 'are'} not met, with the reason" if missing else "All are met"
     about = (
-        f"The {len(rows)} numbered statements of MQTT 5.0 (OASIS Standard, Appendix B) in our words, who must do each, "
-        "and the tests that show it; for what binds clients, tests of our client, or of what the broker answers to one "
-        f"that does not. {count}."
+        f"The {len(rows)} numbered conformance statements of MQTT 5.0 (OASIS Standard, Appendix B), paraphrased, with the "
+        "party that must meet each and the tests that check it. Statements about clients are checked with penstock's "
+        f"client, or by the broker's response to a client that violates them. {count}."
     )
     lines = [
         "# MQTT 5.0 conformance",
@@ -105,7 +101,7 @@ def page(note: str) -> str:
         "",
         about,
         "",
-        "| statement | who | requirement | shown by |",
+        "| statement | party | requirement | tests |",
         "| --- | --- | --- | --- |",
     ]
     for statement, row in rows.items():

@@ -18,15 +18,15 @@ def page(note: str) -> str:
     differing = [case for case in cases if case.why is not None]
     alike = len(cases) - len(differing)
     words = (
-        f"`tests/interop/test_differential.py` sends {len(cases)} scripts of bytes, valid and not, to penstock and to"
-        f" Mosquitto {version}, and compares what they accept, when they close, and with which reason code."
-        f" {alike} answers are alike; the other {len(differing)} are these."
+        f"`tests/interop/test_differential.py` sends {len(cases)} sequences of valid and invalid packets to penstock and"
+        f" to Mosquitto {version}, and compares the responses, closed connections and reason codes."
+        f" {alike} results are equal. This page lists the other {len(differing)}, by reason."
     )
     lines = ["# Differences from Mosquitto", "", note, "", words, ""]
     for why, group in groupby(
         sorted(differing, key=lambda case: (case.why or "", case.name)), key=lambda case: case.why
     ):
-        lines += [f"## {why}", "", "| bytes | penstock | Mosquitto |", "| --- | --- | --- |"]
+        lines += [f"## {why}", "", "| packets | penstock | Mosquitto |", "| --- | --- | --- |"]
         lines += [f"| {_cell(case.name)} | {_cell(case.penstock)} | {_cell(case.mosquitto)} |" for case in group]
         lines.append("")
     return "\n".join(lines)

@@ -97,65 +97,70 @@ CASES: Final[dict[Verb, Sequence[Case]]] = {
         Case("set", a("SET k v")),
         Case("set again", a("SET k w"), K),
         Case("with an expiry of 5 s", a("SET k v PX 5000")),
-        Case("NX, no such key", a("SET k v NX")),
-        Case("NX, the key is there", a("SET k w NX"), K),
-        Case("NEX, no such key", a("SET k v NEX PX 5000")),
-        Case("NEX, it has this value (a lease is renewed)", a("SET k v NEX PX 5000"), K),
-        Case("NEX, it has another value (the lease is another's)", a("SET k w NEX PX 5000"), K),
+        Case("NX, the key does not exist", a("SET k v NX")),
+        Case("NX, the key exists", a("SET k w NX"), K),
+        Case("NEX, the key does not exist", a("SET k v NEX PX 5000")),
+        Case("NEX, the key has this value (renewal of a lease)", a("SET k v NEX PX 5000"), K),
+        Case("NEX, the key has another value (lease of another client)", a("SET k w NEX PX 5000"), K),
         Case("NEX with the expected value", a("SET k w NEX v"), K),
-        Case("under a fencing token", a("SET k v", ft=TOKEN)),
-        Case("under a lower token", a("SET k w", ft=LOWER), FENCED),
+        Case("with a fencing token", a("SET k v", ft=TOKEN)),
+        Case("with a lower token", a("SET k w", ft=LOWER), FENCED),
         Case(
-            "with a prefix fence, where it is offered",
+            "with a prefix fence, if the extension is enabled",
             a("SET k v", ft=TOKEN, fence_prefix="out/"),
             extensions=EVERYTHING,
         ),
     ),
     Verb.GET: (
-        Case("there", a("GET k"), K),
-        Case("there, empty", a("GET k"), (a("SET k ''"),)),
-        Case("not there", a("GET k")),
-        Case("as of an older version, where it is offered", a(f"GET k ASOF {TOKEN}"), (*K, a("SET k w")), EVERYTHING),
+        Case("the key exists", a("GET k"), K),
+        Case("empty value", a("GET k"), (a("SET k ''"),)),
+        Case("the key does not exist", a("GET k")),
+        Case(
+            "as of an older version, if the extension is enabled",
+            a(f"GET k ASOF {TOKEN}"),
+            (*K, a("SET k w")),
+            EVERYTHING,
+        ),
     ),
     Verb.DEL: (
-        Case("there", a("DEL k"), K),
-        Case("not there", a("DEL k")),
-        Case("fenced, under its token", a("DEL k", ft=TOKEN), FENCED),
-        Case("fenced, under a lower token", a("DEL k", ft=LOWER), FENCED),
-        Case("not fenced, under a token", a("DEL k", ft=TOKEN), K),
+        Case("the key exists", a("DEL k"), K),
+        Case("the key does not exist", a("DEL k")),
+        Case("fenced, with its token", a("DEL k", ft=TOKEN), FENCED),
+        Case("fenced, with a lower token", a("DEL k", ft=LOWER), FENCED),
+        Case("not fenced, with a token", a("DEL k", ft=TOKEN), K),
     ),
     Verb.VDEL: (
-        Case("it has this value (a lock is released)", a("VDEL k v"), K),
-        Case("it has another value", a("VDEL k w"), K),
-        Case("not there", a("VDEL k v")),
-        Case("fenced, under its token", a("VDEL k v", ft=TOKEN), FENCED),
-        Case("fenced, under a lower token", a("VDEL k v", ft=LOWER), FENCED),
+        Case("the key has this value (release of a lock)", a("VDEL k v"), K),
+        Case("the key has another value", a("VDEL k w"), K),
+        Case("the key does not exist", a("VDEL k v")),
+        Case("fenced, with its token", a("VDEL k v", ft=TOKEN), FENCED),
+        Case("fenced, with a lower token", a("VDEL k v", ft=LOWER), FENCED),
     ),
     Verb.KEYNOTIFY: (
         Case("observe", a("KEYNOTIFY k")),
-        Case("observed already", a("KEYNOTIFY k"), (a("KEYNOTIFY k"),)),
-        Case("with the word of early brokers", a("KEYNOTIFY k GET")),
-        Case("end it", a("KEYNOTIFY k STOP"), (a("KEYNOTIFY k"),)),
-        Case("end what was not observed", a("KEYNOTIFY k STOP")),
-        Case("a prefix, where it is offered", a("KEYNOTIFY line/ PREFIX"), K, EVERYTHING),
-        Case("resume, where it is offered", a(f"KEYNOTIFY k AFTER {TOKEN}"), K, EVERYTHING),
+        Case("already observed", a("KEYNOTIFY k"), (a("KEYNOTIFY k"),)),
+        Case("with the argument of early brokers", a("KEYNOTIFY k GET")),
+        Case("stop observing", a("KEYNOTIFY k STOP"), (a("KEYNOTIFY k"),)),
+        Case("stop without an observation", a("KEYNOTIFY k STOP")),
+        Case("a prefix, if the extension is enabled", a("KEYNOTIFY line/ PREFIX"), K, EVERYTHING),
+        Case("resume, if the extension is enabled", a(f"KEYNOTIFY k AFTER {TOKEN}"), K, EVERYTHING),
     ),
     Verb.SCAN: (
-        Case("keys that match", a("SCAN line/*"), (a("SET line/1 v"), a("SET line/2 v"), a("SET other v"))),
-        Case("one byte, a class, the rest quoted", a("SCAN [a-c]?[*]"), (a("SET a1* v"), a("SET d1* v"))),
-        Case("none", a("SCAN line/*")),
+        Case("matching keys", a("SCAN line/*"), (a("SET line/1 v"), a("SET line/2 v"), a("SET other v"))),
+        Case("one byte, a class, a literal asterisk", a("SCAN [a-c]?[*]"), (a("SET a1* v"), a("SET d1* v"))),
+        Case("no matching key", a("SCAN line/*")),
     ),
-    Verb.MGET: (Case("one there, one not", a("MGET k none"), K, EVERYTHING),),
-    Verb.MVALUES: (Case("one there, one not", a("MVALUES k none"), K, EVERYTHING),),
+    Verb.MGET: (Case("one key exists, one does not", a("MGET k none"), K, EVERYTHING),),
+    Verb.MVALUES: (Case("one key exists, one does not", a("MVALUES k none"), K, EVERYTHING),),
     Verb.PTTL: (
-        Case("it expires", a("PTTL k"), (a("SET k v PX 5000"),), EVERYTHING),
-        Case("it does not", a("PTTL k"), K, EVERYTHING),
-        Case("not there", a("PTTL k"), (), EVERYTHING),
+        Case("the key expires", a("PTTL k"), (a("SET k v PX 5000"),), EVERYTHING),
+        Case("the key does not expire", a("PTTL k"), K, EVERYTHING),
+        Case("the key does not exist", a("PTTL k"), (), EVERYTHING),
     ),
     Verb.BATCH: (
-        Case("set two, delete one that is not there", a("BATCH 3 SET k v 5 SET l v PX 5000 2 DEL m"), (), EVERYTHING),
-        Case("a condition that is not met", a("BATCH 4 SET k w NX 3 VDEL k x"), K, EVERYTHING),
-        Case("one fenced with a higher token, one not", a("BATCH 3 SET k w 3 SET l w", ft=LOWER), FENCED, EVERYTHING),
+        Case("set two keys, delete a missing one", a("BATCH 3 SET k v 5 SET l v PX 5000 2 DEL m"), (), EVERYTHING),
+        Case("a condition is not met", a("BATCH 4 SET k w NX 3 VDEL k x"), K, EVERYTHING),
+        Case("one key fenced with a higher token", a("BATCH 3 SET k w 3 SET l w", ft=LOWER), FENCED, EVERYTHING),
         Case("the same key twice", a("BATCH 3 SET k w 2 DEL k"), K, EVERYTHING),
     ),
 }
@@ -163,8 +168,8 @@ CASES: Final[dict[Verb, Sequence[Case]]] = {
 
 def _stamped(words: str, *, needed: bool) -> list[Case]:
     cases = [
-        Case("time stamp of no such form", a(words, ts="yesterday")),
-        Case("time stamp given twice", a(words, ts="")),
+        Case("malformed time stamp", a(words, ts="yesterday")),
+        Case("two time stamps", a(words, ts="")),
         Case("time stamp more than a minute ahead", a(words, ts=FAR)),
     ]
     return [Case("no time stamp", a(words, ts=None)), *cases] if needed else cases
@@ -172,7 +177,7 @@ def _stamped(words: str, *, needed: bool) -> list[Case]:
 
 def _fenced(words: str) -> list[Case]:
     return [
-        Case("token of no such form", a(words, ft="x"), FENCED),
+        Case("malformed token", a(words, ft="x"), FENCED),
         Case("token more than a minute ahead", a(words, ft=FAR), FENCED),
         Case("no token for a fenced key", a(words), FENCED),
         Case("a lower token", a(words, ft=LOWER), FENCED),
@@ -186,7 +191,7 @@ def _refused(verb: Verb, words: str, *, needed: bool = False) -> list[Case]:
         Case("mixed case", a(f"{verb[0]}{words[1:].lower()}")),
         Case("too few arguments", a(" ".join(words.split(" ")[: spec.min_args - 1]))),
         Case("empty key", a(" ".join([verb, "''", *words.split(" ")[2:]]))),
-        Case("the policy does not grant it", a(words), granted=False),
+        Case("denied by the policy", a(words), granted=False),
     ]
     if verb in (Verb.GET, Verb.DEL, Verb.VDEL, Verb.PTTL):
         cases.insert(3, Case("too many arguments", a(f"{words} more")))
@@ -199,53 +204,53 @@ REFUSED: Final[dict[Verb, Sequence[Case]]] = {
         *_refused(Verb.SET, "SET k v", needed=True),
         Case("unknown option", a("SET k v XX")),
         Case("both conditions", a("SET k v NX NEX")),
-        Case("an expiry that is none", a("SET k v PX 0")),
+        Case("invalid expiry", a("SET k v PX 0")),
         *_fenced("SET k w"),
         Case("quota", a("SET other v"), K, max_keys=1),
-        Case("prefix fence that is not offered", a("SET k v", ft=TOKEN, fence_prefix="out/")),
+        Case("prefix fence without the extension", a("SET k v", ft=TOKEN, fence_prefix="out/")),
         Case("prefix fence without a token", a("SET k v", fence_prefix="out/"), extensions=EVERYTHING),
     ),
     Verb.GET: (
         *_refused(Verb.GET, "GET k"),
-        Case("as of, not offered", a(f"GET k ASOF {TOKEN}"), K),
-        Case("as of what the history does not reach", a("GET k ASOF 1:0:x"), K, EVERYTHING),
+        Case("ASOF without the extension", a(f"GET k ASOF {TOKEN}"), K),
+        Case("ASOF a version before the history", a("GET k ASOF 1:0:x"), K, EVERYTHING),
     ),
     Verb.DEL: (*_refused(Verb.DEL, "DEL k"), *_fenced("DEL k")),
     Verb.VDEL: (*_refused(Verb.VDEL, "VDEL k v"), *_fenced("VDEL k v")),
     Verb.KEYNOTIFY: (
         *_refused(Verb.KEYNOTIFY, "KEYNOTIFY k"),
         Case("unknown option", a("KEYNOTIFY k ONCE")),
-        Case("a word too many", a("KEYNOTIFY k STOP STOP")),
-        Case("a prefix, not offered", a("KEYNOTIFY line/ PREFIX")),
-        Case("resuming where the history does not reach", a("KEYNOTIFY k AFTER 1:0:x"), K, EVERYTHING),
+        Case("too many options", a("KEYNOTIFY k STOP STOP")),
+        Case("PREFIX without the extension", a("KEYNOTIFY line/ PREFIX")),
+        Case("AFTER a version before the history", a("KEYNOTIFY k AFTER 1:0:x"), K, EVERYTHING),
     ),
     Verb.SCAN: (
         Case("too few arguments", a("SCAN")),
         Case("too many arguments", a("SCAN * token more")),
         Case("empty pattern", a("SCAN ''")),
-        Case("a continuation token of another pattern, or none", a("SCAN * 1;2;x")),
-        Case("not offered", a("SCAN *"), extensions=Extension.NONE),
+        Case("invalid continuation token", a("SCAN * 1;2;x")),
+        Case("command not enabled", a("SCAN *"), extensions=Extension.NONE),
         *_stamped("SCAN *", needed=False),
     ),
-    Verb.MGET: (*_refused(Verb.MGET, "MGET k"), Case("not offered", a("MGET k"))),
-    Verb.MVALUES: (*_refused(Verb.MVALUES, "MVALUES k"), Case("not offered", a("MVALUES k"))),
-    Verb.PTTL: (*_refused(Verb.PTTL, "PTTL k"), Case("not offered", a("PTTL k"))),
+    Verb.MGET: (*_refused(Verb.MGET, "MGET k"), Case("command not enabled", a("MGET k"))),
+    Verb.MVALUES: (*_refused(Verb.MVALUES, "MVALUES k"), Case("command not enabled", a("MVALUES k"))),
+    Verb.PTTL: (*_refused(Verb.PTTL, "PTTL k"), Case("command not enabled", a("PTTL k"))),
     Verb.BATCH: (
         Case("not RESP3", a(b"BATCH 2 DEL k\r\n")),
         Case("mixed case", a("Batch 2 DEL k"), extensions=EVERYTHING),
         Case("too few arguments", a("BATCH 1 DEL"), extensions=EVERYTHING),
-        Case("too few of one command", a("BATCH 2 SET k 2 DEL k"), extensions=EVERYTHING),
-        Case("a number of words that is not there", a("BATCH 3 DEL k"), extensions=EVERYTHING),
-        Case("another command in it", a("BATCH 2 GET k"), extensions=EVERYTHING),
+        Case("too few arguments of one command", a("BATCH 2 SET k 2 DEL k"), extensions=EVERYTHING),
+        Case("wrong number of words", a("BATCH 3 DEL k"), extensions=EVERYTHING),
+        Case("a command that BATCH does not accept", a("BATCH 2 GET k"), extensions=EVERYTHING),
         Case("empty key in one command", a("BATCH 2 DEL k 2 DEL ''"), extensions=EVERYTHING),
         *(replace(case, extensions=EVERYTHING) for case in _stamped("BATCH 3 SET k v", needed=True)),
         *(replace(case, extensions=EVERYTHING) for case in _fenced("BATCH 3 SET k w")[:2]),
         Case(
-            "a prefix fence, which it does not raise",
+            "a prefix fence, which BATCH does not support",
             a("BATCH 3 SET k v", ft=TOKEN, fence_prefix="out/"),
             extensions=EVERYTHING,
         ),
-        Case("not offered", a("BATCH 2 DEL k")),
+        Case("command not enabled", a("BATCH 2 DEL k")),
     ),
 }
 
@@ -321,7 +326,7 @@ def _answer_table(cases: Sequence[Case]) -> list[str]:
 
 
 def _error_table(cases: Sequence[Case]) -> list[str]:
-    lines = ["| case | request | answer |", "| --- | --- | --- |"]
+    lines = ["| case | request | response |", "| --- | --- | --- |"]
     for case in cases:
         told = answered(case, SDK)
         assert told.startswith("`-ERR "), (case, told)
@@ -331,7 +336,7 @@ def _error_table(cases: Sequence[Case]) -> list[str]:
 
 def _notification_table() -> list[str]:
     lines = [f"| change | {' | '.join(DIALECTS)} |", "| --- |" + " --- |" * len(DIALECTS)]
-    changes = {"SET, also one that renews a lease": a("SET k v"), "DEL, VDEL, and an expiry": a("DEL k")}
+    changes = {"SET, including lease renewals": a("SET k v"), "DEL, VDEL, expiry": a("DEL k")}
     rows: dict[str, list[str]] = {title: [] for title in changes}
     for dialect in DIALECTS.values():
         store = Store(dialect, Case("", a("")))
@@ -350,33 +355,33 @@ def _facts(spec: CommandSpec) -> list[str]:
     if spec.verb in (Verb.SET, Verb.VDEL):
         asked = ", ".join(name.name for name in Condition if name is not Condition.ALWAYS)
         access += "; with `security.strict_read` also Read" + (f" for {asked}" if spec.verb is Verb.SET else "")
-    fence = "checked, and kept by SET" if spec.verb is Verb.SET else "checked" if spec.checks_fence else "ignored"
+    fence = "checked and stored" if spec.verb is Verb.SET else "checked" if spec.checks_fence else "ignored"
     return [
         "| | |",
         "| --- | --- |",
         f"| arguments, with the verb | {spec.min_args} to {spec.max_args} |",
         f"| access | {access} |",
-        f"| time stamp | {'required' if spec.needs_timestamp else 'may be absent; checked where it is there'} |",
+        f"| time stamp | {'required' if spec.needs_timestamp else 'optional; checked if present'} |",
         f"| fencing token | {fence} |",
-        f"| offered | {OFFERED[spec.extension]} |",
+        f"| available | {OFFERED[spec.extension]} |",
     ]
 
 
 def _page(spec: CommandSpec, note: str, text: str) -> str:
     lines = [f"# {spec.verb}", "", note, "", f"`{spec.syntax}`: {spec.summary}.", "", *_facts(spec), "", text, ""]
-    lines += ["## Answers", ""]
-    lines += ["With each answer its version, where it has one: `__ts`, in the older form `Timestamp`.", ""]
+    lines += ["## Responses", ""]
+    lines += ["Each response is shown with its version, if it has one: `__ts`, in the older form `Timestamp`.", ""]
     lines += _answer_table(CASES[spec.verb])
     if spec.verb is Verb.KEYNOTIFY:
         lines += _notification_table()
     lines += ["", "## Errors", ""]
-    lines += ["In every form, but for the text of a lower token, and with `__stat` 200 in the SDK form.", ""]
+    lines += ["The texts are the same in every form, except for a lower token. In the SDK form `__stat` is 200.", ""]
     lines += _error_table(REFUSED[spec.verb])
     lines += [
         "",
         (
-            "Which of several comes first, how requests are sent, and more: [state store](../state-store.md). "
-            f"Client `app` sends the time stamps `{NOW}:0:app`, {STEP_MS} ms later with every request of an example."
+            "See the [state store protocol](../state-store.md) for the format of requests and the order of checks. "
+            f"In the examples the client `app` sends the time stamp `{NOW}:0:app`, increased by {STEP_MS} ms with every request."
         ),
     ]
     return "\n".join([*lines, ""])

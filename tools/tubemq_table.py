@@ -16,17 +16,17 @@ TABLE = Path(__file__).resolve().parent.parent / "tests" / "conformance" / "tube
 
 
 _REFUSED = (
-    "a change with a parameter that the method does not use; queries ignore such parameters, as the reference's do",
+    "a change with a parameter that the method does not use; queries ignore such parameters, as in Apache TubeMQ",
     (
         "`unflushThreshold`, `unflushInterval`, `unflushDataHold`, `memCacheMsgSizeInMB`, `memCacheMsgCntInK`,"
         " `memCacheFlushIntvl`, `dataStoreType`, `dataPath`, `deleteWhen`, `regionId` and `groupId` with another value"
-        " than the one that queries show: nothing here depends on them"
+        " than the one that queries show, because penstock does not use them"
     ),
-    "`admin_disable_stats`, `admin_disable_all_stats`: counters are always on",
-    "`admin_release_broker_autoforbidden_status`: this master forbids no broker by itself",
+    "`admin_disable_stats`, `admin_disable_all_stats`: counters are always enabled",
+    "`admin_release_broker_autoforbidden_status`: the master never disables brokers automatically",
     "`admin_transfer_current_master`: there is one master",
-    "`admin_rmv_offset` with `onlyMemory`: positions in memory and on disk do not differ",
-    "`admin_backup_group_offsets` with `backupPath`: the answer is the backup",
+    "`admin_rmv_offset` with `onlyMemory`: offsets in memory and on disk are the same",
+    "`admin_backup_group_offsets` with `backupPath`: the response has the backup",
 )
 
 
@@ -36,25 +36,25 @@ def page(note: str) -> str:
     lines = ["# TubeMQ compatibility", "", note, ""]
     lines += [
         (
-            "Every method and every field of the protocol, protocol versions 1 to 3. Fields from 1000 on are"
-            " [extensions](tube-extensions.md), which others skip. The tests of a method show its fields as well."
+            "This page lists every method and field of the TubeMQ protocol, versions 1 to 3. Fields numbered 1000 and above are"
+            " [extensions](tube-extensions.md), which other peers ignore. The tests of a method also cover its fields."
         ),
         "",
         "## Methods",
         "",
-        "| id | method | who asks | who answers | status | shown by |",
+        "| id | method | client | server | status | tests |",
         "| --- | --- | --- | --- | --- | --- |",
     ]
     for row in METHODS.values():
         tests = "<br>".join(f"`{test.removeprefix('tests/')}`" for test in table["methods"][str(row.id)])
         who = f"{row.asks.name.lower()} | {row.answers.name.lower()}"
-        lines.append(f"| {int(row.id)} | {row.name} | {who} | as the reference | {tests} |")
+        lines.append(f"| {int(row.id)} | {row.name} | {who} | as Apache TubeMQ | {tests} |")
     for what, status, test in table["others"]:
         lines.append(f"| {what} | - | - | - | {status} | `{test.removeprefix('tests/')}` |")
     lines += ["", "## Fields", ""]
     theirs = {descriptor.name for descriptor in messages(extensions=False)}
     for descriptor in messages():
-        lines += [f"### {descriptor.name}", "", "| number | field | status | remark |", "| --- | --- | --- | --- |"]
+        lines += [f"### {descriptor.name}", "", "| number | field | status | note |", "| --- | --- | --- | --- |"]
         for field in descriptor.fields:
             remark = _remark(table, descriptor.name, field)
             status = _status(field, remark) if descriptor.name in theirs else "extension"
@@ -63,14 +63,14 @@ def page(note: str) -> str:
     lines += _administration("Administration of the master: `/webapi.htm`", master_admin.METHODS)
     lines += _administration("Administration of the broker: `/broker.htm`", broker_admin.METHODS)
     lines += [
-        "Each method does what its line says, or refuses with the reason. Refused:",
+        "Refused with a reason:",
         "",
         *(f"* {text}" for text in _REFUSED),
         "",
         (
-            "Times are `yyyyMMddHHmmss` in UTC. Any other method is refused by name. Each answer has what Apache's has,"
-            " but for who connected from where and the state of one reader's flow control;"
-            " shown by `conformance/tubemq/test_administration.py`, against answers of Apache's 2.4.0."
+            "Times have the format `yyyyMMddHHmmss` in UTC. Unknown methods are refused. Responses have the fields of Apache"
+            " TubeMQ 2.4.0, except for the addresses of clients and the state of a consumer's flow control"
+            " (`conformance/tubemq/test_administration.py` compares them)."
         ),
         "",
     ]
@@ -116,7 +116,7 @@ def _status(field: Any, remark: str) -> str:
     if _extends(field):
         return "extension"
     first = remark.partition(" ")[0].strip(":;,")
-    return {"ignored": "ignored", "accepted": "ignored", "never": "not sent"}.get(first, "as the reference")
+    return {"ignored": "ignored", "accepted": "ignored", "never": "not sent"}.get(first, "as Apache TubeMQ")
 
 
 def _remark(table: Any, message: str, field: Any) -> str:
@@ -126,7 +126,7 @@ def _remark(table: Any, message: str, field: Any) -> str:
 
 
 def _administration(title: str, methods: Mapping[str, Any]) -> list[str]:
-    lines = [f"## {title}", "", "| method | what it does | changes something |", "| --- | --- | --- |"]
+    lines = [f"## {title}", "", "| method | description | modifies |", "| --- | --- | --- |"]
     for name, method in sorted(methods.items()):
         about = getattr(method, "about", None) or (method.run.__doc__ or "").split(".")[0]
         lines.append(f"| {name} | {_cell(about)} | {'yes' if method.changes else ''} |")
