@@ -90,9 +90,9 @@ def page(note: str) -> str:
     missing = sum("not_met" in row for row in rows.values())
     count = f"{missing} {'is' if missing == 1 else 'are'} not met, with the reason" if missing else "All are met"
     about = (
-        f"The {len(rows)} numbered conformance statements of MQTT 5.0 (OASIS Standard, Appendix B), paraphrased, with the "
-        "party that must meet each and the tests that check it. Statements about clients are checked with penstock's "
-        f"client, or by the broker's response to a client that violates them. {count}."
+        f"The {len(rows)} numbered conformance statements of MQTT 5.0 (OASIS Standard, Appendix B), paraphrased, with "
+        "the party that must meet each and the tests that check it. Statements about clients are checked with "
+        f"penstock's client, or by the broker's response to a client that violates them. {count}."
     )
     lines = [
         "# MQTT 5.0 conformance",

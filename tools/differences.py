@@ -18,8 +18,8 @@ def page(note: str) -> str:
     differing = [case for case in cases if case.why is not None]
     alike = len(cases) - len(differing)
     words = (
-        f"`tests/interop/test_differential.py` sends {len(cases)} sequences of valid and invalid packets to penstock and"
-        f" to Mosquitto {version}, and compares the responses, closed connections and reason codes."
+        f"`tests/interop/test_differential.py` sends {len(cases)} sequences of valid and invalid packets to penstock"
+        f" and to Mosquitto {version}, and compares the responses, closed connections and reason codes."
         f" {alike} results are equal. This page lists the other {len(differing)}, by reason."
     )
     lines = ["# Differences from Mosquitto", "", note, "", words, ""]

@@ -8,6 +8,8 @@ Usage: reference.py [--check]
 from __future__ import annotations
 
 import importlib
+import inspect
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -33,125 +35,267 @@ PAGES = ROOT / "docs" / "reference"
 NOTE = "<!-- Written by tools/reference.py from the code; change the code, then run `make reference`. -->"
 
 
-def command_pages(command: Any, name: str, parent: Any) -> Iterator[tuple[str, str]]:
-    """``command``, called ``name``, and each command below it with its help, depth first."""
+EXAMPLES = ROOT / "examples" / "reference"
+
+
+def commands_below(command: Any, name: str, parent: Any) -> Iterator[tuple[Any, Any]]:
+    """``command``, called ``name``, and each command below it, with their contexts, depth first."""
     # The parent's context is where its settings come from, as when it is called.
     context = command.make_context(name, [], parent=parent, resilient_parsing=True)
-    yield context.command_path, command.get_help(context)
+    yield command, context
     for child_name, child in sorted(getattr(command, "commands", {}).items()):
-        yield from command_pages(child, child_name, context)
+        yield from commands_below(child, child_name, context)
 
 
 def cli() -> str:
     lines = ["# Command line", "", NOTE, ""]
+    lines += ["Exit status of every command: 0 success, 1 refused or failed, 2 usage error. `-h` prints the help.", ""]
     root = typer.main.get_command(app)
-    context = root.make_context("penstock", [], resilient_parsing=True, terminal_width=100, max_content_width=100)
-    pages = [("penstock", root.get_help(context))]
+    context = root.make_context("penstock", [], resilient_parsing=True)
+    found = [(root, context)]
     for name, entry in COMMANDS.items():
-        command = typer.main.get_command(importlib.import_module(entry.module).app)
-        pages += command_pages(command, name, context)
-    for path, text in pages:
-        lines += [f"## {path}", "", "```text", *(line.rstrip() for line in text.strip().splitlines()), "```", ""]
+        found += commands_below(typer.main.get_command(importlib.import_module(entry.module).app), name, context)
+    for command, ctx in found:
+        lines += command_section(command, ctx)
     return "\n".join(lines)
+
+
+def command_section(command: Any, context: Any) -> list[str]:
+    """Usage, description, subcommands and options of one command."""
+    usage = " ".join([context.command_path, *command.collect_usage_pieces(context)])
+    lines = [f"## {context.command_path}", "", "```text", usage, "```", ""]
+    lines += [paragraph(text) + "\n" for text in inspect.cleandoc(command.help or "").split("\n\n") if text]
+    children = COMMANDS if context.parent is None else getattr(command, "commands", {})
+    for name, child in children.items():
+        anchor = f"{context.command_path} {name}".replace(" ", "-")
+        about = child.help if context.parent is None else child.get_short_help_str(limit=200)
+        lines += [f"* [`{name}`](#{anchor}): {paragraph(about)}"]
+    lines += [""] if children else []
+    for parameter in command.get_params(context):
+        if "--help" in parameter.opts or getattr(parameter, "hidden", False):
+            continue
+        names, text, facts = parameter_texts(parameter, context)
+        lines += [f"`{names}`", f": {sentence(text)}{facts}".rstrip(), ""]
+    return lines
+
+
+def parameter_texts(parameter: Any, context: Any) -> tuple[str, str, str]:
+    """Names, help, and what follows it: variable, default, whether it is required."""
+    record = parameter.get_help_record(context)
+    if record is None:
+        return parameter.make_metavar(context), getattr(parameter, "help", None) or "", ""
+    names, text = record
+    found = re.fullmatch(r"(.*?)\s*\[([^\[\]]*)\]", text, re.DOTALL)
+    if found is None:
+        return names, text, ""
+    facts = ""
+    for fact in found[2].split("; "):
+        kind, _, value = fact.partition(": ")
+        if kind == "env var":
+            facts += f" Environment variable: `{value}`."
+        elif kind == "default":
+            facts += f" Default: {value.removeprefix('(').removesuffix(')')}."
+        elif fact == "required":
+            facts += " Required."
+        else:
+            facts += f" Range: {fact}."
+    return names, found[1], facts
+
+
+def paragraph(text: str) -> str:
+    """Help of the command line as Markdown: one line, nothing in it taken for markup."""
+    return re.sub(r"(?<!`)([<>*_{}$])(?!`)", r"\\\1", " ".join(text.replace("\b", "").split()))
+
+
+def sentence(text: str) -> str:
+    text = paragraph(text)
+    return text if not text or text.endswith((".", "?", ")")) else f"{text}."
 
 
 def cell(text: object) -> str:
     return str(text).replace("|", "\\|").replace("\n", " ")
 
 
-def schema_type(schema: dict[str, Any]) -> str:
-    """A property of a JSON Schema in words."""
-    if "$ref" in schema:
-        return str(schema["$ref"]).rpartition("/")[2]
-    if "const" in schema:
-        return f"`{schema['const']}`"
-    if "enum" in schema:
-        return " or ".join(f"`{value}`" for value in schema["enum"])
-    branches = [*schema.get("anyOf", ()), *schema.get("oneOf", ())]
-    if branches:
-        return " or ".join(schema_type(part) for part in branches if part.get("type") != "null")
-    if schema.get("type") == "array":
-        return f"list of {schema_type(schema.get('items', {}))}"
-    values = [*schema.get("patternProperties", {}).values(), schema.get("additionalProperties")]
-    if schema.get("type") == "object" and isinstance(values[0], dict):
-        return f"map of name to {schema_type(values[0])}"
-    return {"integer": "number", "string": "text", "boolean": "true or false"}.get(str(schema.get("type")), "any")
+class Keys:
+    """The keys of a YAML file, as headings with a definition list each, from the model's JSON Schema.
+
+    A mapping that occurs at several paths is described where it occurs first; the other places link there.
+    """
+
+    def __init__(self, model: type[BaseModel], file: str) -> None:
+        self.root: dict[str, Any] = model.model_json_schema(by_alias=True)
+        self.definitions: dict[str, Any] = self.root.get("$defs", {})
+        self.file = file
+        self.described: dict[str, str] = {}
+        self.undescribed: list[str] = []
+
+    def sections(self) -> list[str]:
+        """The sections of the page, outer keys first.
+
+        Raises:
+            SystemExit: a key has no description.
+        """
+        lines: list[str] = []
+        waiting: list[tuple[str, str, dict[str, Any]]] = [("", f"`{self.file}`", self.root)]
+        while waiting:
+            path, title, schema = waiting.pop(0)
+            lines += [f"({self.target(path)})=", f"## {title}", ""]
+            if schema is not self.root and (about := schema.get("description")):
+                lines += [markdown(about), ""]
+            required = schema.get("required", [])
+            inner: list[tuple[str, str, dict[str, Any]]] = []
+            for key, property_ in schema.get("properties", {}).items():
+                kind = self.kind(property_, f"{path}.{key}" if path else key, inner)
+                default = default_of(property_, required=key in required)
+                about = property_.get("description", "")
+                if not about:
+                    self.undescribed.append(f"{path}.{key}" if path else key)
+                lines += [f"`{key}`", f": {kind}{default}. {sentence_of(about)}".rstrip(), ""]
+            waiting = inner + waiting
+        if self.undescribed:
+            raise SystemExit(f"reference: {self.file}: keys without a description: {', '.join(self.undescribed)}")
+        return lines
+
+    def target(self, path: str) -> str:
+        """The label of the section of ``path``."""
+        return f"{self.file.partition('.')[0]}-{re.sub(r'[^a-z0-9]+', '-', path.lower()).strip('-') or 'file'}"
+
+    def kind(self, schema: dict[str, Any], path: str, inner: list[tuple[str, str, dict[str, Any]]]) -> str:
+        """The type of a value in words; mappings that are not described yet are added to ``inner``."""
+        if "$ref" in schema:
+            name = str(schema["$ref"]).rpartition("/")[2]
+            definition = self.definitions[name]
+            if definition.get("type") != "object":
+                return self.kind(definition, path, inner)
+            if name not in self.described:
+                self.described[name] = path
+                inner.append((path, f"`{path}`", definition))
+            return f"mapping, see [`{self.described[name]}`](#{self.target(self.described[name])})"
+        if "const" in schema:
+            return f"`{schema['const']}`"
+        if "enum" in schema:
+            return " or ".join(f"`{value}`" for value in schema["enum"])
+        branches = [b for b in (*schema.get("anyOf", ()), *schema.get("oneOf", ())) if b.get("type") != "null"]
+        if branches:
+            return self.choice(branches, path, inner)
+        if schema.get("type") == "array":
+            return f"list of {plural(self.kind(schema.get('items', {}), f'{path}[]', inner))}"
+        values = [*schema.get("patternProperties", {}).values(), schema.get("additionalProperties")]
+        if schema.get("type") == "object" and isinstance(values[0], dict):
+            return f"mapping of names to {plural(self.kind(values[0], f'{path}.NAME', inner))}"
+        words = {"integer": "integer", "number": "number", "string": "text", "boolean": "`true` or `false`"}
+        return words.get(str(schema.get("type")), "value")
+
+    def choice(self, branches: list[dict[str, Any]], path: str, inner: list[tuple[str, str, dict[str, Any]]]) -> str:
+        """The type of a value that may have one of several; of mappings each is a section of its own."""
+        found = []
+        for branch in branches:
+            name = str(branch.get("$ref", "")).rpartition("/")[2]
+            form = self.definitions.get(name, {}).get("properties", {}).get("format", {})
+            if len(branches) > 1 and "const" in form:
+                place = f"{path} {form['const']}"
+                if name not in self.described:
+                    self.described[name] = place
+                    inner.append((place, f"`{path}`, `format: {form['const']}`", self.definitions[name]))
+                found.append(f"[`format: {form['const']}`](#{self.target(self.described[name])})")
+            else:
+                found.append(self.kind(branch, path, inner))
+        prefix = "mapping with " if found and found[0].startswith("[`format") else ""
+        return prefix + " or ".join(dict.fromkeys(found))
+
+
+def plural(kind: str) -> str:
+    for one, many in (("mapping", "mappings"), ("text", "texts"), ("integer", "integers"), ("number", "numbers")):
+        if kind == one or kind.startswith((f"{one},", f"{one} ")):
+            return many + kind.removeprefix(one)
+    return kind
+
+
+def markdown(docstring: str) -> str:
+    """A docstring as Markdown: code in single backticks."""
+    return " ".join(docstring.split()).replace("``", "`")
+
+
+def sentence_of(text: str) -> str:
+    """A description as a sentence: with a capital letter, unless it begins with code, and a full stop."""
+    text = markdown(text)
+    if not text:
+        return ""
+    text = text if text.startswith(("`", "HOST", "mqtt://")) else text[0].upper() + text[1:]
+    return text if text.endswith(".") else f"{text}."
 
 
 def default_of(schema: dict[str, Any], *, required: bool) -> str:
     if required:
-        return "required"
+        return ", required"
     value = schema.get("default")
-    if value is None or value in ({}, []) or isinstance(value, dict):
+    if value is None or value in ({}, [], "") or isinstance(value, dict):
         return ""
-    return f"`{str(value).lower() if isinstance(value, bool) else value}`"
+    return f", default `{str(value).lower() if isinstance(value, bool) else value}`"
 
 
-def model_tables(model: type[BaseModel], title: str) -> list[str]:
-    """A table for the model and one for each model inside it."""
-    schema = model.model_json_schema(by_alias=True)
-    definitions: dict[str, Any] = schema.get("$defs", {})
-    lines = []
-    for name, part in [(title, schema), *definitions.items()]:
-        if part.get("type") != "object":
-            values = ", ".join(f"`{value}`" for value in part.get("enum", []))
-            lines += [f"## {name}", "", f"One of {values}.", ""]
-            continue
-        lines += [f"## {name}", "", " ".join(str(part.get("description", "")).split()), ""]
-        lines += ["| key | value | default | meaning |", "| --- | --- | --- | --- |"]
-        required = set(part.get("required", []))
-        for key, prop in part.get("properties", {}).items():
-            default = default_of(prop, required=key in required)
-            lines.append(f"| `{key}` | {cell(schema_type(prop))} | {default} | {cell(prop.get('description', ''))} |")
-        lines.append("")
-    return lines
+def example(file: str) -> list[str]:
+    """A complete example, commented, which the tests load."""
+    return ["```yaml", (EXAMPLES / file).read_text(encoding="utf-8").rstrip(), "```", ""]
 
 
 def configuration() -> str:
     lines = ["# Configuration", "", NOTE, ""]
     lines += [
         (
-            "`penstock up` reads `penstock.yaml` in the working directory, or the file that `--config` names. A flag "
-            "goes before a variable of the environment, that before the file, that before the default. `${VAR}` and "
-            "`${VAR:-default}` in the file are filled in from the environment, "
-            "`${file:PATH}` with the first line of that file, which is for secrets. A listener may be written short: "
-            "`mqtt: 127.0.0.1:1883`."
+            "`penstock up` reads `penstock.yaml` in the working directory, or the file that `--config` names. "
+            "Precedence: command line option, environment variable, file, default. Relative paths in the file are "
+            "relative to the file."
         ),
         "",
-        "| flag | variable | in the file |",
+        *example("penstock.yaml"),
+        (
+            "`${VAR}` and `${VAR:-default}` are replaced by environment variables, `${file:PATH}` by the first line of "
+            "a file, for secrets. A listener can be written as its address: `mqtt: 127.0.0.1:1883`."
+        ),
+        "",
+        "SIGHUP reloads users, tokens, policies, certificates and `mqtt.limits`. Other changes need a restart.",
+        "",
+        "## Options and environment variables",
+        "",
+        "| option | environment variable | key |",
         "| --- | --- | --- |",
     ]
     lines += [f"| `--{o.flag}` | `{o.variable}` | `{'.'.join(o.location)}` |" for o in node.OPTIONS]
-    return "\n".join([*lines, "", *model_tables(node.NodeConfig, "penstock.yaml")])
+    return "\n".join([*lines, "", *Keys(node.NodeConfig, "penstock.yaml").sections()])
 
 
 def pipeline_file() -> str:
     lines = ["# Pipeline file", "", NOTE, ""]
     lines += [
+        "A pipeline is one YAML file. `penstock pipeline validate FILE` checks it without Spark. A complete example:",
+        "",
+        *example("pipeline.yaml"),
         (
-            "One YAML file describes a pipeline; `penstock pipeline validate FILE` checks it without Spark. `${VAR}` "
-            "and `${VAR:-default}` are filled in from the environment, `${file:PATH}` with the first line of a file: "
-            "for secrets, no message shows it. A path that is not absolute begins beside the pipeline file."
-            "\n\n"
-            "Addresses: `statestore.broker` and the `master` of a source come from the file; if the file has none, "
-            "from `PENSTOCK_BROKER` and `PENSTOCK_TUBE_MASTER`; else they are "
-            "`mqtt://127.0.0.1:1883` and `127.0.0.1:8715`. "
-            "The file comes first: it may read several tubes, and it belongs to the state store that has its lease. "
-            "To let the environment decide over an address in the file, write `${PENSTOCK_BROKER:-mqtt://HOST:1883}`. "
-            "With `pipeline submit --deploy-mode cluster`, give the variables with `--env`."
+            "`${VAR}` and `${VAR:-default}` are replaced by environment variables, `${file:PATH}` by the first line of "
+            "a file, for secrets, which no message shows. Relative paths are relative to the pipeline file."
+        ),
+        "",
+        (
+            "The addresses `statestore.broker` and `master` of a source come from the file. If the file has none, the "
+            "environment variables `PENSTOCK_BROKER` and `PENSTOCK_TUBE_MASTER` are used, then the defaults "
+            "`mqtt://127.0.0.1:1883` and `127.0.0.1:8715`. The file has precedence because the pipeline belongs to the "
+            "state store that has its lease. To let the environment override an address, write "
+            "`${PENSTOCK_BROKER:-mqtt://HOST:1883}`. With `pipeline submit --deploy-mode cluster`, pass variables with "
+            "`--env`."
         ),
         "",
     ]
-    return "\n".join([*lines, *model_tables(Pipeline, "The file")])
+    return "\n".join([*lines, *Keys(Pipeline, "pipeline.yaml").sections()])
 
 
 def record_table() -> str:
     lines = ["# Record format", "", NOTE, ""]
     lines += [
         (
-            "What a record of the tube carries beside its value. The body of the TubeMQ message is the value, "
-            "untouched. Everything else is an attribute whose value is percent-encoded, since TubeMQ's attributes "
-            "allow no `,`, `=` or blank. Rules, producers, the Spark source and the command line share this table."
+            "A record has a value and attributes. The body of the TubeMQ message is the value, unchanged. Other fields "
+            "are attributes with percent-encoded values, because TubeMQ's attributes cannot contain `,`, `=` or "
+            "spaces. Rules, producers, the Spark formats and the command line use the same format."
         ),
         "",
         "| field | attribute | type | meaning |",
@@ -161,7 +305,7 @@ def record_table() -> str:
     lines += [
         "",
         (
-            "In Spark: `key` and `value` as above, `timestamp` is the time at which the broker took the record, "
+            "In Spark, `key` and `value` are as above, `timestamp` is the append time, and "
             "`headers` are the decoded attributes: those of this table, then the user properties by their names."
         ),
         "",
@@ -172,10 +316,10 @@ def record_table() -> str:
 def option_table(title: str, options: Mapping[str, str], unsupported: Mapping[str, str]) -> list[str]:
     lines = [f"## {title}", "", "| option | meaning | default |", "| --- | --- | --- |"]
     for name, text in options.items():
-        # What holds without the option stands last, in parentheses.
+        # The default is last, in parentheses.
         meaning, _, default = text.removesuffix(")").rpartition(" (")
         lines.append(f"| `{name}` | {cell(meaning)} | {cell(default)} |")
-    lines += ["", "Refused, and what to do instead:", "", "| option | instead |", "| --- | --- |"]
+    lines += ["", "Not supported, with alternatives:", "", "| option | instead |", "| --- | --- |"]
     return [*lines, *(f"| `{name}` | {cell(instead)} |" for name, instead in unsupported.items()), ""]
 
 
@@ -183,10 +327,10 @@ def spark_options() -> str:
     lines = ["# Spark format options", "", NOTE, ""]
     lines += [
         (
-            "Names, and words as values, are compared without regard to case. Numbers are whole and above 0, times are "
-            "in ms where no unit is named. An option that is not listed, or a value that cannot be used, is an error "
-            "when Spark loads or begins to write, before a record is touched; it names the option, what was given and "
-            "what is accepted, and of a misspelt option the nearest one."
+            "Names and keyword values are not case-sensitive. Numbers are positive integers; times without a unit are "
+            "in ms. An unknown option or an invalid value is an error when Spark loads the source or starts to write, "
+            "before it reads or writes a record. The error has the option, the value and the accepted values; for an "
+            "unknown option, the nearest known name."
         ),
         "",
     ]
@@ -201,15 +345,15 @@ def spark_options() -> str:
 
 VERSION = Hlc(1696374425000, 1, "StateStore")
 DIALECT_ROWS: dict[str, Callable[[dialects.Dialect], str]] = {
-    "condition not met": lambda d: f"`{d.condition_not_met.decode().strip()}`",
+    "response if a condition is not met": lambda d: f"`{d.condition_not_met.decode().strip()}`",
     "delete and expiry event": lambda d: f"`{d.delete_event.decode()}`",
-    "text of a lower fencing token": lambda d: "… " + " ".join(d.fence_lower.split()[5:9]) + " …",
-    "printed versions": lambda d: f"`{(VERSION.padded() if d.padded_versions else str(VERSION))}`",
-    "`__stat`, `__protVer`; other major versions refused with 505": lambda d: "yes" if d.status else "no",
-    "version of a delete, in its answer and notification": lambda d: (
+    "error of a lower fencing token": lambda d: "… " + " ".join(d.fence_lower.split()[5:9]) + " …",
+    "format of versions": lambda d: f"`{(VERSION.padded() if d.padded_versions else str(VERSION))}`",
+    "`__stat`, `__protVer`; other major versions are refused with 505": lambda d: "yes" if d.status else "no",
+    "version in the response and notification of a delete": lambda d: (
         "of the delete" if d.delete_version else "of the deleted value"
     ),
-    "time stamp and fencing token in": lambda d: f"`{d.timestamp_property}`, `{d.fence_property}`",
+    "properties of time stamp and fencing token": lambda d: f"`{d.timestamp_property}`, `{d.fence_property}`",
 }
 
 
@@ -220,18 +364,18 @@ def state_store() -> str:
     notes = (ROOT / "tools" / "state-store.md").read_text(encoding="utf-8").split("<!-- next -->")
     command_notes, error_order, request_rules, extension_forms = (note.strip() for note in notes)
     lines = ["# State store protocol", "", NOTE, "", "## Commands", ""]
-    lines += ["| command | written | access | what it does | offered |", "| --- | --- | --- | --- | --- |"]
+    lines += ["| command | syntax | access | description | available |", "| --- | --- | --- | --- | --- |"]
     for spec in commands.COMMANDS.values():
         offered = statestore_commands.OFFERED[spec.extension]
         access = (spec.access.name or "").capitalize()
         page = f"[{spec.verb}](state-store/{spec.verb.lower()}.md)"
         lines.append(f"| {page} | `{cell(spec.syntax)}` | {access} | {cell(spec.summary)} | {offered} |")
-    lines += ["", command_notes, "", "## Forms", ""]
+    lines += ["", command_notes, "", "## Protocol forms", ""]
     lines += [
         (
-            "A request chooses its form: with `__protVer` it is the form of the Azure IoT Operations SDKs, on the "
-            "older topic the older form, else the published one. All work side by side on one store; the option "
-            "`statestore.dialect` forces one."
+            "The request determines the form of its response: with `__protVer` it is the form of the Azure IoT "
+            "Operations SDKs, on the older topic the older form, otherwise the published form. All forms can be used "
+            "at the same time; `statestore.dialect` forces one."
         ),
         "",
         "| | " + " | ".join(dialects.DIALECTS) + " |",
@@ -239,16 +383,22 @@ def state_store() -> str:
     ]
     for title, show in DIALECT_ROWS.items():
         lines.append(f"| {title} | " + " | ".join(show(dialect) for dialect in dialects.DIALECTS.values()) + " |")
-    lines += ["", "## Errors", "", "After `-ERR `, exactly; where several apply, the first of the order below:", ""]
+    lines += [
+        "",
+        "## Errors",
+        "",
+        "The text after `-ERR `. If several errors apply, the first in the order below is returned:",
+        "",
+    ]
     lines += [f"* `{error}`" for error in StoreError]
     lines += ["", error_order, "", request_rules, "", extension_forms, "", "## Change capture", ""]
     lines += [
         (
-            "With `statestore.capture_topic` every change becomes a record of partition "
-            f"{capture.CAPTURE_PARTITION} of that tube topic, in the order of the versions, none lost and none twice:"
+            "With `statestore.capture_topic` the node writes every change as one record to partition "
+            f"{capture.CAPTURE_PARTITION} of that TubeMQ topic, exactly once and in version order:"
         ),
         "",
-        "| attribute | what it is |",
+        "| attribute | meaning |",
         "| --- | --- |",
     ]
     rows = [line for line in (capture.__doc__ or "").splitlines() if line.startswith("``")]
@@ -256,10 +406,10 @@ def state_store() -> str:
     lines += [
         "",
         (
-            "While the tube takes nothing (no room, a failed disk) the store goes on: changes wait in its log on disk, "
-            f"{capture.MAX_WAITING_BYTES >> 20} MiB of them in memory too. Then `/readyz` says among its `warnings` "
-            "for how long nothing has moved, and why. `penstock_capture_waiting` is how many changes the topic does "
-            "not have yet, `penstock_capture_oldest_age_seconds` how old the first of them is."
+            "If TubeMQ accepts no records (no space, a failed disk), the store continues: changes wait in its log on "
+            f"disk, up to {capture.MAX_WAITING_BYTES >> 20} MiB of them also in memory. `/readyz` then reports the "
+            "delay and the reason in `warnings`. `penstock_capture_waiting` is the number of waiting changes, "
+            "`penstock_capture_oldest_age_seconds` the age of the oldest one."
         ),
     ]
     return "\n".join([*lines, ""])

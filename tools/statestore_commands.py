@@ -381,7 +381,7 @@ def _page(spec: CommandSpec, note: str, text: str) -> str:
         "",
         (
             "See the [state store protocol](../state-store.md) for the format of requests and the order of checks. "
-            f"In the examples the client `app` sends the time stamp `{NOW}:0:app`, increased by {STEP_MS} ms with every request."
+            f"In the examples client `app` sends the time stamp `{NOW}:0:app`, {STEP_MS} ms more with every request."
         ),
     ]
     return "\n".join([*lines, ""])

@@ -36,8 +36,8 @@ def page(note: str) -> str:
     lines = ["# TubeMQ compatibility", "", note, ""]
     lines += [
         (
-            "This page lists every method and field of the TubeMQ protocol, versions 1 to 3. Fields numbered 1000 and above are"
-            " [extensions](tube-extensions.md), which other peers ignore. The tests of a method also cover its fields."
+            "This page lists every method and field of the TubeMQ protocol, versions 1 to 3. Fields numbered 1000"
+            " and above are [extensions](tube-extensions.md), which other peers ignore."
         ),
         "",
         "## Methods",
@@ -68,8 +68,8 @@ def page(note: str) -> str:
         *(f"* {text}" for text in _REFUSED),
         "",
         (
-            "Times have the format `yyyyMMddHHmmss` in UTC. Unknown methods are refused. Responses have the fields of Apache"
-            " TubeMQ 2.4.0, except for the addresses of clients and the state of a consumer's flow control"
+            "Times have the format `yyyyMMddHHmmss` in UTC. Unknown methods are refused. Responses have the fields of"
+            " Apache TubeMQ 2.4.0, except for the addresses of clients and the state of a consumer's flow control"
             " (`conformance/tubemq/test_administration.py` compares them)."
         ),
         "",
