@@ -29,22 +29,30 @@ class StateStore(Part):
 class DeadLetters(Part):
     """The Parquet table of records that could not be processed: reason, coordinates, headers, original bytes."""
 
-    path: str = Field(min_length=1)
+    path: str = Field(min_length=1, description="directory of the table")
 
 
 class Pipeline(Part):
     """One pipeline file."""
 
-    name: Name
-    source: Source | None = Field(default=None, description="the only source; steps know it as `source`")
-    sources: dict[Name, Source] = Field(
-        default_factory=dict, description="several sources by name, instead; steps say which they read with `from`"
+    name: Name = Field(
+        description="name of the pipeline: lease, default state directory and consumer group depend on it"
     )
-    statestore: StateStore = StateStore()
-    trigger: Duration = Field(default="500 milliseconds", description="how often new records are looked for")
-    steps: list[Step] = Field(default_factory=list)
-    sinks: list[Sink] = Field(min_length=1)
-    dead_letters: DeadLetters | None = None
+    source: Source | None = Field(default=None, description="the source, if there is one; its stream is named `source`")
+    sources: dict[Name, Source] = Field(
+        default_factory=dict, description="several sources by name; steps select one with `from`"
+    )
+    statestore: StateStore = Field(
+        default=StateStore(), description="the state store: lease of the run, lookups, write-back"
+    )
+    trigger: Duration = Field(
+        default="500 milliseconds", description="how often a batch is started if there are new records"
+    )
+    steps: list[Step] = Field(default_factory=list, description="transformations, in order")
+    sinks: list[Sink] = Field(min_length=1, description="targets; each has its own query and checkpoint")
+    dead_letters: DeadLetters | None = Field(
+        default=None, description="table of records that could not be processed; without it they are counted only"
+    )
 
     @property
     def inputs(self) -> dict[str, Source]:

@@ -29,18 +29,23 @@ LARGEST_RECORD = 1 << 20
 
 
 class TableSink(Part):
-    """A table: Parquet with a commit log, exactly once for readers that honour the log; or Delta, for all its readers.
+    """Write a table: Parquet with a commit log (exactly once for readers that use the log), or Delta (for all readers).
 
-    Delta's jars are set up once (`make jars`). A Delta table may be merged by key: then windows that change may go into
-    it, and the last row of a key is the one that stays.
+    Delta's jars are installed once (`python -m penstock.spark.jars`). A Delta table can be merged by key, which also
+    allows windows that change: the last row of a key remains.
     """
 
-    format: Literal["parquet", "delta"] = "parquet"
-    path: str = Field(min_length=1)
-    mode: Literal["append", "merge"] = Field(default="append", description="`merge`, by `keys`, only of Delta")
-    keys: list[Annotated[str, Field(min_length=1)]] = Field(default_factory=list, description="columns, with `merge`")
+    format: Literal["parquet", "delta"] = Field(default="parquet", description="format of the table")
+    path: str = Field(min_length=1, description="directory of the table")
+    mode: Literal["append", "merge"] = Field(
+        default="append", description="add rows, or replace rows with the same `keys` (Delta only)"
+    )
+    keys: list[Annotated[str, Field(min_length=1)]] = Field(
+        default_factory=list, description="columns that identify a row, with `mode: merge`"
+    )
     order_by: str | None = Field(
-        default=None, description="with `merge`: the column by which one of several rows of a batch and key is the last"
+        default=None,
+        description="column that selects the last of several rows with the same keys in a batch, with `mode: merge`",
     )
 
     @model_validator(mode="after")
@@ -55,28 +60,30 @@ class TableSink(Part):
 
 
 class Entry(Part):
-    """Write of one row to the state store: SET if ``when`` holds, DEL if it does not."""
+    """A key to write for each row: SET if ``when`` is true, otherwise DEL."""
 
-    key: KeyTemplate
-    when: Expression = "true"
-    value: list[str] | None = Field(default=None, description="columns of the JSON value; all when left out")
+    key: KeyTemplate = Field(description="key; `{column}` inserts a column")
+    when: Expression = Field(default="true", description="SQL condition; if it is not true, the key is deleted")
+    value: list[str] | None = Field(default=None, description="columns of the JSON value; default: all")
 
 
 class StateStoreSink(Part):
-    """Rows into the state store, fenced with the lease of the run; in the order of ``order_by``."""
+    """Write keys of the state store, fenced with the lease of the run."""
 
-    entries: list[Entry] = Field(min_length=1)
-    order_by: str | None = None
+    entries: list[Entry] = Field(min_length=1, description="keys to write for each row")
+    order_by: str | None = Field(
+        default=None, description="column that selects the last of several rows with the same key in a batch"
+    )
     fence_prefixes: list[Annotated[str, Field(min_length=1)]] = Field(
         default_factory=list,
-        description="starts of keys that only this pipeline writes, from now on and for good: missing keys are fenced "
-        "there too (needs the store's extension prefix-fence)",
+        description="prefixes of keys that only this pipeline writes, permanently: keys that do not exist are fenced, "
+        "too (requires the extension `prefix-fence` of the store)",
     )
     max_bytes: int | None = Field(
         default=None,
         ge=1,
-        description="largest value, in bytes; a row with a larger one becomes a dead letter. Left out: as much as the "
-        "store takes, whose refusal ends the run",
+        description="maximum size of a value in bytes; a row with a larger one becomes a dead letter. Default: the "
+        "limit of the store, whose refusal stops the run",
     )
 
 
@@ -86,17 +93,19 @@ class Messages(Part):
     The id is that of the source's record and ``<pipeline>.<sink>``; of a window: group, window, sink and batch.
     """
 
-    topic: KeyTemplate
+    topic: KeyTemplate = Field(description="topic; `{column}` inserts a column")
     value: list[str] | str | None = Field(
-        default=None, description="columns of the JSON value, all when left out; or one column, as it is"
+        default=None, description="columns of the JSON value (default: all), or one column to send unchanged"
     )
-    when: Expression = Field(default="true", description="rows for which this is not true are counted and left")
-    order_by: str | None = Field(default=None, description="column in whose order a batch is sent, by one task")
+    when: Expression = Field(default="true", description="SQL condition; other rows are counted as filtered")
+    order_by: str | None = Field(
+        default=None, description="column that defines the order within a batch, which one task then sends"
+    )
     max_bytes: int | None = Field(
         default=None,
         ge=1,
-        description="largest value, in bytes; a row with a larger one becomes a dead letter. Left out: 1 MiB into a "
-        "tube (what a topic takes unless it was given more), as much as the broker takes into MQTT",
+        description="maximum size of a value in bytes; a row with a larger one becomes a dead letter. Default: 1 MiB "
+        "for TubeMQ (the default of a topic), the limit of the broker for MQTT",
     )
 
     @property
@@ -106,17 +115,21 @@ class Messages(Part):
 
 
 class TubeSink(Messages):
-    """Rows as records of a tube. A row without a topic or a value becomes a dead letter."""
+    """Send records to a TubeMQ topic. A row without a topic or a value becomes a dead letter."""
 
-    master: str | None = Field(default=None, description="tube masters; those of the source when left out")
+    master: str | None = Field(
+        default=None, description="TubeMQ masters, HOST:PORT[,HOST:PORT]; default: those of the source"
+    )
     options: Options = Field(
         default_factory=dict,
-        description="who it is at the tube: tubemq.user, tubemq.passwordFile, tubemq.tls, ... as in the options of a "
-        "source; those of the source of the same tube when left out",
+        description="credentials and TLS: `tubemq.user`, `tubemq.passwordFile`, `tubemq.tls`, ... as in the options of "
+        "a source; default: those of the source with the same master",
         json_schema_extra=named_options(LOGIN_OPTIONS),
     )
-    key: KeyTemplate | None = Field(default=None, description="equal keys go to one partition, in order")
-    headers: dict[str, KeyTemplate] = Field(default_factory=dict)
+    key: KeyTemplate | None = Field(
+        default=None, description="key of the record; equal keys go to one partition, in order"
+    )
+    headers: dict[str, KeyTemplate] = Field(default_factory=dict, description="headers of the record")
 
     @property
     def largest(self) -> int | None:
@@ -125,37 +138,35 @@ class TubeSink(Messages):
 
 
 class MqttSink(Messages):
-    """Rows as MQTT messages. A row whose topic is null, or cannot be published to, becomes a dead letter."""
+    """Publish MQTT messages. A row without a valid topic becomes a dead letter."""
 
-    broker: BrokerUrl | None = Field(
-        default=None, description="URL of the broker; that of the state store when left out"
-    )
-    qos: Literal[1, 2] = 1
-    retain: bool = False
+    broker: BrokerUrl | None = Field(default=None, description="URL of the broker; default: that of the state store")
+    qos: Literal[1, 2] = Field(default=1, description="quality of service")
+    retain: bool = Field(default=False, description="publish retained messages")
     properties: dict[str, KeyTemplate] = Field(default_factory=dict, description="user properties")
 
 
 class ConsoleSink(Part):
-    """Rows to look at: the first of each batch, as lines of JSON on standard output."""
+    """Print the first rows of each batch as lines of JSON on standard output, for tests."""
 
-    rows: int = Field(default=20, ge=1, le=1_000)
+    rows: int = Field(default=20, ge=1, le=1_000, description="rows to print per batch")
 
 
 SINK_KINDS = ("table", "statestore", "tubemq", "mqtt", "console")
 
 
 class Sink(Part):
-    """A sink: a name, its input (default: the last step), and exactly one kind."""
+    """A sink: a name, its input, and exactly one of ``table``, ``statestore``, ``tubemq``, ``mqtt`` and ``console``."""
 
-    name: Name
+    name: Name = Field(description="name of the sink, of its query and checkpoint")
     source: Annotated[Stream | None, Field(alias="from")] = Field(
-        default=None, description="the step that it reads, or <window step>.late; the last step when left out"
+        default=None, description="step to read, or `<window step>.late` for late records; default: the last step"
     )
-    table: TableSink | None = None
-    statestore: StateStoreSink | None = None
-    tubemq: TubeSink | None = None
-    mqtt: MqttSink | None = None
-    console: ConsoleSink | None = None
+    table: TableSink | None = Field(default=None, description="write a Parquet or Delta table")
+    statestore: StateStoreSink | None = Field(default=None, description="write keys of the state store")
+    tubemq: TubeSink | None = Field(default=None, description="send records to a TubeMQ topic")
+    mqtt: MqttSink | None = Field(default=None, description="publish MQTT messages")
+    console: ConsoleSink | None = Field(default=None, description="print rows, for tests")
 
     @property
     def kind(self) -> str:

@@ -55,12 +55,12 @@ class TubeOptions(Part):
 
     master: str = Field(
         default=_MASTER,
-        description="tube masters, HOST:PORT[,HOST:PORT]; if left out, the variable PENSTOCK_TUBE_MASTER counts before "
-        "this default",
+        description="TubeMQ masters, HOST:PORT[,HOST:PORT]; without this key, the environment variable "
+        "`PENSTOCK_TUBE_MASTER` has precedence over the default",
     )
     options: Options = Field(
         default_factory=dict,
-        description="further options of the source, named as Kafka's connector names them",
+        description="options of the Spark source `tubemq`, see [Spark format options](spark-options.md)",
         json_schema_extra=named_options({name: text for name, text in OPTIONS.items() if name not in _DECIDED}),
     )
 
@@ -91,10 +91,10 @@ class TubeOptions(Part):
 
 
 class TubeSource(TubeOptions):
-    """Topics of a tube, with the options of the ``tubemq`` source."""
+    """Read TubeMQ topics."""
 
-    format: Literal["tubemq"] = "tubemq"
-    topics: list[str] = Field(min_length=1)
+    format: Literal["tubemq"] = Field(default="tubemq", description="format of the source")
+    topics: list[str] = Field(min_length=1, description="topics to read")
 
     def tube_topics(self) -> list[str]:
         """The topics of the tube that are read."""
@@ -102,14 +102,14 @@ class TubeSource(TubeOptions):
 
 
 class MqttSource(TubeOptions):
-    """Messages of an MQTT broker, out of the tube topic that a rule of the node brings them to.
+    """Read MQTT messages from the TubeMQ topic to which a rule of the node copies them.
 
-    A broker keeps no history: the tube is what makes a batch repeatable. Rows have a column ``mqtt_topic``.
+    An MQTT broker stores no history; TubeMQ makes batches repeatable. Rows have a column ``mqtt_topic``.
     """
 
-    format: Literal["mqtt"]
-    tube_topic: str = Field(min_length=1, description="topic of the tube that a rule fills")
-    topic_filter: str = Field(default="#", description="which of the messages: an MQTT topic filter")
+    format: Literal["mqtt"] = Field(description="format of the source")
+    tube_topic: str = Field(min_length=1, description="TubeMQ topic to which a rule copies the messages")
+    topic_filter: str = Field(default="#", description="MQTT topic filter; other messages are counted as filtered")
 
     def tube_topics(self) -> list[str]:
         """The topics of the tube that are read."""
@@ -122,19 +122,19 @@ class MqttSource(TubeOptions):
 
 
 class StateStoreSource(TubeOptions):
-    """What changes in a state store, out of the tube topic that `statestore.capture_topic` of its node names.
+    """Read changes of a state store from the TubeMQ topic of `statestore.capture_topic` of its node.
 
-    Every change is a record, in the order of the versions; its payload is the new value. Rows have the columns
+    Every change is a record, in version order; its payload is the new value. Rows have the columns
     ``state_key`` (text), ``operation`` (SET, DELETE), ``version``, ``writer`` and ``expires_at``.
     """
 
-    format: Literal["statestore"]
-    tube_topic: str = Field(min_length=1, description="topic of the tube that gets the changes")
-    keys: str = Field(default="*", min_length=1, description="which keys: a glob, as device/*/state")
+    format: Literal["statestore"] = Field(description="format of the source")
+    tube_topic: str = Field(min_length=1, description="TubeMQ topic with the changes")
+    keys: str = Field(default="*", min_length=1, description="glob of keys to read, such as `device/*/state`")
     deletes: bool = Field(
         default=False,
-        description="deletes (and keys that expired) too: they have no payload, so `parse: json` makes them dead "
-        "letters; left out, they are counted as filtered",
+        description="also read deletes and expired keys. They have no payload, so `parse` with JSON makes them dead "
+        "letters. Otherwise they are counted as filtered",
     )
 
     def tube_topics(self) -> list[str]:
@@ -148,27 +148,30 @@ class StateStoreSource(TubeOptions):
 
 
 class FilesSource(Part):
-    """Files of a directory, each read once, in the order in which they came: lines, whole files, rows of Parquet, or
-    the rows of a Delta table.
+    """Read files of a directory, each once, oldest first: lines, whole files, rows of Parquet, or a Delta table.
 
-    A file must be complete when it gets its name (write it elsewhere and rename it); one that changes after it was
-    read is an error when its batch is read again. Rows have a column ``file``. A Delta table is read out of its log:
-    first the rows that it holds, then what each version adds; no jar is needed for that.
+    A file must be complete when it gets its name (write it in another directory and rename it); a file that changes
+    after it was read is an error when its batch is read again. Rows have a column ``file``. Of a Delta table the source
+    reads the current rows, then the rows that each version adds; this needs no jars.
     """
 
-    format: Literal["files"]
-    path: str = Field(min_length=1, description="directory, or a pattern such as in/*.csv; on a cluster a shared one")
+    format: Literal["files"] = Field(description="format of the source")
+    path: str = Field(
+        min_length=1, description="directory, or a glob such as `in/*.csv`; on a cluster on a shared file system"
+    )
     content: Literal["lines", "whole", "parquet", "delta"] = Field(
         default="lines",
-        description="what a record is: a line (JSON, CSV), the file, or a row of Parquet or of a Delta table (as a "
-        "JSON object); path is then the directory of the table",
+        description="content of a record: a line (JSON, CSV), the whole file, or a row of Parquet or of the Delta "
+        "table in the directory `path`, as a JSON object",
     )
     changes: Literal["fail", "skip"] = Field(
         default="fail",
-        description="Delta: what becomes of a version that deleted or replaced rows: it ends the run, or is left out",
+        description="Delta: a version that deleted or replaced rows stops the run, or is skipped",
     )
-    skip_lines: int = Field(default=0, ge=0, le=1_000, description="lines to leave out at the top: 1 for a CSV header")
-    max_files: int = Field(default=100, ge=1, description="how many new files one batch reads")
+    skip_lines: int = Field(
+        default=0, ge=0, le=1_000, description="lines to skip at the start of each file: 1 for a CSV header"
+    )
+    max_files: int = Field(default=100, ge=1, description="maximum number of files per batch")
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -185,12 +188,12 @@ class FilesSource(Part):
 
 
 class RateSource(Part):
-    """Records of the clock, for trying things out: `{"value": 0, "timestamp": "2026-01-01T00:00:00.000Z"}` and on."""
+    """Generate records for tests: `{"value": 0, "timestamp": "2026-01-01T00:00:00.000Z"}` and so on."""
 
-    format: Literal["rate"]
-    rows_per_second: int = Field(default=1, ge=1, le=1_000_000)
+    format: Literal["rate"] = Field(description="format of the source")
+    rows_per_second: int = Field(default=1, ge=1, le=1_000_000, description="records per second")
     rows: int | None = Field(
-        default=None, ge=1, description="so many at once and no more; records of the clock, without end, when left out"
+        default=None, ge=1, description="generate this number of records at once, then stop; default: continuous"
     )
 
     @property

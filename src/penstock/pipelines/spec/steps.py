@@ -23,20 +23,23 @@ __all__ = ["STEP_KINDS", "Dedupe", "Enrich", "Map", "Parse", "Step", "Window"]
 
 
 class Parse(Part):
-    """The payload as columns: one JSON object, one line of CSV, or as it is (``raw``).
+    """Parse the payload into columns: one JSON object, one line of CSV, or the unchanged bytes (``raw``).
 
-    A record that is not of the format, or lacks a ``NOT NULL`` column, becomes a dead letter.
+    A record that does not have the format, or lacks a ``NOT NULL`` column, becomes a dead letter.
     """
 
-    format: Literal["json", "csv", "raw"] = "json"
+    format: Literal["json", "csv", "raw"] = Field(default="json", description="format of the payload")
     columns: Annotated[str | None, Field(min_length=1, alias="schema")] = Field(
-        default=None, description="columns in DDL: name TYPE [NOT NULL], ...; for raw one column, STRING or BINARY"
+        default=None,
+        description="columns as DDL: `name TYPE [NOT NULL], ...`; for `raw` one column of type STRING or BINARY",
     )
     schema_file: str | None = Field(
-        default=None, min_length=1, description="the same in a file, found from the directory of the pipeline file"
+        default=None,
+        min_length=1,
+        description="file with the schema, relative to the pipeline file; instead of `schema`",
     )
     delimiter: str | None = Field(
-        default=None, min_length=1, max_length=1, description="what separates the columns of CSV; a comma when left out"
+        default=None, min_length=1, max_length=1, description="separator of CSV columns; default: a comma"
     )
 
     @property
@@ -64,40 +67,44 @@ class Parse(Part):
 
 
 class Enrich(Part):
-    """The JSON value of a state store key as a struct column; with ``match`` an object of the dataset under the key.
+    """Look up a key of the state store and add its JSON value as a struct column.
 
-    A dataset is a JSON array of objects, or one object a line; it is indexed once for each change. Values are compared
-    as text.
+    With ``match`` the value is a dataset (a JSON array of objects, or one object per line), and the column has the
+    object whose fields are equal to columns of the row, compared as text. A dataset is indexed once per change.
     """
 
-    key: KeyTemplate
+    key: KeyTemplate = Field(description="key to look up; `{column}` inserts a column")
     match: dict[Annotated[str, Field(min_length=1)], Annotated[str, Field(min_length=1)]] = Field(
-        default_factory=dict, description="field of the dataset to column of the row; all must be equal"
+        default_factory=dict, description="maps fields of the dataset to columns of the row; all must be equal"
     )
-    into: Annotated[NewColumn, Field(alias="as")]
-    columns: Annotated[str, Field(min_length=1, alias="schema")]
+    into: Annotated[NewColumn, Field(alias="as", description="name of the struct column")]
+    columns: Annotated[
+        str, Field(min_length=1, alias="schema", description="fields of the struct as DDL: `name TYPE, ...`")
+    ]
     missing: Literal["pass", "fail", "dead_letter"] = Field(
         default="pass",
-        description="what a row becomes for which there is nothing: null in the column, an error of the run",
+        description="action if there is no value: null in the column, stop the run, or a dead letter",
     )
     unavailable: Literal["fail", "pass", "dead_letter"] = Field(
         default="fail",
-        description="the same while the store does not answer; `fail` tries the batch again for two minutes",
+        description="action if the store does not respond; `fail` retries the batch for two minutes",
     )
-    wait: Duration = Field(default="30 seconds", description="how long the store may take to answer")
-    refresh: Duration = Field(default="5 seconds", description="how old a value may be")
+    wait: Duration = Field(default="30 seconds", description="timeout of a lookup")
+    refresh: Duration = Field(default="5 seconds", description="maximum age of a cached value")
 
 
 class Dedupe(Part):
-    """One record of each key.
+    """Drop duplicates: keep one record of each key.
 
-    ``arrival`` compares the times at which the tube took the records, so that events that are late are kept. ``event``
-    stands before a window and uses its time and watermark, since one query has one watermark.
+    ``arrival`` compares append times, so that late events are kept. ``event`` precedes a window and uses its time and
+    watermark, because a query has one watermark.
     """
 
-    key: str = "id"
-    on: Literal["arrival", "event"] = "arrival"
-    within: Duration | None = Field(default=None, description="how far apart two copies may arrive; with `on: arrival`")
+    key: str = Field(default="id", description="column that identifies a record; `id` is the identifier of the record")
+    on: Literal["arrival", "event"] = Field(default="arrival", description="compare append times or event times")
+    within: Duration | None = Field(
+        default=None, description="maximum time between two duplicates; required with `on: arrival`"
+    )
 
     @model_validator(mode="after")
     def _within_where_it_counts(self) -> Dedupe:
@@ -107,29 +114,36 @@ class Dedupe(Part):
 
 
 class Window(Part):
-    """Statistics of windows in event time, for each group.
+    """Aggregate events in windows of event time, per group.
 
-    ``duration`` alone makes tumbling windows, with ``slide`` sliding ones; ``gap`` makes sessions, which end when a
-    group had no event for so long. ``emit: changes`` brings a window out whenever it changes; ``closed`` once, when the
-    watermark has passed its end, which is the only way for sessions, and for a table. An event without a time, or on
-    which an aggregate fails, becomes a dead letter; a sum that overflows, and what cannot be made of aggregates, is
-    null.
+    ``duration`` alone defines tumbling windows, with ``slide`` sliding windows; ``gap`` defines session windows, which
+    end when a group has no event for that time. ``emit: changes`` emits a window each time it changes; ``closed`` once,
+    when the watermark has passed its end, which session windows and Parquet tables require. An event without a time, or
+    for which an aggregate fails, becomes a dead letter; an aggregate that overflows is null.
     """
 
-    time: str
-    duration: Duration | None = None
-    slide: Duration | None = Field(default=None, description="how far apart windows start; not longer than `duration`")
-    gap: Duration | None = Field(default=None, description="instead of `duration`: how long a pause ends a session")
-    watermark: Duration = Field(description="how long after the latest event time seen an event still counts")
+    time: str = Field(description="column with the event time")
+    duration: Duration | None = Field(default=None, description="length of a window")
+    slide: Duration | None = Field(
+        default=None, description="interval between the starts of windows; at most `duration`"
+    )
+    gap: Duration | None = Field(
+        default=None, description="session windows, instead of `duration`: pause that ends a session"
+    )
+    watermark: Duration = Field(
+        description="how far an event may be behind the latest event time; older events are late"
+    )
     ahead: Duration = Field(
         default="1 day",
-        description="how far after its arrival an event may be dated; one beyond, which would move the watermark past "
-        "all others, becomes a dead letter",
+        description="how far the event time may be after the append time; other events become dead letters, because "
+        "they would advance the watermark",
     )
-    by: list[str] = Field(default_factory=list)
-    aggregates: dict[NewColumn, Expression] = Field(min_length=1)
+    by: list[str] = Field(default_factory=list, description="columns of the groups")
+    aggregates: dict[NewColumn, Expression] = Field(
+        min_length=1, description="new columns: name to SQL aggregate expression"
+    )
     emit: Literal["changes", "closed"] | None = Field(
-        default=None, description="`changes` when left out, `closed` for sessions"
+        default=None, description="when a window is emitted; default: `changes`, for session windows `closed`"
     )
 
     @property
@@ -152,15 +166,15 @@ class Window(Part):
 
 
 class Map(Part):
-    """Columns renamed, computed and dropped, in this order; the others stay as they are.
+    """Rename, compute and drop columns, in this order; other columns do not change.
 
-    Names with dots are fields of structs: `limits.low`. An expression sees the columns as they are after renaming,
-    and none of those that it is computed beside. One that fails (a cast, a division by zero) makes a dead letter.
+    Names with dots are fields of structs: `limits.low`. An expression uses the columns after renaming, but no other
+    computed columns. If an expression fails (a cast, a division by zero), the record becomes a dead letter.
     """
 
     rename: dict[FieldPath, Column] = Field(default_factory=dict, description="old name to new name")
     compute: dict[FieldPath, Expression] = Field(default_factory=dict, description="name to SQL expression")
-    drop: list[FieldPath] = Field(default_factory=list)
+    drop: list[FieldPath] = Field(default_factory=list, description="columns to remove")
 
     @model_validator(mode="after")
     def _something_to_do(self) -> Map:
@@ -173,23 +187,25 @@ STEP_KINDS = ("parse", "sql", "map", "filter", "enrich", "dedupe", "window", "co
 
 
 class Step(Part):
-    """One step: a name, what it reads (default: the step before it), and exactly one of the kinds."""
+    """One step: a name, its input, and exactly one of ``parse``, ``sql``, ``map``, ``filter``, ``enrich``, ``dedupe``,
+    ``window`` and ``concat``.
+    """
 
-    name: Name
+    name: Name = Field(description="name of the step and of its stream")
     source: Annotated[str | None, Field(alias="from")] = Field(
-        default=None, description="the step or source that it reads; the step before it when left out"
+        default=None, description="step or source to read; default: the step before it"
     )
-    parse: Parse | None = None
-    sql: Expression | None = Field(default=None, description="SELECT expressions FROM <the step it reads>")
-    map: Map | None = None
-    filter: Expression | None = Field(default=None, description="rows for which this is not true are counted and left")
-    enrich: Enrich | None = None
-    dedupe: Dedupe | None = None
-    window: Window | None = None
+    parse: Parse | None = Field(default=None, description="parse the payload into columns")
+    sql: Expression | None = Field(default=None, description="`SELECT ... FROM <name of the input>`")
+    map: Map | None = Field(default=None, description="rename, compute and drop columns")
+    filter: Expression | None = Field(default=None, description="SQL condition; other rows are counted as filtered")
+    enrich: Enrich | None = Field(default=None, description="look up a key of the state store")
+    dedupe: Dedupe | None = Field(default=None, description="drop duplicates")
+    window: Window | None = Field(default=None, description="aggregate in windows of event time")
     concat: list[str] | None = Field(
         default=None,
         min_length=2,
-        description="steps and sources whose rows become one stream; columns by name, null where one lacks a column",
+        description="steps and sources to combine; columns are matched by name, missing columns are null",
     )
 
     @property
