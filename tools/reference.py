@@ -49,7 +49,6 @@ def commands_below(command: Any, name: str, parent: Any) -> Iterator[tuple[Any, 
 
 def cli() -> str:
     lines = ["# Command line", "", NOTE, ""]
-    lines += ["Exit status of every command: 0 success, 1 refused or failed, 2 usage error. `-h` prints the help.", ""]
     root = typer.main.get_command(app)
     context = root.make_context("penstock", [], resilient_parsing=True)
     found = [(root, context)]
@@ -205,6 +204,8 @@ class Keys:
 
 
 def plural(kind: str) -> str:
+    if kind == "text or integer or `true` or `false`":
+        return "texts, integers, `true` or `false`"
     for one, many in (("mapping", "mappings"), ("text", "texts"), ("integer", "integers"), ("number", "numbers")):
         if kind == one or kind.startswith((f"{one},", f"{one} ")):
             return many + kind.removeprefix(one)

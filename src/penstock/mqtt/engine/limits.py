@@ -43,66 +43,70 @@ class BrokerLimits:
     """Bounds of one broker. Sizes in bytes; ``_s`` seconds, ``_ms`` milliseconds."""
 
     max_connections: int = 10_000
-    """Network connections; a further one is closed at once."""
+    """Maximum network connections; beyond it a new one is closed at once."""
     max_sessions: int = 100_000
-    """Sessions, connected or not; CONNECT beyond it is answered 0x97."""
+    """Maximum sessions, connected or not; beyond it CONNECT is refused with 0x97."""
     connect_timeout_ms: int = 10_000
-    """From the network connection to CONNECT; then it is closed."""
+    """Time in ms from the network connection to CONNECT; then the connection is closed."""
     max_connect_size: int = 128 * 1024
-    """Of the CONNECT, closed beyond it: all that a stranger can make us buffer."""
+    """Maximum size of CONNECT in bytes, which limits memory for unauthenticated clients; beyond it the connection
+    is closed."""
     max_packet_size: int = 4 * 1024 * 1024
-    """Announced in CONNACK; a larger packet is answered 0x95. Also what one client may make us buffer of its input."""
+    """Maximum Packet Size in bytes, announced in CONNACK; a larger packet closes the connection with 0x95."""
     receive_maximum: int = 1024
-    """Announced in CONNACK: QoS 1 and 2 messages of one client that are not done; beyond it 0x93."""
+    """Receive Maximum, announced in CONNACK: unacknowledged QoS 1 and 2 messages of one client; beyond it 0x93."""
     max_inflight: int = 1024
-    """QoS 1 and 2 messages on their way to one client; its own Receive Maximum may lower it. More only adds memory."""
+    """Maximum QoS 1 and 2 messages in flight to one client; its Receive Maximum may lower it."""
     max_inflight_bytes: int = 64 * 1024 * 1024
-    """Bytes of them, of payloads from 4 KiB on (smaller ones are bounded by their number); one message always goes."""
+    """Maximum bytes in flight to one client, counting payloads of 4 KiB and more; one message is always allowed."""
     max_output_bytes: int = 1024 * 1024
-    """Of messages for one connection in one loop turn; the rest waits in its session for the next turn."""
+    """Maximum bytes sent to one connection per loop iteration; the rest follows in the next one."""
     write_stall_ms: int = 120_000
-    """A client that takes nothing of what fills its transport for this long is disconnected (0x97)."""
+    """Time in ms after which a client that does not read is disconnected (0x97)."""
     max_queued_messages: int = 10_000
-    """Messages that wait in one session, beside those in flight."""
+    """Maximum queued messages of one session, without those in flight."""
     max_queued_bytes: int = 64 * 1024 * 1024
-    """Bytes of them (topic, properties and payload; messages shared by several sessions count in each)."""
+    """Maximum queued bytes of one session (topic, properties and payload)."""
     max_total_queued_messages: int = 1_000_000
-    """Messages that wait in all sessions; the policy is the same, for the session that would add one."""
+    """Maximum queued messages of all sessions together."""
     max_total_queued_bytes: int = 1024 * 1024 * 1024
-    """Bytes of them."""
+    """Maximum queued bytes of all sessions together."""
     queue_overflow: QueueOverflowPolicy = QueueOverflowPolicy.DROP_NEWEST
+    """Reaction to a full queue: drop the newest or oldest message, refuse it (0x97), or disconnect the receiver."""
     max_subscriptions: int = 10_000
-    """Of one session; beyond it SUBACK 0x97."""
+    """Maximum subscriptions of one session; beyond it SUBACK 0x97."""
     max_total_subscriptions: int = 1_000_000
-    """Of all sessions; beyond it SUBACK 0x97."""
+    """Maximum subscriptions of all sessions; beyond it SUBACK 0x97."""
     subscription_denied_code: int = 0x87
-    """The code in SUBACK where access control refuses: 0x87 (not authorized) or 0x80 (failure)."""
+    """Reason code in SUBACK for a denied subscription: 0x87 (not authorized) or 0x80 (failure)."""
     max_topic_levels: int = 128
-    """Of a topic name (PUBACK or CONNACK 0x90; dropped at QoS 0) or filter (SUBACK 0x8F): each costs memory."""
+    """Maximum levels of a topic name (PUBACK or CONNACK 0x90; dropped at QoS 0) or filter (SUBACK 0x8F)."""
     max_client_id_bytes: int = 65_535
-    """Of a client identifier; CONNECT with a longer one is answered 0x85."""
+    """Maximum length of a client identifier; beyond it CONNECT is refused with 0x85."""
     max_topic_bytes: int = 65_535
-    """Of a topic name or filter; the answers are those of ``max_topic_levels``."""
+    """Maximum length of a topic name or filter, with the responses of ``max_topic_levels``."""
     max_topic_aliases: int = 64
-    """Announced in CONNACK: aliases that a client may set; a higher one ends its connection (0x94). 0: none."""
+    """Topic Alias Maximum, announced in CONNACK; a greater alias closes the connection (0x94). 0: none."""
     server_topic_alias_maximum: int = 64
-    """Aliases that we set towards a client that allows them; its own maximum may lower it."""
+    """Maximum topic aliases that the broker uses towards a client; the client's Topic Alias Maximum may lower
+    it."""
     max_publish_rate: int = 0
-    """Messages a second of one client; 0: as fast as it can."""
+    """Maximum messages per second from one client; 0: no limit."""
     max_publish_burst: int = 0
-    """Messages that it may send at once after a pause; 0: those of one second."""
+    """Maximum burst of messages after a pause; 0: the number for one second."""
     rate_limit_action: RateLimitPolicy = RateLimitPolicy.SLOW_DOWN
+    """Reaction to a client above ``max_publish_rate``: read more slowly, refuse (0x97), or disconnect (0x96)."""
     max_retained_messages: int = 100_000
-    """A retained PUBLISH to a new topic beyond it is answered 0x97 and not stored."""
+    """Maximum retained messages; beyond it a retained PUBLISH to a new topic is refused with 0x97."""
     max_retained_bytes: int = 256 * 1024 * 1024
-    """Of them, with an estimate for their place in the tree."""
+    """Maximum bytes of retained messages, with an estimate of the topic tree."""
     max_session_expiry_s: int = 0xFFFFFFFF
-    """A longer Session Expiry Interval is lowered to this, and CONNACK says so. 0xFFFFFFFF: sessions may last."""
+    """Maximum Session Expiry Interval in seconds, announced in CONNACK. 0xFFFFFFFF: no limit."""
     max_keep_alive_s: int = 60
-    """A longer Keep Alive is lowered to this by Server Keep Alive. 0: the client's holds. MQTT 3.1.1 cannot be told."""
+    """Maximum Keep Alive in seconds, announced as Server Keep Alive (not to MQTT 3.1.1). 0: no limit."""
     require_keep_alive: bool = False
-    """Whether a client without a Keep Alive gets ``max_keep_alive_s`` as well."""
+    """Also apply ``max_keep_alive_s`` to clients without Keep Alive."""
     sys_interval_s: int = 10
-    """How often what stands below ``$SYS/`` is renewed while somebody is subscribed to it; 0: never there."""
+    """Interval in seconds of updates below ``$SYS/`` while a client is subscribed; 0: no ``$SYS/`` topics."""
     response_information: str = ""
-    """Response Information in CONNACK for clients that ask for it; ``{clientId}`` is filled in. Empty: none."""
+    """Response Information in CONNACK for clients that request it; ``{clientId}`` is replaced. Empty: none."""

@@ -41,13 +41,14 @@ class ConnectionLimits:
     """Limits of network connections, of one listener or of all. 0: no limit."""
 
     max_connections_per_address: int = 0
-    """Connections from one address (IPv6: from one /64); a further one is answered 0x97."""
+    """Maximum connections from one address (IPv6: from one /64); beyond it CONNECT is refused with 0x97."""
     max_unauthenticated: int = 2_000
-    """Connections without an accepted CONNECT; the oldest one of the address with most of them makes room."""
+    """Maximum connections without an accepted CONNECT; beyond it the oldest of the address with the most is
+    closed."""
     connect_rate_per_address: int = 0
-    """Connections a second from one address; beyond it 0x9F."""
+    """Maximum connections per second from one address; beyond it 0x9F. 0: no limit."""
     connect_burst_per_address: int = 0
-    """Connections that may come at once after a pause; 0: those of one second."""
+    """Maximum burst of connections after a pause; 0: the number for one second."""
 
 
 class ConnectionLimitStats:

@@ -36,13 +36,14 @@ def _topic(value: str) -> str:
 
 
 class BridgeTopicEntry(Part):
-    """Topics that a bridge carries: ``local_prefix`` + ``filter`` here are ``remote_prefix`` + ``filter`` there."""
+    """Topics of a bridge: ``local_prefix`` + ``filter`` on this node corresponds to ``remote_prefix`` + ``filter``
+    on the other."""
 
     filter: str = Field(description="topic filter, without the prefixes")
-    direction: Direction = Field(default=Direction.OUT, description="`out`, `in` or `both`")
-    qos: int = Field(default=1, ge=0, le=2, description="highest quality of service")
-    local_prefix: str = Field(default="", description="what the topics begin with on this node")
-    remote_prefix: str = Field(default="", description="what they begin with on the other broker")
+    direction: Direction = Field(default=Direction.OUT, description="direction of the messages")
+    qos: int = Field(default=1, ge=0, le=2, description="maximum quality of service")
+    local_prefix: str = Field(default="", description="prefix of the topics on this node")
+    remote_prefix: str = Field(default="", description="prefix of the topics at the other broker")
 
     @model_validator(mode="after")
     def _filters(self) -> BridgeTopicEntry:
@@ -64,42 +65,53 @@ class BridgeTopicEntry(Part):
 class BridgeTls(Part):
     """TLS of a bridge, for ``mqtts://`` and ``wss://``."""
 
-    ca: Path | None = Field(default=None, description="PEM: authorities to trust, default: the system's")
-    certificate: Path | None = Field(default=None, description="PEM: the certificate that the bridge shows")
-    key: Path | None = Field(default=None, description="PEM: its private key, default: in `certificate`")
-    server_name: str | None = Field(default=None, description="name in the server's certificate, default: the host")
+    ca: Path | None = Field(default=None, description="PEM file: trusted authorities; default: those of the system")
+    certificate: Path | None = Field(default=None, description="PEM file: client certificate")
+    key: Path | None = Field(default=None, description="PEM file: private key; default: in `certificate`")
+    server_name: str | None = Field(default=None, description="name in the server's certificate; default: the host")
 
 
 class BridgeEntry(Part):
-    """Another MQTT 5 broker. What goes out waits here while it is away; what comes in is acknowledged once it is in."""
+    """Bridge to another MQTT 5 broker. Outgoing messages are queued while it is unavailable; incoming ones are
+    acknowledged once accepted."""
 
     name: str = Field(
-        pattern=r"^[A-Za-z0-9_.-]{1,64}$", description="name in metrics, in the state topic and of the session here"
+        pattern=r"^[A-Za-z0-9_.-]{1,64}$",
+        description="name in metrics, in the state topic and in the name of the session",
     )
     url: Annotated[str, AfterValidator(_url)] = Field(description="mqtt://, mqtts://, ws:// or wss://HOST[:PORT]")
-    topics: list[BridgeTopicEntry] = Field(min_length=1, description="what it carries; the first that matches decides")
+    topics: list[BridgeTopicEntry] = Field(
+        min_length=1, description="topics to bridge; the first matching entry applies"
+    )
     acts_as: Annotated[str, StringConstraints(min_length=1, max_length=256)] | None = Field(
         default=None,
-        description="user whose policies hold for what the bridge does here, default: it may do everything",
+        description="user whose permissions the bridge has on this node; default: all permissions",
     )
-    client_id: str = Field(default="", description="client identifier there, default: `penstock-` and the name")
-    username: str | None = Field(default=None, description="user name there")
+    client_id: str = Field(
+        default="", description="client identifier at the other broker; default: `penstock-` and the name"
+    )
+    username: str | None = Field(default=None, description="user name at the other broker")
     password_file: Path | None = Field(default=None, description="file whose first line is the password")
-    tls: BridgeTls | None = Field(default=None, description="certificates")
-    keep_alive_s: int = Field(default=30, ge=1, le=65_535, description="how often a silent connection is tried")
+    tls: BridgeTls | None = Field(default=None, description="certificates of the connection")
+    keep_alive_s: int = Field(default=30, ge=1, le=65_535, description="Keep Alive in seconds")
     session_expiry_s: int = Field(
-        default=7 * 24 * 3600, ge=0, le=0xFFFFFFFF, description="how long the other broker keeps what is to come in"
+        default=7 * 24 * 3600,
+        ge=0,
+        le=0xFFFFFFFF,
+        description="Session Expiry Interval at the other broker, in seconds",
     )
     clean_start: bool = Field(
-        default=False, description="begin with a new session there: after topics were taken out of the list"
+        default=False,
+        description="start with a new session at the other broker, needed once after topics were removed from the list",
     )
-    window: int = Field(default=200, ge=1, le=65_535, description="messages of a direction that are on their way")
-    max_hops: int = Field(default=3, ge=1, le=100, description="bridges that a message may cross")
+    window: int = Field(default=200, ge=1, le=65_535, description="maximum number of messages in flight per direction")
+    max_hops: int = Field(default=3, ge=1, le=100, description="maximum number of bridges that a message may cross")
     status_topic: Annotated[str, AfterValidator(lambda v: _topic(v) if v else v)] = Field(
-        default="", description="retained state here (1 or 0), default: `$SYS/broker/bridge/<name>/state`"
+        default="",
+        description="topic on this node with the retained state (1 or 0); default: `$SYS/broker/bridge/<name>/state`",
     )
     remote_status_topic: Annotated[str, AfterValidator(_topic)] | None = Field(
-        default=None, description="retained state there (1 or 0), also by its will"
+        default=None, description="topic at the other broker with the retained state (1 or 0)"
     )
 
     def settings(self) -> BridgeSettings:

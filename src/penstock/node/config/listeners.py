@@ -34,7 +34,7 @@ def bind(default: str) -> Any:
     return Field(
         default=parse_address(default),
         json_schema_extra={"default": default},
-        description="HOST:PORT to listen on; port 0: a free one",
+        description="HOST:PORT to listen on; port 0 selects a free port",
     )
 
 
@@ -48,11 +48,13 @@ class Listener(Part):
     """Where a part listens, and the address that it tells others where that differs (a container, a proxy)."""
 
     bind: AddressText = bind("127.0.0.1:0")
-    advertise: AddressText | None = Field(default=None, description="HOST:PORT that others are told, default: bind")
+    advertise: AddressText | None = Field(
+        default=None, description="HOST:PORT that clients connect to; default: `bind`"
+    )
     anonymous: Literal["allow"] | None = Field(
         default=None,
-        description="`allow`: clients without credentials are accepted here, also where the node has users. Default:"
-        " only where it has none, and on loopback",
+        description="`allow`: accept clients without credentials, even if the node has users. Default: "
+        "accept them on loopback if the node has no users",
     )
 
     @model_validator(mode="before")

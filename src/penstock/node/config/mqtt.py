@@ -95,10 +95,10 @@ def _docstrings(kind: type[Any]) -> dict[str, str]:
     return found
 
 
-MqttLimits = _limits(
-    "MqttLimits", "Bounds of the whole broker, and what happens beyond.", BrokerLimits, ConnectionLimits
+MqttLimits = _limits("MqttLimits", "Limits of the broker.", BrokerLimits, ConnectionLimits)
+ListenerLimits = _limits(
+    "ListenerLimits", "Limits of one listener, in addition to those of the broker.", ConnectionLimits
 )
-ListenerLimits = _limits("ListenerLimits", "Bounds of one listener, beside those of the broker.", ConnectionLimits)
 
 
 def broker_limits(section: Any) -> BrokerLimits:
@@ -114,22 +114,22 @@ def network_limits(section: Any) -> ConnectionLimits:
 
 
 class Tls(Part):
-    """Certificates of a listener. SIGHUP reads the files again."""
+    """Certificates of a listener. SIGHUP reloads the files."""
 
-    certificate: Path = Field(description="PEM: the server's certificate, then the intermediate ones")
-    key: Path = Field(description="PEM: its private key, not encrypted")
-    client_ca: Path | None = Field(default=None, description="PEM: authorities that client certificates are trusted by")
+    certificate: Path = Field(description="PEM file: server certificate, followed by intermediate certificates")
+    key: Path = Field(description="PEM file: private key, not encrypted")
+    client_ca: Path | None = Field(default=None, description="PEM file: authorities of client certificates")
     client_certificates: ClientCertificates = Field(
         default=ClientCertificates.REQUIRE,
-        description="whether clients must show a certificate, where `client_ca` is given",
+        description="whether a client certificate is required, with `client_ca`",
     )
     revoked: Path | None = Field(
-        default=None, description="PEM: revocation lists, one of every authority that signs clients' certificates"
+        default=None, description="PEM file: revocation lists, one for each authority of client certificates"
     )
     name: CertificateName = Field(
-        default=CertificateName.COMMON_NAME, description="what in a client certificate is its holder's name"
+        default=CertificateName.COMMON_NAME, description="part of a client certificate that identifies the client"
     )
-    minimum_version: Literal["1.2", "1.3"] = Field(default="1.2", description="the oldest TLS that is spoken")
+    minimum_version: Literal["1.2", "1.3"] = Field(default="1.2", description="minimum TLS version")
 
     @model_validator(mode="after")
     def _lists_are_of_somebody(self) -> Tls:
@@ -159,19 +159,26 @@ def _path(value: str) -> str:
 class MqttListenerEntry(Listener):
     """One address for MQTT clients."""
 
-    transport: Transport = Field(default=Transport.TCP, description="what MQTT travels in")
-    tls: Tls | None = Field(default=None, description="for `tls` and `wss`")
+    transport: Transport = Field(default=Transport.TCP, description="transport protocol")
+    tls: Tls | None = Field(default=None, description="certificates, for `tls` and `wss`")
     authentication: list[AuthenticationMethod] | None = Field(
         default=None,
-        description="ways to say who one is that are accepted here; default: all for which there is a file or a"
-        " `client_ca`, and `anonymous` only where there is none",
+        description="accepted authentication methods; default: all that are configured with a file or "
+        "`client_ca`, or `anonymous` if none is",
     )
-    path: Annotated[str, AfterValidator(_path)] = Field(default="/mqtt", description="`ws` and `wss`: the path")
+    path: Annotated[str, AfterValidator(_path)] = Field(
+        default="/mqtt", description="path of the endpoint, for `ws` and `wss`"
+    )
     origins: list[str] = Field(
         default_factory=list,
-        description="`ws` and `wss`: origins whose pages may connect, as in `https://hmi.example`; `*`: any",
+        description="origins of web pages that may connect, for `ws` and `wss`, such as "
+        "`https://hmi.example`; `*`: all",
     )
-    max_connections: int = Field(default=0, ge=0, description="connections here; 0: only the broker's limit counts")
+    max_connections: int = Field(
+        default=0,
+        ge=0,
+        description="maximum number of connections of this listener; 0: only the limit of the broker applies",
+    )
 
     @model_validator(mode="after")
     def _fits(self) -> MqttListenerEntry:
@@ -188,22 +195,22 @@ class MqttListenerEntry(Listener):
 
 
 class MqttListenerMore(MqttListenerEntry):
-    """A further address for MQTT clients."""
+    """Additional MQTT listener."""
 
-    bind: AddressText = Field(description="HOST:PORT to listen on; port 0: a free one")
+    bind: AddressText = Field(description="HOST:PORT to listen on; port 0 selects a free port")
     limits: ListenerLimits = Field(  # type: ignore[valid-type] # a model that is made above
-        default_factory=lambda: ListenerLimits(max_unauthenticated=0), description="bounds of this listener"
+        default_factory=lambda: ListenerLimits(max_unauthenticated=0), description="limits of this listener"
     )
 
 
 class MqttListener(MqttListenerEntry):
-    """MQTT: the default listener, further ones, and the limits of the broker."""
+    """MQTT broker: default listener, additional listeners, and limits."""
 
     bind: AddressText = bind("127.0.0.1:1883")
     listeners: dict[str, MqttListenerMore] = Field(
-        default_factory=dict, description="further listeners, by the name that logs and metrics give them"
+        default_factory=dict, description="additional listeners by name, which logs and metrics use"
     )
-    limits: MqttLimits = Field(default_factory=MqttLimits, description="bounds of the broker")  # type: ignore[valid-type] # too
+    limits: MqttLimits = Field(default_factory=MqttLimits, description="limits of the broker")  # type: ignore[valid-type] # too
 
     @model_validator(mode="after")
     def _names(self) -> MqttListener:
@@ -216,29 +223,28 @@ class MqttListener(MqttListenerEntry):
 
 
 class Security(Part):
-    """Files that say who may come in and do what. SIGHUP reads them again; a broken one keeps what held before."""
+    """Files for authentication and authorization. SIGHUP reloads them; an invalid file changes nothing."""
 
-    passwords: Path | None = Field(default=None, description="password file, as `penstock passwd` writes it")
+    passwords: Path | None = Field(default=None, description="password file, see `penstock passwd`")
     tokens: Path | None = Field(default=None, description="token file")
-    token_method: str = Field(
-        default=METHOD, min_length=1, description="authentication method by which clients bring a token"
-    )
+    token_method: str = Field(default=METHOD, min_length=1, description="authentication method of clients with a token")
     policies: Path | None = Field(
-        default=None, description="policy file; without one, a client that may come in may do everything"
+        default=None, description="policy file; without it, every accepted client has all permissions"
     )
     administrators: list[str] | None = Field(
         default=None,
-        description="users that may use TubeMQ's administration by HTTP for changes and message bodies; default: every"
-        " user, or with policies those that may `Administer` all topics. The administration token may always",
+        description="users that may make changes and read message bodies by TubeMQ's HTTP administration; "
+        "default: every user, or with policies those with `Administer` for all topics. The "
+        "administration token is always accepted",
     )
     check_retain_source: bool = Field(
         default=True,
-        description="whether a retained message is only delivered while its publisher may publish it, where there are"
-        " policies",
+        description="with policies, deliver a retained message only while its publisher may publish it",
     )
     strict_read: bool = Field(
         default=False,
-        description="whether SET with NX or NEX, and VDEL, need Read beside Write: they tell what a key holds",
+        description="require Read and Write for SET with NX or NEX and for VDEL, whose responses reveal "
+        "the value of a key",
     )
 
     def check(self, listeners: Mapping[str, MqttListenerEntry]) -> None:

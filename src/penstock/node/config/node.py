@@ -93,24 +93,25 @@ FilterText = Annotated[str, BeforeValidator(lambda value: _filter(value) if isin
 
 
 class TubeMasterListener(Listener):
-    """TubeMQ master."""
+    """TubeMQ master listener."""
 
     bind: AddressText = bind("127.0.0.1:8715")
 
 
 class TubeBrokerListener(Listener):
-    """TubeMQ broker."""
+    """TubeMQ broker listener."""
 
     bind: AddressText = bind("127.0.0.1:8123")
 
 
 class HttpTls(Part):
-    """Certificates of an HTTP listener, which speaks TLS alone then. SIGHUP reads the files again."""
+    """Certificates of an HTTPS listener. SIGHUP reloads the files."""
 
-    certificate: Path = Field(description="PEM: the server's certificate, then the intermediate ones")
-    key: Path = Field(description="PEM: its private key, not encrypted")
+    certificate: Path = Field(description="PEM file: server certificate, followed by intermediate certificates")
+    key: Path = Field(description="PEM file: private key, not encrypted")
     client_ca: Path | None = Field(
-        default=None, description="PEM: authorities of client certificates; clients, and health probes, need one then"
+        default=None,
+        description="PEM file: authorities of client certificates, which all clients and health probes then need",
     )
 
     def files(self) -> TlsFiles:
@@ -124,20 +125,20 @@ class HttpTls(Part):
 
 
 class TubeBrokerHttpListener(Listener):
-    """TubeMQ broker administration."""
+    """HTTP listener for TubeMQ broker administration."""
 
-    tls: HttpTls | None = Field(default=None, description="TLS; default: plain HTTP")
+    tls: HttpTls | None = Field(default=None, description="certificates for HTTPS; default: plain HTTP")
     bind: AddressText = bind("127.0.0.1:8081")
 
 
 class HttpListener(Listener):
-    """Health, metrics, TubeMQ master administration."""
+    """HTTP listener for health, metrics and TubeMQ master administration."""
 
     bind: AddressText = bind("127.0.0.1:8080")
-    tls: HttpTls | None = Field(default=None, description="TLS; default: plain HTTP")
+    tls: HttpTls | None = Field(default=None, description="certificates for HTTPS; default: plain HTTP")
     anonymous_metrics: bool = Field(
         default=False,
-        description="whether `/metrics` is answered without credentials where `security.passwords` is set",
+        description="serve `/metrics` without credentials if `security.passwords` is set",
     )
 
 
@@ -145,25 +146,27 @@ Retention = Annotated[str, Field(pattern=r"^[1-9][0-9]{0,5}[smh]$")]
 
 
 class Topic(Part):
-    """A tube topic that the node makes when it starts."""
+    """TubeMQ topic that the node creates at its start."""
 
-    partitions: int = Field(default=3, ge=1, le=9999, description="partitions in each store")
-    stores: int = Field(default=1, ge=1, le=100, description="stores, each with files of its own")
+    partitions: int = Field(default=3, ge=1, le=9999, description="number of partitions per store")
+    stores: int = Field(default=1, ge=1, le=100, description="number of stores, each with its own files")
     retention: Retention | None = Field(
         default=None,
-        description="how long records are kept, as in `90s`, `30m` or `12h`; also changed for a topic that exists."
-        " Default: what the topic has, `168h` at first",
+        description="retention time, such as `90s`, `30m` or `12h`; also applied to an existing topic. "
+        "Default: unchanged, initially `168h`",
     )
     durability: Durability | None = Field(
-        default=None, description="what an acknowledged send to this topic promises; default: as the node's"
+        default=None, description="durability of this topic; default: that of the node"
     )
 
 
 class Staging(Part):
-    """What tasks stage for writes that are exactly once."""
+    """Rows that are staged for exactly-once writes."""
 
-    max_bytes: int = Field(default=4 << 30, ge=1 << 20, description="bytes staged at most; beyond, tasks are refused")
-    keep: Retention = Field(default="24h", description="how long rows stay staged that nobody commits")
+    max_bytes: int = Field(
+        default=4 << 30, ge=1 << 20, description="maximum number of staged bytes; beyond it tasks are refused"
+    )
+    keep: Retention = Field(default="24h", description="how long uncommitted rows stay staged")
 
     @property
     def limits(self) -> StagingLimits:
@@ -172,41 +175,45 @@ class Staging(Part):
 
 
 class Tube(Part):
-    """The tube log of this node."""
+    """TubeMQ master and broker of this node."""
 
-    broker_id: int = Field(default=1, ge=1, le=2**31 - 1, description="the broker's number at the master")
+    broker_id: int = Field(default=1, ge=1, le=2**31 - 1, description="number of the broker at the master")
     admin_token: str | None = Field(
         default=None,
         min_length=1,
         max_length=128,
-        description="administration token, which HTTP requests send as `confModAuthToken`; default: a random one,"
-        " created at the first start in `tube/admin-token` of the data directory",
+        description="administration token, which HTTP requests send as `confModAuthToken`; default: a "
+        "random token, created at the first start in `tube/admin-token` of the data directory",
     )
     check_visit_tokens: bool = Field(
         default=False,
-        description="whether brokers refuse sends and registrations without a visit token of the master, as TubeMQ does"
-        " by `startVisitTokenCheck`; from two minutes after a broker registered, and while it reaches its master",
+        description="refuse sends and registrations without a visit token of the master, as TubeMQ does "
+        "with `startVisitTokenCheck`. Applies from two minutes after the registration of a "
+        "broker, while it can reach its master",
     )
-    topics: dict[TopicName, Topic] = Field(default_factory=dict, description="topics to make at the start")
+    topics: dict[TopicName, Topic] = Field(default_factory=dict, description="topics to create at the start")
     max_store_bytes: int | None = Field(
         default=None,
         ge=1 << 20,
-        description="bytes that each store keeps: the oldest segments (64 MiB each) of one that holds more go, however"
-        " young. Default: no limit by size",
+        description="maximum size of each store in bytes: beyond it the oldest segments (64 MiB each) are "
+        "deleted, independent of their age. Default: no limit",
     )
     consumer_session_s: int = Field(
         default=30,
         ge=3,
         le=3600,
-        description="seconds after which a silent consumer's partitions go to other members of its group, at the node's"
-        " master and broker. A consumer may ask for less (`session_timeout_s`). Choose more than two heartbeats of"
-        " every client: Java clients send one every 13 s by default, C++ and Go clients every 10 s",
+        description="session timeout: seconds after which the partitions of a consumer without heartbeats "
+        "go to other members of its group. A consumer may set less (`session_timeout_s`). Use "
+        "more than two heartbeat periods of every client: 13 s for Java clients, 10 s for C++ "
+        "and Go clients by default",
     )
-    staging: Staging = Field(default_factory=Staging, description="what tasks stage for writes that are exactly once")
+    staging: Staging = Field(default_factory=Staging, description="staging of rows for exactly-once writes")
     access: TubeAccess = Field(
-        default_factory=TubeAccess, description="tube clients that need not sign, where `security.passwords` is set"
+        default_factory=TubeAccess, description="clients that need not sign if `security.passwords` is set"
     )
-    tls: TubeTls | None = Field(default=None, description="TLS beside the plain listeners of master and broker")
+    tls: TubeTls | None = Field(
+        default=None, description="TLS listeners of master and broker, in addition to the plain ones"
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -222,19 +229,20 @@ class Tube(Part):
 
 
 class Disk(Part):
-    """Disk space of the data directory."""
+    """Disk space limits of the data directory."""
 
     max_bytes: int = Field(
         default=0,
         ge=0,
-        description="size of the data directory beyond which nothing is stored that needs space, 0 = no limit. MQTT"
-        " messages to store are answered 0x97, SETs that need space with the quota's error, sends to a tube with 419",
+        description="maximum size of the data directory in bytes; 0: no limit. Beyond it requests that "
+        "need space are rejected: MQTT messages with 0x97, SETs with the quota error, TubeMQ "
+        "sends with 419",
     )
     min_free_bytes: int | None = Field(
         default=None,
         ge=0,
-        description="free space on the file system below which the same is refused, 0 = none. Default: 5 % of the file"
-        " system, at most 256 MiB",
+        description="minimum free space of the file system in bytes, with the same effect; 0: no minimum. "
+        "Default: 5 % of the file system, at most 256 MiB",
     )
 
 
@@ -248,66 +256,85 @@ class WhenFull(StrEnum):
 
 
 class Rule(Part):
-    """MQTT messages that match ``filter`` become records of the tube topic ``topic``."""
+    """Copy MQTT messages that match ``filter`` to the TubeMQ topic ``topic``."""
 
     filter: FilterText = Field(description="MQTT topic filter")
-    topic: TopicName = Field(description="tube topic; made with the default settings where `tube.topics` lacks it")
-    name: str = Field(default="", max_length=64, description="name in metrics and messages, default: the tube topic")
+    topic: TopicName = Field(
+        description="TubeMQ topic; created with default settings if `tube.topics` does not list it"
+    )
+    name: str = Field(default="", max_length=64, description="name in metrics and messages; default: the TubeMQ topic")
     key: TemplateText = Field(
         default_factory=lambda: Template("{topic}"),
         json_schema_extra={"default": "{topic}"},
-        description="the record's key",
+        description="template of the record's key",
     )
     msg_type: TemplateText = Field(
         default_factory=lambda: Template("{level.-1}"),
         json_schema_extra={"default": "{level.-1}"},
-        description="the record's $msgType$, which consumers can filter by",
+        description="template of the record's message type (`$msgType$`), by which consumers filter",
     )
     partition: int | None = Field(
         default=None,
         ge=0,
-        description="partition of all records; default: chosen by the key, whose records stay in order",
+        description="partition of all records; default: selected by the key",
     )
     attributes: dict[AttributeName, TemplateText] = Field(
         default_factory=dict,
-        description="attributes of the record beside the message's user properties; one that comes out empty is left"
-        " out",
+        description="templates of additional attributes of the record; an empty attribute is omitted",
     )
-    max_pending_bytes: int = Field(default=64 * 1024 * 1024, ge=1, description="bytes that may wait for the log")
+    max_pending_bytes: int = Field(
+        default=64 * 1024 * 1024, ge=1, description="maximum number of bytes that wait for the log"
+    )
     when_full: WhenFull = Field(
-        default=WhenFull.WAIT, description="beyond them: `wait` stops reading who sends, `refuse` answers 0x97"
+        default=WhenFull.WAIT,
+        description="reaction beyond `max_pending_bytes`: `wait` stops reading from publishers, `refuse` "
+        "rejects messages with 0x97",
     )
 
 
 class NodeConfig(Part):
-    """The whole configuration of a node."""
+    """Configuration of a node."""
 
-    data_dir: Path = Field(default=Path("penstock-data"), description="where everything is kept")
-    durability: Durability = Field(default=Durability.DURABLE, description="what an acknowledgement promises")
+    data_dir: Path = Field(default=Path("penstock-data"), description="directory of all data of the node")
+    durability: Durability = Field(
+        default=Durability.DURABLE,
+        description="what an acknowledgement means: `durable` (fsynced), `flushed` (written to the "
+        "operating system) or `memory`",
+    )
     clock_step_hold_s: float = Field(
         default=STEP_HOLD_S,
         ge=0,
         le=86_400,
-        description="seconds for which a step of the system clock by more than 30 s has to last before versions and"
-        " deadlines follow it; 0: at once",
+        description="seconds before versions and deadlines follow a step of the system clock of more than "
+        "30 s; 0: follow at once",
     )
-    disk: Disk = Field(default_factory=Disk)
-    mqtt: MqttListener = Field(default_factory=MqttListener)
+    disk: Disk = Field(default_factory=Disk, description="disk space limits of the data directory")
+    mqtt: MqttListener = Field(default_factory=MqttListener, description="MQTT broker: listeners and limits")
     mqtt_faults: AddressText | None = Field(
         default=None,
-        description="HOST:PORT of a further listener, before `mqtt`, that obeys the fault switches; for tests alone",
+        description="HOST:PORT of an additional MQTT listener with fault injection, for tests only",
     )
-    security: Security = Field(default_factory=Security)
-    tube_master: TubeMasterListener = Field(default_factory=TubeMasterListener)
-    tube_broker: TubeBrokerListener = Field(default_factory=TubeBrokerListener)
-    tube_broker_http: TubeBrokerHttpListener = Field(default_factory=TubeBrokerHttpListener)
-    http: HttpListener = Field(default_factory=HttpListener)
-    statestore: StateStore = Field(default_factory=StateStore)
-    tube: Tube = Field(default_factory=Tube)
-    rules: list[Rule] = Field(default_factory=list, description="MQTT topic filters carried into tube topics")
-    bridges: list[BridgeEntry] = Field(default_factory=list, description="other MQTT brokers")
-    log_level: LogLevel = Field(default=LogLevel.INFO, description="from which severity on lines are logged")
-    log_format: LogFormat = Field(default=LogFormat.TEXT, description="how log lines are written")
+    security: Security = Field(default_factory=Security, description="authentication and authorization")
+    tube_master: TubeMasterListener = Field(
+        default_factory=TubeMasterListener, description="listener of the TubeMQ master"
+    )
+    tube_broker: TubeBrokerListener = Field(
+        default_factory=TubeBrokerListener, description="listener of the TubeMQ broker"
+    )
+    tube_broker_http: TubeBrokerHttpListener = Field(
+        default_factory=TubeBrokerHttpListener, description="HTTP administration of the TubeMQ broker"
+    )
+    http: HttpListener = Field(
+        default_factory=HttpListener, description="health, metrics and administration of the TubeMQ master"
+    )
+    statestore: StateStore = Field(
+        default_factory=StateStore, description="state store: quotas, extensions, change capture"
+    )
+    tube: Tube = Field(default_factory=Tube, description="TubeMQ master and broker: topics, retention, access")
+    rules: list[Rule] = Field(default_factory=list, description="copy MQTT topics into TubeMQ topics")
+    bridges: list[BridgeEntry] = Field(default_factory=list, description="bridges to other MQTT brokers")
+    log_level: LogLevel = Field(default=LogLevel.INFO, description="minimum severity of log lines")
+    log_format: LogFormat = Field(default=LogFormat.TEXT, description="format of log lines")
 
     @model_validator(mode="after")
     def _consistent(self) -> NodeConfig:

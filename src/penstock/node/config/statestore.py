@@ -57,12 +57,12 @@ def _topic(value: str | None) -> str | None:
 
 
 class KeyResource(Part):
-    """Keys that are kept."""
+    """Keys that are stored on disk."""
 
     key_type: KeyType = Field(
-        default=KeyType.PATTERN, description="how `keys` are written: globs, exact text, or exact bytes in base64"
+        default=KeyType.PATTERN, description="format of `keys`: globs, exact text, or exact bytes in base64"
     )
-    keys: list[str] = Field(description="the keys")
+    keys: list[str] = Field(description="list of keys")
 
     def names(self) -> list[bytes]:
         """The keys as bytes.
@@ -85,18 +85,21 @@ def _usable(resources: list[KeyResource]) -> list[KeyResource]:
 
 
 class PersistenceConfig(Part):
-    """Which keys reach the disk with `durability: memory`; with any other durability all do."""
+    """Keys that are written to disk with `durability: memory`. With other durabilities all keys are."""
 
     mode: PersistenceMode = Field(
         default=PersistenceMode.ALL,
-        description="`all`: written behind; `none`: empty after a restart; `custom`: `keys`, and what asks for it",
+        description="`all`: all keys, asynchronously; `none`: no keys; `custom`: `keys`, and keys whose "
+        "SET requests it",
     )
     keys: Annotated[list[KeyResource], AfterValidator(_usable)] = Field(
-        default_factory=list, description="what is kept in mode `custom`"
+        default_factory=list, description="keys that are stored in mode `custom`"
     )
-    dynamic: bool = Field(default=True, description="in mode `custom`, keep what a SET asks to keep")
-    property: str = Field(default="aio-persistence", min_length=1, description="user property of a SET that asks")
-    value: str = Field(default="true", description="its value")
+    dynamic: bool = Field(default=True, description="in mode `custom`, also store keys whose SET requests it")
+    property: str = Field(
+        default="aio-persistence", min_length=1, description="user property of a SET that requests it"
+    )
+    value: str = Field(default="true", description="value of that user property")
 
     def as_options(self) -> Persistence:
         """What the store takes."""
@@ -111,34 +114,38 @@ class PersistenceConfig(Part):
 
 
 class StateStore(Part):
-    """The state store."""
+    """State store."""
 
     dialect: Literal["auto", "sdk", "published", "older"] = Field(
-        default="auto", description="form of answers and notifications; `auto`: each request chooses"
+        default="auto", description="form of responses and notifications; `auto`: as the request"
     )
-    max_keys: int = Field(default=MAX_KEYS, ge=0, description="quota of keys, 0 = none")
+    max_keys: int = Field(default=MAX_KEYS, ge=0, description="maximum number of keys; 0: no limit")
     max_bytes: int = Field(
-        default=MAX_BYTES, ge=0, description="quota of keys, values and 260 bytes for each key, in bytes, 0 = none"
+        default=MAX_BYTES, ge=0, description="maximum size of keys and values plus 260 bytes per key; 0: no limit"
     )
     principal_share: int = Field(
         default=PRINCIPAL_SHARE,
         ge=1,
         le=100,
-        description="percentage of both quotas for the keys that one principal created, where users are configured."
-        " All anonymous clients are one principal",
+        description="percentage of both quotas for the keys of one principal, if users are configured. "
+        "All anonymous clients are one principal",
     )
     max_waiting: int = Field(
-        default=100_000, ge=1, description="requests that may wait for the disk; beyond, PUBACK 0x97 (Quota exceeded)"
+        default=100_000,
+        ge=1,
+        description="maximum number of requests that wait for the disk; beyond it PUBACK 0x97 (Quota exceeded)",
     )
-    scan: bool = Field(default=True, description="SCAN, which lists keys")
-    extensions: list[ExtensionName] = Field(
-        default_factory=list, description="what is offered beside the published protocol; refused as unknown otherwise"
+    scan: bool = Field(default=True, description="enable SCAN, which lists keys")
+    extensions: list[ExtensionName] = Field(default_factory=list, description="extensions of the protocol to enable")
+    history_changes: int = Field(
+        default=100_000, ge=1, description="number of changes in the history for `resume` and `as-of`"
     )
-    history_changes: int = Field(default=100_000, ge=1, description="changes kept for `resume` and `as-of`")
-    history_bytes: int = Field(default=64 << 20, ge=1, description="bytes of them kept")
-    persistence: PersistenceConfig = Field(default_factory=PersistenceConfig)
+    history_bytes: int = Field(default=64 << 20, ge=1, description="size of this history in bytes")
+    persistence: PersistenceConfig = Field(
+        default_factory=PersistenceConfig, description="keys that are written to disk with `durability: memory`"
+    )
     capture_topic: Annotated[str | None, AfterValidator(_topic)] = Field(
-        default=None, description="tube topic that gets every change, in order; made where it does not exist"
+        default=None, description="TubeMQ topic for change capture; created if it does not exist"
     )
 
     def options(self, *, strict_read: bool) -> StoreOptions:

@@ -28,10 +28,11 @@ def _network(value: object) -> object:
 
 
 class TubeAccess(Part):
-    """Tube clients that need not sign where the node has users: stock Java consumers cannot."""
+    """TubeMQ clients that need not sign although the node has users, because Apache's Java consumers cannot
+    sign."""
 
     networks: list[Annotated[str, BeforeValidator(_network)]] = Field(
-        default_factory=list, description="networks whose clients need not sign, as in `10.1.0.0/16`"
+        default_factory=list, description="networks whose clients need not sign, such as `10.1.0.0/16`"
     )
     groups: list[str] = Field(default_factory=list, description="consumer groups whose members need not sign")
 
@@ -44,15 +45,15 @@ class TubeAccess(Part):
 
 
 class TubeTls(Part):
-    """TLS listeners of master and broker, beside the plain ones and on the same addresses."""
+    """TLS listeners of master and broker, on the same addresses as the plain ones."""
 
-    certificate: Path = Field(description="PEM: the server's certificate, then the intermediate ones")
-    key: Path = Field(description="PEM: its private key, not encrypted")
+    certificate: Path = Field(description="PEM file: server certificate, followed by intermediate certificates")
+    key: Path = Field(description="PEM file: private key, not encrypted")
     client_ca: Path | None = Field(
-        default=None, description="PEM: authorities of client certificates; clients need one"
+        default=None, description="PEM file: authorities of client certificates, which all clients then need"
     )
-    master_port: int = Field(default=8716, ge=0, le=65535, description="port of the master; 0 takes a free one")
-    broker_port: int = Field(default=8124, ge=0, le=65535, description="port of the broker; 0 takes a free one")
+    master_port: int = Field(default=8716, ge=0, le=65535, description="TLS port of the master; 0 selects a free port")
+    broker_port: int = Field(default=8124, ge=0, le=65535, description="TLS port of the broker; 0 selects a free port")
 
     def beside(self, start: Start, port: int) -> Start:
         """``start`` with a TLS listener on ``port``. Raises ConfigError where a file cannot be used."""
