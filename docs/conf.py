@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from docutils.nodes import document
 from sphinx.application import Sphinx
 
@@ -19,6 +21,7 @@ html_theme = "furo"
 html_title = f"penstock {version}"
 html_static_path = ["_static"]
 html_css_files = ["penstock.css"]
+html_search_scorer = str(Path(__file__).with_name("search_scorer.js"))
 html_copy_source = False
 copybutton_prompt_text = "$ "
 copybutton_line_continuation_character = "\\"
