@@ -26,7 +26,7 @@ def test_limits_are_those_of_the_code() -> None:
     assert broker_limits(changed).queue_overflow == "drop_oldest"
     assert network_limits(changed).max_unauthenticated == 5
     texts = {name: field.description for name, field in MqttLimits.model_fields.items()}
-    assert str(texts["max_packet_size"]).startswith("Maximum Packet Size in bytes, announced in CONNACK; a larger packet")
+    assert str(texts["max_packet_size"]).startswith("Maximum Packet Size in bytes, announced in CONNACK; a larger")
 
 
 def test_client_certificates_are_asked_for_where_there_is_an_authority() -> None:
