@@ -146,7 +146,7 @@ def _write(directory: Path, node: RunningNode, *, with_pipeline: bool) -> dict[s
     newer = node.out("kv", "set", "lock", "holder-2").strip()
     node.out("kv", "set", "guarded", "b", "--fencing-token", newer)
     node.out("kv", "set", "text", "42")
-    node.out("kv", "set", "expires", "later", "--ttl-ms", str(NEVER_MS))
+    node.out("kv", "set", "expires", "later", "--ttl", f"{NEVER_MS}ms")
     node.out("kv", "set", "bytes", stdin=bytes(range(256)))
     told["tokens"] = [token, newer]
     told["keys"] = {key: node.rows("kv", "get", key)[0] for key in ("lock", "guarded", "text", "expires", "bytes")}
@@ -169,7 +169,7 @@ def _write(directory: Path, node: RunningNode, *, with_pipeline: bool) -> dict[s
     # TubeMQ: records of a rule and of a producer, a group that read some of them.
     for number in range(12):
         node.out("mqtt", "pub", "plant/telemetry", reading(number))
-    node.out("tube", "topics", "create", "orders", "--partitions", "1", "--retention", "7d")
+    node.out("tube", "topic", "create", "orders", "--partitions", "1", "--retention", "7d")
     node.out("tube", "produce", "telemetry", "not JSON", "--key", "k", "--header", "line=3", "--partition", "1")
     told["records"] = node.rows("tube", "consume", "telemetry")
     told["read"] = node.rows("tube", "consume", "telemetry", "--group", "reader", "--count", "5")

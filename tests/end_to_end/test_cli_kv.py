@@ -61,7 +61,7 @@ def test_watch_prints_changes_as_they_happen(node: RunningNode) -> None:
             "version": first,
             "missed": False,
         }
-        node.out("kv", "set", "seen", "2", "--ttl-ms", "300")
+        node.out("kv", "set", "seen", "2", "--ttl", "300ms")
         assert json.loads(next(lines))["value"] == "2"
         expired = json.loads(next(lines))
         assert (expired["operation"], expired["value"]) == ("DELETE", None)

@@ -25,19 +25,19 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningNode]:
 
 
 def test_topics(node: RunningNode) -> None:
-    assert node.out("tube", "topics", "create", "shaped", "--partitions", "2", "--stores", "2")
-    rows = {row["topic"]: row for row in node.rows("tube", "topics")}
+    assert node.out("tube", "topic", "create", "shaped", "--partitions", "2", "--stores", "2")
+    rows = {row["topic"]: row for row in node.rows("tube", "topic", "list")}
     assert (rows["water"]["partitions"], rows["water"]["publish"]) == (3, True)
     assert (rows["shaped"]["partitions"], rows["shaped"]["stores"], rows["shaped"]["brokers"]) == (2, 2, 1)
-    again = node.penstock("tube", "topics", "create", "shaped")
+    again = node.penstock("tube", "topic", "create", "shaped")
     assert (again.returncode, again.stdout) == (1, b"")
     assert b"exists" in again.stderr
-    assert node.penstock("tube", "topics", "create", "odd name").returncode == 1
-    assert node.penstock("tube", "topics", "create", "denied", "--admin-token", "x").returncode == 1
+    assert node.penstock("tube", "topic", "create", "odd name").returncode == 1
+    assert node.penstock("tube", "topic", "create", "denied", "--admin-token", "x").returncode == 1
 
 
 def test_what_is_produced_is_consumed(node: RunningNode) -> None:
-    node.out("tube", "topics", "create", "round")
+    node.out("tube", "topic", "create", "round")
     args = ["--key", "k", "--header", "line=3", "--msg-type", "flow"]
     sent = node.rows("tube", "produce", "round", "a", "b", "c", *args)
     assert len({row["partition"] for row in sent}) == 1
@@ -49,14 +49,14 @@ def test_what_is_produced_is_consumed(node: RunningNode) -> None:
     assert node.out("tube", "consume", "round", "--count", "1") == f"1:{sent[0]['partition']}  k  a\n"
     assert node.penstock("tube", "consume", "round", "--raw").stdout == b"a\nb\nc\n"
     # Closed for producers it is read all the same.
-    node.out("tube", "topics", "alter", "round", "--no-publish")
+    node.out("tube", "topic", "alter", "round", "--no-publish")
     assert node.penstock("tube", "consume", "round", "--raw").stdout == b"a\nb\nc\n"
-    node.out("tube", "topics", "alter", "round", "--publish", "--broker", "1")
+    node.out("tube", "topic", "alter", "round", "--publish", "--broker-id", "1")
     assert node.rows("tube", "produce", "round", "d")
 
 
 def test_a_group_goes_on_where_it_was(node: RunningNode) -> None:
-    node.out("tube", "topics", "create", "grouped")
+    node.out("tube", "topic", "create", "grouped")
     node.out("tube", "produce", "grouped", *(f"v{n}" for n in range(10)), "--partition", "0")
     first = node.rows("tube", "consume", "grouped", "--group", "lake", "--count", "4")
     assert [row["value"] for row in first] == ["v0", "v1", "v2", "v3"]
@@ -67,7 +67,7 @@ def test_a_group_goes_on_where_it_was(node: RunningNode) -> None:
 
 
 def test_follow_waits_for_more(node: RunningNode) -> None:
-    node.out("tube", "topics", "create", "followed")
+    node.out("tube", "topic", "create", "followed")
     node.out("tube", "produce", "followed", "old")
     with node.running("tube", "consume", "followed", "--follow", "--json", said="consuming followed") as lines:
         assert json.loads(next(lines))["value"] == "old"
@@ -78,16 +78,16 @@ def test_follow_waits_for_more(node: RunningNode) -> None:
 
 
 def test_a_topic_is_deleted_with_its_records(node: RunningNode) -> None:
-    node.out("tube", "topics", "create", "gone")
+    node.out("tube", "topic", "create", "gone")
     node.out("tube", "produce", "gone", "a", "b")
-    assert node.penstock("tube", "topics", "delete", "gone", "--yes", "--admin-token", "x").returncode == 1
-    assert node.penstock("tube", "topics", "delete", "gone", "--yes").returncode == 0
-    assert "gone" not in {row["topic"] for row in node.rows("tube", "topics")}
-    again = node.penstock("tube", "topics", "delete", "gone", "--yes")
+    assert node.penstock("tube", "topic", "delete", "gone", "--yes", "--admin-token", "x").returncode == 1
+    assert node.penstock("tube", "topic", "delete", "gone", "--yes").returncode == 0
+    assert "gone" not in {row["topic"] for row in node.rows("tube", "topic", "list")}
+    again = node.penstock("tube", "topic", "delete", "gone", "--yes")
     assert (again.returncode, again.stdout) == (1, b"")
-    assert b"has no topic" in again.stderr
+    assert b"does not exist" in again.stderr
     # The name is free, and nothing of the old records is in the new topic.
-    node.out("tube", "topics", "create", "gone")
+    node.out("tube", "topic", "create", "gone")
     node.out("tube", "produce", "gone", "new")
     assert [row["value"] for row in node.rows("tube", "consume", "gone")] == ["new"]
     # Interrupted after the second step.
@@ -99,15 +99,15 @@ def test_a_topic_is_deleted_with_its_records(node: RunningNode) -> None:
     web = str(node.ready["http"])
     call(web, "admin_modify_topic_info", {**common, "acceptPublish": "false", "acceptSubscribe": "false"})
     call(web, "admin_delete_topic_info", common)
-    assert node.penstock("tube", "topics", "delete", "gone", "--yes").returncode == 0
-    assert "gone" not in {row["topic"] for row in node.rows("tube", "topics")}
+    assert node.penstock("tube", "topic", "delete", "gone", "--yes").returncode == 0
+    assert "gone" not in {row["topic"] for row in node.rows("tube", "topic", "list")}
 
 
 def test_nobody_there_is_status_1(node: RunningNode) -> None:
     for args in (
         ["tube", "produce", "water", "x", "--tube-master", "127.0.0.1:1"],
         ["tube", "consume", "water", "--tube-master", "127.0.0.1:1"],
-        ["tube", "topics", "--http", "127.0.0.1:1"],
+        ["tube", "topic", "list", "--http", "127.0.0.1:1"],
         ["tube", "consume", "unknown"],
     ):
         done = node.penstock(*args)
@@ -116,7 +116,7 @@ def test_nobody_there_is_status_1(node: RunningNode) -> None:
 
 
 def test_what_is_staged_is_shown_settled_and_let_go(node: RunningNode) -> None:
-    node.out("tube", "topics", "create", "squares")
+    node.out("tube", "topic", "create", "squares")
     master = str(node.ready["tube_master"])
 
     async def stage() -> None:
@@ -138,17 +138,17 @@ def test_what_is_staged_is_shown_settled_and_let_go(node: RunningNode) -> None:
                     await asker.close()
 
     asyncio.run(stage())
-    rows = {row["query"]: row for row in node.rows("tube", "staged")}
+    rows = {row["query"]: row for row in node.rows("tube", "staged", "list")}
     assert {(name, row["state"], row["batch"], row["task"], row["rows"]) for name, row in rows.items()} == {
         ("dead", "prepared", 7, 3, 1),
         ("left", "staged", 7, 3, 1),
     }
     assert node.rows("tube", "consume", "squares") == []
-    refused = node.penstock("tube", "staged", "--remove", "dead")
+    refused = node.penstock("tube", "staged", "delete", "dead")
     assert refused.returncode == 1
     assert b"is prepared" in refused.stderr
-    assert b"last batch committed is 7" in node.penstock("tube", "staged", "--settle", "dead").stderr
+    assert b"last committed batch: 7" in node.penstock("tube", "staged", "settle", "dead").stderr
     assert [row["value"] for row in node.rows("tube", "consume", "squares")] == ["dead"]
-    assert b"1 attempts of query left" in node.penstock("tube", "staged", "--remove", "left").stderr
-    assert node.rows("tube", "staged") == []
-    assert node.penstock("tube", "staged", "--force").returncode == 2
+    assert b"1 attempts of query left" in node.penstock("tube", "staged", "delete", "left").stderr
+    assert node.rows("tube", "staged", "list") == []
+    assert node.penstock("tube", "staged", "list", "--force").returncode == 2

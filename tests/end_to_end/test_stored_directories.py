@@ -93,7 +93,7 @@ def test_records_keep_their_offsets_and_groups_continue(stored: Stored) -> None:
     assert set(read) == every
     if stored.stopped:  # a killed broker may have lost the last committed offsets of a group: decision 48
         assert len(read) == len(every)
-    partitions = {row["topic"]: row["partitions"] for row in node.rows("tube", "topics")}
+    partitions = {row["topic"]: row["partitions"] for row in node.rows("tube", "topic", "list")}
     assert (partitions["telemetry"], partitions["orders"]) == (2, 1)
 
 

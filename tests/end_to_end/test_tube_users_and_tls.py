@@ -127,7 +127,7 @@ def test_strangers_read_nothing(node: Secured) -> None:
 
 
 def test_commands(node: Secured) -> None:
-    node.out("tube", "topics", "create", "round")
+    node.out("tube", "topic", "create", "round")
     node.out("tube", "produce", "round", "a", "b", "--partition", "0", *node.user, *node.tls)
     assert [row["value"] for row in node.rows("tube", "consume", "round", *node.user, *node.tls)] == ["a", "b"]
     # Over the plain port the user alone does.
@@ -135,13 +135,13 @@ def test_commands(node: Secured) -> None:
     assert sorted(row["value"] for row in grouped) == ["a", "b"]
     # The master says where the broker's administration is, and its TLS port.
     tls = [*node.user, *node.tls[:4]]
-    node.out("tube", "offsets", "reset", "shore", "--to", "1d", *tls)
-    behind = node.rows("tube", "lag", "shore", *tls)
+    node.out("tube", "offset", "reset", "shore", "--to", "1d", *tls)
+    behind = node.rows("tube", "group", "lag", "shore", *tls)
     assert sum(row["messages"] for row in behind) == 2
     for args in (
         ["tube", "consume", "round"],
         ["tube", "produce", "round", "x"],
-        ["tube", "lag", "shore"],
+        ["tube", "group", "lag", "shore"],
         ["tube", "consume", "round", "--username", "edge", "--password-file", str(node.directory / "wrong")],
     ):
         done = node.penstock(*args)
@@ -152,11 +152,11 @@ def test_commands(node: Secured) -> None:
     assert len(node.rows("tube", "consume", "round", "--group", "legacy", "--count", "2")) == 2
     done = node.penstock("tube", "consume", "round", "--username", "edge")
     assert done.returncode == 2
-    assert b"--username is given without --password-file" in done.stderr
+    assert b"--username is set without --password-file" in done.stderr
 
 
 def test_dead_letters_are_sent_again_by_who_reads_the_source(node: Secured, tmp_path: Path) -> None:
-    node.out("tube", "topics", "create", "mended")
+    node.out("tube", "topic", "create", "mended")
     at = datetime(2024, 5, 1, tzinfo=UTC)
     letter = Letter("p", "parse.not_json", "why", "id-1", "", "mended", 1, 0, 0, at, b"k", [], b"nope")
     options: Options = {"tubemq.user": "edge", "tubemq.passwordFile": str(node.directory / "secret")}

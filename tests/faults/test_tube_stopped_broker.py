@@ -22,7 +22,7 @@ from tests.unit.tube.servers import tube, until
 
 def start(path: Path, number: int, master: str) -> subprocess.Popen[str]:
     """A broker process that is ready."""
-    command = [*PENSTOCK, "tube", "broker", "--broker-id", str(number), "--tube-master", master, "--json"]
+    command = [*PENSTOCK, "tube", "broker", "run", "--broker-id", str(number), "--tube-master", master, "--json"]
     process = subprocess.Popen([*command, "--data-dir", str(path / str(number))], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     assert json.loads(process.stdout.readline())

@@ -124,7 +124,7 @@ async def test_users_and_groups_that_need_not_sign(with_users: Tube, java_client
     """The Java producer signs when it registers, and shows the token it got from then on.
 
     The Java consumer never signs towards a master: the rule lets its group in, and no other one. What the Java
-    producer has as its password is the user's signing key (``penstock passwd tube-key``).
+    producer has as its password is the user's signing key (``penstock user tube-key``).
     """
     masters = with_users.masters
     login = {"user": "usr", "password": tube_key("usr", b"secret")}

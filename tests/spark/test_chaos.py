@@ -141,8 +141,8 @@ class Broker:
         self.process: subprocess.Popen[str] | None = None
 
     def start(self) -> Broker:
-        argv = [*PENSTOCK, "tube", "broker", "--broker-id", "2", "--tube-master", self._master, "--json"]
-        argv += ["--data-dir", str(self._directory / "broker"), "--bind", self._address]
+        argv = [*PENSTOCK, "tube", "broker", "run", "--broker-id", "2", "--tube-master", self._master, "--json"]
+        argv += ["--data-dir", str(self._directory / "broker"), "--tube-broker", self._address]
         with (self._directory / "broker.log").open("ab") as log:
             self.process = subprocess.Popen(
                 argv, env=environment(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, text=True
@@ -215,7 +215,7 @@ def test_nothing_is_lost_doubled_or_turned_back(tmp_path: Path) -> None:
     lake, state = tmp_path / "lake", tmp_path / "state"
     (tmp_path / "node").mkdir()
     with RunningNode(tmp_path / "node") as node, Broker(tmp_path, node.ready["tube_master"]) as broker:
-        node.out("tube", "topics", "create", "chaos", "--partitions", "2")
+        node.out("tube", "topic", "create", "chaos", "--partitions", "2")
         file = tmp_path / "p.yaml"
         master, mqtt = node.ready["tube_master"], f"mqtt://{node.ready['mqtt']}"
         file.write_text(FILE.format(master=master, broker=mqtt, lake=lake))

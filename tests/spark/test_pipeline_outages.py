@@ -136,7 +136,7 @@ OUTAGES = [pytest.param(0.0, id="short"), pytest.param(60.0, id="a minute", mark
 def test_sinks_that_are_down_get_everything_once_they_are_back(
     setup_of: Callable[..., Setup], other: RunningNode, outage_s: float
 ) -> None:
-    other.out("tube", "topics", "create", "out", "--partitions", "1")
+    other.out("tube", "topic", "create", "out", "--partitions", "1")
     there = SINK.replace("OTHER_MASTER", other.ready["tube_master"])
     setup = setup_of(there.replace("OTHER_BROKER", f"mqtt://{other.ready['mqtt']}"), 1)
     setup.send(*(record(n) for n in range(50)))

@@ -1,4 +1,4 @@
-"""`penstock tube audit`: who changed what by the administration."""
+"""`penstock audit`: the audit trail of a node or broker."""
 
 from __future__ import annotations
 
@@ -8,26 +8,29 @@ from typing import Annotated, Any
 
 import typer
 
+from penstock.cli.options import Commands, Json
 from penstock.cli.output import Cell, note, print_json, print_table
-from penstock.cli.tube.access import Json
 from penstock.errors import ConfigError
 
-__all__ = ["audit"]
+__all__ = ["app"]
 
 _COLUMNS = ["time", "server", "method", "user", "credential", "address", "result"]
 
+app = Commands("Show the audit trail of a node or broker.")
 
-def audit(
+
+@app.add("penstock audit list --limit 20", "penstock audit list --data-dir /var/lib/penstock --json", name="list")
+def audit_list(
     data_dir: Annotated[
         Path,
-        typer.Option(help="Data directory of the node or broker.", envvar="PENSTOCK_DATA_DIR", metavar="PATH"),
+        typer.Option(help="Data directory of the node or broker.", envvar="PENSTOCK_DATA_DIR", metavar="DIR"),
     ] = Path("penstock-data"),
-    count: Annotated[int, typer.Option("--count", "-n", help="The newest of them.", min=1, metavar="N")] = 100,
+    limit: Annotated[int, typer.Option("--limit", "-n", help="Show the newest N entries.", min=1, metavar="N")] = 100,
     as_json: Json = False,
 ) -> None:
-    """Show the audit trail: changes by the HTTP administration, and who has read message bodies; oldest first.
+    """List changes through the HTTP administration, and reads of message bodies, oldest first.
 
-    It reads the files in the data directory, whether the node runs or not. `--json` has the parameters too.
+    The files of the data directory are read, so the node need not run. --json includes the parameters of requests.
     """
     from penstock.runtime.observability.audit import read_audit
 
@@ -35,9 +38,9 @@ def audit(
         raise ConfigError(
             f"--data-dir: {data_dir} is not a directory",
             option="--data-dir",
-            do="name the data directory of the node or broker: --data-dir PATH",
+            do="set the data directory of the node or broker: --data-dir DIR",
         )
-    rows = list(deque(read_audit(data_dir / "audit"), maxlen=count))
+    rows = list(deque(read_audit(data_dir / "audit"), maxlen=limit))
     if as_json:
         for row in rows:
             print_json(row)

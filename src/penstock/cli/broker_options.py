@@ -1,4 +1,4 @@
-"""The options with which a command connects to an MQTT broker: one list for every command that does."""
+"""Options of commands that connect to an MQTT broker: address, credentials, TLS, client identifier."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, TypedDict, TypeVar
 
 import typer
 
-from penstock.cli.options import grouped
+from penstock.cli.options import duration_option, shared_options
 from penstock.errors import ConfigError, RefusedError, UnavailableError
 
 if TYPE_CHECKING:
@@ -19,7 +19,15 @@ if TYPE_CHECKING:
     from penstock.statestore.client.client import StateStoreClient
     from penstock.statestore.hlc import Hlc
 
-__all__ = ["BrokerAccess", "BrokerOptions", "Credentials", "Token", "connects", "parse_token", "reaches"]
+__all__ = [
+    "BrokerOptions",
+    "Credentials",
+    "StoreOptions",
+    "Token",
+    "connects_to_broker",
+    "connects_to_store",
+    "parse_token",
+]
 
 T = TypeVar("T")
 
@@ -29,7 +37,7 @@ _NOT_AUTHORIZED = 0x87
 _LOGIN_REFUSED = (0x86, _NOT_AUTHORIZED)
 """Reason codes of CONNACK: Bad User Name or Password, Not authorized [MQTT 5.0 section 3.2.2.2]."""
 _LOG_IN = (
-    "give a user and password that the broker accepts: --username and --password-file (PENSTOCK_USERNAME, "
+    "set a user name and password that the broker accepts: --username and --password-file (PENSTOCK_USERNAME, "
     "PENSTOCK_PASSWORD_FILE), or a client certificate: --cert-file"
 )
 _GRANT = (
@@ -37,20 +45,20 @@ _GRANT = (
     "identifier that the command uses: --client-id"
 )
 
-_START = "start a node (penstock up), or name its MQTT listener: --broker mqtt://HOST:PORT"
+_START = "start a node (penstock up), or set the address of its MQTT listener: --broker mqtt://HOST:PORT"
 
 Token = Annotated[
     str | None,
     typer.Option(
-        help="Write under this token: the version of the SET that acquired the lock.",
+        help="Fencing token: the version of the SET that acquired the lock.",
         envvar="PENSTOCK_FENCING_TOKEN",
-        metavar="HLC",
+        metavar="VERSION",
     ),
 ]
 
 
 class Credentials(TypedDict):
-    """The arguments of an MQTT client that say who it is and whom it trusts."""
+    """Credentials and TLS arguments of an MQTT client."""
 
     username: str | None
     password: str | None
@@ -59,13 +67,13 @@ class Credentials(TypedDict):
 
 
 @dataclass(frozen=True, slots=True)
-class BrokerAccess:
-    """Where the broker is, and how to get in."""
+class BrokerOptions:
+    """Address of the broker, credentials, TLS and client identifier."""
 
     broker: Annotated[
         str,
         typer.Option(
-            help="The broker: HOST:PORT, mqtt://HOST[:PORT], mqtts://, ws:// or wss://.",
+            help="MQTT broker: mqtt://HOST[:PORT], mqtts://, ws://, wss:// or HOST:PORT.",
             envvar="PENSTOCK_BROKER",
             metavar="URL",
         ),
@@ -73,34 +81,36 @@ class BrokerAccess:
     username: Annotated[str | None, typer.Option(help="User name.", envvar="PENSTOCK_USERNAME", metavar="NAME")] = None
     password_file: Annotated[
         Path | None,
-        typer.Option(help="File whose first line is the password.", envvar="PENSTOCK_PASSWORD_FILE", metavar="PATH"),
+        typer.Option(help="File whose first line is the password.", envvar="PENSTOCK_PASSWORD_FILE", metavar="FILE"),
     ] = None
     scram: Annotated[
-        bool, typer.Option("--scram", help="Prove the password by SCRAM-SHA-256 instead of sending it.")
+        bool, typer.Option("--scram", help="Authenticate with SCRAM-SHA-256 instead of sending the password.")
     ] = False
     ca_file: Annotated[
         Path | None,
         typer.Option(
-            help="PEM of the authorities to trust; default: the system's.", envvar="PENSTOCK_CA_FILE", metavar="PATH"
+            help="PEM file of the trusted authorities. Default: the system's.",
+            envvar="PENSTOCK_CA_FILE",
+            metavar="FILE",
         ),
     ] = None
     cert_file: Annotated[
         Path | None,
-        typer.Option(help="PEM of the client's certificate.", envvar="PENSTOCK_CERT_FILE", metavar="PATH"),
+        typer.Option(help="PEM file of the client certificate.", envvar="PENSTOCK_CERT_FILE", metavar="FILE"),
     ] = None
     key_file: Annotated[
         Path | None,
-        typer.Option(help="PEM of its key; default: in --cert-file.", envvar="PENSTOCK_KEY_FILE", metavar="PATH"),
+        typer.Option(help="PEM file of its key. Default: in --cert-file.", envvar="PENSTOCK_KEY_FILE", metavar="FILE"),
     ] = None
-    client_id: Annotated[str | None, typer.Option(help="MQTT client identifier, default: a new one.", metavar="ID")] = (
-        None
-    )
+    client_id: Annotated[
+        str | None, typer.Option(help="MQTT client identifier. Default: a random one.", metavar="ID")
+    ] = None
 
     def credentials(self) -> Credentials:
-        """What a client is made with, beside its address. The password is sent, or proved where that was asked for.
+        """Arguments of a client.
 
         Raises:
-            ConfigError: the password file cannot be read, or a user name or a password is given without the other.
+            ConfigError: the password file cannot be read, or only one of user name and password is set.
         """
         from penstock.mqtt.url import parse_broker_url
 
@@ -114,9 +124,9 @@ class BrokerAccess:
         username, password = username or url.username, password or url.password
         if not username or not password:
             raise ConfigError(
-                "--scram: it needs a user name and a password",
+                "--scram needs a user name and a password",
                 option="--scram",
-                do="give --username and --password-file, or write both into the URL",
+                do="set --username and --password-file, or put both into the URL",
             )
         proof = ScramAuthentication(username, password)
         return Credentials(username=None, password=None, authentication=proof, tls=self._tls())
@@ -124,19 +134,19 @@ class BrokerAccess:
     def _check_login(self, username: str | None, password: str | None) -> None:
         if username is not None and password is None:
             raise ConfigError(
-                f"--username {username!r}: there is no password",
+                f"--username {username!r} is set without a password",
                 option="--username",
                 do="set --password-file (PENSTOCK_PASSWORD_FILE), or omit the user name if the broker has no users",
             )
         if password is not None and username is None:
             raise ConfigError(
-                "--password-file: there is no user name",
+                "--password-file is set without a user name",
                 option="--password-file",
                 do="set --username (PENSTOCK_USERNAME), or omit the password if the broker has no users",
             )
 
     def _tls(self) -> TlsOptions | None:
-        """What TLS needs to know; None: the URL decides alone."""
+        """TLS options; None: the URL scheme alone decides."""
         from penstock.mqtt.client import TlsOptions
 
         if self.ca_file is None and self.cert_file is None and self.key_file is None:
@@ -155,8 +165,8 @@ class BrokerAccess:
         """``client``, connected.
 
         Raises:
-            UnavailableError: nobody answers there; it says what to do.
-            RefusedError: the broker refused the login; it names the options.
+            UnavailableError: the broker does not respond.
+            RefusedError: the broker rejected the credentials.
         """
         async with AsyncExitStack() as stack:
             async with self.explained():
@@ -165,7 +175,7 @@ class BrokerAccess:
 
     @asynccontextmanager
     async def explained(self, do: str = _START) -> AsyncIterator[None]:
-        """Say in terms of the command line what to do if the broker does not answer or refuses the login."""
+        """Add a hint with command line options to errors of the connection."""
         try:
             yield
         except RefusedError as error:
@@ -174,19 +184,19 @@ class BrokerAccess:
             raise
         except UnavailableError as error:
             if error.do is not None and "penstock up" not in error.do:
-                raise  # it knows better: TLS, the name of the host, another protocol
+                raise  # its hint is more specific: TLS, host name, another protocol
             raise UnavailableError(error.what, applied=False, why=error.why, do=do) from error
 
     @property
     def _identified(self) -> bool:
-        """Whether the command presents credentials to the broker."""
+        """True if the command has credentials."""
         from penstock.mqtt.url import parse_broker_url
 
         return bool(self.username or self.cert_file or parse_broker_url(self.broker).username)
 
     @property
     def shown(self) -> str:
-        """The broker's address without what is secret."""
+        """URL of the broker without credentials."""
         from penstock.mqtt.url import parse_broker_url
 
         url = parse_broker_url(self.broker)
@@ -194,20 +204,17 @@ class BrokerAccess:
 
 
 @dataclass(frozen=True, slots=True)
-class BrokerOptions(BrokerAccess):
-    """The same, of a command that asks the state store there."""
+class StoreOptions(BrokerOptions):
+    """The same, and the timeout of requests to the state store."""
 
-    timeout: Annotated[
-        float,
-        typer.Option("--timeout-s", "--timeout", help="Seconds to wait for an answer.", min=0.001, metavar="S"),
-    ] = 10.0
+    timeout: Annotated[float, duration_option(text="Timeout of each request.", at_least_s=0.001, default="10s")] = 10.0
 
     @asynccontextmanager
     async def store(self) -> AsyncIterator[StateStoreClient]:
-        """The state store at the broker.
+        """Client of the state store, connected.
 
         Raises:
-            UnavailableError: nobody answers there; it says what to do.
+            UnavailableError: the broker does not respond.
         """
         from penstock.statestore.client.client import StateStoreClient
 
@@ -221,18 +228,18 @@ class BrokerOptions(BrokerAccess):
             yield store
 
 
-reaches = grouped(BrokerAccess, "access")
-"""Give a command the options of :class:`BrokerAccess`; it takes them as its argument ``access``."""
+connects_to_broker = shared_options(BrokerOptions, "access")
+"""Give a command the options of :class:`BrokerOptions`, as its argument ``access``."""
 
-connects = grouped(BrokerOptions, "options")
-"""Give a command the options of :class:`BrokerOptions`; it takes them as its argument ``options``."""
+connects_to_store = shared_options(StoreOptions, "options")
+"""Give a command the options of :class:`StoreOptions`, as its argument ``options``."""
 
 
 def parse_token(text: str | None) -> Hlc | None:
-    """The fencing token that ``text`` is.
+    """Parse a fencing token.
 
     Raises:
-        ConfigError: it is none.
+        ConfigError: ``text`` is not a version.
     """
     if text is None:
         return None

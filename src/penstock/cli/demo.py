@@ -1,4 +1,4 @@
-"""`penstock demo`: real telemetry the whole way, and the proof."""
+"""`penstock demo`: real telemetry from MQTT into a lake table, and the proof of delivery."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from penstock.cli.options import Commands
 from penstock.cli.output import note, print_json, use_colour
 from penstock.errors import ConfigError
 
@@ -24,48 +25,53 @@ if TYPE_CHECKING:
 
 __all__ = ["app"]
 
-app = typer.Typer(rich_markup_mode=None, add_completion=False)
+app = Commands()
 
 PLOT_WIDTH = 110
 
 
-@app.command()
+@app.add("penstock demo", "penstock demo --chaos --keep --dir demo")
 def demo(
     attach: Annotated[
         bool,
         typer.Option(
             "--attach",
-            help="Use the node at --broker and --tube-master, which has the rule of examples/water/penstock.yaml.",
+            help="Use a running node with the rule of examples/water/penstock.yaml: --broker, --tube-master.",
         ),
     ] = False,
     broker: Annotated[
-        str, typer.Option(envvar="PENSTOCK_BROKER", metavar="URL", help="With --attach: the node's MQTT broker.")
+        str, typer.Option(envvar="PENSTOCK_BROKER", metavar="URL", help="With --attach: MQTT broker of the node.")
     ] = "mqtt://127.0.0.1:1883",
     tube_master: Annotated[
-        str, typer.Option(envvar="PENSTOCK_TUBE_MASTER", metavar="HOST:PORT", help="With --attach: its tube master.")
+        str,
+        typer.Option(
+            envvar="PENSTOCK_TUBE_MASTER", metavar="HOST:PORT", help="With --attach: TubeMQ master of the node."
+        ),
     ] = "127.0.0.1:8715",
     chaos: Annotated[
-        bool, typer.Option("--chaos", help="Kill the Spark driver and the node (-9) in mid-run; the proof must hold.")
+        bool, typer.Option("--chaos", help="Kill the Spark driver and the node (SIGKILL) during the run.")
     ] = False,
-    keep: Annotated[bool, typer.Option("--keep", help="Keep the node's data and the logs, too.")] = False,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep the data of the node and the logs.")] = False,
     directory: Annotated[
         Path | None,
         typer.Option(
             "--dir",
-            help="An empty or new directory to work in. Default: a temporary one.",
-            metavar="PATH",
+            help="Working directory, empty or new. Default: a temporary one.",
+            metavar="DIR",
             show_default=False,
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Events as JSON lines; the last line is the result.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print events as JSON lines; the last line is the result.")
+    ] = False,
 ) -> None:
-    """See 1,268 real measurements travel: MQTT, tube log, Spark, lake table, state store, notification.
+    """Send 1,268 real measurements through MQTT, TubeMQ and Spark into a lake table, with alarms in the state store.
 
-    One malformed and one late message are among them. At the end the log, the table, the ledger and the alarms are
-    read, and every count is proved. Exit status 1 if any is off.
+    One message is malformed and one is late. At the end the log, the table, the ledger and the alarms are compared.
+    Exit status 1 if a record is missing or duplicated.
     """
     if chaos and attach:
-        raise ConfigError("--chaos kills the node, and --attach uses one that is not the demo's", do="give one of them")
+        raise ConfigError("--chaos and --attach exclude each other", why="--chaos kills the node", do="use one of them")
     try:
         from penstock.demo.stack import Addresses, Options
         from penstock.demo.story import tell

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.cli.broker_options import BrokerOptions, Token, connects, parse_token
+from penstock.cli.broker_options import StoreOptions, Token, connects_to_store, parse_token
 from penstock.cli.kv_transfer import export_command, import_command
-from penstock.cli.options import command_group, given_bytes
+from penstock.cli.options import Commands, Json, duration_option, input_bytes
 from penstock.cli.output import (
     bytes_fields,
     escape,
@@ -40,34 +40,31 @@ if TYPE_CHECKING:
 
 __all__ = ["app", "lock_command"]
 
-app = command_group("Read, write, watch and lock keys of a state store.")
+app = Commands("Read, write, watch and lock keys of a state store.")
 
-Json = Annotated[bool, typer.Option("--json", help="One JSON object a line.")]
-Key = Annotated[str, typer.Argument(help="The key.", metavar="KEY")]
-Base64 = Annotated[bool, typer.Option("--base64", help="KEY is given in base64: for keys that are no text.")]
-Value = Annotated[
-    str | None, typer.Argument(help="The value; without it, it is read from --file or stdin.", metavar="VALUE")
-]
+Key = Annotated[str, typer.Argument(help="Key.", metavar="KEY")]
+Base64 = Annotated[bool, typer.Option("--base64", help="KEY is base64, for keys that are not text.")]
+Value = Annotated[str | None, typer.Argument(help="Value. Default: --file or standard input.", metavar="VALUE")]
 ValueFile = Annotated[
-    Path | None, typer.Option(help="Take the value from this file, byte for byte; -: from stdin.", metavar="PATH")
+    Path | None, typer.Option(help="Read the value from a file; - for standard input.", metavar="FILE")
 ]
 
 
-@app.command(name="get")
-@connects
+@app.add("penstock kv get line-3/limit", "penstock kv get line-3/image --file image.png", name="get")
+@connects_to_store
 def get_command(
     key: Key,
     file: Annotated[
-        Path | None, typer.Option(help="Write the value to this file; -: to stdout.", metavar="PATH")
+        Path | None, typer.Option(help="Write the value to a file; - for standard output.", metavar="FILE")
     ] = None,
     key_base64: Base64 = False,
     as_json: Json = False,
     *,
-    options: BrokerOptions,
+    options: StoreOptions,
 ) -> None:
-    """Write the value of KEY to standard output, byte for byte; to a terminal as text, what is none escaped.
+    """Write the value of KEY to standard output: unchanged, or escaped on a terminal if it is not text.
 
-    Exit status 1 when there is no such key.
+    Exit status 1 if the key does not exist.
     """
     name, file = _key(key, key_base64), unless_standard(file)
 
@@ -88,37 +85,44 @@ def get_command(
     _finish(options, get)
 
 
-@app.command(name="set")
-@connects
+@app.add(
+    "penstock kv set line-3/limit 42",
+    "penstock kv set line-3/limit 42 --ttl 10m --nx",
+    "penstock kv set line-3/image --file image.png",
+    name="set",
+)
+@connects_to_store
 def set_command(
     key: Key,
     value: Value = None,
     file: ValueFile = None,
-    ttl_ms: Annotated[int | None, typer.Option(help="Expire after so many milliseconds.", min=1, metavar="MS")] = None,
-    only_new: Annotated[bool, typer.Option("--nx", help="Only where the key does not exist.")] = False,
+    ttl: Annotated[float | None, duration_option(text="Delete the key after this time.", at_least_s=0.001)] = None,
+    only_new: Annotated[bool, typer.Option("--nx", help="Set the key only if it does not exist.")] = False,
     only_new_or_equal: Annotated[
-        bool, typer.Option("--nex", help="Only where the key does not exist or has this value.")
+        bool, typer.Option("--nex", help="Set the key only if it does not exist or has this value.")
     ] = False,
     persist: Annotated[
-        bool, typer.Option("--persist", help="Ask a store that keeps its keys in memory to have this one on disk.")
+        bool, typer.Option("--persist", help="Keep the key on disk in a store whose durability is memory.")
     ] = False,
     fencing_token: Token = None,
     fence_prefix: Annotated[
         str | None,
-        typer.Option(help="Fence every key that begins so with the token; the store must offer it.", metavar="TEXT"),
+        typer.Option(
+            help="Protect every key with this prefix by the fencing token (extension prefix-fence).", metavar="TEXT"
+        ),
     ] = None,
     key_base64: Base64 = False,
     as_json: Json = False,
     *,
-    options: BrokerOptions,
+    options: StoreOptions,
 ) -> None:
     """Set KEY to VALUE and print the version.
 
-    Exit status 1 when the condition was not met.
+    Exit status 1 if the condition (--nx, --nex) is not met.
     """
     if only_new and only_new_or_equal:
-        raise ConfigError("kv set: --nx and --nex exclude each other", option="--nx", do="give one of the two")
-    name, data, token = _key(key, key_base64), given_bytes("kv set", "VALUE", value, file), parse_token(fencing_token)
+        raise ConfigError("kv set: --nx and --nex exclude each other", option="--nx", do="use one of them")
+    name, data, token = _key(key, key_base64), input_bytes("kv set", "VALUE", value, file), parse_token(fencing_token)
 
     async def set_(store: StateStoreClient) -> bool:
         from penstock.statestore.client.client import Condition
@@ -128,7 +132,7 @@ def set_command(
             name,
             data,
             condition=condition,
-            ttl_ms=ttl_ms,
+            ttl_ms=None if ttl is None else round(ttl * 1000),
             fencing_token=token,
             persist=persist,
             fence_prefix=fence_prefix,
@@ -149,14 +153,14 @@ def set_command(
     _finish(options, set_)
 
 
-@app.command(name="del")
-@connects
+@app.add("penstock kv del line-3/limit", name="del")
+@connects_to_store
 def del_command(
-    key: Key, fencing_token: Token = None, key_base64: Base64 = False, as_json: Json = False, *, options: BrokerOptions
+    key: Key, fencing_token: Token = None, key_base64: Base64 = False, as_json: Json = False, *, options: StoreOptions
 ) -> None:
     """Delete KEY.
 
-    Exit status 1 when there is no such key.
+    Exit status 1 if the key does not exist.
     """
     name, token = _key(key, key_base64), parse_token(fencing_token)
 
@@ -171,8 +175,8 @@ def del_command(
     _finish(options, delete)
 
 
-@app.command(name="vdel")
-@connects
+@app.add("penstock kv vdel line-3/limit 42", name="vdel")
+@connects_to_store
 def vdel_command(
     key: Key,
     value: Value = None,
@@ -181,13 +185,13 @@ def vdel_command(
     key_base64: Base64 = False,
     as_json: Json = False,
     *,
-    options: BrokerOptions,
+    options: StoreOptions,
 ) -> None:
     """Delete KEY if it has VALUE.
 
-    Exit status 1 when there is no such key or it has another value.
+    Exit status 1 if the key does not exist or has another value.
     """
-    name, data, token = _key(key, key_base64), given_bytes("kv vdel", "VALUE", value, file), parse_token(fencing_token)
+    name, data, token = _key(key, key_base64), input_bytes("kv vdel", "VALUE", value, file), parse_token(fencing_token)
 
     async def vdelete(store: StateStoreClient) -> bool:
         deleted = await store.vdelete(name, data, fencing_token=token)
@@ -202,35 +206,36 @@ def vdel_command(
     _finish(options, vdelete)
 
 
-@app.command(name="watch")
-@connects
+@app.add("penstock kv watch line-3/limit", "penstock kv watch line-3/ --prefix --json", name="watch")
+@connects_to_store
 def watch_command(
     key: Key,
     prefix: Annotated[
-        bool, typer.Option("--prefix", help="Watch every key that begins with KEY; the store must offer it.")
+        bool, typer.Option("--prefix", help="Watch every key that begins with KEY (extension prefix-observe).")
     ] = False,
-    count: Annotated[int | None, typer.Option(help="End after so many changes.", min=1, metavar="N")] = None,
+    count: Annotated[
+        int | None, typer.Option("--count", "-c", help="Exit after N changes.", min=1, metavar="N")
+    ] = None,
     key_base64: Base64 = False,
     as_json: Json = False,
     *,
-    options: BrokerOptions,
+    options: StoreOptions,
 ) -> None:
-    """Print each change of KEY as it happens, until Ctrl-C.
+    """Print each change of KEY as it happens, until interrupted (Ctrl-C).
 
-    A line is the operation (SET or DELETE), the version and the value; with --prefix the key stands before the value. A
-    lost connection is opened again, and a change that happened meanwhile is printed then (with --json: "missed" is
-    true). LOST says that changes under a prefix may have been missed. Standard error tells of lost connections, and
-    once they are back whether changes may have been missed and what KEY holds.
+    A line has the operation (SET or DELETE), the version and the value; with --prefix the key precedes the value. A
+    lost connection is restored, and the last change during the interruption is printed ("missed" is true with --json).
+    LOST means that changes below a prefix may have been missed. Interruptions are reported on standard error.
     """
     name = _key(key, key_base64)
 
     async def watch(store: StateStoreClient) -> bool:
         seen = 0
         async with store.observe_prefix(name) if prefix else store.observe(name) as changes:
-            note(f"watching '{shown(name)}{'*' if prefix else ''}', Ctrl-C ends")
+            note(f"watching '{shown(name)}{'*' if prefix else ''}', interrupt with Ctrl-C")
             if not prefix and name.endswith(b"*"):
-                note(f"KEY is no pattern; for every key that begins with '{shown(name[:-1])}': --prefix")
-            _tell_outages(store, name, None if prefix else changes)
+                note(f"KEY is not a pattern; to watch every key that begins with '{shown(name[:-1])}' use --prefix")
+            _report_outages(store, name, None if prefix else changes)
             async for change in changes:
                 version = None if change.version is None else str(change.version)
                 if as_json:
@@ -252,15 +257,15 @@ def watch_command(
         _finish(options, watch)
 
 
-def _tell_outages(store: StateStoreClient, name: bytes, observation: Observation | None) -> None:
-    """Say on standard error when the connection is lost, and how things are once it is back; None: of a prefix."""
+def _report_outages(store: StateStoreClient, name: bytes, observation: Observation | None) -> None:
+    """Report lost and restored connections on standard error; ``observation`` is None for a prefix."""
     lost_at: float | None = None
 
     def lost(error: PenstockError) -> None:
         nonlocal lost_at
         if lost_at is None:
             lost_at = time.monotonic()
-            note(f"{escape(error.what)}; connecting again")
+            note(f"{escape(error.what)}; reconnecting")
 
     def restored(whole: bool) -> None:
         nonlocal lost_at
@@ -269,10 +274,10 @@ def _tell_outages(store: StateStoreClient, name: bytes, observation: Observation
         if whole:
             missed = "no change was missed"
         elif observation is None:
-            missed = f"changes may have been missed; penstock kv scan '{shown(name)}*' prints the keys there are now"
+            missed = f"changes may have been missed; list the keys with penstock kv scan '{shown(name)}*'"
         else:
-            missed = "changes that were overwritten meanwhile are not printed"
-        note(f"connected again after {seconds:.1f} s: {missed}")
+            missed = "only the last of the missed changes is printed"
+        note(f"reconnected after {seconds:.1f} s: {missed}")
         if observation is not None:
             entry = observation.entry
             now = "does not exist" if entry is None else f"holds {shown(entry.value)}  {escape(str(entry.version))}"
@@ -282,24 +287,21 @@ def _tell_outages(store: StateStoreClient, name: bytes, observation: Observation
     store.on_restored(restored)
 
 
-@app.command(name="scan")
-@connects
+@app.add("penstock kv scan 'line-3/*'", "penstock kv scan --null | xargs -0 -n 1 penstock kv get", name="scan")
+@connects_to_store
 def scan_command(
     pattern: Annotated[str, typer.Argument(help="Glob: * ? [ab] [0-9] [!ab] [*].", metavar="PATTERN")] = "*",
-    null: Annotated[
-        bool, typer.Option("--null", "-0", help="End each key with NUL, byte for byte: for `xargs -0`.")
-    ] = False,
+    null: Annotated[bool, typer.Option("--null", "-0", help="End each key with NUL, for `xargs -0`.")] = False,
     as_json: Json = False,
     *,
-    options: BrokerOptions,
+    options: StoreOptions,
 ) -> None:
-    """Print the keys that match PATTERN, one a line; what is no printable text is escaped.
+    """Print the keys that match PATTERN, one per line, escaped if they are not printable text.
 
-    Quote PATTERN, or the shell takes it for file names. If no key matches, standard error says so and the exit status
-    is 1.
+    Quote PATTERN, so that the shell does not expand it. Exit status 1 if no key matches.
     """
     if null and as_json:
-        raise ConfigError("kv scan: --null and --json exclude each other", option="--null", do="give one of the two")
+        raise ConfigError("kv scan: --null and --json exclude each other", option="--null", do="use one of them")
 
     async def scan(store: StateStoreClient) -> bool:
         from penstock.statestore.client.client import as_bytes
@@ -316,19 +318,21 @@ def scan_command(
                 sys.stdout.write(shown(key) + "\n")
         sys.stdout.flush()
         if not found:
-            unclosed = "\n  why: '[' without ']' stands for itself" if "[" in pattern.rpartition("]")[2] else ""
+            unclosed = "\n  why: '[' without ']' is a literal character" if "[" in pattern.rpartition("]")[2] else ""
             note(f"penstock: no key matches '{shown(name)}'{unclosed}")
         return found
 
     _finish(options, scan)
 
 
-app.command(name="export")(export_command)
-app.command(name="import")(import_command)
+app.add("penstock kv export > keys.jsonl", "penstock kv export 'line-3/*' --file line-3.jsonl", name="export")(
+    export_command
+)
+app.add("penstock kv import keys.jsonl", "penstock kv import --nx < keys.jsonl", name="import")(import_command)
 
 
-def _finish(options: BrokerOptions, work: Callable[[StateStoreClient], Awaitable[bool]]) -> None:
-    """Do ``work`` with the store and exit 1 where it says so."""
+def _finish(options: StoreOptions, work: Callable[[StateStoreClient], Awaitable[bool]]) -> None:
+    """Run ``work`` with the store; exit with 1 if it returns False."""
     from penstock.runtime.io.loop import run
 
     async def main() -> bool:
@@ -348,7 +352,7 @@ def _key(key: str, is_base64: bool) -> bytes:
     else:
         name = key.encode("utf-8", "surrogateescape")
     if not name:
-        raise ConfigError("KEY: it is empty", why="keys have at least one byte")
+        raise ConfigError("KEY is empty", why="keys have at least one byte")
     return name
 
 
@@ -360,52 +364,59 @@ def _write(file: Path, value: bytes) -> None:
 
 
 def _no_key(key: bytes) -> None:
-    print_error(PenstockError(f"key '{shown(key)}' is not in the state store"))
+    print_error(PenstockError(f"key '{shown(key)}' does not exist"))
 
 
 END_S = 5.0
-"""How long the command may take to end after SIGTERM, once the lock is lost; then it is killed."""
+"""Time between SIGTERM and SIGKILL after the lock was lost."""
 
 NOT_FOUND, NOT_EXECUTABLE, SIGNALLED = 127, 126, 128
 """Exit statuses as shells give them."""
 
 
-@app.command(name="lock")
-@connects
+@app.add(
+    "penstock kv lock jobs/nightly -- ./nightly.sh",
+    "penstock kv lock jobs/nightly --wait 30s --ttl 1m -- ./nightly.sh",
+    name="lock",
+)
+@connects_to_store
 def lock_command(
-    name: Annotated[str, typer.Argument(help="The lock: a key.", metavar="NAME")],
+    name: Annotated[str, typer.Argument(help="Name of the lock, a key.", metavar="NAME")],
     command: Annotated[
-        list[str], typer.Argument(help="What to run while the lock is held, after --.", metavar="COMMAND")
+        list[str], typer.Argument(help="Command to run while the lock is held, after --.", metavar="COMMAND")
     ],
-    ttl_ms: Annotated[
-        int, typer.Option(help="How long the lock stays taken should this process die.", min=100, metavar="MS")
-    ] = 10_000,
+    ttl: Annotated[
+        float,
+        duration_option(text="The lock expires after this time if the process dies.", at_least_s=0.1, default="10s"),
+    ] = 10.0,
     wait: Annotated[
-        float | None, typer.Option(help="Give up after so many seconds, default: never.", min=0.0, metavar="SECONDS")
+        float | None, duration_option(text="Give up if the lock is not acquired in time. Default: wait forever.")
     ] = None,
-    nonblock: Annotated[bool, typer.Option("--nonblock", "-n", help="Give up at once where another holds it.")] = False,
+    no_wait: Annotated[bool, typer.Option("--no-wait", "-n", help="Give up immediately if the lock is held.")] = False,
     conflict_exit_code: Annotated[
-        int, typer.Option("--conflict-exit-code", "-E", help="Exit status then.", min=0, max=255, metavar="N")
+        int,
+        typer.Option(
+            "--conflict-exit-code", "-E", help="Exit status if the lock was not acquired.", min=0, max=255, metavar="N"
+        ),
     ] = 1,
     holder: Annotated[
-        str | None, typer.Option(help="Who holds it, default: host, process and a number.", metavar="TEXT")
+        str | None,
+        typer.Option(help="Value of the lock. Default: host, process id and a random number.", metavar="TEXT"),
     ] = None,
     *,
-    options: BrokerOptions,
+    options: StoreOptions,
 ) -> None:
-    """Run COMMAND while the lock NAME is held; its exit status is this one's.
+    """Run COMMAND while the lock NAME is held, and exit with its status.
 
-    COMMAND finds the fencing token in PENSTOCK_FENCING_TOKEN (which `penstock kv set` and `del` use by themselves), the
-    lock's name in PENSTOCK_LOCK and the broker in PENSTOCK_BROKER. The lock is renewed until COMMAND ends. Where it is
-    lost all the same, COMMAND gets SIGTERM, 5 seconds later SIGKILL, and the exit status is 1.
+    COMMAND gets the fencing token in PENSTOCK_FENCING_TOKEN (used by `penstock kv set` and `kv del`), the name of the
+    lock in PENSTOCK_LOCK and the broker in PENSTOCK_BROKER. The lock is renewed until COMMAND ends. If it is lost,
+    COMMAND gets SIGTERM, after 5 seconds SIGKILL, and the exit status is 1.
     """
-    if nonblock and wait is not None:
-        raise ConfigError(
-            "kv lock: --nonblock and --wait exclude each other", option="--wait", do="give one of the two"
-        )
+    if no_wait and wait is not None:
+        raise ConfigError("kv lock: --no-wait and --wait exclude each other", option="--wait", do="use one of them")
     from penstock.runtime.io.loop import run
 
-    status = run(_lock(name, command, ttl_ms, 0.0 if nonblock else wait, conflict_exit_code, holder, options))
+    status = run(_lock(name, command, round(ttl * 1000), 0.0 if no_wait else wait, conflict_exit_code, holder, options))
     if status:
         raise typer.Exit(status)
 
@@ -417,7 +428,7 @@ async def _lock(
     wait_s: float | None,
     conflict: int,
     holder: str | None,
-    options: BrokerOptions,
+    options: StoreOptions,
 ) -> int:
     from penstock.statestore.client.lock import Lease
     from penstock.statestore.errors import LockHeldError
@@ -434,7 +445,7 @@ async def _lock(
 
 
 async def _run(command: list[str], token: Hlc, environment: dict[str, str], lease: Lease) -> int:
-    """Run ``command`` to its end; its exit status. Cancelled, end it first."""
+    """Run ``command``; its exit status. If cancelled, end the command first."""
     import asyncio
 
     loop = asyncio.get_running_loop()

@@ -1,8 +1,8 @@
-"""`penstock kv export` and `import`: keys as lines of JSON, from one store into another.
+"""`penstock kv export` and `import`: keys as lines of JSON, to copy them between stores.
 
-A line is an object with ``key`` and ``value``, each as text, or as ``key_base64`` and ``value_base64`` where it is no
-text. Export adds the ``version``; import reads ``ttl_ms`` where it is there and leaves everything else alone: versions
-are the store's to give.
+A line is an object with ``key`` and ``value``, or ``key_base64`` and ``value_base64`` for bytes that are not text.
+Export adds ``version``; import uses ``ttl_ms`` if present and ignores everything else, since versions are assigned by
+the store.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import IO, TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from penstock.cli.broker_options import BrokerOptions, Token, connects, parse_token
+from penstock.cli.broker_options import StoreOptions, Token, connects_to_store, parse_token
 from penstock.cli.output import bytes_fields, note, print_json, unless_standard
 from penstock.errors import ConfigError, PenstockError
 
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 __all__ = ["export_command", "import_command"]
 
 AT_ONCE = 64
-"""Keys read at once: their requests stay below any receive maximum."""
+"""Keys read concurrently; below any Receive Maximum."""
 LINES_AT_ONCE = 10_000
-"""Keys set at once: so many are held in memory."""
+"""Keys set in one batch, held in memory."""
 
 MAX_TTL_MS = 2**63 - 1
 
@@ -47,23 +47,26 @@ class Line(NamedTuple):
     ttl_ms: int | None
 
 
-@connects
+@connects_to_store
 def export_command(
-    pattern: Annotated[str, typer.Argument(help="Glob of the keys.", metavar="PATTERN")] = "*",
-    file: Annotated[Path | None, typer.Option(help="Write to this file, - or default: stdout.", metavar="PATH")] = None,
+    pattern: Annotated[str, typer.Argument(help="Glob pattern of keys.", metavar="PATTERN")] = "*",
+    file: Annotated[
+        Path | None, typer.Option(help="Write to a file. Default, or -: standard output.", metavar="FILE")
+    ] = None,
     keys: Annotated[
         Path | None,
         typer.Option(
-            help="Export the keys in this file (-: stdin), one a line: for stores without SCAN.", metavar="PATH"
+            help="Export the keys listed in a file (- for standard input), one per line, for stores without SCAN.",
+            metavar="FILE",
         ),
     ] = None,
     *,
-    options: BrokerOptions,
+    options: StoreOptions,
 ) -> None:
-    """Write the keys that match PATTERN as lines of JSON: key, value and version, base64 where they are no text.
+    """Write the keys that match PATTERN as JSON lines with key, value and version (base64 if they are not text).
 
-    Each key is as it was when it was read: what changes meanwhile is there in its old or its new state. When a key
-    expires (ttl_ms) is exported where the store tells it: that is an extension of penstock, which is off by default.
+    Keys are read one by one, so changes during the export may or may not be included. The time to live (ttl_ms) is
+    exported if the store has the extension ttl.
     """
     wanted, file = None if keys is None else _key_list(keys), unless_standard(file)
     from penstock.runtime.io.loop import run
@@ -75,18 +78,20 @@ def export_command(
         note(f"exported {count} keys to {file}")
 
 
-@connects
+@connects_to_store
 def import_command(
-    file: Annotated[Path | None, typer.Argument(help="Lines of JSON, - or default: stdin.", metavar="FILE")] = None,
-    only_new: Annotated[bool, typer.Option("--nx", help="Leave keys alone that exist.")] = False,
+    file: Annotated[
+        Path | None, typer.Argument(help="JSON lines. Default, or -: standard input.", metavar="FILE")
+    ] = None,
+    only_new: Annotated[bool, typer.Option("--nx", help="Do not change keys that exist.")] = False,
     fencing_token: Token = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print what was done as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
     *,
-    options: BrokerOptions,
+    options: StoreOptions,
 ) -> None:
-    """Set the keys that `export` wrote. All lines are checked before the first key is set.
+    """Set the keys of an export. All lines are checked before the first key is set.
 
-    A line is an object with "key" or "key_base64", "value" or "value_base64", and "ttl_ms" where it shall expire.
+    A line is an object with "key" or "key_base64", "value" or "value_base64", and optionally "ttl_ms".
     """
     from penstock.runtime.io.loop import run
 
@@ -99,10 +104,10 @@ def import_command(
     if as_json:
         print_json({"imported": imported, "skipped": skipped})
     else:
-        note(f"imported {imported} keys" + (f", left {skipped} alone that exist" if only_new else ""))
+        note(f"imported {imported} keys" + (f", skipped {skipped} that exist" if only_new else ""))
 
 
-async def _export(pattern: str, keys: list[bytes] | None, out: IO[str], options: BrokerOptions) -> int:
+async def _export(pattern: str, keys: list[bytes] | None, out: IO[str], options: StoreOptions) -> int:
     import asyncio
 
     count = 0
@@ -145,7 +150,7 @@ async def _row(store: StateStoreClient, key: bytes, *, with_expiry: bool) -> str
     row: dict[str, object] = {**_only(bytes_fields("key", key)), **_only(bytes_fields("value", entry.value))}
     row["version"] = str(entry.version)
     if with_expiry and (left_ms := (await store.expiry(key)).left_ms) is not None:
-        # 0 is "this instant": no ttl_ms that could be imported.
+        # 0 means "expires now", which is not a valid ttl_ms.
         row["ttl_ms"] = max(1, left_ms)
     return json.dumps(row, ensure_ascii=False)
 
@@ -160,7 +165,7 @@ def _put(rows: list[str | None], out: IO[str]) -> int:
     return len(there)
 
 
-async def _import(lines: Iterator[Line], options: BrokerOptions, token: Hlc | None, only_new: bool) -> tuple[int, int]:
+async def _import(lines: Iterator[Line], options: StoreOptions, token: Hlc | None, only_new: bool) -> tuple[int, int]:
     from penstock.statestore.client.client import Condition, Write
     from penstock.statestore.errors import WritesRefusedError
 
@@ -186,7 +191,7 @@ def _chunk(lines: Iterator[Line]) -> list[Line]:
     """The next lines to set, each key once."""
     chunk: dict[bytes, Line] = {}
     for line in lines:
-        # The later line of a file holds: the earlier one need not be written.
+        # Of several lines with one key, only the last counts.
         chunk[line.key] = line
         if len(chunk) >= LINES_AT_ONCE:
             break
@@ -214,7 +219,7 @@ def _line(row: Any) -> Line:
         raise ValueError("the key is empty")
     ttl_ms = row.get("ttl_ms")
     if ttl_ms is not None and (type(ttl_ms) is not int or not 1 <= ttl_ms <= MAX_TTL_MS):
-        raise ValueError(f"ttl_ms is {ttl_ms!r}, expected a whole number from 1 on")
+        raise ValueError(f"ttl_ms is {ttl_ms!r}, expected an integer of at least 1")
     return Line(key, _bytes(row, "value"), ttl_ms)
 
 
@@ -250,10 +255,10 @@ def _writable(path: Path) -> IO[str]:
 
 @contextlib.contextmanager
 def _readable(path: Path | None) -> Iterator[IO[bytes]]:
-    """What is to be imported, so that it can be read twice: what a pipe brings is kept in a file meanwhile."""
+    """The input as a seekable file, since it is read twice; a pipe is copied to a temporary file."""
     if path is None:
         if sys.stdin.isatty():
-            raise ConfigError("kv import: nothing to read", do="name a FILE, or pipe it in")
+            raise ConfigError("kv import: no input", do="give a FILE, or JSON lines on standard input")
         with tempfile.TemporaryFile() as kept:
             shutil.copyfileobj(sys.stdin.buffer, kept)
             kept.seek(0)

@@ -33,15 +33,18 @@ class Command(NamedTuple):
 
 
 COMMANDS: dict[str, Command] = {
-    "up": Command("penstock.cli.up", "Run a node: MQTT broker, state store, tube log and rules in one process."),
-    "demo": Command("penstock.cli.demo", "See real telemetry travel from MQTT into a lake table, with the proof."),
+    "up": Command("penstock.cli.up", "Run a node: MQTT broker, state store, TubeMQ and rules in one process."),
+    "demo": Command(
+        "penstock.cli.demo", "Run the demo: real telemetry from MQTT into a lake table, with a proof of delivery."
+    ),
     "kv": Command("penstock.cli.kv", "Read, write, watch and lock keys of a state store."),
     "statestore": Command("penstock.cli.statestore", "Attach a state store to any MQTT 5 broker; repair its versions."),
-    "mqtt": Command("penstock.cli.mqtt", "Publish, subscribe and ask, on any MQTT 5 broker."),
-    "passwd": Command("penstock.cli.user", "Keep the password file of a node."),
-    "tube": Command("penstock.cli.tube", "Topics, groups, records in and out, positions and lag of a tube."),
-    "pipeline": Command("penstock.cli.pipeline", "Check and run pipelines."),
-    "version": Command("penstock.cli.version", "Show the version and the form in which the core runs."),
+    "mqtt": Command("penstock.cli.mqtt", "Publish, subscribe and send requests with any MQTT 5 broker."),
+    "tube": Command("penstock.cli.tube", "Manage TubeMQ topics, groups and brokers; produce and consume records."),
+    "pipeline": Command("penstock.cli.pipeline", "Check, run and account for pipelines."),
+    "user": Command("penstock.cli.user", "Manage the users in a password file."),
+    "audit": Command("penstock.cli.audit", "Show the audit trail of a node or broker."),
+    "version": Command("penstock.cli.version", "Show the version, and whether the core is compiled."),
 }
 
 
@@ -98,9 +101,9 @@ def penstock_command(
 ) -> None:
     """Edge telemetry and state into a lake, without loss, and with the proof.
 
-    Results go to standard output, everything else to standard error.
+    Commands are NOUN VERB. Results are written to standard output, everything else to standard error.
 
-    Exit status: 0 done, 1 refused or failed, 2 misuse.
+    Exit status: 0 success, 1 failed or refused, 2 wrong usage.
     """
 
 

@@ -1,4 +1,4 @@
-"""`penstock mqtt`: publish, subscribe and ask, on any MQTT 5 broker."""
+"""`penstock mqtt`: publish, subscribe and send requests with any MQTT 5 broker."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from penstock.cli.broker_options import BrokerAccess, reaches
-from penstock.cli.options import command_group, given_bytes
+from penstock.cli.broker_options import BrokerOptions, connects_to_broker
+from penstock.cli.options import Commands, Json, duration_option, input_bytes
 from penstock.cli.output import bytes_fields, escape, note, print_json, print_raw, shown
 from penstock.cli.record_reader import Lines, chunks
 from penstock.errors import ConfigError
@@ -28,52 +28,49 @@ __all__ = ["app"]
 
 T = TypeVar("T")
 
-app = command_group("Publish, subscribe and ask, on any MQTT 5 broker.")
+app = Commands("Publish, subscribe and send requests with any MQTT 5 broker.")
 
 Qos = Annotated[int, typer.Option("--qos", "-q", help="Quality of service.", min=0, max=2, metavar="N")]
-Json = Annotated[bool, typer.Option("--json", help="One JSON object a line.")]
-Payload = Annotated[
-    str | None, typer.Argument(help="The payload; without it, it is read from --file or stdin.", metavar="PAYLOAD")
-]
-File = Annotated[
-    Path | None, typer.Option(help="Take the payload from this file, byte for byte; -: from stdin.", metavar="PATH")
-]
+Payload = Annotated[str | None, typer.Argument(help="Payload. Default: --file or standard input.", metavar="PAYLOAD")]
+File = Annotated[Path | None, typer.Option(help="Read the payload from a file; - for standard input.", metavar="FILE")]
 UserProperty = Annotated[
     list[str] | None,
-    typer.Option("--property", "-p", help="User property; may repeat.", metavar="NAME=VALUE"),
+    typer.Option("--property", "-p", help="User property; repeatable.", metavar="NAME=VALUE"),
 ]
 ContentType = Annotated[str | None, typer.Option(help="Content type.", metavar="TEXT")]
-Expiry = Annotated[int | None, typer.Option("--expiry-s", help="Message expiry in seconds.", min=0, metavar="S")]
+Expiry = Annotated[float | None, duration_option("--expiry", text="Message expiry interval, in whole seconds.")]
 
 
-@app.command(name="pub")
-@reaches
+@app.add("penstock mqtt pub line/3/speed 42", "penstock mqtt pub line/3/speed --lines < speeds.txt", name="pub")
+@connects_to_broker
 def pub_command(
     topic: Annotated[str, typer.Argument(help="Topic name.", metavar="TOPIC")],
     payload: Payload = None,
     file: File = None,
-    lines: Annotated[bool, typer.Option("--lines", help="Publish each line of standard input.")] = False,
+    lines: Annotated[bool, typer.Option("--lines", help="Publish each line of standard input as a message.")] = False,
     qos: Qos = 1,
-    retain: Annotated[bool, typer.Option("--retain", "-r", help="Keep it as the topic's retained message.")] = False,
+    retain: Annotated[
+        bool, typer.Option("--retain", "-r", help="Publish it as the retained message of the topic.")
+    ] = False,
     user_property: UserProperty = None,
     content_type: ContentType = None,
-    expiry_s: Expiry = None,
-    response_topic: Annotated[str | None, typer.Option(help="Where an answer is expected.", metavar="TOPIC")] = None,
+    expiry: Expiry = None,
+    response_topic: Annotated[str | None, typer.Option(help="Topic for a response.", metavar="TOPIC")] = None,
     correlation: Annotated[str | None, typer.Option(help="Correlation data.", metavar="TEXT")] = None,
     as_json: Json = False,
     *,
-    access: BrokerAccess,
+    access: BrokerOptions,
 ) -> None:
     """Publish PAYLOAD to TOPIC and wait for the acknowledgement (at QoS 1 and 2).
 
-    Says so on standard error where nobody is subscribed. Exit status 1 when the broker refused it.
+    Exit status 1 if the broker refuses it. If there is no subscriber, a note is printed to standard error.
     """
-    properties = _properties(user_property, content_type, expiry_s)
+    properties = _properties(user_property, content_type, expiry)
     properties.response_topic = response_topic
     properties.correlation_data = None if correlation is None else correlation.encode("utf-8", "surrogateescape")
     if lines and (payload is not None or file is not None):
-        raise ConfigError("--lines reads standard input", option="--lines", do="leave PAYLOAD and --file out")
-    payloads = _lines() if lines else _alone(given_bytes("mqtt pub", "PAYLOAD", payload, file))
+        raise ConfigError("--lines reads standard input", option="--lines", do="omit PAYLOAD and --file")
+    payloads = _lines() if lines else _alone(input_bytes("mqtt pub", "PAYLOAD", payload, file))
     client = _client(access)
 
     async def publish() -> None:
@@ -83,51 +80,51 @@ def pub_command(
                 if as_json:
                     print_json({"topic": topic, "bytes": len(data), "qos": qos, "reason_code": code})
                 elif code == 0x10:
-                    note(f"penstock: nobody is subscribed to '{escape(topic)}'")
+                    note(f"penstock: no client is subscribed to '{escape(topic)}'")
 
     _run(publish())
 
 
-@app.command(name="sub")
-@reaches
+@app.add(
+    "penstock mqtt sub 'line/#'", "penstock mqtt sub alarms --client-id desk --session-expiry 1h --json", name="sub"
+)
+@connects_to_broker
 def sub_command(
     filters: Annotated[list[str], typer.Argument(help="Topic filters; + and # are wildcards.", metavar="FILTER...")],
     qos: Qos = 1,
-    count: Annotated[int | None, typer.Option(help="End after so many messages.", min=1, metavar="N")] = None,
-    timeout_s: Annotated[
-        float | None,
-        typer.Option(
-            "--timeout-s",
-            "--timeout",
-            help="End after so many seconds; exit status 1 where --count was not met.",
-            metavar="S",
-        ),
+    count: Annotated[
+        int | None, typer.Option("--count", "-c", help="Exit after N messages.", min=1, metavar="N")
     ] = None,
-    no_retained: Annotated[bool, typer.Option("--no-retained", help="Only what is published from now on.")] = False,
-    no_local: Annotated[bool, typer.Option("--no-local", help="Not what this client identifier publishes.")] = False,
-    raw: Annotated[bool, typer.Option("--raw", help="The payloads alone, byte for byte.")] = False,
-    session_expiry_s: Annotated[
-        int, typer.Option(help="Keep the session so long after the end; needs --client-id.", min=0, metavar="S")
-    ] = 0,
+    timeout: Annotated[
+        float | None, duration_option(text="Exit after this time; with status 1 if --count was not reached.")
+    ] = None,
+    no_retained: Annotated[bool, typer.Option("--no-retained", help="Do not receive retained messages.")] = False,
+    no_local: Annotated[
+        bool, typer.Option("--no-local", help="Do not receive messages of this client identifier.")
+    ] = False,
+    raw: Annotated[bool, typer.Option("--raw", help="Print the payloads only, unchanged.")] = False,
+    session_expiry: Annotated[
+        float, duration_option(text="Keep the session this long after the end; needs --client-id.")
+    ] = 0.0,
     as_json: Json = False,
     *,
-    access: BrokerAccess,
+    access: BrokerOptions,
 ) -> None:
-    """Print each message that matches, until Ctrl-C.
+    """Print each message that matches, until interrupted (Ctrl-C).
 
-    A line is topic, payload, and in brackets what else the message carries. A lost connection is opened again. With
-    --session-expiry-s the broker keeps what comes while nobody listens, and the next call prints it.
+    A line has the topic, the payload, and in brackets other properties of the message. A lost connection is restored.
+    With --session-expiry the broker keeps messages while the client is disconnected, and the next call prints them.
     """
     if raw and as_json:
-        raise ConfigError("mqtt sub: --raw and --json exclude each other", option="--raw", do="give one of the two")
-    if session_expiry_s and not access.client_id:
+        raise ConfigError("mqtt sub: --raw and --json exclude each other", option="--raw", do="use one of them")
+    if session_expiry and not access.client_id:
         raise ConfigError(
-            "mqtt sub: a session is kept under a client identifier",
-            option="--session-expiry-s",
-            do="give --client-id as well",
+            "mqtt sub: --session-expiry needs a client identifier",
+            option="--session-expiry",
+            do="set --client-id as well",
         )
-    client = _client(access, session_expiry_s=session_expiry_s)
-    _tell_of_outages(client)
+    client = _client(access, session_expiry_s=round(session_expiry))
+    _report_outages(client)
 
     async def listen() -> int:
         from penstock.mqtt.codec.packets import Subscription
@@ -135,20 +132,22 @@ def sub_command(
         wanted = [Subscription(f, qos, no_local, True, 2 if no_retained else 0) for f in filters]
         async with access.opened(client):
             await client.subscribe(wanted)
-            note(f"subscribed to {', '.join(escape(f) for f in filters)}, Ctrl-C ends")
-            seen = await _take(client, partial(_show, raw=raw, as_json=as_json), count, timeout_s)
-            client.acknowledge_last()  # what was printed counts as received before the session is left
+            note(f"subscribed to {', '.join(escape(f) for f in filters)}, interrupt with Ctrl-C")
+            seen = await _receive(client, partial(_show, raw=raw, as_json=as_json), count, timeout)
+            client.acknowledge_last()  # acknowledge what was printed before the session ends
         return seen
 
     with contextlib.suppress(KeyboardInterrupt):
         seen = _run(listen())
         if count is not None and seen < count:
-            note(f"penstock: {seen} of {count} messages came within {timeout_s:g} s")
+            note(f"penstock: {seen} of {count} messages within {timeout:g} s")
             raise typer.Exit(1)
 
 
-async def _take(client: MqttClient, show: Callable[[Publish], None], count: int | None, timeout_s: float | None) -> int:
-    """Show messages as they come, ``count`` at most and for ``timeout_s`` at most; how many came."""
+async def _receive(
+    client: MqttClient, show: Callable[[Publish], None], count: int | None, timeout_s: float | None
+) -> int:
+    """Show at most ``count`` messages within ``timeout_s``; the number of messages."""
     seen = 0
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(timeout_s):
@@ -160,38 +159,36 @@ async def _take(client: MqttClient, show: Callable[[Publish], None], count: int 
     return seen
 
 
-@app.command(name="request")
-@reaches
+@app.add("penstock mqtt request line/3/command start --timeout 5s", name="request")
+@connects_to_broker
 def request_command(
-    topic: Annotated[str, typer.Argument(help="Topic of whoever answers.", metavar="TOPIC")],
+    topic: Annotated[str, typer.Argument(help="Topic of the responder.", metavar="TOPIC")],
     payload: Payload = None,
     file: File = None,
-    timeout_s: Annotated[
-        float, typer.Option("--timeout-s", "--timeout", help="Wait so long for the response.", metavar="S")
-    ] = 10.0,
+    timeout: Annotated[float, duration_option(text="Timeout of the response.", default="10s")] = 10.0,
     user_property: UserProperty = None,
     content_type: ContentType = None,
     as_json: Json = False,
     *,
-    access: BrokerAccess,
+    access: BrokerOptions,
 ) -> None:
-    """Publish a request and write the payload of its response to standard output, byte for byte.
+    """Publish a request and write the payload of the response to standard output, unchanged.
 
-    Exit status 1 when nobody is subscribed, or no response comes in time.
+    Exit status 1 if there is no subscriber, or no response in time.
     """
-    data = given_bytes("mqtt request", "PAYLOAD", payload, file)
+    data = input_bytes("mqtt request", "PAYLOAD", payload, file)
     properties = _properties(user_property, content_type, None)
     client = _client(access)
 
     async def ask() -> None:
         async with access.opened(client):
-            response = await client.request(topic, data, timeout_s, properties=properties)
+            response = await client.request(topic, data, timeout, properties=properties)
             _show(response, raw=not as_json, as_json=as_json)
 
     _run(ask())
 
 
-def _client(access: BrokerAccess, *, session_expiry_s: int = 0) -> MqttClient:
+def _client(access: BrokerOptions, *, session_expiry_s: int = 0) -> MqttClient:
     from penstock.mqtt.client import MqttClient
 
     return MqttClient(
@@ -203,7 +200,7 @@ def _client(access: BrokerAccess, *, session_expiry_s: int = 0) -> MqttClient:
     )
 
 
-def _properties(user: list[str] | None, content_type: str | None, expiry_s: int | None) -> Properties:
+def _properties(user: list[str] | None, content_type: str | None, expiry: float | None) -> Properties:
     from penstock.mqtt.codec.properties import Properties
 
     pairs = []
@@ -212,7 +209,11 @@ def _properties(user: list[str] | None, content_type: str | None, expiry_s: int 
         if not equals:
             raise ConfigError(f"--property: got {given!r}, expected NAME=VALUE", option="--property")
         pairs.append((name, value))
-    return Properties(user_properties=pairs, content_type=content_type, message_expiry_interval=expiry_s)
+    return Properties(
+        user_properties=pairs,
+        content_type=content_type,
+        message_expiry_interval=None if expiry is None else round(expiry),
+    )
 
 
 async def _alone(data: bytes) -> AsyncIterator[bytes]:
@@ -220,7 +221,7 @@ async def _alone(data: bytes) -> AsyncIterator[bytes]:
 
 
 async def _lines() -> AsyncIterator[bytes]:
-    """The lines of standard input, as they come in: the connection is kept meanwhile."""
+    """The lines of standard input, as they are read; the connection stays open meanwhile."""
     splitter = Lines()
     async for data in chunks(sys.stdin.buffer):
         for line in splitter.feed(data):
@@ -241,7 +242,7 @@ def _show(message: Publish, *, raw: bool, as_json: bool) -> None:
 
 
 def _row(message: Publish) -> dict[str, object]:
-    """Every field, also where it is absent: stable keys."""
+    """All fields, also absent ones: stable keys."""
     properties = message.properties
     return {
         "topic": message.topic,
@@ -257,14 +258,14 @@ def _row(message: Publish) -> dict[str, object]:
 
 
 def _extras(message: Publish) -> str:
-    """What of a message is worth a word beside topic and payload."""
+    """Properties of a message for people."""
     found = ["retained"] if message.retain else []
     given = message.optional_properties
     if given is not None:
         if given.content_type is not None:
             found.append(f"content type {given.content_type}")
         if given.response_topic is not None:
-            found.append(f"answer to {given.response_topic}")
+            found.append(f"response topic {given.response_topic}")
         if given.correlation_data is not None:
             found.append(f"correlation {shown(given.correlation_data)}")
         if given.message_expiry_interval is not None:
@@ -279,21 +280,21 @@ def _run(work: Coroutine[Any, Any, T]) -> T:
     return run(work)
 
 
-def _tell_of_outages(client: MqttClient) -> None:
-    """Say on standard error when the connection is lost, and when it is back."""
+def _report_outages(client: MqttClient) -> None:
+    """Report lost and restored connections on standard error."""
     lost = False
 
     def disconnected(error: PenstockError | None) -> None:
         nonlocal lost
         if error is not None:
             lost = True
-            note(f"penstock: {error.what}; trying again")
+            note(f"penstock: {error.what}; reconnecting")
 
     def connected(_session_present: bool) -> None:
         nonlocal lost
         if lost:
             lost = False
-            note("penstock: connected again")
+            note("penstock: reconnected")
 
     client.on_disconnected(disconnected)
     client.on_connected(connected)

@@ -1,28 +1,40 @@
-"""Building blocks of commands: groups of commands, options that several commands share, input and ``--watch``."""
+"""Building blocks of commands: groups, shared options, durations and sizes, input, confirmation and ``--watch``."""
 
 from __future__ import annotations
 
 import inspect
+import math
 import sys
 import time
-from collections.abc import Callable, Mapping
-from contextvars import ContextVar
+from collections.abc import Callable
 from dataclasses import Field, fields
 from datetime import datetime
 from pathlib import Path
-from types import MappingProxyType
-from typing import Annotated, Any, ClassVar, Protocol, TypeVar, get_type_hints
+from typing import Annotated, Any, ClassVar, Final, Protocol, TypeVar, get_type_hints
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from penstock.cli.output import print_error, unless_standard
 from penstock.errors import ConfigError, PenstockError
+from penstock.runtime.config.values import duration_ms, size_bytes
 
-__all__ = ["SHARED_OPTIONS", "Group", "Watch", "command_group", "given_bytes", "grouped", "watched"]
-
-SHARED_OPTIONS: ContextVar[Mapping[str, Any]] = ContextVar("shared options", default=MappingProxyType({}))
-"""Grouped options of the command that runs, by name."""
+__all__ = [
+    "DURATION",
+    "Commands",
+    "Count",
+    "DryRun",
+    "Group",
+    "Json",
+    "Watch",
+    "Yes",
+    "confirmed",
+    "duration_option",
+    "input_bytes",
+    "repeat",
+    "shared_options",
+    "size_option",
+]
 
 
 class _Dataclass(Protocol):
@@ -32,25 +44,16 @@ class _Dataclass(Protocol):
 Command = Callable[..., None]
 
 
-def grouped(kind: type[_Dataclass], argument: str | None) -> Callable[[Command], Command]:
-    """Give a command an option for each field of ``kind``; it takes them together as its argument ``argument``.
-
-    ``argument`` None: the command does not take them. What it calls finds all of them in :data:`SHARED_OPTIONS`.
-    """
+def shared_options(kind: type[_Dataclass], argument: str) -> Callable[[Command], Command]:
+    """Give a command an option for each field of ``kind``; it gets an instance of it as its argument ``argument``."""
 
     def decorate(command: Command) -> Command:
         names = [field.name for field in fields(kind)]
 
         def with_options(**given: Any) -> None:
             own = {name: value for name, value in given.items() if name not in names}
-            shared = {name: given[name] for name in names}
-            if argument is not None:
-                own[argument] = kind(**shared)
-            before = SHARED_OPTIONS.set({**SHARED_OPTIONS.get(), **shared})
-            try:
-                command(**own)
-            finally:
-                SHARED_OPTIONS.reset(before)
+            own[argument] = kind(**{name: given[name] for name in names})
+            command(**own)
 
         hints = get_type_hints(command, include_extras=True)
         own = [
@@ -78,31 +81,58 @@ def grouped(kind: type[_Dataclass], argument: str | None) -> Callable[[Command],
 
 
 class Group(TyperGroup):
-    """Lists each command with the whole first paragraph of its help, where the parser would cut it at the margin."""
+    """Group of commands whose list shows the first paragraph of each help text completely."""
 
     def format_commands(self, _ctx: Any, formatter: Any) -> None:
-        """One row a command, in the order in which they were added."""
+        """One row per command, in the order in which they were added."""
         rows = [(name, _first_paragraph(command.help or "")) for name, command in self.commands.items()]
         with formatter.section("Commands"):
             formatter.write_dl(rows)
 
 
-def command_group(help_text: str, *, alone: bool = True) -> typer.Typer:
-    """A group of commands described by ``help_text``; ``alone``: called without a command it shows its help."""
-    # Plain help: half the start-up time, and the text that the reference page holds.
-    return typer.Typer(cls=Group, rich_markup_mode=None, add_completion=False, no_args_is_help=alone, help=help_text)
+class CommandWithExamples(TyperCommand):
+    """Command whose epilog is a list of examples, one per line."""
+
+    def format_epilog(self, _ctx: Any, formatter: Any) -> None:
+        """The examples as a section, without wrapping."""
+        if self.epilog:
+            with formatter.section("Examples"):
+                for line in self.epilog.splitlines():
+                    formatter.write(f"{'':>{formatter.current_indent}}{line}\n")
+
+
+class Commands(typer.Typer):
+    """A group of commands, each with examples."""
+
+    def __init__(self, help_text: str | None = None) -> None:
+        """``help_text`` describes the group; None: a module of one command."""
+        # Plain help: half the start-up time, and the text that the reference page holds.
+        settings: dict[str, Any] = {"rich_markup_mode": None, "add_completion": False}
+        if help_text is not None:
+            settings |= {"cls": Group, "no_args_is_help": True, "help": help_text}
+        super().__init__(**settings)
+        if help_text is not None:
+            self.callback()(_no_group_options)  # without it, a group of one command would be that command
+
+    def add(self, *examples: str, name: str | None = None) -> Callable[[Command], Command]:
+        """Decorator: add a command, called ``name`` or like the function, with ``examples`` in its help."""
+        return self.command(name, cls=CommandWithExamples, epilog="\n".join(examples))
+
+
+def _no_group_options() -> None:
+    pass
 
 
 def _first_paragraph(text: str) -> str:
-    """Of a docstring, as one line."""
+    """The first paragraph of a docstring, as one line."""
     return " ".join(text.partition("\n\n")[0].split())
 
 
-def given_bytes(command: str, name: str, text: str | None, file: Path | None) -> bytes:
-    """The argument ``name`` of ``command``: ``text``, or what is in ``file``, or on standard input (also for ``-``).
+def input_bytes(command: str, name: str, text: str | None, file: Path | None) -> bytes:
+    """The argument ``name`` of ``command``: ``text``, or the content of ``file`` or standard input (``-``).
 
     Raises:
-        ConfigError: both are given, the file cannot be read, or nothing is given and a person would have to type it.
+        ConfigError: both are given, the file cannot be read, or nothing is given and standard input is a terminal.
     """
     if text is not None and file is not None:
         raise ConfigError(
@@ -125,19 +155,74 @@ def given_bytes(command: str, name: str, text: str | None, file: Path | None) ->
 
 T = TypeVar("T")
 
+DURATION: Final = "DURATION"
+"""Metavar of durations: a number with a unit (ms, s, m, h, d); a bare number is seconds."""
+
+
+def duration_option(*names: str, text: str, at_least_s: float = 0.0, default: str | None = None, **more: Any) -> Any:
+    """Option whose value is a duration or ``forever``; the command gets seconds. The help shows ``default``."""
+
+    def seconds(value: str | float) -> float:
+        if isinstance(value, int | float):
+            return value
+        if value == "forever":
+            return math.inf
+        try:
+            found = duration_ms(value, unit="s") / 1000
+        except ValueError as error:
+            raise typer.BadParameter(str(error)) from None
+        if found < at_least_s:
+            raise typer.BadParameter(f"{value!r} is less than {at_least_s:g} s")
+        return found
+
+    more |= {"parser": seconds, "metavar": DURATION, "show_default": default or False}
+    return typer.Option(*names, help=text, **more)
+
+
+def size_option(*names: str, text: str, default: str | None = None, **more: Any) -> Any:
+    """Option whose value is a size with a unit (KiB, MiB, GiB); the command gets bytes."""
+
+    def size(value: str | int) -> int:
+        if isinstance(value, int):
+            return value
+        try:
+            return size_bytes(value)
+        except ValueError as error:
+            raise typer.BadParameter(str(error)) from None
+
+    more |= {"parser": size, "metavar": "SIZE", "show_default": default or False}
+    return typer.Option(*names, help=text, **more)
+
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON, one object per line.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would be done, and change nothing.")]
+Count = Annotated[int | None, typer.Option("--count", "-c", help="Stop after N.", min=1, metavar="N")]
 Watch = Annotated[
-    float | None, typer.Option(help="Again every so many seconds, until Ctrl-C.", min=0.1, metavar="SECONDS")
+    float | None, duration_option(text="Repeat at this interval until interrupted (Ctrl-C).", at_least_s=0.1)
 ]
 
 
-def watched(look: Callable[[], T], show: Callable[[T], None], every_s: float | None, *, as_json: bool) -> None:
-    """Show what ``look`` finds: once, or with ``every_s`` until Ctrl-C; then for people under the time of day.
-
-    While watching, what fails is said on standard error, and asked again.
+def confirmed(question: str) -> bool:
+    """Ask ``question`` on the terminal; True if the answer is yes.
 
     Raises:
-        ConfigError: the command cannot work at any time.
-        PenstockError: it failed, and nobody watches.
+        ConfigError: there is no answer.
+    """
+    try:
+        return typer.confirm(question, err=True)
+    except typer.Abort:  # also for Ctrl-C, before anything was done
+        raise ConfigError("nothing was changed: the question was not answered", do="confirm with --yes") from None
+
+
+def repeat(look: Callable[[], T], show: Callable[[T], None], every_s: float | None, *, as_json: bool) -> None:
+    """Show what ``look`` returns: once, or every ``every_s`` seconds under the current time until Ctrl-C.
+
+    While watching, errors are printed to standard error and the next attempt follows.
+
+    Raises:
+        ConfigError: the command is wrong, so repeating it cannot help.
+        PenstockError: it failed, without ``every_s``.
     """
     if every_s is None:
         show(look())

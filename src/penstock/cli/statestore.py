@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.cli.broker_options import BrokerOptions, connects
-from penstock.cli.options import command_group
+from penstock.cli.broker_options import StoreOptions as Connection
+from penstock.cli.broker_options import connects_to_store
+from penstock.cli.options import Commands, duration_option
 from penstock.cli.output import escape, print_json, use_colour
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["app"]
 
-app = command_group("Attach a state store to any MQTT 5 broker; repair its versions.")
+app = Commands("Attach a state store to any MQTT 5 broker; repair its versions.")
 
 
 class _Durability(StrEnum):
@@ -55,44 +56,49 @@ class _Level(StrEnum):
     ERROR = "error"
 
 
-@app.command()
-@connects
+@app.add(
+    "penstock statestore attach --broker mqtts://broker.example --username store --password-file secret",
+)
+@connects_to_store
 def attach(
-    data_dir: Annotated[
-        Path, typer.Option(help="Where the keys are kept.", envvar="PENSTOCK_DATA_DIR", metavar="PATH")
-    ] = Path("penstock-data"),
+    data_dir: Annotated[Path, typer.Option(help="Data directory.", envvar="PENSTOCK_DATA_DIR", metavar="DIR")] = Path(
+        "penstock-data"
+    ),
     durability: Annotated[
         _Durability,
         typer.Option(
-            help="What an answer promises: durable (fsynced), flushed (written), memory (at once).",
+            help="Guarantee of a response: durable (fsynced), flushed (written), memory (none).",
             envvar="PENSTOCK_DURABILITY",
             metavar="WORD",
         ),
     ] = _Durability.DURABLE,
     dialect: Annotated[
-        _Dialect, typer.Option(help="auto (as each request asks), sdk, published or older.", metavar="WORD")
+        _Dialect,
+        typer.Option(help="Format of responses: auto (as each request asks), sdk, published or older.", metavar="WORD"),
     ] = _Dialect.AUTO,
-    max_keys: Annotated[int, typer.Option(help="Quota, 0: none.", min=0, metavar="N")] = 1_000_000,
+    max_keys: Annotated[
+        int, typer.Option(help="Largest number of keys; 0 for no limit.", min=0, metavar="N")
+    ] = 1_000_000,
     extension: Annotated[
         list[_Extension] | None,
-        typer.Option(help="Offer this as well, may repeat: " + ", ".join(_Extension) + ".", metavar="NAME"),
+        typer.Option(help="Enable an extension; repeatable: " + ", ".join(_Extension) + ".", metavar="NAME"),
     ] = None,
     observation_lease: Annotated[
         float,
-        typer.Option(help="End the observations of a client that was silent for so long.", min=1.0, metavar="SECONDS"),
+        duration_option(text="End the observations of a client that was silent this long.", at_least_s=1, default="1d"),
     ] = 86_400.0,
     log_level: Annotated[
         _Level, typer.Option(help="debug, info, warning or error.", envvar="PENSTOCK_LOG_LEVEL", metavar="WORD")
     ] = _Level.INFO,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON once it serves.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON when it is ready.")] = False,
     *,
-    options: BrokerOptions,
+    options: Connection,
 ) -> None:
-    """Attach a state store to an MQTT 5 broker: the clients of that broker find it there.
+    """Attach a state store to an MQTT 5 broker, whose clients can then use it.
 
-    The store is durable and complete; what a client of a broker cannot do is listed in the how-to "Attach a state store
-    to your broker". The data directory may be one of `penstock up` that does not run. SIGTERM and Ctrl-C drain what was
-    accepted and exit 0; a second one ends at once.
+    The documentation page "Attach a state store to your broker" lists the limits of this mode. The data directory may
+    be that of a node that does not run. SIGTERM and Ctrl-C stop it: accepted requests are completed, and the exit
+    status is 0.
     """
     from penstock.runtime.io.files import Durability
     from penstock.runtime.io.loop import run, tune_process
@@ -108,7 +114,7 @@ def attach(
 
 
 def _attach(
-    options: BrokerOptions, durability: Durability, chosen: StoreOptions, lease_s: float, path: Path
+    options: Connection, durability: Durability, chosen: StoreOptions, lease_s: float, path: Path
 ) -> Attachment:
     """The store at ``path``, to be attached to the broker."""
     from penstock.mqtt.client import MqttClient
@@ -127,7 +133,7 @@ def _say_ready(broker: str, data_dir: Path, durability: _Durability, *, as_json:
     bold, plain = ("\x1b[1m", "\x1b[0m") if use_colour(sys.stdout) else ("", "")
     broker = escape(broker)
     sys.stdout.write(
-        f"{bold}state store{plain} is ready at {broker} (Ctrl-C ends it)\n\n"
+        f"{bold}state store{plain} is ready at {broker} (stop it with Ctrl-C)\n\n"
         f"  data directory  {escape(str(data_dir))}\n  durability      {durability.value}\n\n"
         f"{bold}Try in another terminal:{plain}\n  penstock kv set --broker {broker} greeting hello\n"
     )
@@ -135,9 +141,9 @@ def _say_ready(broker: str, data_dir: Path, durability: _Durability, *, as_json:
 
 
 async def _serve(
-    options: BrokerOptions, data_dir: Path, attach: Callable[[Path], Attachment], ready: Callable[[], None]
+    options: Connection, data_dir: Path, attach: Callable[[Path], Attachment], ready: Callable[[], None]
 ) -> None:
-    """Serve until a signal comes, or the attachment ends by itself."""
+    """Serve until a signal arrives, or the attachment ends."""
     import asyncio
     from contextlib import AsyncExitStack
 
@@ -148,7 +154,7 @@ async def _serve(
     stop = told_to_end()
     with DataDirectory(data_dir) as directory:
         async with AsyncExitStack() as stack:
-            async with options.explained("start the broker, or name its address: --broker mqtt://HOST:PORT"):
+            async with options.explained("start the broker, or set its address: --broker mqtt://HOST:PORT"):
                 attachment = await unless(stop, stack.enter_async_context(attach(directory.statestore)))
             if attachment is None:
                 return
@@ -167,26 +173,22 @@ async def _serve(
                 raise attachment.ended.result()
 
 
-@app.command()
+@app.add(
+    "penstock statestore repair --data-dir /var/lib/penstock",
+    "penstock statestore repair --data-dir /var/lib/penstock --apply",
+)
 def repair(
     data_dir: Annotated[
-        Path, typer.Option(help="Data directory of a node that is stopped.", envvar="PENSTOCK_DATA_DIR", metavar="PATH")
+        Path, typer.Option(help="Data directory of a stopped node.", envvar="PENSTOCK_DATA_DIR", metavar="DIR")
     ] = Path("penstock-data"),
-    apply: Annotated[bool, typer.Option("--apply", help="Renumber them; without this nothing is written.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one object.")] = False,
+    apply: Annotated[bool, typer.Option("--apply", help="Renumber them. Default: report only.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Renumber state store versions that are ahead of the system clock.
 
-    Use it if the clock was wrong for a while, is right now, and /readyz says that versions are ahead of it. The
-    versions that are ahead get new ones at the present time: in the same order, greater than all others, and lower
-    than all later ones. Restart the clients that hold old versions: their fencing tokens are refused, and whatever
-    compares versions takes the old ones for newer. Back up the data directory first.
-
-    Examples:
-
-        penstock statestore repair --data-dir /var/lib/penstock
-
-        penstock statestore repair --data-dir /var/lib/penstock --apply
+    Use it if the clock was wrong, is correct now, and /readyz reports versions ahead of it. These versions are replaced
+    by versions of the present time, in the same order, greater than all others and smaller than all later ones. Restart
+    clients that hold old versions: their fencing tokens are refused. Back up the data directory first.
     """
     from penstock.errors import StorageError
     from penstock.node.data_dir import DataDirectory
@@ -198,14 +200,14 @@ def repair(
     if now_ms < CLOCK_IS_SET_MS:
         raise StorageError(
             f"statestore: the system clock shows {utc(now_ms)}",
-            why="versions are compared with it, and it has not been set",
+            why="versions are compared with it, and it is not set",
             do="set the clock, then run this again",
         )
     if not (data_dir / "format.json").is_file():
         raise StorageError(
             f"{data_dir} is not a data directory of penstock: it has no format.json",
             path=str(data_dir),
-            do="name the directory that the node was started with: --data-dir PATH",
+            do="set the data directory of the node: --data-dir DIR",
         )
     with DataDirectory(data_dir) as directory:
         found = repair_versions(directory.statestore, now_ms, apply=apply)
@@ -236,4 +238,4 @@ def repair(
         f"  {'now         ' if apply else 'would become'}    {found.clock} ({utc(found.clock.wall_ms)})\n"
     )
     if not apply:
-        sys.stdout.write("nothing was written: repeat with --apply\n")
+        sys.stdout.write("nothing was changed: repeat with --apply\n")

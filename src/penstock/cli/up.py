@@ -1,4 +1,4 @@
-"""`penstock up`: run a node until it is told to stop."""
+"""`penstock up`: run a node until it is interrupted."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from penstock import compiled
+from penstock.cli.options import Commands
 from penstock.cli.output import escape, print_json, use_colour
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["app"]
 
-app = typer.Typer(rich_markup_mode=None, add_completion=False)
+app = Commands()
 
 
 def _option(flag: str, text: str, default: str, metavar: str) -> Any:
@@ -27,28 +28,34 @@ def _option(flag: str, text: str, default: str, metavar: str) -> Any:
 
 
 def _listen(flag: str, text: str, default: str) -> Any:
-    return _option(flag, f"Where {text} listens; port 0 takes a free one.", default, "HOST:PORT")
+    return _option(flag, f"Address of {text}; port 0 for any free port.", default, "HOST:PORT")
 
 
 def _anonymous(flag: str, text: str) -> Any:
-    words = f"allow: accept clients without credentials at {text}, also off loopback."
-    return _option(f"{flag}-anonymous", words, "only without users, on loopback", "WORD")
+    help_text = f"allow: accept clients without credentials at {text}, from other machines as well."
+    return _option(f"{flag}-anonymous", help_text, "only without users, on loopback", "WORD")
 
 
-def _told(flag: str, text: str) -> Any:
-    return _option(f"{flag}-advertise", f"What others are told for {text}.", f"as --{flag}", "HOST:PORT")
+def _advertise(flag: str, text: str) -> Any:
+    return _option(f"{flag}-advertise", f"Address for clients of {text}.", f"as --{flag}", "HOST:PORT")
 
 
-@app.command()
+@app.add(
+    "penstock up",
+    "penstock up --config penstock.yaml --data-dir /var/lib/penstock",
+    "penstock up --mqtt 0.0.0.0:1883 --passwords passwords",
+)
 def up(
     ctx: typer.Context,
-    config: Annotated[Path | None, _option("config", "Configuration file.", "penstock.yaml, if there", "FILE")] = None,
-    data_dir: Annotated[str | None, _option("data-dir", "Where everything is kept.", "./penstock-data", "PATH")] = None,
+    config: Annotated[
+        Path | None, _option("config", "Configuration file.", "penstock.yaml, if it exists", "FILE")
+    ] = None,
+    data_dir: Annotated[str | None, _option("data-dir", "Data directory.", "./penstock-data", "DIR")] = None,
     durability: Annotated[
         str | None,
         _option(
             "durability",
-            "What an acknowledgement promises: durable (fsynced), flushed (written), memory (at once).",
+            "Guarantee of an acknowledgement: durable (fsynced), flushed (written), memory (none).",
             "durable",
             "WORD",
         ),
@@ -60,39 +67,39 @@ def up(
         str | None, _listen("tube-broker-http", "the TubeMQ broker's administration", "127.0.0.1:8081")
     ] = None,
     http: Annotated[str | None, _listen("http", "HTTP (health, metrics, administration)", "127.0.0.1:8080")] = None,
-    mqtt_advertise: Annotated[str | None, _told("mqtt", "MQTT")] = None,
-    tube_master_advertise: Annotated[str | None, _told("tube-master", "the master")] = None,
-    tube_broker_advertise: Annotated[str | None, _told("tube-broker", "the broker; tube clients connect to it")] = None,
-    tube_broker_http_advertise: Annotated[str | None, _told("tube-broker-http", "the broker's administration")] = None,
-    http_advertise: Annotated[str | None, _told("http", "HTTP")] = None,
+    mqtt_advertise: Annotated[str | None, _advertise("mqtt", "MQTT")] = None,
+    tube_master_advertise: Annotated[str | None, _advertise("tube-master", "the TubeMQ master")] = None,
+    tube_broker_advertise: Annotated[str | None, _advertise("tube-broker", "the TubeMQ broker")] = None,
+    tube_broker_http_advertise: Annotated[
+        str | None, _advertise("tube-broker-http", "the TubeMQ broker's administration")
+    ] = None,
+    http_advertise: Annotated[str | None, _advertise("http", "HTTP")] = None,
     mqtt_anonymous: Annotated[str | None, _anonymous("mqtt", "MQTT")] = None,
-    tube_master_anonymous: Annotated[str | None, _anonymous("tube-master", "the master")] = None,
-    tube_broker_anonymous: Annotated[str | None, _anonymous("tube-broker", "the broker")] = None,
+    tube_master_anonymous: Annotated[str | None, _anonymous("tube-master", "the TubeMQ master")] = None,
+    tube_broker_anonymous: Annotated[str | None, _anonymous("tube-broker", "the TubeMQ broker")] = None,
     tube_broker_http_anonymous: Annotated[
-        str | None, _anonymous("tube-broker-http", "the broker's administration, for queries")
+        str | None, _anonymous("tube-broker-http", "the TubeMQ broker's administration, for queries")
     ] = None,
     http_anonymous: Annotated[str | None, _anonymous("http", "HTTP, for queries and metrics")] = None,
     passwords: Annotated[
-        str | None, _option("passwords", "Password file, as `penstock passwd` writes it.", "no users", "FILE")
+        str | None, _option("passwords", "Password file, as written by `penstock user`.", "no users", "FILE")
     ] = None,
     policies: Annotated[
-        str | None, _option("policies", "Policy file: what users may do.", "users may do everything", "FILE")
+        str | None, _option("policies", "Policy file: permissions of users.", "all permissions", "FILE")
     ] = None,
     mqtt_faults: Annotated[
         str | None,
-        _option(
-            "mqtt-faults", "A further MQTT listener that obeys the fault switches; for tests.", "none", "HOST:PORT"
-        ),
+        _option("mqtt-faults", "Additional MQTT listener with fault injection, for tests.", "none", "HOST:PORT"),
     ] = None,
     log_level: Annotated[str | None, _option("log-level", "debug, info, warning or error.", "info", "WORD")] = None,
     log_format: Annotated[str | None, _option("log-format", "text or json.", "text", "WORD")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON once all parts are ready.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON when the node is ready.")] = False,
 ) -> None:
-    """Run a node: MQTT broker, state store, tube log and rules in one process.
+    """Run a node: MQTT broker, state store, TubeMQ and rules in one process.
 
-    A flag goes before its environment variable, that before the configuration file, that before the default. SIGTERM
-    and Ctrl-C drain what was accepted and exit 0; a second one ends at once. SIGHUP reads certificates, passwords,
-    policies and limits again.
+    Options override environment variables, these override the configuration file. SIGTERM and Ctrl-C stop the node:
+    accepted requests are completed, and the exit status is 0; a second signal stops it immediately. SIGHUP reloads
+    certificates, passwords, policies and limits.
     """
     given = locals()
     from penstock.node.config.node import OPTIONS, load_config
@@ -100,7 +107,7 @@ def up(
     flags: dict[str, str | None] = {}
     for option in OPTIONS:
         name = option.flag.replace("-", "_")
-        # What the parser took from the environment is read there again, so that errors name the right place.
+        # Values from the environment are read by load_config, so that errors name the variable.
         source = ctx.get_parameter_source(name)
         flags[option.flag] = given[name] if source is not None and source.name == "COMMANDLINE" else None
 
@@ -133,7 +140,7 @@ def _banner(ready: Ready, *, users: bool) -> None:
     page = "https" if ready.http_tls else "http"
     broker_page = "https" if ready.tube_broker_http_tls else "http"
     sys.stdout.write(
-        f"""{bold}penstock {ready.version}{plain} is ready (process {ready.pid}, core {compiled.form()}, Ctrl-C ends it)
+        f"""{bold}penstock {ready.version}{plain} is ready (pid {ready.pid}, core {compiled.form()}; Ctrl-C stops it)
 
   data directory  {escape(ready.data_dir)}
   durability      {ready.durability}
@@ -148,7 +155,7 @@ def _banner(ready: Ready, *, users: bool) -> None:
 {bold}Try in another terminal{login}:{plain}
   penstock kv set{broker} greeting hello
   penstock kv get{broker} greeting
-  penstock tube topics create{web} events
+  penstock tube topic create{web} events
   penstock tube produce{master} events hello
   penstock tube consume{master} events
 

@@ -1,4 +1,4 @@
-"""`penstock passwd`: the password file of a node."""
+"""`penstock user`: the users in a password file."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.cli.options import command_group
+from penstock.cli.options import Commands, Json
 from penstock.cli.output import escape, note, print_table
 from penstock.errors import ConfigError, RefusedError
 
@@ -17,39 +17,39 @@ if TYPE_CHECKING:
 
 __all__ = ["app"]
 
-app = command_group("""Keep the password file of a node: its users, for MQTT and TubeMQ alike.
+app = Commands("""Manage the users in a password file, for MQTT, TubeMQ and HTTP.
 
-    The password is asked for at the terminal, or read from standard input: one line, without its line end. It is
-    never an argument, which every user of the machine could see. SIGHUP has a running node read the file again.""")
+    The password is read from the terminal, or from one line of standard input. It is never an argument, because every
+    user of the machine can see those. A running node reads the file again on SIGHUP.""")
 
-File = Annotated[Path, typer.Argument(help="The password file; made where it is not there.", metavar="FILE")]
-User = Annotated[str, typer.Argument(help="The user's name.", metavar="USER")]
+File = Annotated[Path, typer.Argument(help="Password file; created if it does not exist.", metavar="FILE")]
+User = Annotated[str, typer.Argument(help="Name of the user.", metavar="USER")]
 MOST_READ = 4096
 
 
-@app.command()
+@app.add("penstock user create passwords alice")
 def create(file: File, user: User) -> None:
     """Add USER to FILE.
 
-    Exit status 1 when the user is already there.
+    Exit status 1 if the user exists.
     """
     _put(file, user, new=True)
 
 
-@app.command(name="set")
-def set_command(file: File, user: User) -> None:
-    """Give USER another password.
+@app.add("penstock user update passwords alice")
+def update(file: File, user: User) -> None:
+    """Change the password of USER.
 
-    Exit status 1 when there is no such user.
+    Exit status 1 if the user does not exist.
     """
     _put(file, user, new=False)
 
 
-@app.command()
+@app.add("penstock user delete passwords alice")
 def delete(file: File, user: User) -> None:
-    """Take USER out of FILE.
+    """Delete USER from FILE.
 
-    Exit status 1 when there is no such user.
+    Exit status 1 if the user does not exist.
     """
     from penstock.security.passwords import edit_passwords
 
@@ -61,24 +61,22 @@ def delete(file: File, user: User) -> None:
     edit_passwords(file, change)
 
 
-@app.command()
+@app.add("penstock user verify passwords alice")
 def verify(file: File, user: User) -> None:
-    """Check a password.
+    """Check the password of USER.
 
-    Exit status 1 when it is not the user's, or there is no such user.
+    Exit status 1 if it is wrong or the user does not exist.
     """
     from penstock.security.passwords import read_passwords, verify_password
 
     users = read_passwords(file)
     if not verify_password(users.get(user), _password(twice=False)):
-        raise RefusedError(f"passwd: this is not the password of user '{escape(user)}'")
-    note("the password is right")
+        raise RefusedError(f"user: wrong password of '{escape(user)}'")
+    note("the password is correct")
 
 
-@app.command(name="list")
-def list_command(
-    file: File, as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False
-) -> None:
+@app.add("penstock user list passwords", name="list")
+def list_command(file: File, as_json: Json = False) -> None:
     """List the users of FILE, and whether each can use SCRAM and TubeMQ."""
     from penstock.security.passwords import read_passwords
 
@@ -88,18 +86,18 @@ def list_command(
     print_table(rows, ("user", "scram", "tube"), as_json=as_json)
 
 
-@app.command(name="tube-key")
+@app.add("penstock user tube-key java-client", name="tube-key")
 def tube_key_command(user: User) -> None:
     """Print the key with which USER signs in the TubeMQ protocol.
 
-    Penstock's own clients derive it from the password; a stock Java producer takes it as its password. It is secret: it
-    is all that it takes to use the tube as USER.
+    Penstock's clients derive it from the password; Apache's Java clients use it as their password. It is a secret: with
+    it, anyone can authenticate as USER.
     """
     from penstock.security.tube_key import can_sign, tube_key
 
     if not can_sign(user):
         raise ConfigError(
-            f"passwd: user '{escape(user)}' cannot use TubeMQ",
+            f"user: user '{escape(user)}' cannot use TubeMQ",
             option="USER",
             why="the protocol carries names of 1 to 64 characters without blanks",
         )
@@ -111,7 +109,7 @@ def _put(file: Path, user: str, *, new: bool) -> None:
 
     if not new:
         _existing(file)
-    # Said before a password is asked for, and checked again under the lock.
+    # Checked before the password prompt, and again under the lock.
     _check(read_passwords(file) if file.exists() else {}, file, user, new=new)
     credential = make_credential(user, _password(twice=True))
 
@@ -125,28 +123,24 @@ def _put(file: Path, user: str, *, new: bool) -> None:
 def _existing(file: Path) -> None:
     from penstock.security.passwords import read_passwords
 
-    read_passwords(file)  # says what is wrong where it is not there
+    read_passwords(file)  # raises if the file does not exist
 
 
 def _check(users: dict[str, Credential], file: Path, user: str, *, new: bool) -> None:
     if new and user in users:
         raise RefusedError(
-            f"passwd: {file} has a user '{escape(user)}' already", do="give another password with `penstock passwd set`"
+            f"user: {file} has a user '{escape(user)}' already", do="change the password: penstock user update"
         )
     if not new and user not in users:
-        raise RefusedError(
-            f"passwd: {file} has no user '{escape(user)}'", do="`penstock passwd list` shows who is there"
-        )
+        raise RefusedError(f"user: {file} has no user '{escape(user)}'", do="list the users: penstock user list")
 
 
 def _password(*, twice: bool) -> bytes:
-    """What the user types, or the first line of standard input."""
+    """Password from the terminal, or from the first line of standard input."""
     if sys.stdin.isatty():
         password: str = typer.prompt("Password", hide_input=True, confirmation_prompt=twice, err=True)
         return password.encode()
     line = sys.stdin.buffer.readline(MOST_READ)
     if not line:
-        raise ConfigError(
-            "passwd: there is no password on standard input", option="stdin", do="write one line: `printf %s ... |`"
-        )
+        raise ConfigError("user: no password on standard input", option="stdin", do="write one line: printf %s ... |")
     return line.removesuffix(b"\n").removesuffix(b"\r")

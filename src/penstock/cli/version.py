@@ -1,4 +1,4 @@
-"""`penstock version`: the version, and the form in which the core runs."""
+"""`penstock version`: the version, and whether the core is compiled."""
 
 from __future__ import annotations
 
@@ -10,18 +10,19 @@ import typer
 
 import penstock
 from penstock import compiled
+from penstock.cli.options import Commands
 from penstock.cli.output import print_json
 
 __all__ = ["app"]
 
-app = typer.Typer(rich_markup_mode=None, add_completion=False)
+app = Commands()
 
 
-@app.command()
+@app.add("penstock version --json")
 def version(
     as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON.")] = False,
 ) -> None:
-    """Show the version, the form in which the core runs (compiled or interpreted), and the Python that runs it."""
+    """Show the version, whether the core is compiled or interpreted, and the version of Python."""
     python = f"{platform.python_implementation()} {platform.python_version()}"
     why = compiled.why_interpreted()
     if as_json:

@@ -90,7 +90,7 @@ class ReadyBroker:
     """Address of the TLS listener; None if there is none."""
 
     def as_json(self) -> dict[str, object]:
-        """The line of ``penstock tube broker --json``; without what there is not."""
+        """The line of ``penstock tube broker run --json``; without what there is not."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 
@@ -153,8 +153,8 @@ async def _start(settings: BrokerSettings, parts: AsyncExitStack) -> ReadyBroker
     users = None if settings.passwords is None else read_passwords(settings.passwords)
     rights = rights_of(None if settings.policies is None else load_policy(settings.policies))
     if users is None:
-        found = [("--bind", settings.bind, "--anonymous", settings.anonymous)]
-        found.append(("--http", settings.http, "--http-anonymous", settings.http_anonymous))
+        found = [("--tube-broker", settings.bind, "--tube-broker-anonymous", settings.anonymous)]
+        found.append(("--tube-broker-http", settings.http, "--tube-broker-http-anonymous", settings.http_anonymous))
         listeners = [OpenListener(name, at, f"{flag} allow") for name, at, flag, allowed in found if not allowed]
         refuse_open_listeners(listeners, users="--passwords FILE")
     checks = PasswordChecks()
@@ -169,14 +169,14 @@ async def _start(settings: BrokerSettings, parts: AsyncExitStack) -> ReadyBroker
     administer = audited(webapi, "broker", trail, token, broker_admin.is_protected)
     pages = broker_app(administer, names=names_of(settings.http, told), identify=identify)
     http = HttpServer(pages)
-    web = await http.start("http", settings.http)
+    web = await http.start("tube-broker-http", settings.http)
     parts.push_async_callback(http.close)
     broker = _broker(settings, str(_told(web, told)), token, access)
     start = broker.start if settings.tls is None else settings.tls.beside(broker.start, settings.tls.broker_port)
     try:
         _, port = await start(settings.bind.host, settings.bind.port)
     except OSError as error:
-        raise bind_error(error, "bind", settings.bind) from error
+        raise bind_error(error, "tube-broker", settings.bind) from error
     parts.push_async_callback(broker.close)
     space = DiskSpace(settings.data_dir)
     parts.push_async_callback(space.close)

@@ -46,7 +46,7 @@ _HASHER: Final = PasswordHasher(time_cost=2, memory_cost=19 * 1024, parallelism=
 _MECHANISM: Final = ScramMechanism("SCRAM-SHA-256")
 _SCRAM: Final = re.compile(r"SCRAM-SHA-256\$([0-9]{1,9}):([A-Za-z0-9+/=]+)\$([A-Za-z0-9+/=]+):([A-Za-z0-9+/=]+)")
 _HEAD: Final = (
-    "# Users of this node: name, argon2 hash, SCRAM verifier, TubeMQ signing key. Written by `penstock passwd`.\n"
+    "# Users of this node: name, argon2 hash, SCRAM verifier, TubeMQ signing key. Written by `penstock user`.\n"
 )
 
 
@@ -130,7 +130,7 @@ def read_passwords(path: Path) -> dict[str, Credential]:
         raise ConfigError(
             f"{path}: cannot be read: {error.strerror}",
             where=str(path),
-            do="check the path and its permissions; `penstock passwd create` makes the file",
+            do="check the path and its permissions; `penstock user create` makes the file",
         ) from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: byte {error.start} is not UTF-8", where=str(path), do="write UTF-8") from error
@@ -146,7 +146,7 @@ def read_passwords(path: Path) -> dict[str, Credential]:
             problem = _line_problem(credential) or ("the name stands there twice" if name in found else "")
         if credential is None or problem:
             raise ConfigError(
-                f"{where}: this line cannot be used", where=where, why=problem, do="set it with `penstock passwd`"
+                f"{where}: this line cannot be used", where=where, why=problem, do="set it with `penstock user`"
             )
         found[name] = credential
     if len(found) > MAX_USERS:

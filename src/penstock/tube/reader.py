@@ -162,7 +162,7 @@ def _ask_master(connection: BlockingConnection, routes: Routes, deadline: float)
             f"tube: the partitions of topic {names} are not known yet",
             applied=False,
             why="; ".join(routes.unavailable.values()) or heard.errMsg,
-            do="wait until its brokers have registered at the master, or start them (penstock tube brokers)",
+            do="wait until its brokers have registered at the master, or start them (penstock tube broker list)",
         )
 
 

@@ -332,7 +332,7 @@ def _refused(broker: BrokerInfo, asked: pb.Transaction, answer: pb.SendMessageRe
         case pb.TransactionResult.FULL:
             what = f"tube: {about}: broker {broker.address} takes no more staged rows"
             do = "write smaller batches, or raise tube.staging.max_bytes of the broker; what nobody commits goes after "
-            do += "tube.staging.keep, or by penstock tube staged --remove"
+            do += "tube.staging.keep, or by penstock tube staged delete"
         case pb.TransactionResult.NOT_STAGED:
             what = f"tube: {about}: broker {broker.address} does not have these rows staged"
             do = "run the batch again"

@@ -24,4 +24,4 @@ def test_a_directory_that_cannot_be_used_is_status_2(penstock: Command, tmp_path
 def test_chaos_and_attach_exclude_each_other(penstock: Command) -> None:
     done = penstock("demo", "--chaos", "--attach")
     assert (done.status, done.out) == (2, "")
-    assert "--attach uses one that is not the demo's" in done.err
+    assert "--chaos and --attach exclude each other" in done.err

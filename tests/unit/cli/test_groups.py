@@ -7,7 +7,7 @@ import pytest
 from penstock.cli import main as cli
 
 
-@pytest.mark.parametrize("group", ["kv", "mqtt", "passwd", "pipeline", "tube"])
+@pytest.mark.parametrize("group", ["kv", "mqtt", "user", "pipeline", "tube"])
 def test_lists_are_not_cut(group: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     assert cli.main([group, "-h"]) == 0

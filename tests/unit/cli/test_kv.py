@@ -21,7 +21,7 @@ from tests.unit.cli.conftest import Command
 VERSION = Hlc(1_700_000_000_000, 1, "StateStore")
 TEXT = str(VERSION)
 PLAIN = {"condition": Condition.ALWAYS, "ttl_ms": None, "fencing_token": None, "persist": False, "fence_prefix": None}
-START = "start a node (penstock up), or name its MQTT listener: --broker mqtt://HOST:PORT"
+START = "start a node (penstock up), or set the address of its MQTT listener: --broker mqtt://HOST:PORT"
 
 
 class Store:
@@ -103,11 +103,11 @@ def test_get_writes_the_value_as_it_is(store: Store, penstock: Command) -> None:
 
 
 def test_a_missing_key_is_status_1(store: Store, penstock: Command) -> None:
-    assert penstock("kv", "get", "k\x1b") == (1, "", "penstock: key 'k\\x1b' is not in the state store\n")
+    assert penstock("kv", "get", "k\x1b") == (1, "", "penstock: key 'k\\x1b' does not exist\n")
     done = penstock("kv", "get", "k", "--json")
     assert (done.status, json.loads(done.out)) == (1, {"key": "k", "found": False, "value": None, "version": None})
     store.deleted = 0
-    assert penstock("kv", "del", "k") == (1, "", "penstock: key 'k' is not in the state store\n")
+    assert penstock("kv", "del", "k") == (1, "", "penstock: key 'k' does not exist\n")
     done = penstock("kv", "del", "k", "--json")
     assert (done.status, json.loads(done.out)) == (1, {"key": "k", "deleted": 0})
 
@@ -132,7 +132,7 @@ def test_a_condition_that_is_not_met_is_status_1(
     store: Store, penstock: Command, flag: str, condition: Condition
 ) -> None:
     store.applied = False
-    done = penstock("kv", "set", "k", "v", flag, "--ttl-ms", "500", "--fencing-token", TEXT)
+    done = penstock("kv", "set", "k", "v", flag, "--ttl", "500ms", "--fencing-token", TEXT)
     assert (done.status, done.out) == (1, "")
     assert done.err == (
         f"penstock: key 'k' was not set\n  why: the condition {flag} is not met; the key has version {TEXT}\n"
@@ -157,7 +157,7 @@ def test_the_value_may_come_from_a_file_or_from_standard_input(store: Store, pen
         (["k", "v", "--file", "f"], "a VALUE and --file exclude each other"),
         (["k", "--file", "/nonexistent/f"], "kv set: --file /nonexistent/f: No such file"),
         (["k", "v", "--nx", "--nex"], "--nx and --nex exclude each other"),
-        (["k", "v", "--ttl-ms", "0"], "Invalid value for '--ttl-ms'"),
+        (["k", "v", "--ttl", "0"], "Invalid value for '--ttl'"),
         (["k", "v", "--fencing-token", "x"], "--fencing-token: got 'x', expected a version"),
     ],
 )
@@ -183,7 +183,7 @@ def test_watch_prints_changes_until_it_is_interrupted(store: Store, penstock: Co
     assert penstock("kv", "watch", "k") == (
         0,
         f"SET     {TEXT}  a\\nb\nDELETE  -\nSET     {TEXT}  c\n",
-        "watching 'k', Ctrl-C ends\n",
+        "watching 'k', interrupt with Ctrl-C\n",
     )
     done = penstock("kv", "watch", "k", "--count", "2", "--json")
     assert [json.loads(line) for line in done.out.splitlines()] == [
@@ -204,10 +204,10 @@ def test_watch_tells_of_outages_on_standard_error(
     store.restored(False)
     holds = f"'k' now holds a\\nb  {TEXT}\n"
     assert re.sub(r"after [\d.]+ s", "after N s", capsys.readouterr().err) == (
-        "mqtt: the connection was lost; connecting again\n"
-        f"connected again after N s: no change was missed\n{holds}"
-        "mqtt: the connection was lost; connecting again\n"
-        f"connected again after N s: changes that were overwritten meanwhile are not printed\n{holds}"
+        "mqtt: the connection was lost; reconnecting\n"
+        f"reconnected after N s: no change was missed\n{holds}"
+        "mqtt: the connection was lost; reconnecting\n"
+        f"reconnected after N s: only the last of the missed changes is printed\n{holds}"
     )
     store.entry = None
     assert penstock("kv", "watch", "k").status == 0
@@ -247,7 +247,7 @@ def test_keys_that_are_no_text_are_given_in_base64(store: Store, penstock: Comma
     for bad in ("?", "A"):
         done = penstock("kv", "get", bad, "--base64")
         assert (done.status, done.err.split("\n")[0]) == (2, f"penstock: KEY: '{bad}' is not base64")
-    assert penstock("kv", "get", "").err.startswith("penstock: KEY: it is empty")
+    assert penstock("kv", "get", "").err.startswith("penstock: KEY is empty")
 
 
 def test_get_writes_to_a_file(store: Store, penstock: Command, tmp_path: Path) -> None:
@@ -271,7 +271,7 @@ def test_the_connection_is_described_once_for_every_command(store: Store, pensto
     assert store.options["authentication"].method == "SCRAM-SHA-256"
     assert (store.options["username"], store.options["password"]) == (None, None), "it is proved, not sent"
     done = penstock("kv", "del", "k", "--scram", "--username", "u")
-    assert (done.status, "--scram: it needs a user name and a password" in done.err) == (2, True)
+    assert (done.status, "--scram needs a user name and a password" in done.err) == (2, True)
     done = penstock("kv", "del", "k", "--password-file", "/nonexistent/p")
     assert done.status == 2
     assert done.err == (
@@ -284,9 +284,9 @@ def test_a_user_name_and_a_password_need_each_other(store: Store, penstock: Comm
     secret = tmp_path / "password"
     secret.write_text("s3cret\n")
     done = penstock("kv", "del", "k", "--username", "u")
-    assert (done.status, "--username 'u': there is no password" in done.err) == (2, True)
+    assert (done.status, "--username 'u' is set without a password" in done.err) == (2, True)
     done = penstock("kv", "del", "k", "--password-file", str(secret))
-    assert (done.status, "--password-file: there is no user name" in done.err) == (2, True)
+    assert (done.status, "--password-file is set without a user name" in done.err) == (2, True)
     assert penstock("kv", "del", "k", "--broker", "mqtt://u@edge").status == 2
     assert penstock("kv", "del", "k", "--broker", "mqtt://u@edge", "--password-file", str(secret)).status == 0
     assert penstock("kv", "del", "k", "--broker", "mqtt://u:p@edge").status == 0
@@ -320,7 +320,7 @@ def test_a_login_that_the_policy_refuses_names_policy_and_client_id(
 
 def test_a_watched_key_that_looks_like_a_pattern(store: Store, penstock: Command) -> None:
     done = penstock("kv", "watch", "plant/alarm/*", "--count", "1")
-    assert "KEY is no pattern; for every key that begins with 'plant/alarm/': --prefix" in done.err
+    assert "KEY is not a pattern; to watch every key that begins with 'plant/alarm/' use --prefix" in done.err
     assert "no pattern" not in penstock("kv", "watch", "plant/alarm", "--count", "1").err
 
 

@@ -101,7 +101,7 @@ def test_status_of_a_run_that_has_ended(
     record = lease.RunRecord("abc", "edge-7", 42, since="2024-05-01T00:00:00Z", at="2024-05-01T01:00:00Z")
     command = ["pipeline", "status", str(books.file), "--state-dir", str(books.state)]
     for changed, words in [
-        (record, "run abc on edge-7: ended without a word, last heard of 2024-05-01T01:00:00Z"),
+        (record, "run abc on edge-7: ended without a record, last seen 2024-05-01T01:00:00Z"),
         (replace(record, state="failed", why="no"), "run abc on edge-7: failed 2024-05-01T01:00:00Z: no"),
     ]:
         monkeypatch.setattr(lease, "lease_holder", lambda *_, r=changed: lease.Holder(None, None, r))
@@ -147,11 +147,11 @@ def test_dead_letters_of_a_replay(books: Books, tmp_path: Path, capsys: pytest.C
     shutil.copytree(books.root / "dead", into / "dead_letters")
     shutil.rmtree(books.root / "dead")
     for command, count in (("list", 1), ("show", 2)):
-        assert main(["pipeline", "dead", command, str(books.file), "--into", str(into), "--json"]) == 0
+        assert main(["pipeline", "dead-letter", command, str(books.file), "--into", str(into), "--json"]) == 0
         assert len(lines(capsys)) == count
-        assert main(["pipeline", "dead", command, str(books.file), "--json"]) == 0
+        assert main(["pipeline", "dead-letter", command, str(books.file), "--json"]) == 0
         assert lines(capsys) == []
-    assert main(["pipeline", "dead", "show", str(books.file), "--into", str(tmp_path / "none")]) == 2
+    assert main(["pipeline", "dead-letter", "show", str(books.file), "--into", str(tmp_path / "none")]) == 2
 
 
 def test_a_replay_is_stopped_under_its_own_lease(
@@ -189,13 +189,13 @@ def test_reconcile(books: Books, capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_dead_letters_are_listed_and_shown(books: Books, capsys: pytest.CaptureFixture[str]) -> None:
     write_json(books.root / "dead" / "_redriven" / "1.json", {"places": [("t", 1, 0, 0)]})
-    assert main(["pipeline", "dead", "list", str(books.file), "--json"]) == 0
+    assert main(["pipeline", "dead-letter", "list", str(books.file), "--json"]) == 0
     listed = {"step": "parsed", "code": "parse.not_json", "reason": "not JSON", "letters": 2, "sent_again": 1}
     assert lines(capsys) == [listed]
-    assert main(["pipeline", "dead", "show", str(books.file), "--id", "id-1", "--json"]) == 0
+    assert main(["pipeline", "dead-letter", "show", str(books.file), "--id", "id-1", "--json"]) == 0
     (line,) = lines(capsys)
     assert (line["id"], line["key"], line["value"], line["place"]) == ("id-1", "k", "{1", "t 1:0@28")
-    assert main(["pipeline", "dead", "show", str(books.file), "-n", "1"]) == 0
+    assert main(["pipeline", "dead-letter", "show", str(books.file), "-n", "1"]) == 0
     printed = capsys.readouterr()
     assert "id-0: parsed: not JSON (parse.not_json) (sent again)\n  t 1:0@0, 2024-05-01 00:00:00 UTC\n" in printed.out
     assert "site: \\xff" in printed.out
@@ -203,19 +203,21 @@ def test_dead_letters_are_listed_and_shown(books: Books, capsys: pytest.CaptureF
 
 
 def test_a_dry_run_of_redrive_sends_nothing(books: Books, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["pipeline", "dead", "redrive", str(books.file), "--dry-run"]) == 0
+    assert main(["pipeline", "dead-letter", "redrive", str(books.file), "--dry-run"]) == 0
     assert capsys.readouterr().out == "2 letters would be sent again\n"
-    assert main(["pipeline", "dead", "redrive", str(books.file), "--dry-run", "--id", "id-1"]) == 0
+    assert main(["pipeline", "dead-letter", "redrive", str(books.file), "--dry-run", "--id", "id-1"]) == 0
     assert capsys.readouterr().out == "1 letter would be sent again\n"
-    assert main(["pipeline", "dead", "redrive", str(books.file), "--dry-run", "--step", "sink:rows", "--json"]) == 0
+    assert (
+        main(["pipeline", "dead-letter", "redrive", str(books.file), "--dry-run", "--step", "sink:rows", "--json"]) == 0
+    )
     assert lines(capsys) == [{"chosen": 0, "sent": 0}]
 
 
 @pytest.mark.parametrize("command", ["redrive", "show"])
 def test_an_id_that_no_letter_has_is_an_error(books: Books, command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["pipeline", "dead", command, str(books.file), "--id", "id-7"]) == 2
+    assert main(["pipeline", "dead-letter", command, str(books.file), "--id", "id-7"]) == 2
     assert "there is no dead letter with the id 'id-7'" in capsys.readouterr().err
-    assert main(["pipeline", "dead", command, str(books.file), "--step", "prased"]) == 2
+    assert main(["pipeline", "dead-letter", command, str(books.file), "--step", "prased"]) == 2
     error = capsys.readouterr().err
     assert "there is no dead letter with the step 'prased'" in error
     assert "did you mean 'parsed'?" in error
@@ -227,13 +229,13 @@ def test_a_letter_of_a_file_is_told_by_its_place_there(
 ) -> None:
     source = f"{{format: files, path: in, content: {content}}}"
     books.file.write_text(books.file.read_text().replace("{topics: [t]}", source))
-    assert main(["pipeline", "dead", "show", str(books.file), "--id", "id-1"]) == 0
+    assert main(["pipeline", "dead-letter", "show", str(books.file), "--id", "id-1"]) == 0
     assert f"  {place}, 2024" in capsys.readouterr().out
 
 
 def test_a_letter_of_a_file_goes_into_the_inbox_of_its_source(books: Books, capsys: pytest.CaptureFixture[str]) -> None:
     books.file.write_text(books.file.read_text().replace("{topics: [t]}", "{format: files, path: in}"))
-    command = ["pipeline", "dead", "redrive", str(books.file), "--state-dir", str(books.state), "--id", "id-1"]
+    command = ["pipeline", "dead-letter", "redrive", str(books.file), "--state-dir", str(books.state), "--id", "id-1"]
     assert main(command) == 0
     assert capsys.readouterr().out == "1 letter sent again\n"
     (path,) = (books.state / "inbox" / "source").glob("*.jsonl")
@@ -254,9 +256,9 @@ def test_windows_are_shown_and_kept_back(books: Books, capsys: pytest.CaptureFix
     books.file.write_text(text + "  - {name: panel, mqtt: {topic: panel}}\n")
     window_row = letter(9, step="sink:panel", source="hours", topic="hours", value=b'{"n":2}', headers=None)
     books.commit("dead", 2, [window_row])
-    assert main(["pipeline", "dead", "show", str(books.file), "--step", "sink:panel"]) == 0
+    assert main(["pipeline", "dead-letter", "show", str(books.file), "--step", "sink:panel"]) == 0
     assert "window of hours, 2024-05-01 00:00:00 UTC" in capsys.readouterr().out
-    redrive = ["pipeline", "dead", "redrive", str(books.file), "--state-dir", str(books.state), "--dry-run"]
+    redrive = ["pipeline", "dead-letter", "redrive", str(books.file), "--state-dir", str(books.state), "--dry-run"]
     assert main(redrive) == 0
     printed = capsys.readouterr()
     assert printed.out == "2 letters would be sent again\n"
@@ -266,5 +268,5 @@ def test_windows_are_shown_and_kept_back(books: Books, capsys: pytest.CaptureFix
 def test_a_pipeline_without_dead_letters(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "p.yaml"
     path.write_text("name: p\nsource: {topics: [t]}\nsinks: [{name: s, table: {path: x}}]\n")
-    assert main(["pipeline", "dead", "list", str(path)]) == 2
+    assert main(["pipeline", "dead-letter", "list", str(path)]) == 2
     assert "keeps no dead letters" in capsys.readouterr().err

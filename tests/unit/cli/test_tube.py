@@ -30,9 +30,9 @@ def test_topics_lists_them(web: Web, penstock: Command) -> None:
         "empty           0       0        0  no       no\n"
         "water           3       2        1  yes      no\n"
     )
-    assert penstock("tube", "topics") == penstock("tube", "topics", "list") == (0, table, "")
+    assert penstock("tube", "topic", "list") == penstock("tube", "topic", "list") == (0, table, "")
     assert web.calls[0] == ("127.0.0.1:8080", "admin_query_topic_info", {})
-    done = penstock("tube", "topics", "--http", "edge:1", "--json")
+    done = penstock("tube", "topic", "list", "--http", "edge:1", "--json")
     assert web.calls[-1][0] == "edge:1"
     assert json.loads(done.out.splitlines()[1]) == {
         "topic": "water",
@@ -46,7 +46,7 @@ def test_topics_lists_them(web: Web, penstock: Command) -> None:
 
 def test_topics_create(web: Web, penstock: Command) -> None:
     web.rows = [{"success": True}]
-    done = penstock("tube", "topics", "create", "water", "--partitions", "5", "--stores", "2", "--json")
+    done = penstock("tube", "topic", "create", "water", "--partitions", "5", "--stores", "2", "--json")
     assert json.loads(done.out) == {"topic": "water", "partitions": 5, "stores": 2, "brokers": 1}
     address, method, parameters = web.calls[0]
     assert (address, method) == ("127.0.0.1:8080", "admin_add_new_topic_record")
@@ -60,29 +60,29 @@ def test_topics_create(web: Web, penstock: Command) -> None:
 
 def test_topics_create_says_how_long_and_how_large(web: Web, penstock: Command) -> None:
     web.answers["admin_query_topic_info"] = [{"topicName": "water", "topicInfo": []}]
-    done = penstock("tube", "topics", "create", "water", "--if-not-exists")
-    assert done == (0, "", "topic water exists\n")
+    done = penstock("tube", "topic", "create", "water", "--if-not-exists")
+    assert done == (0, "", "topic water exists already\n")
     assert [method for _, method, _ in web.calls] == ["admin_query_topic_info"]
     web.answers["admin_query_topic_info"] = []
-    args = ["--if-not-exists", "--retention", "3d", "--max-message", "4"]
-    assert penstock("tube", "topics", "create", "water", *args).status == 0
+    args = ["--if-not-exists", "--retention", "3d", "--max-message-size", "4MiB"]
+    assert penstock("tube", "topic", "create", "water", *args).status == 0
     asked = web.calls[-1][2]
     assert (asked["deletePolicy"], asked["maxMsgSizeInMB"]) == ("delete,72h", "4")
-    assert penstock("tube", "topics", "create", "water", "--retention", "soon").status == 2
+    assert penstock("tube", "topic", "create", "water", "--retention", "soon").status == 2
 
 
 def test_topics_alter(web: Web, penstock: Command) -> None:
     web.answers["admin_query_topic_info"] = [{"topicName": "water", "topicInfo": [{"brokerId": 2}, {"brokerId": 1}]}]
-    done = penstock("tube", "topics", "alter", "water", "--partitions", "6", "--retention", "30m")
-    assert done == (0, "", "topic water is changed\n")
+    done = penstock("tube", "topic", "alter", "water", "--partitions", "6", "--retention", "30m")
+    assert done == (0, "", "topic water was changed\n")
     _, method, asked = web.calls[-1]
     assert method == "admin_modify_topic_info"
     assert asked == {
         "topicName": "water", "modifyUser": "penstock", "brokerId": "1,2",
         "numPartitions": "6", "deletePolicy": "delete,30m",
     }  # fmt: skip
-    assert penstock("tube", "topics", "alter", "water").status == 2
-    assert "no topic 'air'" in penstock("tube", "topics", "alter", "air", "--max-message", "2").err
+    assert penstock("tube", "topic", "alter", "water").status == 2
+    assert "topic 'air' does not exist" in penstock("tube", "topic", "alter", "air", "--max-message-size", "2MiB").err
 
 
 def test_topics_on_some_brokers_alone(web: Web, penstock: Command, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,19 +93,21 @@ def test_topics_on_some_brokers_alone(web: Web, penstock: Command, monkeypatch: 
         {"topicName": "water", "topicInfo": places, **flags},
         {"topicName": "other", "topicInfo": places[:1], **flags},
     ]
-    (row,) = [json.loads(line) for line in penstock("tube", "topics", "--broker", "2", "--json").out.splitlines()]
+    (row,) = [
+        json.loads(line) for line in penstock("tube", "topic", "list", "--broker-id", "2", "--json").out.splitlines()
+    ]
     assert (row["topic"], row["partitions"], row["brokers"]) == ("water", 6, 1)
-    assert penstock("tube", "topics", "alter", "water", "--broker", "2,3", "--no-publish", "--subscribe").status == 0
+    assert penstock("tube", "topic", "alter", "water", "--broker-id", "2,3", "--no-publish", "--subscribe").status == 0
     asked = web.calls[-1][2]
     assert (asked["brokerId"], asked["acceptPublish"], asked["acceptSubscribe"]) == ("2,3", "false", "true")
     web.calls.clear()
-    done = penstock("tube", "topics", "delete", "water", "--broker", "2", "--yes")
-    assert done.err == "topic water is deleted on broker 2; its brokers remove the records\n"
+    done = penstock("tube", "topic", "delete", "water", "--broker-id", "2", "--yes")
+    assert done.err == "topic water was deleted on broker 2; its brokers are still removing the records\n"
     assert {told["brokerId"] for _, method, told in web.calls if "query" not in method} == {"2"}
-    done = penstock("tube", "topics", "alter", "water", "--broker", "2,7", "--no-publish")
+    done = penstock("tube", "topic", "alter", "water", "--broker-id", "2,7", "--no-publish")
     assert (done.status, "is not on broker 7" in done.err, "it is on broker 1, 2, 3" in done.err) == (1, True, True)
-    done = penstock("tube", "topics", "describe", "water", "--broker", "two")
-    assert (done.status, "name brokers by number" in done.err) == (2, True)
+    done = penstock("tube", "topic", "describe", "water", "--broker-id", "two")
+    assert (done.status, "write ids of brokers" in done.err) == (2, True)
 
 
 def test_topics_create_at_apaches_master_names_the_brokers(
@@ -122,7 +124,7 @@ def test_topics_create_at_apaches_master_names_the_brokers(
     monkeypatch.setattr("penstock.tube.client.web.call", call)
     web.answers = {"admin_query_broker_run_status": [BROKER, {**BROKER, "brokerId": 4}]}
     web.rows = [{"success": True}, {"success": True}]
-    assert penstock("tube", "topics", "create", "water").status == 0
+    assert penstock("tube", "topic", "create", "water").status == 0
     assert web.calls[-1][2]["brokerId"] == "1,4"
 
 
@@ -130,7 +132,7 @@ def test_topics_describe(web: Web, penstock: Command) -> None:
     part = {"partitionId": 0, "offsetMin": 28, "offsetMax": 84, "dataMin": 10, "dataMax": 200}
     web.answers["admin_query_broker_run_status"] = [BROKER]
     web.answers["admin_query_pubinfo"] = [{"topicName": "water", "offsetInfo": [part]}]
-    done = penstock("tube", "topics", "describe", "water", "--json")
+    done = penstock("tube", "topic", "describe", "water", "--json")
     assert json.loads(done.out) == {
         "broker": 1,
         "address": "127.0.0.1:8123",
@@ -143,8 +145,8 @@ def test_topics_describe(web: Web, penstock: Command) -> None:
     assert web.calls[-1] == ("127.0.0.1:8081", "admin_query_pubinfo", {"topicName": "water"})
     web.answers["admin_query_pubinfo"] = []
     web.answers["admin_query_topic_info"] = [{"topicName": "fresh", "topicInfo": []}]
-    for name, words in (("nope", "no broker has topic 'nope'"), ("fresh", "no broker tells of topic 'fresh'")):
-        done = penstock("tube", "topics", "describe", name)
+    for name, words in (("nope", "no broker has topic 'nope'"), ("fresh", "no broker reports topic 'fresh'")):
+        done = penstock("tube", "topic", "describe", name)
         assert (done.status, done.out) == (1, "")
         assert words in done.err
 
@@ -156,9 +158,9 @@ def test_topics_delete(web: Web, penstock: Command, monkeypatch: pytest.MonkeyPa
     def delete(*rows: dict[str, Any], **entry: int) -> list[tuple[str, str | None]]:
         web.calls.clear()
         web.answers["admin_query_topic_info"] = [{"topicName": "water", "topicInfo": list(rows), **entry}]
-        done = penstock("tube", "topics", "delete", "water", "--yes")
+        done = penstock("tube", "topic", "delete", "water", "--yes")
         assert (done.status, done.out) == (0, "")
-        assert "its brokers remove the records" in done.err
+        assert "its brokers are still removing the records" in done.err
         return [(method, told.get("brokerId")) for _, method, told in web.calls if "query" not in method]
 
     assert delete({"brokerId": 2}, {"brokerId": 1}) == [(step, "1,2") for step in steps]
@@ -171,19 +173,19 @@ def test_topics_delete(web: Web, penstock: Command, monkeypatch: pytest.MonkeyPa
     # A master that knows no broker yet.
     assert delete() == [(step, None) for step in steps]
     assert delete(topicStatusId=1) == [(steps[2], None)]
-    done = penstock("tube", "topics", "delete", "water", "--yes", "--json")
+    done = penstock("tube", "topic", "delete", "water", "--yes", "--json")
     assert json.loads(done.out) == {"topic": "water", "brokers": 1, "removed": False}
-    assert penstock("tube", "topics", "delete", "other", "--yes").status == 1
+    assert penstock("tube", "topic", "delete", "other", "--yes").status == 1
 
 
 @pytest.mark.parametrize(
     ("answer", "words"),
-    [(b"", "the question was not answered"), (b"no\n", "topic water is not deleted")],
+    [(b"", "the question was not answered"), (b"no\n", "topic water was not deleted")],
     ids=["nobody", "no"],
 )
 def test_a_topic_is_deleted_only_for_a_yes(web: Web, penstock: Command, answer: bytes, words: str) -> None:
     web.answers["admin_query_topic_info"] = [{"topicName": "water", "topicInfo": [{"brokerId": 1}]}]
-    done = penstock("tube", "topics", "delete", "water", stdin=answer)
+    done = penstock("tube", "topic", "delete", "water", stdin=answer)
     assert done.status != 0
     assert words in done.err
     assert all("query" in method for _, method, _ in web.calls)
@@ -191,7 +193,7 @@ def test_a_topic_is_deleted_only_for_a_yes(web: Web, penstock: Command, answer: 
 
 def test_brokers_and_groups(web: Web, penstock: Command) -> None:
     web.answers["admin_query_broker_run_status"] = [{**BROKER, "brokerId": 2, "brokerWebPort": 7}, BROKER]
-    done = penstock("tube", "brokers")
+    done = penstock("tube", "broker", "list")
     assert done.out == (
         "BROKER  ADDRESS         STATE    CONFIGURATION  MANAGED  HTTP\n"
         "     1  127.0.0.1:8123  running  idle           online   -\n"
@@ -199,31 +201,31 @@ def test_brokers_and_groups(web: Web, penstock: Command) -> None:
     )
     told = {"brokerWebAddress": "edge:9", "brokerWebPort": 9}
     web.answers["admin_query_broker_run_status"].append({**BROKER, "brokerId": 3, **told})
-    assert [json.loads(line)["http"] for line in penstock("tube", "brokers", "--json").out.splitlines()] == [
+    assert [json.loads(line)["http"] for line in penstock("tube", "broker", "list", "--json").out.splitlines()] == [
         None, "127.0.0.1:7", "edge:9",
     ]  # fmt: skip
     web.answers["admin_query_broker_run_status"].pop()
     web.answers["admin_query_sub_info"] = [{"consumeGroup": "lake", "consumerNum": 2, "topicSet": ["water"]}]
     web.answers["admin_query_offset"] = [{"groupName": "old", "subInfo": [{"topicName": "air"}]}]
-    done = penstock("tube", "groups", "--broker-http", "h:1,h:2")
+    done = penstock("tube", "group", "list", "--broker-http", "h:1,h:2")
     assert done.out == "GROUP  MEMBERS  TOPICS  BROKERS\nlake         2  water\nold          0  air     1,2\n"
     assert [address for address, method, _ in web.calls if method == "admin_query_offset"] == ["h:1", "h:2"]
     for given, message in (
         ("h:1,h:2,h:3", "3 addresses for 2 brokers"),
-        ("", "administration of broker 1 is not known"),
+        ("", "administration address of broker 1 is not known"),
     ):
-        done = penstock("tube", "groups", "--broker-http", given)
+        done = penstock("tube", "group", "list", "--broker-http", given)
         assert done.status == 2
         assert message in done.err
 
 
 def test_fsck(penstock: Command, tmp_path: Path) -> None:
-    done = penstock("tube", "fsck", str(tmp_path))
+    done = penstock("tube", "broker", "fsck", str(tmp_path))
     assert (done.status, done.out) == (1, "")
     assert "is not a broker's directory" in done.err
     disk = BrokerStorage(tmp_path / "broker-1")
     disk.close(clean=True)
-    done = penstock("tube", "fsck", str(tmp_path / "broker-1"), "--json")
+    done = penstock("tube", "broker", "fsck", str(tmp_path / "broker-1"), "--json")
     assert done.status == 0
     assert json.loads(done.out)["ok"] is True
-    assert penstock("tube", "fsck", str(tmp_path / "broker-1")).err.endswith("sound\n")
+    assert penstock("tube", "broker", "fsck", str(tmp_path / "broker-1")).err.endswith("ok\n")

@@ -1,4 +1,4 @@
-"""`penstock tube broker`: arguments to settings, and the line that says it is ready."""
+"""`penstock tube broker run`: arguments to settings, and the line that says it is ready."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import trustme
 
-from penstock.cli.tube.broker import Kept
+from penstock.cli.tube.broker import RetentionOptions
 from penstock.node import tube_broker as node_broker
 from penstock.node.config.node import BROKER_OPTIONS, Tube
 from penstock.node.config.tube import TubeTls
@@ -31,33 +31,35 @@ def test_arguments(penstock: Command, monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(node_broker, "run_broker", run)
     args = ["--broker-id", "2", "--tube-master", "a:1,b:2", "--durability", "memory", "--data-dir", "b2"]
-    done = penstock("tube", "broker", *args, "--json")
+    done = penstock("tube", "broker", "run", *args, "--json")
     assert json.loads(done.out)["tube_broker"] == "127.0.0.1:8124"
     zero = Address("127.0.0.1", 0)
     assert given == [
         BrokerSettings(2, [Address("a", 1), Address("b", 2)], Path("b2"), zero, zero, None, Durability.MEMORY)
     ]
-    assert penstock("tube", "broker", *args).out.startswith("broker 2 is ready\n")
+    assert penstock("tube", "broker", "run", *args).out.startswith("broker 2 is ready\n")
 
 
 def test_what_is_kept_is_as_in_the_configuration_file(penstock: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[BrokerSettings] = []
     monkeypatch.setattr(node_broker, "run_broker", lambda settings, **_: given.append(settings))
     args = ["--broker-id", "2"]
-    assert penstock("tube", "broker", *args).status == 0
+    assert penstock("tube", "broker", "run", *args).status == 0
     assert (given[0].max_store_bytes, given[0].staging) == (Tube().max_store_bytes, Tube().staging.limits)
-    kept = ["--max-store-bytes", "1073741824", "--staging-max-bytes", "2097152", "--staging-keep", "90m"]
-    assert penstock("tube", "broker", *args, *kept).status == 0
+    kept = ["--max-store-size", "1073741824", "--staging-max-size", "2097152", "--staging-keep", "90m"]
+    assert penstock("tube", "broker", "run", *args, *kept).status == 0
     assert given[1].max_store_bytes == 1 << 30
     assert given[1].staging == StagingLimits(max_bytes=2 << 20, keep_ms=90 * 60_000)
-    assert {field.name.replace("_", "-") for field in fields(Kept)} == {option.flag for option in BROKER_OPTIONS}
+    assert {field.name.replace("_", "-") for field in fields(RetentionOptions)} == {
+        option.flag for option in BROKER_OPTIONS
+    }
 
 
 @pytest.mark.parametrize(
-    ("flag", "value"), [("--max-store-bytes", "5"), ("--staging-max-bytes", "0"), ("--staging-keep", "a while")]
+    ("flag", "value"), [("--max-store-size", "5"), ("--staging-max-size", "0"), ("--staging-keep", "a while")]
 )
 def test_what_cannot_be_kept_names_its_flag(penstock: Command, flag: str, value: str) -> None:
-    done = penstock("tube", "broker", "--broker-id", "2", flag, value)
+    done = penstock("tube", "broker", "run", "--broker-id", "2", flag, value)
     assert done.status == 2
     assert flag in done.err
 
@@ -66,11 +68,11 @@ def test_single_topics_may_promise_something_else(penstock: Command, monkeypatch
     given: list[BrokerSettings] = []
     monkeypatch.setattr(node_broker, "run_broker", lambda settings, **_: given.append(settings))
     flag = "--topic-durability"
-    done = penstock("tube", "broker", "--broker-id", "2", flag, "metrics=memory", flag, "orders=durable")
+    done = penstock("tube", "broker", "run", "--broker-id", "2", flag, "metrics=memory", flag, "orders=durable")
     assert done.status == 0
     assert given[0].topic_durability == {"metrics": Durability.MEMORY, "orders": Durability.DURABLE}
     for wrong in ("metrics", "=memory", "a b=memory", "metrics=never"):
-        done = penstock("tube", "broker", "--broker-id", "2", flag, wrong)
+        done = penstock("tube", "broker", "run", "--broker-id", "2", flag, wrong)
         assert done.status == 2
         assert f"{flag}: got" in done.err
 
@@ -80,10 +82,10 @@ def test_users(penstock: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     monkeypatch.setattr(node_broker, "run_broker", lambda settings, **_: given.append(settings))
     (tmp_path / "password").write_text("secret\n", encoding="utf-8")
     args = ["--broker-id", "2", "--passwords", "users", "--policies", "rules", "--username", "b2"]
-    assert penstock("tube", "broker", *args, "--password-file", str(tmp_path / "password")).status == 0
+    assert penstock("tube", "broker", "run", *args, "--password-file", str(tmp_path / "password")).status == 0
     assert (given[0].passwords, given[0].policies) == (Path("users"), Path("rules"))
     assert given[0].user == ("b2", "secret")
-    assert penstock("tube", "broker", *args).status == 2
+    assert penstock("tube", "broker", "run", *args).status == 2
     assert len(given) == 1
 
 
@@ -99,23 +101,24 @@ def test_tls_both_ways(penstock: Command, monkeypatch: pytest.MonkeyPatch, tmp_p
     monkeypatch.setattr(node_broker, "run_broker", run)
     trustme.CA().cert_pem.write_to_path(tmp_path / "ca.pem")
     args = ["--broker-id", "2", "--tls-certificate", "s.pem", "--tls-key", "s.key", "--tls-port", "9"]
-    done = penstock("tube", "broker", *args, "--tls-client-ca", "c.pem", "--ca-file", str(tmp_path / "ca.pem"))
-    assert "tube broker     127.0.0.1:8124 (TLS 127.0.0.1:9)\n" in done.out
+    done = penstock("tube", "broker", "run", *args, "--tls-client-ca", "c.pem", "--ca-file", str(tmp_path / "ca.pem"))
+    assert "TubeMQ broker   127.0.0.1:8124 (TLS 127.0.0.1:9)\n" in done.out
     (settings,) = given
     expected = TubeTls(certificate=Path("s.pem"), key=Path("s.key"), client_ca=Path("c.pem"), broker_port=9)
     assert settings.tls == expected
     assert settings.master_tls is not None
     for half in (["--tls-key", "s.key"], ["--tls-certificate", "s.pem"], ["--tls-client-ca", "c.pem"]):
-        done = penstock("tube", "broker", "--broker-id", "2", *half)
+        done = penstock("tube", "broker", "run", "--broker-id", "2", *half)
         assert done.status == 2
         assert "a TLS listener needs a certificate and its key" in done.err
     assert len(given) == 1
 
 
 @pytest.mark.parametrize(
-    "wrong", [["--durability", "never"], ["--log-level", "loud"], ["--bind", "x"], ["--advertise", ":"]]
+    "wrong",
+    [["--durability", "never"], ["--log-level", "loud"], ["--tube-broker", "x"], ["--tube-broker-advertise", ":"]],
 )
 def test_misuse(penstock: Command, wrong: list[str]) -> None:
-    done = penstock("tube", "broker", "--broker-id", "2", *wrong)
+    done = penstock("tube", "broker", "run", "--broker-id", "2", *wrong)
     assert done.status == 2
     assert wrong[0] in done.err

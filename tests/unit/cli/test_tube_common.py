@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from penstock.cli.tube.access import LoginOptions, run_client
+from penstock.cli.tube.access import MasterOptions, run_client
 from penstock.errors import ConfigError
 from tests.unit.cli.conftest import Command, Web
 
@@ -46,7 +46,7 @@ def test_the_token_of_the_data_directory_here_goes_to_nodes_on_loopback_only(
     monkeypatch.setenv("PENSTOCK_DATA_DIR", str(tmp_path))
 
     def token(*args: str) -> str:
-        assert penstock("tube", "topics", "create", "water", *args).status == 0
+        assert penstock("tube", "topic", "create", "water", *args).status == 0
         return web.logins[-1].token
 
     assert token() == "of the directory"
@@ -68,11 +68,11 @@ def test_the_token_of_the_data_directory_here_goes_to_nodes_on_loopback_only(
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (LoginOptions(username="ann"), "--username is given without --password-file"),
-        (LoginOptions(password_file=Path("secret")), "--password-file is given without --username"),
+        (MasterOptions(username="ann"), "--username is set without --password-file"),
+        (MasterOptions(password_file=Path("secret")), "--password-file is set without --username"),
     ],
 )
-def test_half_of_a_login_names_the_other_option(given: LoginOptions, message: str) -> None:
+def test_half_of_a_login_names_the_other_option(given: MasterOptions, message: str) -> None:
     with pytest.raises(ConfigError, match=message) as raised:
         given.client()
     assert "PENSTOCK_TUBE_" in str(raised.value)

@@ -34,9 +34,9 @@ def offered(penstock: Command, monkeypatch: pytest.MonkeyPatch, line: str) -> li
     [
         ("penstock tube consume w", ["water", "wind"]),
         ("penstock tube produce ", ["heat", "water", "wind"]),
-        ("penstock tube lag lake --topic h", ["heat"]),
-        ("penstock tube offsets reset l", ["lab", "lake"]),
-        ("penstock tube groups describe a", ["archive"]),
+        ("penstock tube group lag lake --topic h", ["heat"]),
+        ("penstock tube offset reset l", ["lab", "lake"]),
+        ("penstock tube group describe a", ["archive"]),
         ("penstock tube consume water --group la", ["lab", "lake"]),
     ],
 )
@@ -45,10 +45,10 @@ def test_names_are_offered(penstock: Command, monkeypatch: pytest.MonkeyPatch, l
 
 
 def test_the_master_that_the_line_names_is_asked(penstock: Command, monkeypatch: pytest.MonkeyPatch, web: Web) -> None:
-    assert offered(penstock, monkeypatch, "penstock tube topics describe --http edge:8080 wa") == ["water"]
+    assert offered(penstock, monkeypatch, "penstock tube topic describe --http edge:8080 wa") == ["water"]
     assert web.calls[0][0] == "edge:8080"
     monkeypatch.setenv("PENSTOCK_HTTP", "plant:8080")
-    assert offered(penstock, monkeypatch, "penstock tube topics describe wa") == ["water"]
+    assert offered(penstock, monkeypatch, "penstock tube topic describe wa") == ["water"]
     assert web.calls[1][0] == "plant:8080"
 
 

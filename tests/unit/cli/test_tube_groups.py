@@ -1,4 +1,4 @@
-"""`penstock tube groups`: members and their partitions, and forgetting a group. Administrations are stand-ins."""
+"""`penstock tube group list`: members and their partitions, and forgetting a group. Administrations are stand-ins."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def test_who_has_which_partition(web: Web, penstock: Command) -> None:
         "water       1          0  lake_a\n"
         "water       1          2  lake_a\n"
     )
-    assert penstock("tube", "groups", "describe", "lake") == (0, table, "")
+    assert penstock("tube", "group", "describe", "lake") == (0, table, "")
     assert web.calls == [("127.0.0.1:8080", "admin_query_consume_group_detail", {"consumeGroup": "lake"})]
-    done = penstock("tube", "groups", "describe", "lake", "--json")
+    done = penstock("tube", "group", "describe", "lake", "--json")
     row = {"member": "lake_a", "topic": "water", "broker": 1, "partition": 2}
     assert json.loads(done.out.splitlines()[-1]) == row
     web.answers["admin_query_consume_group_detail"] = []
-    assert "group lake has no member now" in penstock("tube", "groups", "describe", "lake").err
+    assert "group lake has no members" in penstock("tube", "group", "describe", "lake").err
 
 
 @pytest.fixture
@@ -44,20 +44,20 @@ def _standing(web: Web) -> None:
 
 @pytest.mark.usefixtures("_standing")
 def test_a_group_is_forgotten(web: Web, penstock: Command) -> None:
-    done = penstock("tube", "groups", "delete", "lake", "--yes")
-    assert done == (0, "", "group lake is deleted: 2 positions are forgotten\n")
+    done = penstock("tube", "group", "delete", "lake", "--yes")
+    assert done == (0, "", "group lake was deleted: 2 committed offsets\n")
     changes = [call for call in web.calls if call[1] == "admin_rmv_offset"]
     assert changes == [("h:1", "admin_rmv_offset", {"groupName": "lake", "modifyUser": "penstock"})]
-    done = penstock("tube", "groups", "delete", "lake", "--topic", "water", "--yes", "--json")
-    assert json.loads(done.out) == {"group": "lake", "positions": 2}
+    done = penstock("tube", "group", "delete", "lake", "--topic", "water", "--yes", "--json")
+    assert json.loads(done.out) == {"group": "lake", "offsets": 2}
     assert web.calls[-1][2]["topicName"] == "water"
 
 
 @pytest.mark.usefixtures("_standing")
 def test_what_is_not_forgotten(web: Web, penstock: Command) -> None:
-    assert "is not deleted" in penstock("tube", "groups", "delete", "lake", stdin=b"no\n").err
-    assert "has no position" in penstock("tube", "groups", "delete", "nobody", "--yes").err
+    assert "was not deleted" in penstock("tube", "group", "delete", "lake", stdin=b"no\n").err
+    assert "has no committed offsets" in penstock("tube", "group", "delete", "nobody", "--yes").err
     web.answers["admin_query_sub_info"] = [{"consumeGroup": "lake", "consumerNum": 1, "topicSet": ["water"]}]
-    done = penstock("tube", "groups", "delete", "lake", "--yes")
+    done = penstock("tube", "group", "delete", "lake", "--yes")
     assert (done.status, "group 'lake' has 1 member\n" in done.err) == (1, True)
     assert "admin_rmv_offset" not in [method for _, method, _ in web.calls]

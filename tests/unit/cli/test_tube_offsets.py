@@ -1,4 +1,4 @@
-"""`penstock tube offsets` and `lag`. Administrations and brokers are stand-ins."""
+"""`penstock tube offset` and `lag`. Administrations and brokers are stand-ins."""
 
 from __future__ import annotations
 
@@ -66,10 +66,10 @@ def _cluster(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_show(penstock: Command) -> None:
     table = "TOPIC  BROKER  PARTITION  OFFSET  FIRST  END\nwater       1          0      28      0  168\n"
-    assert penstock("tube", "offsets", "show", "lake") == (0, table, "")
-    done = penstock("tube", "offsets", "show", "nobody")
+    assert penstock("tube", "offset", "list", "lake") == (0, table, "")
+    done = penstock("tube", "offset", "list", "nobody")
     assert done.status == 1
-    assert "group 'nobody' has no position" in done.err
+    assert "group 'nobody' has no committed offsets" in done.err
 
 
 @pytest.mark.parametrize(
@@ -80,14 +80,14 @@ def test_show(penstock: Command) -> None:
     ],
 )  # fmt: skip
 def test_reset(web: Web, penstock: Command, to: str, offset: int, messages: int) -> None:
-    done = penstock("tube", "offsets", "reset", "lake", "--to", to, "--dry-run", "--json")
+    done = penstock("tube", "offset", "reset", "lake", "--to", to, "--dry-run", "--json")
     assert json.loads(done.out) == {
         "topic": "water", "broker": 1, "partition": 0, "from": 28, "to": offset, "messages": messages,
     }  # fmt: skip
     assert done.err == "nothing was changed: --dry-run\n"
     assert "admin_set_offset" not in [method for _, method, _ in web.calls]
-    done = penstock("tube", "offsets", "reset", "lake", "--to", to)
-    assert (done.status, done.err) == (0, "group lake is moved in 1 partition\n")
+    done = penstock("tube", "offset", "reset", "lake", "--to", to)
+    assert (done.status, done.err) == (0, "group lake was reset in 1 partition\n")
     address, method, parameters = web.calls[-1]
     assert (address, method) == ("127.0.0.1:8081", "admin_set_offset")
     assert json.loads(parameters["offsetJsonInfo"]) == {"1:water:0": offset}
@@ -102,84 +102,88 @@ def test_the_group_of_a_query_is_not_moved(web: Web, penstock: Command, group: s
     web.answers["admin_query_offset"][0]["groupName"] = group
     web.answers["admin_query_sub_info"] = []
     for options in ([], ["--dry-run"]):
-        done = penstock("tube", "offsets", "reset", group, "--to", "earliest", *options)
+        done = penstock("tube", "offset", "reset", group, "--to", "earliest", *options)
         assert (done.status, done.out) == (1, "")
         assert command in done.err
     assert "admin_set_offset" not in [method for _, method, _ in web.calls]
-    assert penstock("tube", "offsets", "reset", group, "--to", "earliest", "--force").status == 0
+    assert penstock("tube", "offset", "reset", group, "--to", "earliest", "--force").status == 0
     web.answers["admin_query_sub_info"] = [{"consumeGroup": group, "consumerNum": 1, "topicSet": ["water"]}]
-    assert penstock("tube", "offsets", "reset", group, "--to", "earliest").status == 0, "consumers use this name"
+    assert penstock("tube", "offset", "reset", group, "--to", "earliest").status == 0, "consumers use this name"
 
 
 def test_reset_to_saved_positions(web: Web, penstock: Command, tmp_path: Path) -> None:
     file = tmp_path / "positions"
-    file.write_text(penstock("tube", "offsets", "show", "lake", "--json").out)
+    file.write_text(penstock("tube", "offset", "list", "lake", "--json").out)
     assert json.loads(file.read_text())["offset"] == 28
-    done = penstock("tube", "offsets", "reset", "other", "--file", str(file), "--json")
+    done = penstock("tube", "offset", "reset", "other", "--file", str(file), "--json")
     row = {"topic": "water", "broker": 1, "partition": 0, "from": None, "to": 28, "messages": None}
-    assert (json.loads(done.out), done.err) == (row, "group other is moved in 1 partition\n")
+    assert (json.loads(done.out), done.err) == (row, "group other was reset in 1 partition\n")
     assert json.loads(web.calls[-1][2]["offsetJsonInfo"]) == {"1:water:0": 28}
     file.write_text(json.dumps({"topic": "water", "broker": 2, "partition": 0, "offset": 28}))
-    done = penstock("tube", "offsets", "reset", "lake", "--file", str(file))
-    assert (done.status, "there is no partition 2:0 of water to move" in done.err) == (1, True)
-    for text, words in [("x", "line 1 of"), ("", "has no position"), ('{"offset": 1}', "line 1 of")]:
+    done = penstock("tube", "offset", "reset", "lake", "--file", str(file))
+    assert (done.status, "there is no partition 2:0 of water to reset" in done.err) == (1, True)
+    for text, words in [("x", "line 1 of"), ("", "has no offsets"), ('{"offset": 1}', "line 1 of")]:
         file.write_text(text)
-        done = penstock("tube", "offsets", "reset", "lake", "--file", str(file))
+        done = penstock("tube", "offset", "reset", "lake", "--file", str(file))
         assert (done.status, words in done.err) == (2, True), done.err
 
 
 def test_reset_of_chosen_partitions(web: Web, penstock: Command) -> None:
     for part in ("1", "1:1"):
         done = penstock(
-            "tube", "offsets", "reset", "lake", "--to", "28", "--topic", "water", "--partition", part, "--json"
+            "tube", "offset", "reset", "lake", "--to", "28", "--topic", "water", "--partition", part, "--json"
         )
         assert [json.loads(line)["partition"] for line in done.out.splitlines()] == [1]
-    done = penstock("tube", "offsets", "reset", "lake", "--to", "28", "--partition", "2:0")
-    assert (done.status, "there is no partition to move group 'lake' in" in done.err) == (1, True)
+    done = penstock("tube", "offset", "reset", "lake", "--to", "28", "--partition", "2:0")
+    assert (done.status, "there is no partition to reset group 'lake' in" in done.err) == (1, True)
 
 
 def test_reset_says_that_the_group_runs(web: Web, penstock: Command) -> None:
     web.answers["admin_query_sub_info"] = [{"consumeGroup": "lake", "consumerNum": 2, "topicSet": ["water"]}]
-    done = penstock("tube", "offsets", "reset", "lake", "--to", "latest")
-    assert (done.status, "has members (2): what they have in hand is counted on top" in done.err) == (0, True)
+    done = penstock("tube", "offset", "reset", "lake", "--to", "latest")
+    assert (done.status, "has members (2): messages that they have fetched are added" in done.err) == (0, True)
 
 
 def test_reset_of_a_topic_includes_partitions_without_a_position(web: Web, penstock: Command) -> None:
-    done = penstock("tube", "offsets", "reset", "new", "--to", "latest", "--topic", "water", "--json")
+    done = penstock("tube", "offset", "reset", "new", "--to", "latest", "--topic", "water", "--json")
     assert [json.loads(line)["from"] for line in done.out.splitlines()] == [None, None]
     assert json.loads(web.calls[-1][2]["offsetJsonInfo"]) == {"1:water:0": 168, "1:water:1": 168}
-    done = penstock("tube", "offsets", "reset", "lake", "--to", "latest", "--topic", "water", "--partition", "1")
+    done = penstock("tube", "offset", "reset", "lake", "--to", "latest", "--topic", "water", "--partition", "1")
     assert json.loads(web.calls[-1][2]["offsetJsonInfo"]) == {"1:water:1": 168}
 
 
 def test_a_topic_that_nobody_has(web: Web, penstock: Command) -> None:
     web.answers |= {"admin_query_offset": [], "admin_query_pubinfo": []}
-    for command in (["offsets", "reset", "lake", "--to", "latest"], ["offsets", "show", "lake"], ["lag", "lake"]):
+    for command in (
+        ["offset", "reset", "lake", "--to", "latest"],
+        ["offset", "list", "lake"],
+        ["group", "lag", "lake"],
+    ):
         done = penstock("tube", *command, "--topic", "wter")
         assert (done.status, "no broker has topic 'wter'" in done.err) == (1, True)
 
 
 def test_what_cannot_be_reset(penstock: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    done = penstock("tube", "offsets", "reset", "lake", "--to", "10")
+    done = penstock("tube", "offset", "reset", "lake", "--to", "10")
     assert done.status == 2
-    assert "for a number of messages +N or -N" in done.err
-    assert penstock("tube", "offsets", "reset", "lake", "--to", "latest", "--partition", "9").status == 1
+    assert "for a number of messages write +N or -N" in done.err
+    assert penstock("tube", "offset", "reset", "lake", "--to", "latest", "--partition", "9").status == 1
     monkeypatch.setattr(Reader, "apache", True)
-    done = penstock("tube", "offsets", "reset", "lake", "--to", "2h")
+    done = penstock("tube", "offset", "reset", "lake", "--to", "2h")
     assert done.status == 2
     assert "admin_set_offset_by_time" in done.err
-    done = penstock("tube", "offsets", "reset", "lake", "--to", "+2", "--dry-run", "--json")
+    done = penstock("tube", "offset", "reset", "lake", "--to", "+2", "--dry-run", "--json")
     assert (json.loads(done.out)["to"], json.loads(done.out)["messages"]) == (84, 2), "the store's messages"
 
 
 def test_lag(penstock: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    done = penstock("tube", "lag", "lake", "--json")
+    done = penstock("tube", "group", "lag", "lake", "--json")
     row = {"group": "lake", "topic": "water", "broker": 1, "partition": 0, "messages": 2, "bytes": 500, "seconds": 2.5}
     assert json.loads(done.out) == {**row, "time": json.loads(done.out)["time"]}
-    assert penstock("tube", "lag", "lake", "--fail-above", "2").status == 0
-    assert penstock("tube", "lag", "lake", "--fail-above", "1").status == 1
+    assert penstock("tube", "group", "lag", "lake", "--fail-above", "2").status == 0
+    assert penstock("tube", "group", "lag", "lake", "--fail-above", "1").status == 1
     monkeypatch.setattr(Reader, "apache", True)
-    done = penstock("tube", "lag", "lake", "--json")
+    done = penstock("tube", "group", "lag", "lake", "--json")
     found = json.loads(done.out)
     assert found == {**row, "messages": 5, "seconds": None, "time": found["time"]}, "the store's messages, no times"
 
@@ -187,13 +191,13 @@ def test_lag(penstock: Command, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_lag_of_many_partitions_has_a_sum(web: Web, penstock: Command) -> None:
     offsets = [{"partitionId": n, "curOffset": 28, "offsetMax": 168, "dataLag": 500} for n in (0, 1)]
     web.answers["admin_query_offset"] = [{"groupName": "lake", "subInfo": [{"topicName": "water", "offsets": offsets}]}]
-    lines = penstock("tube", "lag", "lake").out.splitlines()
+    lines = penstock("tube", "group", "lag", "lake").out.splitlines()
     assert [line.split() for line in lines[1:]] == [
         ["water", "1", "0", "2", "500", "2.5"],
         ["water", "1", "1", "2", "500", "2.5"],
         ["(all)", "-", "-", "4", "-", "2.5"],
     ]
-    assert len(penstock("tube", "lag", "lake", "--json").out.splitlines()) == 2
+    assert len(penstock("tube", "group", "lag", "lake", "--json").out.splitlines()) == 2
 
 
 def test_lag_of_all_groups(web: Web, penstock: Command) -> None:
@@ -205,22 +209,22 @@ def test_lag_of_all_groups(web: Web, penstock: Command) -> None:
         {"groupName": "archive", "subInfo": [{"topicName": "water", "offsets": [standing(168)]}]},
         {"groupName": "gone", "subInfo": []},
     ]
-    done = penstock("tube", "lag")
+    done = penstock("tube", "group", "lag")
     assert [line.split() for line in done.out.splitlines()] == [
         ["GROUP", "TOPIC", "BROKER", "PARTITION", "MESSAGES", "BYTES", "SECONDS"],
         ["archive", "water", "1", "0", "0", "0", "0.0"],
         ["lake", "water", "1", "0", "2", "500", "2.5"],
         ["(all)", "-", "-", "-", "2", "-", "2.5"],
     ]
-    assert penstock("tube", "lag", "--fail-above", "1").status == 1
-    rows = [json.loads(line) for line in penstock("tube", "lag", "--json").out.splitlines()]
+    assert penstock("tube", "group", "lag", "--fail-above", "1").status == 1
+    rows = [json.loads(line) for line in penstock("tube", "group", "lag", "--json").out.splitlines()]
     assert [row["group"] for row in rows] == ["archive", "lake"]
     web.answers["admin_query_offset"] = []
-    assert penstock("tube", "lag", "--fail-above", "0").status == 0
+    assert penstock("tube", "group", "lag", "--fail-above", "0").status == 0
 
 
 def test_watching_ends_with_an_interrupt(penstock: Command, pauses: list[float]) -> None:
-    done = penstock("tube", "lag", "lake", "--watch", "5")
+    done = penstock("tube", "group", "lag", "lake", "--watch", "5")
     assert (done.status, done.out.count("water"), pauses) == (0, 2, [5, 5])
     assert len(re.findall(r"^20..-..-.. ..:..:..$", done.out, re.MULTILINE)) == 2, "each table says when it was so"
 
@@ -237,7 +241,7 @@ def test_watching_goes_on_after_a_failure(
         return ask(address, method, parameters, **more)
 
     monkeypatch.setattr("penstock.tube.client.web.call", call)
-    done = penstock("tube", "lag", "lake", "--watch", "5", "--json")
+    done = penstock("tube", "group", "lag", "lake", "--watch", "5", "--json")
     assert (done.status, pauses) == (0, [5, 5])
     assert "nobody answers at h:1" in done.err
     assert "do:  wait" in done.err
@@ -260,7 +264,7 @@ def _second_broker_is_gone(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    "command", [["lag", "lake"], ["offsets", "show", "lake"], ["topics", "describe", "water"], ["groups"]]
+    "command", [["group", "lag", "lake"], ["offset", "list", "lake"], ["topic", "describe", "water"], ["group", "list"]]
 )
 def test_what_the_other_brokers_have_is_shown(
     web: Web, penstock: Command, monkeypatch: pytest.MonkeyPatch, command: list[str]
@@ -272,17 +276,17 @@ def test_what_the_other_brokers_have_is_shown(
     done = penstock("tube", *command)
     assert done.status == 0
     assert len(done.out.splitlines()) > 1
-    assert done.err == "broker 2: no administration: nothing listens there; what it has is not shown\n"
+    assert done.err == "broker 2: no administration: nothing listens there; its data is not shown\n"
 
 
 def test_a_check_fails_where_a_broker_is_away(web: Web, penstock: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     _second_broker_is_gone(web, monkeypatch)
-    assert penstock("tube", "lag", "lake", "--fail-above", "100").status == 1
+    assert penstock("tube", "group", "lag", "lake", "--fail-above", "100").status == 1
 
 
 def test_a_group_is_moved_on_all_brokers_or_none(web: Web, penstock: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     _second_broker_is_gone(web, monkeypatch)
-    done = penstock("tube", "offsets", "reset", "lake", "--to", "earliest")
+    done = penstock("tube", "offset", "reset", "lake", "--to", "earliest")
     assert (done.status, "nothing listens there" in done.err) == (1, True)
     assert "admin_set_offset" not in [method for _, method, _ in web.calls]
 
@@ -290,5 +294,5 @@ def test_a_group_is_moved_on_all_brokers_or_none(web: Web, penstock: Command, mo
 def test_no_broker_answers(web: Web, penstock: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     _second_broker_is_gone(web, monkeypatch)
     del web.answers["admin_query_broker_run_status"][0]
-    done = penstock("tube", "lag", "lake")
+    done = penstock("tube", "group", "lag", "lake")
     assert (done.status, "penstock: no administration" in done.err) == (1, True)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from penstock.cli.tube.offsets import Log, Part, counting, parse_part, parse_where, pick
+from penstock.cli.tube.offsets import Log, Part, counter, parse_offset, parse_part, pick
 from penstock.errors import ConfigError, RefusedError
 
 OWN = [28, 84, 140]
@@ -49,41 +49,41 @@ def log(refusal: int | None = None) -> Log:
     ],
 )  # fmt: skip
 def test_a_place_in_a_log(text: str, offset: int) -> None:
-    assert parse_where(text, "--from").offset(log()) == offset
+    assert parse_offset(text, "--from").offset(log()) == offset
 
 
 def test_messages_are_counted_from_where_a_group_stands() -> None:
-    assert parse_where("+1", "--to").offset(log(), 84) == 140
-    assert parse_where("-1", "--to").offset(log(), 84) == 28
+    assert parse_offset("+1", "--to").offset(log(), 84) == 140
+    assert parse_offset("-1", "--to").offset(log(), 84) == 28
 
 
 @pytest.mark.parametrize("text", ["0", "224"])
 def test_an_offset_that_the_log_does_not_have(text: str) -> None:
-    with pytest.raises(ConfigError, match=f"--to: partition 1:0 of water has no offset {text}") as caught:
-        parse_where(text, "--to").offset(log())
-    assert caught.value.why == "it holds 28 to 196"
+    with pytest.raises(ConfigError, match=f"--to: offset {text}") as caught:
+        parse_offset(text, "--to").offset(log())
+    assert caught.value.why == "it stores 28 to 196"
 
 
 def test_of_a_foreign_broker_the_messages_of_the_store_count() -> None:
-    assert parse_where("-2", "--to").offset(log(411)) == 140
-    assert counting(log(411))(28, 196, 3) == (112, 3)
-    with pytest.raises(ConfigError, match="broker 1 does not find offsets by time"):
-        parse_where("2h", "--to").offset(log(411))
+    assert parse_offset("-2", "--to").offset(log(411)) == 140
+    assert counter(log(411))(28, 196, 3) == (112, 3)
+    with pytest.raises(ConfigError, match="broker 1 does not support offsets by time"):
+        parse_offset("2h", "--to").offset(log(411))
 
 
 @pytest.mark.parametrize("text", ["-1", "2h"])
 def test_who_is_not_let_in_learns_that(text: str) -> None:
     with pytest.raises(RefusedError) as caught:
-        parse_where(text, "--to").offset(log(415))
+        parse_offset(text, "--to").offset(log(415))
     assert caught.value.code == 415
 
 
 def test_times() -> None:
-    assert parse_where("2026-01-31T12:00:00Z", "--from").time_ms == 1_769_860_800_000
+    assert parse_offset("2026-01-31T12:00:00Z", "--from").time_ms == 1_769_860_800_000
     noon = int(datetime(2026, 1, 31, 12).astimezone().timestamp() * 1000)
-    assert parse_where("2026-01-31T12:00", "--from").time_ms == noon
+    assert parse_offset("2026-01-31T12:00", "--from").time_ms == noon
     before = time.time_ns() // 1_000_000
-    an_hour_ago = parse_where("1h", "--from").time_ms
+    an_hour_ago = parse_offset("1h", "--from").time_ms
     after = time.time_ns() // 1_000_000
     assert an_hour_ago is not None
     assert before - 1 <= an_hour_ago + 3_600_000 <= after  # floats may take a millisecond off
@@ -92,14 +92,14 @@ def test_times() -> None:
 @pytest.mark.parametrize("text", ["", "x", "5w", "h", "999999999999d", "1.5h", "+", "Latest", "\u0661"])
 def test_what_is_no_place(text: str) -> None:
     with pytest.raises(ConfigError, match="--from: got") as caught:
-        parse_where(text, "--from")
+        parse_offset(text, "--from")
     assert "earliest, latest, a time" in (caught.value.do or "")
 
 
 def test_offsets_are_multiples() -> None:
-    with pytest.raises(ConfigError, match="--from: 10 is no offset") as caught:
-        parse_where("10", "--from")
-    assert caught.value.do == "write a multiple of 28; for a number of messages +N or -N"
+    with pytest.raises(ConfigError, match="--from: 10 is not an offset") as caught:
+        parse_offset("10", "--from")
+    assert caught.value.do == "write a multiple of 28; for a number of messages write +N or -N"
 
 
 def test_partitions() -> None:

@@ -1,4 +1,4 @@
-"""`penstock tube staged`: what is staged, shown and let go, with brokers that are away."""
+"""`penstock tube staged list`: what is staged, shown and let go, with brokers that are away."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ def test_a_broker_that_is_away_stops_nobody(penstock: Command, web: Web) -> None
         "admin_query_staged_rows": [ROW],
         "admin_rmv_staged_rows": [{"queryName": "q", "attempts": 1}],
     }
-    shown = penstock("tube", "staged")
+    shown = penstock("tube", "staged", "list")
     assert "prepared" in shown.out
-    assert "broker 2 at 127.0.0.1:8125 is away" in shown.err
-    done = penstock("tube", "staged", "--remove", "q", "--force")
-    assert (done.status, "1 attempts of query q are let go" in done.err) == (0, True)
+    assert "broker 2 at 127.0.0.1:8125 is unavailable" in shown.err
+    done = penstock("tube", "staged", "delete", "q", "--force")
+    assert (done.status, "1 attempts of query q were deleted" in done.err) == (0, True)
     asked = [(address, method) for address, method, _ in web.calls if "staged" in method]
     assert asked == [("127.0.0.1:7", "admin_query_staged_rows"), ("127.0.0.1:7", "admin_rmv_staged_rows")]
 
 
 def test_misuse(penstock: Command) -> None:
-    for wrong in (["--force"], ["--remove", "q", "--settle", "q"]):
+    for wrong in (["list", "--force"], ["delete"], ["delete", "--force"], ["settle"], ["settle", "q", "--force"]):
         assert penstock("tube", "staged", *wrong).status == 2

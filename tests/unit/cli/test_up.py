@@ -115,7 +115,7 @@ def test_the_banner_says_where_everything_is_and_what_to_try(node: Node, penstoc
     node.ready = DEFAULTS
     out = penstock("up").out
     assert "  penstock kv set greeting hello\n" in out
-    assert "  penstock tube topics create events\n" in out
+    assert "  penstock tube topic create events\n" in out
     assert "Try in another terminal:\n" in out
     assert (
         "Try in another terminal (add --username NAME --password-file FILE):\n"

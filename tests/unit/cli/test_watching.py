@@ -10,14 +10,14 @@ from penstock.errors import ConfigError, UnavailableError
 
 def test_without_a_pace_it_looks_once_and_what_fails_is_raised() -> None:
     shown: list[int] = []
-    watching.watched(lambda: 1, shown.append, None, as_json=False)
+    watching.repeat(lambda: 1, shown.append, None, as_json=False)
     assert shown == [1]
 
     def look() -> int:
         raise UnavailableError("away")
 
     with pytest.raises(UnavailableError):
-        watching.watched(look, shown.append, None, as_json=False)
+        watching.repeat(look, shown.append, None, as_json=False)
 
 
 def test_what_fails_meanwhile_is_said_and_what_always_fails_ends_it(
@@ -35,7 +35,7 @@ def test_what_fails_meanwhile_is_said_and_what_always_fails_ends_it(
 
     shown: list[int] = []
     with pytest.raises(ConfigError):
-        watching.watched(look, shown.append, 3.0, as_json=True)
+        watching.repeat(look, shown.append, 3.0, as_json=True)
     printed = capsys.readouterr()
     assert (shown, pauses, printed.out) == ([2], [3.0, 3.0], "")
     assert printed.err == "penstock: away\n  do:  wait\n"

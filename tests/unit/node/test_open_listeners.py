@@ -60,7 +60,7 @@ def test_a_listener_that_others_can_reach_needs_users_or_says_so(place: str, tmp
     for words in (
         f"without credentials: {place} (",
         "security.passwords (--passwords FILE) is not set",
-        "`penstock passwd create passwords NAME`",
+        "`penstock user create passwords NAME`",
         f"{place}.anonymous: allow",
     ):
         assert words in told
@@ -121,9 +121,9 @@ async def test_a_broker_of_its_own(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as refused:
         await serve_broker(settings, lambda _: None)
     told = str(refused.value)
-    assert "--bind (0.0.0.0:0), --http (0.0.0.0:0)" in told
+    assert "--tube-broker (0.0.0.0:0), --tube-broker-http (0.0.0.0:0)" in told
     assert "--passwords FILE is not set" in told
-    assert "--anonymous allow, --http-anonymous allow" in told
+    assert "--tube-broker-anonymous allow, --tube-broker-http-anonymous allow" in told
 
 
 async def test_with_users_a_listener_may_still_accept_anonymous_clients(tmp_path: Path) -> None:

@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
-from penstock.cli.options import command_group
+from penstock.cli.options import Commands
 from penstock.cli.pipeline import check, init, ledger, run, submit
 
 __all__ = ["app"]
 
-app = command_group("Check and run pipelines.")
-app.command()(init.init)
-app.command()(check.validate)
-app.command("plan")(check.show_plan)
-app.command()(check.schema)
-app.command("test")(check.run_cases)
-app.command()(run.run)
-app.command()(run.stop)
-app.command()(submit.submit)
-app.command()(ledger.status)
-app.command()(ledger.reconcile)
-app.add_typer(ledger.dead, name="dead")
+app = Commands("Check, run and account for pipelines.")
+app.add("penstock pipeline init", "penstock pipeline init line3.yaml --name line3 --source mqtt")(init.init)
+app.add("penstock pipeline validate pipeline.yaml", "penstock pipeline validate *.yaml --json")(check.validate)
+app.add("penstock pipeline plan pipeline.yaml", "penstock pipeline plan pipeline.yaml --svg > plan.svg", name="plan")(
+    check.show_plan
+)
+app.add("penstock pipeline schema > pipeline.schema.json")(check.schema)
+app.add("penstock pipeline test pipeline.yaml", "penstock pipeline test pipeline.yaml --case hot", name="test")(
+    check.run_cases
+)
+app.add(
+    "penstock pipeline run pipeline.yaml",
+    "penstock pipeline run pipeline.yaml --once",
+    "penstock pipeline run pipeline.yaml --from 2024-05-01 --to 2024-05-02 --into replay",
+)(run.run)
+app.add("penstock pipeline stop pipeline.yaml", "penstock pipeline stop line3 --broker mqtts://node.example")(run.stop)
+app.add(
+    "penstock pipeline submit pipeline.yaml --spark-master spark://master:7077 --state-dir /shared/state",
+    "penstock pipeline submit pipeline.yaml --spark-master yarn --deploy-mode cluster --archive venv.tar.gz --dry-run",
+)(submit.submit)
+app.add("penstock pipeline status pipeline.yaml", "penstock pipeline status pipeline.yaml --watch 5s")(ledger.status)
+app.add("penstock pipeline reconcile pipeline.yaml")(ledger.reconcile)
+app.add_typer(ledger.app, name="dead-letter")

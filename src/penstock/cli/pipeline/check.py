@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
+from penstock.cli.options import Json
 from penstock.cli.output import escape, print_error, print_json, use_colour
-from penstock.cli.pipeline.options import File, Into, Json, StateDir, needs_spark, run_of
+from penstock.cli.pipeline.options import File, Into, StateDir, needs_spark, run_of
 from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -30,16 +31,15 @@ _PROBLEM = re.compile(r".*?:(?P<line>\d+):(?P<column>\d+): (?:option '(?P<option
 def validate(
     files: Annotated[
         list[Path],
-        typer.Argument(help="Pipeline files (YAML), and files of cases (NAME.test.yaml).", metavar="FILE..."),
+        typer.Argument(help="Pipeline files (YAML) and test files (NAME.test.yaml).", metavar="FILE..."),
     ],
     as_json: Json = False,
 ) -> None:
     """Check pipeline files without Spark.
 
-    Options, values, names, references, schemas, columns, and the step that a statement reads; a mistake is reported
-    with line and column. SQL, and which columns come out of a sql step, are checked when the pipeline is run. Of a file
-    of cases: whether it can be used with the pipeline beside it. Exit status 2 where a file cannot be used; with --json
-    its problems are on standard output, too.
+    Options, values, names, references, schemas and columns are checked; errors have line and column. SQL, and the
+    columns of sql steps, are checked when the pipeline runs. A test file is checked against its pipeline. Exit status 2
+    if a file is not valid.
     """
     refused = 0
     for file in files:
@@ -102,18 +102,16 @@ def show_plan(
     file: File,
     state_dir: StateDir = None,
     into: Into = None,
-    svg: Annotated[
-        bool, typer.Option("--svg", help="The graph as a picture: penstock pipeline plan FILE --svg > plan.svg.")
-    ] = False,
+    svg: Annotated[bool, typer.Option("--svg", help="Print the graph as SVG.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Show what a pipeline will do, without Spark.
+    """Show the plan of a pipeline, without Spark.
 
-    For each sink: its steps from the source on, what becomes of the records that do not go on, what the sink promises,
-    and what a run that lost its lease can still do there. With --svg: its graph.
+    For each sink: its steps from the source on, what happens to records that fail, the delivery guarantee, and the
+    effect of a run that lost its lease. With --svg: the graph.
 
-    Where it has run before, also what is different since: + is new, ~ changed, - gone, = goes on where it ended, and !
-    cannot go on from its checkpoint, so that a run would refuse the file; the exit status is 1 then.
+    For a pipeline that has run, also the changes since: + new, ~ changed, - removed, = continues, ! cannot continue
+    from its checkpoint. In the last case a run would fail, and the exit status is 1.
     """
     from penstock.pipelines.ledger.plan_changes import REFUSED, changes
     from penstock.pipelines.spec.description import as_data, as_text
@@ -176,18 +174,18 @@ def run_cases(
     file: File,
     cases: Annotated[
         Path | None,
-        typer.Option(help="The file of cases. Default: FILE with .test.yaml.", metavar="PATH", show_default=False),
+        typer.Option(help="Test file. Default: FILE with .test.yaml.", metavar="FILE", show_default=False),
     ] = None,
     only: Annotated[
         list[str] | None,
-        typer.Option("--case", help="Only the case of this name; repeatable.", metavar="NAME", show_default=False),
+        typer.Option("--case", help="Run only this case; repeatable.", metavar="NAME", show_default=False),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Run the cases beside a pipeline file: input records, and what each sink and the dead letters must hold.
+    """Run the test cases of a pipeline: input records, and the expected rows of each sink and dead letters.
 
-    No node is needed: what enrich steps look up stands in the case, what sinks get is compared. Differences are shown
-    as a diff, expected with -, found with +. Exit status 0 where all cases hold, 1 where one does not.
+    No node is needed: cases contain the data of lookups, and the output of sinks is compared. Differences are printed
+    as a diff, expected rows with -, actual rows with +. Exit status 1 if a case fails.
     """
     from penstock.pipelines.spec.loader import load
     from penstock.pipelines.testing.cases import cases_beside, load_cases

@@ -1,4 +1,4 @@
-"""`penstock pipeline init`: a pipeline file to begin with, with comments, and a case beside it."""
+"""`penstock pipeline init`: a commented pipeline file to start from, with a test case."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ sinks:
 """
 _SOURCES: dict[Source, str] = {
     "tubemq": """\
-# Topics of a tube. Make one with: penstock tube topics create telemetry
+# Topics of a tube. Make one with: penstock tube topic create telemetry
 source:
   topics: [telemetry]
   master: "${PENSTOCK_TUBE_MASTER:-127.0.0.1:8715}"
@@ -93,15 +93,15 @@ _GOOD_JSON = '{machine: press, time: "2024-05-01T06:00:00Z", celsius: 93.5}'
 
 def init(
     file: Annotated[
-        Path, typer.Argument(help="The file to write; the case goes beside it, NAME.test.yaml.", metavar="FILE")
+        Path, typer.Argument(help="File to create, with NAME.test.yaml next to it.", metavar="FILE")
     ] = Path("pipeline.yaml"),
     name: Annotated[
         str | None,
-        typer.Option(help="The pipeline's name. Default: that of the directory.", metavar="NAME", show_default=False),
+        typer.Option(help="Name of the pipeline. Default: that of the directory.", metavar="NAME", show_default=False),
     ] = None,
-    source: Annotated[Source, typer.Option(help="Where its records come from.")] = "tubemq",
+    source: Annotated[Source, typer.Option(help="Source of the records.")] = "tubemq",
 ) -> None:
-    """Write a pipeline file to begin with, with comments, and a case that tests it. Files that are there stay."""
+    """Create a commented pipeline file and a test case for it. Existing files are not overwritten."""
     from penstock.pipelines.spec.loader import load
     from penstock.pipelines.testing.cases import cases_beside, load_cases
 

@@ -1,9 +1,8 @@
-"""`penstock pipeline status`, `reconcile` and `dead`: what a pipeline did, without starting Spark."""
+"""`penstock pipeline status`, `reconcile` and `dead-letter`: the ledger of a pipeline, without Spark."""
 
 from __future__ import annotations
 
 import asyncio
-import difflib
 import sys
 from collections.abc import Iterable
 from dataclasses import asdict
@@ -13,29 +12,30 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from penstock.cli.options import Watch, command_group, watched
+from penstock.cli.options import Commands, DryRun, Json, Watch, repeat
 from penstock.cli.output import bytes_fields, note, print_json, print_table, shown
 from penstock.cli.pipeline.display import duration
-from penstock.cli.pipeline.options import File, Into, Json, StateDir, run_of, state_of
+from penstock.cli.pipeline.options import File, Into, StateDir, run_of, state_of
 from penstock.errors import ConfigError, PenstockError
+from penstock.runtime.config.values import did_you_mean
 
 if TYPE_CHECKING:
     from penstock.pipelines.ledger.dead_letters import Letter
     from penstock.pipelines.run.lease import Holder, RunRecord
     from penstock.pipelines.spec.pipeline import Pipeline
 
-__all__ = ["dead", "reconcile", "status"]
+__all__ = ["app", "reconcile", "status"]
 
-dead = command_group("Records that failed.")
+app = Commands("List, show and redrive dead letters: records that a step could not process.")
 
 _STORE_TIMEOUT_S = 2.0
-"""The books are here; who holds the lease is worth a short wait only."""
+"""The ledger is local, so the state store with the lease is asked for a short time only."""
 _NOW = ("rows_per_s", "lag_records", "lag_s", "batch_s", "state_rows", "state_bytes")
 _SUMS = ("batches", "read", "out", "dead", "filtered", "duplicates", "late")
 
 
-class Standing(NamedTuple):
-    """What is known of a pipeline at one moment: a row for each sink, and who holds or held the lease."""
+class PipelineStatus(NamedTuple):
+    """Status of a pipeline: a row for each sink, and the current or last run."""
 
     rows: list[dict[str, Any]]
     holder: Holder | None
@@ -43,34 +43,34 @@ class Standing(NamedTuple):
 
     @property
     def record(self) -> RunRecord | None:
-        """What the run that holds the lease, or held it last, said of itself."""
+        """Record of the run that holds the lease, or held it last."""
         return None if self.holder is None else self.holder.record
 
 
 def status(
     file: File, state_dir: StateDir = None, into: Into = None, watch: Watch = None, as_json: Json = False
 ) -> None:
-    """Show what each sink's query has done so far, from the ledger, and which run holds the lease, if the store says.
+    """Show the counts of each sink from the ledger, and the run that holds the lease.
 
-    While a run holds the lease: where it runs and since when, and for each sink its lag in records and seconds, rows a
-    second, and how long a batch takes. With --json each line has the lease: held, free, or unknown where the store does
-    not answer. With --into: the same of a replay there.
+    While a run is active: its host and start, and for each sink the lag in records and seconds, rows per second, and
+    the duration of a batch. With --json each line has the state of the lease: held, free, or unknown if the state store
+    does not respond. With --into: the status of that replay.
     """
     pipeline, state, name = run_of(file, state_dir, into)
 
-    def show(found: Standing) -> None:
+    def show(found: PipelineStatus) -> None:
         if as_json:
             now = datetime.now().astimezone().isoformat(timespec="milliseconds")
             record = None if found.record is None else asdict(found.record)
             for row in found.rows:
                 print_json({"time": now, **row, "record": record})
         else:
-            _print_standing(found, state)
+            _print_status(found, state)
 
-    watched(lambda: _standing(pipeline, state, name), show, watch, as_json=as_json)
+    repeat(lambda: _status(pipeline, state, name), show, watch, as_json=as_json)
 
 
-def _standing(pipeline: Pipeline, state: Path, name: str) -> Standing:
+def _status(pipeline: Pipeline, state: Path, name: str) -> PipelineStatus:
     from penstock.pipelines.ledger.ledger import Ledger
     from penstock.pipelines.run.lease import lease_holder
     from penstock.pipelines.state_dir import layout
@@ -95,10 +95,10 @@ def _standing(pipeline: Pipeline, state: Path, name: str) -> Standing:
         now = {name: said.get(name) for name in _NOW}
         batch = None if last is None else last.batch
         rows.append({"sink": sink.name, "batch": batch, **counts, **now, "lease": lease, "run": run})
-    return Standing(rows, holder, text)
+    return PipelineStatus(rows, holder, text)
 
 
-def _print_standing(found: Standing, state: Path) -> None:
+def _print_status(found: PipelineStatus, state: Path) -> None:
     holder, record = found.holder, found.record
     run = None if holder is None else holder.run
     left = "" if holder is None or holder.left_ms is None else f", {holder.left_ms / 1000:.1f} s unless it renews it"
@@ -122,15 +122,15 @@ def _print_standing(found: Standing, state: Path) -> None:
 
 def _end(record: RunRecord) -> str:
     if record.state == "running":
-        return f"ended without a word, last heard of {record.at or record.since}"
+        return f"ended without a record, last seen {record.at or record.since}"
     return f"{record.state} {record.at}" + (f": {record.why}" if record.why else "")
 
 
 def reconcile(file: File, state_dir: StateDir = None, into: Into = None, as_json: Json = False) -> None:
-    """Prove that every record read is accounted for; exit status 1 where it is not.
+    """Check that every record that was read is accounted for; exit status 1 if not.
 
-    Compares the ledger with the tube (the brokers count each range), with the rows in the tables, and each batch with
-    the one before it. With --into: the books of a replay there.
+    Compares the ledger with TubeMQ (the brokers count each range), with the rows in the tables, and each batch with
+    the previous one. With --into: the ledger of that replay.
     """
     from penstock.pipelines.ledger import reconcile as books
 
@@ -169,9 +169,9 @@ def _dead_letters(file: Path, into: Path | None = None) -> tuple[Path, Pipeline]
     return Path(pipeline.dead_letters.path), pipeline
 
 
-@dead.command("list")
+@app.add("penstock pipeline dead-letter list pipeline.yaml", name="list")
 def dead_list(file: File, into: Into = None, as_json: Json = False) -> None:
-    """Count the dead letters by step, code and reason. With --into: those of a replay there."""
+    """Count the dead letters by step, code and reason. With --into: those of that replay."""
     from penstock.pipelines.ledger.dead_letters import letters, redriven
 
     path, _ = _dead_letters(file, into)
@@ -188,19 +188,19 @@ def dead_list(file: File, into: Into = None, as_json: Json = False) -> None:
     print_table(rows, ["step", "code", "reason", "letters", "sent_again"], as_json=as_json)
 
 
-Most = Annotated[int, typer.Option("--limit", "-n", min=1, help="Show at most so many.", metavar="N")]
+Limit = Annotated[int, typer.Option("--limit", "-n", min=1, help="Show at most N letters.", metavar="N")]
 Step = Annotated[str | None, typer.Option(help="Only letters of this step.", metavar="STEP", show_default=False)]
 Only = Annotated[
     list[str] | None,
-    typer.Option("--id", help="Only the letter of this id; repeatable.", metavar="ID", show_default=False),
+    typer.Option("--id", help="Only the letter with this id; repeatable.", metavar="ID", show_default=False),
 ]
 
 
-@dead.command("show")
+@app.add("penstock pipeline dead-letter show pipeline.yaml --step readings --limit 5", name="show")
 def dead_show(
-    file: File, into: Into = None, step: Step = None, only: Only = None, limit: Most = 10, as_json: Json = False
+    file: File, into: Into = None, step: Step = None, only: Only = None, limit: Limit = 10, as_json: Json = False
 ) -> None:
-    """Show dead letters: why, from where, and the record as it was. With --into: those of a replay there."""
+    """Show dead letters: reason, origin, and the original record. With --into: those of that replay."""
     from penstock.pipelines.ledger.dead_letters import letters, redriven
 
     path, pipeline = _dead_letters(file, into)
@@ -232,28 +232,28 @@ def dead_show(
             sys.stdout.write(f"  {shown(name.encode())}: {shown(value)}\n")
         sys.stdout.write(f"  {shown(letter.value)}\n")
     if len(chosen) > limit:
-        note(f"{len(chosen) - limit} more: --limit shows them")
+        note(f"{len(chosen) - limit} more: raise --limit")
 
 
-@dead.command("redrive")
+@app.add("penstock pipeline dead-letter redrive pipeline.yaml --step readings --dry-run", name="redrive")
 def dead_redrive(
     file: File,
     state_dir: StateDir = None,
     step: Step = None,
     only: Only = None,
-    repeat: Annotated[bool, typer.Option("--repeat", help="Letters that were sent again before, too.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say how many.")] = False,
+    resend: Annotated[bool, typer.Option("--repeat", help="Include letters that were sent again before.")] = False,
+    dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
-    """Send dead letters to their source again, as they were, with the ids they had.
+    """Send dead letters to their source again, with their original content and ids.
 
-    For when the pipeline, or what it looks up, has been mended. A letter that fails once more becomes a new letter.
-    Letters of a replay stay where they are: mend the file and replay the stretch into a new directory.
+    Use it after the pipeline, or the data that it looks up, was corrected. A letter that fails again becomes a new
+    letter. Letters of a replay are not sent: correct the file and replay into a new directory.
     """
     from penstock.pipelines.ledger.dead_letters import letters, redrive, redriven
 
     path, pipeline = _dead_letters(file)
-    again = set() if repeat else redriven(path)
+    again = set() if resend else redriven(path)
     found = _chosen(list(letters(path)), pipeline, step, only)
     windows = _windows(pipeline)
     wanted = [letter for letter in found if letter.source not in windows]
@@ -301,19 +301,21 @@ def _chosen(letters: list[Letter], pipeline: Pipeline, step: str | None, only: l
     from penstock.pipelines.spec.values import sink_letter
 
     steps = {s.name for s in pipeline.steps} | {sink_letter(s.name) for s in pipeline.sinks} | {x.step for x in letters}
-    _refuse_unknown("id", only or (), {x.id for x in letters}, "`penstock pipeline dead show` lists the ids")
-    _refuse_unknown("step", () if step is None else (step,), steps, "`penstock pipeline dead list` lists the steps")
+    _refuse_unknown("id", only or (), {x.id for x in letters}, "`penstock pipeline dead-letter show` lists the ids")
+    _refuse_unknown(
+        "step", () if step is None else (step,), steps, "`penstock pipeline dead-letter list` lists the steps"
+    )
     return [x for x in letters if (step is None or x.step == step) and (not only or x.id in only)]
 
 
 def _refuse_unknown(option: str, names: Iterable[str], known: set[str], do: str) -> None:
     for name in names:
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
+            meant = did_you_mean(name, known)
             raise ConfigError(
                 f"there is no dead letter with the {option} {name!r}",
                 option=option,
-                do=(f"did you mean {near[0]!r}? " if near else "") + do,
+                do=f"{meant} {do}" if meant else do,
             )
 
 

@@ -1,4 +1,4 @@
-"""Arguments that several commands of `penstock pipeline` have, and what they mean."""
+"""Arguments and options that several commands of `penstock pipeline` share."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ __all__ = [
     "Conf",
     "File",
     "Into",
-    "Json",
     "Metrics",
     "Once",
     "StateDir",
@@ -28,29 +27,27 @@ __all__ = [
     "state_of",
 ]
 
-File = Annotated[Path, typer.Argument(help="The pipeline file (YAML).", metavar="FILE", show_default=False)]
-Json = Annotated[bool, typer.Option("--json", help="One JSON object a line.")]
+File = Annotated[Path, typer.Argument(help="Pipeline file (YAML).", metavar="FILE", show_default=False)]
 StateDir = Annotated[
     Path | None,
     typer.Option(
-        help="Where checkpoints and the ledger are kept; a run goes on where the last one ended. "
-        "Default: penstock-pipelines/NAME.",
-        metavar="PATH",
+        help="Directory of checkpoints and ledger, with which a run continues. Default: penstock-pipelines/NAME.",
+        metavar="DIR",
         show_default=False,
     ),
 ]
 Into = Annotated[
     Path | None,
-    typer.Option("--into", help="The directory of a replay.", metavar="PATH", show_default=False),
+    typer.Option("--into", help="Directory of a replay.", metavar="DIR", show_default=False),
 ]
 Conf = Annotated[
     list[str] | None,
-    typer.Option(metavar="NAME=VALUE", help="An option of Spark's; repeatable.", show_default=False),
+    typer.Option(metavar="NAME=VALUE", help="Spark option; repeatable.", show_default=False),
 ]
-Once = Annotated[bool, typer.Option("--once", "--available-now", help="Process what the log holds now, then end.")]
+Once = Annotated[bool, typer.Option("--once", help="Process the records that are available now, then exit.")]
 Metrics = Annotated[
     str | None,
-    typer.Option(help="Serve metrics for Prometheus there while it runs.", metavar="HOST:PORT", show_default=False),
+    typer.Option(help="Serve metrics for Prometheus at this address.", metavar="HOST:PORT", show_default=False),
 ]
 
 

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from penstock.cli.options import Json, duration_option
 from penstock.cli.output import note, print_json
 from penstock.cli.pipeline.display import display
 from penstock.cli.pipeline.options import (
     Conf,
     File,
     Into,
-    Json,
     Metrics,
     Once,
     StateDir,
@@ -45,28 +45,19 @@ SparkMaster = Annotated[
 ]
 Begin = Annotated[
     str | None,
-    typer.Option("--from", help="Replay from this place on; see above.", metavar="PLACE", show_default=False),
+    typer.Option("--from", help="Start of a replay.", metavar="OFFSET", show_default=False),
 ]
 End = Annotated[
-    str | None,
-    typer.Option("--to", help="Replay up to this place, without it.", metavar="PLACE", show_default=False),
+    str | None, typer.Option("--to", help="End of a replay, exclusive.", metavar="OFFSET", show_default=False)
 ]
 Live = Annotated[
     bool,
-    typer.Option("--live", help="The sinks that are not tables, too, where they are: needs the run to be stopped."),
+    typer.Option("--live", help="Replay into sinks that are not tables as well; the pipeline must not run."),
 ]
-Wait = Annotated[
-    float,
-    typer.Option(help="How long to wait for the lease that another run holds; inf: for ever.", metavar="SECONDS"),
-]
-NoWait = Annotated[bool, typer.Option("--no-wait", help="Fail at once where another run holds the lease; as --wait 0.")]
+Wait = Annotated[float, duration_option(text="Wait this long for the lease of another run, or forever.", default="60s")]
+NoWait = Annotated[bool, typer.Option("--no-wait", "-n", help="Fail immediately if another run holds the lease.")]
 ProgressEvery = Annotated[
-    float | None,
-    typer.Option(
-        help="How often to tell of progress; 0: never. Default: 1 on a terminal, else 10.",
-        metavar="SECONDS",
-        show_default=False,
-    ),
+    float | None, duration_option(text="Interval of progress reports; 0 for none. Default: 1s on a terminal, else 10s.")
 ]
 
 
@@ -86,17 +77,16 @@ def run(
     progress: ProgressEvery = None,
     as_json: Json = False,
 ) -> None:
-    """Run a pipeline until it is told to stop.
+    """Run a pipeline until it is stopped.
 
-    SIGTERM, Ctrl-C and `penstock pipeline stop` end it between two batches, with exit status 0; a second signal ends it
-    at once.
+    SIGTERM, Ctrl-C and `penstock pipeline stop` stop it after the batches in progress, with exit status 0; a second
+    signal stops it immediately.
 
-    One run at a time: it holds a lease in the state store, and everything it writes there is fenced with it. A second
-    run says who holds the lease, and waits for it.
+    A pipeline has one run at a time: the run holds a lease in the state store, which fences everything that it writes
+    there. A second run waits for the lease.
 
-    With --from, --to and --into it replays a stretch of the log into new tables beside the run, and ends. A place is a
-    time at which the tube took records (2024-05-01, 2024-05-01T06:00Z, ms since 1970), offsets as JSON, earliest or
-    latest.
+    With --from, --to and --into it replays a part of the log into new tables, and exits. OFFSET is a time at which
+    TubeMQ stored records (2024-05-01, 2024-05-01T06:00Z, ms since 1970), offsets as JSON, earliest or latest.
     """
     from penstock.pipelines.spec.loader import load
 
@@ -109,7 +99,7 @@ def run(
     replay = _replay(pipeline, state_dir, into, begin, end, live=live)
     if replay is not None and replay.left_out and not as_json:
         left_out = ", ".join(replay.left_out)
-        note(f"pipeline {pipeline.name}: replay without {left_out}, which others look at (--live)")
+        note(f"pipeline {pipeline.name}: replay without {left_out}, which other systems read (--live)")
     warnings = () if replay is None else _warnings_of(pipeline, replay)
     stop = _stop_on_signals()
     with display(as_json=as_json) as screen:
@@ -173,20 +163,17 @@ def stop(
     broker: Annotated[
         str,
         typer.Option(
-            envvar="PENSTOCK_BROKER", metavar="URL", help="With a name: the broker of the pipeline's state store."
+            envvar="PENSTOCK_BROKER", metavar="URL", help="With a name: MQTT broker of the pipeline's state store."
         ),
     ] = "mqtt://127.0.0.1:1883",
     into: Into = None,
-    timeout: Annotated[
-        float, typer.Option(help="How long to wait until it has finished its batches.", metavar="SECONDS")
-    ] = 120.0,
+    timeout: Annotated[float, duration_option(text="Wait this long for the run to stop.", default="2m")] = 120.0,
     as_json: Json = False,
 ) -> None:
-    """Stop the run of a pipeline, wherever it runs: it finishes its batches, gives the lease back and exits with 0.
+    """Stop the run of a pipeline on any machine, after its batches in progress.
 
-    The request goes through the state store. Exit status 0 when the run has stopped, also where none was running; 1
-    when it ended otherwise, or not in time. With --into (and a file): the replay there, which the same command begins
-    again where it ended.
+    The request goes through the state store. Exit status 0 if the run has stopped or none was running, 1 if it ended
+    with an error or not in time. With --into (and a file): stop that replay.
     """
     from penstock.pipelines.run import lease
     from penstock.runtime.io.network import without_secret

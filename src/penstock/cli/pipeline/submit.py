@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
+from penstock.cli.options import DryRun, Json
 from penstock.cli.output import print_json
-from penstock.cli.pipeline.options import Conf, File, Json, Metrics, Once, StateDir, options_of_spark
+from penstock.cli.pipeline.options import Conf, File, Metrics, Once, StateDir, options_of_spark
 from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -26,15 +27,14 @@ __all__ = ["submit"]
 SparkMaster = Annotated[
     str, typer.Option(help="spark://HOST:PORT, yarn, k8s://https://HOST:PORT or local[N].", metavar="MASTER")
 ]
-DeployMode = Annotated[str, typer.Option(help="Where the driver runs: client or cluster.", metavar="MODE")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the line and run nothing.")]
+DeployMode = Annotated[str, typer.Option(help="Location of the driver: client or cluster.", metavar="MODE")]
 Python = Annotated[
-    str | None, typer.Option(help="Python on the executors' machines.", metavar="PATH", show_default=False)
+    str | None, typer.Option(help="Path of Python on the executors.", metavar="PATH", show_default=False)
 ]
 Wheel = Annotated[
     str | None,
     typer.Option(
-        help="Ship penstock's wheel, copied to a name in .zip, to executors that lack it.",
+        help="Ship penstock's wheel, copied to a name in .zip, to the executors.",
         metavar="PATH",
         show_default=False,
     ),
@@ -45,14 +45,21 @@ Archive = Annotated[
 ]
 JavaHome = Annotated[
     str | None,
-    typer.Option(help="YARN: Java 17 or 21 on the nodes, where theirs is another.", metavar="PATH", show_default=False),
+    typer.Option(
+        help="YARN: path of Java 17 or 21 on the nodes, if their default is another version.",
+        metavar="PATH",
+        show_default=False,
+    ),
 ]
 Image = Annotated[
-    str | None, typer.Option(help="Kubernetes: image of driver and executors.", metavar="IMAGE", show_default=False)
+    str | None,
+    typer.Option(help="Kubernetes: container image of driver and executors.", metavar="IMAGE", show_default=False),
 ]
 Env = Annotated[
     list[str] | None,
-    typer.Option(metavar="NAME=VALUE", help="A variable for the pipeline file; repeatable.", show_default=False),
+    typer.Option(
+        metavar="NAME=VALUE", help="Environment variable for the pipeline file; repeatable.", show_default=False
+    ),
 ]
 
 
@@ -73,10 +80,11 @@ def submit(
     metrics: Metrics = None,
     as_json: Json = False,
 ) -> None:
-    """Hand a pipeline to spark-submit, or print the line that does.
+    """Submit a pipeline to a Spark cluster with spark-submit.
 
     The file is checked first. Every machine needs Python with penstock's packages: installed, in the image, or shipped
-    with --archive. State and tables are paths that driver and executors all see.
+    with --archive. State and tables must be on a file system that driver and executors share. --dry-run prints the
+    command line.
     """
     from penstock.cli.pipeline import spark_submit_main as submitted
     from penstock.pipelines.spec.loader import load

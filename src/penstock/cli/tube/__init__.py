@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from penstock.cli.audit import audit
-from penstock.cli.options import command_group
+from penstock.cli.options import Commands
 from penstock.cli.tube import broker, consume, groups, offsets, produce, staged, topics
 
 __all__ = ["app"]
 
-app = command_group("Topics, brokers, groups; produce and consume records; positions and lag.")
-app.add_typer(topics.app, name="topics", invoke_without_command=True)
-app.command()(produce.produce)
-app.command()(audit)
-app.command()(consume.consume)
-app.add_typer(groups.app, name="groups", invoke_without_command=True)
-app.add_typer(offsets.app, name="offsets")
-app.command()(offsets.lag)
-app.command()(staged.staged)
-app.command()(broker.broker)
-app.command("brokers")(broker.list_brokers)
-app.command()(broker.fsck)
+app = Commands("Manage topics, consumer groups, offsets and brokers of TubeMQ; produce and consume records.")
+app.add("penstock tube produce telemetry hello", "penstock tube produce telemetry --key-separator : < lines.txt")(
+    produce.produce
+)
+app.add("penstock tube consume telemetry", "penstock tube consume telemetry --group lake --follow --json")(
+    consume.consume
+)
+groups.app.add("penstock tube group lag", "penstock tube group lag lake --watch 5s --fail-above 1000")(offsets.lag)
+for _name, _group in (
+    ("topic", topics.app),
+    ("group", groups.app),
+    ("offset", offsets.app),
+    ("broker", broker.app),
+    ("staged", staged.app),
+):
+    app.add_typer(_group, name=_name)

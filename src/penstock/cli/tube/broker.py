@@ -1,4 +1,4 @@
-"""`penstock tube broker`: one more broker for a cluster."""
+"""`penstock tube broker run`: run a broker of a cluster, list the brokers, check the data of one."""
 
 from __future__ import annotations
 
@@ -10,21 +10,9 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
-from penstock.cli.options import grouped
+from penstock.cli.options import Commands, Json, duration_option, shared_options, size_option
 from penstock.cli.output import Cell, note, print_json, print_table
-from penstock.cli.tube.access import (
-    MASTER,
-    WEB,
-    BrokerHttp,
-    Json,
-    LoginOptions,
-    Master,
-    Web,
-    administers,
-    brokers,
-    identifies,
-    logs_in,
-)
+from penstock.cli.tube.access import MasterOptions, TubeOptions, connects, connects_to_master
 from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -34,10 +22,13 @@ if TYPE_CHECKING:
     from penstock.runtime.io.files import Durability
     from penstock.runtime.io.network import Address
 
-__all__ = ["Kept", "broker", "fsck", "list_brokers"]
+__all__ = ["RetentionOptions", "app"]
 
 DEFAULT_TLS_PORT = 8124
 W = TypeVar("W", bound=StrEnum)
+
+
+app = Commands("Run a broker of a cluster, list the brokers, check the data of one.")
 
 
 class _Anonymous(StrEnum):
@@ -46,21 +37,22 @@ class _Anonymous(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TlsListener:
-    """The listener with TLS beside the plain one."""
+    """TLS listener in addition to the plain one."""
 
     tls_certificate: Annotated[
-        Path | None, typer.Option(help="PEM of its certificate; with it, it listens with TLS too.", metavar="PATH")
+        Path | None, typer.Option(help="PEM file of the certificate; opens a TLS listener.", metavar="FILE")
     ] = None
-    tls_key: Annotated[Path | None, typer.Option(help="PEM of its key, not encrypted.", metavar="PATH")] = None
+    tls_key: Annotated[Path | None, typer.Option(help="PEM file of its key, not encrypted.", metavar="FILE")] = None
     tls_client_ca: Annotated[
-        Path | None, typer.Option(help="PEM of authorities: clients need a certificate of theirs.", metavar="PATH")
+        Path | None,
+        typer.Option(help="PEM file of authorities; clients then need a certificate of one of them.", metavar="FILE"),
     ] = None
     tls_port: Annotated[
-        int, typer.Option(help="Port of the TLS listener; 0: a free one.", min=0, max=65535, metavar="PORT")
+        int, typer.Option(help="Port of the TLS listener; 0 for any free port.", min=0, max=65535, metavar="PORT")
     ] = DEFAULT_TLS_PORT
 
     def settings(self) -> TubeTls | None:
-        """What the broker is given; None without a certificate. Raises ConfigError where half of it is there."""
+        """The section of the configuration; None without a certificate. Raises ConfigError if a part is missing."""
         from penstock.node.config.tube import TubeTls
 
         if self.tls_certificate is None and self.tls_key is None and self.tls_client_ca is None:
@@ -68,7 +60,7 @@ class TlsListener:
         if self.tls_certificate is None or self.tls_key is None:
             option = "--tls-certificate" if self.tls_certificate is None else "--tls-key"
             raise ConfigError(
-                f"{option} is missing", option=option, do="a TLS listener needs a certificate and its key"
+                f"{option} is missing", option=option, do="set both: a TLS listener needs a certificate and its key"
             )
         return TubeTls(
             certificate=self.tls_certificate,
@@ -79,120 +71,125 @@ class TlsListener:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
-    """Limits of the broker; `penstock.node.config.node.BROKER_OPTIONS` says where the configuration file has them."""
+class RetentionOptions:
+    """Limits of the broker; `penstock.node.config.node.BROKER_OPTIONS` has their places in the configuration file."""
 
-    max_store_bytes: Annotated[
+    max_store_size: Annotated[
         int | None,
-        typer.Option(
-            help="Bytes that each store keeps, 64 MiB segments at a time; default: no limit by size.", metavar="N"
-        ),
+        size_option(text="Size limit of each store; whole 64MiB segments are deleted. Default: no limit."),
     ] = None
-    staging_max_bytes: Annotated[
+    staging_max_size: Annotated[
         int | None,
-        typer.Option(
-            help="Bytes staged at most for writes that are exactly once; beyond, tasks are refused. Default: 4 GiB.",
-            metavar="N",
-        ),
+        size_option(text="Size limit of rows staged for exactly-once writes; beyond it, tasks fail. Default: 4GiB."),
     ] = None
     staging_keep: Annotated[
-        str | None,
-        typer.Option(
-            help="How long rows stay staged that nobody commits, as in 90s, 30m or 12h; default: 24h.", metavar="TEXT"
-        ),
+        float | None, duration_option(text="Delete staged rows that are not committed after this time. Default: 24h.")
     ] = None
-
-    consumer_session_s: Annotated[
-        int | None,
-        typer.Option(
-            help="Seconds after which a silent consumer's partitions are free; as at the master. Default: 30.",
-            metavar="N",
-        ),
+    consumer_session: Annotated[
+        float | None,
+        duration_option(text="Release the partitions of a silent consumer after this time. Default: 30s."),
     ] = None
 
     def limits(self) -> Tube:
-        """The same, checked as in the configuration file. Raises ConfigError."""
-        from penstock.node.config.node import BROKER_OPTIONS, broker_limits
+        """The same as a section of the configuration. Raises ConfigError."""
+        from penstock.node.config.node import tube_section
 
-        return broker_limits({option.flag: getattr(self, option.flag.replace("-", "_")) for option in BROKER_OPTIONS})
+        keep = None if self.staging_keep is None else f"{round(self.staging_keep)}s"
+        session_s = None if self.consumer_session is None else round(self.consumer_session)
+        return tube_section(
+            {
+                "max-store-size": self.max_store_size,
+                "staging-max-size": self.staging_max_size,
+                "staging-keep": keep,
+                "consumer-session": session_s,
+            }
+        )
 
 
-@logs_in
-@grouped(TlsListener, "listener")
-@grouped(Kept, "kept")
-def broker(
+@app.add(
+    "penstock tube broker run --broker-id 2 --data-dir broker-2 --tube-master 127.0.0.1:8715",
+    "penstock tube broker run --broker-id 2 --tube-broker 0.0.0.0:8123 --tube-broker-advertise two.example:8123 "
+    "--passwords passwords",
+    name="run",
+)
+@connects_to_master
+@shared_options(TlsListener, "listener")
+@shared_options(RetentionOptions, "kept")
+def run_command(
     listener: TlsListener,
-    kept: Kept,
-    login: LoginOptions,
-    broker_id: Annotated[int, typer.Option(help="Its number, different for each broker.", min=1, metavar="N")],
-    tube_master: Master = MASTER,
-    data_dir: Annotated[Path, typer.Option(help="Where its log is kept.", metavar="PATH")] = Path("penstock-broker"),
-    bind: Annotated[str, typer.Option(help="Where clients connect; port 0: a free one.", metavar="HOST:PORT")] = (
-        "127.0.0.1:0"
-    ),
-    advertise: Annotated[
-        str | None, typer.Option(help="Where clients reach it, if that is another address.", metavar="HOST:PORT")
-    ] = None,
-    http: Annotated[
-        str, typer.Option(help="Its administration; port 0: a free one.", metavar="HOST:PORT")
+    kept: RetentionOptions,
+    master: MasterOptions,
+    broker_id: Annotated[int, typer.Option(help="Id of the broker, unique in the cluster.", min=1, metavar="ID")],
+    data_dir: Annotated[Path, typer.Option(help="Data directory.", metavar="DIR")] = Path("penstock-broker"),
+    tube_broker: Annotated[
+        str, typer.Option(help="Address to listen on for clients; port 0 for any free port.", metavar="HOST:PORT")
     ] = "127.0.0.1:0",
-    durability: Annotated[str, typer.Option(help="durable, flushed or memory.", metavar="WORD")] = "durable",
+    tube_broker_advertise: Annotated[
+        str | None, typer.Option(help="Address for clients, if it differs from --tube-broker.", metavar="HOST:PORT")
+    ] = None,
+    tube_broker_http: Annotated[
+        str, typer.Option(help="Address of its administration; port 0 for any free port.", metavar="HOST:PORT")
+    ] = "127.0.0.1:0",
+    durability: Annotated[
+        str, typer.Option(help="Guarantee of an acknowledgement: durable, flushed or memory.", metavar="WORD")
+    ] = "durable",
     topic_durability: Annotated[
-        list[str] | None, typer.Option(help="The same for one topic; may be repeated.", metavar="TOPIC=WORD")
+        list[str] | None, typer.Option(help="Durability of one topic; repeatable.", metavar="TOPIC=WORD")
     ] = None,
-    anonymous: Annotated[
+    tube_broker_anonymous: Annotated[
         _Anonymous | None,
-        typer.Option(help="allow: accept clients without credentials at --bind, also off loopback.", metavar="WORD"),
+        typer.Option(help="allow: accept clients without credentials at --tube-broker.", metavar="WORD"),
     ] = None,
-    http_anonymous: Annotated[_Anonymous | None, typer.Option(help="The same for --http.", metavar="WORD")] = None,
+    tube_broker_http_anonymous: Annotated[
+        _Anonymous | None, typer.Option(help="allow: accept queries without credentials by HTTP.", metavar="WORD")
+    ] = None,
     passwords: Annotated[
         Path | None,
-        typer.Option(help="Password file of the cluster's users; default: every client is accepted.", metavar="PATH"),
+        typer.Option(help="Password file of the cluster's users. Default: accept every client.", metavar="FILE"),
     ] = None,
     policies: Annotated[
-        Path | None, typer.Option(help="Policy file; default: every user may do everything.", metavar="PATH")
+        Path | None, typer.Option(help="Policy file. Default: users have all permissions.", metavar="FILE")
     ] = None,
     admin_token_file: Annotated[
         Path | None,
         typer.Option(
-            help="File with the administration token of its HTTP methods, such as the node's; default: its own, in "
+            help="File with the administration token, such as the node's. Default: a token of its own, in "
             "tube/admin-token.",
-            metavar="PATH",
+            metavar="FILE",
         ),
     ] = None,
     wait: Annotated[
         float | None,
-        typer.Option(
-            help="Exit status 1 where no master takes it for so long; default: try on.", min=0, metavar="SECONDS"
-        ),
+        duration_option(text="Exit with 1 if no master accepts the broker within this time. Default: wait forever."),
     ] = None,
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.", metavar="WORD")] = "info",
-    as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON once it is ready.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON when the broker is ready.")] = False,
 ) -> None:
-    """Run a tube broker alone, at the master of another node, to which it signs and connects as a client does.
+    """Run a TubeMQ broker at the master of another node.
 
-    It learns its topics from the master. SIGTERM and Ctrl-C drain what was accepted and exit 0.
+    The broker gets its topics from the master, where it authenticates as a client does. SIGTERM and Ctrl-C stop it:
+    accepted requests are completed, and the exit status is 0.
     """
     from penstock.node.tube_broker import BrokerSettings, run_broker
     from penstock.runtime.io.files import Durability
     from penstock.runtime.observability.logs import LogLevel
     from penstock.tube.master.admin_token import read_token
 
-    client = login.client()
+    client = master.client()
     limits = kept.limits()
     settings = BrokerSettings(
         broker_id,
-        [_address("--tube-master", text) for text in tube_master.split(",")],
+        [_address("--tube-master", text) for text in master.tube_master.split(",")],
         data_dir,
-        _address("--bind", bind),
-        _address("--http", http),
-        None if advertise is None else _address("--advertise", advertise),
+        _address("--tube-broker", tube_broker),
+        _address("--tube-broker-http", tube_broker_http),
+        None if tube_broker_advertise is None else _address("--tube-broker-advertise", tube_broker_advertise),
         _word("--durability", durability, Durability),
         wait,
         passwords,
         policies,
-        anonymous is not None,
-        http_anonymous is not None,
+        tube_broker_anonymous is not None,
+        tube_broker_http_anonymous is not None,
         None if client["user"] is None else (client["user"], client["password"] or ""),
         listener.settings(),
         client["tls"],
@@ -206,10 +203,10 @@ def broker(
     run_broker(settings, log_level=level, on_ready=lambda ready: _show(ready, as_json=as_json))
 
 
-@administers
-@identifies
-def list_brokers(http: Web = WEB, broker_http: BrokerHttp = None, as_json: Json = False) -> None:
-    """List the brokers that the master knows."""
+@app.add("penstock tube broker list", name="list")
+@connects
+def list_command(tube: TubeOptions, as_json: Json = False) -> None:
+    """List the brokers that the master knows, with their state and addresses."""
     rows: list[dict[str, Cell]] = [
         {
             "broker": broker.id,
@@ -219,24 +216,27 @@ def list_brokers(http: Web = WEB, broker_http: BrokerHttp = None, as_json: Json 
             "managed": broker.row.get("manageStatus"),
             "http": broker.http,
         }
-        for broker in brokers(http, broker_http)
+        for broker in tube.brokers()
     ]
     print_table(rows, ["broker", "address", "state", "configuration", "managed", "http"], as_json=as_json)
 
 
-def fsck(
+@app.add("penstock tube broker fsck penstock-data/tube/broker-1", name="fsck")
+def fsck_command(
     directory: Annotated[
         Path,
         typer.Argument(
-            help="A broker's directory: tube/broker-N in the data directory.", file_okay=False, metavar="DIR"
+            help="Directory of a broker: tube/broker-N in the data directory.", file_okay=False, metavar="DIR"
         ),
     ],
-    repair: Annotated[bool, typer.Option("--repair", help="Repair it; damaged bytes are kept beside it.")] = False,
+    repair: Annotated[
+        bool, typer.Option("--repair", help="Repair the files; damaged bytes are kept in separate files.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
-    """Check every record in a stopped broker's directory.
+    """Check every record in the directory of a stopped broker.
 
-    Exit status 1 where something is wrong; what an abrupt end leaves is not: a start puts it right.
+    Exit status 1 if data is damaged. An incomplete write after a crash is not damage: the next start removes it.
     """
     from penstock.tube.storage import fsck as checker
 
@@ -246,7 +246,7 @@ def fsck(
         "segments": report.segments,
         "messages": report.messages,
         "bytes": report.bytes,
-        "positions": report.positions,
+        "offsets": report.positions,
         "lost": report.lost,
         "ok": report.ok,
     }
@@ -260,10 +260,10 @@ def fsck(
             print_table(rows, ["kind", "lost", "path", "finding"], as_json=False)
         note(
             f"{report.messages} messages in {report.segments} segments of {report.stores} stores, "
-            f"{report.positions} positions: " + ("sound" if report.ok else f"{report.lost} lost")
+            f"{report.positions} offsets: " + ("ok" if report.ok else f"{report.lost} lost")
         )
         if not report.ok and not repair:
-            note("mend what can be mended, and keep the damaged bytes beside it: --repair")
+            note("repair what can be repaired, and keep the damaged bytes: --repair")
     if not report.ok and not repair:
         raise typer.Exit(1)
 
@@ -292,7 +292,7 @@ def _durability_of_topic(text: str) -> tuple[str, Durability]:
     topic, equals, word = text.partition("=")
     if not equals or not valid_topic(topic):
         raise ConfigError(
-            f"{option}: got {text!r}", option=option, do="write a topic and its durability, as in metrics=memory"
+            f"{option}: got {text!r}", option=option, do="write a topic and its durability: metrics=memory"
         )
     return topic, _word(option, word, Durability)
 
@@ -304,7 +304,7 @@ def _show(ready: ReadyBroker, *, as_json: bool) -> None:
     secured = "" if ready.tube_broker_tls is None else f" (TLS {ready.tube_broker_tls})"
     sys.stdout.write(
         f"broker {ready.broker_id} is ready\n"
-        f"  tube broker     {ready.tube_broker}{secured}\n"
+        f"  TubeMQ broker   {ready.tube_broker}{secured}\n"
         f"  administration  http://{ready.tube_broker_http}/broker.htm\n"
     )
     sys.stdout.flush()

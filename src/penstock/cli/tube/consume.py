@@ -1,4 +1,4 @@
-"""`penstock tube consume`: records out."""
+"""`penstock tube consume`: print the records of a topic."""
 
 from __future__ import annotations
 
@@ -14,28 +14,23 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from penstock.cli.options import Json
 from penstock.cli.output import bytes_fields, escape, note, print_json, print_raw, shown
 from penstock.cli.record_reader import LENGTH
 from penstock.cli.tube.access import (
+    HTTP,
     MASTER,
     NOT_DEPLOYED,
-    WEB,
-    BrokerHttp,
-    Json,
-    LoginOptions,
-    Master,
     Topic,
-    Web,
+    TubeOptions,
     announced,
-    brokers,
-    call_broker,
     complete_group,
-    logs_in,
+    connects,
     no_topic,
     partitions,
     run_client,
 )
-from penstock.cli.tube.offsets import WHERE, Log, Part, Where, parse_part, parse_where, pick
+from penstock.cli.tube.offsets import OFFSETS, Log, OffsetSpec, Part, parse_offset, parse_part, pick
 from penstock.errors import ConfigError, PenstockError, RefusedError, UnavailableError
 
 if TYPE_CHECKING:
@@ -46,31 +41,31 @@ if TYPE_CHECKING:
 __all__ = ["consume"]
 
 IDLE_S = 2.0
-"""How long a group that does not follow waits for another record before it ends."""
+"""Time without a record after which a group without --follow ends."""
 ASSIGNED_S = 75.0
-"""How long it waits for its first partition: Apache's master gives them out once a minute."""
+"""Time limit for the first partition: Apache's master assigns partitions once a minute."""
 HEARTBEAT_S = 1.0
-"""What it is given comes with a heartbeat."""
-LOOK_S = 0.02
-ANSWER_S = 5.0
-"""A broker that does not answer for so long is left out."""
+"""Assignments arrive with the response to a heartbeat."""
+POLL_S = 0.02
+REQUEST_S = 5.0
+"""Timeout of requests to a broker without a group."""
 
 
 class Format(StrEnum):
-    """How values stand in a stream of bytes: each on a line, or each behind its length (4 bytes, big-endian)."""
+    """Format of raw output: lines, or values with a length prefix (4 bytes, big-endian)."""
 
     LINES = "lines"
     LENGTH = "length"
 
 
-@logs_in
+@connects
 def consume(
     topic: Topic,
-    login: LoginOptions,
+    tube: TubeOptions,
     group: Annotated[
         str | None,
         typer.Option(
-            help="Consumer group: its position is kept, its members share the partitions.",
+            help="Consume as a member of this group: its offsets are committed, its members share the partitions.",
             metavar="NAME",
             autocompletion=complete_group,
         ),
@@ -79,31 +74,35 @@ def consume(
         str,
         typer.Option(
             "--from",
-            help=f"Where to begin: {WHERE}. -N: the last N of each partition. With --group earliest or latest; "
-            "a group that has a position goes on there.",
-            metavar="WHERE",
+            help=f"First offset: {OFFSETS}. -N: the last N of each partition. With --group: earliest or latest, for a "
+            "group without committed offsets.",
+            metavar="OFFSET",
         ),
     ] = "earliest",
     until: Annotated[
         str | None,
         typer.Option(
-            help="Where to end (without --group and --follow), written as --from is; what is there is not shown.",
-            metavar="WHERE",
+            help="Stop before this offset, written like --from (without --group and --follow).",
+            metavar="OFFSET",
         ),
     ] = None,
     partition: Annotated[
         list[str] | None,
         typer.Option(
-            help="Only this partition (without --group), of each broker or of one; may be repeated.",
+            help="Only this partition, of each broker or of one (without --group); repeatable.",
             metavar="[BROKER:]N",
         ),
     ] = None,
-    msg_filter: Annotated[
-        list[str] | None, typer.Option("--filter", help="Only this $msgType$; may be repeated.", metavar="TEXT")
+    msg_type: Annotated[
+        list[str] | None, typer.Option(help="Only this message type ($msgType$); repeatable.", metavar="TEXT")
     ] = None,
-    count: Annotated[int | None, typer.Option(help="End after so many records.", min=1, metavar="N")] = None,
-    follow: Annotated[bool, typer.Option("--follow", help="Wait for more, until Ctrl-C.")] = False,
-    raw: Annotated[bool, typer.Option("--raw", help="Only the values, byte for byte, a line end after each.")] = False,
+    count: Annotated[
+        int | None, typer.Option("--count", "-c", help="Exit after N records.", min=1, metavar="N")
+    ] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Wait for new records until interrupted (Ctrl-C).")
+    ] = False,
+    raw: Annotated[bool, typer.Option("--raw", help="Print the values only, unchanged, each with a line end.")] = False,
     form: Annotated[
         Format,
         typer.Option(
@@ -111,133 +110,132 @@ def consume(
         ),
     ] = Format.LINES,
     key_separator: Annotated[
-        str | None, typer.Option(help="With --raw: the key and this text before each value.", metavar="TEXT")
+        str | None, typer.Option(help="With --raw: print the key and this separator before each value.", metavar="TEXT")
     ] = None,
-    tube_master: Master = MASTER,
-    http: Web = WEB,
-    broker_http: BrokerHttp = None,
     as_json: Json = False,
 ) -> None:
     """Print the records of TOPIC.
 
-    Without --group and --follow: what the log holds now, in the order of arrival; where a broker does not answer, what
-    the others hold, and exit status 1. With one of them: as a member of a consumer group (one of its own, if none is
-    named, which is forgotten at the end), which confirms what was printed.
+    Without --group and --follow: the records that are stored now, by time of arrival. If a broker does not respond,
+    the records of the others are printed and the exit status is 1.
 
-    Apache's brokers are read as a group in any case; they begin at earliest, at latest, or at an offset.
+    With --group or --follow: as a member of a consumer group, which commits the offsets of what was printed. Without
+    --group a group of its own is used and deleted at the end.
+
+    Apache's brokers are always read as a group, from earliest, latest or an offset.
     """
-    wanted = Wanted(
-        tube_master,
+    request = ConsumeRequest(
+        tube.tube_master,
         topic,
-        parse_where(start, "--from"),
-        None if until is None else parse_where(until, "--until"),
+        parse_offset(start, "--from"),
+        None if until is None else parse_offset(until, "--until"),
         tuple(parse_part(text) for text in partition or ()),
-        tuple(sorted(set(msg_filter or ()))),
+        tuple(sorted(set(msg_type or ()))),
         count,
-        login.client(),
+        tube.client(),
     )
-    _check(wanted, group, follow=follow)
+    _check(request, group, follow=follow)
     show = _Show(raw=raw, as_json=as_json, form=form, separator=key_separator)
     with contextlib.suppress(KeyboardInterrupt):
-        if group is None and not follow and _show_held(wanted, show):
+        if group is None and not follow and _show_held(request, show):
             return
         from penstock.tube.reader import TopicUnavailableError
 
         # A group may be accepted where producers are not, and it waits for brokers that have not registered yet.
         with contextlib.suppress(RefusedError, TopicUnavailableError):
-            partitions(tube_master, topic, wanted.client)  # reports best that no master answers
+            partitions(tube.tube_master, topic, request.client)  # has the best error if no master responds
         name = group or f"penstock_cli_{secrets.token_hex(6)}"
         try:
-            run_client(_consume(wanted, name, show, follow=follow))
+            run_client(_consume(request, name, show, follow=follow))
         except RefusedError as error:
-            raise (no_topic(tube_master, topic) if error.code == NOT_DEPLOYED else error) from None
+            raise (no_topic(tube.tube_master, topic) if error.code == NOT_DEPLOYED else error) from None
         finally:
-            if group is None and (http != WEB or tube_master == MASTER):
-                # Beside a master elsewhere the default names this machine, where something else may listen.
-                _forget(name, http, broker_http)
+            if group is None and (tube.http != HTTP or tube.tube_master == MASTER):
+                # With another master, the default address may be that of an unrelated node on this machine.
+                _forget(name, tube)
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """What of a topic is to be shown."""
+class ConsumeRequest:
+    """The records to print."""
 
     masters: str
     topic: str
-    start: Where
-    until: Where | None
+    start: OffsetSpec
+    until: OffsetSpec | None
     parts: tuple[Part, ...]
     types: tuple[str, ...]
     count: int | None
     client: ClientOptions
 
-    def places(self) -> list[PartitionInfo]:
-        """The partitions that are meant. Raises RefusedError: there is no such topic, or partition."""
+    def partitions(self) -> list[PartitionInfo]:
+        """The selected partitions. Raises RefusedError if the topic or a partition does not exist."""
         infos = announced(self.masters, self.topic, self.client)
         chosen = pick(self.parts, self.topic, ((info.broker_id, info.partition) for info in infos))
         return [info for info in infos if (info.broker_id, info.partition) in chosen]
 
 
-def _check(wanted: Wanted, group: str | None, *, follow: bool) -> None:
-    """Raise ConfigError where options do not go together."""
-    if group is not None and wanted.start.word is None:
+def _check(request: ConsumeRequest, group: str | None, *, follow: bool) -> None:
+    """Raise ConfigError for options that exclude each other."""
+    if group is not None and request.start.word is None:
         raise ConfigError(
-            "--from: with --group it is earliest or latest", do="move the group: penstock tube offsets reset"
+            "--from: with --group only earliest and latest", do="reset the group: penstock tube offset reset"
         )
-    if group is not None and wanted.parts:
-        raise ConfigError("--partition goes without --group", why="a group's partitions are shared out by the master")
-    if wanted.until is not None and (group is not None or follow):
-        raise ConfigError("--until goes without --group and --follow", do="end it after so many records: --count")
+    if group is not None and request.parts:
+        raise ConfigError("--partition excludes --group", why="the master assigns the partitions of a group")
+    if request.until is not None and (group is not None or follow):
+        raise ConfigError("--until excludes --group and --follow", do="limit the number of records: --count")
 
 
-def _show_held(wanted: Wanted, show: _Show) -> bool:
-    """Show what the log holds now; False: its brokers serve groups only.
+def _show_held(request: ConsumeRequest, show: _Show) -> bool:
+    """Print the records that are stored now; False: the brokers serve consumer groups only.
 
     Raises:
-        Exit: some broker did not answer.
+        Exit: a broker did not respond.
     """
     from penstock.tube.reader import NO_RANGES
 
-    away: dict[int, UnavailableError] = {}
-    rows = _held(wanted, away) if wanted.start.word != "latest" else iter(())
-    chosen = (row for row in rows if not wanted.types or row["msg_type"] in wanted.types)
+    unavailable: dict[int, UnavailableError] = {}
+    rows = _held(request, unavailable) if request.start.word != "latest" else iter(())
+    chosen = (row for row in rows if not request.types or row["msg_type"] in request.types)
     shown = 0
     try:
         for row in chosen:
             show(row)
             shown += 1
-            if shown == wanted.count:
+            if shown == request.count:
                 break
     except RefusedError as error:
-        if error.code != NO_RANGES or shown or wanted.until is not None:
+        if error.code != NO_RANGES or shown or request.until is not None:
             raise
         return False
-    if away:
+    if unavailable:
         raise typer.Exit(1)
     return True
 
 
-def _offsets(wanted: Wanted) -> dict[str, int] | None:
-    """Offsets to begin at, by partition key, where no word says it."""
+def _offsets(request: ConsumeRequest) -> dict[str, int] | None:
+    """First offsets by partition key; None for earliest and latest."""
     from penstock.tube.reader import NO_RANGES, RangeReader
 
-    if wanted.start.word is not None:
+    if request.start.word is not None:
         return None
     found = {}
-    for info in wanted.places():
-        if wanted.start.exact is not None:
-            found[_key(info, wanted.topic)] = wanted.start.exact  # also for brokers that are not asked without a group
+    for info in request.partitions():
+        if request.start.exact is not None:
+            found[_key(info, request.topic)] = request.start.exact  # also for brokers that serve groups only
             continue
         try:
-            with RangeReader(info.host, info.port, timeout_s=ANSWER_S, **wanted.client) as source:
-                found[_key(info, wanted.topic)] = wanted.start.offset(_log(source, info, wanted.topic))
+            with RangeReader(info.host, info.port, timeout_s=REQUEST_S, **request.client) as source:
+                found[_key(info, request.topic)] = request.start.offset(_log(source, info, request.topic))
         except RefusedError as error:
             if error.code != NO_RANGES:
                 raise
             raise ConfigError(
-                f"--from: broker {info.broker_id} does not tell where {wanted.start.text} is",
+                f"--from: broker {info.broker_id} cannot find the offset of {request.start.text}",
                 option="--from",
                 why=error.why,
-                do="write earliest, latest or an offset (penstock tube topics describe shows which there are)",
+                do="write earliest, latest or an offset (penstock tube topic describe shows the stored ones)",
             ) from error
     return found
 
@@ -250,45 +248,45 @@ def _log(source: RangeReader, info: PartitionInfo, topic: str) -> Log:
     return Log(source, info.broker_id, topic, info.partition, *source.bounds(topic, info.partition))
 
 
-def _forget(group: str, http: str, broker_http: str | None) -> None:
-    """Have the brokers forget a group that nobody can name again. Where they cannot be asked, it stays listed."""
+def _forget(group: str, tube: TubeOptions) -> None:
+    """Delete a group with a random name. If the brokers do not respond, it remains listed."""
     with contextlib.suppress(PenstockError):
-        for broker in brokers(http, broker_http):
-            call_broker(broker.web, "admin_rmv_offset", {"groupName": group, "modifyUser": "penstock"})
+        for broker in tube.brokers():
+            tube.call_broker(broker.web, "admin_rmv_offset", {"groupName": group, "modifyUser": "penstock"})
 
 
-def _held(wanted: Wanted, away: dict[int, UnavailableError]) -> Iterator[dict[str, Any]]:
-    """What the log holds now, merged over the partitions by the time of arrival.
+def _held(request: ConsumeRequest, unavailable: dict[int, UnavailableError]) -> Iterator[dict[str, Any]]:
+    """The records that are stored now, merged over the partitions by time of arrival.
 
-    A broker that does not answer is told of, noted in ``away`` and left out, unless there is no other.
+    A broker that does not respond is reported, added to ``unavailable`` and skipped, unless it is the only one.
     """
     from penstock.tube.reader import RangeReader
     from penstock.tube.record import Record
 
-    topic, infos = wanted.topic, wanted.places()
+    topic, infos = request.topic, request.partitions()
     holders = {info.broker_id for info in infos}
 
     def of_partition(info: PartitionInfo) -> Iterator[dict[str, Any]]:
-        if info.broker_id in away:
+        if info.broker_id in unavailable:
             return
         try:
             yield from held(info)
         except UnavailableError as error:
-            if info.broker_id in away:
+            if info.broker_id in unavailable:
                 return
-            away[info.broker_id] = error
-            if len(away) == len(holders):
+            unavailable[info.broker_id] = error
+            if len(unavailable) == len(holders):
                 raise
             left_out = [other.partition for other in infos if other.broker_id == info.broker_id]
             which = f"partition{'s' if len(left_out) > 1 else ''} {', '.join(map(str, left_out))}"
             where, why = f"{info.host}:{info.port}", error.why or error.what
-            note(f"broker {info.broker_id} at {where} does not answer ({why}): {which} of {escape(topic)} left out")
+            note(f"broker {info.broker_id} at {where} does not respond ({why}): {which} of {escape(topic)} skipped")
 
     def held(info: PartitionInfo) -> Iterator[dict[str, Any]]:
-        with RangeReader(info.host, info.port, timeout_s=ANSWER_S, **wanted.client) as source:
+        with RangeReader(info.host, info.port, timeout_s=REQUEST_S, **request.client) as source:
             log = _log(source, info, topic)
-            end = log.end if wanted.until is None else wanted.until.offset(log)
-            for batch in source.read(topic, info.partition, wanted.start.offset(log), end):
+            end = log.end if request.until is None else request.until.offset(log)
+            for batch in source.read(topic, info.partition, request.start.offset(log), end):
                 columns = (batch.offsets, batch.append_times, batch.flags, batch.payloads)
                 for offset, time_ms, flag, data in zip(*columns, strict=True):
                     record = Record.decode(data, int(flag))
@@ -297,31 +295,34 @@ def _held(wanted: Wanted, away: dict[int, UnavailableError]) -> Iterator[dict[st
     return heapq.merge(*map(of_partition, infos), key=lambda row: row["append_time_ms"])
 
 
-async def _consume(wanted: Wanted, group: str, show: _Show, *, follow: bool) -> None:
+async def _consume(request: ConsumeRequest, group: str, show: _Show, *, follow: bool) -> None:
     import asyncio
 
     from penstock.tube.consumer import Consumer
 
     seen = 0
-    options: dict[str, Any] = {"filters": list(wanted.types)} if wanted.types else {}
-    options |= {"heartbeat_s": HEARTBEAT_S, "start": wanted.start.word or "earliest"}
-    if (offsets := _offsets(wanted)) is not None:
+    options: dict[str, Any] = {"filters": list(request.types)} if request.types else {}
+    options |= {"heartbeat_s": HEARTBEAT_S, "start": request.start.word or "earliest"}
+    if (offsets := _offsets(request)) is not None:
         options["start_offsets"] = offsets
-    if wanted.parts:
+    if request.parts:
         options["balance"] = "client"
-    member = Consumer(wanted.masters, group, [wanted.topic], with_offsets=True, **options, **wanted.client)
-    if wanted.parts:
-        await member.assign(_key(info, wanted.topic) for info in wanted.places())
+    member = Consumer(request.masters, group, [request.topic], with_offsets=True, **options, **request.client)
+    if request.parts:
+        await member.assign(_key(info, request.topic) for info in request.partitions())
     async with member as consumer:
-        note(f"consuming {escape(wanted.topic)} as group {escape(group)}" + (", Ctrl-C ends" if follow else ""))
+        note(
+            f"consuming {escape(request.topic)} as group {escape(group)}"
+            + (", interrupt with Ctrl-C" if follow else "")
+        )
         try:
             async for m in _until_idle(consumer, follow=follow):
                 show(_fields(m.topic, m.broker_id, m.partition, m.offset, m.append_time_ms, m.record))
                 seen += 1
-                if seen == wanted.count:
+                if seen == request.count:
                     break
         except asyncio.CancelledError:
-            # Ctrl-C: what was printed is confirmed all the same.
+            # Ctrl-C: the offsets of printed records are committed all the same.
             await consumer.confirm()
             raise
         await consumer.confirm()
@@ -341,7 +342,7 @@ async def _until_idle(consumer: Any, *, follow: bool) -> AsyncIterator[Any]:
 
 
 async def _assigned(consumer: Any) -> None:
-    """Return when the master has given it a partition: before that, that nothing comes means nothing."""
+    """Return when the consumer has a partition: before that, no records does not mean the end."""
     import asyncio
 
     begun = time.monotonic()
@@ -352,19 +353,19 @@ async def _assigned(consumer: Any) -> None:
             raise UnavailableError(
                 f"the group got no partition within {ASSIGNED_S:g} s",
                 applied=False,
-                why="its other members have them all, or no broker serves the topic",
-                do="look at them: penstock tube groups, penstock tube topics describe",
+                why="other members have all partitions, or no broker serves the topic",
+                do="check the group and the topic: penstock tube group describe, penstock tube topic describe",
             )
         if waited > IDLE_S and not told:
             told = True
-            note("waiting for the master to give out partitions")
-        await asyncio.sleep(LOOK_S)
+            note("waiting for the master to assign partitions")
+        await asyncio.sleep(POLL_S)
 
 
 def _fields(
     topic: str, broker_id: int, partition: int, offset: int | None, time_ms: int | None, record: Record
 ) -> dict[str, Any]:
-    """One record as the JSON line shows it; ``_record`` is for the other forms."""
+    """One record as a row of JSON; ``_record`` is for the other formats."""
     return {
         "topic": topic,
         "broker_id": broker_id,
@@ -384,7 +385,7 @@ def _fields(
 
 
 class _Show:
-    """Prints one row in the form that was asked for."""
+    """Prints rows in the selected format."""
 
     def __init__(self, *, raw: bool, as_json: bool, form: Format, separator: str | None) -> None:
         self._raw = raw

@@ -1,4 +1,4 @@
-"""Offsets: the ways to write one on the command line, and `penstock tube offset` and `penstock tube group lag`.
+"""`penstock tube offset` and `penstock tube group lag`, and how an offset is written on the command line.
 
 One grammar for all commands: ``earliest``, ``latest``, a time or how long ago, ``+N`` or ``-N`` messages, an offset.
 """
@@ -15,61 +15,40 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from penstock.cli.options import Watch, command_group, given_bytes, watched
+from penstock.cli.options import Commands, DryRun, Json, Watch, input_bytes, repeat
 from penstock.cli.output import Cell, note, print_table
 from penstock.cli.tube.access import (
     UNKNOWN_USER,
-    WEB,
-    BrokerHttp,
     BrokerRow,
-    Json,
-    LoginOptions,
-    Web,
-    administers,
-    ask_each,
-    brokers,
-    call_broker,
+    Group,
+    TubeOptions,
     complete_group,
     complete_topic,
-    identifies,
-    logs_in,
+    connects,
 )
-from penstock.cli.tube.groups import members
 from penstock.errors import ConfigError, PenstockError, RefusedError
+from penstock.runtime.config.values import duration_ms
 
 if TYPE_CHECKING:
     from penstock.tube.reader import RangeReader
 
-__all__ = [
-    "ENTRY",
-    "MOST",
-    "WHERE",
-    "Counted",
-    "Log",
-    "Part",
-    "Where",
-    "app",
-    "counting",
-    "lag",
-    "parse_part",
-    "parse_where",
-    "pick",
-]
+__all__ = ["ENTRY", "OFFSETS", "Log", "OffsetSpec", "Part", "app", "lag", "parse_offset", "parse_part", "pick"]
 
 ENTRY = 28
-"""Offsets are bytes of a store's index, so many a message; the partitions of a store share it."""
+"""Bytes of an index entry: offsets of TubeMQ count bytes of a store's index, which its partitions share."""
 MOST = (1 << 31) - 1
-WHERE = "earliest, latest, a time (2026-01-31T12:00, or 90s, 15m, 2h, 3d ago), +N or -N messages, an offset"
+OFFSETS = (
+    "earliest, latest, a time (2026-01-31T12:00), a duration before now (15m, 2h, 3d), +N or -N messages, an offset"
+)
 
-_UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-_AGO = re.compile(r"(\d{1,12})([smhd])", re.ASCII)
+_AGO = re.compile(r"\d{1,12}(ms|s|m|h|d)", re.ASCII)
 _SHIFT = re.compile(r"[+-]\d{1,18}", re.ASCII)
 _OFFSET = re.compile(r"\d{1,19}", re.ASCII)
 _PART = re.compile(r"(?:(\d{1,10}):)?(\d{1,10})", re.ASCII)
 
 
 class Log(NamedTuple):
-    """What one partition holds now, of the half-open range of its store; ``source`` answers questions about it."""
+    """Offsets of one partition: from ``first``, to before ``end``; ``source`` reads from its broker."""
 
     source: RangeReader
     broker_id: int
@@ -80,8 +59,8 @@ class Log(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Where:
-    """A place in every log. Exactly one of the fields is set; :func:`parse_where` makes it."""
+class OffsetSpec:
+    """An offset as the user wrote it. :func:`parse_offset` sets exactly one of the last four fields."""
 
     option: str
     text: str
@@ -91,11 +70,11 @@ class Where:
     exact: int | None = None
 
     def offset(self, log: Log, here: int | None = None) -> int:
-        """The offset that is meant in ``log``. Messages are counted from ``here``; else from the log's first or end.
+        """The offset in ``log``. Messages are counted from ``here``; by default from the first offset, or the end.
 
         Raises:
-            ConfigError: an offset that the log does not have; a time, and the broker keeps none.
-            PenstockError: the broker does not answer, or refuses.
+            ConfigError: the offset is not stored; or it is a time, which the broker does not support.
+            PenstockError: the broker does not respond, or refuses.
         """
         if self.word is not None:
             return log.first if self.word == "earliest" else log.end
@@ -107,10 +86,11 @@ class Where:
         assert self.exact is not None
         if not log.first <= self.exact <= log.end:
             raise ConfigError(
-                f"{self.option}: partition {log.broker_id}:{log.partition} of {log.topic} has no offset {self.exact}",
+                f"{self.option}: offset {self.exact} is not stored in partition {log.broker_id}:{log.partition} of "
+                f"{log.topic}",
                 option=self.option,
-                why=f"it holds {log.first} to {log.end}",
-                do="choose the partition that is meant with --partition",
+                why=f"it stores {log.first} to {log.end}",
+                do="select the partition of this offset with --partition",
             )
         return self.exact
 
@@ -121,41 +101,41 @@ class Where:
             if error.code == UNKNOWN_USER:
                 raise
             raise ConfigError(
-                f"{self.option}: broker {log.broker_id} does not find offsets by time",
+                f"{self.option}: broker {log.broker_id} does not support offsets by time",
                 option=self.option,
                 why=error.why or error.text,
-                do="on Apache's broker use its own: broker.htm?method=admin_set_offset_by_time",
+                do="with Apache's broker use its own method: broker.htm?method=admin_set_offset_by_time",
             ) from error
 
 
-def parse_where(text: str, option: str) -> Where:
-    """What ``text`` says, the value of ``option``. Times are local unless they say otherwise. Raises ConfigError."""
+def parse_offset(text: str, option: str) -> OffsetSpec:
+    """Parse ``text``, the value of ``option``. Times without a zone are local. Raises ConfigError."""
     if text in {"earliest", "latest"}:
-        return Where(option, text, word=text)
+        return OffsetSpec(option, text, word=text)
     if _SHIFT.fullmatch(text):
-        return Where(option, text, shift=int(text))
+        return OffsetSpec(option, text, shift=int(text))
     if _OFFSET.fullmatch(text):
         offset = int(text)
         if offset % ENTRY:
             raise ConfigError(
-                f"{option}: {offset} is no offset",
+                f"{option}: {offset} is not an offset",
                 option=option,
-                why=f"offsets count {ENTRY} a message",
-                do=f"write a multiple of {ENTRY}; for a number of messages +N or -N",
+                why=f"an offset is a multiple of {ENTRY}: each message takes {ENTRY} bytes of the index",
+                do=f"write a multiple of {ENTRY}; for a number of messages write +N or -N",
             )
-        return Where(option, text, exact=offset)
+        return OffsetSpec(option, text, exact=offset)
     try:
-        if ago := _AGO.fullmatch(text):
-            found = datetime.now().astimezone() - timedelta(seconds=int(ago[1]) * _UNITS_S[ago[2]])
+        if _AGO.fullmatch(text):
+            found = datetime.now().astimezone() - timedelta(milliseconds=duration_ms(text, unit="s"))
         else:
             found = datetime.fromisoformat(text)
-        return Where(option, text, time_ms=int(found.timestamp() * 1000))
+        return OffsetSpec(option, text, time_ms=int(found.timestamp() * 1000))
     except (ValueError, OverflowError):
-        raise ConfigError(f"{option}: got {text!r}", option=option, do=f"write one of: {WHERE}") from None
+        raise ConfigError(f"{option}: got {text!r}", option=option, do=f"write one of: {OFFSETS}") from None
 
 
 class Part(NamedTuple):
-    """Partitions by number: of one broker, or (None) of each."""
+    """A partition number, of one broker or (None) of each."""
 
     broker_id: int | None
     partition: int
@@ -163,28 +143,28 @@ class Part(NamedTuple):
     def __str__(self) -> str:
         return str(self.partition) if self.broker_id is None else f"{self.broker_id}:{self.partition}"
 
-    def means(self, broker_id: int, partition: int) -> bool:
+    def matches(self, broker_id: int, partition: int) -> bool:
         return partition == self.partition and self.broker_id in {None, broker_id}
 
 
 def parse_part(text: str, option: str = "--partition") -> Part:
-    """What ``[BROKER:]N`` means. Raises ConfigError."""
+    """Parse ``[BROKER:]N``. Raises ConfigError."""
     match = _PART.fullmatch(text)
     if match is None:
-        do = "write a partition, 0, or with its broker, 1:0, as consume shows it"
+        do = "write a partition such as 0, or with its broker 1:0"
         raise ConfigError(f"{option}: got {text!r}", option=option, do=do)
     return Part(None if match[1] is None else int(match[1]), int(match[2]))
 
 
 def pick(parts: Iterable[Part], topic: str, places: Iterable[tuple[int, int]]) -> set[tuple[int, int]]:
-    """Those of ``places`` (broker id, partition) that ``parts`` mean; without parts all.
+    """The ``places`` (broker id, partition) that match ``parts``; all of them without parts.
 
     Raises:
-        RefusedError: one means none.
+        RefusedError: a part matches none.
     """
     there, chosen = sorted(places), set[tuple[int, int]]()
     for part in parts:
-        meant = {place for place in there if part.means(*place)}
+        meant = {place for place in there if part.matches(*place)}
         if not meant:
             names = ", ".join(f"{broker}:{number}" for broker, number in there)
             raise RefusedError(f"topic {topic!r} has no partition {part}", why=f"it has {names}")
@@ -192,12 +172,12 @@ def pick(parts: Iterable[Part], topic: str, places: Iterable[tuple[int, int]]) -
     return chosen or set(there)
 
 
-Counted = Callable[[int, int, int], tuple[int, int]]
-"""(start, end, most) to (end of the longest range with at most so many messages, how many it has)."""
+Counter = Callable[[int, int, int], tuple[int, int]]
+"""(start, end, most) → (end of the longest range with at most ``most`` messages, number of its messages)."""
 
 
-def counting(log: Log) -> Counted:
-    """Counts a partition's own messages; of a broker that cannot, those of the store."""
+def counter(log: Log) -> Counter:
+    """Function that counts messages of a partition; those of its store if the broker cannot count a partition."""
 
     def count(start: int, end: int, most: int) -> tuple[int, int]:
         if start >= end:
@@ -214,29 +194,28 @@ def counting(log: Log) -> Counted:
 
 
 def _shifted(log: Log, here: int, by: int) -> int:
-    """The offset ``by`` messages from ``here``, within what is kept."""
-    count = counting(log)
+    """The offset ``by`` messages from ``here``, limited to the stored offsets."""
+    count = counter(log)
     if by > 0:
         return count(here, log.end, by)[0]
     before = count(log.first, here, MOST)[1]
     return log.first if -by >= before else count(log.first, here, before + by)[0]
 
 
-app = command_group("Show where a group stands, or move it.", alone=False)
+app = Commands("List and reset the committed offsets of consumer groups.")
 PIPELINE_GROUP = "pipeline-"
-"""How the groups begin under which pipelines show their offsets."""
+"""Prefix of the groups under which pipelines publish their offsets."""
 _QUERY_GROUP = re.compile(r"spark-tubemq-[0-9a-f]{8}")
-"""The groups under which Spark queries without ``tubemq.group`` show theirs."""
-Group = Annotated[str, typer.Argument(help="The consumer group.", metavar="GROUP", autocompletion=complete_group)]
+"""Groups of Spark queries that have no ``tubemq.group``."""
 OnlyTopic = Annotated[str | None, typer.Option(help="Only this topic.", metavar="TOPIC", autocompletion=complete_topic)]
 OnlyPartitions = Annotated[
     list[str] | None,
-    typer.Option(help="Only this partition, of each broker or of one; may be repeated.", metavar="[BROKER:]N"),
+    typer.Option(help="Only this partition, of each broker or of one; repeatable.", metavar="[BROKER:]N"),
 ]
 
 
-class Standing(NamedTuple):
-    """A group in one partition: where it reads next, and what the log holds. Index offsets; None: not known."""
+class GroupOffset(NamedTuple):
+    """The committed offset of a group in one partition, and the offsets that are stored; None: not known."""
 
     broker: BrokerRow
     topic: str
@@ -255,131 +234,131 @@ class Standing(NamedTuple):
         return f"{self.broker.id}:{self.topic}:{self.partition}"
 
 
-@app.command("show")
-@administers
-@identifies
-def offsets_show(
-    group: Group, topic: OnlyTopic = None, http: Web = WEB, broker_http: BrokerHttp = None, as_json: Json = False
-) -> None:
-    """Show where GROUP stands in every partition."""
+@app.add("penstock tube offset list lake", "penstock tube offset list lake --json > offsets.json", name="list")
+@connects
+def offsets_list(group: Group, tube: TubeOptions, topic: OnlyTopic = None, as_json: Json = False) -> None:
+    """List the committed offset of GROUP in every partition, with the first and end offset that are stored."""
     rows: list[dict[str, Cell]] = [
         {**_place(s), "offset": s.offset, "first": s.first, "end": s.end}
-        for s in _standings(group, topic, ask_each(http, broker_http, _asking(group, topic)))
+        for s in _group_offsets(group, topic, tube.ask_each(_asking(tube, group, topic)))
     ]
     print_table(rows, ["topic", "broker", "partition", "offset", "first", "end"], as_json=as_json)
 
 
-@app.command("reset")
-@logs_in
-@administers
+@app.add(
+    "penstock tube offset reset lake --to earliest --dry-run",
+    "penstock tube offset reset lake --to 2h --topic telemetry",
+    "penstock tube offset reset lake --file offsets.json",
+    name="reset",
+)
+@connects
 def offsets_reset(
     group: Group,
-    login: LoginOptions,
+    tube: TubeOptions,
     to: Annotated[
         str | None,
-        typer.Option(help=f"{WHERE}. +N and -N count from where the group stands.", metavar="WHERE"),
+        typer.Option(help=f"{OFFSETS}. +N and -N count from the committed offset.", metavar="OFFSET"),
     ] = None,
     file: Annotated[
         Path | None,
         typer.Option(
-            help="Where to: positions as `offsets show --json` printed them, of this group or another; -: stdin.",
+            help="Offsets as printed by `tube offset list --json`, of this or another group; - for standard input.",
             metavar="FILE",
         ),
     ] = None,
     topic: OnlyTopic = None,
     partition: OnlyPartitions = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be done, do nothing.")] = False,
+    dry_run: DryRun = False,
     force: Annotated[
-        bool, typer.Option("--force", help="Also a group that has the name of a pipeline or of a Spark query.")
+        bool, typer.Option("--force", help="Reset a group with the name of a pipeline or Spark query, too.")
     ] = False,
-    http: Web = WEB,
-    broker_http: BrokerHttp = None,
     as_json: Json = False,
 ) -> None:
-    """Move GROUP to other positions.
+    """Reset the committed offsets of GROUP.
 
-    Best while no member of the group runs: what a running one has in hand is counted on top of the new position.
+    Stop its members first: messages that a running member has fetched are added to the new offset.
 
-    Pipelines and Spark queries are refused: they only show their offsets as those of a group, and continue from their
+    Groups of pipelines and Spark queries are refused: these only publish their offsets, and continue from their
     checkpoints.
 
-    Messages are those of the partition; on Apache's brokers those of its store, which its other partitions share.
+    The number of messages is that of the partition; with Apache's brokers that of its store, which other partitions
+    share.
     """
     if (to is None) == (file is None):
-        raise ConfigError("offsets reset: where to?", option="--to", do="give --to WHERE, or --file FILE")
-    where = None if to is None else parse_where(to, "--to")
+        raise ConfigError("tube offset reset: no target", option="--to", do="set one of --to OFFSET and --file FILE")
+    where = None if to is None else parse_offset(to, "--to")
     saved = {} if file is None else _saved(file)
     parts = [parse_part(text) for text in partition or ()]
-    ask = _asking(group, topic)
-    told = [(broker, ask(broker)) for broker in brokers(http, broker_http)]  # each has to answer: none is left behind
-    standings = _standings(group, topic, told, new=topic is not None or bool(saved))
-    targets = [(s, where or saved.get(s.place)) for s in standings if _chosen(s, parts)]
-    moves = [_move(s, target, login) for s, target in targets if target is not None]
-    absent = saved.keys() - {s.place for s in standings} if topic is None else ()
+    ask = _asking(tube, group, topic)
+    rows_of = [(broker, ask(broker)) for broker in tube.brokers()]  # every one must respond: none may keep its offsets
+    offsets = _group_offsets(group, topic, rows_of, new=topic is not None or bool(saved))
+    targets = [(s, where or saved.get(s.place)) for s in offsets if _chosen(s, parts)]
+    moves = [_move(s, target, tube) for s, target in targets if target is not None]
+    absent = saved.keys() - {s.place for s in offsets} if topic is None else ()
     if not moves or absent:
         name = "" if not absent else " {1}:{2} of {0}".format(*min(absent))
         raise RefusedError(
-            f"there is no partition{name} to move group {group!r} in",
-            do="look at its positions: penstock tube offsets show",
+            f"there is no partition{name} to reset group {group!r} in",
+            do="list its offsets: penstock tube offset list",
         )
-    there = members(http, group)
+    there = tube.members(group)
     if not there and not force:
         _refuse_query(group)
     if there:
-        note(f"group {group} has members ({there}): what they have in hand is counted on top of the new positions")
+        note(f"group {group} has members ({there}): messages that they have fetched are added to the new offsets")
     if not dry_run:
-        _set(group, moves)
+        _set(tube, group, moves)
     rows: list[dict[str, Cell]] = [
         {**_place(s), "from": s.offset, "to": offset, "messages": messages} for s, offset, messages in moves
     ]
     print_table(rows, ["topic", "broker", "partition", "from", "to", "messages"], as_json=as_json)
-    note("nothing was changed: --dry-run" if dry_run else f"group {group} is moved in {_partitions(len(rows))}")
+    note("nothing was changed: --dry-run" if dry_run else f"group {group} was reset in {_partitions(len(rows))}")
 
 
 def _refuse_query(group: str) -> None:
-    """Raises RefusedError: ``group`` has the name under which a pipeline or a Spark query shows its offsets."""
+    """Raise RefusedError if ``group`` has the name of a group of pipelines or Spark queries."""
     if group.startswith(PIPELINE_GROUP):
         who, do = (
             "a pipeline",
-            "penstock pipeline run FILE --from PLACE [--to PLACE] --into DIRECTORY reads records again",
+            "to process records again: penstock pipeline run FILE --from OFFSET [--to OFFSET] --into DIRECTORY",
         )
     elif _QUERY_GROUP.fullmatch(group):
         who, do = "a Spark query", "give the query a new checkpointLocation, and startingOffsets"
     else:
         return
     raise RefusedError(
-        f"group {group!r} is that of {who}, and is not moved",
-        why="its offsets are only shown; where it continues is in its checkpoint",
+        f"group {group!r} belongs to {who} and was not reset",
+        why="it continues from its checkpoint; the offsets of the group are published for information",
         do=f"{do}; --force if consumers use this name",
     )
 
 
-def _chosen(standing: Standing, parts: Sequence[Part]) -> bool:
-    return not parts or any(part.means(standing.broker.id, standing.partition) for part in parts)
+def _chosen(offset: GroupOffset, parts: Sequence[Part]) -> bool:
+    return not parts or any(part.matches(offset.broker.id, offset.partition) for part in parts)
 
 
-def _saved(file: Path) -> dict[tuple[str, int, int], Where]:
-    """Positions in a file, by topic, broker and partition. Raises ConfigError: it holds something else."""
+def _saved(file: Path) -> dict[tuple[str, int, int], OffsetSpec]:
+    """Offsets in a file, by topic, broker and partition. Raises ConfigError."""
     found = {}
-    for number, line in enumerate(given_bytes("offsets reset", "WHERE", None, file).splitlines(), start=1):
+    for number, line in enumerate(input_bytes("tube offset reset", "OFFSET", None, file).splitlines(), start=1):
         try:
             row = json.loads(line)
             place = str(row["topic"]), int(row["broker"]), int(row["partition"])
             if row["offset"] is not None:
-                found[place] = parse_where(str(int(row["offset"])), "--file")
+                found[place] = parse_offset(str(int(row["offset"])), "--file")
         except (ValueError, TypeError, KeyError) as error:
             raise ConfigError(
-                f"--file: line {number} of {file} is no position",
+                f"--file: line {number} of {file} is not an offset",
                 option="--file",
                 why=f"{type(error).__name__}: {error}",
-                do="make it with: penstock tube offsets show GROUP --json",
+                do="create the file with: penstock tube offset list GROUP --json",
             ) from error
     if not found:
-        raise ConfigError(f"--file: {file} has no position", option="--file")
+        raise ConfigError(f"--file: {file} has no offsets", option="--file")
     return found
 
 
-def _set(group: str, moves: Sequence[tuple[Standing, int, int | None]]) -> None:
+def _set(tube: TubeOptions, group: str, moves: Sequence[tuple[GroupOffset, int, int | None]]) -> None:
     for broker in {s.broker.id: s.broker for s, _, _ in moves}.values():
         wanted = {s.key: offset for s, offset, _ in moves if s.broker.id == broker.id}
         parameters = {
@@ -388,48 +367,48 @@ def _set(group: str, moves: Sequence[tuple[Standing, int, int | None]]) -> None:
             "manualSet": "true",
             "offsetJsonInfo": json.dumps(wanted, separators=(",", ":")),
         }
-        call_broker(broker.web, "admin_set_offset", parameters)
+        tube.call_broker(broker.web, "admin_set_offset", parameters)
 
 
-@logs_in
-@administers
+@connects
 def lag(
-    login: LoginOptions,
+    tube: TubeOptions,
     group: Annotated[
         str | None,
-        typer.Argument(help="The consumer group; else all.", metavar="[GROUP]", autocompletion=complete_group),
+        typer.Argument(help="Consumer group. Default: all.", metavar="[GROUP]", autocompletion=complete_group),
     ] = None,
     topic: OnlyTopic = None,
     watch: Watch = None,
     fail_above: Annotated[
         int | None,
-        typer.Option(help="Exit status 1 where more messages wait in all, or a broker is away.", min=0, metavar="N"),
+        typer.Option(
+            help="Exit with 1 if the total lag exceeds N messages, or a broker is unavailable.", min=0, metavar="N"
+        ),
     ] = None,
-    http: Web = WEB,
-    broker_http: BrokerHttp = None,
     as_json: Json = False,
 ) -> None:
-    """Show how far GROUP, or each group, is behind: messages, bytes and seconds (how long the next message has waited).
+    """Show the lag of GROUP, or of each group: messages, bytes, and seconds since the next message was stored.
 
-    While watching, what cannot be asked is said on standard error and asked again.
-
-    Penstock's brokers count a partition's own messages; of Apache's, those of the store are shown, and no seconds.
-    Bytes are those of the store.
+    With Apache's brokers the messages are those of the store, and seconds are not known. Bytes are those of the store.
     """
-    away: list[int] = []
+    unavailable: list[int] = []
 
     def look() -> list[dict[str, Cell]]:
-        told = ask_each(http, broker_http, _asking(group, topic), away)
-        names = _groups(told) if group is None else [group]
-        return [{"group": name, **row} for name in names for row in _lag_rows(_standings(name, topic, told), login)]
+        rows_of = tube.ask_each(_asking(tube, group, topic), unavailable)
+        names = _groups(rows_of) if group is None else [group]
+        return [
+            {"group": name, **row} for name in names for row in _lag_rows(_group_offsets(name, topic, rows_of), tube)
+        ]
 
     def show(rows: list[dict[str, Cell]]) -> None:
         _print_lag(rows, many=group is None, as_json=as_json)
-        too_much = fail_above is not None and (away or sum(int(row["messages"] or 0) for row in rows) > fail_above)
+        too_much = fail_above is not None and (
+            unavailable or sum(int(row["messages"] or 0) for row in rows) > fail_above
+        )
         if too_much and watch is None:
             raise typer.Exit(1)
 
-    watched(look, show, watch, as_json=as_json)
+    repeat(look, show, watch, as_json=as_json)
 
 
 def _print_lag(rows: Sequence[dict[str, Cell]], *, many: bool, as_json: bool) -> None:
@@ -444,38 +423,38 @@ def _print_lag(rows: Sequence[dict[str, Cell]], *, many: bool, as_json: bool) ->
     print_table(shown, ["group", *columns] if many else columns, as_json=as_json)
 
 
-class Told(NamedTuple):
-    """Rows of a broker's administration: its topics, and where a group stands."""
+class AdminRows(NamedTuple):
+    """Rows of a broker's administration: its topics, and the committed offsets of groups."""
 
     topics: list[dict[str, Any]]
     groups: list[dict[str, Any]]
 
 
-def _groups(told: Iterable[tuple[BrokerRow, Told]]) -> list[str]:
-    """The groups that have a position in what brokers told."""
-    return sorted({entry["groupName"] for _, rows in told for entry in rows.groups if entry["subInfo"]})
+def _groups(rows_of: Iterable[tuple[BrokerRow, AdminRows]]) -> list[str]:
+    """The groups that have committed offsets."""
+    return sorted({entry["groupName"] for _, rows in rows_of for entry in rows.groups if entry["subInfo"]})
 
 
-def _asking(group: str | None, topic: str | None) -> Callable[[BrokerRow], Told]:
+def _asking(tube: TubeOptions, group: str | None, topic: str | None) -> Callable[[BrokerRow], AdminRows]:
     narrowed = {} if topic is None else {"topicName": topic}
     named = {} if group is None else {"groupName": group}
 
-    def ask(broker: BrokerRow) -> Told:
-        return Told(
-            call_broker(broker.web, "admin_query_pubinfo", narrowed),
-            call_broker(broker.web, "admin_query_offset", {**named, **narrowed}),
+    def ask(broker: BrokerRow) -> AdminRows:
+        return AdminRows(
+            tube.call_broker(broker.web, "admin_query_pubinfo", narrowed),
+            tube.call_broker(broker.web, "admin_query_offset", {**named, **narrowed}),
         )
 
     return ask
 
 
-def _standings(
-    group: str, topic: str | None, told: Iterable[tuple[BrokerRow, Told]], *, new: bool = False
-) -> list[Standing]:
-    """Where ``group`` stands, by topic, broker and partition; ``new``: also in partitions where it has no position."""
-    found: list[Standing] = []
+def _group_offsets(
+    group: str, topic: str | None, rows_of: Iterable[tuple[BrokerRow, AdminRows]], *, new: bool = False
+) -> list[GroupOffset]:
+    """Offsets of ``group`` by topic, broker and partition; ``new``: also for partitions without a committed offset."""
+    found: list[GroupOffset] = []
     topics: set[str] = set()
-    for broker, rows in told:
+    for broker, rows in rows_of:
         firsts: dict[tuple[str, int], tuple[int, int]] = {}
         for entry in rows.topics:
             topics.add(entry["topicName"])
@@ -491,13 +470,13 @@ def _standings(
             first, end = firsts.get(place, (0, part["offsetMax"] if part else 0))
             behind = part["dataLag"] if part and part["dataLag"] >= 0 else None
             offset = part["curOffset"] if part else None
-            found.append(Standing(broker, place[0], place[1], offset, first, end, behind))
+            found.append(GroupOffset(broker, place[0], place[1], offset, first, end, behind))
     if not found and topic is not None and topic not in topics:
-        raise RefusedError(f"no broker has topic {topic!r}", do="look at the names (penstock tube topics)")
+        raise RefusedError(f"no broker has topic {topic!r}", do="list the topics: penstock tube topic list")
     if not found:
         raise RefusedError(
-            f"group {group!r} has no position" + (f" in topic {topic!r}" if topic else ""),
-            do="look at the groups (penstock tube groups); Apache's brokers tell of a new one after some seconds",
+            f"group {group!r} has no committed offsets" + (f" in topic {topic!r}" if topic else ""),
+            do="list the groups: penstock tube group list; Apache's brokers report a new one after some seconds",
         )
     return sorted(found, key=lambda s: (s.topic, s.broker.id, s.partition))
 
@@ -506,48 +485,48 @@ def _partitions(count: int) -> str:
     return "1 partition" if count == 1 else f"{count} partitions"
 
 
-def _place(standing: Standing) -> dict[str, Cell]:
-    return {"topic": standing.topic, "broker": standing.broker.id, "partition": standing.partition}
+def _place(offset: GroupOffset) -> dict[str, Cell]:
+    return {"topic": offset.topic, "broker": offset.broker.id, "partition": offset.partition}
 
 
-def _move(standing: Standing, where: Where, login: LoginOptions) -> tuple[Standing, int, int | None]:
-    """Where the group stands in a partition, the offset that is meant there, and how many messages lie between."""
+def _move(offset: GroupOffset, where: OffsetSpec, tube: TubeOptions) -> tuple[GroupOffset, int, int | None]:
+    """The current offset, the target offset in this partition, and the number of messages between them."""
     from penstock.tube.reader import RangeReader
 
-    s = standing
+    s = offset
     here = s.first if s.offset is None else min(max(s.offset, s.first), s.end)
-    with RangeReader(*s.broker.address(tls=login.over_tls), **login.client()) as source:
+    with RangeReader(*s.broker.address(tls=tube.over_tls), **tube.client()) as source:
         log = Log(source, s.broker.id, s.topic, s.partition, s.first, s.end)
         target = where.offset(log, here)
         if s.offset is None:
             return s, target, None
         try:
-            between = counting(log)(min(here, target), max(here, target), MOST)[1]
+            between = counter(log)(min(here, target), max(here, target), MOST)[1]
         except PenstockError:
-            return s, target, None  # the move needs no count, and may be asked for without a login
+            return s, target, None  # the count is optional, and needs credentials that a reset does not need
         return s, target, between if target >= here else -between
 
 
-def _lag_rows(standings: Iterable[Standing], login: LoginOptions) -> Iterator[dict[str, Cell]]:
+def _lag_rows(offsets: Iterable[GroupOffset], tube: TubeOptions) -> Iterator[dict[str, Cell]]:
     from penstock.runtime.io.clock import wall_clock_ms
     from penstock.tube.reader import RangeReader
 
-    client = login.client()
-    for s in standings:
+    client = tube.client()
+    for s in offsets:
         offset = s.first if s.offset is None else max(s.offset, s.first)
         messages = max(0, s.end - offset) // ENTRY
         bytes_behind = s.bytes_behind
         seconds: float | None = None if messages else 0.0
         if messages:
             try:
-                with RangeReader(*s.broker.address(tls=login.over_tls), **client) as source:
+                with RangeReader(*s.broker.address(tls=tube.over_tls), **client) as source:
                     _, messages = source.plan(s.topic, s.partition, offset, s.end, MOST)
                     oldest = source.first(s.topic, s.partition, offset, s.end) if messages else None
                 seconds = 0.0 if oldest is None else max(0.0, round((wall_clock_ms() - oldest[1]) / 1000, 1))
             except RefusedError as error:
                 if error.code == UNKNOWN_USER:
                     raise
-                # Not one of ours: the store's messages are all that is known.
+                # Apache's broker: only the number of messages of the store is known.
             except PenstockError as error:
                 note(f"{s.key}: {error}")
         yield {**_place(s), "messages": messages, "bytes": bytes_behind if messages else 0, "seconds": seconds}

@@ -1,4 +1,4 @@
-"""`penstock tube produce`: records in."""
+"""`penstock tube produce`: append records to a topic."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from penstock.cli.options import Json
 from penstock.cli.output import escape, note, print_json
 from penstock.cli.record_reader import Lengths, Lines, Splitter, chunks
-from penstock.cli.tube.access import MASTER, Json, LoginOptions, Master, Topic, logs_in, partitions, run_client
+from penstock.cli.tube.access import Topic, TubeOptions, connects, partitions, run_client
 from penstock.cli.tube.offsets import Part, parse_part
 from penstock.errors import ConfigError, LocalProtocolError
 
@@ -30,103 +31,104 @@ if TYPE_CHECKING:
 __all__ = ["produce"]
 
 SILENT_S = 5.0
-"""Whoever waits that long for an acknowledgement is told."""
+"""Time without an acknowledgement after which the user is notified."""
 
 
 class Format(StrEnum):
-    """How records stand in the input: on a line each, behind their lengths, or as `consume --json` prints them."""
+    """Format of the input: lines, values with a length prefix, or JSON as printed by `consume --json`."""
 
     LINES = "lines"
     LENGTH = "length"
     JSON = "json"
 
 
-@logs_in
+@connects
 def produce(
     topic: Topic,
-    login: LoginOptions,
+    tube: TubeOptions,
     values: Annotated[
         list[str] | None,
-        typer.Argument(help="Values, one record each; without any, each line of stdin is one.", metavar="VALUE"),
+        typer.Argument(help="Values, one record each. Default: the lines of standard input.", metavar="VALUE"),
     ] = None,
     file: Annotated[
         Path | None,
-        typer.Option(help="Read from a file instead of stdin.", exists=True, dir_okay=False, metavar="FILE"),
+        typer.Option(help="Read from a file instead of standard input.", exists=True, dir_okay=False, metavar="FILE"),
     ] = None,
     form: Annotated[
         Format,
         typer.Option(
             "--format",
-            help="lines; length: 4 bytes (big-endian) before each value; json: a line as consume --json prints it, "
-            "with key, headers and all.",
+            help="lines; length: 4 bytes (big-endian) before each value; json: as printed by consume --json.",
             metavar="WORD",
         ),
     ] = Format.LINES,
     key: Annotated[
-        str | None, typer.Option(help="Key of every record: equal keys stay in order.", metavar="TEXT")
+        str | None, typer.Option(help="Key of every record: records with the same key stay in order.", metavar="TEXT")
     ] = None,
     key_separator: Annotated[
-        str | None, typer.Option(help="What stands before this text is the record's key.", metavar="TEXT")
+        str | None, typer.Option(help="The text before this separator is the key of the record.", metavar="TEXT")
     ] = None,
     key_field: Annotated[
         str | None,
-        typer.Option(help="Values are JSON objects, whose key is this field; a.b: field b of field a.", metavar="NAME"),
+        typer.Option(
+            help="The key is this field of the value, a JSON object; a.b: field b of field a.", metavar="NAME"
+        ),
     ] = None,
     header: Annotated[
-        list[str] | None, typer.Option(help="Header of every record; may be repeated.", metavar="NAME=VALUE")
+        list[str] | None, typer.Option(help="Header of every record; repeatable.", metavar="NAME=VALUE")
     ] = None,
     partition: Annotated[
         str | None,
         typer.Option(
-            help="Partition of every record; of the first broker that has it, or of one.", metavar="[BROKER:]N"
+            help="Partition of every record, of the first broker that has it or of one.", metavar="[BROKER:]N"
         ),
     ] = None,
     msg_type: Annotated[
-        str | None, typer.Option(help="$msgType$ of every record, for filters.", metavar="TEXT")
+        str | None,
+        typer.Option(help="Message type ($msgType$) of every record, which consumers can filter by.", metavar="TEXT"),
     ] = None,
     idempotent: Annotated[
-        bool, typer.Option("--idempotent", help="No copies after a retry (penstock's brokers).")
+        bool, typer.Option("--idempotent", help="Write each record once in spite of retries (penstock's brokers).")
     ] = False,
-    tube_master: Master = MASTER,
     as_json: Json = False,
 ) -> None:
-    """Append records to TOPIC, as they come in.
+    """Append records to TOPIC, as they are read.
 
-    Ends when the log has them all. With --json, the place of each record is a line, printed when the log has it.
+    Exits when all records are acknowledged. With --json, the offset of each record is printed when it is acknowledged.
     """
     headers = [_header(text) for text in header or []]
     if values and file is not None:
-        raise ConfigError("tube produce: values and --file", do="give one of them")
+        raise ConfigError("tube produce: values and --file exclude each other", do="use one of them")
     if not values and file is None and sys.stdin.isatty():
-        raise ConfigError("tube produce: no values", do="give values, or pipe lines in")
+        raise ConfigError("tube produce: no values", do="give values, --file, or lines on standard input")
     if form is Format.JSON and any([values, headers, key, key_separator, key_field, msg_type]):
         raise ConfigError(
-            "--format json: a line has its own key, headers and message type",
+            "--format json: a line contains its key, headers and message type",
             option="--format",
-            do="leave VALUE, --key, --key-separator, --key-field, --header and --msg-type out",
+            do="omit VALUE, --key, --key-separator, --key-field, --header and --msg-type",
         )
     if sum(option is not None for option in (key, key_separator, key_field)) > 1:
         raise ConfigError(
-            "--key, --key-separator and --key-field exclude each other", option="--key", do="give one of them"
+            "--key, --key-separator and --key-field exclude each other", option="--key", do="use one of them"
         )
-    record = _from_json if form is Format.JSON else _making(key, key_separator, key_field, headers, msg_type)
+    record = _from_json if form is Format.JSON else _record_factory(key, key_separator, key_field, headers, msg_type)
     target = None if partition is None else _target(topic, parse_part(partition))
 
-    client = login.client()
+    client = tube.client()
     from penstock.tube.reader import TopicUnavailableError
 
     # The producer waits for a topic for a while: it may just have been created, or its broker may be starting.
     try:
-        if not partitions(tube_master, topic, client):
-            remedy = "penstock tube topics create creates it"
-            note(f"waiting for topic {escape(topic)}: the master has none of this name ({remedy})")
+        if not partitions(tube.tube_master, topic, client):
+            remedy = "create it: penstock tube topic create"
+            note(f"waiting for topic {escape(topic)}: it does not exist ({remedy})")
     except TopicUnavailableError as error:
         note(f"waiting for topic {escape(topic)}: {error.why}")
 
     splitter = Lengths() if form is Format.LENGTH else Lines()
-    source = _values(values) if values else _arriving(file, splitter)
+    source = _values(values) if values else _read(file, splitter)
     show = _print_place if as_json else None
-    count = run_client(_produce(tube_master, topic, source, record, target, client, show, idempotent=idempotent))
+    count = run_client(_produce(tube.tube_master, topic, source, record, target, client, show, idempotent=idempotent))
     if not as_json:
         note(f"{_records(count)} produced to {escape(topic)}")
 
@@ -146,14 +148,14 @@ def _target(topic: str, part: Part) -> int | Partition:
     return Partition(BrokerInfo(part.broker_id, "", 0), topic, part.partition)  # the master knows where it is
 
 
-def _making(
+def _record_factory(
     key: str | None,
     key_separator: str | None,
     key_field: str | None,
     headers: Sequence[tuple[str, str | bytes]],
     msg_type: str | None,
 ) -> Callable[[bytes], Record]:
-    """What makes a record of a value, with the key that the options say."""
+    """Function that creates a record from a value, with the key chosen by the options."""
     from penstock.tube.record import Record
 
     constant = None if key is None else key.encode()
@@ -174,26 +176,26 @@ def _making(
 
 
 def _field(value: bytes, path: Sequence[str]) -> bytes:
-    """The field ``path`` of a JSON object, as text. Raises LocalProtocolError: it has none that can be a key."""
+    """The field ``path`` of a JSON object, as text. Raises LocalProtocolError if it is missing or not a scalar."""
     try:
         found: Any = json.loads(value)
         for name in path:
             found = found[name]
     except (ValueError, KeyError, TypeError) as error:
         raise LocalProtocolError(
-            f"it has no field {'.'.join(path)}",
+            f"field {'.'.join(path)} is missing",
             why=f"{type(error).__name__}: {error}",
-            do="name one that every value has",
+            do="choose a field that every value has",
         ) from error
     if isinstance(found, dict | list | None):
         raise LocalProtocolError(
-            f"its field {'.'.join(path)} is no text and no number", do="name one that every value has"
+            f"field {'.'.join(path)} is neither text nor a number", do="choose a field that every value has"
         )
     return found.encode() if isinstance(found, str) else json.dumps(found).encode()
 
 
 def _from_json(line: bytes) -> Record:
-    """What `consume --json` printed. Raises LocalProtocolError: it is no such line."""
+    """Record of a line as printed by `consume --json`. Raises LocalProtocolError."""
     from penstock.tube.record import Record
 
     try:
@@ -213,7 +215,7 @@ def _from_json(line: bytes) -> Record:
         )
     except (ValueError, TypeError, AttributeError) as error:
         raise LocalProtocolError(
-            "a line is no record as consume --json prints it", why=str(error), do='write {"value": "text"} at least'
+            "a line is not a record as printed by consume --json", why=str(error), do='write {"value": "text"} at least'
         ) from error
 
 
@@ -229,7 +231,7 @@ async def _values(values: Iterable[str]) -> AsyncIterator[Iterator[bytes]]:
     yield (value.encode("utf-8", "surrogateescape") for value in values)
 
 
-async def _arriving(file: Path | None, splitter: Splitter) -> AsyncIterator[Iterator[bytes]]:
+async def _read(file: Path | None, splitter: Splitter) -> AsyncIterator[Iterator[bytes]]:
     with contextlib.ExitStack() as stack:
         stream = sys.stdin.buffer if file is None else stack.enter_context(file.open("rb"))
         async for data in chunks(stream):
@@ -248,7 +250,7 @@ async def _produce(
     *,
     idempotent: bool,
 ) -> int:
-    """How many records the log has. What was read before a failure is sent, and the failure then tells how many."""
+    """Number of acknowledged records. Records that were read before a failure are sent, and their number reported."""
     import asyncio
 
     from penstock.tube.producer import Producer
@@ -288,7 +290,7 @@ async def _produce(
                 await one_ended(sending, settling)
                 if sending.done():
                     await one_ended(settling)
-                    await settling  # all that was sent; then what ended the sending
+                    await settling  # the results of all records that were sent, then the error that ended the sending
                     await sending
                 else:
                     settling.result()  # raises: only a record that failed ends it before the sending

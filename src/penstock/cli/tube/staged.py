@@ -1,4 +1,4 @@
-"""`penstock tube staged`: rows that tasks staged and nobody committed yet."""
+"""`penstock tube staged list`: rows that tasks of exactly-once writes have staged, and that are not committed yet."""
 
 from __future__ import annotations
 
@@ -7,83 +7,76 @@ from typing import Annotated, Any
 
 import typer
 
+from penstock.cli.options import Commands, Json
 from penstock.cli.output import Cell, note, print_table
-from penstock.cli.tube.access import (
-    MASTER,
-    WEB,
-    BrokerHttp,
-    BrokerRow,
-    Json,
-    LoginOptions,
-    Master,
-    Web,
-    administers,
-    call_broker,
-    logs_in,
-    running,
-)
-from penstock.errors import ConfigError
+from penstock.cli.tube.access import BrokerRow, TubeOptions, connects
 
-__all__ = ["staged"]
+__all__ = ["app"]
 
 _COLUMNS = ["query", "batch", "broker", "task", "rows", "bytes", "state", "age_s"]
 
+Query = Annotated[str, typer.Argument(help="Name of the query, as in `tube staged list`.", metavar="QUERY")]
 
-@logs_in
-@administers
-def staged(
-    login: LoginOptions,
-    remove: Annotated[
-        str | None, typer.Option(help="Let go what this query staged and nobody committed.", metavar="QUERY")
-    ] = None,
-    settle: Annotated[
-        str | None,
-        typer.Option(
-            help="Publish everywhere or nowhere what a dead run of this query prepared; a run that lives is fenced.",
-            metavar="QUERY",
-        ),
-    ] = None,
+app = Commands("List, delete and settle the staged rows of exactly-once writes.")
+
+
+@app.add("penstock tube staged list", name="list")
+@connects
+def staged_list(tube: TubeOptions, as_json: Json = False) -> None:
+    """List the attempts of tasks whose rows are staged and not committed."""
+    print_table([_row(broker, row) for broker, row in _staged(tube)], _COLUMNS, as_json=as_json)
+
+
+@app.add("penstock tube staged delete lake-writer", "penstock tube staged delete lake-writer --force", name="delete")
+@connects
+def staged_delete(
+    query: Query,
+    tube: TubeOptions,
     force: Annotated[
-        bool, typer.Option("--force", help="With --remove: also what is prepared, whatever other brokers did.")
+        bool, typer.Option("--force", help="Delete prepared rows as well, whatever other brokers committed.")
     ] = False,
-    tube_master: Master = MASTER,
-    http: Web = WEB,
-    broker_http: BrokerHttp = None,
-    as_json: Json = False,
 ) -> None:
-    """Show rows that are staged for writes that are exactly once; let them go, or finish what a dead query left."""
+    """Delete the rows that QUERY has staged and not committed."""
+    asked = {"queryName": query, "modifyUser": "penstock", "force": str(force).lower()}
+    gone = [
+        row for broker in tube.running_brokers() for row in tube.call_broker(broker.web, "admin_rmv_staged_rows", asked)
+    ]
+    note(f"{sum(int(row['attempts']) for row in gone)} attempts of query {query} were deleted")
+
+
+@app.add("penstock tube staged settle lake-writer", name="settle")
+@connects
+def staged_settle(query: Query, tube: TubeOptions) -> None:
+    """Complete the last batch of a QUERY that no longer runs: commit it on all brokers or on none.
+
+    A run of the query that is still alive is fenced.
+    """
     import asyncio
 
-    if remove is not None and settle is not None:
-        raise ConfigError("--remove and --settle exclude each other", option="--settle", do="give one of them")
-    if force and remove is None:
-        raise ConfigError("--force is for --remove", option="--force", do="name the query: --remove QUERY --force")
-    known = running(http, broker_http)
-    if remove is not None:
-        asked = {"queryName": remove, "modifyUser": "penstock", "force": str(force).lower()}
-        gone = [row for broker in known for row in call_broker(broker.web, "admin_rmv_staged_rows", asked)]
-        note(f"{sum(int(row['attempts']) for row in gone)} attempts of query {remove} are let go")
+    concerned = {broker.id: broker for broker, row in _staged(tube) if row["queryName"] == query}
+    if not concerned:
+        note(f"query {query} has nothing staged")
         return
-    found = [(broker, row) for broker in known for row in call_broker(broker.web, "admin_query_staged_rows", {})]
-    if settle is not None:
-        concerned = {broker.id: broker for broker, row in found if row["queryName"] == settle}
-        if not concerned:
-            note(f"query {settle} has nothing staged")
-            return
-        committed = asyncio.run(_settle(settle, list(concerned.values()), tube_master, login))
-        note(f"query {settle} is settled; its last batch committed is {committed if committed >= 0 else 'none'}")
-        return
-    print_table([_row(broker, row) for broker, row in found], _COLUMNS, as_json=as_json)
+    committed = asyncio.run(_settle(query, list(concerned.values()), tube))
+    note(f"query {query} was settled; last committed batch: {committed if committed >= 0 else 'none'}")
 
 
-async def _settle(query: str, concerned: list[BrokerRow], masters: str, login: LoginOptions) -> int:
+def _staged(tube: TubeOptions) -> list[tuple[BrokerRow, dict[str, Any]]]:
+    return [
+        (broker, row)
+        for broker in tube.running_brokers()
+        for row in tube.call_broker(broker.web, "admin_query_staged_rows", {})
+    ]
+
+
+async def _settle(query: str, concerned: list[BrokerRow], tube: TubeOptions) -> int:
     from penstock.tube.client import transaction_commit
     from penstock.tube.codec.strings import BrokerInfo
     from penstock.tube.producer import Producer
     from penstock.tube.staging import BatchId
 
-    addresses = [(broker.id, *broker.address(tls=login.over_tls)) for broker in concerned]
-    async with Producer(masters, **login.client()) as producer:
+    addresses = [(broker.id, *broker.address(tls=tube.over_tls)) for broker in concerned]
+    async with Producer(tube.tube_master, **tube.client()) as producer:
         batch = BatchId(query, f"settled-{uuid.uuid4().hex}", 0)
         return await transaction_commit.settle(producer, batch, [BrokerInfo(*address) for address in addresses])
 

@@ -64,7 +64,7 @@ class Listener(Part):
         return {"bind": value} if isinstance(value, str) else value
 
 
-CREATE_USER = "penstock passwd create passwords NAME"
+CREATE_USER = "penstock user create passwords NAME"
 
 
 class OpenListener(NamedTuple):

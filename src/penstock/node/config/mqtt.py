@@ -225,7 +225,7 @@ class MqttListener(MqttListenerEntry):
 class Security(Part):
     """Files for authentication and authorization. SIGHUP reloads them; an invalid file changes nothing."""
 
-    passwords: Path | None = Field(default=None, description="password file, see `penstock passwd`")
+    passwords: Path | None = Field(default=None, description="password file, see `penstock user`")
     tokens: Path | None = Field(default=None, description="token file")
     token_method: str = Field(default=METHOD, min_length=1, description="authentication method of clients with a token")
     policies: Path | None = Field(

@@ -52,8 +52,8 @@ __all__ = [
     "TubeBrokerListener",
     "TubeMasterListener",
     "WhenFull",
-    "broker_limits",
     "load_config",
+    "tube_section",
 ]
 
 DEFAULT_FILE = Path("penstock.yaml")
@@ -403,16 +403,16 @@ OPTIONS: tuple[Option, ...] = (
 )
 
 BROKER_OPTIONS: tuple[Option, ...] = (
-    Option("max-store-bytes", ("max_store_bytes",)),
-    Option("staging-max-bytes", ("staging", "max_bytes")),
+    Option("max-store-size", ("max_store_bytes",)),
+    Option("staging-max-size", ("staging", "max_bytes")),
     Option("staging-keep", ("staging", "keep")),
-    Option("consumer-session-s", ("consumer_session_s",)),
+    Option("consumer-session", ("consumer_session_s",)),
 )
-"""Options of `Tube` that a broker takes as well which runs alone (``penstock tube broker``)."""
+"""Options of ``penstock tube broker run`` that are settings of the section `Tube`."""
 
 
-def broker_limits(flags: Mapping[str, str | int | None]) -> Tube:
-    """What a broker that runs alone keeps: ``flags`` maps names of ``BROKER_OPTIONS`` to what was given, None: default.
+def tube_section(flags: Mapping[str, str | int | None]) -> Tube:
+    """The section `Tube` of a broker without a node; ``flags`` maps flags of ``BROKER_OPTIONS`` to values or None.
 
     Raises:
         ConfigError: a value cannot be used; it names the flag.

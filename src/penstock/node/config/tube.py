@@ -40,7 +40,7 @@ class TubeAccess(Part):
     @classmethod
     def _one_file(cls, value: object) -> object:
         if isinstance(value, dict) and "users" in value:
-            raise ValueError("users: tube clients sign as users of `security.passwords` (penstock passwd create)")
+            raise ValueError("users: tube clients sign as users of `security.passwords` (penstock user create)")
         return value
 
 

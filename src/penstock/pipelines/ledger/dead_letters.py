@@ -126,8 +126,8 @@ def warning_of_copies(path: Path, inputs: Mapping[str, Source], span: Span) -> s
     first = datetime.fromtimestamp(min(repeated) / 1000, UTC).isoformat(timespec="milliseconds")
     records = "1 record" if len(repeated) == 1 else f"{len(repeated)} records"
     return (
-        f"{records} of this stretch became dead letters and were sent again (pipeline dead redrive), so the stretch "
-        f"may have each twice, and the replay writes both; to leave the copies out, replay --to {first} or earlier"
+        f"{records} of this part became dead letters and were sent again (pipeline dead-letter redrive), so "
+        f"it may contain each twice, and the replay writes both; to omit the copies, replay --to {first} or earlier"
     )
 
 

@@ -52,7 +52,7 @@ OPTIONS: Mapping[str, str] = {
     **LOGIN_OPTIONS,
     "tubemq.http": "HOST:PORT of the masters' administration, for subscribePattern and Apache's brokers (port 8080 of "
     "the first master)",
-    "tubemq.group": "group under which a stream's positions are shown, as in `penstock tube lag`; empty: not "
+    "tubemq.group": "group under which a stream's positions are shown, as in `penstock tube group lag`; empty: not "
     "shown (made of groupIdPrefix)",
     "tubemq.batchBytes": "most bytes in one answer of a broker with ranges, 1 to 4194304 (1048576)",
     "subscribe": "topics to read, separated by commas (this, subscribePattern or assign is required)",

@@ -1,4 +1,4 @@
-"""Where a query is, shown as the stored position of a consumer group: `penstock tube lag GROUP` then tells its lag.
+"""Progress of a query, published as committed offsets of a consumer group: `penstock tube group lag GROUP` shows it.
 
 In a thread of its own: a broker that is slow, or refuses, holds no micro-batch up. Only the newest positions count, so
 that batches which follow each other quickly cost one round.

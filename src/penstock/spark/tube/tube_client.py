@@ -173,7 +173,7 @@ class TubeClient:
                     raise ConfigError(
                         f"topic {topic!r} does not exist at tube master {self._masters}",
                         option="subscribe",
-                        do=f"create it (penstock tube topics create {topic}), or correct the name",
+                        do=f"create it (penstock tube topic create {topic}), or correct the name",
                     )
                 found.extend(partitions)
             missing = sorted(set(required) - set(found))

@@ -46,8 +46,8 @@ __all__ = ["DurabilityOf", "Maintenance", "Opened", "newest", "open_logs"]
 _log = logging.getLogger("penstock.tube.broker.broker")
 
 UNDECIDED = (
-    "start the query or the missing broker again, or penstock tube staged --settle QUERY; where a broker is gone for"
-    " good, penstock tube staged --remove QUERY --force"
+    "start the query or the missing broker again, or penstock tube staged settle QUERY; where a broker is gone for"
+    " good, penstock tube staged delete QUERY --force"
 )
 
 
@@ -91,7 +91,7 @@ def newest(topics: Topics, topic: str, partition: int) -> tuple[bytes, int] | No
         raise StorageError(
             f"tube: the last message of topic {topic!r}, partition {partition}, cannot be read",
             path=str(store.directory),
-            do="run penstock tube fsck on the data directory",
+            do="run penstock tube broker fsck on the data directory",
         )
     (message,) = pb.GetMessageResponseB2C.FromString(found.messages[0]).messages
     return message.payLoadData, message.flag

@@ -115,8 +115,8 @@ class ProducerSession:
             code=444,
             why=self._routes.unavailable.get(topic)
             or f"the master announced no broker for it within {self._topic_timeout_s:g} s",
-            do=f"create the topic (penstock tube topics create {topic}), enable publishing to it (penstock tube topics "
-            "alter --publish), or check that its brokers run (penstock tube brokers)",
+            do=f"create the topic (penstock tube topic create {topic}), enable publishing to it (penstock tube topic "
+            "alter --publish), or check that its brokers run (penstock tube broker list)",
         )
 
     async def _register(self) -> None:

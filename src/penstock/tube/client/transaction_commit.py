@@ -143,7 +143,7 @@ class _Driver:
             raise UnavailableError(
                 f"tube: batch {left[0].batch} of query {query!r} waits for broker {broker.address}, which holds a part",
                 why=error.why or error.what,
-                do=f"start that broker again; if it is gone for good: penstock tube staged --remove {query} --force",
+                do=f"start that broker again; if it is gone for good: penstock tube staged delete {query} --force",
             ) from error
 
     async def decide(self) -> None:

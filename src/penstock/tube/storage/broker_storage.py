@@ -114,7 +114,7 @@ class BrokerStorage:
                     path=str(directory / "meta"),
                     why="it has messages; where its consumer groups were with them, nothing says any more",
                     do="restore the whole directory from one copy; or, to go on with the messages alone: "
-                    f"penstock tube fsck {directory} --repair",
+                    f"penstock tube broker fsck {directory} --repair",
                 )
             self.meta = MetaStore(directory / "meta")
         except BaseException:

@@ -1,6 +1,6 @@
 """The history of consumed offsets: once a minute one message a group into the system topic, as the reference writes it.
 
-Consumers may read the topic; `penstock tube offsets` and existing tools find in it where a group stood at some time.
+Consumers may read the topic; `penstock tube offset` and existing tools find in it where a group stood at some time.
 """
 
 from __future__ import annotations
