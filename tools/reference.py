@@ -64,7 +64,9 @@ def command_section(command: Any, context: Any) -> list[str]:
     usage = " ".join([context.command_path, *command.collect_usage_pieces(context)])
     lines = [f"## {context.command_path}", "", "```text", usage, "```", ""]
     lines += [paragraph(text) + "\n" for text in inspect.cleandoc(command.help or "").split("\n\n") if text]
-    children = COMMANDS if context.parent is None else getattr(command, "commands", {})
+    if examples := getattr(command, "epilog", None):
+        lines += ["```text", *examples.splitlines(), "```", ""]
+    children: Any = COMMANDS if context.parent is None else getattr(command, "commands", {})
     for name, child in children.items():
         anchor = f"{context.command_path} {name}".replace(" ", "-")
         about = child.help if context.parent is None else child.get_short_help_str(limit=200)
