@@ -29,7 +29,9 @@ from penstock.tube.engine.master.master import MasterConfig
 from penstock.tube.master.master import TubeMaster
 
 async def main():
-    config = MasterConfig(producer_session_ms=2000, consumer_session_ms=2000, broker_session_ms=2000)
+    config = MasterConfig(
+        consumer_session_ms=2000, limits=TubeLimits(producer_session_ms=2000, broker_session_ms=2000)
+    )
     master = TubeMaster(Path(sys.argv[1]), config=config, admin_token="token")
     _, port = await master.start("127.0.0.1", int(sys.argv[2]))
     print(port, flush=True)

@@ -130,8 +130,8 @@ async def test_a_slow_reader_gets_everything_while_others_are_served(server: Ser
 
 
 async def test_connections_and_unfinished_frames_are_bounded(server: Server) -> None:
-    server.broker.peers.most = 3
-    server.broker.peers.most_held = 4 << 20
+    server.broker.peers.max_connections = 3
+    server.broker.peers.max_partial_frame_bytes = 4 << 20
     block = HEAD + struct.pack(">ii", 1, 20 << 20)
     writers = []
     for _ in range(2):

@@ -20,7 +20,7 @@ from penstock.tube.broker.broker import TubeBroker
 from penstock.tube.storage.store import StoreLimits
 
 async def main():
-    broker = TubeBroker(Path(sys.argv[1]), limits=StoreLimits(segment_bytes=200_000))
+    broker = TubeBroker(Path(sys.argv[1]), limits=TubeLimits(segment_bytes=200_000))
     _, port = await broker.start("127.0.0.1", 0)
     broker.create_topic("demo")
     print(port, flush=True)

@@ -18,12 +18,12 @@ from penstock.tube.codec.proto import broker_pb2 as pb
 from penstock.tube.codec.strings import OFFSET_HISTORY_TOPIC
 from penstock.tube.engine.broker.membership import MasterUpdate
 from penstock.tube.engine.broker.offset_history import history_place
+from penstock.tube.engine.limits import TubeLimits
 from penstock.tube.storage.broker_storage import BrokerStorage
-from penstock.tube.storage.store import StoreLimits
 from tests.unit.tube.broker_client import Client
 from tests.unit.tube.broker_client import running as broker
 
-SMALL = StoreLimits(segment_bytes=2000, fill_bytes_least=256, fill_bytes_most=1024)
+SMALL = TubeLimits(segment_bytes=2000)
 
 
 def killed(path: Path) -> Path:
@@ -47,8 +47,8 @@ async def stored(client: Client) -> list[bytes]:
 
 
 @pytest.mark.parametrize("how", ["killed", "killed after a note", "closed"])
-@pytest.mark.parametrize("limits", [StoreLimits(), SMALL])
-async def test_a_producer_goes_on_where_the_log_ends(tmp_path: Path, how: str, limits: StoreLimits) -> None:
+@pytest.mark.parametrize("limits", [TubeLimits(), SMALL])
+async def test_a_producer_goes_on_where_the_log_ends(tmp_path: Path, how: str, limits: TubeLimits) -> None:
     path = tmp_path / "a"
     async with broker(path, limits=limits) as (first, client):
         await send(client, *(b"%d" % n for n in range(50)), sequence=0)

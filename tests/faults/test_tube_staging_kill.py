@@ -29,7 +29,7 @@ from penstock.tube.storage.store import StoreLimits
 
 async def main():
     path, port, master = sys.argv[1:]
-    limits = StoreLimits(segment_bytes=200_000)
+    limits = TubeLimits(segment_bytes=200_000)
     broker = TubeBroker(Path(path), masters=[master], limits=limits, heartbeat_s=0.05)
     await broker.start("127.0.0.1", int(port))
     await broker.registered.wait()

@@ -23,10 +23,10 @@ from penstock.statestore.service.service import StateStoreService
 from penstock.tube.broker.broker import AppendResult, TubeBroker
 from penstock.tube.codec.proto import broker_pb2 as pb
 from penstock.tube.engine.broker.request_checks import Refusal
+from penstock.tube.engine.limits import TubeLimits
 from penstock.tube.engine.transactions.handler import _No
 from penstock.tube.master.master import TubeMaster
 from penstock.tube.record import Record
-from penstock.tube.storage.store import StoreLimits
 
 T = TypeVar("T")
 
@@ -201,7 +201,7 @@ class Node:
         self.mqtt = f"mqtt://{host}:{port}"
 
     async def _started(self, broker_id: int) -> TubeBroker:
-        limits = StoreLimits(segment_records=SEGMENT_RECORDS)
+        limits = TubeLimits(segment_messages=SEGMENT_RECORDS)
         broker = TubeBroker(self._directory, Durability.FLUSHED, broker_id, masters=[self.master], limits=limits)
         await broker.start("127.0.0.1", 0)
         assert broker.registered is not None

@@ -23,6 +23,7 @@ from penstock.mqtt.transport.listener_settings import Transport
 from penstock.node.capture import CAPTURE_PARTITION, ChangeCapture, version_of
 from penstock.node.config.listeners import Listener
 from penstock.node.config.node import NodeConfig, TubeBrokerHttpListener
+from penstock.node.config.tube import tube_limits
 from penstock.node.data_dir import DataDirectory
 from penstock.node.http import HttpServer, broker_app, master_app, names_of
 from penstock.node.http_access import audited
@@ -163,6 +164,7 @@ class Node:
             config=MasterConfig(
                 consumer_session_ms=config.tube.consumer_session_s * 1000,
                 check_visit_tokens=config.tube.check_visit_tokens,
+                limits=tube_limits(config.tube.limits),
             ),
             admin_token=token,
             access=self.security.tube_access(config.tube_master, self._tube_user),
@@ -303,6 +305,7 @@ class Node:
                 name: topic.durability for name, topic in config.topics().items() if topic.durability is not None
             },
             staging=config.tube.staging.limits,
+            limits=tube_limits(config.tube.limits),
             admin_token=self._token,
             access=self.security.tube_access(config.tube_broker, self._tube_user),
             master_user=self._tube_user,

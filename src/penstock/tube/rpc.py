@@ -19,6 +19,7 @@ from penstock.runtime.io.loop import after_reading
 from penstock.tube.codec import exceptions
 from penstock.tube.codec.envelope import Request, decode_request, encode_error
 from penstock.tube.codec.framing import FrameDecoder, encode_frame
+from penstock.tube.engine.limits import TubeLimits
 
 __all__ = ["AnsweringProtocol", "Peer", "Peers", "ServerConnection"]
 
@@ -42,15 +43,15 @@ class Peer(NamedTuple):
 class Peers:
     """The open connections of a server and what they hold together.
 
-    ``most``: connections beyond are closed at once. ``most_held``: bytes of unfinished frames; beyond, a connection
-    that holds more than a megabyte is closed (small frames always pass).
+    ``held`` counts the bytes of incomplete frames. ``max_connections`` and ``max_partial_frame_bytes`` are those of
+    `TubeLimits`; frames of up to a megabyte always pass.
     """
 
-    def __init__(self, name: str, *, most: int = 10_000, most_held: int = 512 << 20) -> None:
+    def __init__(self, name: str, limits: TubeLimits) -> None:
         self.name = name
         self.open: set[ServerConnection] = set()
-        self.most = most
-        self.most_held = most_held
+        self.max_connections = limits.max_connections
+        self.max_partial_frame_bytes = limits.max_partial_frame_bytes
         self.held = 0
         self.refused = 0
 
@@ -108,8 +109,8 @@ class ServerConnection(asyncio.Protocol):
             self.place = f"{name[0]}:{name[1]}"
         self.tls = transport.get_extra_info("sslcontext") is not None
         peers = self._peers
-        if len(peers.open) >= peers.most:
-            peers.refuse(f"{peers.most} connections are open")
+        if len(peers.open) >= peers.max_connections:
+            peers.refuse(f"{peers.max_connections} connections are open")
             self._transport.abort()
             return
         peers.open.add(self)
@@ -225,7 +226,7 @@ class ServerConnection(asyncio.Protocol):
         held = self._decoder.held if self._transport is not None else 0
         peers.held += held - self._held
         self._held = held
-        if peers.held > peers.most_held and held > _SMALL_FRAME:
+        if peers.held > peers.max_partial_frame_bytes and held > _SMALL_FRAME:
             peers.refuse(f"unfinished frames of all connections take {peers.held} bytes")
             self._decoder = FrameDecoder()  # at once: the next one may still fit
             peers.held -= held

@@ -17,6 +17,7 @@ from penstock.tube.codec.methods import MethodId
 from penstock.tube.codec.strings import Partition
 from penstock.tube.engine.client.consumer_group import Membership
 from penstock.tube.engine.master.balance import Event, Group, Member
+from penstock.tube.engine.master.context import SETTLE_MS
 from penstock.tube.engine.master.master import MasterConfig, MasterEngine
 from penstock.tube.engine.master.settings import TopicSetting
 from tests.engine.tube.talk import NOW, ask, broker_beat, join_broker, master
@@ -194,7 +195,7 @@ class Model:
         for client in self.gone:
             client.lease_ms = 0
         for client in self.clients.values():
-            client.lease_ms = min(client.lease_ms, CONFIG.settle_ms)
+            client.lease_ms = min(client.lease_ms, SETTLE_MS)
         self.most_moves += EACH * len(BROKERS)
         for client in self.clients.values():
             client.beat(self.engine, self.now)

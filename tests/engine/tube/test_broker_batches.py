@@ -120,6 +120,6 @@ def test_the_answer_to_a_duplicate_waits_for_the_commit_of_the_first() -> None:
 
 def test_a_disk_that_does_not_keep_up_takes_no_batch() -> None:
     talk = Talk()
-    talk.engine.produce.unwritten_bytes = 100
+    talk.engine.produce.max_unwritten_bytes = 100
     assert talk.send_batch(bytes(200)).success
     assert talk.send_batch(b"x", b"y").errCode == 419

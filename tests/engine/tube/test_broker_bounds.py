@@ -7,6 +7,7 @@ from typing import Any
 from penstock.tube.engine.broker.group_offsets import GroupOffsets
 from penstock.tube.engine.broker.topics import Topics
 from penstock.tube.engine.broker_engine import BrokerEngine
+from penstock.tube.engine.limits import TubeLimits
 from tests.engine.tube.broker_talk import NOW, SESSION_MS, Talk
 
 
@@ -18,7 +19,7 @@ def bounded(talk: Talk, **bounds: Any) -> None:
 
 def test_registrations_are_bounded_and_free_again() -> None:
     talk = Talk()
-    bounded(talk, max_registrations=2)
+    bounded(talk, limits=TubeLimits(max_registrations=2))
     assert talk.register(0).success
     assert talk.register(1).success
     refused = talk.register(2)
@@ -30,7 +31,7 @@ def test_registrations_are_bounded_and_free_again() -> None:
 
 def test_positions_are_bounded() -> None:
     talk = Talk()
-    bounded(talk, max_positions=2)
+    bounded(talk, limits=TubeLimits(max_group_offsets=2))
     for n in range(2):
         assert talk.register(0, groupName=f"group{n}").success
     assert talk.register(0, groupName="group2").errCode == 500

@@ -87,7 +87,7 @@ def test_the_size_limit_is_the_topic_s() -> None:
 
 def test_a_disk_that_does_not_keep_up() -> None:
     talk = Talk()
-    talk.engine.produce.unwritten_bytes = 500
+    talk.engine.produce.max_unwritten_bytes = 500
     codes = [talk.send(bytes(200)).errCode for _ in range(4)]
     assert codes == [200, 200, 419, 419]
     talk.commit()

@@ -14,8 +14,10 @@ from penstock.tube.codec.proto import master_pb2 as pb
 from penstock.tube.codec.strings import OFFSET_HISTORY_TOPIC, BrokerInfo, Partition
 from penstock.tube.engine.client.consumer_group import Membership
 from penstock.tube.engine.client.routes import Routes
+from penstock.tube.engine.limits import TubeLimits
+from penstock.tube.engine.master.context import TOKEN_PERIOD_MS
 from penstock.tube.engine.master.master import MasterConfig, MasterEngine
-from penstock.tube.engine.master.settings import TopicSetting
+from penstock.tube.engine.master.settings import ClusterSetting, TopicSetting
 from tests.engine.tube.talk import NOW, ask, broker_beat, join_broker, master, raw, report
 
 PARTITIONS = {Partition(BrokerInfo(1, "10.0.0.1", 8123), "demo", number) for number in range(3)}
@@ -121,7 +123,7 @@ def test_producer_may_not_write_the_system_topic_and_expires() -> None:
 
 
 def test_largest_message_is_told_to_whom_does_not_know_it() -> None:
-    engine = master(config=MasterConfig(max_message_bytes=2 << 20))
+    engine = MasterEngine([TopicSetting("demo"), ClusterSetting(max_message_bytes=2 << 20)], NOW)
     java = ask(engine, MethodId.PRODUCER_REGISTER, Routes("p", "h").register())
     assert java.appdConfig.maxMsgSize == 2 << 20
     go = ask(engine, MethodId.PRODUCER_REGISTER, pb.RegisterRequestP2M(clientId="g", brokerCheckSum=-1, hostName="h"))
@@ -181,7 +183,7 @@ def test_broker_that_moved_changes_the_version_of_the_list() -> None:
     before = engine.cluster.version
     join_broker(engine)
     assert engine.cluster.version == before
-    later = NOW + engine.config.broker_session_ms
+    later = NOW + engine.config.limits.broker_session_ms
     engine.tick(later)
     join_broker(engine, later, port=9999)
     assert engine.cluster.version != before
@@ -265,12 +267,12 @@ def test_broker_id_that_is_no_number(text: str) -> None:
 
 
 def test_tokens_change_and_brokers_hear_of_the_next_one_first() -> None:
-    engine = master(config=MasterConfig(token_period_ms=1000))
+    engine, period = master(), TOKEN_PERIOD_MS
     join_broker(engine)
-    later = broker_beat(engine, NOW + 1000)
-    assert later.brokerAuthorizedInfo.visitAuthorizedToken == f"{NOW},{NOW + 1000}"
-    client = ask(engine, MethodId.PRODUCER_REGISTER, Routes("p", "h").register(), NOW + 2000)
-    assert client.authorizedInfo.visitAuthorizedToken == NOW + 1000
+    later = broker_beat(engine, NOW + period)
+    assert later.brokerAuthorizedInfo.visitAuthorizedToken == f"{NOW},{NOW + period}"
+    client = ask(engine, MethodId.PRODUCER_REGISTER, Routes("p", "h").register(), NOW + 2 * period)
+    assert client.authorizedInfo.visitAuthorizedToken == NOW + period
 
 
 # --- consumers ---
@@ -493,7 +495,7 @@ def test_topic_that_cannot_be_created(topic: TopicSetting, code: int) -> None:
 
 
 def test_brokers_and_filters_are_bounded_and_names_that_cannot_be_are_not_kept() -> None:
-    engine = master(config=MasterConfig(max_brokers=2))
+    engine = master(config=MasterConfig(limits=TubeLimits(max_brokers=2)))
     for number in (1, 2):
         join_broker(engine, number=number)
     request = pb.RegisterRequestB2M(

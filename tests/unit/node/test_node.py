@@ -32,6 +32,8 @@ from penstock.runtime.io.clock import wall_clock_ms
 from penstock.runtime.io.files import Durability
 from penstock.runtime.io.network import Address, parse_address
 from penstock.statestore.client.client import StateStoreClient
+from penstock.tube.engine.limits import TubeLimits
+from penstock.tube.engine.master.master import MasterConfig
 from penstock.tube.master.master import TubeMaster
 from penstock.tube.reader import RangeReader
 from penstock.tube.record import Record
@@ -154,7 +156,7 @@ async def test_retention_by_age_and_by_size(tmp_path: Path) -> None:
         DataDirectory(tmp_path).close()
 
 
-async def test_the_session_timeout_of_consumers_reaches_master_and_broker(
+async def test_session_timeout_and_limits_reach_master_and_broker(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     masters = []
@@ -165,12 +167,16 @@ async def test_the_session_timeout_of_consumers_reaches_master_and_broker(
             masters.append(self)
 
     monkeypatch.setattr("penstock.node.node.TubeMaster", Master)
-    node = Node(config(tmp_path, tube=Tube(consumer_session_s=10)))
+    tube = Tube.model_validate({"consumer_session_s": 10, "limits": {"max_registrations": 7, "segment_bytes": 1 << 20}})
+    node = Node(config(tmp_path, tube=tube))
     await node.start()
     try:
-        assert [master.engine.config.consumer_session_ms for master in masters] == [10_000]
+        limits = TubeLimits(max_registrations=7, segment_bytes=1 << 20)
+        expected = MasterConfig(consumer_session_ms=10_000, limits=limits)
+        assert [master.engine.config for master in masters] == [expected]
         assert node._tube_broker is not None
         assert node._tube_broker.engine.registrations.session_ms == 10_000
+        assert node._tube_broker.storage.limits.segment_bytes == 1 << 20
     finally:
         await node.close()
 

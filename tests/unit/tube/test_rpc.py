@@ -13,12 +13,13 @@ import pytest
 from penstock.errors import RemoteProtocolError
 from penstock.tube.codec.envelope import FATAL, Request, decode_response, encode_request, encode_response
 from penstock.tube.codec.framing import FrameDecoder, encode_frame
+from penstock.tube.engine.limits import TubeLimits
 from penstock.tube.rpc import AnsweringProtocol, Peers
 
 
 @pytest.fixture
 async def port() -> AsyncIterator[int]:
-    peers = Peers("test")
+    peers = Peers("test", TubeLimits())
 
     def protocol() -> AnsweringProtocol:
         return AnsweringProtocol(lambda request, _: encode_response(request.method, request.payload * 2), peers)

@@ -14,7 +14,6 @@ from penstock.runtime.io.loop import loop_factory
 from penstock.tube.client.blocking_connection import BlockingConnection
 from penstock.tube.codec.methods import MethodId
 from penstock.tube.codec.proto import master_pb2 as pb
-from penstock.tube.codec.strings import DefaultConfig
 from penstock.tube.engine.client.consumer_group import Membership
 from penstock.tube.engine.master.master import MasterConfig
 from penstock.tube.master.master import TubeMaster
@@ -28,7 +27,7 @@ LoopFactory = Callable[[], asyncio.AbstractEventLoop]
 @pytest.mark.parametrize("factory", LOOPS)
 def test_a_heartbeat_that_waits_is_read_before_the_session_ends(tmp_path: Path, factory: LoopFactory) -> None:
     async def main() -> None:
-        config = MasterConfig(consumer_session_ms=300, default=DefaultConfig())
+        config = MasterConfig(consumer_session_ms=300)
         master = TubeMaster(tmp_path, config=config)
         address = await master.start("127.0.0.1", 0)
         await master.create_topic("demo")

@@ -9,16 +9,15 @@ import ast
 import dataclasses
 import inspect
 import itertools
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, cast
 
 from pydantic import AfterValidator, BaseModel, Field, create_model, model_validator
 
-from penstock.mqtt.engine import limits as engine_limits
 from penstock.mqtt.engine.limits import BrokerLimits
 from penstock.mqtt.listener_access import AuthenticationMethod
-from penstock.mqtt.transport import connection_limits
 from penstock.mqtt.transport.connection_limits import ConnectionLimits
 from penstock.mqtt.transport.listener_settings import Transport
 from penstock.mqtt.transport.tls import ClientCertificates, TlsFiles
@@ -35,6 +34,7 @@ __all__ = [
     "Security",
     "Tls",
     "broker_limits",
+    "limits_section",
     "network_limits",
 ]
 
@@ -61,8 +61,13 @@ _BOUNDS: Final[dict[str, tuple[int, int | None]]] = {
 """What the protocol can say, and below what nothing works; all others are from 0 on."""
 
 
-def _limits(name: str, doc: str, *kinds: type[Any]) -> type[BaseModel]:
-    """A section with every field of dataclasses that hold limits; their docstrings describe the options."""
+def limits_section(
+    name: str, doc: str, *kinds: type[Any], bounds: Mapping[str, tuple[int, int | None]] = _BOUNDS
+) -> type[BaseModel]:
+    """A section with every field of dataclasses that hold limits; their docstrings describe the options.
+
+    ``bounds``: least and greatest value of options; an option that is not listed is 0 or more.
+    """
     fields: dict[str, Any] = {}
     for kind in kinds:
         words = _docstrings(kind)
@@ -72,7 +77,7 @@ def _limits(name: str, doc: str, *kinds: type[Any]) -> type[BaseModel]:
             if field.name in _CHOICES:
                 fields[field.name] = (_CHOICES[field.name], Field(default=default, description=text))
             elif type(default) is int:
-                low, high = _BOUNDS.get(field.name, (0, None))
+                low, high = bounds.get(field.name, (0, None))
                 fields[field.name] = (int, Field(default=default, description=text, ge=low, le=high))
             else:
                 fields[field.name] = (type(default), Field(default=default, description=text))
@@ -81,7 +86,7 @@ def _limits(name: str, doc: str, *kinds: type[Any]) -> type[BaseModel]:
 
 def _docstrings(kind: type[Any]) -> dict[str, str]:
     """The texts under the fields of a dataclass."""
-    source = inspect.getsource(engine_limits if kind is BrokerLimits else connection_limits)
+    source = inspect.getsource(sys.modules[kind.__module__])
     body = next(n for n in ast.parse(source).body if isinstance(n, ast.ClassDef) and n.name == kind.__name__).body
     found: dict[str, str] = {}
     for statement, following in itertools.pairwise(body):
@@ -95,8 +100,8 @@ def _docstrings(kind: type[Any]) -> dict[str, str]:
     return found
 
 
-MqttLimits = _limits("MqttLimits", "Limits of the broker.", BrokerLimits, ConnectionLimits)
-ListenerLimits = _limits(
+MqttLimits = limits_section("MqttLimits", "Limits of the broker.", BrokerLimits, ConnectionLimits)
+ListenerLimits = limits_section(
     "ListenerLimits", "Limits of one listener, in addition to those of the broker.", ConnectionLimits
 )
 

@@ -23,7 +23,7 @@ from penstock.node.config.listeners import AddressText, Listener, Part, bind
 from penstock.node.config.mqtt import MqttListener, Security
 from penstock.node.config.statestore import StateStore
 from penstock.node.config.template import Template
-from penstock.node.config.tube import TubeAccess, TubeTls
+from penstock.node.config.tube import TubeAccess, TubeLimitOptions, TubeTls
 from penstock.runtime.config.loader import validate
 from penstock.runtime.config.yaml_document import Document, read_document
 from penstock.runtime.io.files import Durability
@@ -168,10 +168,29 @@ class Staging(Part):
     )
     keep: Retention = Field(default="24h", description="how long uncommitted rows stay staged")
 
+    max_attempts: int = Field(
+        default=20_000, ge=1, description="maximum number of staged task attempts; beyond it tasks are refused"
+    )
+    max_queries: int = Field(
+        default=100_000,
+        ge=1,
+        description="maximum number of queries whose state is kept; beyond it the one idle for longest is removed",
+    )
+    forget: Retention = Field(
+        default="720h",
+        description="how long the state of an idle query is kept: its run and the number of its last batch",
+    )
+
     @property
     def limits(self) -> StagingLimits:
         """The same for the broker."""
-        return StagingLimits(max_bytes=self.max_bytes, keep_ms=parse_policy(f"delete,{self.keep}"))
+        return StagingLimits(
+            max_bytes=self.max_bytes,
+            max_attempts=self.max_attempts,
+            max_queries=self.max_queries,
+            keep_ms=parse_policy(f"delete,{self.keep}"),
+            forget_ms=parse_policy(f"delete,{self.forget}"),
+        )
 
 
 class Tube(Part):
@@ -208,6 +227,9 @@ class Tube(Part):
         "and Go clients by default",
     )
     staging: Staging = Field(default_factory=Staging, description="staging of rows for exactly-once writes")
+    limits: TubeLimitOptions = Field(  # type: ignore[valid-type] # a model that is created from the fields of the limits
+        default_factory=TubeLimitOptions, description="limits of master and broker"
+    )
     access: TubeAccess = Field(
         default_factory=TubeAccess, description="clients that need not sign if `security.passwords` is set"
     )

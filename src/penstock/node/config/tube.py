@@ -1,18 +1,21 @@
-"""The sections of ``penstock.yaml`` about who may use the tube, and over which certificates."""
+"""Parts of the section ``tube`` of ``penstock.yaml``: authentication, TLS, and the limits of master and broker."""
 
 from __future__ import annotations
 
+import dataclasses
 import ipaddress
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Final
 
 from pydantic import BeforeValidator, Field, model_validator
 
 from penstock.mqtt.transport.tls import ClientCertificates, ServerTls, TlsFiles
 from penstock.node.config.listeners import Part
+from penstock.node.config.mqtt import limits_section
+from penstock.tube.engine.limits import TubeLimits
 
-__all__ = ["Start", "TubeAccess", "TubeTls"]
+__all__ = ["Start", "TubeAccess", "TubeLimitOptions", "TubeTls", "tube_limits"]
 
 Start = Callable[..., Awaitable[tuple[str, int]]]
 """``start`` of a master or broker: host, port, and by name ``tls`` and ``tls_port``; gives the plain address."""
@@ -68,3 +71,24 @@ class TubeTls(Part):
             client_ca=self.client_ca,
             client_certificates=ClientCertificates.REQUIRE if mutual else ClientCertificates.NONE,
         )
+
+
+_BOUNDS: Final[dict[str, tuple[int, int | None]]] = {
+    "max_connections": (1, None),
+    "max_partial_frame_bytes": (1 << 20, None),
+    "max_unwritten_bytes": (1 << 20, None),
+    "max_idempotent_producers": (1, None),
+    "producer_session_ms": (1000, 3_600_000),
+    "broker_session_ms": (1000, 3_600_000),
+    "segment_bytes": (1 << 20, 1 << 30),
+    "segment_messages": (1000, 10_000_000),
+}
+
+TubeLimitOptions = limits_section(
+    "TubeLimitOptions", "Limits of the node's master and broker, and what happens beyond.", TubeLimits, bounds=_BOUNDS
+)
+
+
+def tube_limits(section: Any) -> TubeLimits:
+    """The limits of a section, for master and broker."""
+    return TubeLimits(**{field.name: getattr(section, field.name) for field in dataclasses.fields(TubeLimits)})

@@ -19,6 +19,7 @@ from penstock.tube.admin.changes import (
 from penstock.tube.admin.parameters import BadParameter, Params
 from penstock.tube.codec.strings import ipv4_to_int
 from penstock.tube.engine.master.cluster import RegisteredBroker
+from penstock.tube.engine.master.context import DEFAULTS
 from penstock.tube.engine.master.master import MasterEngine
 from penstock.tube.engine.master.settings import (
     BrokerSeen,
@@ -163,7 +164,7 @@ def known(engine: MasterEngine) -> dict[int, BrokerSetting]:
 
 def defaults_on(engine: MasterEngine, number: int | None = None) -> TopicDefaults:
     """What a topic gets that is made on this broker without saying more; None: on one that is not known yet."""
-    config = engine.config.default
+    config = DEFAULTS
     cluster = engine.controls.cluster.topic_defaults.over(
         TopicDefaults(
             config.partitions, config.stores, config.delete_policy, accept_publish=True, accept_subscribe=True

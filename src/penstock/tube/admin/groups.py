@@ -19,6 +19,7 @@ from penstock.tube.admin.parameters import BadParameter, Params
 from penstock.tube.codec.strings import UNDEFINED, valid_group
 from penstock.tube.engine.master.balance import Group, most_brokers
 from penstock.tube.engine.master.client_balance import ClientGroup
+from penstock.tube.engine.master.context import QUERY_PRIORITY
 from penstock.tube.engine.master.master import MIN_MESSAGE_BYTES, MasterEngine
 from penstock.tube.engine.master.settings import (
     ClusterSetting,
@@ -384,9 +385,7 @@ def cluster_setting(engine: MasterEngine, params: Params, now: int) -> Answer:
         [
             {
                 "maxMsgSizeInMB": engine.max_message_bytes // MIN_MESSAGE_BYTES,
-                "qryPriorityId": engine.config.query_priority
-                if setting.query_priority is None
-                else setting.query_priority,
+                "qryPriorityId": QUERY_PRIORITY if setting.query_priority is None else setting.query_priority,
                 "flowCtrlEnable": setting.flow_enabled,
                 **flow_rules(setting.flow_info, "flowCtrlRuleCount"),
                 **who_and_when(engine, ClusterSetting, "", setting.serial),

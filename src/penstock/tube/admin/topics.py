@@ -24,6 +24,7 @@ from penstock.tube.admin.changes import (
 from penstock.tube.admin.groups import who_may
 from penstock.tube.admin.parameters import BadParameter, Params
 from penstock.tube.codec.strings import UNDEFINED
+from penstock.tube.engine.master.context import DEFAULTS
 from penstock.tube.engine.master.master import MIN_MESSAGE_BYTES, MasterEngine
 from penstock.tube.engine.master.settings import (
     TOPIC_DELETED,
@@ -70,7 +71,7 @@ def _made(params: Params, default: TopicDefaults, engine: MasterEngine) -> Topic
         params.number("numTopicStores", "numStore", default=default.stores),
         params.flag("acceptPublish", "accPub", default=default.accept_publish is not False),
         params.flag("acceptSubscribe", "accSub", default=default.accept_subscribe is not False),
-        delete_policy=None if policy == engine.config.default.delete_policy else policy,
+        delete_policy=None if policy == DEFAULTS.delete_policy else policy,
     )
 
 
@@ -310,7 +311,7 @@ def _properties(engine: MasterEngine, here: TopicDeployment) -> Answer:
         "numTopicStores": here.stores,
         "acceptPublish": here.accept_publish,
         "acceptSubscribe": here.accept_subscribe,
-        "deletePolicy": here.delete_policy or engine.config.default.delete_policy,
+        "deletePolicy": here.delete_policy or DEFAULTS.delete_policy,
         **NOT_USED,
     }
 

@@ -34,6 +34,7 @@ from penstock.tube.engine.broker.group_offsets import GroupOffsets
 from penstock.tube.engine.broker.membership import BrokerConfig, BrokerMembership
 from penstock.tube.engine.broker.topics import Topics
 from penstock.tube.engine.broker_engine import AppendResult, BrokerEngine
+from penstock.tube.engine.limits import DEFAULT_LIMITS, TubeLimits
 from penstock.tube.engine.transactions.staging import StagingLimits
 from penstock.tube.listeners import Listeners
 from penstock.tube.rpc import Peers
@@ -65,7 +66,7 @@ class TubeBroker:
         advertise: str | None = None,
         *,
         topic_durability: Mapping[str, Durability] | None = None,
-        limits: StoreLimits | None = None,
+        limits: TubeLimits = DEFAULT_LIMITS,
         max_store_bytes: int | None = None,
         staging: StagingLimits | None = None,
         session_ms: int = 30_000,
@@ -82,7 +83,7 @@ class TubeBroker:
         self.durability = durability
         self.on_failure: Callable[[StorageError], None] | None = None
         self.clock = clock if clock is not None else steady_clock()
-        self.peers = Peers(f"broker {broker_id}")
+        self.peers = Peers(f"broker {broker_id}", limits)
         self.bytes_in = 0
         self.bytes_out = 0
         self.requests = 0
@@ -250,7 +251,12 @@ class TubeBroker:
         )
         last_time = max((store.last_time for store in storage.stores.values()), default=0)
         engine = self._engine = BrokerEngine(
-            Topics(self._store), offsets, session_ms=self._session_ms, last_time=last_time, staging=opened.staging
+            Topics(self._store),
+            offsets,
+            session_ms=self._session_ms,
+            limits=self._limits,
+            last_time=last_time,
+            staging=opened.staging,
         )
         engine.checks.access = self._access
         config = self._stored_config()
@@ -400,7 +406,11 @@ class TubeBroker:
             self._directory,
             durability,
             files=self._files,
-            limits=self._limits,
+            limits=StoreLimits(
+                segment_bytes=self._limits.segment_bytes,
+                segment_records=self._limits.segment_messages,
+                tail_bytes=self._limits.cached_bytes,
+            ),
             staging_limits=self._staging_limits,
             on_loss=self._lost,
         )

@@ -102,7 +102,7 @@ def open_logs(
     durability: DurabilityOf,
     *,
     files: Files | None,
-    limits: StoreLimits | None,
+    limits: StoreLimits,
     staging_limits: StagingLimits,
     on_loss: Callable[[object], None],
 ) -> Opened:

@@ -70,13 +70,11 @@ def one_block(data: bytes | memoryview) -> tuple[int, int, int] | None:
 class FrameDecoder:
     """Turns received bytes into frames ``(serial, body)``, however they are split; linear in the bytes received.
 
-    Holds at most one unfinished frame: ``max_frame_bytes`` of body. Serials come out as unsigned 32-bit numbers.
+    Holds at most one unfinished frame, whose body has at most `MAX_FRAME_BYTES`. Serial numbers are unsigned 32-bit.
     """
 
-    def __init__(self, *, max_frame_bytes: int = MAX_FRAME_BYTES, max_blocks: int = MAX_BLOCKS) -> None:
+    def __init__(self) -> None:
         self.error: RemoteProtocolError | None = None
-        self._max_frame_bytes = max_frame_bytes
-        self._max_blocks = max_blocks
         self._chunks: list[bytes] = []  # received, not yet looked at: fewer than _need bytes
         self._have = 0
         self._need = 0
@@ -141,10 +139,8 @@ class FrameDecoder:
                 self._need = 4
                 return position
             (length,) = _LENGTH.unpack_from(data, position)
-            if length < 0 or self._size + length > self._max_frame_bytes:
-                raise RemoteProtocolError(
-                    f"tube: block of {length} bytes: a frame has at most {self._max_frame_bytes} bytes"
-                )
+            if length < 0 or self._size + length > MAX_FRAME_BYTES:
+                raise RemoteProtocolError(f"tube: block of {length} bytes: a frame has at most {MAX_FRAME_BYTES} bytes")
             if end - position < 4 + length:
                 self._need = 4 + length
                 return position
@@ -165,7 +161,7 @@ class FrameDecoder:
 
     def _whole(self, data: bytes, position: int, frames: list[tuple[int, bytes]]) -> int:
         """Take frames of one block while they are whole and in order: nearly all are. Where the first other begins."""
-        unpack, last, most = _ONE_BLOCK_HEAD.unpack_from, len(data) - 16, self._max_frame_bytes
+        unpack, last, most = _ONE_BLOCK_HEAD.unpack_from, len(data) - 16, MAX_FRAME_BYTES
         while position <= last:
             token, serial, blocks, length = unpack(data, position)
             start = position + 16
@@ -178,8 +174,8 @@ class FrameDecoder:
     def _head(self, data: bytes, position: int) -> None:
         token, self._serial, blocks = _HEAD.unpack_from(data, position)
         self._check_token(token)
-        if not 1 <= blocks <= self._max_blocks:
-            raise RemoteProtocolError(f"tube: a frame of {blocks} blocks (1 to {self._max_blocks} are possible)")
+        if not 1 <= blocks <= MAX_BLOCKS:
+            raise RemoteProtocolError(f"tube: a frame of {blocks} blocks (1 to {MAX_BLOCKS} are possible)")
         self._left = blocks
 
     def _check_token(self, token: bytes) -> None:

@@ -21,6 +21,8 @@ __all__ = ["Access", "Passed", "Rights", "RightsOf", "sign"]
 _REMEMBERED = 4096
 _SIGNED_PIECES = 4  # user, timestamp, nonce, signature: what a Java client sends to brokers
 _TOKEN_PIECES = 3  # user, end, proof
+_WINDOW_MS = 20_000
+"""Largest difference between a signature's time and the clock of the server."""
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
@@ -63,7 +65,7 @@ class Access:
     """``users``: signing keys by name. ``anonymous``: no client needs to sign; ``networks`` and ``groups``: clients
     that need not (stock Java consumers cannot). ``rights``: what users may do; default: everything.
 
-    ``window_ms``: how far a signature's time may be from ours; ``token_ms``: how long a token is good.
+    ``token_ms``: lifetime of a token.
     """
 
     def __init__(
@@ -74,13 +76,11 @@ class Access:
         networks: Iterable[str] = (),
         groups: Iterable[str] = (),
         rights: RightsOf | None = None,
-        window_ms: int = 20_000,
         token_ms: int = 3_600_000,
     ) -> None:
         self._users = dict(users)
         self._networks: list[Network] = [ipaddress.ip_network(text) for text in networks]
         self._groups = frozenset(groups)
-        self._window_ms = window_ms
         self._token_ms = token_ms
         self._anonymous = anonymous
         self._known: dict[str, tuple[str, int]] = {}
@@ -176,7 +176,7 @@ class Access:
         pieces = token.split(" ")
         if len(pieces) == _SIGNED_PIECES:
             user = self._signer(pieces, now)
-            return None if user is None else (user, int(pieces[1]) + self._window_ms)
+            return None if user is None else (user, int(pieces[1]) + _WINDOW_MS)
         if len(pieces) != _TOKEN_PIECES or not pieces[1].isdecimal() or pieces[0] not in self._users:
             return None
         end = int(pieces[1])
@@ -191,7 +191,7 @@ class Access:
         if key is None or not timestamp.isdecimal() or not nonce.lstrip("-").isdecimal():
             return None
         good = hmac.compare_digest(signature.encode(), sign(user, key, int(timestamp), int(nonce)).encode())
-        return user if good and abs(now - int(timestamp)) <= self._window_ms else None
+        return user if good and abs(now - int(timestamp)) <= _WINDOW_MS else None
 
     def _token(self, user: str, end: int) -> str:
         message = f"penstock token\n{user}\n{end}".encode()

@@ -32,6 +32,7 @@ from penstock.tube.engine.broker.topics import (
     Topics,
 )
 from penstock.tube.engine.interfaces import LogStore
+from penstock.tube.engine.limits import DEFAULT_LIMITS, TubeLimits
 from penstock.tube.engine.sessions import RequestContext
 from penstock.tube.engine.transactions.handler import TransactionHandler
 from penstock.tube.engine.transactions.staging import Staging
@@ -43,8 +44,7 @@ class BrokerEngine:
     """See the module. One instance per broker; not thread-safe.
 
     ``session_ms``: a partition whose consumer neither got nor heartbeat for so long is free again (reference: 30 s).
-    ``unwritten_bytes``: bytes a store may hold that no commit has written yet; beyond, sends are answered 419.
-    ``max_registrations`` and ``max_positions`` bound what consumers make the broker remember. ``last_time``: newest
+    ``last_time``: newest
     append time in the stores; message ids go on behind it, even if the clock went back since. ``staging``: what tasks
     staged (`engine.transactions`); without it they cannot.
     """
@@ -55,9 +55,7 @@ class BrokerEngine:
         offsets: GroupOffsets,
         *,
         session_ms: int = 30_000,
-        unwritten_bytes: int = 64 << 20,
-        max_registrations: int = 100_000,
-        max_positions: int = 1_000_000,
+        limits: TubeLimits = DEFAULT_LIMITS,
         last_time: int = 0,
         staging: Staging | None = None,
     ) -> None:
@@ -65,18 +63,17 @@ class BrokerEngine:
         self.topics = topics
         self.offsets = offsets
         self.dropped_late = 0
-        self.produce = ProduceHandler(self.checks, topics, unwritten_bytes=unwritten_bytes, last_time=last_time)
+        self.produce = ProduceHandler(self.checks, topics, limits, last_time)
         self.transactions = TransactionHandler(self.checks, topics, self.produce, staging)
         self.produce.transactions = self.transactions.receive
         self.registrations = Registrations(
             self.checks,
             topics,
             offsets,
+            limits,
             session_ms=session_ms,
-            max_registrations=max_registrations,
-            max_positions=max_positions,
         )
-        self.fetch = FetchHandler(self.checks, topics, offsets, self.registrations)
+        self.fetch = FetchHandler(self.checks, topics, offsets, self.registrations, limits)
         self.dirty_stores = self.produce.dirty_stores
         self.append = self.produce.append
         self._handlers: dict[int, Callable[[bytes, RequestContext], Answer]] = {

@@ -67,7 +67,7 @@ class TubeMaster:
         self.on_change: Callable[[], None] = lambda: None
         """Called when there is something new for the brokers: one in this process need not wait for its turn."""
         self._data_dir = data_dir
-        self._config = config
+        self._config = config if config is not None else MasterConfig()
         self._admin_token = admin_token
         self._access = access
         self._clock = clock if clock is not None else steady_clock()
@@ -76,7 +76,7 @@ class TubeMaster:
         self._queue: CommitQueue[list[Setting | Removal]] | None = None
         self._unstored: list[Setting | Removal] = []
         """The settings of the next commit."""
-        self._peers = Peers("master")
+        self._peers = Peers("master", self._config.limits)
         self._listeners = Listeners(lambda: AnsweringProtocol(self._answer, self._peers, self._lost))
         self._timer: asyncio.TimerHandle | None = None
         self._stalls: StallWatch | None = None

@@ -106,9 +106,10 @@ def test_block_length_out_of_range_is_refused_before_it_is_read(length: int) -> 
 
 
 def test_total_of_the_blocks_is_bounded() -> None:
-    decoder = FrameDecoder(max_frame_bytes=10)
-    block = b"\0\0\0\6" + b"x" * 6
-    with pytest.raises(RemoteProtocolError, match="at most 10"):
+    decoder = FrameDecoder()
+    size = MAX_FRAME_BYTES // 2 + 1
+    block = size.to_bytes(4, "big") + bytes(size)
+    with pytest.raises(RemoteProtocolError, match=f"at most {MAX_FRAME_BYTES}"):
         decoder.feed(BEGIN_TOKEN + bytes(4) + b"\0\0\0\2" + block + block)
 
 

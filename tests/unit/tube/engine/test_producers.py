@@ -8,20 +8,20 @@ PLACE = ("demo", 10_001)
 
 
 def test_a_snapshot_brings_back_what_was_stored() -> None:
-    first = ProducerSequences()
+    first = ProducerSequences(1000)
     first.stored(PLACE, 7, 41, 1000)
     first.stored(PLACE, 7, 40, 900)
     first.stored(("demo", 2), 7, 1, 1000)
     assert first.changed == {("demo", 1), ("demo", 0)}
     rows = first.snapshot("demo", 1)
     assert rows == [(10_001, 7, 41, 1000)]
-    second = ProducerSequences()
+    second = ProducerSequences(1000)
     second.restore("demo", rows)
     assert (second.expected(PLACE, 7, 0), second.expected(("demo", 2), 7, 0)) == (42, 0)
 
 
 def test_silent_producers_are_forgotten() -> None:
-    known = ProducerSequences()
+    known = ProducerSequences(1000)
     known.stored(PLACE, 1, 5, 0)
     known.stored(PLACE, 2, 5, 10)
     known.changed.clear()
@@ -31,7 +31,7 @@ def test_silent_producers_are_forgotten() -> None:
 
 
 def test_the_number_of_producers_is_bounded() -> None:
-    known = ProducerSequences(most=100)
+    known = ProducerSequences(100)
     for n in range(1, 500):
         known.stored(PLACE, n, 0, n)
     assert len(known) <= 100
@@ -40,7 +40,7 @@ def test_the_number_of_producers_is_bounded() -> None:
 
 
 def test_a_removed_topic_is_forgotten() -> None:
-    known = ProducerSequences()
+    known = ProducerSequences(1000)
     known.stored(PLACE, 1, 5, 0)
     known.stored(("other", 0), 1, 5, 0)
     known.forget_topic("demo")

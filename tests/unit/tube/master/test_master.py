@@ -12,9 +12,9 @@ from penstock.tube.broker.broker import TubeBroker
 from penstock.tube.client.connection import ClientConnection
 from penstock.tube.codec.methods import MethodId
 from penstock.tube.codec.proto import master_pb2 as pb
-from penstock.tube.codec.strings import DefaultConfig
 from penstock.tube.consumer import Consumer
 from penstock.tube.engine.client.routes import Routes
+from penstock.tube.engine.limits import TubeLimits
 from penstock.tube.engine.master.master import MasterConfig
 from penstock.tube.engine.master.settings import TopicSetting
 from penstock.tube.master.master import TubeMaster
@@ -84,7 +84,7 @@ async def test_new_topic_is_usable_within_a_second(tmp_path: Path) -> None:
 
 
 async def test_sessions_expire(tmp_path: Path) -> None:
-    config = MasterConfig(producer_session_ms=60, default=DefaultConfig())
+    config = MasterConfig(limits=TubeLimits(producer_session_ms=60))
     master = TubeMaster(tmp_path, config=config)
     address = await master.start("127.0.0.1", 0)
     link = await ClientConnection.connect(address)
@@ -96,7 +96,7 @@ async def test_sessions_expire(tmp_path: Path) -> None:
 
 
 async def test_a_later_session_may_end_earlier(tmp_path: Path) -> None:
-    config = MasterConfig(consumer_session_ms=3_600_000, producer_session_ms=60, default=DefaultConfig())
+    config = MasterConfig(consumer_session_ms=3_600_000, limits=TubeLimits(producer_session_ms=60))
     master = TubeMaster(tmp_path, config=config)
     link = await ClientConnection.connect(await master.start("127.0.0.1", 0))
     await master.create_topic("demo")

@@ -29,6 +29,7 @@ from penstock.tube.engine.broker.topics import (
     Topics,
 )
 from penstock.tube.engine.interfaces import LogRead, LogStore
+from penstock.tube.engine.limits import TubeLimits
 from penstock.tube.engine.sessions import RequestContext
 
 __all__ = [
@@ -44,7 +45,6 @@ __all__ = [
 _MAX_WAIT_MS = 30_000
 _COMMIT_WAIT_MS = 100
 """A get of a client without the extension waits for a commit at most so long."""
-_MAX_PARKED = 20_000
 _MAX_LAG_BYTES = 14 << 30
 """A consumer further behind gets half as much at a time, as in the reference."""
 
@@ -79,7 +79,12 @@ class FetchHandler:
     """Answers what readers ask. ``rules``: the cluster's flow control."""
 
     def __init__(
-        self, checks: RequestChecks, topics: Topics, offsets: GroupOffsets, registrations: Registrations
+        self,
+        checks: RequestChecks,
+        topics: Topics,
+        offsets: GroupOffsets,
+        registrations: Registrations,
+        limits: TubeLimits,
     ) -> None:
         self.rules = FlowRules()
         self.ready: list[DelayedAnswer] = []
@@ -93,6 +98,7 @@ class FetchHandler:
         self._registrations = registrations
         self._parked: dict[LogStore, list[_WaitingFetch]] = {}
         self._parked_count = 0
+        self._max_waiting = limits.max_waiting_fetches
 
     @property
     def parked(self) -> int:
@@ -106,7 +112,9 @@ class FetchHandler:
         found = self._try(message, context)
         if isinstance(found, Answer):
             return found
-        wait_ms = 0 if context.connection is None or self._parked_count >= _MAX_PARKED else _patience_ms(message, found)
+        wait_ms = (
+            0 if context.connection is None or self._parked_count >= self._max_waiting else _patience_ms(message, found)
+        )
         if request.timeout:
             wait_ms = min(wait_ms, request.timeout * 3 // 4)  # the answer must be there within the timeout
         if wait_ms <= 0:

@@ -29,6 +29,7 @@ from penstock.tube.engine.broker.topics import (
     Topics,
 )
 from penstock.tube.engine.interfaces import LogStore
+from penstock.tube.engine.limits import TubeLimits
 from penstock.tube.engine.sessions import RequestContext
 
 __all__ = ["MAX_BATCH", "MAX_BATCH_BYTES", "OVERFLOW", "AppendResult", "ProduceHandler", "refuse_place"]
@@ -57,9 +58,9 @@ class _Sequence(NamedTuple):
 class ProduceHandler:
     """Stores what producers send. ``dirty_stores``: stores with something to write, for the shell."""
 
-    def __init__(self, checks: RequestChecks, topics: Topics, *, unwritten_bytes: int, last_time: int) -> None:
+    def __init__(self, checks: RequestChecks, topics: Topics, limits: TubeLimits, last_time: int) -> None:
         self.dirty_stores: dict[LogStore, None] = {}
-        self.producers = ProducerSequences()
+        self.producers = ProducerSequences(limits.max_idempotent_producers)
         self.messages = 0
         self.bytes = 0
         self.duplicates = 0
@@ -67,7 +68,7 @@ class ProduceHandler:
         """What answers requests that stage or commit (`engine.transactions`)."""
         self._checks = checks
         self._topics = topics
-        self.unwritten_bytes = unwritten_bytes
+        self.max_unwritten_bytes = limits.max_unwritten_bytes
         self._last_id = last_time + 1 << 20
         self._keys: dict[str, int] = {}
         self.reader = SendDecoder()
@@ -166,7 +167,7 @@ class ProduceHandler:
         """Why there is no room for a message now, if so: on the disk, or on its way there."""
         if self._checks.out_of_space:
             return Refusal(ErrCode.SERVER_RECEIVE_OVERFLOW, self._checks.out_of_space)
-        if self._topics.store(topic, partition_id).unwritten_bytes > self.unwritten_bytes:
+        if self._topics.store(topic, partition_id).unwritten_bytes > self.max_unwritten_bytes:
             return OVERFLOW
         return None
 

@@ -14,7 +14,6 @@ TopicPartition = tuple[str, int]
 """Topic and partition id."""
 
 FORGOTTEN_MS = 7 * 24 * 3_600_000
-_MOST = 200_000
 
 
 class _State:
@@ -28,7 +27,7 @@ class _State:
 class ProducerSequences:
     """The last sequence of every producer in every partition. Bounded: the ones silent for longest go first."""
 
-    def __init__(self, most: int = _MOST) -> None:
+    def __init__(self, most: int) -> None:
         self._most = most
         self._states: dict[TopicPartition, dict[int, _State]] = {}
         self._count = 0

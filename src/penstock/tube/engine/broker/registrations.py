@@ -21,6 +21,7 @@ from penstock.tube.engine.broker.request_checks import (
     answer,
 )
 from penstock.tube.engine.broker.topics import Topic, Topics
+from penstock.tube.engine.limits import TubeLimits
 from penstock.tube.engine.sessions import Origin, RequestContext, session_of
 
 __all__ = ["Registration", "Registrations"]
@@ -65,10 +66,9 @@ class Registrations:
         checks: RequestChecks,
         topics: Topics,
         offsets: GroupOffsets,
+        limits: TubeLimits,
         *,
         session_ms: int,
-        max_registrations: int,
-        max_positions: int,
     ) -> None:
         self.session_ms = session_ms
         self.next_check: int | None = None
@@ -78,8 +78,7 @@ class Registrations:
         self._topics = topics
         self._offsets = offsets
         self._held: dict[Key, Registration] = {}
-        self._max_registrations = max_registrations
-        self._max_positions = max_positions
+        self._limits = limits
 
     def __len__(self) -> int:
         return len(self._held)
@@ -130,9 +129,9 @@ class Registrations:
         if len(filters) > _MAX_FILTERS or any(len(text) > _MAX_FILTER_CHARS for text in filters):
             text = f"at most {_MAX_FILTERS} filters of {_MAX_FILTER_CHARS} characters are possible"
             return Refusal(ErrCode.BAD_REQUEST, text)
-        if key not in self._held and len(self._held) >= self._max_registrations:
+        if key not in self._held and len(self._held) >= self._limits.max_registrations:
             return Refusal(ErrCode.INTERNAL_SERVER_ERROR, f"{len(self._held)} partitions are held: no more")
-        if self._offsets.committed(key) is None and len(self._offsets) >= self._max_positions:
+        if self._offsets.committed(key) is None and len(self._offsets) >= self._limits.max_group_offsets:
             return Refusal(ErrCode.INTERNAL_SERVER_ERROR, f"{len(self._offsets)} positions are kept: no more")
         return None
 

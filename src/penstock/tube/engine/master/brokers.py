@@ -12,7 +12,12 @@ from penstock.tube.codec.proto import master_pb2 as pb
 from penstock.tube.codec.proto import shared_pb2
 from penstock.tube.codec.strings import UNDEFINED, BrokerInfo
 from penstock.tube.engine.master.cluster import RegisteredBroker, parse_broker_id
-from penstock.tube.engine.master.context import OK, MasterContext, RefusedRequest
+from penstock.tube.engine.master.context import (
+    OK,
+    QUERY_PRIORITY,
+    MasterContext,
+    RefusedRequest,
+)
 from penstock.tube.engine.master.settings import BrokerSetting, Status
 from penstock.tube.engine.sessions import RequestContext
 
@@ -32,7 +37,7 @@ class BrokerHandler:
 
     def tick(self, now: int) -> None:
         """A broker whose session ended serves nothing any more."""
-        session_ms = self._master.config.broker_session_ms
+        session_ms = self._master.config.limits.broker_session_ms
         for broker in self._master.cluster.brokers.values():
             if broker.online and broker.last_seen + session_ms <= now:
                 self._master.cluster.lost(broker)
@@ -52,7 +57,7 @@ class BrokerHandler:
             raise RefusedRequest(ErrCode.BAD_REQUEST, f"{request.clientId!r} is not id:host:port:version")
         info = BrokerInfo.parse(":".join(pieces[:3]))
         self._check_unique(info)
-        if info.id not in cluster.brokers and len(cluster.brokers) >= self._master.config.max_brokers:
+        if info.id not in cluster.brokers and len(cluster.brokers) >= self._master.config.limits.max_brokers:
             raise RefusedRequest(ErrCode.INTERNAL_SERVER_ERROR, f"{len(cluster.brokers)} brokers are known: no more")
         setting = self._master.controls.brokers.get(info.id)
         if setting is not None:
@@ -178,9 +183,7 @@ class BrokerHandler:
             answer.brokerTopicSetConfInfo.extend(broker.topics)
         answer.ssdStoreId = UNDEFINED
         setting = master.controls.cluster
-        answer.qryPriorityId = (
-            master.config.query_priority if setting.query_priority is None else setting.query_priority
-        )
+        answer.qryPriorityId = QUERY_PRIORITY if setting.query_priority is None else setting.query_priority
         answer.authorizedInfo.visitAuthorizedToken = master.visit_token
         answer.brokerAuthorizedInfo.visitAuthorizedToken = f"{master.visit_token},{master.fresh_token}"
         answer.flowCheckId, rules = master.controls.default_flow(request.flowCheckId)

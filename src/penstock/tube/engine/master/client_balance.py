@@ -144,7 +144,7 @@ class ClientBalanceHandler:
         group = self.groups.get(group_name)
         self._master.check_free(None if group is None else group.members.get(client_id), client_id, context)
         if group is None:
-            if sum(len(g.members) for g in self.groups.values()) >= self._master.config.max_consumers:
+            if sum(len(g.members) for g in self.groups.values()) >= self._master.config.limits.max_consumers:
                 raise RefusedRequest(ErrCode.INTERNAL_SERVER_ERROR, "too many consumers are registered")
             group = self.groups[group_name] = ClientGroup(group_name, topics, filters, request.sourceCount)
         refusal = group.refuse(client_id, topics, filters, request.sourceCount, request.nodeId)

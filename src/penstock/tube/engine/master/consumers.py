@@ -23,6 +23,7 @@ from penstock.tube.engine.master.context import (
     MAX_FILTERS,
     MAX_TOPICS,
     OK,
+    SETTLE_MS,
     MasterContext,
     RefusedRequest,
     client_id_of,
@@ -78,14 +79,14 @@ class ConsumerHandler:
             if self.taken_elsewhere(group_name):
                 text = f"[Inconsistency subscribe] {client_id}: the group balances by itself (client balance)"
                 raise RefusedRequest(ErrCode.CLIENT_INCONSISTENT_CONSUMETYPE, text)
-            if sum(len(g.members) for g in self.groups.values()) >= self._master.config.max_consumers:
+            if sum(len(g.members) for g in self.groups.values()) >= self._master.config.limits.max_consumers:
                 raise RefusedRequest(ErrCode.INTERNAL_SERVER_ERROR, "too many consumers are registered")
             allocated = group is not None and group.allocated and bound is None
             group = self.groups[group_name] = Group(group_name, topics, filters, bound=bound is not None)
             group.allocated = allocated or bool(held)
             if held:
                 # It knows partitions, we do not: this master is new. Its companions will tell what they hold.
-                group.settle_until = context.now_ms + self._master.config.settle_ms
+                group.settle_until = context.now_ms + SETTLE_MS
         else:
             _check_same(group, client_id, topics, filters, bound)
         member = group.join(client_id, held, context.now_ms, bound, self._master.origins.of(context))

@@ -11,15 +11,20 @@ from penstock.tube.codec.codes import ErrCode
 from penstock.tube.codec.proto import shared_pb2
 from penstock.tube.codec.strings import GROUP_RULE, UNDEFINED, DefaultConfig, java_trim, valid_group
 from penstock.tube.engine.access import Access, Passed
+from penstock.tube.engine.limits import DEFAULT_LIMITS, TubeLimits
 from penstock.tube.engine.master.cluster import Cluster
 from penstock.tube.engine.master.settings import Controls
 from penstock.tube.engine.sessions import Origin, Origins, RequestContext
 
 __all__ = [
+    "DEFAULTS",
     "MAX_FILTERS",
     "MAX_TOPICS",
     "MIN_MESSAGE_BYTES",
     "OK",
+    "QUERY_PRIORITY",
+    "SETTLE_MS",
+    "TOKEN_PERIOD_MS",
     "HasOrigin",
     "MasterConfig",
     "MasterContext",
@@ -34,26 +39,25 @@ OK = "OK!"
 MAX_CLIENT_ID = 1024
 MAX_TOPICS = 1024
 MAX_FILTERS = 500
+DEFAULTS = DefaultConfig(partitions=3)
+"""What a topic has unless its configuration says otherwise."""
+QUERY_PRIORITY = 301
+"""qryPriorityId of brokers while the cluster's setting has none: consumers read what is in memory and on disk."""
+SETTLE_MS = 15_000
+"""Wait of a new master for the reports of a group's members before it assigns: a little over a Java heartbeat."""
+TOKEN_PERIOD_MS = 240_000
+"""Lifetime of a visit token until the next one."""
 MIN_MESSAGE_BYTES = 1 << 20
 """The least that a topic allows a message, and the unit of ``maxMsgSizeInMB``."""
 
 
 @dataclass(frozen=True, slots=True)
 class MasterConfig:
-    """Session times as the reference has them; ``settle_ms``: see :class:`Group`, a little over a Java heartbeat."""
+    """Settings of a master. ``check_visit_tokens``: brokers refuse requests without a visit token of the master."""
 
-    producer_session_ms: int = 30_000
     consumer_session_ms: int = 30_000
-    broker_session_ms: int = 30_000
-    settle_ms: int = 15_000
-    token_period_ms: int = 240_000
-    max_message_bytes: int = MIN_MESSAGE_BYTES
-    query_priority: int = 301
-    max_producers: int = 100_000
-    max_consumers: int = 100_000
-    max_brokers: int = 1000
     check_visit_tokens: bool = False
-    default: DefaultConfig = DefaultConfig(partitions=3)
+    limits: TubeLimits = DEFAULT_LIMITS
 
 
 class RefusedRequest(Exception):
@@ -90,7 +94,7 @@ class MasterContext:
     @property
     def max_message_bytes(self) -> int:
         """Message size of topics that say none."""
-        return self.controls.cluster.max_message_bytes or self.config.max_message_bytes
+        return self.controls.cluster.max_message_bytes or MIN_MESSAGE_BYTES
 
     def broker_infos(self, context: RequestContext) -> list[str]:
         """brokerInfos of an answer: all brokers, online or not, with TLS ports for a client that uses TLS."""
@@ -116,7 +120,7 @@ class MasterContext:
 
     def refresh_tokens(self, now: int) -> None:
         """A new visit token every four minutes; clients get the one before, which brokers know already."""
-        if now - self._token_at >= self.config.token_period_ms:
+        if now - self._token_at >= TOKEN_PERIOD_MS:
             self.visit_token, self.fresh_token, self._token_at = self.fresh_token, now, now
 
     def admit(self, request: Any, group: str | None, context: RequestContext) -> Passed:

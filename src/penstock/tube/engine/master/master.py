@@ -29,8 +29,10 @@ from penstock.tube.engine.master.cluster import (
 )
 from penstock.tube.engine.master.consumers import ConsumerHandler
 from penstock.tube.engine.master.context import (
+    DEFAULTS,
     MIN_MESSAGE_BYTES,
     OK,
+    SETTLE_MS,
     MasterConfig,
     MasterContext,
     RefusedRequest,
@@ -74,7 +76,7 @@ class MasterEngine:
         self.address = address
         self.active = active
         stored = list(settings)
-        self.cluster = Cluster([s for s in stored if isinstance(s, TopicSetting)], self.config.default, now)
+        self.cluster = Cluster([s for s in stored if isinstance(s, TopicSetting)], DEFAULTS, now)
         self.controls = Controls(s for s in stored if not isinstance(s, TopicSetting))
         self._master = MasterContext(self.config, self.cluster, self.controls, access, now)
         self._producers = ProducerHandler(self._master)
@@ -170,16 +172,16 @@ class MasterEngine:
     @property
     def shortest_session_ms(self) -> int:
         """No session that begins now, and no group, needs `tick` earlier than after so long."""
-        config = self.config
-        consumer_ms = min(config.consumer_session_ms, LEAST_SESSION_MS)
-        sessions = (config.broker_session_ms, config.producer_session_ms, consumer_ms)
-        return min(*sessions, config.settle_ms or config.broker_session_ms)
+        limits = self.config.limits
+        consumer_ms = min(self.config.consumer_session_ms, LEAST_SESSION_MS)
+        sessions = (limits.broker_session_ms, limits.producer_session_ms, consumer_ms)
+        return min(*sessions, SETTLE_MS)
 
     def next_deadline(self) -> int | None:
         """When a session may expire or a group has settled; None without any."""
-        config = self.config
-        times = [b.last_seen + config.broker_session_ms for b in self.cluster.brokers.values() if b.online]
-        times += [p.last_seen + config.producer_session_ms for p in self.producers.values()]
+        limits = self.config.limits
+        times = [b.last_seen + limits.broker_session_ms for b in self.cluster.brokers.values() if b.online]
+        times += [p.last_seen + limits.producer_session_ms for p in self.producers.values()]
         times += self._consumers.deadlines()
         times += self._clients.deadlines()
         return max(min(times), self._grace_until) if times else None

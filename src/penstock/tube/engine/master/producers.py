@@ -35,7 +35,7 @@ class ProducerHandler:
 
     def tick(self, now: int) -> None:
         """Forget those whose session ended."""
-        session_ms = self._master.config.producer_session_ms
+        session_ms = self._master.config.limits.producer_session_ms
         for client_id in [c for c, producer in self.known.items() if producer.last_seen + session_ms <= now]:
             del self.known[client_id]
 
@@ -99,7 +99,7 @@ class ProducerHandler:
             raise RefusedRequest(ErrCode.BAD_REQUEST, f"{OFFSET_HISTORY_TOPIC} is written by brokers only")
         producer = self.known.get(client_id)
         if producer is None:
-            if len(self.known) >= self._master.config.max_producers:
+            if len(self.known) >= self._master.config.limits.max_producers:
                 raise RefusedRequest(
                     ErrCode.INTERNAL_SERVER_ERROR, f"{len(self.known)} producers are registered: no more"
                 )

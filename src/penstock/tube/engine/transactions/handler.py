@@ -207,7 +207,7 @@ class TransactionHandler:
             text = f"{staging.bytes} bytes are staged on this broker, {limits.max_bytes} at most"
         elif new and staging.attempts >= limits.max_attempts:
             text = f"{staging.attempts} attempts are staged on this broker, {limits.max_attempts} at most"
-        elif staging.files.unwritten_bytes > self._produce.unwritten_bytes:
+        elif staging.files.unwritten_bytes > self._produce.max_unwritten_bytes:
             return _No(_Why.OTHER, OVERFLOW)
         else:
             return None

@@ -139,7 +139,7 @@ class Publishing:
         return True
 
     def _full(self, topic: Topic, partition_id: int) -> bool:
-        return self._topics.store(topic, partition_id).unwritten_bytes > self._produce.unwritten_bytes
+        return self._topics.store(topic, partition_id).unwritten_bytes > self._produce.max_unwritten_bytes
 
     def _end(self, publication: Publication, now_ms: int) -> None:
         decision = publication.query.decision
