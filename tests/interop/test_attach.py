@@ -19,7 +19,7 @@ from penstock.mqtt.codec.properties import Properties
 from penstock.runtime.io.files import Durability
 from penstock.statestore.binding import INVOKE
 from penstock.statestore.client.client import Condition, StateStoreClient
-from penstock.statestore.client.lock import Lease
+from penstock.statestore.client.locks import Lease
 from penstock.statestore.codec.resp3 import encode_array
 from penstock.statestore.errors import FencingError
 from penstock.statestore.service.attach import Attachment

@@ -19,8 +19,7 @@ import pytest
 from penstock.mqtt.client import MqttClient
 from penstock.runtime.io.files import Durability
 from penstock.statestore.client.client import StateStoreClient
-from penstock.statestore.client.leader import LeaderElection
-from penstock.statestore.client.lock import Lease
+from penstock.statestore.client.locks import LeaderElection, Lease
 from penstock.statestore.errors import FencingError, LockHeldError
 from penstock.statestore.hlc import Hlc, parse
 from penstock.statestore.service.attach import Attachment

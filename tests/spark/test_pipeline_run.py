@@ -351,7 +351,7 @@ def test_a_second_run_waits_and_the_first_is_fenced_off_once_it_took_over(node: 
         for store in (first, second, third):
             store.connect()
         first.acquire(10.0)
-        with pytest.raises(UnavailableError, match="was not to be had"):
+        with pytest.raises(UnavailableError, match="was not acquired"):
             second.acquire(0.5)
         assert first.write([Change("fenced/a", b"1"), Change("fenced/a", None), Change("fenced/b", b"1")]) == 3
         assert node.get("fenced/b") == b"1"

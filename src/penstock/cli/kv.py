@@ -34,8 +34,8 @@ from penstock.errors import ConfigError, PenstockError
 
 if TYPE_CHECKING:
     from penstock.statestore.client.client import StateStoreClient
-    from penstock.statestore.client.lock import Lease
-    from penstock.statestore.client.observation import Observation
+    from penstock.statestore.client.locks import Lease
+    from penstock.statestore.client.observations import Observation
     from penstock.statestore.hlc import Hlc
 
 __all__ = ["app", "lock_command"]
@@ -430,7 +430,7 @@ async def _lock(
     holder: str | None,
     options: StoreOptions,
 ) -> int:
-    from penstock.statestore.client.lock import Lease
+    from penstock.statestore.client.locks import Lease
     from penstock.statestore.errors import LockHeldError
 
     unique = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"

@@ -1,8 +1,8 @@
-"""The Azure IoT Operations state store: a key-value store spoken to by request and response over MQTT 5.
+"""The Azure IoT Operations state store: a key-value store over MQTT 5 requests and responses.
 
-For programs: :class:`Client`, :class:`Lease`, :class:`LeaderElection`, and the same without ``await`` in
-:mod:`penstock.statestore.blocking`. The names are imported when they are used, so that the pure modules of this package
-stay free of asyncio.
+Public API: :class:`Client`, :class:`Lease`, :class:`LeaderElection`, and their blocking forms in
+:mod:`penstock.statestore.blocking`. Names are imported on first use, so that the pure modules of this package do not
+import asyncio.
 """
 
 from __future__ import annotations
@@ -13,20 +13,19 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from penstock.statestore.client.client import SetResult
     from penstock.statestore.client.client import StateStoreClient as Client
-    from penstock.statestore.client.leader import LeaderElection
-    from penstock.statestore.client.lock import Lease
-    from penstock.statestore.client.observation import Change, Entry, Observation
+    from penstock.statestore.client.locks import LeaderElection, Lease
+    from penstock.statestore.client.observations import Entry, KeyChange, Observation
     from penstock.statestore.client.writes import Write
     from penstock.statestore.codec.commands import Condition
     from penstock.statestore.errors import StateStoreError, WritesRefusedError
     from penstock.statestore.hlc import Hlc
 
 __all__ = [
-    "Change",
     "Client",
     "Condition",
     "Entry",
     "Hlc",
+    "KeyChange",
     "LeaderElection",
     "Lease",
     "Observation",
@@ -37,14 +36,14 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Change": ("client.observation", "Change"),
     "Client": ("client.client", "StateStoreClient"),
     "Condition": ("codec.commands", "Condition"),
-    "Entry": ("client.observation", "Entry"),
+    "Entry": ("client.observations", "Entry"),
     "Hlc": ("hlc", "Hlc"),
-    "LeaderElection": ("client.leader", "LeaderElection"),
-    "Lease": ("client.lock", "Lease"),
-    "Observation": ("client.observation", "Observation"),
+    "KeyChange": ("client.observations", "KeyChange"),
+    "LeaderElection": ("client.locks", "LeaderElection"),
+    "Lease": ("client.locks", "Lease"),
+    "Observation": ("client.observations", "Observation"),
     "SetResult": ("client.client", "SetResult"),
     "StateStoreError": ("errors", "StateStoreError"),
     "Write": ("client.writes", "Write"),

@@ -1,4 +1,4 @@
-"""The state store for programs without asyncio: the same calls, each returning when it is answered.
+"""Blocking client of the state store: the methods of the asyncio client, for programs without an event loop.
 
     with Client("mqtt://127.0.0.1:1883") as store:
         store.set("setpoint", "21.5")
@@ -6,8 +6,8 @@
             for change in changes:
                 print(change.operation, change.value)
 
-A client has a thread of its own, in which :class:`penstock.statestore.Client` runs: reconnects, renewals of locks and
-notifications go on while the program computes. A client may be used by several threads.
+Each client runs a :class:`penstock.statestore.Client` in a thread of its own, so that reconnects, renewals of locks and
+notifications continue while the program computes. A client may be used by several threads.
 """
 
 from __future__ import annotations
@@ -24,11 +24,10 @@ from penstock.errors import LocalProtocolError
 from penstock.mqtt.client import EnhancedAuthentication, TlsOptions
 from penstock.runtime.io.loop import LoopThread
 from penstock.statestore.client import client as asynchronous
-from penstock.statestore.client import leader as asynchronous_leader
-from penstock.statestore.client import lock as asynchronous_lock
+from penstock.statestore.client import locks as asynchronous_locks
 from penstock.statestore.client.client import StateStoreClient
-from penstock.statestore.client.leader import Leader
-from penstock.statestore.client.observation import Change, Entry
+from penstock.statestore.client.locks import Leader
+from penstock.statestore.client.observations import Entry, KeyChange
 from penstock.statestore.hlc import Hlc
 
 __all__ = ["Client", "LeaderElection", "Lease", "Observation", "Stream"]
@@ -40,15 +39,15 @@ Of_co = TypeVar("Of_co", covariant=True)
 
 
 class _Blocking(Protocol[Of_co]):
-    """Something that stands for ``Of_co``, whose calls run in a thread."""
+    """A wrapper of an ``Of_co`` that runs in another thread."""
 
     def _opened(self) -> tuple[LoopThread, Of_co]: ...
 
 
-def _waiting(
+def _blocking(
     method: Callable[Concatenate[Of, P], Coroutine[object, object, T]],
 ) -> Callable[Concatenate[_Blocking[Of], P], T]:
-    """The same call as ``method``, with its arguments and its documentation, which returns when it is answered."""
+    """Derive a blocking method from a coroutine method, with its parameters and docstring."""
 
     @functools.wraps(method)
     def call(self: _Blocking[Of], /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -59,7 +58,7 @@ def _waiting(
 
 
 class Stream(Generic[T]):
-    """What comes one after the other; an iterator that waits. :meth:`next` waits for a limited time."""
+    """A blocking iterator; :meth:`next` has a timeout."""
 
     def __init__(self, thread: LoopThread, items: AsyncIterator[T]) -> None:
         self._thread = thread
@@ -74,19 +73,19 @@ class Stream(Generic[T]):
             item = self.next()
         except StopAsyncIteration:
             raise StopIteration from None
-        assert item is not None, "without a time to wait there is something"
+        assert item is not None, "without a timeout there is an item"
         return item
 
     def next(self, timeout_s: float | None = None) -> T | None:
-        """The next one; None where nothing came within ``timeout_s`` seconds.
+        """Return the next item; None if there was none within ``timeout_s`` seconds.
 
         Raises:
-            StopAsyncIteration: there will be no more.
+            StopAsyncIteration: there are no more items.
         """
         return self._thread.run(self._next(timeout_s))
 
     async def _next(self, timeout_s: float | None) -> T | None:
-        # A task that outlives the wait: an iterator that was cancelled in the middle would be over.
+        # The task survives a timeout: cancelling it would end the iterator.
         if self._pending is None:
             self._pending = asyncio.create_task(_advance(self._items))
         done, _ = await asyncio.wait((self._pending,), timeout=timeout_s)
@@ -105,14 +104,14 @@ class Stream(Generic[T]):
 
 
 async def _advance(items: AsyncIterator[T]) -> tuple[T, ...]:
-    """The next item as a tuple, empty at the end: a task cannot raise StopAsyncIteration."""
+    """Return the next item as a tuple, empty at the end: a task cannot raise StopAsyncIteration."""
     async for item in items:
         return (item,)
     return ()
 
 
-class Observation(Stream[Change]):
-    """The changes of one key, in order."""
+class Observation(Stream[KeyChange]):
+    """The changes of a key or prefix, in order."""
 
     def __init__(self, thread: LoopThread, changes: asynchronous.Observation) -> None:
         super().__init__(thread, changes)
@@ -120,20 +119,19 @@ class Observation(Stream[Change]):
 
     @property
     def entry(self) -> Entry | None:
-        """What the key held when the observation began; None: it did not exist."""
+        """The key's entry when the observation began; None: it did not exist."""
         return self._changes.entry
 
     @property
     def dropped(self) -> int:
-        """Changes that were lost because nobody read them in time."""
+        """The number of changes that were dropped because they were not read in time."""
         return self._changes.dropped
 
 
 class Client:
     """A client of the state store at ``url``, connected by ``with`` or :meth:`open`.
 
-    The arguments, the errors and what the methods give are those of
-    :class:`penstock.statestore.client.client.StateStoreClient`.
+    Arguments, results and errors are those of :class:`penstock.statestore.client.client.StateStoreClient`.
     """
 
     def __init__(
@@ -170,7 +168,7 @@ class Client:
         """Connect.
 
         Raises:
-            UnavailableError, RefusedError, ConfigError: there is no connection to be had.
+            UnavailableError, RefusedError, ConfigError: the connection failed.
         """
         if self._thread is not None:
             raise LocalProtocolError("state store: this client is open already")
@@ -184,7 +182,7 @@ class Client:
         return self
 
     def close(self) -> None:
-        """Disconnect; observations end, locks that are held expire. May be called again."""
+        """Disconnect; observations end, held locks expire. Idempotent."""
         thread, client = self._thread, self._client
         self._thread = self._client = None
         if thread is None or client is None:
@@ -208,31 +206,31 @@ class Client:
 
     @property
     def client_id(self) -> str:
-        """The MQTT client id, by which the store knows this client."""
+        """The MQTT client identifier, which identifies this client to the store."""
         return self._opened()[1].client_id
 
     @property
     def clock_behind_ms(self) -> int | None:
-        """How far the store's newest version was ahead of this machine's clock when it arrived; None: none seen."""
+        """How far the newest version was ahead of this machine's clock when it was received; None: none received."""
         return self._opened()[1].clock_behind_ms
 
-    get = _waiting(StateStoreClient.get)
-    get_many = _waiting(StateStoreClient.get_many)
-    get_values = _waiting(StateStoreClient.get_values)
-    expiry = _waiting(StateStoreClient.expiry)
-    set = _waiting(StateStoreClient.set)
-    delete = _waiting(StateStoreClient.delete)
-    vdelete = _waiting(StateStoreClient.vdelete)
-    write_many = _waiting(StateStoreClient.write_many)
+    get = _blocking(StateStoreClient.get)
+    get_many = _blocking(StateStoreClient.get_many)
+    get_values = _blocking(StateStoreClient.get_values)
+    expiry = _blocking(StateStoreClient.expiry)
+    set = _blocking(StateStoreClient.set)
+    delete = _blocking(StateStoreClient.delete)
+    vdelete = _blocking(StateStoreClient.vdelete)
+    write_many = _blocking(StateStoreClient.write_many)
 
     def scan(self, pattern: bytes | str = b"*", *, timeout_s: float | None = None) -> Stream[bytes]:
-        """The keys that match the glob ``pattern``, page by page as they are read; each key once."""
+        """Iterate over the keys that match the glob ``pattern``, each once; pages are requested as needed."""
         thread, client = self._opened()
         return Stream(thread, client.scan(pattern, timeout_s=timeout_s))
 
     @contextlib.contextmanager
     def observe(self, key: bytes | str) -> Iterator[Observation]:
-        """Observe ``key`` inside the block; every change is there, in the order of versions."""
+        """Observe ``key`` inside the block; changes follow in the order of their versions."""
         thread, client = self._opened()
         with self._observing(thread, client.observe(key)) as changes:
             yield changes
@@ -257,21 +255,21 @@ class Client:
                 thread.run(_leave(context))
 
     def lock(self, name: bytes | str, *, holder: bytes | str | None = None, ttl_ms: int = 10_000) -> Lease:
-        """A lease of the lock ``name``, to be acquired by ``with`` or :meth:`Lease.acquire`; renewed by itself.
+        """Create a lease of the lock ``name``, acquired by ``with`` or :meth:`Lease.acquire`; renewed automatically.
 
-        ``holder`` defaults to the client id. ``ttl_ms``: how long it stays taken should this process die.
+        ``holder`` defaults to the client id. ``ttl_ms``: how long the lock stays held if this process dies.
         """
         thread, client = self._opened()
-        return Lease(thread, asynchronous_lock.Lease(client, name, holder=holder or client.client_id, ttl_ms=ttl_ms))
+        return Lease(thread, asynchronous_locks.Lease(client, name, holder=holder or client.client_id, ttl_ms=ttl_ms))
 
     def election(
         self, name: bytes | str, *, candidate: bytes | str | None = None, ttl_ms: int = 10_000
     ) -> LeaderElection:
-        """A candidate in the election ``name``; ``candidate`` defaults to the client id."""
+        """Create a candidate in the election ``name``; ``candidate`` defaults to the client id."""
         thread, client = self._opened()
         return LeaderElection(
             thread,
-            asynchronous_leader.LeaderElection(client, name, candidate=candidate or client.client_id, ttl_ms=ttl_ms),
+            asynchronous_locks.LeaderElection(client, name, candidate=candidate or client.client_id, ttl_ms=ttl_ms),
         )
 
     async def _enter(self) -> StateStoreClient:
@@ -284,23 +282,23 @@ class Client:
 
 
 class Lease:
-    """A lease of a lock; see :class:`penstock.statestore.client.lock.Lease`.
+    """A lease of a lock; see :class:`penstock.statestore.client.locks.Lease`.
 
-    What :meth:`edit` calls runs in the client's thread.
+    The function passed to :meth:`edit` runs in the client's thread.
     """
 
-    def __init__(self, thread: LoopThread, lease: asynchronous_lock.Lease) -> None:
+    def __init__(self, thread: LoopThread, lease: asynchronous_locks.Lease) -> None:
         self._thread = thread
         self._lease = lease
 
     @property
     def name(self) -> bytes:
-        """The key that is the lock."""
+        """The lock's key."""
         return self._lease.name
 
     @property
     def holder(self) -> bytes:
-        """Who holds it when this lease is held."""
+        """The name of this holder."""
         return self._lease.holder
 
     @property
@@ -310,16 +308,16 @@ class Lease:
 
     @property
     def lost(self) -> bool:
-        """Whether the lease was lost since it was acquired; look before work that cannot be fenced."""
+        """Whether the lease was lost since it was acquired; check it before work that cannot be fenced."""
         return self._lease.lost.is_set()
 
-    acquire = _waiting(asynchronous_lock.Lease.acquire)
-    try_acquire = _waiting(asynchronous_lock.Lease.try_acquire)
-    release = _waiting(asynchronous_lock.Lease.release)
-    current_holder = _waiting(asynchronous_lock.Lease.current_holder)
-    edit = _waiting(asynchronous_lock.Lease.edit)
+    acquire = _blocking(asynchronous_locks.Lease.acquire)
+    try_acquire = _blocking(asynchronous_locks.Lease.try_acquire)
+    release = _blocking(asynchronous_locks.Lease.release)
+    current_holder = _blocking(asynchronous_locks.Lease.current_holder)
+    edit = _blocking(asynchronous_locks.Lease.edit)
 
-    def _opened(self) -> tuple[LoopThread, asynchronous_lock.Lease]:
+    def _opened(self) -> tuple[LoopThread, asynchronous_locks.Lease]:
         return self._thread, self._lease
 
     def __enter__(self) -> Self:
@@ -333,32 +331,32 @@ class Lease:
 
 
 class LeaderElection:
-    """One candidate in an election; see :class:`penstock.statestore.client.leader.LeaderElection`."""
+    """A candidate in an election; see :class:`penstock.statestore.client.locks.LeaderElection`."""
 
-    def __init__(self, thread: LoopThread, election: asynchronous_leader.LeaderElection) -> None:
+    def __init__(self, thread: LoopThread, election: asynchronous_locks.LeaderElection) -> None:
         self._thread = thread
         self._election = election
 
     @property
     def token(self) -> Hlc | None:
-        """The fencing token of our leadership; None while we do not lead."""
+        """The fencing token of this leader; None if it is not the leader."""
         return self._election.token
 
     @property
     def is_leader(self) -> bool:
-        """Whether we lead, as far as we know: write with the token all the same."""
+        """Whether this candidate is the leader, as far as it knows; write with the token nevertheless."""
         return self._election.is_leader
 
-    campaign = _waiting(asynchronous_leader.LeaderElection.campaign)
-    resign = _waiting(asynchronous_leader.LeaderElection.resign)
-    leader = _waiting(asynchronous_leader.LeaderElection.leader)
+    campaign = _blocking(asynchronous_locks.LeaderElection.campaign)
+    resign = _blocking(asynchronous_locks.LeaderElection.resign)
+    leader = _blocking(asynchronous_locks.LeaderElection.leader)
 
-    def _opened(self) -> tuple[LoopThread, asynchronous_leader.LeaderElection]:
+    def _opened(self) -> tuple[LoopThread, asynchronous_locks.LeaderElection]:
         return self._thread, self._election
 
     @contextlib.contextmanager
     def observe(self) -> Iterator[Stream[Leader]]:
-        """Learn who leads: the first is the leader of now, each further one differs from the one before."""
+        """Observe the leader: the first item is the current one, each further one differs from the one before."""
         context = self._election.observe()
         leaders = Stream(self._thread, self._thread.run(_enter(context)))
         try:

@@ -13,8 +13,8 @@ import pytest
 
 from penstock.errors import PenstockError, RefusedError, UnavailableError
 from penstock.statestore.client import client as statestore
-from penstock.statestore.client.client import Change, Condition, Entry, SetResult
-from penstock.statestore.client.observation import Observation
+from penstock.statestore.client.client import Condition, Entry, KeyChange, SetResult
+from penstock.statestore.client.observations import Observation
 from penstock.statestore.hlc import Hlc
 from tests.unit.cli.conftest import Command
 
@@ -34,7 +34,7 @@ class Store:
         self.entry: Entry | None = None
         self.applied = True
         self.deleted = 1
-        self.changes: list[Change] = []
+        self.changes: list[KeyChange] = []
         self.error: Exception | None = None
 
     def connect(self, url: str, *, client_id: str, **options: Any) -> contextlib.AbstractAsyncContextManager[Store]:
@@ -80,7 +80,7 @@ class Store:
 class _Interrupted(Observation):
     """Ends with Ctrl-C."""
 
-    async def __anext__(self) -> Change:
+    async def __anext__(self) -> KeyChange:
         if not self._changes:
             raise KeyboardInterrupt
         return await super().__anext__()
@@ -176,9 +176,9 @@ def test_del(store: Store, penstock: Command) -> None:
 
 def test_watch_prints_changes_until_it_is_interrupted(store: Store, penstock: Command) -> None:
     store.changes = [
-        Change(b"k", "SET", b"a\nb", VERSION),
-        Change(b"k", "DELETE", None, None, missed=True),
-        Change(b"k", "SET", b"c", VERSION),
+        KeyChange(b"k", "SET", b"a\nb", VERSION),
+        KeyChange(b"k", "DELETE", None, None, missed=True),
+        KeyChange(b"k", "SET", b"c", VERSION),
     ]
     assert penstock("kv", "watch", "k") == (
         0,

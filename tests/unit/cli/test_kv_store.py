@@ -131,7 +131,7 @@ def test_a_lock_that_is_held_says_by_whom(kv: Command, store: Client) -> None:
     store.set("job", "somebody", ttl_ms=60_000)
     done = kv("lock", "--no-wait", "-E", "9", "job", "--", "true")
     assert done.status == 9
-    assert done.err.startswith("penstock: lock 'job' was not to be had at once\n  why: 'somebody' holds it;")
+    assert done.err.startswith("penstock: lock 'job' was not acquired\n  why: 'somebody' holds it;")
     done = kv("lock", "--wait", "0.05", "job", "--", "true")
     assert (done.status, "within 0.05 s" in done.err) == (1, True)
     store.delete("job")
@@ -184,7 +184,7 @@ def test_a_command_is_ended_when_the_lock_is_lost(kv: Command, store: Client, tm
     thief.join()
     assert done.status == 1
     assert "the lock was lost, ending the command" in done.err
-    assert "penstock: lock 'job' was lost while work was done under it\n  why: another holder has it" in done.err
+    assert "penstock: lock 'job' was lost while it was in use\n  why: another client holds it" in done.err
 
 
 def test_signals_reach_the_command_and_the_lock_is_released(node: LocalNode, store: Client, tmp_path: Path) -> None:

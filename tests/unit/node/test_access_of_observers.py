@@ -9,7 +9,7 @@ from pathlib import Path
 from penstock.mqtt.client import MqttClient, TokenAuthentication
 from penstock.node.node import Node
 from penstock.statestore.client.client import StateStoreClient
-from penstock.statestore.client.observation import Observation
+from penstock.statestore.client.observations import Observation
 from tests.unit.node.test_node import config
 
 DEADLINE_S = 30

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.statestore.client.client import Change, StateStoreClient, Write
-from penstock.statestore.client.lock import Lease
+from penstock.statestore.client.client import KeyChange, StateStoreClient, Write
+from penstock.statestore.client.locks import Lease
 from penstock.statestore.errors import (
     FencingError,
     InvalidRequestError,
@@ -91,7 +91,7 @@ async def test_a_held_lock_says_for_how_long(store: StateStoreClient) -> None:
     await store.set("lock", "somebody", ttl_ms=60_000)
     with pytest.raises(LockHeldError) as raised:
         await Lease(store, "lock", holder="me").acquire(timeout_s=0)
-    told = re.match(r"'somebody' holds it, for another (\d+\.\d) s unless it is renewed", raised.value.why or "")
+    told = re.match(r"'somebody' holds it, expires in (\d+\.\d) s unless renewed", raised.value.why or "")
     assert told is not None
     assert 30 < float(told[1]) <= 60
 
@@ -100,15 +100,15 @@ async def test_observing_a_prefix(store: StateStoreClient) -> None:
     async with asyncio.timeout(10), store.observe_prefix("line/") as changes, store.observe("line/1") as single:
         written = [(await store.set(key, "v")).version for key in ("line/1", "other", "line/2")]
         await store.delete("line/1")
-        assert await anext(changes) == Change(b"line/1", "SET", b"v", written[0])
-        assert await anext(changes) == Change(b"line/2", "SET", b"v", written[2])
+        assert await anext(changes) == KeyChange(b"line/1", "SET", b"v", written[0])
+        assert await anext(changes) == KeyChange(b"line/2", "SET", b"v", written[2])
         deleted = await anext(changes)
         assert (deleted.key, deleted.operation) == (b"line/1", "DELETE")
         assert [(await anext(single)).operation for _ in range(2)] == ["SET", "DELETE"]
 
 
 async def missed(node: LocalNode, store: StateStoreClient) -> None:
-    """Change keys while the observer has no connection: it is cut, and what is written comes before it is back."""
+    """KeyChange keys while the observer has no connection: it is cut, and what is written comes before it is back."""
     node.restart()
     async with StateStoreClient.connect(node.url) as other:
         for value in ("1", "2", "3"):
@@ -137,7 +137,7 @@ async def test_without_resuming_a_prefix_tells_that_it_may_have_missed_something
             lost = await anext(changes)
             while lost.operation == "SET":  # what came after the observation was there again
                 lost = await anext(changes)
-            assert lost == Change(b"line/", "LOST", None, None, missed=True)
+            assert lost == KeyChange(b"line/", "LOST", None, None, missed=True)
             await store.set("line/9", "v")
             while (change := await anext(changes)).key != b"line/9":
                 assert change.key == b"line/1"
@@ -158,4 +158,4 @@ async def test_a_store_without_them_says_so(tmp_path: Path) -> None:
                 await store.expiry("k")
             with pytest.raises(InvalidRequestError):
                 await store.observe_prefix("k").__aenter__()
-            assert store._watches._watched == {}
+            assert store._observations._keys == {}

@@ -21,7 +21,7 @@ from penstock.runtime.io.loop import LoopThread
 from penstock.runtime.io.network import without_secret
 from penstock.spark.statestore.writes import Change, write_changes
 from penstock.statestore.client.client import StateStoreClient
-from penstock.statestore.client.lock import Lease
+from penstock.statestore.client.locks import Lease
 from penstock.statestore.errors import InvalidRequestError
 from penstock.statestore.hlc import Hlc
 

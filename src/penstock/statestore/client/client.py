@@ -1,7 +1,6 @@
-"""The state store for programs: get, set, delete, scan and observe over an MQTT 5 connection.
+"""Client of the state store: get, set, delete, scan and observe over an MQTT 5 connection.
 
-Requests have the form of the SDKs, so any broker with a state store will do. Every answer is awaited by correlation
-data; a version that arrives moves the client's own clock on, as hybrid logical clocks want it.
+Requests have the form of the SDKs, so it works with any broker that has a state store.
 """
 
 from __future__ import annotations
@@ -17,11 +16,9 @@ from penstock.errors import LocalProtocolError, PenstockError, RemoteProtocolErr
 from penstock.mqtt.client import EnhancedAuthentication, MqttClient, TlsOptions
 from penstock.runtime.io.clock import wall_clock_ms
 from penstock.statestore.binding import client_response_topic, notify_filter
-from penstock.statestore.client.exchange import Exchange
-from penstock.statestore.client.observation import Change, Entry, Observation
-from penstock.statestore.client.request_clock import RequestClock
-from penstock.statestore.client.watches import Watches
-from penstock.statestore.client.writes import ManyWrites, Write, as_bytes, as_key
+from penstock.statestore.client.observations import Entry, KeyChange, Observation, Observations
+from penstock.statestore.client.requests import RequestClock, RequestSender
+from penstock.statestore.client.writes import BatchWriter, Write, as_bytes, as_key
 from penstock.statestore.codec.commands import Condition
 from penstock.statestore.codec.resp3 import (
     Reply,
@@ -34,10 +31,10 @@ from penstock.statestore.errors import as_text
 from penstock.statestore.hlc import Hlc, parse
 
 __all__ = [
-    "Change",
     "Condition",
     "Entry",
     "Expiry",
+    "KeyChange",
     "Observation",
     "SetResult",
     "Snapshot",
@@ -48,25 +45,25 @@ __all__ = [
 
 _PERSIST: Final = {"aio-persistence": "true"}
 _SESSION_EXPIRY_S: Final = 300
-"""How long the broker keeps the session of a lost connection: answers and notifications wait there meanwhile."""
+"""How long the broker queues responses and notifications after the connection was lost."""
 
 
 class SetResult(NamedTuple):
-    """What a SET came to: ``version`` is the new one, or the one that the key keeps where it was not applied."""
+    """Result of SET. ``version``: the new version of the key, or its present one if the SET was not applied."""
 
     applied: bool
     version: Hlc | None
 
 
 class Snapshot(NamedTuple):
-    """Several keys at one version of the store; None for a key that does not exist."""
+    """Entries of several keys at one version of the store; None for a key that does not exist."""
 
     entries: dict[bytes, Entry | None]
     version: Hlc | None
 
 
 class Expiry(NamedTuple):
-    """``left_ms`` until a key expires; None where it does not, or where there is no such key."""
+    """Result of PTTL. ``left_ms``: time until the key expires; None if it does not expire."""
 
     exists: bool
     left_ms: int | None
@@ -75,23 +72,23 @@ class Expiry(NamedTuple):
 class StateStoreClient:
     """A client of the state store.
 
-    Either over an MQTT client that the caller has connected (``async with StateStoreClient(mqtt) as store``), or with a
-    connection of its own (``async with StateStoreClient.connect(url) as store``), which it closes.
+    It uses a connected MQTT client of the caller (``async with StateStoreClient(mqtt) as store``), or a connection of
+    its own (``async with StateStoreClient.connect(url) as store``).
 
     Args:
         mqtt: the MQTT client.
-        timeout_s: how long a request waits for its answer, unless the call says otherwise.
-        reconnect: whether the MQTT client comes back after a lost connection.
-        server_clock: stamp requests by the store's clock; for machines whose own clock is wrong.
-        high_priority: ask the broker to let the requests pass its back-pressure (``$high_priority``).
+        timeout_s: default timeout of requests.
+        reconnect: whether the MQTT client reconnects after a lost connection.
+        server_clock: derive timestamps from the store's clock, for machines whose own clock is wrong.
+        high_priority: ask the broker to exempt the requests from backpressure (``$high_priority``).
         clock: wall clock in ms.
 
     Keys and values are bytes; text is encoded as UTF-8. Every method may raise:
 
-    * ``StateStoreError``: the store said no; its subclasses say why, ``text`` is the store's error text.
-    * ``RefusedError``: the broker said no.
-    * ``UnavailableError``: no answer in time; ``applied`` is None, since the request may have been carried out.
-    * ``RemoteProtocolError``: an answer that is not of this protocol.
+    * ``StateStoreError``: the store rejected the request; ``text`` is the store's error text.
+    * ``RefusedError``: the broker refused the request.
+    * ``UnavailableError``: no response in time; ``applied`` is None, since the request may have been executed.
+    * ``RemoteProtocolError``: an invalid response.
     """
 
     def __init__(
@@ -108,9 +105,9 @@ class StateStoreClient:
         self._owns_mqtt = False
         self._reconnect = reconnect
         self._clock = RequestClock(uuid.uuid4().hex, clock or wall_clock_ms, server_clock=server_clock)
-        self._exchange = Exchange(mqtt, self._clock, timeout_s, {"$high_priority": ""} if high_priority else {})
-        self._watches = Watches(self._exchange, self.get)
-        self._writes = ManyWrites(self._exchange, lambda: mqtt.server.properties.maximum_packet_size)
+        self._requests = RequestSender(mqtt, self._clock, timeout_s, {"$high_priority": ""} if high_priority else {})
+        self._observations = Observations(self._requests, self.get)
+        self._batches = BatchWriter(self._requests, lambda: mqtt.server.properties.maximum_packet_size)
         self._restoring: asyncio.Task[None] | None = None
         self._unlisten: list[Callable[[], None]] = []
         self._on_lost: list[Callable[[PenstockError], None]] = []
@@ -132,10 +129,10 @@ class StateStoreClient:
         authentication: EnhancedAuthentication | None = None,
         tls: TlsOptions | None = None,
     ) -> StateStoreClient:
-        """A client with a connection of its own to ``url``, opened by ``async with``.
+        """Create a client with a connection of its own to ``url``, opened by ``async with``.
 
-        ``url`` is ``mqtt://HOST[:PORT]``, ``mqtts://``, ``ws://`` or ``wss://``; ``tls`` says whom to trust and which
-        certificate to show.
+        ``url`` is ``mqtt://HOST[:PORT]``, ``mqtts://``, ``ws://`` or ``wss://``; ``tls``: authorities to trust
+        and the client certificate.
         """
         mqtt = MqttClient(
             url,
@@ -162,20 +159,20 @@ class StateStoreClient:
         answers, notifications = client_response_topic(mqtt.client_id), notify_filter(mqtt.client_id)
         try:
             self._unlisten = [
-                mqtt.listen(answers, self._exchange.answered),
-                mqtt.listen(notifications, self._watches.notified),
+                mqtt.listen(answers, self._requests.receive_response),
+                mqtt.listen(notifications, self._observations.receive_notification),
             ]
-            async with asyncio.timeout(self._exchange.timeout_s):
+            async with asyncio.timeout(self._requests.timeout_s):
                 await mqtt.subscribe([answers, notifications])
         except TimeoutError:
             await self._close()
-            raise UnavailableError(f"mqtt: no answer to SUBSCRIBE within {self._exchange.timeout_s:g} s") from None
+            raise UnavailableError(f"mqtt: no answer to SUBSCRIBE within {self._requests.timeout_s:g} s") from None
         except BaseException:
             await self._close()
             raise
         mqtt.on_connected(self._connected)
         mqtt.on_disconnected(self._disconnected)
-        self._open = self._watches.open = True
+        self._open = self._observations.open = True
         return self
 
     async def __aexit__(
@@ -184,48 +181,48 @@ class StateStoreClient:
         await self._close()
 
     async def _close(self) -> None:
-        self._open = self._watches.open = False
+        self._open = self._observations.open = False
         if self._restoring is not None:
             self._restoring.cancel()
         for remove in self._unlisten:
             remove()
-        self._give_up(None)
+        self._fail(None)
         if self._owns_mqtt:
-            # Nobody comes back for this session.
+            # This session is not used again.
             await self._mqtt.disconnect(session_expiry_s=0)
 
-    def _give_up(self, error: PenstockError | None) -> None:
-        """Let everybody who waits know that nothing will come any more."""
-        self._watches.give_up(error)
-        self._exchange.give_up(error)
+    def _fail(self, error: PenstockError | None) -> None:
+        """Fail waiting requests and end observations."""
+        self._observations.close(error)
+        self._requests.fail_all(error)
 
     @property
     def timeout_s(self) -> float:
-        """How long a request waits for its answer, unless the call says otherwise."""
-        return self._exchange.timeout_s
+        """The default timeout of requests."""
+        return self._requests.timeout_s
 
     @timeout_s.setter
     def timeout_s(self, timeout_s: float) -> None:
-        self._exchange.timeout_s = timeout_s
+        self._requests.timeout_s = timeout_s
 
     @property
     def client_id(self) -> str:
-        """The MQTT client id, by which the store knows this client."""
+        """The MQTT client identifier, which identifies this client to the store."""
         return self._mqtt.client_id
 
     @property
     def clock_behind_ms(self) -> int | None:
-        """How far the store's newest version was ahead of this machine's clock when it arrived; None before the first.
+        """How far the newest version was ahead of this machine's clock when it was received; None: none received.
 
-        More than a few ms say that this machine's clock is behind the store's, or another client's.
+        More than a few ms mean that this machine's clock is behind the clock of the store or of another client.
         """
         return self._clock.behind_ms
 
     async def get(self, key: bytes | str, *, as_of: Hlc | None = None, timeout_s: float | None = None) -> Entry | None:
-        """The value and version of ``key``; None where there is no such key.
+        """Return the value and version of ``key``; None if it does not exist.
 
-        ``as_of`` asks for what it was at that version, as far back as the store's history goes (an extension of
-        penstock; ``StateStoreError`` beyond it).
+        ``as_of`` reads the state at that version, as far back as the store's history goes (an extension of penstock;
+        ``StateStoreError`` beyond it).
         """
         args = [b"GET", as_key(key)]
         if as_of is not None:
@@ -249,13 +246,12 @@ class StateStoreClient:
         fence_prefix: bytes | str | None = None,
         timeout_s: float | None = None,
     ) -> SetResult:
-        """Set ``key`` to ``value``, for ``ttl_ms`` milliseconds or for good.
+        """Set ``key`` to ``value``; it expires after ``ttl_ms`` milliseconds if given.
 
-        With ``Condition.NX`` only where the key does not exist, with ``NEX`` also where it has this very value.
-        Without ``ttl_ms`` an earlier expiry is removed. ``persist`` asks a store that keeps its keys in memory to have
-        this one on disk. ``fence_prefix`` raises, with ``fencing_token``, a floor for every key under that prefix, also
-        for those that do not exist: older tokens, and none, are refused there (an extension of penstock).
-        ``timeout_s`` overrules the client's.
+        ``Condition.NX``: only if the key does not exist; ``NEX``: also if it has the same value. Without ``ttl_ms`` an
+        earlier expiry is removed. ``persist`` stores the key on disk if the store keeps keys in memory by default.
+        ``fence_prefix`` with ``fencing_token`` requires that token or a newer one for all keys with that prefix, also
+        for keys that do not exist yet (an extension of penstock).
         """
         args = Write.set(key, value, condition=condition, ttl_ms=ttl_ms).words
         extra = _PERSIST if persist else {}
@@ -263,7 +259,7 @@ class StateStoreClient:
             if fencing_token is None:
                 raise LocalProtocolError(
                     f"state store: SET {as_text(args[1])}: a fence prefix needs a fencing token",
-                    do="give the token of the lock: fencing_token=lease.token",
+                    do="pass the token of the lock: fencing_token=lease.token",
                 )
             extra = {**extra, "__fencePrefix": as_bytes(fence_prefix).decode("utf-8")}
         reply, version = await self._request(args, fencing_token, timeout_s=timeout_s, extra=extra)
@@ -276,7 +272,7 @@ class StateStoreClient:
     async def delete(
         self, key: bytes | str, *, fencing_token: Hlc | None = None, timeout_s: float | None = None
     ) -> int:
-        """Delete ``key``; how many keys that deleted: 1, or 0 where there was none."""
+        """Delete ``key``; return the number of deleted keys: 1, or 0 if it did not exist."""
         return await self._count(Write.delete(key).words, fencing_token, timeout_s)
 
     async def vdelete(
@@ -287,7 +283,7 @@ class StateStoreClient:
         fencing_token: Hlc | None = None,
         timeout_s: float | None = None,
     ) -> int:
-        """Delete ``key`` if it has ``value``: 1, 0 where there was no such key, -1 where it has another value."""
+        """Delete ``key`` if it has ``value``; return 1, 0 if it does not exist, -1 if it has another value."""
         return await self._count(Write.vdelete(key, value).words, fencing_token, timeout_s)
 
     async def write_many(
@@ -299,21 +295,21 @@ class StateStoreClient:
         stop: bool = False,
         timeout_s: float | None = None,
     ) -> list[bool]:
-        """Carry out ``writes``, those of one key in their order; whether each was applied, as alone.
+        """Execute ``writes``, those of one key in order; return for each whether it was applied.
 
-        Many go with one request where the store has the extension ``batch`` (of penstock); with others each is a
-        request, many of them under way at once. One that is refused does not stop the others; with ``stop`` no more
-        requests are begun then. ``timeout_s`` is for each request. Nothing here is all or nothing.
+        They are sent in batches if the store has penstock's extension ``batch``; otherwise each is a request, with many
+        in flight. A rejected write does not stop the others, unless ``stop`` is set, which sends no further requests.
+        ``timeout_s`` applies to each request. The writes are not atomic.
 
         Raises:
-            WritesRefusedError: the store refused some; says which and why.
-            UnavailableError: no answer; what of it was applied is unknown, and may be sent again.
+            WritesRefusedError: the store rejected some writes; it lists them.
+            UnavailableError: no response; any of the writes may have been applied, and may be repeated.
         """
         extra = _PERSIST if persist else {}
-        return await self._writes.write(list(writes), fencing_token, extra=extra, stop=stop, timeout_s=timeout_s)
+        return await self._batches.write(list(writes), fencing_token, extra=extra, stop=stop, timeout_s=timeout_s)
 
     async def get_many(self, keys: Iterable[bytes | str], *, timeout_s: float | None = None) -> Snapshot:
-        """The values and versions of ``keys``, all at one version of the store (an extension of penstock)."""
+        """Return the values and versions of ``keys`` at one version of the store (an extension of penstock)."""
         names, found, version = await self._get_many(b"MGET", keys, 2, timeout_s)
         entries: dict[bytes, Entry | None] = {}
         for name, value, text in zip(names, found[::2], found[1::2], strict=True):
@@ -324,18 +320,18 @@ class StateStoreClient:
     async def get_values(
         self, keys: Iterable[bytes | str], *, timeout_s: float | None = None
     ) -> dict[bytes, bytes | None]:
-        """The values of ``keys`` as :meth:`get_many` reads them, for who needs no versions: it takes less work."""
+        """Return the values of ``keys`` like :meth:`get_many`, without versions, which is faster."""
         names, found, _ = await self._get_many(b"MVALUES", keys, 1, timeout_s)
         return dict(zip(names, found, strict=True))
 
     async def _get_many(
         self, verb: bytes, keys: Iterable[bytes | str], each: int, timeout_s: float | None
     ) -> tuple[list[bytes], list[bytes | None], Hlc | None]:
-        """The names of ``keys``, what ``verb`` says of them with ``each`` elements a key, and the store's version."""
+        """Return the keys as bytes, the response to ``verb`` (``each`` elements per key) and the store's version."""
         names = [as_key(key) for key in keys]
         if not names:
-            raise LocalProtocolError(f"state store: {verb.decode()} without a key", do="name at least one")
-        payload, version = await self._exchange.call([verb, *names], timeout_s=timeout_s, extension="mget")
+            raise LocalProtocolError(f"state store: {verb.decode()} without a key", do="pass at least one key")
+        payload, version = await self._requests.call([verb, *names], timeout_s=timeout_s, extension="mget")
         found = decode_values(payload)
         if len(found) != each * len(names):
             raise RemoteProtocolError(
@@ -344,23 +340,26 @@ class StateStoreClient:
         return names, found, version
 
     async def expiry(self, key: bytes | str, *, timeout_s: float | None = None) -> Expiry:
-        """Whether ``key`` exists, and when it expires (an extension of penstock)."""
+        """Return whether ``key`` exists, and when it expires (an extension of penstock)."""
         left = await self._count([b"PTTL", as_key(key)], None, timeout_s)
         return Expiry(exists=left != -2, left_ms=left if left >= 0 else None)
 
     async def scan(self, pattern: bytes | str = b"*", *, timeout_s: float | None = None) -> AsyncIterator[bytes]:
-        """The keys that match the glob ``pattern``, page by page as they are read; each key once.
+        """Iterate over the keys that match the glob ``pattern``, each once; pages are requested as needed.
 
-        ``*`` is any bytes, ``?`` one, ``[ab]`` and ``[0-9]`` one of these, ``[!ab]`` any other, ``[*]`` the character
-        itself. Keys that come or go meanwhile may be there or not. Older stores have no SCAN: ``InvalidRequestError``.
+        ``*`` matches any bytes, ``?`` one, ``[ab]`` and ``[0-9]`` one of a set, ``[!ab]`` one outside it, ``[*]`` the
+        character itself. Keys created or deleted meanwhile may be missing.
+
+        Raises:
+            InvalidRequestError: the store has no SCAN.
         """
         wanted = as_bytes(pattern)
         if not wanted:
-            raise LocalProtocolError("state store: SCAN with an empty pattern", do="give '*' for all keys")
+            raise LocalProtocolError("state store: SCAN with an empty pattern", do="use '*' for all keys")
         token: bytes | None = None
         while True:
             args = [b"SCAN", wanted] if token is None else [b"SCAN", wanted, token]
-            payload, _ = await self._exchange.call(args, timeout_s=timeout_s)
+            payload, _ = await self._requests.call(args, timeout_s=timeout_s)
             keys, token = decode_page(payload)
             for key in keys:
                 yield key
@@ -370,29 +369,29 @@ class StateStoreClient:
     def observe(self, key: bytes | str) -> AbstractAsyncContextManager[Observation]:
         """Observe ``key`` inside the block: ``async with store.observe(key) as changes: async for change in changes``.
 
-        ``changes.entry`` is what the key holds at the start. Every change after that is there, in the order of
-        versions, also this client's own. A lost connection is survived: once it is back, a difference is told as one
-        change with ``missed`` true, so changes that were overwritten meanwhile are not seen singly. A store that keeps
-        a history and resumes observations (an extension of penstock) tells each of them.
+        ``changes.entry`` is the key's entry at the start. All later changes follow in the order of their versions,
+        including this client's own. After a reconnect a difference is reported as one change with ``missed`` true;
+        changes that were overwritten meanwhile are not reported. A store that keeps a history and resumes observations
+        (an extension of penstock) reports all of them.
         """
-        return self._watches.observe(as_key(key))
+        return self._observations.observe(as_key(key))
 
     def observe_prefix(self, prefix: bytes | str) -> AbstractAsyncContextManager[Observation]:
-        """Observe every key that begins with ``prefix`` (an extension of penstock); ``Change.key`` says which it was.
+        """Observe every key that begins with ``prefix`` (an extension of penstock); ``KeyChange.key`` is the key.
 
-        As :meth:`observe`, but what was there at the start is not told (:meth:`scan` does). After a lost connection a
-        store that resumes observations tells all that was missed; from another there is one ``LOST`` instead.
+        Like :meth:`observe`, without the entries at the start (use :meth:`scan`). After a reconnect, a store that
+        resumes observations reports all missed changes; otherwise one ``LOST`` is reported.
         """
-        return self._watches.observe(as_key(prefix), prefix=True)
+        return self._observations.observe(as_key(prefix), prefix=True)
 
     def on_lost(self, hook: Callable[[PenstockError], None]) -> None:
-        """Call ``hook(why)`` whenever the connection was lost and is being opened again."""
+        """Call ``hook(error)`` when the connection was lost and the client reconnects."""
         self._on_lost.append(hook)
 
     def on_restored(self, hook: Callable[[bool], None]) -> None:
-        """Call ``hook(whole)`` once the connection is back and all is observed again.
+        """Call ``hook(complete)`` after a reconnect, when all observations are restored.
 
-        ``whole``: every change that came meanwhile is told. Otherwise those that were overwritten are not.
+        ``complete``: all missed changes were reported. Otherwise those that were overwritten meanwhile were not.
         """
         self._on_restored.append(hook)
 
@@ -410,11 +409,11 @@ class StateStoreClient:
         timeout_s: float | None = None,
         extra: dict[str, str] | None = None,
     ) -> tuple[Reply, Hlc | None]:
-        payload, version = await self._exchange.call(args, fencing_token, timeout_s=timeout_s, extra=extra)
+        payload, version = await self._requests.call(args, fencing_token, timeout_s=timeout_s, extra=extra)
         return decode_reply(payload), version
 
     def _connected(self, _session_present: bool) -> None:  # noqa: FBT001 - the MQTT client's callback
-        """Connected again. The MQTT client has made the subscriptions again, the observations are for us."""
+        """Restore the observations after a reconnect; the MQTT client restores its subscriptions itself."""
         if not self._open:
             return
         if self._restoring is not None:
@@ -422,16 +421,16 @@ class StateStoreClient:
         self._restoring = asyncio.create_task(self._restore(), name="statestore restore")
 
     async def _restore(self) -> None:
-        whole = await self._watches.restore()
+        whole = await self._observations.restore()
         for restored in self._on_restored:
             restored(whole)
 
     def _disconnected(self, error: PenstockError | None) -> None:
-        """The connection ended; with an error that is not worth a retry it stays so."""
+        """Handle the end of the connection; without a reconnect, fail all requests."""
         if not self._open or error is None:
             return
         if not (self._reconnect and error.retriable):
-            self._give_up(error)
+            self._fail(error)
             return
         for lost in self._on_lost:
             lost(error)
@@ -440,5 +439,5 @@ class StateStoreClient:
 def _unexpected(command: str, reply: Reply) -> RemoteProtocolError:
     return RemoteProtocolError(
         f"state store: answer to {command} was {reply.kind} {reply.number or reply.data[:100]!r}",
-        why="what answers on the state store's topic does not speak its protocol",
+        why="the responder on the state store's topic does not implement its protocol",
     )

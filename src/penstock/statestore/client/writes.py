@@ -1,6 +1,6 @@
-"""Many writes of one client: many with one request where the store has BATCH, else one with each.
+"""Many writes of a client: batches if the store has BATCH, otherwise one request per write.
 
-A store without it refuses the command, and nothing of that request was done.
+A store without BATCH rejects the command without executing any of its writes.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Se
 from typing import Final, NamedTuple, Self, TypeVar
 
 from penstock.errors import LocalProtocolError, RemoteProtocolError
-from penstock.statestore.client.exchange import Exchange
+from penstock.statestore.client.requests import RequestSender
 from penstock.statestore.codec.arguments import MAX_TTL_MS
 from penstock.statestore.codec.commands import Condition
 from penstock.statestore.codec.errors import StoreError
@@ -25,38 +25,43 @@ from penstock.statestore.errors import (
 )
 from penstock.statestore.hlc import Hlc
 
-__all__ = ["ManyWrites", "Write", "as_bytes", "as_key"]
+__all__ = ["BatchWriter", "Write", "as_bytes", "as_key"]
 
 T = TypeVar("T")
 
-WRITES_A_REQUEST: Final = 256
-"""Writes of one BATCH: the request itself costs little beside so many, which keep the store for some milliseconds."""
-REQUEST_BYTES: Final = 256 * 1024
-"""How large a BATCH shall be at most; a write that is larger goes alone."""
+BATCH_WRITES: Final = 256
+"""Writes per BATCH: enough to make the request's own cost small; they occupy the store for some milliseconds."""
+BATCH_BYTES: Final = 256 * 1024
+"""Size limit of a BATCH; a larger write is sent alone."""
 CONCURRENT_BATCHES: Final = 4
-"""Requests under way at once: enough to have one written while another is carried out."""
+"""Batches in flight: enough to send one while another is executed."""
 CONCURRENT_WRITES: Final = 256
-"""The same where each write is a request: enough to fill the store's group commit. Where the broker's receive maximum
-allows fewer, the client waits."""
+"""Requests in flight without BATCH: enough to fill the store's group commit. The broker's Receive Maximum may limit
+them further."""
 
-_ROOM: Final = 4096
-"""Of the broker's packet size, for topic and properties."""
-_WORD_BYTES: Final = 16
-"""What a word takes beside itself at most."""
-_OF_ONE_KEY: Final = (StoreError.NOT_AUTHORIZED, StoreError.FENCE_REQUIRED, StoreError.FENCE_LOWER, StoreError.QUOTA)
-"""Refusals that say nothing of the next key."""
+_RESERVED_BYTES: Final = 4096
+"""Part of the broker's packet size that is reserved for topic and properties."""
+_ARGUMENT_OVERHEAD: Final = 16
+"""Overhead of an argument, at most."""
+_SINGLE_KEY_ERRORS: Final = (
+    StoreError.NOT_AUTHORIZED,
+    StoreError.FENCE_REQUIRED,
+    StoreError.FENCE_LOWER,
+    StoreError.QUOTA,
+)
+"""Errors that concern a single key."""
 
 
 def as_bytes(text: bytes | str) -> bytes:
-    """``text`` as it goes on the wire; what the command line could not decode comes out as it came in."""
+    """Encode text as UTF-8; bytes that the command line could not decode are restored."""
     return text.encode("utf-8", "surrogateescape") if isinstance(text, str) else text
 
 
 def as_key(key: bytes | str) -> bytes:
-    """The same for a key.
+    """Encode a key.
 
     Raises:
-        LocalProtocolError: it is empty.
+        LocalProtocolError: the key is empty.
     """
     if not key:
         raise LocalProtocolError("state store: the key is empty", why="keys have at least one byte")
@@ -64,7 +69,7 @@ def as_key(key: bytes | str) -> bytes:
 
 
 class Write(NamedTuple):
-    """One command that changes a key: :meth:`set`, :meth:`delete` or :meth:`vdelete`; ``words`` is how it is sent."""
+    """A command that changes a key: :meth:`set`, :meth:`delete` or :meth:`vdelete`; ``words``: the command as sent."""
 
     words: list[bytes]
 
@@ -77,7 +82,7 @@ class Write(NamedTuple):
         condition: Condition = Condition.ALWAYS,
         ttl_ms: int | None = None,
     ) -> Self:
-        """Set ``key`` to ``value``, for ``ttl_ms`` milliseconds or for good, where ``condition`` holds."""
+        """Set ``key`` to ``value`` if ``condition`` holds; it expires after ``ttl_ms`` milliseconds if given."""
         words = [b"SET", as_key(key), as_bytes(value)]
         if condition is not Condition.ALWAYS:
             words.append(condition.value.encode())
@@ -85,7 +90,7 @@ class Write(NamedTuple):
             if not 1 <= ttl_ms <= MAX_TTL_MS:
                 raise LocalProtocolError(
                     f"state store: SET {as_text(words[1])}: ttl_ms is {ttl_ms}",
-                    do=f"give 1 to {MAX_TTL_MS} (1,000 years), or no ttl_ms for a key that does not expire",
+                    do=f"use 1 to {MAX_TTL_MS} (1,000 years), or omit ttl_ms for a key that does not expire",
                 )
             words += (b"PX", b"%d" % ttl_ms)
         return cls(words)
@@ -102,18 +107,18 @@ class Write(NamedTuple):
 
     @property
     def key(self) -> bytes:
-        """The key that it changes."""
+        """The changed key."""
         return self.words[1]
 
 
-class ManyWrites:
-    """The writes of one client. ``packet_bytes`` tells the largest packet that the broker takes, where it says so."""
+class BatchWriter:
+    """Executes many writes. ``packet_bytes`` returns the broker's Maximum Packet Size; None: no limit."""
 
-    def __init__(self, exchange: Exchange, packet_bytes: Callable[[], int | None]) -> None:
-        self._exchange = exchange
+    def __init__(self, requests: RequestSender, packet_bytes: Callable[[], int | None]) -> None:
+        self._requests = requests
         self._packet_bytes = packet_bytes
-        self._offered = True
-        """Whether the store has BATCH, as far as is known."""
+        self._has_batch = True
+        """Whether the store may have BATCH."""
 
     async def write(
         self,
@@ -125,33 +130,33 @@ class ManyWrites:
         timeout_s: float | None,
     ) -> list[bool]:
         """See :meth:`penstock.statestore.client.client.StateStoreClient.write_many`."""
-        work = _Work(self._exchange, writes, token, extra, stop, timeout_s)
+        work = _WriteCall(self._requests, writes, token, extra, stop, timeout_s)
         left = [range(len(writes))]
-        if self._offered and len(writes) > 1:
+        if self._has_batch and len(writes) > 1:
             largest = self._packet_bytes()
-            limit = REQUEST_BYTES if largest is None else min(REQUEST_BYTES, largest - _ROOM)
+            limit = BATCH_BYTES if largest is None else min(BATCH_BYTES, largest - _RESERVED_BYTES)
             pieces = _pieces(writes, limit)
-            # Where a key comes twice its writes must not be under way at once.
+            # Writes of the same key must not be in flight at the same time.
             unique = len({write.key for write in writes}) == len(writes)
             left = await work.batches(pieces, CONCURRENT_BATCHES if unique else 1)
-            self._offered = not left
+            self._has_batch = not left
         await work.singly(left)
         return work.result()
 
 
-class _Work:
-    """One call: what came of each write so far."""
+class _WriteCall:
+    """One call of :meth:`BatchWriter.write`, with the results so far."""
 
     def __init__(
         self,
-        exchange: Exchange,
+        requests: RequestSender,
         writes: Sequence[Write],
         token: Hlc | None,
         extra: Mapping[str, str],
         stop: bool,  # noqa: FBT001 - from a keyword
         timeout_s: float | None,
     ) -> None:
-        self._exchange = exchange
+        self._requests = requests
         self._writes = writes
         self._token = token
         self._extra = extra
@@ -162,22 +167,22 @@ class _Work:
         self._failed = False
 
     async def batches(self, pieces: Iterable[range], at_once: int) -> list[range]:
-        """Have ``pieces`` carried out, ``at_once`` under way; those that are left where the store has no BATCH."""
+        """Execute ``pieces`` as batches, ``at_once`` in flight; return the remaining ones if the store has no BATCH."""
         waiting = iter(pieces)
         left: list[range] = []
 
         async def work() -> None:
-            for piece in self._until_over(waiting):
+            for piece in self._until_stopped(waiting):
                 if not left and len(piece) == 1:
                     await self._single(piece.start)
                 elif left or not await self._batch(piece):
                     left.append(piece)
 
-        await self._side_by_side(work, at_once)
+        await self._run_workers(work, at_once)
         return sorted(left, key=lambda piece: piece.start)
 
     async def singly(self, pieces: Iterable[range]) -> None:
-        """Have each write of ``pieces`` carried out by itself, those of one key in their order."""
+        """Execute each write of ``pieces`` as a request, those of one key in order."""
         by_key: dict[bytes, list[int]] = {}
         for piece in pieces:
             for place in piece:
@@ -185,17 +190,17 @@ class _Work:
         waiting = iter(by_key.values())
 
         async def work() -> None:
-            for places in self._until_over(waiting):
-                for place in self._until_over(iter(places)):
+            for places in self._until_stopped(waiting):
+                for place in self._until_stopped(iter(places)):
                     await self._single(place)
 
-        await self._side_by_side(work, min(CONCURRENT_WRITES, len(by_key)))
+        await self._run_workers(work, min(CONCURRENT_WRITES, len(by_key)))
 
     def result(self) -> list[bool]:
-        """Whether each write was applied.
+        """Return for each write whether it was applied.
 
         Raises:
-            WritesRefusedError: the store refused some.
+            WritesRefusedError: the store rejected some.
         """
         if not self._refused:
             return self._applied
@@ -206,7 +211,7 @@ class _Work:
         raise WritesRefusedError(first, refused, self._applied) from first
 
     async def _batch(self, piece: range) -> bool:
-        """Send one BATCH; False: the store has none."""
+        """Send a BATCH; return False if the store does not have it."""
         words = [b"BATCH"]
         for place in piece:
             one = self._writes[place].words
@@ -214,7 +219,7 @@ class _Work:
             words += one
         named = f"BATCH of {len(piece)} writes from", self._writes[piece.start].key
         try:
-            payload, _ = await self._exchange.call(
+            payload, _ = await self._requests.call(
                 words, self._token, timeout_s=self._timeout_s, extra=self._extra, named=named
             )
         except (InvalidRequestError, UnknownStoreError):
@@ -233,25 +238,25 @@ class _Work:
 
     async def _single(self, place: int) -> None:
         try:
-            payload, _ = await self._exchange.call(
+            payload, _ = await self._requests.call(
                 self._writes[place].words, self._token, timeout_s=self._timeout_s, extra=self._extra
             )
         except StateStoreError as error:
-            if error.error not in _OF_ONE_KEY:
+            if error.error not in _SINGLE_KEY_ERRORS:
                 raise
             self._refused[place] = error.text
         else:
             self._applied[place] = _is_applied(decode_reply(payload))
 
-    def _until_over(self, waiting: Iterator[T]) -> Iterator[T]:
-        """What is still to be begun; shared by workers, each takes the next."""
+    def _until_stopped(self, waiting: Iterator[T]) -> Iterator[T]:
+        """Yield the next items until the call fails or stops; the workers share ``waiting``."""
         for piece in waiting:
             if self._failed or (self._stop and self._refused):
                 return
             yield piece
 
-    async def _side_by_side(self, work: Callable[[], Coroutine[None, None, None]], count: int) -> None:
-        """Run ``count`` workers; all end before an error is raised: nothing may be under way when it is repeated."""
+    async def _run_workers(self, work: Callable[[], Coroutine[None, None, None]], count: int) -> None:
+        """Run ``count`` workers; all end before an error is raised, so that the caller may retry."""
 
         async def guarded() -> None:
             try:
@@ -266,11 +271,11 @@ class _Work:
 
 
 def _pieces(writes: Sequence[Write], limit: int) -> Iterator[range]:
-    """``writes`` cut into requests of at most ``WRITES_A_REQUEST`` and about ``limit`` bytes, by their places."""
+    """Split ``writes`` into ranges of at most ``BATCH_WRITES`` writes and about ``limit`` bytes."""
     start = size = 0
     for place, write in enumerate(writes):
-        bytes_ = sum(map(len, write.words)) + _WORD_BYTES * (1 + len(write.words))
-        if place > start and (size + bytes_ > limit or place - start >= WRITES_A_REQUEST):
+        bytes_ = sum(map(len, write.words)) + _ARGUMENT_OVERHEAD * (1 + len(write.words))
+        if place > start and (size + bytes_ > limit or place - start >= BATCH_WRITES):
             yield range(start, place)
             start, size = place, 0
         size += bytes_
@@ -281,6 +286,6 @@ def _is_applied(reply: Reply) -> bool:
     if reply.kind not in (ReplyKind.OK, ReplyKind.INTEGER):
         raise RemoteProtocolError(
             f"state store: answer to a write was {reply.kind} {reply.data[:100]!r}",
-            why="what answers on the state store's topic does not speak its protocol",
+            why="the responder on the state store's topic does not implement its protocol",
         )
     return reply.kind is ReplyKind.OK or reply.number > 0

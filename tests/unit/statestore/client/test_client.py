@@ -16,7 +16,7 @@ from penstock.mqtt.codec.properties import Properties
 from penstock.mqtt.server import MqttServer
 from penstock.mqtt.service import Inbound
 from penstock.runtime.io.clock import wall_clock_ms
-from penstock.statestore.client.client import Change, Condition, Entry, Observation, SetResult, StateStoreClient
+from penstock.statestore.client.client import Condition, Entry, KeyChange, Observation, SetResult, StateStoreClient
 from penstock.statestore.codec.resp3 import decode_array
 from penstock.statestore.errors import ClockSkewError
 from penstock.statestore.hlc import Hlc
@@ -27,7 +27,7 @@ def connect(node: StoreNode, client_id: str | None = None, **options: float) -> 
     return StateStoreClient.connect(node.url, client_id=client_id, timeout_s=options.get("timeout_s", 10.0))
 
 
-async def next_of(changes: Observation) -> Change:
+async def next_of(changes: Observation) -> KeyChange:
     async with asyncio.timeout(10):
         return await anext(changes)
 
@@ -215,8 +215,8 @@ async def test_observe(node: StoreNode) -> None:
             second = await store.set("k", "2")
             await store.set("other", "x")
             await other.delete("k")
-            assert await next_of(changes) == Change(b"k", "SET", b"1", first.version)
-            assert await next_of(changes) == Change(b"k", "SET", b"2", second.version)
+            assert await next_of(changes) == KeyChange(b"k", "SET", b"1", first.version)
+            assert await next_of(changes) == KeyChange(b"k", "SET", b"2", second.version)
             deleted = await next_of(changes)
             assert (deleted.operation, deleted.value) == ("DELETE", None)
             assert deleted.version is not None
@@ -253,7 +253,7 @@ async def test_an_observer_that_comes_while_the_last_one_leaves(node: StoreNode)
         for _ in range(5):
             await asyncio.gather(look(), look(), look())
         assert node.service.observations == 0
-        assert store._watches._watched == {}
+        assert store._observations._keys == {}
 
 
 async def test_an_outage_is_told_and_whether_changes_may_have_been_missed(node: StoreNode) -> None:
@@ -302,15 +302,15 @@ async def test_an_observation_survives_a_restart_and_tells_what_was_missed(node:
             await node.close()
             node.port = port
             await node.start()
-            assert await next_of(kept) == Change(b"kept", "SET", b"newest", newest.version, missed=True)
-            assert await next_of(gone) == Change(b"gone", "DELETE", None, None, missed=True)
-            assert await next_of(new) == Change(b"new", "SET", b"v", created.version, missed=True)
+            assert await next_of(kept) == KeyChange(b"kept", "SET", b"newest", newest.version, missed=True)
+            assert await next_of(gone) == KeyChange(b"gone", "DELETE", None, None, missed=True)
+            assert await next_of(new) == KeyChange(b"new", "SET", b"v", created.version, missed=True)
             # And what comes now is told as ever.
             async with asyncio.timeout(10):
                 while node.service.observations < 4:
                     await asyncio.sleep(0.01)
             changed = await store.set("same", "now")
-            assert await next_of(same) == Change(b"same", "SET", b"now", changed.version)
+            assert await next_of(same) == KeyChange(b"same", "SET", b"now", changed.version)
 
 
 async def test_requests_wait_for_the_connection_to_come_back(node: StoreNode) -> None:
@@ -455,7 +455,7 @@ async def test_a_clock_that_became_fast_is_told_by_how_much(node: StoreNode) -> 
             await store.set("k", "v")
         assert raised.value.skew_ms is not None
         assert 100_000 <= raised.value.skew_ms < 110_000
-        assert re.search(r"\b10\d s ahead of the newest version seen", raised.value.why or "")
+        assert re.search(r"\b10\d s ahead of the newest version received", raised.value.why or "")
         ahead = 0
         assert (await store.set("k", "set back")).applied
 

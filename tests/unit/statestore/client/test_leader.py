@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-import penstock.statestore.client.lock
+import penstock.statestore.client.locks
 from penstock.statestore.client.client import StateStoreClient
-from penstock.statestore.client.leader import LeaderElection
+from penstock.statestore.client.locks import LeaderElection
 from penstock.statestore.errors import FencingError, LockHeldError
 from penstock.statestore.hlc import Hlc
 
@@ -32,7 +32,7 @@ async def test_campaign_and_resign(store: StateStoreClient, other: StateStoreCli
 async def test_observers_learn_who_leads_and_nothing_of_renewals(
     store: StateStoreClient, other: StateStoreClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(penstock.statestore.client.lock, "_RENEWALS_PER_TTL", 600)
+    monkeypatch.setattr(penstock.statestore.client.locks, "_RENEWALS_PER_TTL", 600)
     a, b = LeaderElection(store, "leader", candidate="a", ttl_ms=30_000), LeaderElection(other, "leader", candidate="b")
     async with asyncio.timeout(10), b.observe() as leaders, store.observe("leader") as sets:
         assert (await anext(leaders)).candidate is None
@@ -51,7 +51,7 @@ async def test_observers_learn_who_leads_and_nothing_of_renewals(
 async def test_a_deposed_leader_stops_its_work_and_campaigns_again(
     store: StateStoreClient, other: StateStoreClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(penstock.statestore.client.lock, "_RENEWALS_PER_TTL", 600)
+    monkeypatch.setattr(penstock.statestore.client.locks, "_RENEWALS_PER_TTL", 600)
     election = LeaderElection(store, "leader", candidate="a", ttl_ms=30_000)
     tokens: list[Hlc] = []
 

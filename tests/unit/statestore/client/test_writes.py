@@ -10,8 +10,8 @@ import pytest
 
 from penstock.errors import LocalProtocolError, RemoteProtocolError, UnavailableError
 from penstock.statestore.client import writes as client_writes
-from penstock.statestore.client.exchange import Exchange
-from penstock.statestore.client.writes import ManyWrites, Write
+from penstock.statestore.client.requests import RequestSender
+from penstock.statestore.client.writes import BatchWriter, Write
 from penstock.statestore.codec.commands import Command, Condition, Extension, parse
 from penstock.statestore.codec.dialects import SDK
 from penstock.statestore.codec.errors import StoreError
@@ -29,7 +29,7 @@ HIGHER = Hlc(NOW, 5, "run")
 
 
 class Store:
-    """A store's engine in place of the exchange with one; ``away`` is a key that it does not answer for."""
+    """A store's engine in place of the requests with one; ``away`` is a key that it does not answer for."""
 
     def __init__(self, extensions: Extension) -> None:
         self.engine = Engine(extensions=extensions)
@@ -95,12 +95,12 @@ def has_batch(store: Store) -> bool:
     return bool(store.engine.extensions & Extension.BATCH)
 
 
-def many(store: Store, packet_bytes: int | None = None) -> ManyWrites:
-    return ManyWrites(cast("Exchange", store), lambda: packet_bytes)
+def many(store: Store, packet_bytes: int | None = None) -> BatchWriter:
+    return BatchWriter(cast("RequestSender", store), lambda: packet_bytes)
 
 
 async def write(
-    to: ManyWrites, writes: Sequence[Write], token: Hlc | None = None, *, stop: bool = False, **extra: str
+    to: BatchWriter, writes: Sequence[Write], token: Hlc | None = None, *, stop: bool = False, **extra: str
 ) -> list[bool]:
     return await to.write(writes, token, extra=extra, stop=stop, timeout_s=7)
 
@@ -130,7 +130,7 @@ async def test_any_number_of_writes(store: Store, count: int) -> None:
         assert await write(to, [Write.set(b"%d" % number, b"v") for number in range(count)]) == [True] * count
     assert store.engine.keys == count
     if has_batch(store):
-        assert len(store.requests) == -(-count // client_writes.WRITES_A_REQUEST)
+        assert len(store.requests) == -(-count // client_writes.BATCH_WRITES)
         assert store.most == min(client_writes.CONCURRENT_BATCHES, len(store.requests))
     else:
         assert len(store.requests) == count, "it is asked once whether it has batches"
@@ -153,7 +153,7 @@ async def test_requests_stay_below_what_the_broker_takes(store: Store, packet_by
     assert all(await write(many(store, packet_bytes), writes))
     sizes = [len(encode_array(request)) for request in store.requests if request[0] == b"BATCH"]
     if has_batch(store):
-        limit = client_writes.REQUEST_BYTES if packet_bytes is None else packet_bytes
+        limit = client_writes.BATCH_BYTES if packet_bytes is None else packet_bytes
         assert all(size < limit for size in sizes)
         assert bool(sizes) == (packet_bytes != 100), "a write that is too large goes alone, and says so itself"
 
@@ -220,7 +220,7 @@ async def test_an_answer_of_another_length_is_no_answer(store: Store, monkeypatc
 
     monkeypatch.setattr(store, "call", answer)
     to = many(store)
-    to._offered = has_batch(store)
+    to._has_batch = has_batch(store)
     with pytest.raises(RemoteProtocolError, match=r"BATCH of 2 writes from 'a'|answer to a write was missing"):
         await write(to, [Write.set("a", "1"), Write.set("b", "1")])
 

@@ -9,9 +9,8 @@ from typing import cast
 import pytest
 
 from penstock.statestore.binding import notification
-from penstock.statestore.client.exchange import Exchange
-from penstock.statestore.client.observation import Entry
-from penstock.statestore.client.watches import Watches
+from penstock.statestore.client.observations import Entry, Observations
+from penstock.statestore.client.requests import RequestSender
 from penstock.statestore.codec.dialects import SDK
 from penstock.statestore.engine.record import Change as Written
 from penstock.statestore.engine.record import Record
@@ -24,14 +23,14 @@ class Store:
     """Answers KEYNOTIFY; a change of the key comes with the answer, before whoever waits for it can go on."""
 
     def __init__(self) -> None:
-        self.clock = SimpleNamespace(saw=parse)
-        self.watches = Watches(cast(Exchange, self), self.read)
+        self.clock = SimpleNamespace(receive=parse)
+        self.observations = Observations(cast(RequestSender, self), self.read)
         self.entry = Entry(b"new", Hlc(11, 0, "store"))
 
     async def call(self, words: list[bytes], **_: object) -> tuple[bytes, Hlc]:
         if b"STOP" not in words:
             change = Written(b"line/1", Record(b"line/1", b"new", self.entry.version), self.entry.version)
-            self.watches.notified(notification(change, "me", SDK))
+            self.observations.receive_notification(notification(change, "me", SDK))
         return OK
 
     async def read(self, key: bytes) -> Entry:
@@ -41,7 +40,7 @@ class Store:
 
 async def test_a_change_right_behind_the_answer_is_told_to_the_observer_of_a_prefix() -> None:
     store = Store()
-    async with store.watches.observe(b"line/", prefix=True) as changes:
+    async with store.observations.observe(b"line/", prefix=True) as changes:
         assert changes.entry is None
         async with asyncio.timeout(20):
             change = await anext(aiter(changes))
@@ -50,7 +49,7 @@ async def test_a_change_right_behind_the_answer_is_told_to_the_observer_of_a_pre
 
 async def test_of_a_single_key_it_is_what_the_observation_starts_with() -> None:
     store = Store()
-    async with store.watches.observe(b"line/1") as changes:
+    async with store.observations.observe(b"line/1") as changes:
         assert changes.entry == store.entry
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.05):

@@ -11,8 +11,7 @@ from penstock.errors import UnavailableError
 from penstock.mqtt.codec.packets import Publish
 from penstock.mqtt.codec.properties import Properties
 from penstock.mqtt.codec.reasons import ReasonCode
-from penstock.statestore.client.exchange import Exchange
-from penstock.statestore.client.request_clock import RequestClock
+from penstock.statestore.client.requests import RequestClock, RequestSender
 
 OK = [("__stat", "200"), ("__ts", "5:0:StateStore")]
 
@@ -43,8 +42,8 @@ def mqtt() -> Mqtt:
 
 
 @pytest.fixture
-async def exchange(mqtt: Any) -> Exchange:
-    return Exchange(mqtt, RequestClock("n", lambda: 1), 0.02, {"$high_priority": ""})
+async def requests(mqtt: Any) -> RequestSender:
+    return RequestSender(mqtt, RequestClock("n", lambda: 1), 0.02, {"$high_priority": ""})
 
 
 def answer(asked: Properties, payload: bytes) -> Publish:
@@ -52,19 +51,19 @@ def answer(asked: Properties, payload: bytes) -> Publish:
     return Publish("a", payload, 1, properties=properties)
 
 
-async def test_answers_find_their_requests(mqtt: Mqtt, exchange: Exchange) -> None:
-    calls = [asyncio.create_task(exchange.call([b"GET", b"%d" % n], timeout_s=5)) for n in range(3)]
+async def test_answers_find_their_requests(mqtt: Mqtt, requests: RequestSender) -> None:
+    calls = [asyncio.create_task(requests.call([b"GET", b"%d" % n], timeout_s=5)) for n in range(3)]
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     for topic, _, asked in reversed(mqtt.sent):
         assert topic.endswith("/command/invoke")
         assert asked.message_expiry_interval == 5
         assert ("$high_priority", "") in asked.user_properties
-        exchange.answered(answer(asked, b"+OK\r\n"))
-        exchange.answered(answer(asked, b"late"))
+        requests.receive_response(answer(asked, b"+OK\r\n"))
+        requests.receive_response(answer(asked, b"late"))
     assert [(await call)[0] for call in calls] == [b"+OK\r\n"] * 3
-    exchange.answered(answer(mqtt.sent[0][2], b"nobody waits"))
-    exchange.answered(Publish("a", b"without correlation", 1))
+    requests.receive_response(answer(mqtt.sent[0][2], b"nobody waits"))
+    requests.receive_response(Publish("a", b"without correlation", 1))
     stamps = [dict(asked.user_properties)["__ts"] for _, _, asked in mqtt.sent]
     assert stamps == sorted(set(stamps))
 
@@ -73,24 +72,24 @@ async def test_answers_find_their_requests(mqtt: Mqtt, exchange: Exchange) -> No
     ("connected", "code", "why"),
     [
         (True, 0, "no state store at this broker, or it is overloaded"),
-        (True, ReasonCode.NO_MATCHING_SUBSCRIBERS, "the broker says that nobody takes requests"),
-        (False, 0, "there is no connection to the broker"),
+        (True, ReasonCode.NO_MATCHING_SUBSCRIBERS, "the broker has no subscriber"),
+        (False, 0, "not connected to the broker"),
     ],
 )
 async def test_where_no_answer_comes_the_likely_cause_is_told(
-    mqtt: Mqtt, exchange: Exchange, connected: bool, code: int, why: str
+    mqtt: Mqtt, requests: RequestSender, connected: bool, code: int, why: str
 ) -> None:
     mqtt.connected, mqtt.code = connected, code
     with pytest.raises(UnavailableError, match=r"no answer to GET 'k' within 0\.02 s") as raised:
-        await exchange.call([b"GET", b"k"])
+        await requests.call([b"GET", b"k"])
     assert (raised.value.applied, raised.value.do is None) == (None, False)
     assert why in (raised.value.why or "")
 
 
-async def test_giving_up_ends_every_wait(exchange: Exchange) -> None:
-    call = asyncio.create_task(exchange.call([b"GET", b"k"], timeout_s=5))
+async def test_giving_up_ends_every_wait(requests: RequestSender) -> None:
+    call = asyncio.create_task(requests.call([b"GET", b"k"], timeout_s=5))
     await asyncio.sleep(0)
-    exchange.give_up(UnavailableError("the broker is gone"))
-    with pytest.raises(UnavailableError, match="the answer will not come") as raised:
+    requests.fail_all(UnavailableError("the broker is gone"))
+    with pytest.raises(UnavailableError, match="the request was not answered") as raised:
         await call
     assert raised.value.why == "the broker is gone"

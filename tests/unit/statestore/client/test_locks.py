@@ -6,10 +6,10 @@ import asyncio
 
 import pytest
 
-import penstock.statestore.client.lock
+import penstock.statestore.client.locks
 from penstock.errors import LocalProtocolError, RefusedError, UnavailableError
 from penstock.statestore.client.client import StateStoreClient
-from penstock.statestore.client.lock import Lease
+from penstock.statestore.client.locks import Lease
 from penstock.statestore.errors import FencingError, LeaseLostError, LockHeldError
 from penstock.statestore.hlc import Hlc
 from tests.conformance.statestore.node import StoreNode
@@ -38,14 +38,14 @@ async def test_acquire_release_and_acquire_again(store: StateStoreClient) -> Non
 async def test_a_second_holder_waits_for_the_release(store: StateStoreClient, other: StateStoreClient) -> None:
     mine, theirs = Lease(store, "lock", holder="a", ttl_ms=60_000), Lease(other, "lock", holder="b", ttl_ms=60_000)
     first = await mine.acquire()
-    with pytest.raises(LockHeldError, match="lock 'lock' was not to be had within") as raised:
+    with pytest.raises(LockHeldError, match="lock 'lock' was not acquired within") as raised:
         await theirs.acquire(timeout_s=0.05)
     assert raised.value.applied is False
     assert (raised.value.name, raised.value.holder) == (b"lock", b"a")
-    assert (raised.value.why or "").startswith("'a' holds it; acquired or renewed last at ")
+    assert (raised.value.why or "").startswith("'a' holds it; last acquired or renewed at ")
     waiting = asyncio.create_task(theirs.acquire(timeout_s=10))
     async with asyncio.timeout(10):
-        while not other._watches._watched:
+        while not other._observations._keys:
             await asyncio.sleep(0)
     await mine.release()
     assert await waiting > first
@@ -65,7 +65,7 @@ async def test_renewals_keep_the_lock_and_leave_the_token_alone(
     store: StateStoreClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Often, yet held for long: a busy machine must not lose the lease in between.
-    monkeypatch.setattr(penstock.statestore.client.lock, "_RENEWALS_PER_TTL", 600)
+    monkeypatch.setattr(penstock.statestore.client.locks, "_RENEWALS_PER_TTL", 600)
     async with Lease(store, "lock", holder="me", ttl_ms=30_000) as lease, store.observe("lock") as changes:
         token = lease.token
         assert token is not None
@@ -126,7 +126,7 @@ async def test_waiting_goes_on_while_the_store_is_out_of_reach(node: StoreNode) 
         await node.close()
         store.timeout_s = 0.1
         lease = Lease(store, "lock", holder="me")
-        with pytest.raises(UnavailableError, match="not to be had") as raised:
+        with pytest.raises(UnavailableError, match="not acquired") as raised:
             await lease.acquire(timeout_s=0.25)
         assert "no answer" in (raised.value.why or "")
         with pytest.raises(UnavailableError, match="no answer"):
@@ -141,7 +141,7 @@ async def test_waiting_goes_on_while_the_store_is_out_of_reach(node: StoreNode) 
 async def test_a_store_that_does_not_answer_in_the_time_given_is_no_other_holder(node: StoreNode) -> None:
     async with StateStoreClient.connect(node.url) as store:
         await node.close()
-        with pytest.raises(UnavailableError, match=r"not to be had within 0\.05 s") as raised:
+        with pytest.raises(UnavailableError, match=r"not acquired within 0\.05 s") as raised:
             await Lease(store, "lock", holder="me").acquire(timeout_s=0.05)
         assert not isinstance(raised.value, LockHeldError)
         assert "no answer" in (raised.value.why or "")
@@ -152,7 +152,7 @@ async def test_an_mqtt_client_that_is_over_is_no_busy_loop(node: StoreNode) -> N
     client = StateStoreClient.connect(node.url, reconnect=False)
     async with client:
         await node.close()
-        with pytest.raises(UnavailableError, match="not to be had"):
+        with pytest.raises(UnavailableError, match="not acquired"):
             await Lease(client, "lock", holder="me").acquire(timeout_s=0.25)
     await node.start()
 
@@ -225,7 +225,7 @@ async def test_run_gives_what_the_work_gave_and_releases(store: StateStoreClient
 async def test_run_cancels_the_work_when_the_lease_is_lost(
     store: StateStoreClient, other: StateStoreClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(penstock.statestore.client.lock, "_RENEWALS_PER_TTL", 600)
+    monkeypatch.setattr(penstock.statestore.client.locks, "_RENEWALS_PER_TTL", 600)
     lease = Lease(store, "lock", holder="me", ttl_ms=30_000)
     ended = asyncio.Event()
 
@@ -239,7 +239,7 @@ async def test_run_cancels_the_work_when_the_lease_is_lost(
     with pytest.raises(LeaseLostError, match="lock 'lock' was lost") as raised:
         await lease.run(work)
     assert ended.is_set()
-    assert raised.value.why == "another holder has it"
+    assert raised.value.why == "another client holds it"
     assert (await other.get("lock") or (None,))[0] == b"thief"
 
 

@@ -1,0 +1,210 @@
+"""Requests of a state store client: timestamps, correlation of responses, and errors.
+
+Each request carries a hybrid logical clock value greater than all values that the client sent or received. The store
+rejects one that is more than a minute ahead of its own clock; a clock that is behind does not matter. With
+``server_clock`` the timestamps contain no time of this machine: they follow the newest version received from the store,
+which preserves causal order and is never ahead of the store.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import os
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from penstock.errors import PenstockError, RemoteProtocolError, UnavailableError
+from penstock.mqtt.client import MqttClient
+from penstock.mqtt.codec.packets import Publish
+from penstock.mqtt.codec.reasons import ReasonCode
+from penstock.statestore.binding import request
+from penstock.statestore.codec.errors import StoreError
+from penstock.statestore.codec.resp3 import decode_reply
+from penstock.statestore.errors import as_text, refusal, status_refusal
+from penstock.statestore.hlc import MAX_DRIFT_MS, Hlc, parse
+
+__all__ = ["RequestClock", "RequestSender"]
+
+_log = logging.getLogger("penstock.statestore")
+
+_WARN_AGAIN_MS: Final = 3_600_000
+"""A wrong clock is reported once per hour."""
+
+
+class RequestClock:
+    """The clock of one client. ``wall_ms``: the machine's clock; ``node``: the client's id in clock values."""
+
+    def __init__(self, node: str, wall_ms: Callable[[], int], *, server_clock: bool = False) -> None:
+        self._wall_ms = wall_ms
+        self._server_clock = server_clock
+        self._value = Hlc(0, 0, node)
+        self._newest: Hlc | None = None
+        """The newest version received from the store."""
+        self._newest_at = 0
+        self._warned_at: int | None = None
+
+    @property
+    def behind_ms(self) -> int | None:
+        """How far the newest version was ahead of this machine's clock when it was received; None: none received.
+
+        A lower bound of how far the clock of the store, or of another client, is ahead. Negative values mean little,
+        because a version may be old.
+        """
+        return None if self._newest is None else self._newest.wall_ms - self._newest_at
+
+    def stamp(self) -> Hlc:
+        """Return the timestamp of the next request."""
+        now_ms = 0 if self._server_clock else self._wall_ms()
+        if not self._server_clock and self._value.wall_ms - now_ms > MAX_DRIFT_MS:
+            # The machine's clock was set back: timestamps after the old time would be rejected until it is reached
+            # again. Starting over is safe, because the store assigns the versions, in increasing order.
+            self._value = Hlc(0, 0, self._value.node)
+        self._value = self._value.ticked(now_ms)
+        return self._value
+
+    def receive(self, text: str | None) -> Hlc | None:
+        """Parse a received version and advance the clock to it, unless it is more than a minute ahead."""
+        version = parse(text) if text is not None else None
+        if version is None:
+            return None
+        now_ms = self._wall_ms()
+        if self._newest is None or version > self._newest:
+            self._newest, self._newest_at = version, now_ms
+        if self._server_clock:
+            if version > self._value:
+                self._value = Hlc(version.wall_ms, version.counter, self._value.node)
+            return version
+        try:
+            self._value = self._value.merged(version, now_ms)
+        except RemoteProtocolError as error:
+            # The response is valid all the same.
+            if self._warned_at is None or now_ms - self._warned_at > _WARN_AGAIN_MS:
+                self._warned_at = now_ms
+                _log.warning("%s", error)
+        return version
+
+    def skew(self) -> tuple[int | None, str]:
+        """Return how many ms this clock is ahead of the store's (None: not known), and an explanation."""
+        if self._newest is None:
+            return None, (
+                f"this machine's clock is more than {MAX_DRIFT_MS // 1000} s ahead of the store's,"
+                " or the store's is behind"
+            )
+        ahead_ms = self._wall_ms() - self._newest.wall_ms
+        return ahead_ms, (
+            f"this machine's clock is {ahead_ms / 1000:.0f} s ahead of the newest version received from the store"
+            f" ({self._newest}); at most {MAX_DRIFT_MS // 1000} s are allowed"
+        )
+
+
+class RequestSender:
+    """Sends the requests of one client and receives their responses. ``extra``: user properties of each request."""
+
+    def __init__(self, mqtt: MqttClient, clock: RequestClock, timeout_s: float, extra: Mapping[str, str]) -> None:
+        self.timeout_s = timeout_s
+        self.clock = clock
+        self._mqtt = mqtt
+        self._extra = extra
+        self._prefix = os.urandom(8)
+        self._requests = 0
+        # Errors are results: asyncio would log an exception that no task retrieves because the caller was cancelled.
+        self._futures: dict[bytes, asyncio.Future[Publish | UnavailableError]] = {}
+
+    async def call(
+        self,
+        args: list[bytes],
+        fencing_token: Hlc | None = None,
+        *,
+        timeout_s: float | None = None,
+        extra: Mapping[str, str] | None = None,
+        named: tuple[str, bytes] | None = None,
+        extension: str | None = None,
+    ) -> tuple[bytes, Hlc | None]:
+        """Send a request and wait for its response; return the payload and its version.
+
+        Errors name the command and key in ``named`` (default: the first two of ``args``), and ``extension``, the store
+        extension that the request needs.
+
+        Raises:
+            StateStoreError: the store rejected the request.
+            UnavailableError: no response in time.
+        """
+        named = named or (args[0].decode(), args[1])
+        timeout_s = timeout_s or self.timeout_s
+        self._requests += 1
+        correlation = self._prefix + self._requests.to_bytes(8, "big")
+        publish = request(
+            args,
+            self._mqtt.client_id,
+            correlation,
+            self.clock.stamp(),
+            fencing_token=fencing_token,
+            expiry_s=max(1, math.ceil(timeout_s)),
+            extra={**self._extra, **extra} if extra else self._extra,
+        )
+        code: int | None = None
+        future = self._futures[correlation] = asyncio.get_running_loop().create_future()
+        try:
+            async with asyncio.timeout(timeout_s):
+                # Not queued without a connection: a write must not be executed long after its timeout.
+                await self._mqtt.wait_connected()
+                code = await self._mqtt.publish(publish.topic, publish.payload, qos=1, properties=publish.properties)
+                message = await future
+        except TimeoutError:
+            raise self._no_answer(named, timeout_s, code) from None
+        finally:
+            del self._futures[correlation]
+        if isinstance(message, UnavailableError):
+            raise message
+        return self._answer(named, fencing_token, message, extension)
+
+    def _no_answer(self, named: tuple[str, bytes], timeout_s: float, code: int | None) -> UnavailableError:
+        if not self._mqtt.connected:
+            why, do = "not connected to the broker", "repeat the request when the broker is reachable"
+        elif code == ReasonCode.NO_MATCHING_SUBSCRIBERS:
+            why = "the broker has no subscriber for state store requests"
+            do = "use a broker with a state store (penstock up), or attach one: penstock statestore attach --broker URL"
+        else:
+            why = "no state store at this broker, or it is overloaded"
+            do = "read the key to see whether the request was executed, then repeat it"
+        return UnavailableError(
+            f"state store: no answer to {named[0]} {as_text(named[1])} within {timeout_s:g} s",
+            applied=None,
+            why=why,
+            do=do,
+        )
+
+    def _answer(
+        self, named: tuple[str, bytes], token: Hlc | None, message: Publish, extension: str | None
+    ) -> tuple[bytes, Hlc | None]:
+        properties = message.properties
+        command, key = named
+        status = properties.user_property("__stat")
+        if status != "200":
+            text, field = properties.user_property("__stMsg"), properties.user_property("__propName")
+            raise status_refusal(command, key, status, text, field)
+        payload = message.payload
+        if not payload.startswith(b"-"):
+            return payload, self.clock.receive(properties.user_property("__ts"))
+        text = decode_reply(payload).text
+        why, skew_ms = None, None
+        if text == StoreError.TIMESTAMP_TOO_FAR_AHEAD:
+            skew_ms, why = self.clock.skew()
+        self.clock.receive(properties.user_property("__ts"))
+        raise refusal(command, key, text, token=token, why=why, skew_ms=skew_ms, extension=extension)
+
+    def receive_response(self, message: Publish) -> None:
+        """Complete the request that ``message`` answers; drop a response that arrived after the timeout."""
+        correlation = message.properties.correlation_data
+        future = self._futures.get(correlation) if correlation is not None else None
+        if future is not None and not future.done():
+            future.set_result(message)
+
+    def fail_all(self, error: PenstockError | None) -> None:
+        """Fail all requests: the client was closed (None), or will not connect again."""
+        for future in self._futures.values():
+            if not future.done():
+                why = error.what if error is not None else "the client was closed"
+                future.set_result(UnavailableError("state store: the request was not answered", applied=None, why=why))
