@@ -379,7 +379,7 @@ class RangeReader(BrokerReader):
     def _get(self, topic: str, partition: int, wanted: broker_pb2.RangeRequest) -> broker_pb2.GetMessageResponseB2C:
         return self._fetch(topic, partition, wanted).message
 
-    def _request(self, topic: str, partition: int, wanted: broker_pb2.RangeRequest) -> broker_pb2.GetMessageRequestC2B:
+    def _send(self, topic: str, partition: int, wanted: broker_pb2.RangeRequest, timeout_s: float) -> PendingResponse:
         request = broker_pb2.GetMessageRequestC2B(
             clientId=self._client_id, partitionId=partition, groupName="penstock-ranges", topicName=topic, range=wanted
         )
@@ -387,10 +387,6 @@ class RangeReader(BrokerReader):
             # It asked no master, so it has no token: a signature of its own, which is good for seconds, each time.
             request.authInfo.visitAuthorizedToken = UNDEFINED
             request.authInfo.authAuthorizedToken = self._credentials.broker_token()
-        return request
-
-    def _send(self, topic: str, partition: int, wanted: broker_pb2.RangeRequest, timeout_s: float) -> PendingResponse:
-        request = self._request(topic, partition, wanted)
         return self._connection.send(Service.BROKER_READ, MethodId.GET_MESSAGES, request, timeout_s=timeout_s)
 
     def _ask_ahead(self, topic: str, partition: int, wanted: broker_pb2.RangeRequest) -> None:
@@ -406,11 +402,10 @@ class RangeReader(BrokerReader):
         if ahead is not None and ahead[0] is not wanted:
             ahead = None
             self.close()  # a response that nobody wants, maybe a long one, is still to come
-        deadline = time.monotonic() + self._timeout_s
+        deadline, left = time.monotonic() + self._timeout_s, self._timeout_s
         backoff: Backoff | None = None
         while True:
             try:
-                left = max(0.001, deadline - time.monotonic())
                 pending = self._send(topic, partition, wanted, left) if ahead is None else ahead[1]
                 ahead = None
                 payload = self._connection.receive(pending, timeout_s=left)
@@ -419,7 +414,8 @@ class RangeReader(BrokerReader):
                 self.close()
                 backoff = backoff or Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S, random.random)
                 pause_s = backoff.failed()
-                if time.monotonic() + pause_s >= deadline:
+                left = deadline - time.monotonic() - pause_s
+                if left <= 0:
                     raise
                 time.sleep(pause_s)
             except BaseException:

@@ -92,13 +92,16 @@ class BlockingConnection:
         Raises:
             UnavailableError: no connection in time, or it broke.
         """
-        deadline = time.monotonic() + timeout_s
-        connection = self._socket or self.connect(timeout_s)
+        connection = self._socket
+        if connection is None:
+            begin = time.monotonic()
+            connection = self.connect(timeout_s)
+            timeout_s = max(_LEAST_S, begin + timeout_s - time.monotonic())
         pending = PendingResponse(method)
         payload = message.SerializeToString()
         pending.serial, frame = self._session.request(service, method, payload, pending, timeout_s)
         try:
-            connection.settimeout(max(_LEAST_S, deadline - time.monotonic()))
+            connection.settimeout(timeout_s)
             connection.sendall(frame)
         except OSError as error:
             raise self._broken(error) from None
@@ -112,9 +115,10 @@ class BlockingConnection:
         assert self._socket is not None, "close() gives requests up"
         session = self._session
         deadline = time.monotonic() + timeout_s
+        left = max(_LEAST_S, timeout_s)
         while pending.outcome is None:
             try:
-                self._socket.settimeout(max(_LEAST_S, deadline - time.monotonic()))
+                self._socket.settimeout(left)
                 count = self._socket.recv_into(session.buffer())
             except TimeoutError:
                 raise session.time_out(pending.serial, timeout_s) from None
@@ -127,6 +131,7 @@ class BlockingConnection:
                 answered.outcome = outcome
             if session.error is not None:
                 raise session.error
+            left = max(_LEAST_S, deadline - time.monotonic())
         if isinstance(pending.outcome, PenstockError):
             raise pending.outcome
         return payload_of(pending.outcome, pending.method, self.peer)

@@ -56,7 +56,7 @@ class RequestSession(Generic[C]):
         self._pending: dict[int, C] = {}
         self._deadlines: list[tuple[float, int, float]] = []  # a heap of (deadline, serial, time limit)
         self._decoder: FrameDecoder | None = None
-        self._buffer = bytearray()
+        self._buffer: memoryview | None = None
         self._have = 0  # bytes of an unfinished frame in _buffer
         self._frame: tuple[int, int, int] | None = None  # its serial, start and end
 
@@ -113,10 +113,13 @@ class RequestSession(Generic[C]):
         """The requests that ``data`` answers. After a violation :attr:`error` is set."""
         self.heard = True
         answered: list[tuple[C, Outcome]] = []
+        pending = self._pending
         decoder = self._decoder = self._decoder or FrameDecoder()
         try:
             for serial, body in decoder.feed(data):
-                self._take(serial, body, answered)
+                if serial in pending:
+                    response = decode_response(serial, body)
+                    answered.append((pending.pop(serial), response))
         except RemoteProtocolError as error:
             self.error = error
         else:
@@ -129,38 +132,38 @@ class RequestSession(Generic[C]):
         Of a long response that came in one block only the payload is copied: memory that is new for each would cost
         more than the rest of reading it.
         """
-        if not self._buffer:
-            self._buffer = bytearray(_BUFFER_BYTES)
-        view = memoryview(self._buffer)
-        return view if self._frame is None else view[self._have : self._frame[2]]
+        buffer = self._buffer
+        if buffer is None:
+            buffer = self._buffer = memoryview(bytearray(_BUFFER_BYTES))
+        return buffer if self._frame is None else buffer[self._have : self._frame[2]]
 
     def buffer_filled(self, count: int) -> list[tuple[C, Outcome]]:
         """As :meth:`receive`, of the first ``count`` bytes of :meth:`buffer`."""
-        have = self._have + count
-        view = memoryview(self._buffer)
-        if self._frame is None:
-            frame = None if self._decoder is not None and self._decoder.held else one_block(view[:have])
-            if frame is None or have > frame[2]:  # the usual decoder splits several frames, and joins blocks
-                return self.receive(bytes(view[:have]))
-            if frame[2] > len(view):
-                longer = bytearray(frame[2])
-                longer[:have] = view[:have]
-                self._buffer, view = longer, memoryview(longer)
-            self._frame = frame
-        serial, start, end = self._frame
+        buffer = self._buffer
+        assert buffer is not None, "buffer() comes first"
+        self._have = have = self._have + count
+        frame = self._frame
+        if frame is None:
+            if self._decoder is None or not self._decoder.held:
+                frame = one_block(buffer[:have])
+            if frame is None or have > frame[2]:
+                self._have = 0  # the decoder splits several frames, and joins blocks
+                return self.receive(bytes(buffer[:have]))
+            if frame[2] > len(buffer):
+                self._buffer = memoryview(bytearray(frame[2]))
+                self._buffer[:have] = buffer[:have]
+                buffer = self._buffer
         self.heard = True
-        self._have = have
-        answered: list[tuple[C, Outcome]] = []
-        if have == end:
-            self._have, self._frame = 0, None
-            try:
-                self._take(serial, view[start:end], answered)
-            except RemoteProtocolError as error:
-                self.error = error
-        return answered
-
-    def _take(self, serial: int, body: bytes | memoryview, answered: list[tuple[C, Outcome]]) -> None:
-        """Add the request that a frame answers; its payload is copied out of ``body``."""
-        if serial in self._pending:
-            response = decode_response(serial, body)
-            answered.append((self._pending.pop(serial), response))
+        serial, start, end = frame
+        if have < end:
+            self._frame = frame
+            return []
+        self._have, self._frame = 0, None
+        if serial not in self._pending:
+            return []
+        try:
+            response = decode_response(serial, buffer[start:end])  # copies the payload
+        except RemoteProtocolError as error:
+            self.error = error
+            return []
+        return [(self._pending.pop(serial), response)]

@@ -25,26 +25,26 @@ def echo(request: Request) -> bytes:
     return encode_response(CLOSE, pb.CloseResponseM2P(success=True, errCode=200, errMsg=name).SerializeToString())
 
 
-async def ask(link: ClientConnection, name: str = "a", timeout_s: float = 10.0) -> str:
+async def ask(connection: ClientConnection, name: str = "a", timeout_s: float = 10.0) -> str:
     request = pb.CloseRequestP2M(clientId=name)
-    return (await link.call(1, CLOSE, request, pb.CloseResponseM2P, timeout_s=timeout_s)).errMsg
+    return (await connection.call(1, CLOSE, request, pb.CloseResponseM2P, timeout_s=timeout_s)).errMsg
 
 
 async def test_many_in_flight_each_gets_its_answer() -> None:
     async with scripted(echo) as (port, transports):
-        link = await ClientConnection.connect(("127.0.0.1", port))
-        assert await asyncio.gather(*(ask(link, f"n{n}") for n in range(50))) == [f"n{n}" for n in range(50)]
+        connection = await ClientConnection.connect(("127.0.0.1", port))
+        assert await asyncio.gather(*(ask(connection, f"n{n}") for n in range(50))) == [f"n{n}" for n in range(50)]
         assert len(transports) == 1
-        await link.close()
+        await connection.close()
         with pytest.raises(UnavailableError) as caught:
-            await ask(link)
+            await ask(connection)
         assert caught.value.applied is False
 
 
 async def test_end_of_the_connection_ends_every_call() -> None:
     async with scripted(lambda _: None) as (port, transports):
-        link = await ClientConnection.connect(("127.0.0.1", port))
-        calls = [asyncio.create_task(ask(link)) for _ in range(3)]
+        connection = await ClientConnection.connect(("127.0.0.1", port))
+        calls = [asyncio.create_task(ask(connection)) for _ in range(3)]
         while not transports:
             await asyncio.sleep(0)
         await asyncio.sleep(0)
@@ -52,7 +52,7 @@ async def test_end_of_the_connection_ends_every_call() -> None:
         for outcome in await asyncio.gather(*calls, return_exceptions=True):
             assert isinstance(outcome, UnavailableError)
             assert outcome.applied is None
-        assert link.closed
+        assert connection.closed
 
 
 async def test_late_answer_is_dropped() -> None:
@@ -63,12 +63,12 @@ async def test_late_answer_is_dropped() -> None:
         return None if len(requests) == 1 else echo(request)
 
     async with scripted(first_never) as (port, _):
-        link = await ClientConnection.connect(("127.0.0.1", port))
+        connection = await ClientConnection.connect(("127.0.0.1", port))
         with pytest.raises(UnavailableError, match="did not answer within"):
-            await ask(link, timeout_s=0.02)
+            await ask(connection, timeout_s=0.02)
         assert requests[0].timeout == 20
-        assert await ask(link, "b") == "b"
-        await link.close()
+        assert await ask(connection, "b") == "b"
+        await connection.close()
 
 
 @pytest.mark.parametrize(
@@ -83,18 +83,18 @@ async def test_late_answer_is_dropped() -> None:
 )
 async def test_answers_that_are_none(body: bytes, error: type[Exception]) -> None:
     async with scripted(lambda _: body) as (port, _):
-        link = await ClientConnection.connect(("127.0.0.1", port))
+        connection = await ClientConnection.connect(("127.0.0.1", port))
         with pytest.raises(error):
-            await ask(link)
-        await link.close()
+            await ask(connection)
+        await connection.close()
 
 
 async def test_bytes_that_are_no_frame_end_the_connection() -> None:
     async with scripted(lambda _: b"\xff") as (port, transports):
-        link = await ClientConnection.connect(("127.0.0.1", port))
+        connection = await ClientConnection.connect(("127.0.0.1", port))
         with pytest.raises(UnavailableError):
-            await ask(link)
-        assert link.closed
+            await ask(connection)
+        assert connection.closed
         assert transports
 
 

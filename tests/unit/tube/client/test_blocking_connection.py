@@ -21,7 +21,7 @@ TIMEOUT_S = 20.0
 
 @contextmanager
 def answering(*answers: Sequence[bytes]) -> Iterator[BlockingConnection]:
-    """A link to a server that sends the next of ``answers``, piece by piece, for each question."""
+    """A connection to a server that sends the next of ``answers``, piece by piece, for each question."""
     listening = socket.create_server(("127.0.0.1", 0))
 
     def serve() -> None:
@@ -38,13 +38,13 @@ def answering(*answers: Sequence[bytes]) -> Iterator[BlockingConnection]:
     server = threading.Thread(target=serve)
     server.start()
     port: int = listening.getsockname()[1]
-    with listening, BlockingConnection(("127.0.0.1", port)) as link:
-        yield link
+    with listening, BlockingConnection(("127.0.0.1", port)) as connection:
+        yield connection
     server.join(TIMEOUT_S)
 
 
-def ask(link: BlockingConnection) -> bytes:
-    return link.exchange(Service.BROKER_READ, GET, broker_pb2.RangeRequest(), timeout_s=TIMEOUT_S)
+def ask(connection: BlockingConnection) -> bytes:
+    return connection.exchange(Service.BROKER_READ, GET, broker_pb2.RangeRequest(), timeout_s=TIMEOUT_S)
 
 
 def frame(serial: int, payload: bytes, *, one_block: bool) -> bytes:
@@ -53,23 +53,31 @@ def frame(serial: int, payload: bytes, *, one_block: bool) -> bytes:
 
 def test_answers_of_any_length_and_form_follow_each_other() -> None:
     long, cut, short = (frame(n, data, one_block=n != 2) for n, data in enumerate((LONG, LONG[:-1], b"short"), 1))
-    with answering([long[:10], long[10:300_000], long[300_000:]], [cut[:9000], cut[9000:]], [short]) as link:
-        first = ask(link)
-        assert [ask(link), ask(link)] == [LONG[:-1], b"short"]
+    with answering([long[:10], long[10:300_000], long[300_000:]], [cut[:9000], cut[9000:]], [short]) as connection:
+        first = ask(connection)
+        assert [ask(connection), ask(connection)] == [LONG[:-1], b"short"]
         assert first == LONG, "an answer stays as it was when the next has come"
 
 
 def test_answers_to_others_are_passed_over() -> None:
     late = frame(7, LONG, one_block=True)
-    with answering([late, frame(1, b"first", one_block=True)], [late + frame(2, b"second", one_block=True)]) as link:
-        assert [ask(link), ask(link)] == [b"first", b"second"]
+    with answering(
+        [late, frame(1, b"first", one_block=True)], [late + frame(2, b"second", one_block=True)]
+    ) as connection:
+        assert [ask(connection), ask(connection)] == [b"first", b"second"]
 
 
 def test_an_answer_that_ends_early() -> None:
-    with answering([frame(1, LONG, one_block=True)[:-1]]) as link, pytest.raises(UnavailableError, match="closed the"):
-        ask(link)
+    with (
+        answering([frame(1, LONG, one_block=True)[:-1]]) as connection,
+        pytest.raises(UnavailableError, match="closed the"),
+    ):
+        ask(connection)
 
 
 def test_a_peer_that_speaks_something_else() -> None:
-    with answering([b"HTTP/1.1 400 Bad Request\r\n"]) as link, pytest.raises(RemoteProtocolError, match="begins with"):
-        ask(link)
+    with (
+        answering([b"HTTP/1.1 400 Bad Request\r\n"]) as connection,
+        pytest.raises(RemoteProtocolError, match="begins with"),
+    ):
+        ask(connection)
