@@ -60,6 +60,16 @@ MODULE_NAMES = frozenset(
 """Names of modules that the glossary does not know."""
 
 
+OPTION_WORDS = frozenset(
+    {"books", "figures", "holdings", "kept", "lane", "pacing", "somebody", "told", "turned", "upkeep"}
+    | {"ways", "whoever", "words"}
+)
+"""Parts of names of options, keys and commands that the glossary does not know."""
+
+PAGE_NAME = re.compile(r"(?:what|where|how|who|whom|which|why|whose|say|let|see)-")
+"""File names of pages that no reader searches for."""
+
+
 class Hit(NamedTuple):
     """A rejected word: where, the word, and what to write instead."""
 
@@ -93,6 +103,27 @@ def pages() -> Iterator[Hit]:
                 yield Hit("pages", f"{place}: {title[1]}", title[1].split()[0], "the task, in the imperative")
 
 
+def names() -> Iterator[Hit]:
+    """File names and titles of all pages, and names of keys, options and commands."""
+    for page in sorted((ROOT / "docs").rglob("*.md")):
+        place = str(page.relative_to(ROOT))
+        title = re.search(r"^# (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+        if PAGE_NAME.match(page.stem):
+            yield Hit("names", place, page.stem, "the task or its subject")
+        if title and OPENING.match(title[1]):
+            yield Hit("names", place, title[1], "the task, in the imperative")
+    for page, pattern in (
+        ("cli.md", r"^## penstock (.+)$|^`--([a-z-]+)"),
+        ("configuration.md", r"^`([a-z_]+)`$"),
+        ("pipeline-file.md", r"^`([a-z_]+)`$"),
+    ):
+        text = (ROOT / "docs" / "reference" / page).read_text(encoding="utf-8")
+        for found in re.finditer(pattern, text, re.MULTILINE):
+            name = next(group for group in found.groups() if group)
+            if OPTION_WORDS & set(re.split(r"[ _-]", name)):
+                yield Hit("names", f"docs/reference/{page}", name, "a term of the glossary")
+
+
 def code() -> Iterator[Hit]:
     """Docstrings, other texts and names of the modules."""
     for path in sorted(SOURCE.rglob("*.py")):
@@ -124,11 +155,11 @@ def _docstrings(tree: ast.Module) -> Iterator[ast.Constant]:
 
 def hits() -> list[Hit]:
     """Every rejected word of the tree."""
-    return [*pages(), *code()]
+    return [*pages(), *names(), *code()]
 
 
 def counts(found: list[Hit]) -> dict[str, int]:
-    """Number of hits of each area: pages, docstrings, texts (errors, help, log lines), modules."""
+    """Number of hits of each area: pages, names, docstrings, texts (errors, help, log lines), modules."""
     return dict(sorted(Counter(hit.area for hit in found).items()))
 
 

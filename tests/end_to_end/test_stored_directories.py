@@ -91,7 +91,7 @@ def test_records_keep_their_offsets_and_groups_continue(stored: Stored) -> None:
     read = [(row["partition"], row["offset"]) for row in (*told["read"], *rest)]
     every = {(row["partition"], row["offset"]) for row in told["records"]}
     assert set(read) == every
-    if stored.stopped:  # a killed broker may have lost the last committed offsets of a group: decision 48
+    if stored.stopped:  # a killed broker may have lost the last committed offsets of a group: decision 34
         assert len(read) == len(every)
     partitions = {row["topic"]: row["partitions"] for row in node.rows("tube", "topic", "list")}
     assert (partitions["telemetry"], partitions["orders"]) == (2, 1)

@@ -4,7 +4,7 @@ When a commit begins, and where it runs, is up to :mod:`penstock.runtime.io.comm
 commit nothing is acknowledged any more: clients that wait, and later ones, get 503 with the reason. Responses leave
 with one write per connection.
 
-Commits of few messages run in the loop while the disk is fast (decision 47). Two kinds of changes are written behind,
+Commits of few messages run in the loop while the disk is fast (decision 34). Two kinds of changes are written behind,
 because nobody waits for them: messages in topics of durability "memory", and offsets that only a fetch moved. A fetch
 that confirms the messages before it is answered with the next messages, not with a promise.
 """
