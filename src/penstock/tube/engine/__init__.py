@@ -1,1 +1,1 @@
-"""Rules of master, broker, producer and consumer: requests and instants in, answers and orders out. No IO."""
+"""Sans-IO state machines of TubeMQ by role: master, broker, transactions, client."""

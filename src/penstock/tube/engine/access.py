@@ -1,4 +1,4 @@
-"""Users of a tube: signatures of clients, the tokens that replace them, clients that need none, and rights.
+"""Authentication and authorization of TubeMQ clients: signatures, tokens, exempt clients, and rights.
 
 A client signs ``userName + timestamp + nonce`` with HMAC-SHA1 under its key; the server has the same key. A client that
 signed gets a token, which any server with the same users can verify, and renews it before it expires. ``""`` is the
@@ -27,23 +27,23 @@ Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
 class Rights(Protocol):
-    """What a user may do."""
+    """Rights of a user."""
 
     def may_produce(self, topic: str) -> bool:
-        """Send to the topic."""
+        """Whether the user may send to the topic."""
         ...
 
     def may_consume(self, topic: str, group: str | None) -> bool:
-        """Read the topic as a member of the group; None: without one, by offsets."""
+        """Whether the user may read the topic as a member of the group; None: without a group, by offsets."""
         ...
 
     def may_administer(self, topic: str = "") -> bool:
-        """Change the topic; without one: the cluster, as a broker that registers does."""
+        """Whether the user may change the topic; without one: the cluster, as a broker does when it registers."""
         ...
 
 
 RightsOf = Callable[[str], Rights | None]
-"""User name to rights; None: everything."""
+"""Rights by user name; None: unrestricted."""
 
 
 def sign(user: str, key: str, timestamp_ms: int, nonce: int) -> str:
@@ -54,7 +54,7 @@ def sign(user: str, key: str, timestamp_ms: int, nonce: int) -> str:
 
 
 class Passed(NamedTuple):
-    """Somebody may come in. ``token``: a fresh one to send, or blank; ``renew``: it should sign again soon."""
+    """An accepted client. ``token``: a new token for it, or blank; ``renew``: it should sign again soon."""
 
     user: str
     token: str = ""
@@ -62,10 +62,10 @@ class Passed(NamedTuple):
 
 
 class Access:
-    """``users``: signing keys by name. ``anonymous``: no client needs to sign; ``networks`` and ``groups``: clients
-    that need not (stock Java consumers cannot). ``rights``: what users may do; default: everything.
+    """Users and their rights.
 
-    ``token_ms``: lifetime of a token.
+    ``users``: signing keys by name. ``anonymous``: clients need not sign. ``networks`` and ``groups``: clients that
+    need not sign (stock Java consumers cannot). ``rights``: by default unrestricted. ``token_ms``: lifetime of a token.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class Access:
         self._rights: dict[str, Rights | None] = {}
 
     def change(self, users: Mapping[str, str], rights: RightsOf | None, *, anonymous: bool) -> None:
-        """Accept other users, or give them other rights."""
+        """Replace users and rights."""
         self._users = dict(users)
         self._anonymous = anonymous
         self._rights_of = rights
@@ -101,7 +101,7 @@ class Access:
         return rights is None or rights.may_produce(topic)
 
     def may_consume(self, user: str, topic: str, group: str | None) -> bool:
-        """Whether ``user`` may read the topic as a member of the group; None: without one, by offsets."""
+        """Whether ``user`` may read the topic as a member of the group; None: without a group, by offsets."""
         rights = self._of(user)
         return rights is None or rights.may_consume(topic, group)
 
@@ -111,7 +111,7 @@ class Access:
         return rights is None or rights.may_administer()
 
     def keeps(self, user: str, topic: str, group: str) -> bool:
-        """Whether a reader that was accepted as ``user`` is still one after :meth:`change`."""
+        """Whether a consumer that was accepted as ``user`` still is after :meth:`change`."""
         return (not user or user in self._users) and self.may_consume(user, topic, group)
 
     def _of(self, user: str) -> Rights | None:
@@ -124,7 +124,7 @@ class Access:
         return self._rights[user]
 
     def admit(self, info: shared_pb2.MasterCertificateInfo, peer: str, group: str | None, now: int) -> Passed | None:
-        """Whether a client of the master may come in; None: it may not (415)."""
+        """Authenticate a client of the master; None: it is rejected (415)."""
         signed = info.authInfo
         if info.HasField("authInfo") and signed.userName:
             text = f"{signed.userName} {signed.timestamp} {signed.nonce} {signed.signature}"
@@ -140,7 +140,7 @@ class Access:
         return Passed("") if self._exempt(peer, group) else None
 
     def admit_token(self, token: str, peer: str, group: str | None, now: int) -> str | None:
-        """The user of a client of a broker, by its ``authAuthorizedToken``; None: the client is refused."""
+        """The user of a client of a broker, from its ``authAuthorizedToken``; None: the client is rejected."""
         if token:
             known = self._holder(token, now)
             if known is not None:
@@ -161,7 +161,7 @@ class Access:
         return any(address in network for network in self._networks)
 
     def _holder(self, token: str, now: int) -> tuple[str, int] | None:
-        """User and end of a token; verified ones are remembered, for it comes with every message."""
+        """User and expiry of a token. Verified tokens are cached, because every message carries one."""
         known = self._known.get(token)
         if known is None:
             known = self._verify(token, now)

@@ -1,16 +1,16 @@
-"""A broker's side of the protocol: who holds which partition, what a get returns, what a send stores.
+"""The broker as a state machine: registrations, fetches, produce requests and transactions.
 
     answer = broker.receive(request, context, arrived_ms)     # an Answer, or None: send nothing now
     deadline = broker.next_deadline()                         # ms or None; then broker.tick(now_ms)
 
-An answer with ``wait`` set may leave once everything appended and every position changed until now is committed; the
-others leave at once. Stores with something to write and positions to keep are taken by the shell (`dirty_stores`,
-`offsets.take_dirty`). A get that waits for messages is answered later: `readable` and `tick` put the answers of such
-gets into `ready`. A commit of staged rows is answered through `transactions`.
+An answer with ``wait`` may be sent once everything appended and every offset changed until now is committed; the others
+are sent at once. The shell takes stores with something to write (`dirty_stores`) and offsets to store
+(`offsets.take_dirty`). A get that waits for messages is answered later: `readable` and `tick` append to `ready`. A
+commit of staged rows is answered through `transactions`.
 
 Differences from the reference, none visible to its clients: messages are readable as soon as their commit returned,
-also through filters (its filtered readers wait for its flush); a get walks over any number of other partitions' records
-in one go; a get that finds nothing while messages are being committed is answered by that commit.
+also with filters (its filtered consumers wait for its flush); a get skips any number of records of other partitions at
+once; a get without messages is answered by a running commit.
 """
 
 from __future__ import annotations
@@ -41,12 +41,11 @@ __all__ = ["Answer", "AppendResult", "BrokerEngine"]
 
 
 class BrokerEngine:
-    """See the module. One instance per broker; not thread-safe.
+    """One broker; not thread-safe.
 
-    ``session_ms``: a partition whose consumer neither got nor heartbeat for so long is free again (reference: 30 s).
-    ``last_time``: newest
-    append time in the stores; message ids go on behind it, even if the clock went back since. ``staging``: what tasks
-    staged (`engine.transactions`); without it they cannot.
+    ``session_ms``: a partition without gets and heartbeats for this long becomes free (reference: 30 s). ``last_time``:
+    newest append time in the stores; message ids continue after it, even if the clock was set back. ``staging``: staged
+    rows (`engine.transactions`); without it nothing can be staged.
     """
 
     def __init__(
@@ -85,20 +84,20 @@ class BrokerEngine:
 
     @property
     def gets(self) -> int:
-        """Get requests that came."""
+        """Number of get requests."""
         return self.fetch.gets
 
     @property
     def ready(self) -> list[DelayedAnswer]:
-        """Answers to gets that waited; the shell sends them and clears the list."""
+        """Responses to gets that waited; the shell sends them and clears the list."""
         return self.fetch.ready
 
     def receive(self, request: Request, context: RequestContext, arrived_ms: int) -> Answer | None:
-        """The answer to ``request``, which arrived at ``arrived_ms``; None: send nothing now.
+        """Handle ``request``, which arrived at ``arrived_ms``. None: send nothing now.
 
-        That is so when the request's timeout has passed, and when the answer comes later: to a get that waits for
-        messages in `ready`, to a commit of staged rows in `transactions.answered`. Both name the connection and the
-        serial of ``context``; a get that came over no connection does not wait.
+        That is so if the request's timeout has passed, and if the answer comes later: to a get that waits for messages
+        in `ready`, to a commit of staged rows in `transactions.answered`. Both name the connection and the serial of
+        ``context``; a get that came over no connection does not wait.
         """
         if request.timeout and context.now_ms - arrived_ms > request.timeout:
             self.dropped_late += 1
@@ -121,25 +120,25 @@ class BrokerEngine:
         return None if answer is LATER else answer
 
     def send_of(self, request: Request, body: bytes) -> tuple[Send, bytes] | None:
-        """What ``request``, which was decoded from ``body``, sends, and its data.
+        """Fields and data of the message that ``request``, decoded from ``body``, sends.
 
-        None if it is not the sending of one message for `receive_sends`.
+        None unless it sends one message that `receive_sends` can store.
         """
         if request.method != MethodId.SEND_MESSAGE or request.service not in METHODS[MethodId.SEND_MESSAGE].services:
             return None
         try:
             found = self.produce.reader.read_request(request, body)
         except RemoteProtocolError:
-            return None  # `receive` says why
+            return None  # `receive` reports the error
         return None if isinstance(found, pb.SendMessageRequestP2B) else found
 
     def receive_sends(
         self, sends: Sequence[Send], datas: Sequence[bytes], context: RequestContext
     ) -> tuple[list[bytes], bool]:
-        """Store what requests for one partition brought (`send_of`), in order.
+        """Store the messages of requests for one partition (`send_of`), in order.
 
-        Their answers, and whether these wait for the commit of what happened so far. It takes a third of the time that
-        the requests would take one by one.
+        Returns the responses, and whether they wait for the commit of everything that happened before. It takes a third
+        of the time of handling the requests one by one.
         """
         try:
             return self.produce.send_all(sends, datas, context)
@@ -152,7 +151,7 @@ class BrokerEngine:
         self.checks.refused += 1
         method = METHODS.get(request.method)
         if method is None and request.method not in RESERVED:
-            # The C++ client sends a method 0 when it closes; the connection goes on.
+            # The C++ client sends method 0 when it closes; the connection stays open.
             text = f"method {request.method} does not exist"
             return Answer(encode_error(exceptions.UNKNOWN_PROTOCOL, text, version=request.version, fatal=True))
         if request.service not in set(Service):
@@ -166,18 +165,18 @@ class BrokerEngine:
         return Answer(encode_error(exceptions.EXCEPTION, text, version=request.version))
 
     def next_deadline(self) -> int | None:
-        """When `tick` has to be called next: no session ends before, no get has waited long enough."""
+        """When `tick` must be called next: no session and no wait of a get ends before."""
         return self.registrations.next_check
 
     def tick(self, now_ms: int) -> None:
-        """Free the partitions of silent consumers; answer gets that have waited long enough."""
+        """End sessions that are over; answer gets that waited long enough."""
         if self.registrations.next_check is None or now_ms < self.registrations.next_check:
             return
         self.registrations.tick(now_ms)
         self.fetch.tick(now_ms)
 
     def readable(self, stores: Iterable[LogStore], now_ms: int) -> None:
-        """Readers of ``stores`` see more than before: answer those who wait for it."""
+        """Answer the gets that wait for messages of ``stores``, which have new readable ones."""
         if self.fetch.parked:
             for store in stores:
                 self.fetch.wake(store, now_ms)
@@ -189,7 +188,7 @@ class BrokerEngine:
             self.fetch.forget(connection)
 
     def remove_topic(self, name: str, now_ms: int = 0) -> list[LogStore]:
-        """Forget a topic, its readers and their positions; the stores that were open, for the shell to delete."""
+        """Remove a topic, its registrations and offsets; returns its open stores, which the shell deletes."""
         self.registrations.forget([key for key, _ in self.registrations if key[1] == name])
         self.offsets.forget_topic(name)
         self.produce.producers.forget_topic(name)

@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 __all__ = ["LEAST_SESSION_MS", "Origin", "Origins", "RequestContext", "session_of"]
 
 LEAST_SESSION_MS = 3_000
-"""The shortest session that a consumer can ask for."""
+"""The shortest session timeout that a consumer can ask for."""
 
 
 def session_of(asked_ms: int, server_ms: int) -> int:
-    """The session of a consumer that asks for ``asked_ms`` (0: it does not), at most the server's own."""
+    """Session timeout of a consumer that asks for ``asked_ms`` (0: no wish); at most the server's own."""
     if asked_ms <= 0:
         return server_ms
     return min(max(asked_ms, LEAST_SESSION_MS), server_ms)
@@ -53,18 +53,18 @@ class Origin:
         self.ended = False
 
     def passes_to(self, other: Origin) -> bool:
-        """Whether ``other`` may go on with the sessions of this connection."""
+        """Whether ``other`` may continue the sessions of this connection."""
         return self is other or (self.ended and self.host == other.host)
 
 
 class Origins:
-    """The open connections that asked for something, by the key that the shell gives each."""
+    """The open connections with requests, by the key that the shell gives each."""
 
     def __init__(self) -> None:
         self._open: dict[object, Origin] = {}
 
     def of(self, context: RequestContext) -> Origin:
-        """The connection of a request; a request that came over none binds a session to nothing."""
+        """The connection of a request. A session that begins without a connection belongs to none."""
         connection = context.connection
         if connection is None:
             origin = Origin(context.peer)
@@ -76,7 +76,7 @@ class Origins:
         return found
 
     def end(self, connection: object) -> None:
-        """The connection is closed."""
+        """Mark a connection as closed."""
         found = self._open.pop(connection, None)
         if found is not None:
             found.ended = True

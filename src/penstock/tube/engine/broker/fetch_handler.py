@@ -44,13 +44,13 @@ __all__ = [
 
 _MAX_WAIT_MS = 30_000
 _COMMIT_WAIT_MS = 100
-"""A get of a client without the extension waits for a commit at most so long."""
+"""Longest wait for a commit of a get whose client does not know the extension."""
 _MAX_LAG_BYTES = 14 << 30
-"""A consumer further behind gets half as much at a time, as in the reference."""
+"""A consumer that lags more bytes behind gets half as much per response, as in the reference."""
 
 
 class DelayedAnswer(NamedTuple):
-    """The answer to a request that waited, for the connection that it came over."""
+    """The response to a fetch that waited, with the connection and serial number of its request."""
 
     connection: object
     serial: int
@@ -76,7 +76,7 @@ class _WaitingFetch:
 
 
 class FetchHandler:
-    """Answers what readers ask. ``rules``: the cluster's flow control."""
+    """Answers fetches and commits of offsets. ``rules``: the cluster's flow control."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class FetchHandler:
         self.rules = FlowRules()
         self.ready: list[DelayedAnswer] = []
         self.ahead = ReadAhead()
-        """What the shell has read when there is nothing else to do."""
+        """Reads that the shell does ahead of requests when it is idle."""
         self.gets = 0
         self.messages = 0
         self._checks = checks
@@ -102,11 +102,11 @@ class FetchHandler:
 
     @property
     def parked(self) -> int:
-        """Fetches that wait for messages."""
+        """Number of fetches that wait for messages."""
         return self._parked_count
 
     def get(self, request: Request, context: RequestContext) -> Answer | None:
-        """Answer method 17; None: it waits for messages, which only a request over a connection does."""
+        """Answer method 17. None: the get waits for messages, which only a request over a connection does."""
         message = decode(pb.GetMessageRequestC2B, request.payload)
         self.gets += 1
         found = self._try(message, context)
@@ -116,7 +116,7 @@ class FetchHandler:
             0 if context.connection is None or self._parked_count >= self._max_waiting else _patience_ms(message, found)
         )
         if request.timeout:
-            wait_ms = min(wait_ms, request.timeout * 3 // 4)  # the answer must be there within the timeout
+            wait_ms = min(wait_ms, request.timeout * 3 // 4)  # the response must arrive within the request's timeout
         if wait_ms <= 0:
             return _nothing(message, found)
         deadline = context.now_ms + wait_ms
@@ -127,7 +127,7 @@ class FetchHandler:
         return None
 
     def wake(self, store: LogStore, now_ms: int) -> None:
-        """Readers of ``store`` see more than before."""
+        """Answer the waiting gets of ``store``, which has new readable messages, if they need not wait any more."""
         waiting = self._parked.pop(store, None)
         if waiting is None:
             return
@@ -142,7 +142,7 @@ class FetchHandler:
             self._parked[store] = still
 
     def tick(self, now_ms: int) -> None:
-        """Answer the gets that have waited long enough."""
+        """Answer the gets whose waiting time is over."""
         for store, waiting in list(self._parked.items()):
             still = [parked for parked in waiting if parked.deadline > now_ms]
             if len(still) < len(waiting):
@@ -158,7 +158,7 @@ class FetchHandler:
                 self._registrations.check_by(parked.deadline)
 
     def forget(self, connection: object) -> None:
-        """The connection is closed: nobody waits for the answers to its gets."""
+        """Drop the waiting gets of a connection that was closed."""
         for store, waiting in list(self._parked.items()):
             still = [parked for parked in waiting if parked.context.connection is not connection]
             self._parked_count -= len(waiting) - len(still)
@@ -168,13 +168,13 @@ class FetchHandler:
                 del self._parked[store]
 
     def release(self, store: LogStore, now_ms: int) -> None:
-        """``store`` is removed: whoever waits for it is told."""
+        """Answer the waiting gets of ``store``, which is removed."""
         self.ahead.forget(store)
         for parked in self._parked.pop(store, []):
             self._finish(parked, self._answer(parked, now_ms))
 
     def _replaced(self, parked: _WaitingFetch) -> bool:
-        """Whether its client has registered anew since: what came for it then would count as delivered, unseen."""
+        """Whether the client registered again since: the messages would count as delivered without being received."""
         if parked.holder is None:
             return False
         holder = self._registrations.of(_key(parked.message))
@@ -189,7 +189,7 @@ class FetchHandler:
         return found if isinstance(found, Answer) else _nothing(parked.message, found)
 
     def _try(self, message: pb.GetMessageRequestC2B, context: RequestContext) -> Answer | LogStore:
-        """The answer, or the store that has nothing to read yet."""
+        """Return the response, or the store if it has no message to read yet."""
         if message.HasField("range"):
             return self._range(message, context)
         refusal = self._checks.refuse_reader(None, message.clientId)
@@ -243,7 +243,7 @@ class FetchHandler:
             key, read.next_offset - start, empty=not read.messages, manual=manual, delivered=delivered
         )
         if not read.messages and read.next_offset >= end and message.maxWaitMs > 0:
-            return store  # only what is not its own: the position has moved, nothing is to be told yet
+            return store  # only messages of other consumers: the offset has moved, the get still waits
         self.messages += len(read.messages)
         if self.rules.limits:
             holder.meter.count(sum(map(len, read.messages)))
@@ -272,7 +272,7 @@ class FetchHandler:
         )
 
     def _range(self, message: pb.GetMessageRequestC2B, context: RequestContext) -> Answer | LogStore:
-        """The exact range read for batch readers: no registration, no position."""
+        """Read an exact range for a batch reader, without a registration and without moving an offset."""
         name = java_trim(message.topicName)
         refusal = self._checks.refuse_range_reader(
             context, message.clientId, java_trim(message.groupName), message.authInfo.authAuthorizedToken, name
@@ -291,7 +291,7 @@ class FetchHandler:
             return store
         body, count = answer_range(store, message.partitionId, wanted)
         self.messages += count
-        # Readers of ranges are ours, and ours read blocks of any length.
+        # Only penstock's clients read ranges, and they accept blocks of any length.
         return Answer(join_response(MethodId.GET_MESSAGES, body), one_block=True)
 
     def commit(self, payload: bytes, context: RequestContext) -> Answer:
@@ -321,7 +321,7 @@ class FetchHandler:
                         currOffset=offset,
                         maxOffset=store.durable_end,
                     )
-                    # A position among messages that are in memory only is worth no more than they.
+                    # An offset of messages that are in memory only needs no more durability than they have.
                     wait = consumed and not store.immediate
                     return answer(MethodId.COMMIT_OFFSET, done.SerializeToString(), wait=wait)
                 text = f"offset {request.confirmedOffset} was not delivered since the registration"
@@ -331,7 +331,7 @@ class FetchHandler:
         return answer(MethodId.COMMIT_OFFSET, failed.SerializeToString())
 
     def _commit(self, key: Key, request: pb.CommitOffsetRequestC2B, *, consumed: bool) -> int | None:
-        """The offset committed; None: the one asked for cannot be."""
+        """Commit and return the offset; None if the requested offset cannot be committed."""
         if not request.HasField("confirmedOffset"):
             return self._offsets.commit(key, consumed=consumed)
         offset = request.confirmedOffset
@@ -343,15 +343,15 @@ def _key(message: pb.GetMessageRequestC2B) -> Key:
 
 
 def _patience_ms(message: pb.GetMessageRequestC2B, store: LogStore) -> int:
-    """How long a get that found nothing may wait for messages."""
+    """Longest time that a get without messages may wait for some."""
     if message.maxWaitMs > 0:
         return min(message.maxWaitMs, _MAX_WAIT_MS)
-    # What is being committed is readable in a moment, long before this reader would ask again.
+    # A running commit makes messages readable long before this client would ask again.
     return _COMMIT_WAIT_MS if store.unwritten_bytes and not store.immediate else 0
 
 
 def _nothing(message: pb.GetMessageRequestC2B, store: LogStore) -> Answer:
-    """The answer to a get that found nothing in ``store``."""
+    """The response to a get for which ``store`` has no message."""
     if message.HasField("range"):
         body, _ = answer_range(store, message.partitionId, message.range)
         return Answer(join_response(MethodId.GET_MESSAGES, body))
@@ -363,16 +363,16 @@ def _failed(refusal: Refusal, wait_ms: int = -1) -> Answer:
 
 
 def _near_the_head(topic: Topic, left: int) -> bool:
-    """Whether a filtered reader has less than ten of the reference's filter reads before it: it should slow down."""
+    """Whether a consumer with filters is less than ten of the reference's filter reads behind: it should slow down."""
     records = max(8000, min(1000 * (topic.config.partitions or 1), 13_500)) * 3
     return left < 10 * records * 28
 
 
 GET_BYTES = 512 << 10
-"""Most bytes in one get, the reference's transferSize. A single larger message still goes, alone."""
+"""Most bytes in one get, the reference's transferSize. A single larger message is sent alone."""
 
 _RANGE_BYTES = 4 << 20
-"""Most bytes in one range read, whatever was asked for: within what every reader of frames accepts."""
+"""Most bytes in one range read, whatever the request says: every reader of frames accepts so many."""
 
 
 def _head(code: int, text: str, *, success: bool) -> bytes:
@@ -383,7 +383,10 @@ _OK_HEAD = _head(ErrCode.SUCCESS, "OK!", success=True)
 
 
 def get_failure(code: int, text: str, wait_ms: int = -1) -> bytes:
-    """A get that returns nothing: the fields the reference's clients look at are filled. ``wait_ms``: ask then."""
+    """Encode a get response without messages, with the fields that the reference's clients read.
+
+    ``wait_ms``: time after which the client should ask again.
+    """
     return pb.GetMessageResponseB2C(
         success=False,
         errCode=code,
@@ -396,7 +399,7 @@ def get_failure(code: int, text: str, wait_ms: int = -1) -> bytes:
 
 
 def get_success(messages: list[bytes], *, start: int, end: int, behind_bytes: int, slow: bool) -> list[bytes]:
-    """The answer, in parts. ``messages`` are encoded fields 4, read from ``start`` on; ``behind_bytes`` are left."""
+    """Encode a get response, in parts. ``messages`` are encoded fields 4, read from ``start``."""
     tail = pb.GetMessageResponseB2C(
         currOffset=start, minLimitTime=0, escFlowCtrl=False, currDataDlt=behind_bytes, requireSlow=slow, maxOffset=end
     ).SerializePartialToString()
@@ -404,7 +407,7 @@ def get_success(messages: list[bytes], *, start: int, end: int, behind_bytes: in
 
 
 def answer_range(store: LogStore, partition_id: int, wanted: pb.RangeRequest) -> tuple[list[bytes], int]:
-    """The answer to a get with ``range`` (see the .proto file), in parts, and how many messages it holds."""
+    """Answer a get with ``range`` (see the .proto file): the response in parts, and its number of messages."""
     low, high = store.min_offset, store.durable_end
     epoch = store.epochs[-1][0] if store.epochs else 0
     answer = pb.RangeResponse(minOffset=low, maxOffset=high, logEpoch=epoch)
@@ -442,7 +445,7 @@ def answer_range(store: LogStore, partition_id: int, wanted: pb.RangeRequest) ->
     answer.nextOffset = read.next_offset
     gap = _first_loss(store, read, start)
     if gap is not None:
-        # A batch reader counts on every message of its range: first what stands before the loss, then the loss itself.
+        # A batch reader relies on getting every message of its range: the messages before the loss come first.
         answer.nextOffset = gap[0]
         if gap[0] == start:
             answer.lostStart, answer.lostEnd = gap
@@ -461,14 +464,14 @@ def answer_range(store: LogStore, partition_id: int, wanted: pb.RangeRequest) ->
 
 
 def _truncated(store: LogStore, start: int, epoch: int) -> int | None:
-    """Where the log was cut below ``start`` since ``epoch``; None if it was not."""
+    """Offset below ``start`` at which the log was cut since ``epoch``; None if it was not."""
     cuts = [begin for number, begin in store.epochs if number > epoch]
     lowest = min(cuts, default=start)
     return lowest if lowest < start else None
 
 
 def _first_loss(store: LogStore, read: LogRead, start: int) -> tuple[int, int] | None:
-    """The first stretch that ``read``, which began at ``start``, should have brought and did not."""
+    """The first offsets ``[from, to)`` that ``read``, which began at ``start``, should have returned and did not."""
     gap = store.first_gap(start, read.next_offset)
     if not read.damaged or (gap is not None and gap[0] < read.damaged[0]):
         return gap
@@ -484,12 +487,12 @@ def _range_failure(code: int, text: str, answer: pb.RangeResponse) -> list[bytes
 
 
 def _with_range(messages: list[bytes], answer: pb.RangeResponse) -> list[bytes]:
-    # The extension first: whoever knows the columns can take the messages apart without a step for each.
+    # The extension comes first: a client that knows the columns takes the messages apart all at once.
     return [_OK_HEAD, range_extension(answer), *messages]
 
 
 def range_extension(answer: pb.RangeResponse) -> bytes:
-    """``answer`` as the field that goes behind an encoded get response."""
+    """Encode ``answer`` as the field that follows an encoded get response."""
     return pb.GetMessageResponseB2C(range=answer).SerializePartialToString()
 
 

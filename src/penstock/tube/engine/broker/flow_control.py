@@ -1,7 +1,7 @@
-"""Flow control rules (section "flow control" of the protocol's settings): what a consumer may read a minute.
+"""Flow control rules of the protocol: how much a consumer may read per minute.
 
-The rules are one JSON text, an array of ``{"type": t, "rule": [...]}``. A broker enforces type 0 of the cluster's
-rules: a volume by lag and time of day (GMT+8). The other types steer clients, who get the text as it is.
+The rules are a JSON text, an array of ``{"type": t, "rule": [...]}``. A broker enforces type 0 of the cluster's rules:
+a volume by lag and time of day (GMT+8). The other types are for clients, which get the text unchanged.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _LEAST_FREQUENCY_MS = 200
 
 
 class Limit(NamedTuple):
-    """From minute ``start`` to ``end`` of the day, a reader more than ``lag_bytes`` behind gets ``bytes_a_minute``."""
+    """A volume per minute for consumers that lag more than ``lag_bytes``, between two minutes of the day."""
 
     start: int
     end: int
@@ -42,7 +42,7 @@ class FlowRules(NamedTuple):
     limits: tuple[Limit, ...] = ()
 
     def limit(self, behind_bytes: int, now_ms: int) -> Limit | None:
-        """The rule in force: of those for this time of day, the one for the greatest lag that is exceeded."""
+        """The applicable rule: among those of this time of day, the one with the greatest lag that is exceeded."""
         minute = (now_ms + _GMT8_MS) // 60_000 % _DAY_MINUTES
         found = None
         for limit in self.limits:
@@ -53,7 +53,7 @@ class FlowRules(NamedTuple):
 
 
 class Meter:
-    """What one registration read in the present window of five seconds."""
+    """Bytes that one registration read in the current window of five seconds."""
 
     __slots__ = ("_bytes", "_evaluated_at", "_limit", "_window_at")
 
@@ -64,7 +64,7 @@ class Meter:
         self._bytes = 0
 
     def wait_ms(self, rules: FlowRules, behind_bytes: int, now_ms: int) -> int:
-        """How long the reader has to wait before its next get; 0: it may read."""
+        """Time that the consumer must wait before its next get; 0: none."""
         if now_ms - self._evaluated_at >= _EVALUATE_MS:
             self._evaluated_at = now_ms
             self._limit = rules.limit(behind_bytes, now_ms)
@@ -77,12 +77,12 @@ class Meter:
         return limit.wait_ms
 
     def count(self, size: int) -> None:
-        """``size`` bytes were handed out."""
+        """Count ``size`` bytes that were sent."""
         self._bytes += size
 
 
 def parse_rules(text: str) -> FlowRules:
-    """The rules in ``text``; none in a blank one.
+    """Parse rules; a blank text has none.
 
     Raises:
         ConfigError: not JSON, or a rule is out of the limits of its type.

@@ -1,8 +1,8 @@
-"""Where every group stands in every partition: a committed offset and an amount in flight.
+"""Offsets of consumer groups per partition: the committed offset, and what is in flight.
 
-Offsets are byte positions in a store's index log, multiples of 28. The broker holds the position; a consumer only says
-whether what it got last was consumed. So a get books what it handed out as *in flight*, and the next get, a commit or
-the unregistration turns that into *committed* or lets it go (then the messages are delivered again).
+Offsets are byte positions in a store's index, multiples of 28. The broker keeps the offset; a consumer only says
+whether it consumed what it got last. So a get marks its messages as *in flight*. The next get, a commit or the end of
+the registration *commits* them or drops them, and then they are delivered again.
 """
 
 from __future__ import annotations
@@ -27,40 +27,41 @@ class _Slot:
     def __init__(self, committed: int) -> None:
         self.committed = committed
         self.in_flight = 0
-        self.delivered = 0  # behind the last message in flight; means nothing while nothing is in flight
+        self.delivered = 0  # offset behind the last message in flight; undefined while nothing is in flight
 
 
 class GroupOffsets:
-    """Positions of all groups. What has to be stored is collected in ``dirty``; the shell drains it by `take_dirty`."""
+    """Offsets of all groups. ``dirty`` collects changes to store; the shell fetches them by `take_dirty`."""
 
     def __init__(self, stored: Iterable[tuple[Key, int]] = ()) -> None:
         self._slots: dict[Key, _Slot] = {key: _Slot(offset) for key, offset in stored}
         self.dirty: set[Key] = set()
         self.founded = False
-        """Whether a group in ``dirty`` had no position before: without one it would begin anew, at either end."""
+        """Whether a group in ``dirty`` had no offset before: without it, the group would start at an end of the log.
+        """
 
     def __len__(self) -> int:
         return len(self._slots)
 
     def items(self) -> list[tuple[Key, int]]:
-        """Every key with its stored position."""
+        """Every key with its committed offset."""
         return [(key, slot.committed) for key, slot in self._slots.items()]
 
     def committed(self, key: Key) -> int | None:
-        """The stored position, None for a group that never registered there."""
+        """The committed offset; None for a group that never registered for the partition."""
         slot = self._slots.get(key)
         return None if slot is None else slot.committed
 
     def in_flight(self, key: Key) -> int:
-        """Index bytes handed out and not yet confirmed."""
+        """Index bytes that were delivered and are not confirmed."""
         slot = self._slots.get(key)
         return 0 if slot is None else slot.in_flight
 
     def register(self, key: Key, read_status: int, wanted: int | None, low: int, high: int) -> int:
-        """Where a consumer that registers now starts; what was in flight is delivered again.
+        """Register a consumer and return its start offset; messages in flight are delivered again.
 
-        ``wanted`` is the request's currOffset (rounded down to a record, clamped to ``low``..``high``), ``read_status``
-        says where a group without a position starts, and 2 always means ``high``.
+        ``wanted`` is the request's currOffset (rounded down to a record, limited to ``low``..``high``). ``read_status``
+        decides where a group without an offset starts; 2 always means ``high``.
         """
         slot = self._slots.get(key)
         if slot is None:
@@ -77,10 +78,10 @@ class GroupOffsets:
         return target
 
     def begin_get(self, key: Key, low: int, high: int, *, consumed: bool, manual: bool) -> tuple[int, bool]:
-        """Where a get reads, and whether there is anything to read below ``high``.
+        """Begin a get: the offset to read from, and whether there is anything to read below ``high``.
 
-        ``consumed``: what was in flight is committed first; otherwise it is read again. ``manual``: reading goes on
-        behind what is in flight, which only a commit confirms.
+        ``consumed``: messages in flight are committed first; otherwise they are read again. ``manual``: reading
+        continues behind the messages in flight, which only a commit confirms.
         """
         slot = self._slots.get(key)
         if slot is None:
@@ -97,16 +98,16 @@ class GroupOffsets:
                 slot.in_flight = 0
             return high, False
         if offset < low:
-            # Retention overtook the group: it goes on with what is left.
+            # Retention overtook the group: it continues with the oldest message.
             self._move(key, slot, low)
             slot.in_flight = 0
             offset = low
         return offset, True
 
     def end_get(self, key: Key, walked: int, *, empty: bool, manual: bool, delivered: int = 0) -> None:
-        """Book ``walked`` index bytes; if they hold no message and nothing is in flight, they are committed at once.
+        """End a get that read ``walked`` index bytes, which are committed at once if nothing is in flight.
 
-        ``delivered``: with ``manual``, the offset behind the last message of a get that brought some.
+        ``delivered``: with ``manual``, the offset behind the last message of a get that returned some.
         """
         slot = self._slots[key]
         if not manual:
@@ -119,7 +120,7 @@ class GroupOffsets:
             slot.delivered = delivered if manual else slot.committed + walked
 
     def commit(self, key: Key, *, consumed: bool) -> int:
-        """Commit or let go what is in flight; the committed offset."""
+        """Commit or drop what is in flight; returns the committed offset."""
         slot = self._slots[key]
         if consumed:
             self._move(key, slot, slot.committed + slot.in_flight)
@@ -127,9 +128,9 @@ class GroupOffsets:
         return slot.committed
 
     def commit_to(self, key: Key, offset: int) -> int | None:
-        """Commit what was delivered before ``offset``; the committed offset. None: ``offset`` was not delivered.
+        """Commit up to ``offset``; returns the committed offset, None if ``offset`` was not delivered.
 
-        Entries behind the last message (of other partitions, or that no filter matched) are committed with it.
+        Entries behind the last message (of other partitions, or rejected by filters) are committed with it.
         """
         slot = self._slots[key]
         end = slot.committed + slot.in_flight
@@ -142,32 +143,32 @@ class GroupOffsets:
         return slot.committed
 
     def discard(self, key: Key) -> None:
-        """Let go what is in flight: the consumer is gone."""
+        """Drop what is in flight, because the consumer is gone."""
         slot = self._slots.get(key)
         if slot is not None:
             slot.in_flight = 0
 
     def set(self, key: Key, offset: int) -> None:
-        """Put a group at ``offset``, as an administrator orders."""
+        """Set a group's offset, as an administrator requests."""
         slot = self._slots.setdefault(key, _Slot(-1))
         slot.in_flight = 0
         self._move(key, slot, offset)
 
     def remove(self, key: Key) -> bool:
-        """Forget a position; whether there was one."""
+        """Remove an offset; returns whether there was one."""
         if self._slots.pop(key, None) is None:
             return False
         self.dirty.add(key)
         return True
 
     def forget_topic(self, topic: str) -> None:
-        """Remove all positions in a topic that was removed; one of the same name begins anew."""
+        """Remove all offsets of a topic that was removed; a topic of the same name starts without them."""
         for key in [key for key in self._slots if key[1] == topic]:
             del self._slots[key]
             self.dirty.add(key)
 
     def take_dirty(self) -> list[tuple[Key, int | None]]:
-        """Positions changed since the last call; None = removed."""
+        """Return the offsets that changed since the last call; None: removed."""
         taken = [(key, self.committed(key)) for key in self.dirty]
         self.dirty.clear()
         self.founded = False

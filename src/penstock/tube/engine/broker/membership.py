@@ -1,10 +1,10 @@
-"""A broker as a member of its cluster: what it tells the master, and what it takes from the answers.
+"""Membership of a broker in its cluster: requests to the master, and what the responses change.
 
     request = membership.next_request(read_status, write_status)   # method id and payload
     update = membership.receive(method, payload)                   # what to apply; then next_request again, in time
 
-A register pushes the whole configuration, a heartbeat pushes it when what the broker reported differs. The broker
-reports its configuration in the next heartbeat after a change or when it is asked to.
+The master sends the whole configuration with a registration, and with a heartbeat if the broker's report differs. The
+broker reports its configuration with the next heartbeat after a change, or when the master asks for it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["BrokerConfig", "BrokerMembership", "MasterUpdate"]
 
 @dataclass(frozen=True, slots=True)
 class BrokerConfig:
-    """The configuration a master pushed: its version, its checksum (both only echoed), default and topic texts."""
+    """The configuration that a master sent: version and checksum (both are only echoed), default and topic texts."""
 
     config_id: int = 0
     check_sum: int = 0
@@ -41,14 +41,14 @@ class BrokerConfig:
         return cls(config_id, check_sum, default, tuple(topics))
 
     def parsed(self) -> tuple[DefaultConfig, list[TopicConfig]]:
-        """The settings. Raises RemoteProtocolError if the master pushed something unreadable."""
+        """Parse the settings. Raises RemoteProtocolError if the master sent something unreadable."""
         default = DefaultConfig.parse(self.default) if self.default.strip() else DefaultConfig()
         return default, [TopicConfig.parse(text) for text in self.topics]
 
 
 @dataclass(slots=True)
 class MasterUpdate:
-    """What an answer of the master asks for; None and empty = as before."""
+    """Changes that a response of the master asks for; None and empty mean no change."""
 
     config: BrokerConfig | None = None
     removed_topics: list[str] = field(default_factory=list)
@@ -59,11 +59,11 @@ class MasterUpdate:
     max_message_bytes: int | None = None
     flow_rules: str | None = None
     soon: bool = False
-    """Send the next request at once: something changed that the master waits to hear of."""
+    """Send the next request at once: the master waits for news of a change."""
 
 
 class BrokerMembership:
-    """One broker's membership. ``address`` is ``host:port`` as clients reach it, ``web_address`` its administration."""
+    """One broker's membership. ``address`` is ``host:port`` for clients, ``web_address`` that of its administration."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class BrokerMembership:
         self._flow_id = UNDEFINED
 
     def lost(self) -> None:
-        """The connection or the session is gone: register again."""
+        """Register again: the connection or the session is lost."""
         self.registered = False
 
     def next_request(
@@ -100,9 +100,9 @@ class BrokerMembership:
         *,
         signed: shared_pb2.MasterCertificateInfo | None = None,
     ) -> tuple[int, bytes]:
-        """Method id and payload. Statuses: 0 normal, 1 stopped by order, -1 paused because of disk errors.
+        """Method id and payload of the next request. Statuses: 0 normal, 1 stopped by the master, -1 disk failure.
 
-        ``failure``: these errors in words. ``signed``: who the broker is, where the master asks for it.
+        ``failure``: description of that failure. ``signed``: the broker's credentials, if the master asks for them.
         """
         if not self.registered:
             request = pb.RegisterRequestB2M(
@@ -117,7 +117,7 @@ class BrokerMembership:
                 brokerTopicSetConfInfo=self.config.topics,
                 flowCheckId=self._flow_id,
                 qryPriorityId=UNDEFINED,
-                # Compared by the Java master even with TLS off.
+                # The Java master compares it even without TLS.
                 tlsPort=DEFAULT_BROKER_TLS_PORT if self._tls_port is None else self._tls_port,
                 authInfo=signed,
                 webAddress=self._web_address,
@@ -147,16 +147,16 @@ class BrokerMembership:
         return MethodId.BROKER_HEARTBEAT, beat.SerializeToString()
 
     def close_request(self, signed: shared_pb2.MasterCertificateInfo | None = None) -> tuple[int, bytes]:
-        """The orderly end: the master forgets the broker at once."""
+        """The request that ends the membership: the master forgets the broker at once."""
         request = pb.CloseRequestB2M(brokerId=str(self.broker_id), authInfo=signed)
         return MethodId.BROKER_CLOSE, request.SerializeToString()
 
     def receive(self, method: int, payload: bytes) -> MasterUpdate:
-        """What the answer to the request of `next_request` asks for.
+        """Process the response to the request of `next_request`.
 
         Raises:
-            RefusedError: the master does not take this broker (for example: it is not configured there).
-            RemoteProtocolError: the answer or a configuration text cannot be read.
+            RefusedError: the master does not accept this broker (for example: it is not configured there).
+            RemoteProtocolError: the response or a configuration text cannot be read.
         """
         if method == MethodId.BROKER_REGISTER:
             return self._registered(decode(pb.RegisterResponseM2B, payload))
@@ -202,7 +202,7 @@ class BrokerMembership:
 
     def _common(self, answer: pb.RegisterResponseM2B | pb.HeartResponseM2B) -> MasterUpdate:
         update = MasterUpdate(stop_read=answer.stopRead, stop_write=answer.stopWrite)
-        # A blank default or an empty list says nothing (tubemq.md 12.1).
+        # A blank default or an empty list means no change (tubemq.md 12.1).
         if answer.takeConfInfo and answer.brokerDefaultConfInfo.strip() and answer.brokerTopicSetConfInfo:
             config = BrokerConfig(
                 answer.curBrokerConfId,

@@ -1,6 +1,6 @@
-"""The history of consumed offsets: once a minute one message a group into the system topic, as the reference writes it.
+"""History of committed offsets: one message per group and minute in the system topic, in the reference's format.
 
-Consumers may read the topic; `penstock tube offset` and existing tools find in it where a group stood at some time.
+Consumers may read the topic; `penstock tube offset` and existing tools read from it where a group was at some time.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _INT_MIN = -(1 << 31)
 
 
 class HistoryMessage(NamedTuple):
-    """What to append to the system topic. ``msg_type``: filters of the history's readers go by it."""
+    """A message for the system topic. Readers of the history filter by ``msg_type``."""
 
     partition: int
     data: bytes
@@ -34,16 +34,16 @@ class HistoryMessage(NamedTuple):
 
 
 def history_place(group: str) -> tuple[int, str]:
-    """Partition of a group's history and the message type that its messages have."""
+    """Partition of a group's history, and the message type of its messages."""
     number = java_hash(group)
-    # Java's abs() leaves the smallest integer negative; nobody has met a group that hashes to it.
+    # Java's abs() leaves the smallest integer negative; no known group hashes to it.
     return (0 if number == _INT_MIN else abs(number)) % _PARTITIONS, str(number)
 
 
 def group_history(
     topics: Topics, offsets: GroupOffsets, registrations: Registrations, broker_id: int, now_ms: int, minute: str
 ) -> list[HistoryMessage]:
-    """One message for each group that has a position here, but for positions in the system topic itself.
+    """One message for each group with an offset on this broker, without offsets in the system topic itself.
 
     ``minute``: the present time as yyyyMMddHHmm.
     """
@@ -93,7 +93,7 @@ def group_history(
         }
         partition, msg_type = history_place(group)
         attributes = [(MSG_TYPE, msg_type), (MSG_TIME, minute)]
-        if fits_attribute(group):  # a client may call its group anything; the body has the name in any case
+        if fits_attribute(group):  # group names are arbitrary; the body has the name in any case
             attributes.append(("$groupName$", group))
         text = format_attributes(attributes)
         data, flag = encode_data(json.dumps(body, separators=(",", ":")).encode(), text)

@@ -1,6 +1,6 @@
-"""Sending (method 13): one message, a batch of them, and producers whose messages are stored once.
+"""Produce requests (method 13): single messages, batches, and messages of idempotent producers.
 
-The answer to a send waits for the commit that holds its messages, except in topics of durability "memory".
+The response waits for the commit of its messages, except in topics of durability "memory".
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ MAX_BATCH = 8192
 MAX_BATCH_BYTES = 4 << 20
 _KEYS_CACHED = 4096
 _MAX_TYPE_CHARS = 1024
-"""Longest message type: hashing walks over it. The reference's clients send up to 256 characters."""
+"""Longest message type: the hash reads all of it. The reference's clients send up to 256 characters."""
 
 
 class AppendResult(NamedTuple):
-    """Where a message landed. ``append_offset``: its position in the index of its store, 28 bytes a message."""
+    """Result of an append. ``append_offset``: offset in the index of the store, 28 bytes per message."""
 
     message_id: int
     append_time_ms: int
@@ -56,7 +56,7 @@ class _Sequence(NamedTuple):
 
 
 class ProduceHandler:
-    """Stores what producers send. ``dirty_stores``: stores with something to write, for the shell."""
+    """Stores the messages of producers. ``dirty_stores``: stores with something to write, for the shell."""
 
     def __init__(self, checks: RequestChecks, topics: Topics, limits: TubeLimits, last_time: int) -> None:
         self.dirty_stores: dict[LogStore, None] = {}
@@ -65,7 +65,7 @@ class ProduceHandler:
         self.bytes = 0
         self.duplicates = 0
         self.transactions: Callable[[pb.SendMessageRequestP2B, RequestContext], Answer] | None = None
-        """What answers requests that stage or commit (`engine.transactions`)."""
+        """Handles requests that stage rows or commit batches (`engine.transactions`)."""
         self._checks = checks
         self._topics = topics
         self.max_unwritten_bytes = limits.max_unwritten_bytes
@@ -87,7 +87,7 @@ class ProduceHandler:
     def send_all(
         self, sends: Sequence[Send], datas: Sequence[bytes], context: RequestContext
     ) -> tuple[list[bytes], bool]:
-        """Store what requests for one partition brought, in order: their answers, and whether these have to wait."""
+        """Store the messages of requests for one partition in order; the responses, and whether they wait."""
         kinds = set(sends)
         name, partition_id = sends[0].place
         name = name.strip()
@@ -108,7 +108,7 @@ class ProduceHandler:
         assert refusal is not None
         if len(datas) == 1:
             return [self._refused(refusal).body], False
-        # One of them is refused at least: each for itself.
+        # At least one of them is rejected: each request is handled alone.
         each = [self.send_all([send], [data], context) for send, data in zip(sends, datas, strict=True)]
         return [bodies[0] for bodies, _ in each], any(wait for _, wait in each)
 
@@ -126,7 +126,7 @@ class ProduceHandler:
         datas: Sequence[bytes],
         now_ms: int,
     ) -> AppendResult | Refusal:
-        """Store all of ``datas`` or none; where the first is. ``kinds`` are the different ones of ``sends``."""
+        """Store all of ``datas`` or none; returns the first result. ``kinds`` are the distinct ``sends``."""
         full = self.refuse_space(topic, partition_id)
         if full is not None:
             return full
@@ -152,7 +152,7 @@ class ProduceHandler:
     def _store_own(
         self, topic: Topic, partition_id: int, data: bytes, flag: int, msg_type: str, now_ms: int
     ) -> AppendResult | Refusal:
-        """Store a message that comes from inside the node."""
+        """Store a message of the node itself."""
         if not 0 < len(data) <= topic.max_data_bytes:
             return _refuse_size(topic, len(data))
         full = self.refuse_space(topic, partition_id)
@@ -164,7 +164,7 @@ class ProduceHandler:
         return self._append(topic, partition_id, (data,), (flag,), (check_sum(data),), (key,), now_ms)
 
     def refuse_space(self, topic: Topic, partition_id: int) -> Refusal | None:
-        """Why there is no room for a message now, if so: on the disk, or on its way there."""
+        """Reason why no message can be stored now, if any: a full disk, or too many unwritten messages."""
         if self._checks.out_of_space:
             return Refusal(ErrCode.SERVER_RECEIVE_OVERFLOW, self._checks.out_of_space)
         if self._topics.store(topic, partition_id).unwritten_bytes > self.max_unwritten_bytes:
@@ -182,9 +182,9 @@ class ProduceHandler:
         now_ms: int,
         marker: bytes = b"",
     ) -> AppendResult:
-        """Store messages one behind the other; where the first is."""
+        """Append messages to the log of a partition; returns the result of the first."""
         store = self._topics.store(topic, partition_id)
-        # Rises with time, also over restarts; nine bytes as a varint for the next centuries.
+        # Rises with time, also across restarts; nine bytes as a varint for the next centuries.
         message_id = max(self._last_id + 1, now_ms << 20)
         offset, time_ms = store.append_many(partition_id, datas, flags, sums, keys, message_id, now_ms, marker)
         self._last_id = message_id + len(datas) - 1
@@ -256,7 +256,7 @@ class ProduceHandler:
     def refuse_messages(
         self, topic: Topic, batch: pb.SendBatch, datas: Sequence[bytes], msg_type: str = ""
     ) -> Refusal | None:
-        """Why ``topic`` does not take ``datas`` with the flags and types of ``batch``, if so."""
+        """Reason why ``topic`` does not accept ``datas`` with the flags and types of ``batch``, if any."""
         count = len(datas)
         if count > MAX_BATCH:
             return Refusal(ErrCode.BAD_REQUEST, f"a batch of {count} messages; at most {MAX_BATCH} are accepted")
@@ -278,9 +278,9 @@ class ProduceHandler:
     def append_staged(
         self, topic: Topic, partition_id: int, batch: pb.SendBatch, number: int, first: int, now_ms: int
     ) -> int:
-        """Store staged messages that are the ``first`` and following ones of publication ``number`` in this partition.
+        """Store staged messages, numbered from ``first``, of publication ``number``; returns how many were stored.
 
-        What was stored before a crash is not stored again. How many were stored.
+        Messages that were stored before a crash are skipped.
         """
         place = (topic.name, partition_id)
         count = len(batch.datas)
@@ -331,22 +331,22 @@ class ProduceHandler:
             appendOffset=first.append_offset,
             result=pb.SendResult(extensions=EXTENSIONS, count=count, duplicates=duplicates),
         )
-        # Duplicates wait as well: the commit of what they repeat may still be running.
+        # Responses to duplicates wait as well: the commit of the original may still be running.
         wait = not self._topics.store(topic, partition).immediate
         return answer(MethodId.SEND_MESSAGE, done.SerializeToString(), wait=wait)
 
     def append_system(
         self, topic: Topic, partition_id: int, data: bytes, flag: int, msg_type: str, now_ms: int
     ) -> AppendResult | Refusal:
-        """Store a message in a topic that only the broker itself writes."""
+        """Store a message in a topic that only the broker writes."""
         return self._store_own(topic, partition_id, data, flag, msg_type, now_ms)
 
-    # The node's own messages
+    # Messages of the node itself
 
     def append(
         self, topic_name: str, partition_id: int | None, data: bytes, flag: int, msg_type: str | None, now_ms: int
     ) -> AppendResult:
-        """Store a message of the node itself; durable after the next commit. ``partition_id`` None: in turn.
+        """Store a message of the node itself; it is durable after the next commit. ``partition_id`` None: round robin.
 
         Raises:
             RefusedError: with the error code a client would get. UnavailableError: not now (419, 503).
@@ -381,7 +381,7 @@ def _refuse_size(topic: Topic, size: int) -> Refusal:
 
 
 def refuse_place(name: str, topic: Topic | None, partition_id: int) -> Refusal | None:
-    """Why nothing can be stored in a partition of the topic called ``name``, if so."""
+    """Reason why nothing can be stored in a partition of the topic ``name``, if any."""
     if not name:
         return Refusal(ErrCode.BAD_REQUEST, "topicName is blank")
     if topic is None or not topic.writable:

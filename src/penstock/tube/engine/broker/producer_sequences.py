@@ -1,7 +1,7 @@
-"""What idempotent producers have had stored, so that a message sent again is not stored again.
+"""Sequence numbers of idempotent producers, so that a message that is sent again is not stored again.
 
-A producer numbers its messages per partition, from 0 and without gaps. The broker keeps the last number it stored of
-each; the log carries the numbers too, so that after a crash they are read back from it (`storage.sequences`).
+A producer numbers its messages per partition, from 0 and without gaps. The broker keeps the last number stored of each.
+The log contains the numbers too, so that they are restored from it after a crash (`storage.notes`).
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ class _State:
 
 
 class ProducerSequences:
-    """The last sequence of every producer in every partition. Bounded: the ones silent for longest go first."""
+    """The last sequence of up to ``most`` producers in partitions; the ones idle for longest are removed."""
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._states: dict[TopicPartition, dict[int, _State]] = {}
         self._count = 0
         self.changed: set[tuple[str, int]] = set()
-        """Topic and store number of states that differ from the snapshot kept on disk; the shell clears it."""
+        """Topic and store number of entries that differ from the snapshot on disk; the shell clears it."""
 
     def __len__(self) -> int:
         return self._count
 
     def expected(self, partition: TopicPartition, producer: int, oldest: int) -> int:
-        """The next sequence of ``producer``: what follows the last one stored, ``oldest`` if it is unknown here."""
+        """The next sequence of ``producer``: the one after the last stored, ``oldest`` if the producer is unknown."""
         states = self._states.get(partition)
         state = states.get(producer) if states else None
         return max(oldest, 0) if state is None else state.last + 1
 
     def stored(self, partition: TopicPartition, producer: int, last: int, now_ms: int) -> None:
-        """``last`` is the highest sequence stored of ``producer``; lower ones than known change nothing."""
+        """Note ``last`` as the highest stored sequence of ``producer``, unless a higher one is known."""
         states = self._states.setdefault(partition, {})
         state = states.get(producer)
         if state is None:
@@ -68,12 +68,12 @@ class ProducerSequences:
         ]
 
     def restore(self, topic: str, rows: Iterable[tuple[int, int, int, int]]) -> None:
-        """Take over what `snapshot` gave, or what was found in the log."""
+        """Restore entries of `snapshot`, or found in the log."""
         for partition, producer, last, time_ms in rows:
             self.stored((topic, partition), producer, last, time_ms)
 
     def forget(self, partition: TopicPartition, producer: int) -> None:
-        """``producer`` sends nothing more there."""
+        """Remove ``producer``, which sends nothing more to the partition."""
         states = self._states.get(partition)
         if states is not None and states.pop(producer, None) is not None:
             self._count -= 1
@@ -87,7 +87,7 @@ class ProducerSequences:
         self.changed = {name for name in self.changed if name[0] != topic}
 
     def expire(self, now_ms: int) -> None:
-        """Forget producers that stored nothing for seven days."""
+        """Remove producers that stored nothing for seven days."""
         self._drop(lambda state: state.time_ms < now_ms - FORGOTTEN_MS)
 
     def _drop_oldest(self) -> None:

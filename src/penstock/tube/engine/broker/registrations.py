@@ -1,4 +1,4 @@
-"""Which consumer holds which partition of a broker (methods 15, 16), and for how long without a sign of life."""
+"""Registrations of consumers for partitions (methods 15, 16), and the sessions that end them."""
 
 from __future__ import annotations
 
@@ -34,10 +34,9 @@ _MAX_GROUP = 1024
 
 
 class Registration:
-    """A consumer holds a partition; ``keys`` None = no filter, ``since``: when it registered (ms).
+    """A consumer's registration for a partition. ``keys`` None: no filter; ``since``: time of the registration (ms).
 
-    ``user``: as which it registered, empty for an anonymous client. ``origin``: the connection that the registration
-    belongs to.
+    ``user``: the user who registered, empty for an anonymous client. ``origin``: the connection that owns it.
     """
 
     __slots__ = ("client_id", "deadline", "filters", "keys", "meter", "origin", "priority", "session_ms", "since",
@@ -73,7 +72,7 @@ class Registrations:
         self.session_ms = session_ms
         self.next_check: int | None = None
         self._grace_until = 0
-        """Before that nobody's silence is judged."""
+        """No session ends before this time."""
         self._checks = checks
         self._topics = topics
         self._offsets = offsets
@@ -87,7 +86,7 @@ class Registrations:
         return iter(list(self._held.items()))
 
     def of(self, key: Key) -> Registration | None:
-        """Who holds the partition for the group."""
+        """The registration of a group for a partition, if any."""
         return self._held.get(key)
 
     def register(self, payload: bytes, context: RequestContext) -> Answer:
@@ -125,7 +124,7 @@ class Registrations:
         return answer(MethodId.PARTITION_REGISTER, failed.SerializeToString())
 
     def _refuse_more(self, key: Key, filters: Sequence[str]) -> Refusal | None:
-        """What a consumer may make the broker remember is bounded."""
+        """Reason why no further filter, registration or offset is accepted, if any."""
         if len(filters) > _MAX_FILTERS or any(len(text) > _MAX_FILTER_CHARS for text in filters):
             text = f"at most {_MAX_FILTERS} filters of {_MAX_FILTER_CHARS} characters are possible"
             return Refusal(ErrCode.BAD_REQUEST, text)
@@ -143,7 +142,7 @@ class Registrations:
             return None
         text = f"partition {key[2]} of {key[1]} is held by another consumer{_at(holder)}"
         if self.is_over(holder, context.now_ms):
-            # Gone, but the answer is 410 all the same: the caller retries and then succeeds (tubemq.md 10.2).
+            # The session is over, but the answer is still 410: the client retries and then succeeds (tubemq.md 10.2).
             self.expire(key)
         return Refusal(ErrCode.PARTITION_OCCUPIED, text)
 
@@ -222,7 +221,7 @@ class Registrations:
         return answer(MethodId.PARTITION_HEARTBEAT, done.SerializeToString())
 
     def not_held(self, key: Key, client_id: str, context: RequestContext) -> Refusal | None:
-        """Why ``client_id`` may not use the partition over the connection of the request, if so."""
+        """Reason why ``client_id`` may not use the partition over the connection of the request, if any."""
         holder = self._held.get(key)
         if holder is None:
             return Refusal(ErrCode.HB_NO_NODE, f"partition {key[2]} of {key[1]} is not registered by group {key[0]}")
@@ -240,17 +239,17 @@ class Registrations:
         return None
 
     def check_by(self, deadline: int) -> None:
-        """Something ends at ``deadline``."""
+        """Make sure that `tick` is called at ``deadline``."""
         if self.next_check is None or deadline < self.next_check:
             self.next_check = deadline
 
     def expire(self, key: Key) -> None:
-        """The session of a holder ended: what it has in flight is delivered again."""
+        """End the session of a registration; its messages in flight are delivered again."""
         del self._held[key]
         self._offsets.discard(key)
 
     def access_changed(self) -> None:
-        """Free the partitions whose consumers may not read them any more."""
+        """End the registrations of consumers that may not read their partitions any more."""
         access = self._checks.access
         if access is None:
             return
@@ -258,26 +257,26 @@ class Registrations:
             self.expire(key)
 
     def is_over(self, holder: Registration, now_ms: int) -> bool:
-        """Whether the consumer was silent for too long."""
+        """Whether the session is over: no get and no heartbeat for too long."""
         return holder.deadline <= now_ms >= self._grace_until
 
     def stalled(self, now_ms: int, grace_ms: int) -> None:
-        """The shell did not run for a while: no session ends for ``grace_ms``, gets and heartbeats are on the way."""
+        """End no session for ``grace_ms``: the process was stopped, gets and heartbeats are on their way."""
         self._grace_until = max(self._grace_until, now_ms + grace_ms)
 
     def tick(self, now_ms: int) -> None:
-        """Free the partitions of consumers that were silent for too long."""
+        """End the registrations whose sessions are over."""
         for key in [key for key, holder in self._held.items() if self.is_over(holder, now_ms)]:
             self.expire(key)
         first = min((holder.deadline for holder in self._held.values()), default=None)
         self.next_check = None if first is None else max(first, self._grace_until)
 
     def forget(self, keys: Iterable[Key]) -> None:
-        """Drop registrations together with what they were for (a topic or a group was removed)."""
+        """Remove registrations whose topic or group was removed."""
         for key in keys:
             self._held.pop(key, None)
 
 
 def _at(holder: Registration) -> str:
-    """Where a holder is, for texts; never its id."""
+    """Address of a consumer for texts; never its client id."""
     return f" at {holder.origin.host}" if holder.origin.host else ""

@@ -1,4 +1,4 @@
-"""Who may do what on a broker right now, and how its answers look: shared by everything that answers a request."""
+"""Checks that every request to a broker passes (authentication, rights, state of the broker), and its responses."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _TOKENS_KEPT = 6
 
 
 class Answer:
-    """The body of a response frame; ``wait``: it may leave only after the commit of what happened so far.
+    """The body of a response frame. ``wait``: it is sent after the commit of everything that happened before.
 
-    ``one_block``: whoever asked reads a frame of one long block.
+    ``one_block``: the client accepts a frame of one long block.
     """
 
     __slots__ = ("body", "one_block", "wait")
@@ -34,7 +34,7 @@ class Answer:
 
 
 LATER = Answer(b"")
-"""In place of an answer: it comes later."""
+"""Stands for a response that is sent later."""
 
 
 class Refusal(NamedTuple):
@@ -45,18 +45,18 @@ class Refusal(NamedTuple):
 
 
 class RequestChecks:
-    """What the master ordered and what the disk allows. ``refused`` counts the requests that were turned away."""
+    """Access and state of the broker. ``refused`` counts rejected requests."""
 
     def __init__(self) -> None:
         self.access: Access | None = None
-        """Users that have to sign; None: nobody does."""
+        """Users that clients authenticate as; None: clients need not authenticate."""
         self.origins = Origins()
         self.read_stopped = False
         self.write_stopped = False
         self.failure: StorageError | None = None
         """Set by the shell after a failed commit: nothing is acknowledged any more."""
         self.out_of_space = ""
-        """Why messages are not stored for now, the disk has no space for them; empty: they are."""
+        """Reason why the disk has no space for messages; empty: it has."""
         self.tokens: list[int] = []
         self.check_tokens = False
         self.refused = 0
@@ -64,7 +64,7 @@ class RequestChecks:
     def refuse_writer(
         self, context: RequestContext, client_id: str, token: int, user_token: str, topics: Iterable[str]
     ) -> Refusal | None:
-        """Why this client may not send to ``topics``, if so."""
+        """Reason why the client may not send to ``topics``, if any."""
         if self.failure is not None:
             return Refusal(ErrCode.SERVICE_UNAVAILABLE, f"the broker stores nothing any more: {self.failure.what}")
         if self.write_stopped:
@@ -82,20 +82,20 @@ class RequestChecks:
     def refuse_member(
         self, context: RequestContext, client_id: str, group: str, auth: AuthorizedInfo, topic: str | None = None
     ) -> Refusal | None:
-        """Why a consumer may not hold partitions (of ``topic``), if so."""
+        """Reason why the consumer may not register for partitions (of ``topic``), if any."""
         refusal = self._refuse_user(context, auth.authAuthorizedToken, group)
         if refusal is None and topic is not None:
             refusal = self._refuse_topic(context, auth.authAuthorizedToken, group, topic, group)
         return refusal or self.refuse_reader(auth.visitAuthorizedToken, client_id)
 
     def user_of(self, context: RequestContext, user_token: str, group: str) -> str:
-        """The user of a client that is not refused."""
+        """The user of a client that passed the checks."""
         if self.access is None:
             return ""
         return self.access.admit_token(user_token, context.peer, group, context.now_ms) or ""
 
     def refuse_reader(self, token: int | None, client_id: str) -> Refusal | None:
-        """Why this client may not read; ``token`` None where the protocol carries none (get and commit)."""
+        """Reason why the client may not read, if any; ``token`` None: the request carries none (get and commit)."""
         if self.read_stopped:
             return Refusal(ErrCode.SERVICE_UNAVAILABLE, "reading is stopped on this broker")
         refusal = None if token is None else self._refuse_token(token)
@@ -104,7 +104,7 @@ class RequestChecks:
     def refuse_range_reader(
         self, context: RequestContext, client_id: str, group: str, user_token: str, topic: str
     ) -> Refusal | None:
-        """Why this client may not read ranges, if so. Nobody registers for them, and no group's offset moves."""
+        """Reason why the client may not read ranges, if any. They need no registration and move no offset."""
         return (
             self._refuse_user(context, user_token, group)
             or self._refuse_topic(context, user_token, group, topic, None)
@@ -132,7 +132,7 @@ class RequestChecks:
         return None
 
     def add_tokens(self, tokens: Iterable[int]) -> None:
-        """Visit tokens the master announced; the last six stay valid."""
+        """Add visit tokens that the master announced; the last six are valid."""
         for token in tokens:
             if token in self.tokens:
                 self.tokens.remove(token)
@@ -148,7 +148,7 @@ def _who(user: str) -> str:
 
 
 def answer(method: int, payload: bytes, *, wait: bool = False) -> Answer:
-    """A successful answer to ``method``."""
+    """A successful response to ``method``."""
     return Answer(encode_response(method, payload), wait=wait)
 
 

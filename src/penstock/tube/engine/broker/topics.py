@@ -1,4 +1,4 @@
-"""The topics of one broker: their settings, their stores, and which partition ids exist."""
+"""Topics of one broker: their settings, their stores, and the partition ids that exist."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SIZE_ALLOWANCE = 10 << 10
 
 
 class Topic:
-    """A topic on this broker. ``config`` is what is in force: blanks are filled from the broker's default."""
+    """A topic on this broker. ``config`` is complete: blanks are filled from the broker's default."""
 
     __slots__ = ("config", "max_data_bytes", "name", "next_partition", "stores")
 
@@ -30,14 +30,14 @@ class Topic:
         self.configure(config, cluster_bytes)
 
     def configure(self, config: TopicConfig, cluster_bytes: int | None) -> None:
-        """Take over new settings; stores stay as they are. ``cluster_bytes``: the cluster's message size."""
+        """Apply new settings; stores are not changed. ``cluster_bytes``: the cluster's message size."""
         self.config = config
         size = config.max_message_bytes or cluster_bytes or _LEAST_SIZE
         self.max_data_bytes = max(_LEAST_SIZE, min(size, _MOST_SIZE)) + _SIZE_ALLOWANCE
 
     @property
     def writable(self) -> bool:
-        """Whether clients may send to it now."""
+        """Whether clients may send to the topic now."""
         return (
             bool(self.config.accept_publish)
             and self.config.status == _STATUS_NORMAL
@@ -46,21 +46,21 @@ class Topic:
 
     @property
     def readable(self) -> bool:
-        """Whether groups may consume it now."""
+        """Whether groups may consume the topic now."""
         return bool(self.config.accept_subscribe) and self.config.status == _STATUS_NORMAL
 
     @property
     def removing(self) -> bool:
-        """Whether the master has ordered that it be deleted."""
+        """Whether the master has deleted the topic."""
         return self.config.status >= _STATUS_REMOVING
 
     def has(self, partition_id: int) -> bool:
-        """Whether the wire id names a partition here: store * 10000 + partition."""
+        """Whether the wire id (store * 10000 + partition) is a partition of this broker."""
         store, partition = divmod(partition_id, PARTITIONS_PER_STORE)
         return 0 <= store < (self.config.stores or 1) and partition < (self.config.partitions or 1)
 
     def next_partition_id(self) -> int:
-        """Partition ids in turn, for messages that name none."""
+        """The next partition id in turn, for messages without one."""
         partitions = self.config.partitions or 1
         count = partitions * (self.config.stores or 1)
         store, partition = divmod(self.next_partition % count, partitions)
@@ -69,12 +69,12 @@ class Topic:
 
 
 class Topics:
-    """All topics; ``open_store(topic, store id)`` gives the log of a store when it is first needed."""
+    """All topics; ``open_store(topic, store id)`` opens the log of a store when it is needed."""
 
     def __init__(self, open_store: Callable[[str, int], LogStore]) -> None:
         self.default = DefaultConfig()
         self.cluster_bytes: int | None = None
-        """Message size of topics that say none (the master's clsConfig)."""
+        """Message size of topics without their own (the master's clsConfig)."""
         self.by_name: dict[str, Topic] = {}
         self._open_store = open_store
         self._add_history()
@@ -84,7 +84,7 @@ class Topics:
         self.by_name.setdefault(OFFSET_HISTORY_TOPIC, Topic(config))
 
     def apply(self, default: DefaultConfig, configs: Iterable[TopicConfig]) -> None:
-        """Take over what the master pushed. A topic it does not name keeps its settings: removal is ordered apart."""
+        """Apply what the master sent. A topic that is not listed keeps its settings: removal is a separate command."""
         self.default = default
         for config in configs:
             if config.topic == OFFSET_HISTORY_TOPIC:
@@ -97,14 +97,14 @@ class Topics:
                 topic.configure(full, self.cluster_bytes)
 
     def remove(self, name: str) -> list[LogStore]:
-        """Forget a topic; its stores that were open, for the shell to delete."""
+        """Remove a topic; returns its open stores, which the shell deletes."""
         if name == OFFSET_HISTORY_TOPIC:
             return []
         topic = self.by_name.pop(name, None)
         return list(topic.stores.values()) if topic else []
 
     def store(self, topic: Topic, partition_id: int) -> LogStore:
-        """The log that holds a partition which `Topic.has`."""
+        """The log that contains a partition for which `Topic.has` is true."""
         number = partition_id // PARTITIONS_PER_STORE
         store = topic.stores.get(number)
         if store is None:

@@ -1,15 +1,15 @@
-"""Who of a consumer group reads which partition: one group's members, what they hold, what they are told.
+"""Assignment of partitions in a consumer group that the master balances: members, partitions held, pending orders.
 
-The protocol has no assignment message. The master answers a heartbeat with at most one event (take these, give these
-up), and a later heartbeat of the consumer says that it is done. Rules kept here:
+The protocol has no assignment message. The master answers a heartbeat with at most one event (take or release these
+partitions), and a later heartbeat of the consumer reports that it is done. The rules:
 
-* a partition belongs to at most one member. It is given to the next one after its owner reported that it let go, left
-  or expired (release before take), never because it was told to;
-* what a member reports to hold is the truth, whatever it was told;
-* an event is sent with every answer until it is reported done, since an answer may be lost: to take what is held or to
-  give up what is not changes nothing in Java, Go, C++ and penstock clients, even if they are still at it;
-* the assignment is computed when a member registers, so that its first heartbeat carries partitions;
-* moves are as few as a difference of at most one partition between members needs.
+* A partition belongs to at most one member. The next member gets it after its owner reported the release, left or
+  expired (release before take), never because the owner was told to release it.
+* What a member reports to hold is the truth, whatever it was told.
+* An event is sent with every response until it is reported done, because a response may be lost. Taking a partition
+  that is held, or releasing one that is not, changes nothing in Java, Go, C++ and penstock clients.
+* The assignment is computed when a member registers, so that its first heartbeat returns partitions.
+* Partitions move only as far as needed for a difference of at most one partition between members.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Event(NamedTuple):
 
 
 class Bound(NamedTuple):
-    """What a member of a bound group asks for: start offsets by partition key; all members must have come first."""
+    """Bound consumption of a member: start offsets by partition key; assignment waits until all members have joined."""
 
     session_key: str
     total: int
@@ -46,10 +46,10 @@ class Bound(NamedTuple):
 
 
 class Member:
-    """One consumer. ``held`` is what it said it holds; orders wait in ``to_release`` and ``to_connect``.
+    """One consumer. ``held`` is what it reported to hold; orders wait in ``to_release`` and ``to_connect``.
 
-    ``to_renew``: it holds them, but their broker was restarted since and knows of no reader. ``processing``: the event
-    that it was sent and did not report done.
+    ``to_renew``: partitions it holds whose broker restarted and lost the registration. ``processing``: the event that
+    was sent and not yet reported done.
     """
 
     __slots__ = (
@@ -68,12 +68,12 @@ class Member:
         self.to_connect: set[Partition] = set()
         self.to_renew: set[Partition] = set()
         self.processing: Event | None = None
-        self.out = 0  # heartbeats for which it gets nothing, by an administrator's order
+        self.out = 0  # heartbeats for which it gets no partitions, requested by an administrator
         self.yields = False  # an administrator took its partitions: others get them first
 
 
 class Group:
-    """A consumer group: topics and filters of its first member, and the members' partitions."""
+    """A consumer group: topics and filters of its first member, and the partitions of its members."""
 
     __slots__ = ("allocated", "bound", "filters", "members", "name", "owned", "settle_until", "topics")
 
@@ -86,9 +86,9 @@ class Group:
         self.bound = bound
         self.allocated = False
         self.members: dict[str, Member] = {}
-        # Held, ordered to be taken, or not yet let go. What is not here is free.
+        # Held, ordered to be taken, or not yet released. A partition that is missing here is free.
         self.owned: dict[Partition, str] = {}
-        self.settle_until = 0  # until then only what members report counts (after a restart of the master)
+        self.settle_until = 0  # until then only reports of members count (after a restart of the master)
 
     def join(
         self,
@@ -98,16 +98,16 @@ class Group:
         bound: Bound | None = None,
         origin: Origin | None = None,
     ) -> Member:
-        """A member registers, again too: what it was told before is void, what it says it holds counts."""
+        """Register a member, possibly again: its earlier orders are void, its report of held partitions counts."""
         self.leave(member_id)
         member = self.members[member_id] = Member(member_id, now, bound, origin)
         self._report(member, set(held))
-        # This master is new to it. The broker may be as well: both restart with their node.
+        # This master is new to the member. The broker may be as well: both restart with their node.
         member.to_renew = set(member.held)
         return member
 
     def leave(self, member_id: str) -> bool:
-        """Forget a member; its partitions are free. Whether it was there."""
+        """Remove a member and free its partitions; returns whether it was a member."""
         member = self.members.pop(member_id, None)
         if member is None:
             return False
@@ -116,10 +116,10 @@ class Group:
         return True
 
     def expel(self, member: Member, rounds: int) -> None:
-        """Take all partitions from ``member``, for others; it gets none for ``rounds`` heartbeats after it let go.
+        """Take all partitions from ``member``; it gets none for ``rounds`` heartbeats after the release.
 
-        It takes part again once the others were told what they get, or at once if nobody else takes part and there are
-        0 rounds.
+        It takes part again once the others were notified of their partitions, or at once if it is the only member and
+        there are 0 rounds.
         """
         member.out = rounds
         member.yields = True
@@ -127,10 +127,11 @@ class Group:
             self._take_away(partition, member)
 
     def renew(self, broker_id: int) -> None:
-        """A broker was restarted: members are told again to take what they hold there.
+        """Order members to take their partitions of a restarted broker again.
 
-        Each passes over what it believes to hold still. What a get was refused it has dropped, and takes at once: Java,
-        Go and C++ clients say what they hold with every seventh heartbeat only, so long nobody would read it.
+        Members ignore partitions that they believe to hold. A partition for which a get was refused they have dropped,
+        and take it at once: Java, Go and C++ clients report held partitions with every seventh heartbeat only, and
+        nobody would read it until then.
         """
         for partition, owner in self.owned.items():
             member = self.members[owner]
@@ -138,12 +139,12 @@ class Group:
                 member.to_renew.add(partition)
 
     def heartbeat(self, member: Member, now: int, *, done: bool, reported: Iterable[Partition] | None) -> None:
-        """``done``: it carried a finished event; ``reported``: all that the member holds, None if not said."""
+        """Process a heartbeat. ``done``: it reports a finished event; ``reported``: all held partitions or None."""
         member.last_seen = now
         event = member.processing
         if member.yields and not done and not _lets_go(member):
             member.out = max(member.out - 1, 0)
-            # Before the others were told, evening out would give it back what it gave up.
+            # Before the others were notified, balancing would give it back what it released.
             untold = any(other.to_connect for other in self.members.values() if other is not member)
             member.yields = member.out > 0 or untold
         if done and event is not None:
@@ -157,9 +158,9 @@ class Group:
             self._report(member, set(reported))
 
     def next_event(self, member: Member, rebalance_id: int) -> Event | None:
-        """The order to send with the answer to this heartbeat; releases come before takes."""
+        """The order to send with the response to this heartbeat; releases come before takes."""
         event = member.processing
-        if event is not None and event.op not in _RELEASES:  # what others hold by now it would take in vain
+        if event is not None and event.op not in _RELEASES:  # others may hold its partitions by now
             own = tuple(p for p in event.partitions if self.owned.get(p) == member.id)
             event = member.processing = event._replace(partitions=own) if own else None
         if event is not None:
@@ -176,11 +177,11 @@ class Group:
         return event
 
     def rebalance(self, partitions: Iterable[Partition], online: Set[int], now: int) -> int:
-        """Give free partitions to members and order releases until loads differ by one at most; returns the orders.
+        """Assign free partitions and order releases until loads differ by at most one; returns the number of orders.
 
-        ``partitions`` are all that the group's topics have now on the brokers with the ids ``online``. What is owned
-        beyond them is given up, but only if its broker is there to say so: one that is away may come back with it (all
-        of them do after a restart of the master).
+        ``partitions`` are all partitions of the group's topics on the brokers with the ids ``online``. Other owned
+        partitions are released, but only if their broker is online: an absent broker may come back with them (all
+        brokers do after a restart of the master).
         """
         wanted = set(partitions)
         orders = 0
@@ -207,12 +208,12 @@ class Group:
         return orders + self._even_out({m.id: load[m.id] for m in self._taking_part()}, wanted)
 
     def _taking_part(self) -> list[Member]:
-        """The members that may get partitions; those that yield only if there is no other."""
+        """Members that may get partitions; those that yield only if there is no other."""
         members = [member for member in self.members.values() if not member.out]
         return [member for member in members if not member.yields] or members
 
     def _even_out(self, load: dict[str, set[Partition]], wanted: set[Partition]) -> int:
-        # What is being released already will go to the member with least: count it there, so as not to order more.
+        # Partitions being released will go to the member with the fewest: they count there, to avoid further orders.
         for partition in sorted(p for p in self._releasing() if p in wanted):
             load[min(load, key=lambda m: (len(load[m]), m))].add(partition)
         orders = 0
@@ -233,7 +234,7 @@ class Group:
             load[least].add(partition)
             orders += 1
             if self._take_away(partition, giver) and partition not in self.owned:
-                self._give(partition, self.members[least])  # it was not even told yet
+                self._give(partition, self.members[least])  # the giver was not even notified
 
     def _load(self) -> dict[str, set[Partition]]:
         releasing = self._releasing()
@@ -275,7 +276,7 @@ class Group:
                 del self.owned[partition]
 
     def _report(self, member: Member, reported: set[Partition]) -> None:
-        """Bring ``owned`` in line with what the member says."""
+        """Update ``owned`` from a member's report."""
         member.held = reported
         told = set(member.to_connect)
         if member.processing is not None:
@@ -290,11 +291,11 @@ class Group:
                 self.owned[partition] = member.id
             elif owner != member.id:
                 self._dispute(partition, member, self.members[owner])
-        # Neither its own nor disputed: an order for something that it does not hold is pointless.
+        # An order to release a partition that the member does not hold is pointless.
         member.to_release &= reported
 
     def _dispute(self, partition: Partition, reporter: Member, owner: Member) -> None:
-        """Two members claim one partition; the broker admits one. Who says it holds it wins over who was only told."""
+        """Decide between two members that claim a partition: the one that reports to hold it wins."""
         if partition in owner.held:
             reporter.to_release.add(partition)
             return
@@ -308,7 +309,7 @@ class Group:
         return all(m.bound is not None and m.bound.total <= len(self.members) for m in self.members.values())
 
     def _give_required(self, free: list[Partition]) -> list[Partition]:
-        """Hand each required partition to the member that named it; returns what is left."""
+        """Assign each required partition to the member that named it; returns the others."""
         left = []
         for partition in free:
             best: Member | None = None
@@ -324,7 +325,7 @@ class Group:
 
 
 def _lets_go(member: Member) -> bool:
-    """Whether the member has been ordered to give partitions up, and did not report it done."""
+    """Whether the member was ordered to release partitions and has not reported it done."""
     event = member.processing
     return bool(member.to_release) or (event is not None and event.op in _RELEASES)
 
@@ -337,7 +338,7 @@ def _better(key: str, member: Member, best: Member) -> bool:
 
 
 def most_brokers(partitions: Iterable[Partition]) -> int:
-    """How many brokers the topic has that is on most of them."""
+    """Number of brokers of the topic that is on most brokers."""
     return max(Counter(topic for _, topic in {(p.broker.id, p.topic) for p in partitions}).values(), default=0)
 
 

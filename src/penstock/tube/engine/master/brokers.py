@@ -1,4 +1,4 @@
-"""Brokers at the master: methods 7 to 9. A broker learns what to serve and says what it serves."""
+"""Brokers at the master (methods 7 to 9): the master sends their configuration, they report what they serve."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _MAX_FAILURE = 1000
 
 
 class BrokerHandler:
-    """Answers brokers; calls ``changed(now)`` when what is served changed, ``restarted(broker_id)`` when one was."""
+    """Answers brokers. Calls ``changed(now)`` when served topics change, ``restarted(id)`` after a restart."""
 
     def __init__(self, master: MasterContext, changed: Callable[[int], None], restarted: Callable[[int], None]) -> None:
         self._master = master
@@ -36,14 +36,14 @@ class BrokerHandler:
         self._restarted = restarted
 
     def tick(self, now: int) -> None:
-        """A broker whose session ended serves nothing any more."""
+        """End the sessions of silent brokers, which then serve nothing."""
         session_ms = self._master.config.limits.broker_session_ms
         for broker in self._master.cluster.brokers.values():
             if broker.online and broker.last_seen + session_ms <= now:
                 self._master.cluster.lost(broker)
 
     def order(self, broker: RegisteredBroker) -> None:
-        """Bring what a broker is told to stop in line with its setting."""
+        """Set what a broker is ordered to stop from its setting."""
         setting = self._master.controls.brokers.get(broker.info.id)
         status = Status.ONLINE if setting is None else setting.status
         broker.stop_read = status in {Status.ONLY_WRITE, Status.OFFLINE, Status.DRAFT}
@@ -101,8 +101,8 @@ class BrokerHandler:
         cluster = self._master.cluster
         self._master.admit_broker(request, context)
         broker = cluster.brokers.get(parse_broker_id(request.brokerId))
-        # A heartbeat has the broker's number alone. One that was cut off while a successor took its number would renew
-        # that one's session: it has to register, and is told then that the number is taken.
+        # A heartbeat contains only the broker id. A broker that lost its connection while a successor took its id must
+        # not renew the successor's session: it registers again, and learns that the id is taken.
         if broker is None or not broker.online or broker.connection != context.connection:
             raise RefusedRequest(ErrCode.HB_NO_NODE, f"broker {request.brokerId} is not registered, register again")
         broker.last_seen = context.now_ms
@@ -141,19 +141,20 @@ class BrokerHandler:
         return pb.CloseResponseM2B(success=True, errCode=ErrCode.SUCCESS, errMsg=OK)
 
     def disconnected(self, connection: object) -> None:
-        """The broker that registered on ``connection`` has to register again, from wherever it is then.
+        """Require the broker that registered on ``connection`` to register again, from any address.
 
-        Its session goes on until then or its end: a connection may break while the broker serves its clients.
+        Its session continues until then or until it expires: a connection may break while the broker serves its
+        clients.
         """
         for broker in self._master.cluster.brokers.values():
             if broker.connection == connection:
                 broker.connected = False
 
     def _check_unique(self, info: BrokerInfo) -> None:
-        """Two brokers of one number would take each other's clients and positions. Raises RefusedRequest.
+        """Refuse a second broker with the same id, which would take over clients and offsets. Raises RefusedRequest.
 
-        One whose connection ended (its process was killed) may come back at another address at once; one whose machine
-        vanished, so that nothing closed the connection, once its old session has ended.
+        A broker whose connection ended (its process was killed) may come back at another address at once. If its
+        machine disappeared and nothing closed the connection, it may come back when the old session has expired.
         """
         known = self._master.cluster.brokers.get(info.id)
         there = known is not None and known.online and known.connected
@@ -195,7 +196,7 @@ class BrokerHandler:
 
 
 def _check_setting(setting: BrokerSetting, info: BrokerInfo, tls_port: int) -> None:
-    """A broker that is configured by name has to be the one that is configured. Raises RefusedRequest."""
+    """Refuse a broker that differs from the broker configured under its id. Raises RefusedRequest."""
     if setting.status == Status.DRAFT:
         raise RefusedRequest(ErrCode.BAD_REQUEST, f"broker {info.id} is a draft: set it online first")
     if (setting.host, setting.port) != (info.host, info.port):

@@ -22,11 +22,11 @@ from penstock.tube.engine.sessions import Origin, RequestContext, session_of
 __all__ = ["ClientBalanceHandler", "ClientGroup", "ClientMember"]
 
 META_PUSH_MS = 180_000
-"""A member that took metadata so long ago gets it with a heartbeat, if it changed."""
+"""A member that fetched metadata this long ago gets changes with a heartbeat."""
 
 
 class ClientMember:
-    """One consumer: what it said it reads (``partitions``, as it reports them) and which instance it is."""
+    """One consumer: the partitions it reports to read, and its instance number."""
 
     __slots__ = ("assigned_at", "id", "last_seen", "node_id", "origin", "partitions", "session_ms")
 
@@ -41,7 +41,7 @@ class ClientMember:
 
 
 class ClientGroup:
-    """A group whose members balance among themselves. ``source_count`` <= 0: instances have no numbers."""
+    """A group whose members balance by themselves. ``source_count`` <= 0: instances have no numbers."""
 
     def __init__(
         self, name: str, topics: frozenset[str], filters: Mapping[str, frozenset[str]], source_count: int
@@ -54,7 +54,7 @@ class ClientGroup:
         self.meta: list[str] = []
         self.meta_id = UNDEFINED
         self.from_max_id = UNDEFINED
-        """Time (ms) of an administrator's order to go to the newest messages."""
+        """Time (ms) of an administrator's request to continue at the newest messages."""
 
     def refuse(
         self,
@@ -64,7 +64,7 @@ class ClientGroup:
         source_count: int,
         node_id: int,
     ) -> tuple[int, str] | None:
-        """Why a member cannot join, as error code and text; the first member decided what all have to say."""
+        """Reason why a member cannot join, as error code and text; the first member sets what all must agree on."""
         if topics != self.topics:
             return ErrCode.CLIENT_INCONSISTENT_TOPICSET, f"topics {sorted(topics)}, not {sorted(self.topics)}"
         if dict(filters) != self.filters:
@@ -78,30 +78,30 @@ class ClientGroup:
         return None
 
     def join(self, client_id: str, node_id: int, now: int, origin: Origin) -> ClientMember:
-        """A member registers, again too."""
+        """Register a member, possibly again."""
         member = self.members[client_id] = ClientMember(client_id, node_id, now, origin)
         return member
 
     def leave(self, client_id: str) -> bool:
-        """Forget a member; whether it was there."""
+        """Remove a member; returns whether it was one."""
         return self.members.pop(client_id, None) is not None
 
     def update_meta(self, meta: Iterable[str], now: int) -> None:
-        """Take over the partitions there are; a change gets a new version."""
+        """Set the existing partitions; a change gets a new version."""
         fresh = sorted(meta)
         if self.meta_id == UNDEFINED or fresh != self.meta:
             self.meta = fresh
             self.meta_id = max(now, self.meta_id + 1)
 
     def wants_meta(self, member: ClientMember, meta_id: int, now: int) -> bool:
-        """Whether a heartbeat's answer carries the metadata: it changed, and the member settled long ago."""
+        """Whether a heartbeat's response contains the metadata: it changed, and the member was assigned long ago."""
         if meta_id == self.meta_id or not member.partitions:
             return False
         return member.assigned_at is not None and now - member.assigned_at > META_PUSH_MS
 
 
 class ClientBalanceHandler:
-    """Answers such consumers. ``taken_elsewhere(group)``: whether a group of that name has its partitions given out."""
+    """Answers consumers that balance by themselves. ``taken_elsewhere(group)``: the master balances that group."""
 
     def __init__(self, master: MasterContext) -> None:
         self.groups: dict[str, ClientGroup] = {}
@@ -109,19 +109,19 @@ class ClientBalanceHandler:
         self._master = master
 
     def deadlines(self) -> Iterable[int]:
-        """When sessions may end."""
+        """Times at which sessions may expire."""
         for group in self.groups.values():
             for member in group.members.values():
                 yield member.last_seen + member.session_ms
 
     def tick(self, now: int) -> None:
-        """Forget members whose session ended."""
+        """Remove members whose sessions expired."""
         for group in list(self.groups.values()):
             for member_id in [m.id for m in group.members.values() if m.last_seen + m.session_ms <= now]:
                 self.leave(group.name, member_id)
 
     def leave(self, group_name: str, client_id: str) -> bool:
-        """A member is gone; whether it was one."""
+        """Remove a member; returns whether it was one."""
         group = self.groups.get(group_name)
         if group is None or not group.leave(client_id):
             return False
@@ -214,7 +214,7 @@ class ClientBalanceHandler:
         if broker_config_id != cluster.version:
             answer.brokerConfigList.extend(self._master.broker_infos(context))
         ops = answer.opsTaskInfo
-        ops.SetInParent()  # there even with nothing in it, as in the reference
+        ops.SetInParent()  # present even if it is empty, as in the reference
         known = request.opsTaskInfo
         default_id, default_rules = controls.default_flow(known.defFlowCheckId)
         group_id, group_rules = controls.group_flow(group.name, known.groupFlowCheckId)
@@ -237,7 +237,7 @@ class ClientBalanceHandler:
 
 
 def _report(member: ClientMember, request: Any) -> None:
-    """Take over what a member says of itself."""
+    """Update a member from its report."""
     info = request.subRepInfo
     if info.HasField("lstAssignedTime"):
         member.assigned_at = info.lstAssignedTime

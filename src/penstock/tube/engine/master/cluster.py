@@ -1,7 +1,7 @@
-"""Brokers and topics as the master knows them: what is configured, what each broker reported to serve.
+"""Brokers and topics of a cluster: the configuration, and what each broker reported to serve.
 
-A topic is usable on a broker as soon as the broker has reported it: the reference waits 30 s between opening a topic
-for consumers and for producers, we do not.
+A topic can be used on a broker as soon as the broker has reported it. The reference waits 30 s between opening a topic
+for consumers and for producers; penstock does not.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _SYSTEM = TopicConfig(OFFSET_HISTORY_TOPIC, partitions=10)
 
 
 class RegisteredBroker:
-    """A broker that registered in the life of this master. ``serving``: what it last reported, by topic."""
+    """A broker that registered since the master started. ``serving``: what it last reported, by topic."""
 
     __slots__ = (
         "check_sum",
@@ -61,32 +61,32 @@ class RegisteredBroker:
         self.info = info
         self.tls = False
         self.tls_port = 0
-        self.web_address = ""  # of its administration; blank where it does not say
-        self.online = False  # has a session: registered and neither closed nor expired
+        self.web_address = ""  # of its administration; blank if not reported
+        self.online = False  # it has a session: registered, and neither closed nor expired
         self.connection: object = None  # on which it registered
-        self.connected = False  # that connection is open
+        self.connected = False  # whether that connection is open
         self.last_seen = 0
         self.config_id = config_id
         self.check_sum = 0
-        self.topics: list[str] = []  # configuration texts to push
+        self.topics: list[str] = []  # configuration texts to send
         self.need_report = False
-        self.push = False  # its configuration is sent with the next heartbeat, also if it has it
+        self.push = False  # its configuration is sent with the next heartbeat, even if it has it
         self.read_status = 0
         self.write_status = 0
-        self.failure = ""  # with a write status of -1: why, where the broker says it
+        self.failure = ""  # with a write status of -1: the reason, if the broker reports it
         self.serving: dict[str, TopicConfig] = {}
-        self.stop_read = False  # what the administrator ordered
+        self.stop_read = False  # requested by the administrator
         self.stop_write = False
-        self.removed: set[str] = set()  # topics whose data it removed, it says
+        self.removed: set[str] = set()  # topics whose data it reports to have removed
 
     @property
     def tls_info(self) -> BrokerInfo:
-        """The broker as clients over TLS reach it."""
+        """The broker's address for clients that use TLS."""
         return self.info._replace(port=self.tls_port or DEFAULT_BROKER_TLS_PORT)
 
 
 class Cluster:
-    """The configuration and the brokers' reports. ``version`` is the brokerCheckSum: a new one for each broker list."""
+    """Configuration and reports of the brokers. ``version`` is the brokerCheckSum: a new one for each broker list."""
 
     def __init__(self, topics: Iterable[TopicSetting], default: DefaultConfig, now: int) -> None:
         self.default = default
@@ -98,7 +98,7 @@ class Cluster:
         self._started = now
 
     def register(self, info: BrokerInfo, now: int) -> RegisteredBroker:
-        """A broker (again): its address may be another than before."""
+        """Register a broker, possibly again and with another address."""
         broker = self.brokers.get(info.id)
         if broker is None:
             broker = self.brokers[info.id] = RegisteredBroker(info, self._started)
@@ -113,19 +113,19 @@ class Cluster:
         return broker
 
     def lost(self, broker: RegisteredBroker) -> None:
-        """Its session ended. It stays in the broker list, as configured brokers do."""
+        """End a broker's session. It stays in the broker list, as configured brokers do."""
         broker.online = False
         broker.serving = {}
 
     def forget(self, broker_id: int, now: int) -> None:
-        """The broker is taken out of the list, unless it is here. It may come again."""
+        """Remove a broker from the list unless it is online. It may register again."""
         broker = self.brokers.get(broker_id)
         if broker is not None and not broker.online:
             del self.brokers[broker_id]
             self._bump(now)
 
     def put_topic(self, topic: TopicSetting) -> None:
-        """A topic was created or changed: brokers get it with their next heartbeat."""
+        """Create or change a topic; brokers get it with their next heartbeat."""
         self.topics[topic.name] = topic
         if topic.removing:
             self._removing.add(topic.name)
@@ -137,7 +137,7 @@ class Cluster:
             self._configure(broker)
 
     def drop_topic(self, name: str) -> None:
-        """A topic is removed and forgotten: another of the same name may be made."""
+        """Remove a topic; a topic of the same name may be created."""
         self.topics.pop(name, None)
         self._removing.discard(name)
         for broker in self.brokers.values():
@@ -145,7 +145,7 @@ class Cluster:
             self._configure(broker)
 
     def removals(self, broker: RegisteredBroker) -> list[str]:
-        """removeTopicConfInfo: topics whose data the broker has to remove."""
+        """removeTopicConfInfo: topics whose data the broker must remove."""
         number = broker.info.id
         return [
             topic.config(self.default, number).format()
@@ -154,7 +154,7 @@ class Cluster:
         ]
 
     def removed_on(self, broker: RegisteredBroker, names: Iterable[str]) -> None:
-        """The broker has removed the data of these topics."""
+        """Note that the broker has removed the data of these topics."""
         for name in names:
             topic = self.topics.get(name)
             if topic is not None and topic.at(broker.info.id).status == TOPIC_REMOVED:
@@ -162,9 +162,9 @@ class Cluster:
                 broker.serving.pop(name, None)
 
     def cleared(self) -> list[TopicSetting]:
-        """Topics being removed, as they are without the brokers whose data are gone since.
+        """Topics being removed, without the brokers that have removed their data since.
 
-        ``brokers`` is empty where nobody that is here has it any more: the topic can be forgotten.
+        ``brokers`` is empty if no online broker has the topic any more: it can be forgotten.
         """
         found = []
         for topic in map(self.topics.__getitem__, sorted(self._removing)):
@@ -178,10 +178,10 @@ class Cluster:
         return found
 
     def report(self, broker: RegisteredBroker, default: str, topics: Iterable[str]) -> bool:
-        """What the broker says it serves; whether that differs from before.
+        """Set what the broker reports to serve; returns whether that differs from before.
 
         Raises:
-            RemoteProtocolError: a text is not of its format.
+            RemoteProtocolError: a text does not have the expected format.
         """
         if not default.strip():
             return False
@@ -195,13 +195,13 @@ class Cluster:
         return changed
 
     def in_sync(self, broker: RegisteredBroker, config_id: int, check_sum: int) -> bool:
-        """Whether the broker has the configuration that it should have."""
+        """Whether the broker has its current configuration."""
         return (config_id, check_sum) == (broker.config_id, broker.check_sum)
 
     def broker_infos(self, *, tls: bool = False) -> list[str]:
         """brokerInfos: all brokers, online or not. With ``tls`` their TLS ports.
 
-        Those are always written: Java clients take a blank for 8124 over TLS, Go and C++ clients for 8123.
+        Ports are always written: for a blank, Java clients use 8124 over TLS, Go and C++ clients 8123.
         """
         brokers = [self.brokers[broker_id] for broker_id in sorted(self.brokers)]
         return [b.tls_info.address if tls else b.info.format() for b in brokers]
@@ -211,7 +211,7 @@ class Cluster:
         return (known is not None and known.in_use) or topic == OFFSET_HISTORY_TOPIC
 
     def served(self, name: str) -> TopicInfo:
-        """What brokers have of ``name``, whether or not they take records for it now."""
+        """Brokers that serve ``name``, whether or not they accept records now."""
         found = []
         for broker_id in sorted(self.brokers):
             config = self._served(self.brokers[broker_id], name)
@@ -220,7 +220,7 @@ class Cluster:
         return TopicInfo(name, tuple(found), None)
 
     def topic_info(self, name: str) -> TopicInfo | None:
-        """Where ``name`` can be produced to; None if nowhere."""
+        """Brokers that accept records for ``name``; None if no broker does."""
         found = []
         for broker_id in sorted(self.brokers):
             broker = self.brokers[broker_id]
@@ -233,7 +233,7 @@ class Cluster:
         return TopicInfo(name, tuple(found), topic.max_message_bytes if topic is not None else None)
 
     def unavailable(self, name: str) -> str:
-        """Why ``name`` cannot be produced to, where `topic_info` has nothing."""
+        """Reason why ``name`` does not accept records, if `topic_info` is None."""
         topic = self.topics.get(name)
         if topic is None or not topic.deployments:
             return "the master has no such topic"
@@ -262,7 +262,7 @@ class Cluster:
         return f"{who} does not serve it yet"
 
     def _served(self, broker: RegisteredBroker, name: str) -> TopicConfig | None:
-        """What ``broker`` said that it serves of a topic, without what it shall serve no more; None: nothing."""
+        """Configuration of a topic as ``broker`` serves it, within the topic's setting; None: it does not."""
         config = broker.serving.get(name)
         if config is None or config.status:
             return None
@@ -272,30 +272,31 @@ class Cluster:
         here = topic.at(broker.info.id)
         if here.status:
             return None
-        # Clients turn away from what is closed before the broker refuses them.
+        # Clients avoid closed topics before the broker rejects their requests.
         return config._replace(
             accept_publish=bool(config.accept_publish and here.accept_publish),
             accept_subscribe=bool(config.accept_subscribe and here.accept_subscribe),
         )
 
     def awaited(self, name: str, *, reads: bool = False) -> bool:
-        """Whether producers (``reads``: readers) may use the topic, and no broker that has it is registered (yet)."""
+        """Whether producers (``reads``: consumers) may use the topic, but none of its brokers is registered yet."""
         topic = self.topics.get(name)
         if topic is None or not (topic.in_use if reads else topic.writable):
             return False
         return not any(name in broker.serving for broker in self.brokers.values())
 
     def taken_up(self, name: str) -> bool:
-        """Whether every broker of ours that is here serves the topic, as far as it shall have it.
+        """Whether every online penstock broker serves the topic, as far as it is configured there.
 
-        Only they say where their administration is, and learn of a topic within a second; Apache's take half a minute.
+        Only penstock's brokers report their administration address, and they learn of a topic within a second; Apache's
+        brokers take half a minute.
         """
         topic = self.topics.get(name)
         here = [broker for broker in self.brokers.values() if broker.online and broker.web_address]
         return topic is None or all(name in broker.serving for broker in here if _kept(topic, broker.info.id))
 
     def partitions(self, topics: Iterable[str]) -> list[Partition]:
-        """What can be consumed of ``topics`` now, in order."""
+        """Partitions of ``topics`` that can be consumed now, in order."""
         found = []
         for broker in self.brokers.values():
             if broker.online and not broker.read_status and not broker.stop_read:
@@ -307,7 +308,7 @@ class Cluster:
         return sorted(found)
 
     def topic_metas(self, names: Iterable[str]) -> list[TopicMeta]:
-        """topicMetaInfoList for consumers that balance by themselves: what every broker here has of ``names``."""
+        """topicMetaInfoList for consumers that balance by themselves: partitions of ``names`` on online brokers."""
         found = []
         for name in names:
             brokers = []
@@ -323,7 +324,7 @@ class Cluster:
         return found
 
     def reporting(self) -> set[int]:
-        """Brokers that are online and have said what they serve: what they lack is not there."""
+        """Brokers that are online and have reported their topics: what they do not list does not exist there."""
         return {broker.info.id for broker in self.brokers.values() if broker.online and broker.serving}
 
     def _configure(self, broker: RegisteredBroker) -> None:
@@ -342,12 +343,12 @@ class Cluster:
 
 
 def _kept(topic: TopicSetting, broker_id: int) -> bool:
-    """Whether the broker has the topic and shall keep it."""
+    """Whether the topic is configured on the broker and not being removed from it."""
     return topic.on(broker_id) and topic.at(broker_id).status < TOPIC_REMOVED
 
 
 def parse_broker_id(text: str) -> int:
-    """brokerId of a broker's heartbeat and close: a number written as text."""
+    """Parse the brokerId of a broker's heartbeat and close, a number written as text."""
     try:
         return int(text)
     except ValueError:

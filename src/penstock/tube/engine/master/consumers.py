@@ -1,4 +1,4 @@
-"""Consumer groups whose partitions the master gives out: methods 4 to 6."""
+"""Consumer groups that the master balances (methods 4 to 6)."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Filters = dict[str, frozenset[str]]
 
 
 class ConsumerHandler:
-    """Answers consumers. ``taken_elsewhere(group)``: whether a group of that name balances by itself."""
+    """Answers consumers. ``taken_elsewhere(group)``: that group balances by itself."""
 
     def __init__(self, master: MasterContext) -> None:
         self.groups: dict[str, Group] = {}
@@ -47,7 +47,7 @@ class ConsumerHandler:
         self._rebalance_id = 0
 
     def deadlines(self) -> Iterable[int]:
-        """When sessions may end and groups have settled."""
+        """Times at which sessions may expire and the waiting of new groups ends."""
         for group in self.groups.values():
             for member in group.members.values():
                 yield member.last_seen + member.session_ms
@@ -55,7 +55,7 @@ class ConsumerHandler:
                 yield group.settle_until
 
     def tick(self, now: int) -> None:
-        """Let sessions that ended by ``now`` expire and give their partitions to others."""
+        """End sessions that expired by ``now`` and assign their partitions to other members."""
         for group in list(self.groups.values()):
             late = [m.id for m in group.members.values() if m.last_seen + m.session_ms <= now]
             for member_id in late:
@@ -85,7 +85,8 @@ class ConsumerHandler:
             group = self.groups[group_name] = Group(group_name, topics, filters, bound=bound is not None)
             group.allocated = allocated or bool(held)
             if held:
-                # It knows partitions, we do not: this master is new. Its companions will tell what they hold.
+                # The consumer holds partitions that this master did not assign: the master is new. Other members will
+                # report theirs.
                 group.settle_until = context.now_ms + SETTLE_MS
         else:
             _check_same(group, client_id, topics, filters, bound)
@@ -109,7 +110,7 @@ class ConsumerHandler:
         if request.reportSubscribeInfo:
             reported = self._held(request.subscribeInfo)
         event = member.processing
-        # A report that comes twice, because the answer to the first was lost, is not one about the next order.
+        # A repeated report (the response to the first was lost) does not refer to the next order.
         done = event is not None and request.HasField("event") and request.event.rebalanceId == event.rebalance_id
         group.heartbeat(member, context.now_ms, done=done, reported=reported)
         self._rebalance(group, context.now_ms)
@@ -118,7 +119,7 @@ class ConsumerHandler:
             answer.requireAuth = True
         event = group.next_event(member, self._rebalance_id + 1)
         if event is not None:
-            # Only when there is one: the Go client takes a present event for an order.
+            # Only if there is one: the Go client treats a present event as an order.
             self._rebalance_id = max(self._rebalance_id, event.rebalance_id)
             answer.event.rebalanceId = event.rebalance_id
             answer.event.opType = event.op
@@ -129,7 +130,7 @@ class ConsumerHandler:
         return answer
 
     def _held(self, texts: Iterable[str]) -> list[Partition]:
-        """Partitions that a consumer says it holds. Over TLS it names brokers with their TLS ports."""
+        """Partitions that a consumer reports to hold. Over TLS it names brokers with their TLS ports."""
         brokers = self._master.cluster.brokers
         held = []
         for item in map(Subscribed.parse, texts):
@@ -151,7 +152,7 @@ class ConsumerHandler:
         return [Subscribed(client_id, group, partition).format() for partition in partitions]
 
     def expel(self, group_name: str, client_id: str, rounds: int, now: int) -> bool:
-        """Take all partitions from a member for ``rounds`` heartbeats of it; whether it is one."""
+        """Take all partitions from a member for ``rounds`` of its heartbeats; returns whether it is a member."""
         group = self.groups.get(group_name)
         member = group.members.get(client_id) if group is not None else None
         if group is None or member is None:
@@ -161,7 +162,7 @@ class ConsumerHandler:
         return True
 
     def leave(self, group_name: str, client_id: str, now: int) -> bool:
-        """A member said goodbye; whether it was one."""
+        """Remove a member that closed its session; returns whether it was one."""
         group = self.groups.get(group_name)
         if group is None or not group.leave(client_id):
             return False
@@ -193,7 +194,7 @@ class ConsumerHandler:
             self.rebalances += 1
 
     def broker_restarted(self, broker_id: int) -> None:
-        """It has forgotten who reads what."""
+        """Renew registrations: the restarted broker has lost them."""
         for group in self.groups.values():
             group.renew(broker_id)
 
@@ -203,7 +204,7 @@ class ConsumerHandler:
 
 
 def subscription_of(master: MasterContext, user: str, group: str, request: Any) -> tuple[frozenset[str], Filters]:
-    """Topics and filters that a consumer of either kind asks for, and ``user`` may read. Raises RefusedRequest."""
+    """Topics and filters that a consumer of either kind asks for and ``user`` may read. Raises RefusedRequest."""
     topics = frozenset({java_trim(name) for name in request.topicList} - {""})
     if not topics or len(topics) > MAX_TOPICS:
         raise RefusedRequest(ErrCode.BAD_REQUEST, f"{len(topics)} topics, 1 to {MAX_TOPICS} are possible")
@@ -237,7 +238,7 @@ def _bound(request: pb.RegisterRequestC2M, topics: frozenset[str]) -> Bound:
 def _check_same(
     group: Group, client_id: str, topics: frozenset[str], filters: dict[str, frozenset[str]], bound: Bound | None
 ) -> None:
-    """Refuse a member whose subscription is not the group's: the first member decides."""
+    """Refuse a member whose subscription differs from that of the group's first member."""
     how = f"[Inconsistency subscribe] {client_id}"
     if group.bound != (bound is not None):
         raise RefusedRequest(ErrCode.CLIENT_INCONSISTENT_CONSUMETYPE, f"{how}: bound and not bound do not go together")

@@ -1,4 +1,4 @@
-"""What the parts of the master share: refusals, checked names, tokens and the settings in force."""
+"""Shared state and helpers of the master's handlers: refusals, checked names, tokens, settings."""
 
 from __future__ import annotations
 
@@ -40,15 +40,15 @@ MAX_CLIENT_ID = 1024
 MAX_TOPICS = 1024
 MAX_FILTERS = 500
 DEFAULTS = DefaultConfig(partitions=3)
-"""What a topic has unless its configuration says otherwise."""
+"""Settings of a topic that its configuration does not override."""
 QUERY_PRIORITY = 301
-"""qryPriorityId of brokers while the cluster's setting has none: consumers read what is in memory and on disk."""
+"""qryPriorityId of brokers if the cluster's setting has none: consumers read from memory and disk."""
 SETTLE_MS = 15_000
-"""Wait of a new master for the reports of a group's members before it assigns: a little over a Java heartbeat."""
+"""Time for which a new master waits for reports of a group's members: a little over a Java client's heartbeat."""
 TOKEN_PERIOD_MS = 240_000
-"""Lifetime of a visit token until the next one."""
+"""Period after which the visit token changes."""
 MIN_MESSAGE_BYTES = 1 << 20
-"""The least that a topic allows a message, and the unit of ``maxMsgSizeInMB``."""
+"""Smallest maximum message size of a topic, and the unit of ``maxMsgSizeInMB``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class MasterConfig:
 
 
 class RefusedRequest(Exception):
-    """Ends a handler with an answer that refuses."""
+    """Ends a handler with an error response."""
 
     def __init__(self, code: int, text: str) -> None:
         super().__init__(text)
@@ -87,13 +87,13 @@ class MasterContext:
         self.access = access
         self.origins = Origins()
         self.newcomers: set[int] = set()
-        """Brokers that came for the first time."""
+        """Brokers that registered for the first time."""
         self.visit_token = self.fresh_token = now
         self._token_at = now
 
     @property
     def max_message_bytes(self) -> int:
-        """Message size of topics that say none."""
+        """Message size of topics without their own."""
         return self.controls.cluster.max_message_bytes or MIN_MESSAGE_BYTES
 
     def broker_infos(self, context: RequestContext) -> list[str]:
@@ -101,7 +101,7 @@ class MasterContext:
         return self.cluster.broker_infos(tls=context.tls)
 
     def check_origin(self, session: HasOrigin | None, client_id: str, context: RequestContext) -> None:
-        """Refuse a request that names a session of another connection, which is open or of another host.
+        """Refuse a request for a session of another connection that is open or came from another host.
 
         Raises RefusedRequest (411): clients then register again, which `check_free` allows once that session is over.
         """
@@ -119,7 +119,7 @@ class MasterContext:
             raise RefusedRequest(ErrCode.CLIENT_DUPLICATE_INDEXID, text)
 
     def refresh_tokens(self, now: int) -> None:
-        """A new visit token every four minutes; clients get the one before, which brokers know already."""
+        """Issue a new visit token every four minutes; clients get the previous one, which brokers know already."""
         if now - self._token_at >= TOKEN_PERIOD_MS:
             self.visit_token, self.fresh_token, self._token_at = self.fresh_token, now, now
 
@@ -149,11 +149,11 @@ class MasterContext:
 
     @staticmethod
     def who(user: str) -> str:
-        """The user, for texts."""
+        """The user as named in texts."""
         return f"user {user}" if user else "an anonymous client"
 
     def authorized(self, passed: Passed, now: int) -> shared_pb2.MasterAuthorizedInfo:
-        """authorizedInfo of an answer to a client."""
+        """authorizedInfo of a response to a client."""
         self.refresh_tokens(now)
         info = shared_pb2.MasterAuthorizedInfo(visitAuthorizedToken=self.visit_token)
         if passed.token:
@@ -161,16 +161,16 @@ class MasterContext:
         return info
 
     def client_config(self, request: Any, answer: Any) -> None:
-        """appdConfig of an answer to a producer."""
+        """Set appdConfig of a response to a producer."""
         serial = self.controls.cluster.serial
         answer.appdConfig.configId = serial
-        # A missing message reads as 0 in the reference: it differs, so the size is told.
+        # A missing message counts as 0 in the reference: it differs, so the size is sent.
         if request.appdConfig.configId != serial or self.max_message_bytes != MIN_MESSAGE_BYTES:
             answer.appdConfig.maxMsgSize = self.max_message_bytes
 
 
 def client_id_of(text: str, host: str | None) -> str:
-    """A client id that can be used. Raises RefusedRequest."""
+    """Check a client id. Raises RefusedRequest."""
     client_id = java_trim(text)
     if not client_id or len(client_id) > MAX_CLIENT_ID or "@" in client_id or "#" in client_id:
         raise RefusedRequest(
@@ -182,14 +182,14 @@ def client_id_of(text: str, host: str | None) -> str:
 
 
 def group_name_of(text: str) -> str:
-    """A group name that can be used. Raises RefusedRequest."""
+    """Check a group name. Raises RefusedRequest."""
     name = java_trim(text)
     if not valid_group(name):
         raise RefusedRequest(ErrCode.BAD_REQUEST, f"{name!r} cannot be a group: {GROUP_RULE}")
     return name
 
 
-# What a refusal must hold beside code and text: receivers do not read a message that lacks a required field.
+# Required fields of an error response in addition to code and text: clients reject a message that lacks one.
 _REQUIRED: dict[str, dict[str, int | bool]] = {
     "RegisterResponseM2P": {"brokerCheckSum": -1},
     "HeartResponseM2P": {"brokerCheckSum": -1},
@@ -207,7 +207,7 @@ _REQUIRED: dict[str, dict[str, int | bool]] = {
 
 
 def refused(kind: type[Message], code: int, text: str) -> Message:
-    """An answer of type ``kind`` that refuses, with every required field."""
+    """Create an error response of type ``kind`` with every required field."""
     fields: dict[str, Any] = dict(_REQUIRED.get(kind.DESCRIPTOR.name, {}))
     if "success" in kind.DESCRIPTOR.fields_by_name:
         fields["success"] = False

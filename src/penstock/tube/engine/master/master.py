@@ -1,9 +1,9 @@
-"""The master: producers, consumer groups and brokers, request by request.
+"""The master as a state machine: requests of producers, consumers and brokers.
 
-Pure: ``answer(request, context)`` returns the body of the response frame, ``tick(now)`` lets sessions expire. Nothing
-is pushed in this protocol; what somebody should know waits for its next heartbeat. Run-time state (sessions,
-assignments) lives here only: after a restart everyone is told 411, registers again and says what it holds. Topics and
-settings are durable: the shell stores them, then calls `stored`.
+``answer(request, context)`` returns the body of the response frame, ``tick(now)`` expires sessions. The protocol has no
+pushes; news wait for the next heartbeat. Sessions and assignments exist in memory only: after a restart every client is
+answered 411, registers again and reports what it holds. Topics and settings are durable: the shell stores them, then
+calls `stored`.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ __all__ = ["MIN_MESSAGE_BYTES", "MasterConfig", "MasterEngine"]
 
 
 class MasterEngine:
-    """See the module. ``address`` is its own name; ``active`` False: every answer is a StandbyException.
+    """One master. ``address`` is its own name; ``active`` False: every response is a StandbyException.
 
-    ``settings`` are the stored topics and settings; ``access`` None: nobody has to sign.
+    ``settings`` are the stored topics and settings; ``access`` None: clients do not authenticate.
     """
 
     def __init__(
@@ -89,9 +89,9 @@ class MasterEngine:
         self.groups = self._consumers.groups
         self.client_groups = self._clients.groups
         self.storing: set[str] = set()
-        """Topics on their way to the disk: another of the same name would replace them."""
+        """Topics that are being stored: another topic of the same name would replace them."""
         self._grace_until = 0
-        """Before that nobody's silence is judged."""
+        """No session expires before this time."""
         self.requests = 0
         self._handlers: dict[int, Callable[[Any, RequestContext], Message]] = {
             MethodId.PRODUCER_REGISTER: self._producers.register,
@@ -110,12 +110,12 @@ class MasterEngine:
 
     @property
     def rebalances(self) -> int:
-        """Rounds that moved a partition."""
+        """Number of rebalances that moved a partition."""
         return self._consumers.rebalances
 
     @property
     def max_message_bytes(self) -> int:
-        """Message size of topics that say none."""
+        """Message size of topics without their own."""
         return self._master.max_message_bytes
 
     def answer(self, request: Request, context: RequestContext) -> bytes:
@@ -126,7 +126,7 @@ class MasterEngine:
         self.requests += 1
         row = METHODS.get(request.method)
         if row is None and request.method not in RESERVED:
-            # The C++ client sends a method 0 when it closes; the text is the reference's.
+            # The C++ client sends method 0 when it closes; the text is the reference's.
             text = f"IPC server handle request error :Unsupported method ID :{request.method}"
             return encode_error(exceptions.EXCEPTION, text, version=request.version, fatal=True)
         if (
@@ -165,20 +165,20 @@ class MasterEngine:
         return pb.CloseResponseM2C(success=True, errCode=ErrCode.SUCCESS, errMsg=OK)
 
     def disconnected(self, connection: object) -> None:
-        """The connection ended: its broker may come back from another address, its clients over another connection."""
+        """Note that a connection ended: its broker and its clients may return over another one."""
         self._brokers.disconnected(connection)
         self._master.origins.end(connection)
 
     @property
     def shortest_session_ms(self) -> int:
-        """No session that begins now, and no group, needs `tick` earlier than after so long."""
+        """Shortest time after which a session or a waiting group that begins now needs `tick`."""
         limits = self.config.limits
         consumer_ms = min(self.config.consumer_session_ms, LEAST_SESSION_MS)
         sessions = (limits.broker_session_ms, limits.producer_session_ms, consumer_ms)
         return min(*sessions, SETTLE_MS)
 
     def next_deadline(self) -> int | None:
-        """When a session may expire or a group has settled; None without any."""
+        """Next time at which a session may expire or the waiting of a group ends; None without any."""
         limits = self.config.limits
         times = [b.last_seen + limits.broker_session_ms for b in self.cluster.brokers.values() if b.online]
         times += [p.last_seen + limits.producer_session_ms for p in self.producers.values()]
@@ -187,11 +187,11 @@ class MasterEngine:
         return max(min(times), self._grace_until) if times else None
 
     def stalled(self, now: int, grace_ms: int) -> None:
-        """The shell did not run for a while: no session expires for ``grace_ms``, heartbeats are on the way."""
+        """Expire no session for ``grace_ms``: the process did not run for a while, heartbeats are on their way."""
         self._grace_until = max(self._grace_until, now + grace_ms)
 
     def tick(self, now: int) -> None:
-        """Let sessions that ended by ``now`` expire and give their partitions to others."""
+        """Expire sessions that ended by ``now`` and assign their partitions to others."""
         if now < self._grace_until:
             return
         self._producers.tick(now)
@@ -202,7 +202,7 @@ class MasterEngine:
     # --- topics and settings ---
 
     def check_topic(self, name: str, deployment: TopicDeployment) -> None:
-        """Raise RefusedError if there can be no topic of this name, or not with these numbers."""
+        """Raise RefusedError if a topic of this name, or with these numbers, is not possible."""
         if not valid_topic(name) or name == OFFSET_HISTORY_TOPIC:
             raise RefusedError(
                 f"tube: {name!r} cannot be a topic",
@@ -217,18 +217,18 @@ class MasterEngine:
             )
 
     def check_new_topic(self, topic: TopicSetting) -> None:
-        """Raise RefusedError if ``topic`` cannot be created: its name, its numbers, or that it exists."""
+        """Raise RefusedError if ``topic`` cannot be created: its name, its numbers, or it exists."""
         for deployment in topic.deployments:
             self.check_topic(topic.name, deployment)
         if topic.name in self.cluster.topics or topic.name in self.storing:
             raise RefusedError(f"tube: topic {topic.name!r} exists", code=402)
 
     def topic_stored(self, topic: TopicSetting) -> None:
-        """The topic is durable: brokers get it with their next heartbeat, clients when a broker serves it."""
+        """Use a topic that is durable now: brokers get it with their next heartbeat."""
         self.cluster.put_topic(topic)
 
     def send_configuration(self, broker_id: int) -> bool:
-        """Send a broker its whole configuration with its next heartbeat; False: it is not here."""
+        """Send a broker its whole configuration with its next heartbeat; False: it is not online."""
         broker = self.cluster.brokers.get(broker_id)
         if broker is None or not broker.online:
             return False
@@ -236,11 +236,11 @@ class MasterEngine:
         return True
 
     def expel(self, group: str, member: str, rounds: int, now: int) -> bool:
-        """Take all partitions from a member, which takes part again after ``rounds`` heartbeats; whether it is one."""
+        """Take all partitions from a member for ``rounds`` heartbeats; returns whether it is a member."""
         return self._consumers.expel(group, member, rounds, now)
 
     def take_unstored(self) -> list[Setting | Removal]:
-        """What is to be stored of what brokers did: they came, or removed the data of topics; each is told once."""
+        """Changes by brokers that must be stored: new brokers, and removed data of topics. Each is returned once."""
         newcomers: list[Setting | Removal] = [BrokerSeen(number) for number in sorted(self._master.newcomers)]
         self._master.newcomers.clear()
         cleared = [topic for topic in self.cluster.cleared() if topic.name not in self.storing]
@@ -248,7 +248,7 @@ class MasterEngine:
         return newcomers + [topic if topic.brokers != () else Removal(TOPIC_KIND, topic.name) for topic in cleared]
 
     def stored(self, setting: Setting | Removal, now: int) -> None:
-        """A topic or a setting is durable: it is in force, and whoever it concerns learns by its next heartbeat."""
+        """Apply a topic or setting that is durable now; peers get it with their next heartbeat."""
         if isinstance(setting, TopicSetting):
             self.topic_stored(setting)
             self._consumers.rebalance_all(now)

@@ -1,4 +1,4 @@
-"""Producers at the master: methods 1 to 3. A producer asks where its topics can be sent to."""
+"""Producers at the master (methods 1 to 3): they ask which brokers accept their topics."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class ProducerHandler:
         self._master = master
 
     def tick(self, now: int) -> None:
-        """Forget those whose session ended."""
+        """Remove producers whose sessions expired."""
         session_ms = self._master.config.limits.producer_session_ms
         for client_id in [c for c, producer in self.known.items() if producer.last_seen + session_ms <= now]:
             del self.known[client_id]
@@ -57,13 +57,13 @@ class ProducerHandler:
     def heartbeat(self, request: pb.HeartRequestP2M, context: RequestContext) -> Message:
         client_id = client_id_of(request.clientId, request.hostName)
         passed = self._master.admit(request, None, context)
-        # One that we do not know is registered by its heartbeat: C++ and Go producers never register a second time.
+        # An unknown producer is registered by its heartbeat: C++ and Go producers never register a second time.
         producer = self._update(client_id, request.topicList, context)
         cluster = self._master.cluster
         found = {name: cluster.topic_info(name) for name in producer.topics}
         infos = [info.format() for info in found.values() if info is not None]
-        # The Java producer forgets every topic at a heartbeat that names none, and fails what it is given until the
-        # next, 13 s later. While this master, or the brokers, have just been started it shall keep what it knows.
+        # The Java producer forgets every topic after a heartbeat response that names none, and fails its messages until
+        # the next one, 13 s later. While master or brokers have just started it should keep what it knows.
         waits = not infos and any(cluster.awaited(name, reads=request.wantServed) for name in producer.topics)
         answer = pb.HeartResponseM2P(
             success=True,
@@ -91,7 +91,7 @@ class ProducerHandler:
         return pb.CloseResponseM2P(success=True, errCode=ErrCode.SUCCESS, errMsg=OK)
 
     def _update(self, client_id: str, topics: Iterable[str], context: RequestContext) -> Producer:
-        """Register the producer if it is unknown, renew its session and take over its topics."""
+        """Register an unknown producer, renew its session and set its topics."""
         names = sorted({java_trim(name) for name in topics} - {""})
         if len(names) > MAX_TOPICS:
             raise RefusedRequest(ErrCode.BAD_REQUEST, f"{len(names)} topics, at most {MAX_TOPICS} are possible")
@@ -106,9 +106,10 @@ class ProducerHandler:
             producer = self.known[client_id] = Producer(context.now_ms, self._master.origins.of(context))
         elif producer.origin.passes_to(origin := self._master.origins.of(context)):
             producer.origin = origin
-        # Heartbeats of others are answered, too: brokers and topics are no secret, and C++ gives up after a refusal.
+        # Heartbeats over other connections are answered too: brokers and topics are no secret, and C++ clients give up
+        # after an error.
         producer.last_seen = context.now_ms
         producer.topics = [
             name for name in names if valid_topic(name)
-        ]  # others cannot exist; they may be of any length
+        ]  # other names cannot exist, and may have any length
         return producer

@@ -1,4 +1,4 @@
-"""Topics and settings of a cluster as an administrator configures them, and what follows from them for groups."""
+"""Topics and settings of a cluster, as an administrator configures them, and their effect on groups."""
 
 from __future__ import annotations
 
@@ -38,21 +38,21 @@ __all__ = [
 ]
 
 TOPIC_KIND = "Topic"
-"""Kind of a topic among the settings (`key_of`): stored data have it, so it does not follow the class name."""
+"""Kind of a topic among the settings (`key_of`). It is part of stored data, so it does not follow the class name."""
 TOPIC_DELETED = 1
 TOPIC_REMOVED = 2
 TOPIC_GONE = 3
 
 
 class TopicDeployment(NamedTuple):
-    """What one broker has of a topic."""
+    """Properties of a topic on one broker."""
 
     partitions: int = 3
     stores: int = 1
     accept_publish: bool = True
     accept_subscribe: bool = True
     status: int = 0
-    """0 in use, 1 deleted (no service, data kept), 2 being removed with its data, 3 removed: the broker has it not."""
+    """0 in use, 1 deleted (no service, data kept), 2 being removed with its data, 3 removed from the broker."""
     delete_policy: str | None = None
 
     @property
@@ -61,9 +61,9 @@ class TopicDeployment(NamedTuple):
 
 
 class TopicSetting(NamedTuple):
-    """A configured topic. ``brokers``: the ids that have it, None for all; sizes in bytes, None for the cluster's.
+    """A configured topic. ``brokers``: their ids, None for all; sizes in bytes, None for the cluster's.
 
-    The fields that `TopicDeployment` has too are what its brokers have, but for those in ``own``.
+    The fields that `TopicDeployment` has as well apply to all brokers except those in ``own``.
     """
 
     name: str
@@ -76,46 +76,46 @@ class TopicSetting(NamedTuple):
     status: int = 0
     delete_policy: str | None = None
     own: tuple[tuple[int, TopicDeployment], ...] = ()
-    """By id, the brokers that differ. A broker that the topic left while it is on all others has status 3."""
+    """Brokers with other properties, by id. A broker that was removed from a topic of all brokers has status 3."""
 
     @property
     def common(self) -> TopicDeployment:
-        """What a broker has that has nothing of its own."""
+        """Properties on brokers without their own."""
         return TopicDeployment(
             self.partitions, self.stores, self.accept_publish, self.accept_subscribe, self.status, self.delete_policy
         )
 
     @property
     def deployments(self) -> list[TopicDeployment]:
-        """What brokers have of it, each once; brokers that may join count."""
+        """Distinct properties on brokers, including brokers that may join."""
         own = dict(self.own)
         others = self.brokers is None or any(number not in own for number in self.brokers)
         return [self.common] * others + [each for each in own.values() if each.status < TOPIC_GONE]
 
     @property
     def in_use(self) -> bool:
-        """Whether it is deleted nowhere, or not everywhere."""
+        """Whether the topic is in use on at least one broker."""
         return any(not each.status for each in self.deployments)
 
     @property
     def writable(self) -> bool:
-        """Whether a broker is to take records for it."""
+        """Whether a broker should accept records for the topic."""
         return any(each.accept_publish and not each.status for each in self.deployments)
 
     @property
     def removing(self) -> bool:
-        """Whether a broker is to remove its data."""
+        """Whether a broker should remove its data."""
         return any(each.status == TOPIC_REMOVED for each in self.deployments)
 
     def at(self, broker_id: int) -> TopicDeployment:
-        """What this broker has, if it is one of the topic's (`on`)."""
+        """Properties on a broker, if the topic is on it (`on`)."""
         return next((each for number, each in self.own if number == broker_id), self.common)
 
     def on(self, broker_id: int) -> bool:
         return (self.brokers is None or broker_id in self.brokers) and self.at(broker_id).status < TOPIC_GONE
 
     def config(self, default: DefaultConfig, broker_id: int) -> TopicConfig:
-        """As pushed to a broker: what equals its default is left blank."""
+        """Configuration that is sent to a broker; values that equal the default are blank."""
         here = self.at(broker_id)
         return TopicConfig(
             self.name,
@@ -129,22 +129,22 @@ class TopicSetting(NamedTuple):
         )
 
     def changed(self, own: Mapping[int, TopicDeployment], common: TopicDeployment | None = None) -> TopicSetting:
-        """With other properties on the brokers of ``own``, and with another ``common`` where one is given."""
+        """Copy with other properties on the brokers of ``own``, and with another ``common`` if given."""
         base = self.common if common is None else common
         differing = {number: each for number, each in {**dict(self.own), **own}.items() if each != base}
         return self._replace(**base._asdict(), own=tuple(sorted(differing.items())))
 
     def everywhere(self, change: Callable[[TopicDeployment], TopicDeployment]) -> TopicSetting:
-        """With ``change`` made on every broker."""
+        """Copy with ``change`` applied on every broker."""
         return self.changed({number: change(each) for number, each in self.own}, change(self.common))
 
     def joined(self, broker_id: int, deployment: TopicDeployment) -> TopicSetting:
-        """On a further broker."""
+        """Copy that is on a further broker."""
         brokers = None if self.brokers is None else tuple(sorted({*self.brokers, broker_id}))
         return self._replace(brokers=brokers).changed({broker_id: deployment})
 
     def left(self, broker_id: int) -> TopicSetting:
-        """Without this broker; ``brokers`` is empty after the last one of those that are named."""
+        """Copy without this broker; ``brokers`` is empty after the last named one."""
         if self.brokers is None:
             return self.changed({broker_id: self.common._replace(status=TOPIC_GONE)})
         return self._replace(
@@ -161,7 +161,7 @@ DEFAULT_BROKER_WEB_PORT = 8081
 
 
 class Status(IntEnum):
-    """manageStatus of a broker; its text is the name in small letters, with hyphens."""
+    """manageStatus of a broker; its text is the name in lower case with hyphens."""
 
     DRAFT = 1
     ONLINE = 5
@@ -175,7 +175,7 @@ class Status(IntEnum):
 
 
 class TopicDefaults(NamedTuple):
-    """What a topic gets that is made without saying so; None: nothing is said here either."""
+    """Defaults of new topics; None: not set."""
 
     partitions: int | None = None
     stores: int | None = None
@@ -184,14 +184,14 @@ class TopicDefaults(NamedTuple):
     accept_subscribe: bool | None = None
 
     def over(self, other: TopicDefaults) -> TopicDefaults:
-        """These, and ``other`` where nothing is said here."""
+        """These defaults, with unset ones taken from ``other``."""
         return TopicDefaults._make(b if a is None else a for a, b in zip(self, other, strict=True))
 
 
 class ClusterSetting(NamedTuple):
-    """The cluster's defaults. ``serial`` changes with each change: peers hold it and compare.
+    """The cluster's defaults. ``serial`` changes with each change: peers keep it and compare.
 
-    The ports are those of a broker that is configured without.
+    The ports are those of a broker that is configured without ports.
     """
 
     max_message_bytes: int | None = None
@@ -206,7 +206,7 @@ class ClusterSetting(NamedTuple):
 
 
 class TopicControl(NamedTuple):
-    """With ``enabled`` only groups with a `ConsumeControl` for the topic may consume it."""
+    """Access control of a topic: with ``enabled`` only groups with a `ConsumeControl` may consume it."""
 
     topic: str
     enabled: bool = False
@@ -236,9 +236,9 @@ class ConsumeControl(NamedTuple):
 
 
 class BrokerSetting(NamedTuple):
-    """A broker that was configured by name. Brokers that were not are taken as they come.
+    """A broker that was configured by id. Other brokers are accepted when they register.
 
-    ``topic_defaults`` are for topics that are made on it.
+    ``topic_defaults`` apply to topics that are created on it.
     """
 
     id: int
@@ -251,13 +251,13 @@ class BrokerSetting(NamedTuple):
 
 
 class BrokerSeen(NamedTuple):
-    """A broker that came once, until it is deleted: what all brokers have of a topic it has, also while it is away."""
+    """A broker that registered once, until it is deleted: topics of all brokers are on it, even while it is offline."""
 
     id: int
 
 
 class Authorship(NamedTuple):
-    """Who made and who last changed the setting of that kind and key (`key_of`), and when (ms since 1970)."""
+    """Authors of a setting, named by kind and key (`key_of`), and times of its changes (ms since 1970)."""
 
     setting_kind: str
     setting_key: str
@@ -268,7 +268,7 @@ class Authorship(NamedTuple):
 
 
 class Removal(NamedTuple):
-    """Take a setting away: the class it was of, and its key."""
+    """Removal of a setting, named by kind and key."""
 
     kind: str
     key: str
@@ -287,7 +287,7 @@ Setting = (
 
 
 def key_of(setting: Setting | Removal) -> tuple[str, str]:
-    """Kind and key under which a setting is kept."""
+    """Kind and key under which a setting is stored."""
     if isinstance(setting, Removal):
         return setting.kind, setting.key
     if isinstance(setting, TopicSetting):
@@ -307,7 +307,7 @@ def key_of(setting: Setting | Removal) -> tuple[str, str]:
 
 
 class Controls:
-    """The settings in force."""
+    """The settings in effect."""
 
     def __init__(self, settings: Iterable[Setting] = ()) -> None:
         self.cluster = ClusterSetting()
@@ -322,7 +322,7 @@ class Controls:
             self.put(setting)
 
     def put(self, setting: Setting | Removal) -> None:
-        """A setting is durable: it is in force. Topics are the cluster's."""
+        """Apply a setting that is durable now; topics belong to the cluster."""
         if isinstance(setting, Removal):
             self._remove(setting)
         elif isinstance(setting, ClusterSetting):
@@ -365,7 +365,7 @@ class Controls:
         return needed is None or not needed.enabled
 
     def refuse(self, group: str, topics: Iterable[str], filters: Mapping[str, Set[str]]) -> tuple[int, str] | None:
-        """Why a consumer of ``group`` cannot subscribe like this, as error code and text."""
+        """Reason why a consumer of ``group`` cannot subscribe, as error code and text; None: it can."""
         for topic in sorted(topics):
             control = self.consume.get((group, topic))
             if not self.may_consume(group, topic):
@@ -384,22 +384,22 @@ class Controls:
         return None
 
     def too_few(self, group: str, brokers: int, members: int) -> bool:
-        """Whether ``members`` are too few for a topic on so many ``brokers``: then nothing is assigned."""
+        """Whether ``members`` are too few for a topic on ``brokers`` brokers: then nothing is assigned."""
         setting = self.groups.get(group)
         return setting is not None and setting.check_rate and brokers // max(members, 1) > max(setting.rate, 1)
 
     def default_flow(self, held: int) -> tuple[int, str]:
-        """Version and text of the cluster's flow control rules, for somebody who holds version ``held``."""
+        """Version and text of the cluster's flow control rules, for a client that has version ``held``."""
         return _flow(self.cluster, held)
 
     def group_flow(self, group: str, held: int) -> tuple[int, str]:
-        """Version and text of a group's flow control rules, for somebody who holds version ``held``."""
+        """Version and text of a group's flow control rules, for a client that has version ``held``."""
         return _flow(self.groups.get(group), held)
 
 
 def _flow(setting: ClusterSetting | GroupSetting | None, held: int) -> tuple[int, str]:
     if setting is not None and setting.serial != UNDEFINED:
         return setting.serial, setting.flow_info if setting.flow_enabled else "[]"
-    # Rules that were deleted end for who still has them: Java clients pass over a negative version, C++ and Go clients
-    # keep what they have where the text of another version is not JSON.
+    # Deleted rules must end for clients that have them: Java clients ignore a negative version, C++ and Go clients keep
+    # theirs if the text of another version is not JSON.
     return (0 if held > 0 else UNDEFINED), "[]"

@@ -1,1 +1,1 @@
-"""Staged rows and the transactions that publish them; `handler` answers the requests, start there."""
+"""Transactions: staged rows and their publication. `handler` answers the requests; start there."""

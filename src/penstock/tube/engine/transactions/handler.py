@@ -1,9 +1,9 @@
 """Requests that stage rows and commit batches: the field ``transaction`` of a send (method 13).
 
-Every answer, refusals too, carries what the broker knows of the query, so that a client can tell a broker without the
-extension, and one that begins a run learns what the run before it left undecided.
+Every response, including errors, contains the broker's state of the query. So a client recognizes a broker without the
+extension, and a new run learns which transaction the previous run left in doubt.
 
-A commit is answered when all its rows are published and durable; its connection waits in `answered` until then.
+A commit is answered when all its rows are published and durable; until then its connection waits in `answered`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from penstock.tube.engine.transactions.staging import Decision, Query, Staging
 __all__ = ["FIRST_NUMBER", "TransactionHandler"]
 
 FIRST_NUMBER: Final = 1 << 62
-"""Numbers of publications begin here; those that producers choose for themselves end here."""
+"""Publications have numbers from here on; producers choose theirs below."""
 _LONGEST_QUERY: Final = 512
 _LONGEST_NAME: Final = 128
 _MOST_PARTICIPANTS: Final = 1_000
@@ -42,24 +42,24 @@ _Why = pb.TransactionResult
 
 
 class _No(NamedTuple):
-    """A refusal with its kind."""
+    """An error response and its kind."""
 
     why: int
     refusal: Refusal
 
 
 Outcome = _No | bool | Publication
-"""Refused, or done (True: the answer waits for the commit), or to be answered when the publication has ended."""
+"""Rejected; done (True: the response waits for the commit); or answered when the publication has ended."""
 
 
 class TransactionHandler:
-    """See the module. ``staging`` None: this broker keeps nothing that could be staged."""
+    """Handles the requests of a broker. ``staging`` None: this broker does not stage rows."""
 
     def __init__(self, checks: RequestChecks, topics: Topics, produce: ProduceHandler, staging: Staging | None) -> None:
         self.staging = staging
         self.publishing: Publishing | None = None
         self.answered: list[tuple[object, int, bytes]] = []
-        """Address, serial and body of answers that leave with the next commit; the shell clears it."""
+        """Connection, serial and body of responses that are sent after the next commit; the shell clears it."""
         self._decided: list[Publication] = []
         self._open: dict[str, Publication] = {}
         self._checks = checks
@@ -77,7 +77,7 @@ class TransactionHandler:
             self.publishing = Publishing(staging, produce, topics)
             for query in staging.queries.values():
                 if query.decision is not None and query.decision.publishing:
-                    # What an earlier process had begun: its note is durable.
+                    # Begun by an earlier process: its note is durable.
                     self._last_number = max(self._last_number, query.decision.number)
                     self.publishing.begin(self._publication(query))
 
@@ -85,12 +85,12 @@ class TransactionHandler:
 
     @property
     def dirty(self) -> bool:
-        """Whether the next commit has something of ours to make durable, or rows to publish."""
+        """Whether the next commit has notes to store or rows to publish."""
         staging, publishing = self.staging, self.publishing
         return staging is not None and (bool(staging.notes) or (publishing is not None and publishing.waiting))
 
     def publish(self, now_ms: int) -> None:
-        """Publish what one turn may; answers of what ended are in `answered`. Call before the logs are taken."""
+        """Publish the rows of one loop turn, before the logs are taken; responses are added to `answered`."""
         if self.staging is None or self.publishing is None:
             return
         for ended in self.publishing.publish(now_ms):
@@ -99,12 +99,12 @@ class TransactionHandler:
             self.answered += [(address, serial, body) for address, serial in ended.waiters]
 
     def take_decided(self) -> list[Publication]:
-        """Decisions whose notes the next commit makes durable; then they are for `Publishing.begin`."""
+        """Decisions that become durable with the next commit; then they are passed to `Publishing.begin`."""
         decided, self._decided = self._decided, []
         return decided
 
     def restored(self, producer: int) -> bool:
-        """Whether a number found in the log is a producer's, or of a publication that is not finished."""
+        """Whether a number found in the log belongs to a producer, or to a publication that has not ended."""
         return producer < FIRST_NUMBER or any(
             publication.query.decision is not None and publication.query.decision.number == producer
             for publication in self._open.values()
@@ -113,7 +113,7 @@ class TransactionHandler:
     # Requests.
 
     def receive(self, request: pb.SendMessageRequestP2B, context: RequestContext) -> Answer:
-        """The answer to a send that carries ``transaction``; `LATER` for a commit, whose answer comes in `answered`."""
+        """Answer a send that has ``transaction``; `LATER` for a commit, whose response is added to `answered`."""
         now_ms = context.now_ms
         asked, auth, staging = request.transaction, request.authInfo, self.staging
         topics = {java_trim(part.topicName) for part in asked.rows}
@@ -138,7 +138,7 @@ class TransactionHandler:
         return Answer(self._result(found, asked), wait=outcome)
 
     def _query(self, staging: Staging, asked: pb.Transaction, now_ms: int) -> Query | _No:
-        """The query, if the run that asks is its run; only BEGIN makes it that."""
+        """The query, if the request is from its current run; only BEGIN changes the run."""
         if asked.step == _Step.BEGIN:
             query = staging.enter(asked.query, asked.run, asked.epoch, now_ms, once=asked.once)
         else:
@@ -165,7 +165,7 @@ class TransactionHandler:
             text = f"attempt {attempt.name} is of batch {attempt.batch}, task {attempt.task}"
             return _No(_Why.OTHER, Refusal(ErrCode.BAD_REQUEST, text))
         if asked.attempt.rows + count <= there:
-            return True  # sent again; the commit of the first may still be running
+            return True  # a repetition; the commit of the first may still be running
         if asked.attempt.rows != there:
             text = f"attempt {asked.attempt.attempt} has {there} rows here, these follow on {asked.attempt.rows}"
             return _No(_Why.NOT_STAGED, Refusal(ErrCode.NOT_FOUND, text))
@@ -187,7 +187,7 @@ class TransactionHandler:
         elif count > 1 and asked.ByteSize() > 2 * MAX_BATCH_BYTES:
             refusal = Refusal(ErrCode.BAD_REQUEST, f"{asked.ByteSize()} bytes; {2 * MAX_BATCH_BYTES} are accepted")
         for part in asked.rows:
-            # All that could stop a publication is looked at here: what is staged can be committed.
+            # Everything that could prevent a publication is checked here: staged rows can always be committed.
             name = part.topicName = java_trim(part.topicName)
             topic = self._topics.by_name.get(name)
             refusal = refusal or refuse_place(name, topic, part.partitionId)
@@ -285,7 +285,7 @@ class TransactionHandler:
         publication = self._open[query.name] = Publication(query)
         return publication
 
-    # Answers.
+    # Responses.
 
     def _result(
         self, query: Query | None, asked: pb.Transaction | None, why: int = 0, refusal: Refusal | None = None

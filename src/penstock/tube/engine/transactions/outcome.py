@@ -1,8 +1,8 @@
-"""How a transaction that spans several brokers ends, from what its participants know.
+"""Outcome of a transaction over several brokers, from the states of its participants.
 
-It is committed when every participant has prepared it, and from then on whatever happens to whoever drives it: the next
-run of the query finds it prepared everywhere and goes on. While one has not prepared it, nobody can have published
-anything, and a newer run lets it go: it begins at every participant first, so that the older run prepares nothing more.
+A transaction is committed when every participant has prepared it, whatever happens to its driver: the next run of the
+query finds it prepared everywhere and continues. While one participant has not prepared it, nothing was published, and
+a newer run aborts it. The newer run begins at every participant first, so that the older run can prepare nothing more.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ __all__ = ["InDoubtTransaction", "ParticipantState", "in_doubt", "should_commit"
 
 
 class ParticipantState(NamedTuple):
-    """What one broker answered about a query. ``committed``: -1 none; ``transaction``: blank none."""
+    """State of a query at one broker. ``committed``: -1 none; ``transaction``: blank none."""
 
     committed: int = -1
     transaction: str = ""
@@ -25,7 +25,7 @@ class ParticipantState(NamedTuple):
 
 
 class InDoubtTransaction(NamedTuple):
-    """A transaction that some brokers hold. ``participants``: all its brokers; empty: only the one that has it."""
+    """A transaction that some brokers have. ``participants``: all its brokers; empty: only the one that has it."""
 
     transaction: str
     batch: int
@@ -34,7 +34,7 @@ class InDoubtTransaction(NamedTuple):
 
 
 def in_doubt(states: Mapping[int, ParticipantState]) -> list[InDoubtTransaction]:
-    """Every transaction that the brokers hold, oldest batch first."""
+    """Every transaction that the brokers have, oldest batch first."""
     found: dict[str, InDoubtTransaction] = {}
     for broker, state in states.items():
         if state.transaction:
@@ -47,7 +47,7 @@ def in_doubt(states: Mapping[int, ParticipantState]) -> list[InDoubtTransaction]
 def should_commit(
     item: InDoubtTransaction, participants: Iterable[int], states: Mapping[int, ParticipantState]
 ) -> bool:
-    """Whether ``item`` is to be committed (else let go), once every participant told what it knows."""
+    """Whether ``item`` must be committed (otherwise aborted), from the states of all participants."""
     everywhere = True
     for broker in participants:
         state = states[broker]
@@ -61,6 +61,6 @@ def should_commit(
 
 
 def transaction_id(run: str, batch: int, winners: Iterable[tuple[int, str, int]]) -> str:
-    """Names a transaction by what it publishes: the same winners of the same run have the same id."""
+    """Id of a transaction from its content: the same winners of the same run have the same id."""
     text = f"{run}\n{batch}\n" + "\n".join(f"{task} {attempt} {rows}" for task, attempt, rows in sorted(winners))
     return hashlib.sha256(text.encode()).hexdigest()[:32]

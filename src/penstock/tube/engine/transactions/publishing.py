@@ -1,8 +1,8 @@
-"""Staged rows become messages of the log: some each loop turn, all of a decision, each once.
+"""Publication of staged rows as messages of the log: every row of a decision, each once, some per loop turn.
 
-A decision is carried out only when its note is durable, so that a crash at any moment leaves either nothing published
-or a note that says what is to be. Its number stands with the messages in the log (as that of an idempotent producer
-does): who carries it out again after a crash finds how many are there.
+A decision is carried out only when its note is durable. A crash therefore leaves either nothing published or a note of
+what to publish. The decision's number is stored with the messages in the log (like that of an idempotent producer), so
+that a publication that is repeated after a crash skips the messages that are stored.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ __all__ = ["Publication", "Publishing"]
 
 TURN_ROWS: Final = 20_000
 TURN_BYTES: Final = 4 << 20
-"""Published in one loop turn; others get theirs in between."""
+"""Limit of one loop turn; other work is done between turns."""
 UNKNOWN_MS: Final = 60_000
-"""So long rows wait for a topic that the broker does not know: after a start it may not have heard of it yet."""
+"""Time for which rows wait for an unknown topic: after a start the broker may not know it yet."""
 
 
 class Publication:
-    """A decision that is being carried out, and who waits for its end (address and serial of requests)."""
+    """A decision that is being carried out. ``waiters``: connection and serial of requests that wait for its end."""
 
     __slots__ = ("held_since", "parts", "query", "seen", "waiters")
 
@@ -40,7 +40,7 @@ class Publication:
 
 
 class Publishing:
-    """Carries out decisions, one after the other. ``lost``: what could not be published, in words, for the shell."""
+    """Carries out decisions, one after the other. ``lost``: messages about rows that could not be published."""
 
     def __init__(self, staging: Staging, produce: ProduceHandler, topics: Topics) -> None:
         self.published = 0
@@ -52,7 +52,7 @@ class Publishing:
         self._queue: list[Publication] = []
         self._again: tuple[Publication, pb.StagedRows] | None = None
         self.held = False
-        """Whether the next rows are of a topic that is not known yet: more turns bring nothing now."""
+        """Whether the next rows are of an unknown topic: nothing can be published now."""
 
     @property
     def waiting(self) -> bool:
@@ -60,11 +60,11 @@ class Publishing:
         return bool(self._queue) and not self.held
 
     def begin(self, publication: Publication) -> None:
-        """Its note is durable: publish."""
+        """Publish a decision whose note is durable."""
         self._queue.append(publication)
 
     def publish(self, now_ms: int) -> list[Publication]:
-        """Append what one turn may; the publications that ended with it."""
+        """Append the rows of one loop turn; returns the publications that ended."""
         ended = []
         rows = size = 0
         self.held = False
@@ -145,7 +145,8 @@ class Publishing:
         decision = publication.query.decision
         assert decision is not None
         for place in publication.seen:
-            # In the log until its segment goes; here nobody asks for it again once the end is noted.
+            # The numbers stay in the log until its segment is deleted; the broker needs them no more once the end is
+            # noted.
             self._produce.producers.forget(place, decision.number)
         self._staging.finish(publication.query, now_ms)
         self.batches += 1

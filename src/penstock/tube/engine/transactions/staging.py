@@ -1,10 +1,11 @@
-"""What a broker knows of queries whose batches are stored once: their runs, what is staged, what is committed.
+"""State of exactly-once queries at a broker: their runs, staged rows and committed batches.
 
-A query is written by one run at a time; a newer one fences the older. Its tasks stage rows attempt by attempt; a
-transaction names the attempts of a batch that won. It is prepared where it spans several brokers, then published, and
-the number of the batch is remembered: from then on that batch is committed, whatever is staged for it again.
+A query is written by one run at a time; a newer run fences the older. Its tasks stage rows per attempt; a transaction
+names the winning attempts of a batch. It is prepared if it spans several brokers, then published, and the number of the
+batch is stored: from then on the batch is committed, whatever is staged for it again.
 
-A query's state is a note on disk (`Query.note`) that is durable before anything that depends on it is answered or done.
+The state of a query is a note on disk (`Query.note`), which is durable before anything that depends on it is answered
+or done.
 """
 
 from __future__ import annotations
@@ -30,18 +31,18 @@ __all__ = [
 ]
 
 NOTES = "staging/"
-"""What the names of the notes begin with."""
+"""Prefix of the names of the notes."""
 _STALE_KEPT = 32
 _DAY_MS = 24 * 3_600_000
 
 
 @dataclass(frozen=True, slots=True)
 class StagingLimits:
-    """Bounds of what is staged on one broker.
+    """Limits of what is staged on one broker.
 
-    ``max_bytes`` and ``max_attempts`` of all queries together; beyond, rows are refused (419). What is not committed
-    goes after ``keep_ms``. A query that does nothing for ``forget_ms`` is forgotten, with the number of its last batch;
-    so is the one that is silent for longest when there are more than ``max_queries``.
+    ``max_bytes`` and ``max_attempts`` apply to all queries together; beyond them rows are rejected (419). Uncommitted
+    rows are removed after ``keep_ms``. The state of a query that is idle for ``forget_ms`` is removed, with the number
+    of its last batch; so is that of the query idle for longest if there are more than ``max_queries``.
     """
 
     max_bytes: int = 4 << 30
@@ -52,7 +53,7 @@ class StagingLimits:
 
 
 class Attempt:
-    """Rows that one attempt of a task staged here."""
+    """Rows that one attempt of a task staged."""
 
     __slots__ = ("batch", "changed_ms", "file", "name", "run", "task")
 
@@ -66,9 +67,10 @@ class Attempt:
 
 
 class Decision(NamedTuple):
-    """A transaction: the winners of a batch in the order in which they are published, each with its rows.
+    """A transaction: the winners of a batch in the order of publication, each with its number of rows.
 
-    ``number`` numbers the messages it stores, so that none is stored twice after a crash; 0 while it is only prepared.
+    ``number`` numbers the messages that it stores, so that none is stored twice after a crash; 0 while it is only
+    prepared.
     """
 
     transaction: str
@@ -79,12 +81,12 @@ class Decision(NamedTuple):
 
     @property
     def publishing(self) -> bool:
-        """Whether it is decided, and being carried out."""
+        """Whether the transaction is decided and being carried out."""
         return self.number > 0
 
 
 class Query:
-    """One query. ``stale``: runs that were replaced; ``committed``: the last batch published, -1 for none."""
+    """One query. ``stale``: replaced runs; ``committed``: the last published batch, -1 for none."""
 
     __slots__ = ("attempts", "changed_ms", "committed", "decision", "epoch", "name", "once", "run", "stale")
 
@@ -100,7 +102,7 @@ class Query:
         self.attempts: dict[str, Attempt] = {}
 
     def note(self) -> bytes:
-        """All that must outlive a restart, but for the rows."""
+        """Encode the state that must outlive a restart, without the rows."""
         state = {
             "query": self.name, "run": self.run, "epoch": self.epoch, "once": self.once, "changed": self.changed_ms,
             "stale": self.stale, "committed": self.committed, "decision": self.decision,
@@ -120,11 +122,11 @@ class Query:
         return query
 
     def takes(self, run: str, epoch: int) -> bool:
-        """Whether ``run`` is the query's, or newer."""
+        """Whether ``run`` is the query's run, or a newer one."""
         return run == self.run or (run not in self.stale and (not epoch or epoch >= self.epoch))
 
     def decided(self, batch: int) -> bool:
-        """Whether ``batch`` is committed, or will be without anything more."""
+        """Whether ``batch`` is committed, or will be without further requests."""
         decision = self.decision
         return batch <= self.committed or (decision is not None and decision.publishing and batch <= decision.batch)
 
@@ -135,7 +137,7 @@ class Query:
 
 
 class StagedRow(NamedTuple):
-    """One attempt, for people. ``state``: staged, prepared or publishing."""
+    """One attempt, for display. ``state``: staged, prepared or publishing."""
 
     query: str
     run: str
@@ -149,7 +151,7 @@ class StagedRow(NamedTuple):
 
 
 class Staging:
-    """All queries of a broker. ``notes``: what changed and has to be made durable, for the shell (None: removed)."""
+    """All queries of a broker. ``notes``: changed notes for the shell to store (None: removed)."""
 
     def __init__(self, files: StagingStore, limits: StagingLimits) -> None:
         self.files = files
@@ -158,13 +160,13 @@ class Staging:
         self.bytes = 0
         self.attempts = 0
         self.expired = 0
-        """Attempts that went because nobody committed them for too long."""
+        """Number of attempts that were removed because they were not committed in time."""
         self.notes: dict[str, bytes | None] = {}
 
     def restore(self, notes: Mapping[str, bytes], left: Iterable[LeftoverFile]) -> list[str]:
-        """Take over what an earlier process left; in words, what is missing of decided transactions.
+        """Restore the state of an earlier process; returns messages about missing rows of decided transactions.
 
-        Files of no known query, of runs that were replaced and of batches that are committed are removed.
+        Files of unknown queries, of replaced runs and of committed batches are removed.
         """
         for name, note in notes.items():
             if name.startswith(NOTES):
@@ -201,7 +203,7 @@ class Staging:
     # Queries and runs.
 
     def enter(self, name: str, run: str, epoch: int, now_ms: int, *, once: bool) -> Query | None:
-        """The query, whose run is ``run`` from now on; None: it is older than the query's."""
+        """The query, with ``run`` as its run from now on; None: ``run`` is older than the query's."""
         query = self.queries.get(name)
         if query is None:
             if len(self.queries) >= self.limits.max_queries:
@@ -220,7 +222,7 @@ class Staging:
         return query
 
     def changed(self, query: Query, now_ms: int) -> None:
-        """The query's state has to be noted."""
+        """Note that the query's state has to be stored."""
         query.changed_ms = now_ms
         self.notes[NOTES + query.name] = query.note()
 
@@ -236,7 +238,7 @@ class Staging:
     # Attempts.
 
     def add(self, query: Query, name: str, task: int, batch: int, now_ms: int) -> Attempt:
-        """A new attempt of the query's run."""
+        """Create an attempt of the query's run."""
         about = {"query": query.name, "run": query.run, "batch": batch, "task": task, "attempt": name,
                  "created": now_ms}  # fmt: skip
         file = self.files.add(json.dumps(about, separators=(",", ":")).encode())
@@ -245,14 +247,14 @@ class Staging:
         return attempt
 
     def append(self, attempt: Attempt, body: bytes, rows: int, now_ms: int) -> None:
-        """More rows of an attempt."""
+        """Append rows of an attempt."""
         before = attempt.file.size
         attempt.file.append(body, rows)
         self.bytes += attempt.file.size - before
         attempt.changed_ms = now_ms
 
     def drop(self, query: Query, names: Iterable[str]) -> int:
-        """Remove attempts; how many there were."""
+        """Remove attempts; returns how many there were."""
         count = 0
         for name in names:
             attempt = query.attempts.pop(name, None)
@@ -266,7 +268,7 @@ class Staging:
     # Transactions.
 
     def missing(self, query: Query, batch: int, winners: Iterable[tuple[str, int]]) -> str | None:
-        """Why these winners of the query's run cannot be published, if so."""
+        """Reason why these winners of the query's run cannot be published, if any."""
         for name, rows in winners:
             attempt = query.attempts.get(name)
             if attempt is None or attempt.run != query.run or attempt.batch != batch:
@@ -276,12 +278,12 @@ class Staging:
         return None
 
     def decide(self, query: Query, decision: Decision, now_ms: int) -> None:
-        """Prepare, or begin to publish."""
+        """Prepare a transaction, or begin to publish it."""
         query.decision = decision
         self.changed(query, now_ms)
 
     def finish(self, query: Query, now_ms: int) -> None:
-        """The decision of ``query`` is carried out: nothing of its batch, or of one before, is needed any more."""
+        """End the decision of ``query``: its batch is committed, and its attempts and earlier ones are removed."""
         assert query.decision is not None
         query.committed = query.decision.batch
         query.decision = None
@@ -289,16 +291,16 @@ class Staging:
         self.changed(query, now_ms)
 
     def undo(self, query: Query, now_ms: int) -> None:
-        """Let a prepared transaction go, with what was staged for it."""
+        """Abort a prepared transaction and remove its staged rows."""
         held = query.held
         query.decision = None
         self.drop(query, held)
         self.changed(query, now_ms)
 
-    # Time and people.
+    # Time and display.
 
     def tick(self, now_ms: int) -> None:
-        """Let go what nobody committed for too long, and queries that were silent for too long."""
+        """Remove attempts that were not committed in time, and idle queries."""
         limits = self.limits
         for query in list(self.queries.values()):
             held = query.held
@@ -313,7 +315,7 @@ class Staging:
                 self._forget(query)
 
     def rows(self, now_ms: int) -> Iterator[StagedRow]:
-        """What is staged, by query, batch and task."""
+        """Staged attempts by query, batch and task."""
         for _, query in sorted(self.queries.items()):
             held = query.held
             state = "publishing" if query.decision is not None and query.decision.publishing else "prepared"
@@ -325,7 +327,7 @@ class Staging:
 
 
 OVERDUE_MS = 120_000
-"""A driver that lives decides within seconds, a query that starts again within its restart."""
+"""A running driver decides within seconds, and a query that restarts within its restart."""
 
 
 class OverdueTransaction(NamedTuple):
@@ -338,15 +340,20 @@ class OverdueTransaction(NamedTuple):
 
 
 class InDoubtWatch:
-    """Looks from time to time; nothing is kept of it over a restart."""
+    """Detects transactions that stay prepared; its state does not survive a restart.
+
+    A batch that spans several brokers is prepared at all of them and then decided by its driver, or by the next run of
+    its query. If that run never starts, or a broker never returns, the rows stay and the query is blocked until an
+    operator acts.
+    """
 
     def __init__(self) -> None:
         self.late: list[OverdueTransaction] = []
-        """Those that were too old at the last look."""
+        """Overdue transactions at the last check."""
         self._seen: dict[tuple[str, str], int] = {}
 
     def look(self, queries: Iterable[Query], now_ms: int) -> list[OverdueTransaction]:
-        """Those that became too old since the last look."""
+        """Transactions that became overdue since the last check."""
         known, self._seen = self._seen, {}
         before = {(item.query, item.since_ms) for item in self.late}
         self.late = []
