@@ -14,15 +14,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import warnings
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from types import TracebackType
-from typing import Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar
+from typing import Generic, Self, TypeVar
 
 from penstock.errors import LocalProtocolError
 from penstock.mqtt.client import EnhancedAuthentication, TlsOptions
-from penstock.runtime.io.loop import LoopThread
+from penstock.runtime.io.loop import LoopThread, blocking
 from penstock.statestore.client import client as asynchronous
 from penstock.statestore.client import locks as asynchronous_locks
 from penstock.statestore.client.client import StateStoreClient
@@ -33,28 +32,6 @@ from penstock.statestore.hlc import Hlc
 __all__ = ["Client", "LeaderElection", "Lease", "Observation", "Stream"]
 
 T = TypeVar("T")
-P = ParamSpec("P")
-Of = TypeVar("Of")
-Of_co = TypeVar("Of_co", covariant=True)
-
-
-class _Blocking(Protocol[Of_co]):
-    """A wrapper of an ``Of_co`` that runs in another thread."""
-
-    def _opened(self) -> tuple[LoopThread, Of_co]: ...
-
-
-def _blocking(
-    method: Callable[Concatenate[Of, P], Coroutine[object, object, T]],
-) -> Callable[Concatenate[_Blocking[Of], P], T]:
-    """Derive a blocking method from a coroutine method, with its parameters and docstring."""
-
-    @functools.wraps(method)
-    def call(self: _Blocking[Of], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        thread, behind = self._opened()
-        return thread.run(method(behind, *args, **kwargs))
-
-    return call
 
 
 class Stream(Generic[T]):
@@ -214,14 +191,14 @@ class Client:
         """How far the newest version was ahead of this machine's clock when it was received; None: none received."""
         return self._opened()[1].clock_behind_ms
 
-    get = _blocking(StateStoreClient.get)
-    get_many = _blocking(StateStoreClient.get_many)
-    get_values = _blocking(StateStoreClient.get_values)
-    expiry = _blocking(StateStoreClient.expiry)
-    set = _blocking(StateStoreClient.set)
-    delete = _blocking(StateStoreClient.delete)
-    vdelete = _blocking(StateStoreClient.vdelete)
-    write_many = _blocking(StateStoreClient.write_many)
+    get = blocking(StateStoreClient.get)
+    get_many = blocking(StateStoreClient.get_many)
+    get_values = blocking(StateStoreClient.get_values)
+    expiry = blocking(StateStoreClient.expiry)
+    set = blocking(StateStoreClient.set)
+    delete = blocking(StateStoreClient.delete)
+    vdelete = blocking(StateStoreClient.vdelete)
+    write_many = blocking(StateStoreClient.write_many)
 
     def scan(self, pattern: bytes | str = b"*", *, timeout_s: float | None = None) -> Stream[bytes]:
         """Iterate over the keys that match the glob ``pattern``, each once; pages are requested as needed."""
@@ -311,11 +288,11 @@ class Lease:
         """Whether the lease was lost since it was acquired; check it before work that cannot be fenced."""
         return self._lease.lost.is_set()
 
-    acquire = _blocking(asynchronous_locks.Lease.acquire)
-    try_acquire = _blocking(asynchronous_locks.Lease.try_acquire)
-    release = _blocking(asynchronous_locks.Lease.release)
-    current_holder = _blocking(asynchronous_locks.Lease.current_holder)
-    edit = _blocking(asynchronous_locks.Lease.edit)
+    acquire = blocking(asynchronous_locks.Lease.acquire)
+    try_acquire = blocking(asynchronous_locks.Lease.try_acquire)
+    release = blocking(asynchronous_locks.Lease.release)
+    current_holder = blocking(asynchronous_locks.Lease.current_holder)
+    edit = blocking(asynchronous_locks.Lease.edit)
 
     def _opened(self) -> tuple[LoopThread, asynchronous_locks.Lease]:
         return self._thread, self._lease
@@ -347,9 +324,9 @@ class LeaderElection:
         """Whether this candidate is the leader, as far as it knows; write with the token nevertheless."""
         return self._election.is_leader
 
-    campaign = _blocking(asynchronous_locks.LeaderElection.campaign)
-    resign = _blocking(asynchronous_locks.LeaderElection.resign)
-    leader = _blocking(asynchronous_locks.LeaderElection.leader)
+    campaign = blocking(asynchronous_locks.LeaderElection.campaign)
+    resign = blocking(asynchronous_locks.LeaderElection.resign)
+    leader = blocking(asynchronous_locks.LeaderElection.leader)
 
     def _opened(self) -> tuple[LoopThread, asynchronous_locks.LeaderElection]:
         return self._thread, self._election

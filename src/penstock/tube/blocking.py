@@ -1,4 +1,4 @@
-"""Producer and consumer for scripts: the same names without ``await``.
+"""Blocking producer and consumer: the methods of the asyncio clients, for programs without an event loop.
 
     with Producer("127.0.0.1:8715") as producer:
         producer.send("line3", b"42")
@@ -6,8 +6,8 @@
         for message in consumer:
             ...
 
-Each has a thread with an event loop, in which the asyncio client of the same name works; the arguments are its own. An
-object may be used by several threads, but only one may read from a consumer.
+Each runs the asyncio client of the same name in a thread of its own, with the same arguments. An object may be used by
+several threads, but only one may read from a consumer.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from types import TracebackType
-from typing import Self, TypedDict, Unpack
+from typing import Generic, Self, TypedDict, TypeVar, Unpack
 
 from penstock.errors import LocalProtocolError
-from penstock.runtime.io.loop import LoopThread
+from penstock.runtime.io.loop import LoopThread, blocking
 from penstock.tube import consumer, producer
 from penstock.tube.addresses import Address
 from penstock.tube.codec.strings import Partition
@@ -79,14 +79,17 @@ class ConsumerOptions(TypedDict, total=False):
     tls: ssl.SSLContext | None
 
 
-class Producer:
-    """:class:`penstock.tube.producer.Producer` for scripts; made with the same arguments."""
+C = TypeVar("C", producer.Producer, consumer.Consumer)
 
-    def __init__(self, masters: str | Sequence[Address], **options: Unpack[ProducerOptions]) -> None:
-        self._make = partial(producer.Producer, masters, **options)
-        self._make()  # says now what is wrong with the arguments
-        self._thread: LoopThread | None = None
-        self._producer: producer.Producer | None = None
+
+class _BlockingClient(Generic[C]):
+    """The life of an asyncio client in a thread of its own: made by ``make`` at :meth:`start`, until :meth:`close`."""
+
+    def __init__(self, name: str, make: Callable[[], C]) -> None:
+        make()  # raises now what is wrong with the arguments
+        self._name = name
+        self._make: Callable[[], C] = make
+        self._running: tuple[LoopThread, C] | None = None
 
     def __enter__(self) -> Self:
         self.start()
@@ -95,107 +98,64 @@ class Producer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        if self._running is not None:
+            thread, client = self._running
+            self._running = None
+            try:
+                thread.run(client.__aexit__(kind, error, trace))
+            finally:
+                thread.close()
 
     def start(self) -> None:
-        """As :meth:`penstock.tube.producer.Producer.start`."""
+        """Register at the master; raises as the ``start`` of the asyncio client."""
         client = self._make()
-        thread = LoopThread("tube-producer")
+        thread = LoopThread(f"tube-{self._name}")
         try:
             thread.run(client.start())
         except BaseException:
             thread.close()
             raise
-        self._thread, self._producer = thread, client
+        self._running = thread, client
 
-    def partitions(self, topic: str) -> list[Partition]:
-        """As :meth:`penstock.tube.producer.Producer.partitions`."""
-        thread, client = self._running()
-        return thread.run(client.partitions(topic))
+    def close(self) -> None:
+        """As the ``close`` of the asyncio client; does nothing if it is closed."""
+        self.__exit__(None, None, None)
 
-    def publish(self, *topics: str) -> None:
-        """As :meth:`penstock.tube.producer.Producer.publish`."""
-        thread, client = self._running()
-        thread.run(client.publish(*topics))
+    def _opened(self) -> tuple[LoopThread, C]:
+        if self._running is None:
+            raise LocalProtocolError(f"tube: the {self._name} is not running: use it between start() and close()")
+        return self._running
 
-    def unpublish(self, *topics: str) -> None:
-        """As :meth:`penstock.tube.producer.Producer.unpublish`."""
-        thread, client = self._running()
-        thread.run(client.unpublish(*topics))
 
-    def send(
-        self, topic: str, record: Record | bytes, partition: int | Partition | None = None, key: bytes | None = None
-    ) -> SendResult:
-        """As :meth:`penstock.tube.producer.Producer.send`: one record, acknowledged when this returns."""
-        thread, client = self._running()
-        return thread.run(client.send(topic, record, partition, key))
+class Producer(_BlockingClient[producer.Producer]):
+    """Blocking :class:`penstock.tube.producer.Producer`, made with the same arguments."""
+
+    def __init__(self, masters: str | Sequence[Address], **options: Unpack[ProducerOptions]) -> None:
+        super().__init__("producer", partial(producer.Producer, masters, **options))
+
+    partitions = blocking(producer.Producer.partitions)
+    publish = blocking(producer.Producer.publish)
+    unpublish = blocking(producer.Producer.unpublish)
+    send = blocking(producer.Producer.send)
+    send_all = blocking(producer.Producer.send_all)  # reads its records in the producer's thread
+    flush = blocking(producer.Producer.flush)
 
     def queue(
         self, topic: str, record: Record | bytes, partition: int | Partition | None = None, key: bytes | None = None
     ) -> Future[SendResult]:
-        """Send without waiting for the acknowledgement, which the future has; bounded only by who waits for those."""
-        thread, client = self._running()
+        """Send without waiting for the acknowledgement: the future has it. The caller limits how many are open."""
+        thread, client = self._opened()
         return thread.submit(client.send(topic, record, partition, key))
 
-    def send_all(
-        self,
-        topic: str,
-        records: Iterable[Record | bytes],
-        partition: int | Partition | None = None,
-        key: bytes | None = None,
-    ) -> list[SendResult]:
-        """As :meth:`penstock.tube.producer.Producer.send_all`: many records, much faster than one by one.
 
-        ``records`` is read in the producer's thread.
-        """
-        thread, client = self._running()
-        return thread.run(client.send_all(topic, records, partition, key))
-
-    def flush(self) -> None:
-        """Return when everything sent so far has an outcome."""
-        thread, client = self._running()
-        thread.run(client.flush())
-
-    def close(self) -> None:
-        """As :meth:`penstock.tube.producer.Producer.close`; does nothing when it is closed."""
-        if self._thread is not None and self._producer is not None:
-            thread, client, self._thread, self._producer = self._thread, self._producer, None, None
-            try:
-                thread.run(client.close())
-            finally:
-                thread.close()
-
-    def _running(self) -> tuple[LoopThread, producer.Producer]:
-        if self._thread is None or self._producer is None:
-            raise LocalProtocolError("tube: the producer is not running: use it between start() and close()")
-        return self._thread, self._producer
-
-
-class Consumer:
-    """:class:`penstock.tube.consumer.Consumer` for scripts; made with the same arguments."""
+class Consumer(_BlockingClient[consumer.Consumer]):
+    """Blocking :class:`penstock.tube.consumer.Consumer`, made with the same arguments; an iterator of messages."""
 
     def __init__(
         self, masters: str | Sequence[Address], group: str, topics: Iterable[str], **options: Unpack[ConsumerOptions]
     ) -> None:
         names = topics if isinstance(topics, str) else list(topics)  # the client refuses one text
-        self._make = partial(consumer.Consumer, masters, group, names, **options)
-        self._make()  # says now what is wrong with the arguments
-        self._thread: LoopThread | None = None
-        self._consumer: consumer.Consumer | None = None
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._thread is not None and self._consumer is not None:
-            thread, client, self._thread, self._consumer = self._thread, self._consumer, None, None
-            try:
-                thread.run(client.__aexit__(kind, error, trace))
-            finally:
-                thread.close()
+        super().__init__("consumer", partial(consumer.Consumer, masters, group, names, **options))
 
     def __iter__(self) -> Iterator[Message]:
         return self
@@ -206,25 +166,14 @@ class Consumer:
             raise StopIteration
         return message
 
-    def start(self) -> None:
-        """As :meth:`penstock.tube.consumer.Consumer.start`."""
-        client = self._make()
-        thread = LoopThread("tube-consumer")
-        try:
-            thread.run(client.start())
-        except BaseException:
-            thread.close()
-            raise
-        self._thread, self._consumer = thread, client
-
     def poll(self, timeout_s: float | None) -> Message | None:
         """The next message; None: there was none for ``timeout_s``, or the consumer is closed.
 
         Raises:
             LocalProtocolError: there was none for ``timeout_s``, and a partition waits for :meth:`confirm`.
-            PenstockError: what the asyncio consumer's iterator raises.
+            PenstockError: an error of the asyncio consumer's iterator.
         """
-        thread, client = self._running()
+        thread, client = self._opened()
         while (message := client.take()) is None:
             try:
                 if not thread.run(_within(client, timeout_s)):
@@ -235,64 +184,28 @@ class Consumer:
                 return None
         return message
 
-    def confirm(self, *, wait: bool = True) -> None:
-        """As :meth:`penstock.tube.consumer.Consumer.confirm`."""
-        thread, client = self._running()
-        thread.run(client.confirm(wait=wait))
-
-    def seek(self, offsets: Mapping[Partition, int]) -> None:
-        """As :meth:`penstock.tube.consumer.Consumer.seek`."""
-        thread, client = self._running()
-        thread.run(client.seek(offsets))
-
-    def seek_to_time(self, time_ms: int) -> None:
-        """As :meth:`penstock.tube.consumer.Consumer.seek_to_time`."""
-        thread, client = self._running()
-        thread.run(client.seek_to_time(time_ms))
-
-    def seek_to_start(self) -> None:
-        """As :meth:`penstock.tube.consumer.Consumer.seek_to_start`."""
-        thread, client = self._running()
-        thread.run(client.seek_to_start())
-
-    def seek_to_end(self) -> None:
-        """As :meth:`penstock.tube.consumer.Consumer.seek_to_end`."""
-        thread, client = self._running()
-        thread.run(client.seek_to_end())
-
-    def available(self) -> dict[Partition, bool]:
-        """As :meth:`penstock.tube.consumer.Consumer.available`."""
-        thread, client = self._running()
-        return thread.run(client.available())
-
-    def assign(self, partitions: Iterable[str] | None) -> None:
-        """As :meth:`penstock.tube.consumer.Consumer.assign`."""
-        thread, client = self._running()
-        thread.run(client.assign(partitions))
+    confirm = blocking(consumer.Consumer.confirm)
+    seek = blocking(consumer.Consumer.seek)
+    seek_to_time = blocking(consumer.Consumer.seek_to_time)
+    seek_to_start = blocking(consumer.Consumer.seek_to_start)
+    seek_to_end = blocking(consumer.Consumer.seek_to_end)
+    available = blocking(consumer.Consumer.available)
+    assign = blocking(consumer.Consumer.assign)
 
     @property
     def blocked(self) -> frozenset[Partition]:
         """As :attr:`penstock.tube.consumer.Consumer.blocked`."""
-        return self._running()[1].blocked
+        return self._opened()[1].blocked
 
     @property
     def assignment(self) -> frozenset[Partition]:
         """The partitions that this member holds now."""
-        return self._running()[1].assignment
+        return self._opened()[1].assignment
 
     @property
     def positions(self) -> dict[Partition, Position]:
         """How far each partition was read."""
-        return self._running()[1].positions
-
-    def close(self) -> None:
-        """As :meth:`penstock.tube.consumer.Consumer.close`; does nothing when it is closed."""
-        self.__exit__(None, None, None)
-
-    def _running(self) -> tuple[LoopThread, consumer.Consumer]:
-        if self._thread is None or self._consumer is None:
-            raise LocalProtocolError("tube: the consumer is not running: use it between start() and close()")
-        return self._thread, self._consumer
+        return self._opened()[1].positions
 
 
 async def _within(client: consumer.Consumer, timeout_s: float | None) -> bool:

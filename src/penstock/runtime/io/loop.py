@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import functools
 import gc
 import logging
 import os
@@ -24,7 +25,7 @@ import threading
 import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import CancelledError, Future
-from typing import Any, Final, TypeVar
+from typing import Any, Concatenate, Final, ParamSpec, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
 from penstock.errors import LocalProtocolError
@@ -33,8 +34,10 @@ __all__ = [
     "MAX_GRACE_S",
     "STALL_S",
     "LoopThread",
+    "RunsInLoopThread",
     "StallWatch",
     "after_reading",
+    "blocking",
     "freeze_memory",
     "joins_writes",
     "loop_factory",
@@ -45,6 +48,9 @@ __all__ = [
 ]
 
 T = TypeVar("T")
+P = ParamSpec("P")
+Client = TypeVar("Client")
+Client_co = TypeVar("Client_co", covariant=True)
 
 MOST_DESCRIPTORS = 1 << 20
 """Beyond that, tables of the kernel cost more than anybody has clients."""
@@ -129,6 +135,26 @@ def freeze_memory() -> None:
 
 _STOP_S = 5.0
 """Seconds that cancelled tasks may take to end."""
+
+
+class RunsInLoopThread(Protocol[Client_co]):
+    """A blocking wrapper of an asyncio client that runs in a :class:`LoopThread`."""
+
+    def _opened(self) -> tuple[LoopThread, Client_co]:
+        """The thread and the client; raises LocalProtocolError where it is closed."""
+
+
+def blocking(
+    method: Callable[Concatenate[Client, P], Coroutine[object, object, T]],
+) -> Callable[Concatenate[RunsInLoopThread[Client], P], T]:
+    """Derive a blocking method from a coroutine method, with its parameters and docstring."""
+
+    @functools.wraps(method)
+    def call(self: RunsInLoopThread[Client], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        thread, client = self._opened()
+        return thread.run(method(client, *args, **kwargs))
+
+    return call
 
 
 class LoopThread:
