@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.mqtt.bridge.topics import HOPS, BridgeTopic, Direction, hops_of, outgoing_properties, renamed
+from penstock.mqtt.bridge import HOPS, BridgeTopic, Direction, bridged_properties, hop_count, translate_topic
 from penstock.mqtt.codec.packets import Publish
 from penstock.mqtt.codec.properties import Properties
 
@@ -29,7 +29,7 @@ TOPICS = (
     ],
 )
 def test_names(topic: str, outward: bool, expected: str | None) -> None:
-    assert renamed(topic, TOPICS, outward=outward) == expected
+    assert translate_topic(topic, TOPICS, outward=outward) == expected
 
 
 def test_filters() -> None:
@@ -41,11 +41,11 @@ def test_hops_are_counted_and_nothing_else_is_changed() -> None:
     message = Publish(
         "a", properties=Properties(user_properties=[("k", "1"), ("k", "2")], topic_alias=3, content_type="t")
     )
-    assert hops_of(Publish("a")) == hops_of(message) == 0
-    once = outgoing_properties(message)
+    assert hop_count(Publish("a")) == hop_count(message) == 0
+    once = bridged_properties(message)
     assert once == Properties(user_properties=[("k", "1"), ("k", "2"), (HOPS, "1")], content_type="t")
-    twice = outgoing_properties(Publish("a", properties=once))
+    twice = bridged_properties(Publish("a", properties=once))
     assert twice.user_property(HOPS) == "2"
     assert [name for name, _ in twice.user_properties] == ["k", "k", HOPS]
     for nonsense in ("x", "-1", "", "9999"):
-        assert hops_of(Publish("a", properties=Properties(user_properties=[(HOPS, nonsense)]))) == 0
+        assert hop_count(Publish("a", properties=Properties(user_properties=[(HOPS, nonsense)]))) == 0

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from penstock.errors import RefusedError
-from penstock.mqtt.bridge import Bridge, BridgeSettings, BridgeTopic, Direction
-from penstock.mqtt.bridge.topics import HOPS
+from penstock.mqtt.bridge import HOPS, Bridge, BridgeSettings, BridgeTopic, Direction
 from penstock.mqtt.client import MqttClient
 from penstock.mqtt.codec.packets import Publish
 from penstock.mqtt.listener_access import AccessRules, AccessStats, InProcessAccess
@@ -212,7 +211,7 @@ async def test_a_bridge_without_room_for_its_state_carries_all_the_same(
             if not n:
                 sites.there.outlet.disconnect("penstock-plant", 0x89)
                 await until(lambda: bridge.stats.connects == 2)
-    assert "its state was not published here" in caplog.text
+    assert "its state was not published on this broker" in caplog.text
 
 
 async def test_a_bridge_that_is_thrown_out_each_time_comes_back_ever_later(
@@ -221,7 +220,7 @@ async def test_a_bridge_that_is_thrown_out_each_time_comes_back_ever_later(
     async def refused(_bridge: Bridge, _remote: MqttClient) -> None:
         raise RefusedError("no such topic for you")
 
-    monkeypatch.setattr("penstock.mqtt.bridge.bridge.RETRY_FIRST_S", 0.01)
+    monkeypatch.setattr("penstock.mqtt.bridge.RETRY_FIRST_S", 0.01)
     monkeypatch.setattr(Bridge, "_subscribe_remote", refused)
     bridge = await sites.run_bridge(BridgeTopic("log/#", Direction.IN))
     await until(lambda: bridge.stats.connects == 4)

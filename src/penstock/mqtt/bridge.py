@@ -1,9 +1,9 @@
-"""One bridge: a client here, a client there, and a pump in each direction.
+"""Bridge to another MQTT broker: a client on each broker, and a task that copies messages in each direction.
 
-Here is a session of the node's own broker, which lasts for ever: what is to go out waits in it while the other side is
-away, as durable as that broker keeps sessions. There is a session as well: the other broker keeps what is to come in.
-A message is acknowledged to the side it came from once the other side has acknowledged it, so it is never lost between
-the two; at QoS 1 it may arrive twice, at QoS 2 too when a bridge ends between the two acknowledgements.
+The session on the node's own broker does not expire: outgoing messages wait in it while the other broker is not
+reachable, with the durability of that session. The session on the other broker queues incoming messages. A message is
+acknowledged to its source after the destination acknowledged it, so no message is lost; at QoS 1 it may be duplicated,
+at QoS 2 only if the bridge stops between the two acknowledgements.
 """
 
 from __future__ import annotations
@@ -12,36 +12,124 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from functools import partial
 from typing import Final
 
 from penstock.errors import LocalProtocolError, PenstockError, RefusedError, UnavailableError
-from penstock.mqtt.bridge.topics import BridgeTopic, bridge_client_id, hops_of, outgoing_properties, renamed
 from penstock.mqtt.client import MqttClient, TlsOptions
 from penstock.mqtt.codec.packets import Publish, Subscription, Will
+from penstock.mqtt.codec.properties import Properties
 from penstock.mqtt.codec.reasons import ReasonCode
+from penstock.mqtt.codec.topics import matches
 from penstock.mqtt.engine.access import Access
 from penstock.mqtt.in_process import InProcessLink
 from penstock.mqtt.server import MqttServer
 
-__all__ = ["Bridge", "BridgeSettings", "BridgeStats"]
+__all__ = [
+    "HOPS",
+    "Bridge",
+    "BridgeSettings",
+    "BridgeStats",
+    "BridgeTopic",
+    "Direction",
+    "bridge_client_id",
+    "bridged_properties",
+    "hop_count",
+    "translate_topic",
+]
 
 logger = logging.getLogger("penstock.mqtt.bridge")
 
-FOREVER: Final = 0xFFFFFFFF
+HOPS: Final = "penstock-bridge-hops"
+"""User property of a bridged message: the number of bridges that it has crossed."""
+NO_EXPIRY: Final = 0xFFFFFFFF
 RETRY_FIRST_S: Final = 0.2
 RETRY_LAST_S: Final = 30.0
 _FULL: Final = frozenset((ReasonCode.QUOTA_EXCEEDED, ReasonCode.MESSAGE_RATE_TOO_HIGH))
-"""Refusals of a message that pass: it is offered again."""
+"""Temporary refusals of a message, after which it is sent again."""
+
+
+def bridge_client_id(name: str) -> str:
+    """Return the client identifier of a bridge on its own node."""
+    return f"$bridge/{name}"
+
+
+class Direction(StrEnum):
+    """The direction in which messages of a topic are bridged, seen from this node."""
+
+    OUT = "out"
+    IN = "in"
+    BOTH = "both"
+
+
+@dataclass(frozen=True, slots=True)
+class BridgeTopic:
+    """Topics that are bridged: ``local_prefix + filter`` on this broker is ``remote_prefix + filter`` on the other."""
+
+    filter: str
+    direction: Direction = Direction.OUT
+    qos: int = 1
+    local_prefix: str = ""
+    remote_prefix: str = ""
+
+    @property
+    def out(self) -> bool:
+        """Whether messages are sent to the other broker."""
+        return self.direction is not Direction.IN
+
+    @property
+    def into(self) -> bool:
+        """Whether messages are received from the other broker."""
+        return self.direction is not Direction.OUT
+
+    @property
+    def local_filter(self) -> str:
+        """The topic filter on this broker."""
+        return self.local_prefix + self.filter
+
+    @property
+    def remote_filter(self) -> str:
+        """The topic filter on the other broker."""
+        return self.remote_prefix + self.filter
+
+
+def translate_topic(topic: str, topics: Sequence[BridgeTopic], *, outward: bool) -> str | None:
+    """Return the name of ``topic`` on the other broker, by the first of ``topics`` that matches; None if none does."""
+    for each in topics:
+        if not (each.out if outward else each.into):
+            continue
+        here, there = (each.local_prefix, each.remote_prefix) if outward else (each.remote_prefix, each.local_prefix)
+        if topic.startswith(here) and matches(here + each.filter, topic):
+            return there + topic[len(here) :]
+    return None
+
+
+def hop_count(message: Publish) -> int:
+    """Return how many bridges a message has crossed; 0 if the property is missing or invalid."""
+    given = message.optional_properties
+    text = given.user_property(HOPS) if given is not None else None
+    return int(text) if text is not None and text.isascii() and text.isdigit() and len(text) < 4 else 0
+
+
+def bridged_properties(message: Publish) -> Properties:
+    """Return the properties of the bridged message: those of the received one, without its connection's, plus a hop."""
+    given = message.optional_properties or Properties()
+    user = [pair for pair in given.user_properties if pair[0] != HOPS]
+    properties = given.copy()
+    properties.topic_alias = None
+    properties.subscription_identifiers = []
+    properties.user_properties = [*user, (HOPS, str(hop_count(message) + 1))]
+    return properties
 
 
 @dataclass(frozen=True, slots=True)
 class BridgeSettings:
-    """One bridge. ``url`` is of the other broker; ``client_id`` is used there (default: ``penstock-<name>``).
+    """Settings of a bridge to the broker at ``url``, with the client identifier ``client_id`` (``penstock-<name>``).
 
-    ``window``: messages of one direction that are on their way at once. ``max_hops``: a message that has crossed so
-    many bridges goes no further. ``session_expiry_s``: how long the other broker keeps what is to come in.
-    ``status_topic``: retained ``1`` or ``0`` on this broker; ``remote_status_topic``: the same on the other.
+    ``window``: messages in flight per direction. ``max_hops``: messages that have crossed so many bridges are dropped.
+    ``session_expiry_s``: how long the other broker queues messages for this one. ``status_topic``: topic on this broker
+    with a retained ``1`` (connected) or ``0``; ``remote_status_topic``: the same on the other broker.
     """
 
     name: str
@@ -62,7 +150,7 @@ class BridgeSettings:
 
 @dataclass(slots=True)
 class BridgeStats:
-    """What one bridge did since its start. ``dropped_*``: messages that will not arrive."""
+    """Counters of a bridge since its start."""
 
     connected: int = 0
     connects: int = 0
@@ -75,9 +163,9 @@ class BridgeStats:
 
 
 class Bridge:
-    """Runs from :meth:`start` to :meth:`close`, whatever the other side does.
+    """A bridge that runs from :meth:`start` to :meth:`close`, and reconnects.
 
-    ``access`` says what it may do here; without one it may do everything.
+    ``access``: its permissions on this broker; None: it may do everything.
     """
 
     def __init__(self, settings: BridgeSettings, server: MqttServer, access: Access | None = None) -> None:
@@ -91,23 +179,23 @@ class Bridge:
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Subscribe here, so that nothing is missed from now on, and begin to connect there."""
+        """Subscribe on this broker, so that no message is missed, and begin to connect to the other."""
         wanted = [
             Subscription(t.local_filter, t.qos, no_local=True, retain_as_published=True, retain_handling=1)
             for t in self.settings.topics
             if t.out
         ]
-        async with self._make_local() as local:
+        async with self._create_local() as local:
             old = set(self._server.subscriptions_of(self._client_id)) - {s.topic_filter for s in wanted}
             if old:
                 await local.unsubscribe(sorted(old))
             if wanted:
                 await local.subscribe(wanted)
-        self._show(up=False)
+        self._publish_status(up=False)
         self._task = asyncio.create_task(self._run(), name=f"bridge {self.settings.name}")
 
     async def close(self) -> None:
-        """Leave both sides; what was not acknowledged waits for the next start."""
+        """Disconnect from both brokers; unacknowledged messages stay in their sessions."""
         remote = self._remote
         if remote is not None and remote.connected and self.settings.remote_status_topic is not None:
             await self._publish_remote_status(remote, b"0")
@@ -116,43 +204,43 @@ class Bridge:
             await asyncio.wait([self._task])
 
     async def _run(self) -> None:
-        """Connect there, then here, and carry; from the start again where that ended for good.
+        """Connect to the other broker, then to this one, and copy messages; repeat after a failure.
 
-        While there is no other side, the session here has no connection, and its broker keeps what is to go out.
+        While the other broker is not reachable, the session on this one is disconnected and queues outgoing messages.
         """
         time = asyncio.get_running_loop().time
         delay = RETRY_FIRST_S
         while True:
-            remote = self._remote = self._make_remote()
+            remote = self._remote = self._create_remote()
             began = time()
             try:
-                async with remote, self._make_local() as local:
+                async with remote, self._create_local() as local:
                     await self._subscribe_remote(remote)
-                    await self._pump(local, remote)
+                    await self._copy_both(local, remote)
             except PenstockError as error:
                 logger.warning("bridge %s: %s", self.settings.name, error, extra={"fields": {"next_try_s": delay}})
             except Exception:
-                logger.exception("bridge %s: internal error; it begins again", self.settings.name)
+                logger.exception("bridge %s: internal error; it restarts", self.settings.name)
             finally:
-                self._show(up=False)
+                self._publish_status(up=False)
             if time() - began > RETRY_LAST_S:
-                # It worked for a while. One that is let in and then thrown out at once is not, and waits longer.
+                # It worked for a while. If it is disconnected right after each connect, the delay grows.
                 delay = RETRY_FIRST_S
             await asyncio.sleep(delay)
             delay = min(RETRY_LAST_S, delay * 2)
 
-    def _make_local(self) -> MqttClient:
+    def _create_local(self) -> MqttClient:
         return MqttClient(
             client_id=self._client_id,
             clean_start=False,
-            session_expiry_s=FOREVER,
+            session_expiry_s=NO_EXPIRY,
             receive_maximum=self.settings.window,
             reconnect=False,
             manual=True,
             opener=lambda owner: InProcessLink(owner, self._server, self._client_id, self._access),
         )
 
-    def _make_remote(self) -> MqttClient:
+    def _create_remote(self) -> MqttClient:
         settings = self.settings
         status = settings.remote_status_topic
         remote = MqttClient(
@@ -174,7 +262,7 @@ class Bridge:
 
     def _connected(self, remote: MqttClient, session_present: bool) -> asyncio.Future[None] | None:  # noqa: FBT001 - a hook
         self.stats.connects += 1
-        self._show(up=True)
+        self._publish_status(up=True)
         logger.info(
             "bridge %s: connected to %s%s",
             *(self.settings.name, remote.url, "" if session_present else ", without an earlier session"),
@@ -184,7 +272,7 @@ class Bridge:
         return asyncio.ensure_future(self._publish_remote_status(remote, b"1"))
 
     def _disconnected(self, error: PenstockError | None) -> None:
-        self._show(up=False)
+        self._publish_status(up=False)
         if error is not None:
             logger.warning("bridge %s: %s", self.settings.name, error.what)
 
@@ -195,7 +283,7 @@ class Bridge:
             async with asyncio.timeout(5):
                 await remote.publish(topic, state, retain=True)
         except (PenstockError, TimeoutError) as error:
-            logger.warning("bridge %s: its state was not published there: %s", self.settings.name, error)
+            logger.warning("bridge %s: its state was not published on the other broker: %s", self.settings.name, error)
 
     async def _subscribe_remote(self, remote: MqttClient) -> None:
         wanted = [
@@ -206,11 +294,11 @@ class Bridge:
         if wanted:
             await remote.subscribe(wanted)
 
-    async def _pump(self, local: MqttClient, remote: MqttClient) -> None:
-        """Both directions until one of the clients is over; raises why."""
+    async def _copy_both(self, local: MqttClient, remote: MqttClient) -> None:
+        """Copy messages in both directions until one of the clients is closed; raise its error."""
         tasks = [
-            asyncio.create_task(self._carry(local, remote, outward=True)),
-            asyncio.create_task(self._carry(remote, local, outward=False)),
+            asyncio.create_task(self._copy(local, remote, outward=True)),
+            asyncio.create_task(self._copy(remote, local, outward=False)),
         ]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -221,20 +309,20 @@ class Bridge:
         for task in done:
             task.result()
 
-    async def _carry(self, source: MqttClient, sink: MqttClient, *, outward: bool) -> None:
-        """One direction: messages leave in the order in which they came, ``window`` at once."""
+    async def _copy(self, source: MqttClient, sink: MqttClient, *, outward: bool) -> None:
+        """Copy messages of one direction in their order, ``window`` in flight."""
         room = asyncio.Semaphore(self.settings.window)
         tasks: set[asyncio.Task[None]] = set()
         try:
             async for message in source.messages():
-                topic = renamed(message.topic, self.settings.topics, outward=outward)
-                if topic is None or hops_of(message) >= self.settings.max_hops:
+                topic = translate_topic(message.topic, self.settings.topics, outward=outward)
+                if topic is None or hop_count(message) >= self.settings.max_hops:
                     if topic is not None:
                         self.stats.dropped_hops += 1
                     source.acknowledge(message)
                     continue
                 await room.acquire()
-                task = asyncio.create_task(self._hand_over(source, sink, message, topic, outward=outward))
+                task = asyncio.create_task(self._copy_message(source, sink, message, topic, outward=outward))
                 tasks.add(task)
                 task.add_done_callback(tasks.discard)
                 task.add_done_callback(lambda _: room.release())
@@ -242,10 +330,10 @@ class Bridge:
             for task in tasks:
                 task.cancel()
 
-    async def _hand_over(
+    async def _copy_message(
         self, source: MqttClient, sink: MqttClient, message: Publish, topic: str, *, outward: bool
     ) -> None:
-        """Carry one message; it stays without acknowledgement where the sink is over, and comes again."""
+        """Copy one message; if the destination is closed, it is not acknowledged, and is delivered again."""
         stats = self.stats
         if message.qos == 0 and not sink.connected:
             stats.dropped_offline += 1
@@ -255,7 +343,7 @@ class Bridge:
         except UnavailableError as error:
             if sink.closed:
                 return
-            self._drop(topic, error)  # its message expiry is used up
+            self._drop(topic, error)  # the message expired
         except (RefusedError, LocalProtocolError) as error:
             self._drop(topic, error)
         else:
@@ -264,7 +352,7 @@ class Bridge:
         source.acknowledge(message)
 
     async def _publish(self, sink: MqttClient, message: Publish, topic: str) -> None:
-        """Publish until the other side has it, also where it has no room now."""
+        """Publish a message; repeat while the destination has no room."""
         delay = RETRY_FIRST_S
         while True:
             try:
@@ -273,7 +361,7 @@ class Bridge:
                     message.payload,
                     qos=message.qos,
                     retain=message.retain,
-                    properties=outgoing_properties(message),
+                    properties=bridged_properties(message),
                 )
             except RefusedError as error:
                 if error.code not in _FULL:
@@ -288,11 +376,11 @@ class Bridge:
         self.stats.dropped_refused += 1
         logger.warning("bridge %s: dropped a message to %r: %s", self.settings.name, topic, error)
 
-    def _show(self, *, up: bool) -> None:
-        """Publish the state here, retained, where it changed; a bridge that cannot tell it goes on."""
+    def _publish_status(self, *, up: bool) -> None:
+        """Publish the state on this broker, retained, if it changed; log a failure."""
         if self.stats.connected != up or not self.stats.connects:
             self.stats.connected = int(up)
             try:
                 self._server.outlet.publish(Publish(self._status_topic, b"1" if up else b"0", 1, retain=True))
             except LocalProtocolError as error:
-                logger.warning("bridge %s: its state was not published here: %s", self.settings.name, error)
+                logger.warning("bridge %s: its state was not published on this broker: %s", self.settings.name, error)
