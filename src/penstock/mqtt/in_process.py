@@ -37,7 +37,7 @@ class AllowAll:
 
     def allowed(self, _who: Principal, action: Action, _topic: str, _qos: int, *, retain: bool) -> bool:  # noqa: ARG002 - Access
         """Permit all actions except reading messages of others [Access]."""
-        return action is not Action.OVERHEAR
+        return action is not Action.OBSERVE_REQUESTS
 
 
 class InProcessServer(Protocol):

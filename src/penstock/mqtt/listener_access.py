@@ -183,15 +183,15 @@ class ListenerAccess:
         assert isinstance(principal, AuthenticatedClient)
         permissions = principal.permissions
         if permissions is None:
-            return action is not Action.OVERHEAR
+            return action is not Action.OBSERVE_REQUESTS
         if action is Action.PUBLISH:
             return permissions.may_publish(topic)
         if action is Action.SUBSCRIBE:
             return permissions.may_subscribe(topic)
         if action is Action.RECEIVE:
             return topic.startswith(self._node_topics) or permissions.may_receive(topic)
-        if action is Action.OVERHEAR:
-            return permissions.may_overhear(topic)
+        if action is Action.OBSERVE_REQUESTS:
+            return permissions.may_observe_requests(topic)
         return permissions.may_pass_first(topic)
 
     # After a reload

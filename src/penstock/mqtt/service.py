@@ -196,8 +196,8 @@ class Outlet(Protocol):
         """
         ...
 
-    def overhear(self, client_id: str, message: Publish) -> None:
-        """Give what the service and the client say to each other to those who subscribe to it and may overhear it."""
+    def copy_to_subscribers(self, client_id: str, message: Publish) -> None:
+        """Deliver a request or response also to other subscribers that are permitted to observe requests."""
         ...
 
     def disconnect(self, client_id: str, reason_code: int, reason_string: str = "") -> None:

@@ -119,10 +119,10 @@ class NodeSecurity:
         return any(listener_access is not None for listener_access in self._listener_access.values())
 
     @property
-    def overheard(self) -> bool:
-        """Whether the policies let anybody read what the state store and others say to each other."""
+    def requests_observed(self) -> bool:
+        """Whether the policies permit any client to observe state store requests of others."""
         policy = self.access_rules.policy
-        return policy is not None and policy.overheard
+        return policy is not None and policy.requests_observed
 
     def acting_as(self, user: str | None, bridge: str) -> MqttAccess | None:
         """Permissions of a bridge that acts for ``user``; None if it may do everything."""
@@ -379,9 +379,9 @@ class StorePolicy:
         self._security = security
 
     @property
-    def overheard(self) -> bool:
+    def requests_observed(self) -> bool:
         """Whether anybody may read what the store and others say to each other."""
-        return self._security.overheard
+        return self._security.requests_observed
 
     def may_access(self, context: Context, access: KeyAccess, key: bytes) -> bool:
         """True if the requester has these permissions for the key."""

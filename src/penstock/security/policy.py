@@ -48,7 +48,7 @@ class Grants:
         "connect",
         "consume",
         "high_priority",
-        "overhear",
+        "observe_requests",
         "produce",
         "publish",
         "read",
@@ -63,7 +63,7 @@ class Grants:
         self.subscribe: list[TopicPattern] = []
         self.high_priority: list[TopicPattern] = []
         """Topics on which ``$high_priority`` counts."""
-        self.overhear: list[TopicPattern] = []
+        self.observe_requests: list[TopicPattern] = []
         """Topics on which what the state store and others say to each other may be read too."""
         self.read: list[Glob] = []
         """Keys of the state store, as are those of ``write``."""
@@ -158,7 +158,7 @@ class Permissions:
         "_connect",
         "_consume",
         "_high_priority",
-        "_overhear",
+        "_observe_requests",
         "_produce",
         "_produced",
         "_publish",
@@ -176,7 +176,7 @@ class Permissions:
         self._publish = _topics([g.publish for g in grants], principal)
         self._subscribe = _topics([g.subscribe for g in grants], principal)
         self._high_priority = _topics([g.high_priority for g in grants], principal)
-        self._overhear = _topics([g.overhear for g in grants], principal)
+        self._observe_requests = _topics([g.observe_requests for g in grants], principal)
         self._read = _globs([g.read for g in grants], principal)
         self._write = _globs([g.write for g in grants], principal)
         self._produce = _globs([g.produce for g in grants], principal)
@@ -225,10 +225,10 @@ class Permissions:
         levels = topic.split("/")
         return any(allowed.matches(levels) for allowed in self._high_priority)
 
-    def may_overhear(self, topic: str) -> bool:
+    def may_observe_requests(self, topic: str) -> bool:
         """Whether what the state store and others say to each other on this topic comes to its subscriptions."""
         levels = topic.split("/")
-        return any(allowed.matches(levels) for allowed in self._overhear)
+        return any(allowed.matches(levels) for allowed in self._observe_requests)
 
     def may_read(self, key: bytes) -> bool:
         """This key of the state store: GET, KEYNOTIFY, SCAN."""
@@ -280,9 +280,9 @@ class Policy:
         self._shared: dict[tuple[int, ...], Permissions] = {}
 
     @property
-    def overheard(self) -> bool:
-        """Whether any rule lets somebody overhear others."""
-        return any(rule.grants.overhear for rule in self._rules)
+    def requests_observed(self) -> bool:
+        """Whether any rule permits observing the requests of other clients."""
+        return any(rule.grants.observe_requests for rule in self._rules)
 
     @property
     def open_to_anonymous(self) -> list[str]:

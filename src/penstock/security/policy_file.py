@@ -1,9 +1,9 @@
 """The policy file: rules as YAML, in the shape of Azure IoT Operations' BrokerAuthorization, checked with positions.
 
 ``rules`` of that resource work here as they are. Beyond it: ``groups``, ``certificates`` and ``anonymous`` as
-principals, patterns in place of plain names, the methods ``HighPriority`` and ``Overhear``, the short placeholders
-``{clientId}`` and ``{user}``, and ``users`` and ``certificates``, which say to which groups a user belongs and which
-attributes it has.
+principals, patterns in place of plain names, the methods ``HighPriority`` and ``ObserveRequests``, the short
+placeholders ``{clientId}`` and ``{user}``, and ``users`` and ``certificates``, which say to which groups a user belongs
+and which attributes it has.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ GlobText = Annotated[
     PlainSerializer(lambda glob: glob.text, return_type=str),
 ]
 BrokerMethod = Annotated[
-    Literal["Connect", "Publish", "Subscribe", "HighPriority", "Overhear"],
-    _spelled("Connect", "Publish", "Subscribe", "HighPriority", "Overhear"),
+    Literal["Connect", "Publish", "Subscribe", "HighPriority", "ObserveRequests"],
+    _spelled("Connect", "Publish", "Subscribe", "HighPriority", "ObserveRequests"),
 ]
 StoreMethod = Annotated[Literal["Read", "Write", "ReadWrite"], _spelled("Read", "Write", "ReadWrite")]
 TubeMethod = Annotated[Literal["Produce", "Consume", "Administer"], _spelled("Produce", "Consume", "Administer")]
@@ -119,7 +119,8 @@ class BrokerResource(_Part):
         default_factory=list, description="Connect: with these client identifiers, default: any"
     )
     topics: list[TopicText] = Field(
-        default_factory=list, description="Publish, Subscribe: topic filters; HighPriority, Overhear: default any"
+        default_factory=list,
+        description="Publish, Subscribe: topic filters; HighPriority, ObserveRequests: default any",
     )
     exceptTopics: list[TopicText] = Field(
         default_factory=list, description="topic filters that are left out of `topics`, without placeholders"
@@ -148,8 +149,8 @@ class BrokerResource(_Part):
             grants.publish += patterns
         elif self.method == "Subscribe":
             grants.subscribe += patterns
-        elif self.method == "Overhear":
-            grants.overhear += patterns
+        elif self.method == "ObserveRequests":
+            grants.observe_requests += patterns
         else:
             grants.high_priority += patterns
 

@@ -70,7 +70,7 @@ class FakeOutlet:
         self.disconnects: list[tuple[int, str]] = []
         self.settled: list[tuple[bytes | None, int, str]] = []
         self.gone: set[str] = set()
-        self.overheard: list[tuple[str, str]] = []
+        self.requests_observed: list[tuple[str, str]] = []
 
     def publish(self, message: Publish) -> None:
         raise AssertionError(f"the store publishes nothing for everybody: {message}")
@@ -91,8 +91,8 @@ class FakeOutlet:
         self.deliveries.append(Delivery(client_id, message))
         return client_id not in self.gone
 
-    def overhear(self, client_id: str, message: Publish) -> None:
-        self.overheard.append((client_id, message.topic))
+    def copy_to_subscribers(self, client_id: str, message: Publish) -> None:
+        self.requests_observed.append((client_id, message.topic))
 
     def disconnect(self, client_id: str, reason_code: int, reason_string: str = "") -> None:
         raise AssertionError(f"{client_id}: by its id, whichever connection that has: {reason_code} {reason_string}")

@@ -23,7 +23,7 @@ HIGHER = Hlc(NOW, 5, "run")
 class Rules:
     """Nobody may write ``secret``."""
 
-    overheard = False
+    requests_observed = False
 
     def may_access(self, context: Context, access: Access, key: bytes) -> bool:
         return Access.WRITE not in access or key != b"secret"

@@ -16,7 +16,7 @@ class Rules:
 
     def __init__(self, granted: Access) -> None:
         self.granted = granted
-        self.overheard = False
+        self.requests_observed = False
         self.asked: list[tuple[str, bytes]] = []
 
     def may_access(self, context: Context, access: Access, key: bytes) -> bool:
@@ -75,20 +75,20 @@ async def test_no_answer_goes_where_the_requester_may_not_subscribe(tmp_path: Pa
     await service.close()
 
 
-async def test_where_somebody_may_overhear_every_message_is_offered(tmp_path: Path) -> None:
+async def test_where_somebody_may_observe_every_message_is_offered(tmp_path: Path) -> None:
     outlet, clock, rules = FakeOutlet(), ManualClock(), Rules(Access.READ | Access.WRITE)
     service = await open_service(tmp_path, outlet, clock, policy=rules)
     peer = Peer(service, outlet, clock)
     peer.ask("KEYNOTIFY k")
     peer.ask("SET k v")
-    assert outlet.overheard == []
-    rules.overheard = True
+    assert outlet.requests_observed == []
+    rules.requests_observed = True
     service.policies_changed()
     peer.ask("SET k w")
     notice = "clients/statestore/v1/FA9AE35F-2F64-47CD-9BFF-08E2B32A0FE8/636C69656E742D696431/command/notify/6B"
-    assert outlet.overheard == [("client-id1", topic) for topic in (INVOKE, peer.response_topic, notice)]
-    rules.overheard = False
+    assert outlet.requests_observed == [("client-id1", topic) for topic in (INVOKE, peer.response_topic, notice)]
+    rules.requests_observed = False
     service.policies_changed()
     peer.ask("GET k")
-    assert len(outlet.overheard) == 3
+    assert len(outlet.requests_observed) == 3
     await service.close()

@@ -240,11 +240,11 @@ async def test_policies() -> None:
     assert may(Action.RECEIVE, "clients/statestore/v1/x")
     assert may(Action.HIGH_PRIORITY, "alarms")
     assert not may(Action.HIGH_PRIORITY, "to/ann/x")
-    assert not may(Action.OVERHEAR, "to/ann/x")
+    assert not may(Action.OBSERVE_REQUESTS, "to/ann/x")
     trusting = access(AuthenticationMethod.ANONYMOUS)
     anybody = client_of(await decide(trusting, Credentials(client_id="c")))
     assert trusting.allowed(anybody, Action.RECEIVE, "x", 0, retain=False)
-    assert not trusting.allowed(anybody, Action.OVERHEAR, "x", 0, retain=False), "without a policy nobody may"
+    assert not trusting.allowed(anybody, Action.OBSERVE_REQUESTS, "x", 0, retain=False), "without a policy nobody may"
     other = Credentials(client_id="c", username="ann", password=b"secret")
     assert await decide(gate, other) == Refused(0x87), "with that client identifier it may not"
     assert await decide(gate, Credentials(client_id="ann")) == Refused(0x87)

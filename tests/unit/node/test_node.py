@@ -454,19 +454,19 @@ rules:
         await node.close()
 
 
-OVERHEARD = """
+OBSERVED = """
 rules:
   - principals: {clientIds: ["*"]}
     brokerResources: [{method: Connect}, {method: Publish, topics: ["#"]}, {method: Subscribe, topics: ["#"]}]
     stateStoreResources: [{method: ReadWrite, keys: ["*"]}]
   - principals: {clientIds: [GRANTED]}
-    brokerResources: [{method: Overhear}]
+    brokerResources: [{method: ObserveRequests}]
 """
 
 
 async def test_requests_answers_and_notifications_reach_whom_a_policy_grants_it(tmp_path: Path) -> None:
     policies = tmp_path / "policies.yaml"
-    policies.write_text(OVERHEARD.replace("GRANTED", "auditor"))
+    policies.write_text(OBSERVED.replace("GRANTED", "auditor"))
     settings = config(tmp_path / "data", security=Security(policies=policies))
     node = Node(settings)
     ready = await node.start()
@@ -500,10 +500,10 @@ async def test_requests_answers_and_notifications_reach_whom_a_policy_grants_it(
                 ends = ("8/command/invoke", "/command/invoke/response", "/command/notify/6B")
                 assert [sum(topic.endswith(end) for topic in heard) for end in ends] == [2, 2, 2], heard
                 assert (await anext(changes)).value == b"v"
-                policies.write_text(OVERHEARD.replace("GRANTED", "nobody"))
+                policies.write_text(OBSERVED.replace("GRANTED", "nobody"))
                 assert node.reload(lambda: settings)
                 assert await exchange() == []
-                policies.write_text(OVERHEARD.replace("GRANTED", "auditor"))
+                policies.write_text(OBSERVED.replace("GRANTED", "auditor"))
                 assert node.reload(lambda: settings)
                 assert len(await exchange()) == 6
             assert other_heard == []

@@ -358,7 +358,7 @@ rules:
     files = {"policies": str(policies)}
     async with serving(security=files) as (security, bound), MqttClient(*bound["mqtt"], client_id="reader"):
         policy = StorePolicy(security)
-        assert not policy.overheard
+        assert not policy.requests_observed
         (session,) = security.server._broker.sessions.values()
         assert session.rights is not None
         context = Context("reader", SDK, principal=session.rights.principal)

@@ -120,22 +120,22 @@ def test_keys_of_the_state_store() -> None:
     assert permissions.may_write(b"\x00\xff")
 
 
-def test_overhearing_is_granted_by_name_alone() -> None:
+def test_observing_requests_is_granted_by_name_alone() -> None:
     text = """
 rules:
   - principals: {clientIds: ["*"]}
     brokerResources: [{method: Connect}, {method: Publish, topics: ["#"]}, {method: Subscribe, topics: ["#"]}]
   - principals: {usernames: [ann]}
-    brokerResources: [{method: overhear, topics: ["statestore/#"]}]
+    brokerResources: [{method: observerequests, topics: ["statestore/#"]}]
   - principals: {usernames: [bob]}
-    brokerResources: [{method: Overhear}]
+    brokerResources: [{method: ObserveRequests}]
 """
-    assert parse_policy(text).overheard
+    assert parse_policy(text).requests_observed
     ann = permissions_of(text, Principal("x", user="ann"))
-    assert ann.may_overhear("statestore/v1")
-    assert not ann.may_overhear("clients/x")
-    assert permissions_of(text, Principal("x", user="bob")).may_overhear("clients/x")
-    assert not permissions_of(text, Principal("x")).may_overhear("statestore/v1")
+    assert ann.may_observe_requests("statestore/v1")
+    assert not ann.may_observe_requests("clients/x")
+    assert permissions_of(text, Principal("x", user="bob")).may_observe_requests("clients/x")
+    assert not permissions_of(text, Principal("x")).may_observe_requests("statestore/v1")
 
 
 def test_a_rule_for_anonymous_clients_is_for_nobody_else() -> None:
@@ -226,8 +226,8 @@ users: {bob: {groups: [operators]}}
     bob = permissions_of(text, Principal("x", user="bob"))
     assert bob.may_connect("anything")
     assert bob.may_pass_first("other")
-    assert not bob.may_overhear("other")
-    assert not parse_policy(text).overheard
+    assert not bob.may_observe_requests("other")
+    assert not parse_policy(text).requests_observed
     assert not permissions_of(text, Principal("ann-1")).may_connect("ann-1"), "a name that is only claimed"
     assert not permissions_of(text, Principal("x", certificate="ann")).may_connect("ann-1"), "not the same ann"
 

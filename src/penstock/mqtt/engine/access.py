@@ -49,7 +49,7 @@ class Action(StrEnum):
     """Be sent a message, live, retained or queued; ``topic`` is a name. A subscription alone does not grant it."""
     HIGH_PRIORITY = "high_priority"
     """Let a message with the user property ``$high_priority`` pass limits that hold back others."""
-    OVERHEAR = "overhear"
+    OBSERVE_REQUESTS = "observe_requests"
     """Be sent, by its subscriptions, what the node and another client say to each other: requests to an exclusive
     service, answers, notifications; ``topic`` is a name. Where nobody decides about access nobody may."""
 
@@ -204,9 +204,9 @@ class Rights:
         """Whether ``$high_priority`` counts; not remembered."""
         return self._access.allowed(self.principal, Action.HIGH_PRIORITY, topic, 0, retain=False)
 
-    def may_overhear(self, topic: str) -> bool:
+    def may_observe_requests(self, topic: str) -> bool:
         """Whether the client may have what the node and others say to each other; not remembered."""
-        return self._access.allowed(self.principal, Action.OVERHEAR, topic, 0, retain=False)
+        return self._access.allowed(self.principal, Action.OBSERVE_REQUESTS, topic, 0, retain=False)
 
     def forget(self) -> None:
         """The policies changed."""

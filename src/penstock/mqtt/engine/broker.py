@@ -272,7 +272,7 @@ class Broker:
         session.deliver(Notification(publish, now, deletes=deletes), publish.qos, 0, identifiers, now)
         return True
 
-    def overhear(self, client_id: str, publish: Publish, now: int) -> None:
+    def copy_to_subscribers(self, client_id: str, publish: Publish, now: int) -> None:
         """Give what the node and ``client_id`` say to each other to the other sessions that subscribe to it and may.
 
         For an exclusive service that was told to: nothing else looks for such sessions.
@@ -282,7 +282,7 @@ class Broker:
         for target in self.router.route(topic).targets:
             session = target.session
             rights = session.rights
-            if session.client_id != client_id and rights is not None and rights.may_overhear(topic):
+            if session.client_id != client_id and rights is not None and rights.may_observe_requests(topic):
                 session.deliver(message, min(target.qos, publish.qos), 0, target.identifiers, now)
 
     def disconnect(self, client_id: str, reason_code: int, now: int, reason_string: str = "") -> None:

@@ -48,9 +48,9 @@ class BrokerOutlet:
         """
         return self._broker.deliver(client_id, message, self._now(), deletes=deletes)
 
-    def overhear(self, client_id: str, message: Publish) -> None:
+    def copy_to_subscribers(self, client_id: str, message: Publish) -> None:
         """Copy a message between a service and the client to those who subscribe to it and may read it."""
-        self._broker.overhear(client_id, message, self._now())
+        self._broker.copy_to_subscribers(client_id, message, self._now())
 
     def disconnect(self, client_id: str, reason_code: int, reason_string: str = "") -> None:
         """End that client's network connection with DISCONNECT; nothing where it has none."""

@@ -217,7 +217,7 @@ class Attachment:
         held[topic, deletes] = (message, client_id)
         return True
 
-    def overhear(self, client_id: str, message: Publish) -> None:
+    def copy_to_subscribers(self, client_id: str, message: Publish) -> None:
         """Nothing: the broker decides who sees what."""
 
     def disconnect(self, client_id: str, reason_code: int, reason_string: str = "") -> None:

@@ -1,6 +1,6 @@
 """What the store says to its clients: answers and notifications, each to the one whom it concerns.
 
-Where the policies let somebody overhear that, those who may get what they subscribe to of it, requests included.
+If the policies permit observing requests, other subscribers get copies of requests and responses.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ _log = logging.getLogger("penstock.statestore")
 
 
 class ResponseSender:
-    """One store's way to its clients. ``outlet``: None while it does not serve; ``overheard``: somebody may be."""
+    """Sends responses and notifications. ``outlet``: None while stopped; ``requests_observed``: send copies, too."""
 
-    __slots__ = ("_stats", "_unanswered_log", "outlet", "overheard")
+    __slots__ = ("_stats", "_unanswered_log", "outlet", "requests_observed")
 
     def __init__(self, stats: Stats) -> None:
         self._stats = stats
         self._unanswered_log = LogLimiter()
         self.outlet: Outlet | None = None
-        self.overheard = False
+        self.requests_observed = False
 
-    def hear(self, client_id: str, request: Publish) -> None:
-        """A request came in that may be overheard."""
+    def copy_request(self, client_id: str, request: Publish) -> None:
+        """Send a copy of a request to permitted subscribers."""
         if self.outlet is not None:
-            self.outlet.overhear(client_id, request)
+            self.outlet.copy_to_subscribers(client_id, request)
 
     def answer(self, client_id: str, message: Publish | None, settle: Callable[..., None]) -> None:
         """Answer the requester on its response topic, as the store: No Local must not keep it from the client.
@@ -60,8 +60,8 @@ class ResponseSender:
             self._stats.responses += 1
         else:
             settle(ReasonCode.NO_MATCHING_SUBSCRIBERS, self.unanswered(client_id, message.topic))
-        if self.overheard:
-            self.outlet.overhear(client_id, message)
+        if self.requests_observed:
+            self.outlet.copy_to_subscribers(client_id, message)
 
     def unanswered(self, client_id: str, topic: str) -> str:
         """An answer reached nobody: count it, log it, and say why."""
@@ -85,5 +85,5 @@ class ResponseSender:
         message = notification(change, client_id, dialect)
         if not self.outlet.deliver(client_id, message, deletes=change.record is None):
             self._stats.undelivered += 1
-        if self.overheard:
-            self.outlet.overhear(client_id, message)
+        if self.requests_observed:
+            self.outlet.copy_to_subscribers(client_id, message)

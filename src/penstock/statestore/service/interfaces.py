@@ -56,8 +56,8 @@ class Policy(Protocol):
     """What the node's policies say of the clients of the store; every method is called on the packet path."""
 
     @property
-    def overheard(self) -> bool:
-        """Whether anybody may read what the store and others say to each other; asked again where policies change."""
+    def requests_observed(self) -> bool:
+        """Whether any client may observe the requests of others; asked again when policies change."""
         ...
 
     def may_access(self, context: Context, access: Access, key: bytes) -> bool:

@@ -270,8 +270,8 @@ class StateStoreService:
             _log.warning("%s", problem)
 
     def policies_changed(self) -> None:
-        """Ask the policies anew whether anybody may overhear."""
-        self._voice.overheard = self._policy is not None and self._policy.overheard
+        """Ask the policies again whether any client may observe requests."""
+        self._voice.requests_observed = self._policy is not None and self._policy.requests_observed
 
     def _keep_time(self, recovered: Recovered) -> None:
         """Go on with the clock that the stored expiry instants were measured on, if the machine has run since.
@@ -317,8 +317,8 @@ class StateStoreService:
         if not self._serving:
             message.settle(ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR, "the state store is not running")
             return
-        if self._voice.overheard:
-            self._voice.hear(message.client_id, message.publish)
+        if self._voice.requests_observed:
+            self._voice.copy_request(message.client_id, message.publish)
         now_ms = self._clock()
         ask = read_request(
             message.publish,
