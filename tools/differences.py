@@ -26,7 +26,7 @@ def page(note: str) -> str:
     for why, group in groupby(
         sorted(differing, key=lambda case: (case.why or "", case.name)), key=lambda case: case.why
     ):
-        lines += [f"## {why}", "", "| packets | penstock | Mosquitto |", "| --- | --- | --- |"]
+        lines += [why or "", "", "| packets | penstock | Mosquitto |", "| --- | --- | --- |"]
         lines += [f"| {_cell(case.name)} | {_cell(case.penstock)} | {_cell(case.mosquitto)} |" for case in group]
         lines.append("")
     return "\n".join(lines)

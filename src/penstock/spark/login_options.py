@@ -11,12 +11,12 @@ from penstock.spark import names
 __all__ = ["LOGIN_OPTIONS", "parse_login"]
 
 LOGIN_OPTIONS: Mapping[str, str] = {
-    "tubemq.user": "user, where the tube has users; with tubemq.passwordFile (nobody)",
-    "tubemq.passwordFile": "file whose first line is the user's password, on the driver and on every executor (none)",
-    "tubemq.tls": "true: connect with TLS, tubemq.master names the TLS ports (false, or true with tubemq.tlsCa)",
-    "tubemq.tlsCa": "PEM file of the authorities to trust, on driver and executors (those of the system)",
-    "tubemq.tlsCert": "PEM file of the client's certificate, where the tube asks for one (none)",
-    "tubemq.tlsKey": "PEM file of its key (in tubemq.tlsCert)",
+    "tubemq.user": "user name, with tubemq.passwordFile (none)",
+    "tubemq.passwordFile": "file whose first line is the password, on driver and executors (none)",
+    "tubemq.tls": "true: connect with TLS; tubemq.master has the TLS ports (false, or true with tubemq.tlsCa)",
+    "tubemq.tlsCa": "PEM file with trusted authorities, on driver and executors (those of the system)",
+    "tubemq.tlsCert": "PEM file with the client certificate (none)",
+    "tubemq.tlsKey": "PEM file with the private key (in tubemq.tlsCert)",
 }
 """Every option, as its user writes it, with its meaning."""
 

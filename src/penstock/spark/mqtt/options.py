@@ -15,8 +15,8 @@ __all__ = ["READ_OPTIONS", "UNSUPPORTED", "WRITE_OPTIONS", "MqttReadOptions", "M
 _OWN = frozenset({"subscribe", "subscribePattern", "assign", "filter", "columns", "includeHeaders", "tubemq.master"})
 """Options of the tubemq source that say what is read, which is said in other words here."""
 READ_OPTIONS: Mapping[str, str] = {
-    "topicFilter": "MQTT topic filter: which of the messages in the tube are wanted (#)",
-    "tubemq.topic": "tube topic that a rule of the node brings the messages to (required)",
+    "topicFilter": "MQTT topic filter (#)",
+    "tubemq.topic": "TubeMQ topic to which a rule of the node copies the messages (required)",
     "tubemq.master": options.OPTIONS["tubemq.master"],
     **{name: meaning for name, meaning in options.OPTIONS.items() if name not in _OWN},
 }
@@ -24,17 +24,17 @@ READ_OPTIONS: Mapping[str, str] = {
 
 WRITE_OPTIONS: Mapping[str, str] = {
     "mqtt.broker": "URL of the broker, mqtt://HOST:PORT; also mqtts, ws, wss (required)",
-    "mqtt.timeoutMs": "how long a message may take to be acknowledged, in ms; then the task fails (30000)",
-    "topic": "topic of all rows; rows may have a column topic instead, and this is for those where it is null (none)",
-    "qos": "1 or 2, or 0: without acknowledgement, so rows may be lost; a column qos comes first (1)",
-    "retain": "true: the broker keeps the last message of each topic; a column retain comes first (false)",
-    "ids": "true: a message gets the user property id, by which copies are known, unless its row has one (true)",
+    "mqtt.timeoutMs": "timeout of an acknowledgement in ms; then the task fails (30000)",
+    "topic": "topic of rows without a value in the column topic (none)",
+    "qos": "quality of service: 1, 2, or 0, with which messages may be lost; the column qos overrides it (1)",
+    "retain": "true: publish retained messages; the column retain overrides it (false)",
+    "ids": "true: add the user property id, which identifies duplicates, unless the row has one (true)",
 }
 """Options of the sink."""
 
 UNSUPPORTED: Mapping[str, str] = {
-    "path": "name the topic in topic, or in tubemq.topic where you read",
-    "subscribe": "name the tube topic in tubemq.topic, and which of its messages in topicFilter",
+    "path": "set topic, or tubemq.topic to read",
+    "subscribe": "set tubemq.topic and topicFilter",
 }
 """What users may expect here, and what to do instead."""
 

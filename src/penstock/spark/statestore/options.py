@@ -26,42 +26,42 @@ __all__ = [
 ]
 
 _TIMEOUT: Mapping[str, str] = {
-    "statestore.timeoutMs": "how long the state store may take for one answer, in ms; then the job fails (10000)",
+    "statestore.timeoutMs": "timeout of a request to the state store in ms; then the job fails (10000)",
 }
 _OF_TUBE = ("tubemq.master", "tubemq.timeoutMs", *LOGIN_OPTIONS, "maxOffsetsPerTrigger", "failOnDataLoss")
 READ_OPTIONS: Mapping[str, str] = {
-    "statestore.broker": "URL of the MQTT broker that the state store answers on, mqtt://HOST:PORT (required for "
-    "batches, and for streams that start with a snapshot)",
+    "statestore.broker": "URL of the MQTT broker of the state store, mqtt://HOST:PORT (required for batches, "
+    "and for streams that start with a snapshot)",
     **_TIMEOUT,
-    "keys": "which keys: a glob, as device/*/state (*)",
-    "minPartitions": "read in so many tasks; a stream cuts its ranges into so many (1)",
-    "includeExpiry": "true: batches and snapshots have expires_at, one more request for each key; needs the store's "
-    "extension ttl (false)",
-    "includeWriter": "true: batches and snapshots have writer, found by reading the topic of the changes once; null "
-    "where it does not go back so far; needs tubemq.topic (false)",
-    "startingVersion": "where a new stream starts: snapshot, all keys as they are and then what changes; earliest; "
-    "latest; a version MILLISECONDS:COUNTER:NODE or a time in ms since 1970: what changed then or later (snapshot)",
-    "tubemq.topic": "tube topic that gets the changes, statestore.capture_topic of the node (required for streams)",
+    "keys": "glob of keys, such as device/*/state (*)",
+    "minPartitions": "number of tasks; a stream splits its ranges (1)",
+    "includeExpiry": "true: batches and snapshots have expires_at, with one additional request per key; "
+    "requires the extension ttl of the store (false)",
+    "includeWriter": "true: batches and snapshots have writer, from the changes in tubemq.topic; null for "
+    "older changes (false)",
+    "startingVersion": "start of a new stream: snapshot (current keys, then changes), earliest, latest, or "
+    "changes since a version MILLISECONDS:COUNTER:NODE or a time in ms since 1970 "
+    "(snapshot)",
+    "tubemq.topic": "TubeMQ topic with the changes, statestore.capture_topic of the node (required for streams)",
     **{name: options.OPTIONS[name] for name in _OF_TUBE},
-    "tubemq.master": "HOST:PORT[,HOST:PORT...] of the tube's masters (required for streams)",
+    "tubemq.master": "addresses of the TubeMQ masters, HOST:PORT[,HOST:PORT...] (required for streams)",
 }
 """Options of the source."""
 
 WRITE_OPTIONS: Mapping[str, str] = {
-    "statestore.broker": "URL of the MQTT broker that the state store answers on, mqtt://HOST:PORT (required)",
+    "statestore.broker": "URL of the MQTT broker of the state store, mqtt://HOST:PORT (required)",
     **_TIMEOUT,
-    "orderBy": "column by which the last row of a key is told; without it two rows of one key in a batch are an error "
-    "(none)",
-    "fencingToken": "version that protects what is written, as the run's lease gave it: MILLISECONDS:COUNTER:NODE "
-    "(none)",
+    "orderBy": "column that selects the last row of a key; without it two rows with one key in a "
+    "batch are an error (none)",
+    "fencingToken": "fencing token: version of the run's lease, MILLISECONDS:COUNTER:NODE (none)",
 }
 """Options of the sink."""
 
 UNSUPPORTED: Mapping[str, str] = {
-    "path": "name the broker in statestore.broker",
-    "checkpointLocation": "give it to the stream (it is Spark's)",
-    "startingOffsets": "say startingVersion",
-    "subscribe": "name the topic of the changes in tubemq.topic",
+    "path": "set statestore.broker",
+    "checkpointLocation": "set it on the stream (it is an option of Spark)",
+    "startingOffsets": "set startingVersion",
+    "subscribe": "set tubemq.topic",
 }
 """What users may expect here, and what to do instead."""
 

@@ -47,44 +47,43 @@ HEADER_PREFIX = "header."
 """Begins the name of a column that holds one header."""
 
 OPTIONS: Mapping[str, str] = {
-    "tubemq.master": "HOST:PORT[,HOST:PORT...] of the tube's masters (required)",
-    "tubemq.timeoutMs": "how long to try again while the tube does not answer, in ms; then the read fails (60000)",
+    "tubemq.master": "addresses of the TubeMQ masters, HOST:PORT[,HOST:PORT...] (required)",
+    "tubemq.timeoutMs": "how long to retry while TubeMQ does not respond, in ms; then the read fails (60000)",
     **LOGIN_OPTIONS,
-    "tubemq.http": "HOST:PORT of the masters' administration, for subscribePattern and Apache's brokers (port 8080 of "
-    "the first master)",
-    "tubemq.group": "group under which a stream's positions are shown, as in `penstock tube group lag`; empty: not "
-    "shown (made of groupIdPrefix)",
-    "tubemq.batchBytes": "most bytes in one answer of a broker with ranges, 1 to 4194304 (1048576)",
-    "subscribe": "topics to read, separated by commas (this, subscribePattern or assign is required)",
-    "subscribePattern": "topics to read, as a regular expression (Python's) that matches the whole name; new ones are "
-    "picked up (see subscribe)",
+    "tubemq.http": "HOST:PORT of the master's HTTP administration, for subscribePattern and Apache's "
+    "brokers (port 8080 of the first master)",
+    "tubemq.group": "consumer group that publishes the offsets of a stream, for example to `penstock tube "
+    "group lag`; empty: none (derived from groupIdPrefix)",
+    "tubemq.batchBytes": "maximum bytes of one response of penstock's brokers, 1 to 4194304 (1048576)",
+    "subscribe": "topics to read, comma-separated (one of subscribe, subscribePattern and assign is required)",
+    "subscribePattern": "topics to read, as a Python regular expression for the whole name; new topics are "
+    "included (see subscribe)",
     "assign": 'partitions to read, as JSON: {"topic": ["<brokerId>:<partitionId>", ...]} (see subscribe)',
-    "startingOffsets": "where a batch or a new query starts: earliest, latest (streams only), or a position for each "
-    'partition, -2 for its earliest and -1 for its latest, as JSON: {"topic": {"<brokerId>:<partitionId>": 28}} '
-    "(earliest for a batch, latest for a stream)",
-    "endingOffsets": "where a batch ends: latest, or positions as in startingOffsets, without -2; a stream reads up to "
-    "positions without -1 and -2 (latest for a batch; a stream goes on)",
-    "startingTimestamp": "start at the first message that the brokers took at this time or later, in ms since 1970; it "
-    "counts before startingOffsetsByTimestamp, and that before startingOffsets (none)",
-    "endingTimestamp": "end before the first message that they took at this time or later, in ms since 1970; batches "
-    "only (none)",
-    "startingOffsetsByTimestamp": 'the same for each partition: {"topic": {"<brokerId>:<partitionId>": ms}} (none)',
-    "endingOffsetsByTimestamp": "the same for each partition; batches only (none)",
-    "startingOffsetsByTimestampStrategy": "where a partition has nothing so new: error or latest (error)",
-    "maxOffsetsPerTrigger": "at most so many messages a micro-batch; streams only (no limit)",
-    "minOffsetsPerTrigger": "a micro-batch waits until so many messages are there; not the first one of a run, and not "
-    "with availableNow (it does not wait)",
-    "maxTriggerDelay": "how long it waits for minOffsetsPerTrigger at most, as 500ms, 30s, 15m, 2h or 1d; a number "
+    "startingOffsets": "start of a batch or a new query: earliest, latest (streams only), or an offset per "
+    'partition, -2 for earliest and -1 for latest, as JSON: {"topic": '
+    '{"<brokerId>:<partitionId>": 28}} (earliest for a batch, latest for a stream)',
+    "endingOffsets": "end of a batch: latest, or offsets as in startingOffsets, without -2; a stream stops "
+    "at offsets without -1 and -2 (latest for a batch, none for a stream)",
+    "startingTimestamp": "start at the first message that was appended at this time or later, in ms since "
+    "1970; overrides startingOffsetsByTimestamp, which overrides startingOffsets (none)",
+    "endingTimestamp": "end before the first message that was appended at this time or later, in ms since "
+    "1970; batches only (none)",
+    "startingOffsetsByTimestamp": 'startingTimestamp per partition: {"topic": {"<brokerId>:<partitionId>": ms}} (none)',
+    "endingOffsetsByTimestamp": "endingTimestamp per partition; batches only (none)",
+    "startingOffsetsByTimestampStrategy": "if a partition has no message at that time: error or latest (error)",
+    "maxOffsetsPerTrigger": "maximum messages per micro-batch; streams only (no limit)",
+    "minOffsetsPerTrigger": "minimum messages per micro-batch; not for the first one of a run, and not with "
+    "availableNow (none)",
+    "maxTriggerDelay": "maximum wait for minOffsetsPerTrigger, such as 500ms, 30s, 15m, 2h or 1d; a number "
     "alone is in ms (15m)",
-    "minPartitions": "at least so many tasks, cutting ranges where there are fewer partitions (a task a "
-    "partition; partitions with few messages in a batch share one)",
-    "maxRecordsPerPartition": "at most so many messages a task, cutting ranges that hold more (no limit)",
-    "groupIdPrefix": "first part of the group's name, before a digest of what is read (spark-tubemq)",
-    "filter": "only messages of these types ($msgType$), separated by commas; the broker leaves the others out (all)",
-    "columns": "only these columns, separated by commas, in this order; others are not even built. header.NAME is the "
-    "first header NAME as text, null where there is none (all but header.NAME)",
-    "failOnDataLoss": "true: fail where records that should be read are gone; false: go on at the oldest that is kept "
-    "(true)",
+    "minPartitions": "minimum number of tasks; ranges are split if there are fewer partitions (one task "
+    "per partition; partitions with few messages share a task)",
+    "maxRecordsPerPartition": "maximum messages per task; larger ranges are split (no limit)",
+    "groupIdPrefix": "prefix of the group name, before a digest of the topics (spark-tubemq)",
+    "filter": "message types ($msgType$) to read, comma-separated; the broker filters (all)",
+    "columns": "columns to read, comma-separated, in this order; others are not computed. "
+    "header.NAME is the first header NAME as text, or null (all except header.NAME)",
+    "failOnDataLoss": "true: fail if records of the range no longer exist; false: continue at the oldest record (true)",
     "includeHeaders": "true: add the column headers, array<struct<key: string, value: binary>> (false)",
 }
 """Every option, as its user writes it, with its meaning."""
@@ -95,9 +94,9 @@ UNSUPPORTED: Mapping[str, str] = {
     "kafkaConsumer.pollTimeoutMs": "set tubemq.timeoutMs",
     "kafka.bootstrap.servers": "set tubemq.master",
     "kafka.group.id": "set tubemq.group",
-    "kafka.*": "leave it out; user, password file and TLS of the tube are set with tubemq.*",
-    "path": "name the topics in subscribe",
-    "topic": "name the topics in subscribe",
+    "kafka.*": "remove it; set user, password file and TLS with tubemq.*",
+    "path": "set subscribe",
+    "topic": "set subscribe",
 }
 """Options of Kafka's connector that this source does not have, and what to do instead."""
 

@@ -25,29 +25,30 @@ class Delivery(StrEnum):
 
 
 OPTIONS: Mapping[str, str] = {
-    "tubemq.master": "HOST:PORT[,HOST:PORT...] of the tube's masters (required)",
-    "tubemq.timeoutMs": "how long a message may take to be acknowledged, in ms; then the task fails (60000)",
+    "tubemq.master": "addresses of the TubeMQ masters, HOST:PORT[,HOST:PORT...] (required)",
+    "tubemq.timeoutMs": "timeout of an acknowledgement in ms; then the task fails (60000)",
     **LOGIN_OPTIONS,
-    "topic": "topic of all rows; rows may have a column topic instead, and this is for those where it is null (none)",
-    "partition": "number of the partition of all rows, from 0 on; rows may have a column partition instead, and this "
-    "is for those where it is null (one for each key, in turn without one)",
-    "includeHeaders": "true: a column headers is written; false: it is left out (true)",
-    "deliveryGuarantee": "exactly-once, an error where a broker cannot, or at-least-once (exactly-once where the "
-    "brokers can, which are penstock's; at-least-once with others)",
-    "txnAppId": "of a batch write, with txnVersion: who writes, in 1 to 512 characters; a number that was committed "
-    "under this name is not written again, as Delta's; in foreachBatch the query's id and a name for the write (none)",
-    "txnVersion": "of a batch write, with txnAppId: the number of this write, from 0 on and rising; in foreachBatch "
-    "the batch's (none)",
-    "fencingToken": "version that orders runs of one query or txnAppId, as a lease gave it: MILLISECONDS:COUNTER:NODE; "
-    "an older run is refused (none: a run that was not seen before is the newest)",
+    "topic": "topic of rows without a value in the column topic (none)",
+    "partition": "partition number of rows without a value in the column partition (selected by the "
+    "key; distributed without a key)",
+    "includeHeaders": "true: write the column headers; false: ignore it (true)",
+    "deliveryGuarantee": "exactly-once (an error with Apache's brokers) or at-least-once (exactly-once with "
+    "penstock's brokers, at-least-once with others)",
+    "txnAppId": "batch writes, with txnVersion: name of the writer, 1 to 512 characters; a number "
+    "that was committed under this name is not written again, as in Delta; in "
+    "foreachBatch the query's id and a name (none)",
+    "txnVersion": "batch writes, with txnAppId: increasing number of this write; in foreachBatch the "
+    "batch number (none)",
+    "fencingToken": "version of the run's lease, MILLISECONDS:COUNTER:NODE, which orders runs of a query "
+    "or txnAppId; an older run is refused (none: an unknown run is the newest)",
 }
 """Every option, as its user writes it, with its meaning."""
 
 UNSUPPORTED: Mapping[str, str] = {
     "kafka.bootstrap.servers": "set tubemq.master",
-    "kafka.*": "leave it out; user, password file and TLS of the tube are set with tubemq.*",
-    "path": "name the topic in topic",
-    "subscribe": "name the topic in topic",
+    "kafka.*": "remove it; set user, password file and TLS with tubemq.*",
+    "path": "set topic",
+    "subscribe": "set topic",
 }
 """Options of Kafka's connector that this sink does not have, and what to do instead."""
 

@@ -89,7 +89,7 @@ def test_options_of_a_write() -> None:
     [
         ({"statestore.broker": ""}, "statestore.broker is not set"),
         ({"startingVersion": "yesterday"}, "'yesterday' is neither a version nor one of snapshot, earliest, latest"),
-        ({"startingOffsets": "latest"}, r"startingOffsets is not supported[\s\S]*say startingVersion"),
+        ({"startingOffsets": "latest"}, r"startingOffsets is not supported[\s\S]*set startingVersion"),
         ({"statestore.broker": "amqp://127.0.0.1:1883"}, "cannot be used"),
         ({"keys": ""}, "keys is empty"),
         ({"minPartitions": "0"}, "'0' is not a number above 0"),

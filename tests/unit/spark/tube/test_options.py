@@ -108,7 +108,7 @@ def test_topics_are_trimmed_and_not_repeated() -> None:
         ({"tubemq.batchBytes": "0"}, "tubemq.batchBytes", "not a number above 0"),
         ({"kafka.bootstrap.servers": "h:1"}, "kafka.bootstrap.servers", "set tubemq.master"),
         ({"kafka.security.protocol": "SSL"}, "kafka.security.protocol", "leave it out"),
-        ({"topic": "b"}, "topic", "name the topics in subscribe"),
+        ({"topic": "b"}, "topic", "set subscribe"),
         ({"subscribe": "line_.*"}, "subscribe", "give a pattern of names as subscribePattern"),
     ],
 )

@@ -47,7 +47,7 @@ def test_what_a_write_promises_and_how_it_is_named() -> None:
         ({"includeHeaders": "yes"}, "includeHeaders 'yes' is neither true nor false"),
         ({"kafka.bootstrap.servers": "h:1"}, r"not supported by the tubemq sink[\s\S]*set tubemq.master"),
         ({"kafka.acks": "all"}, r"kafka.acks is not supported by the tubemq sink[\s\S]*leave it out"),
-        ({"subscribe": "a"}, r"subscribe is not supported by the tubemq sink[\s\S]*name the topic in topic"),
+        ({"subscribe": "a"}, r"subscribe is not supported by the tubemq sink[\s\S]*set topic"),
         ({"topics": "a"}, r"'topics' is not known to the tubemq sink[\s\S]*did you mean topic\?"),
     ],
 )
