@@ -50,7 +50,7 @@ def test_a_write() -> None:
         ({"tubemq.topic": ""}, r"tubemq.topic is not set[\s\S]*keeps no history[\s\S]*add a rule"),
         (
             {"subscribe": "a"},
-            r"subscribe is not supported by the mqtt source[\s\S]*name the tube topic in tubemq.topic",
+            r"subscribe is not supported by the mqtt source[\s\S]*set tubemq.topic",
         ),
         ({"tubemq.master": "nowhere"}, "is not HOST:PORT"),
     ],

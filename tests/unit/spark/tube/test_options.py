@@ -107,7 +107,7 @@ def test_topics_are_trimmed_and_not_repeated() -> None:
         ({"groupIdPrefix": " "}, "groupIdPrefix", "is empty"),
         ({"tubemq.batchBytes": "0"}, "tubemq.batchBytes", "not a number above 0"),
         ({"kafka.bootstrap.servers": "h:1"}, "kafka.bootstrap.servers", "set tubemq.master"),
-        ({"kafka.security.protocol": "SSL"}, "kafka.security.protocol", "leave it out"),
+        ({"kafka.security.protocol": "SSL"}, "kafka.security.protocol", "remove it"),
         ({"topic": "b"}, "topic", "set subscribe"),
         ({"subscribe": "line_.*"}, "subscribe", "give a pattern of names as subscribePattern"),
     ],
