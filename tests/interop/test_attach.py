@@ -134,7 +134,7 @@ async def test_two_stores_at_one_broker_are_refused(broker: Mosquitto, tmp_path:
         async with MqttClient(broker.url, client_id="store"):
             error = await attached.ended
         assert isinstance(error, RefusedError)
-        assert "another client takes the place of 'store'" in error.what
+        assert "another client took over the session of 'store'" in error.what
 
 
 async def test_an_observer_must_say_who_it_is(broker: Mosquitto, tmp_path: Path) -> None:

@@ -260,7 +260,7 @@ class ChangeCapture:
         self._backlog.resume(tail)
         self._start()
 
-    def take(self, changes: Iterable[Change]) -> None:
+    def append(self, changes: Iterable[Change]) -> None:
         """More changes, in order [Capture]."""
         self._backlog.announce(changes)
         self._start()

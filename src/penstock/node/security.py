@@ -403,7 +403,7 @@ class StorePolicy:
             client.principal.name if isinstance(client, AuthenticatedClient) and not client.principal.anonymous else ""
         )
 
-    def may_hurry(self, context: Context) -> bool:
+    def has_high_priority(self, context: Context) -> bool:
         """Whether the requester's ``$high_priority`` counts on the store's own topic."""
         permissions = _permissions(context)
         return permissions is None or permissions.may_pass_first(INVOKE)

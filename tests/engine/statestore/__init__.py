@@ -18,7 +18,7 @@ from penstock.statestore.codec.resp3 import encode_array
 from penstock.statestore.engine.record import Change
 from penstock.statestore.hlc import Hlc, parse
 from penstock.statestore.options import StoreOptions
-from penstock.statestore.service.interfaces import Policy
+from penstock.statestore.service.interfaces import StoreAuthorizer
 from penstock.statestore.service.service import StateStoreService
 
 __all__ = ["NOW", "Delivery", "FakeOutlet", "ManualClock", "ManualQueue", "Peer", "open_service"]
@@ -294,7 +294,7 @@ async def open_service(
     durability: Durability = Durability.MEMORY,
     queue: ManualQueue | None = None,
     dialect: str = "auto",
-    policy: Policy | None = None,
+    policy: StoreAuthorizer | None = None,
     options: StoreOptions | None = None,
 ) -> StateStoreService:
     """A started service; with ``memory`` answers leave at once, which spares most tests the waiting."""

@@ -29,7 +29,7 @@ class Rules:
     def owner(self, context: Context) -> str:
         return context.client_id
 
-    def may_hurry(self, context: Context) -> bool:
+    def has_high_priority(self, context: Context) -> bool:
         return context.client_id == "urgent"
 
 

@@ -124,15 +124,15 @@ def test_changes_go_out_in_order_one_run_at_a_time() -> None:
     trimmed: list[Hlc] = []
     capture = ChangeCapture("changes", 0, log.append_run, log.call_later, last=None)
     capture.resume(NOTHING, no_log, trimmed.append)
-    capture.take([change(1), change(2)])
-    capture.take([change(3, None)])
+    capture.append([change(1), change(2)])
+    capture.append([change(3, None)])
     assert len(log.offered) == 1
     log.take()
     log.take()
     assert log.ids == [1, 2, 3]
     assert [version.wall_ms for version in trimmed] == [2, 3]
     assert (capture.stats.captured, capture.waiting) == (3, 0)
-    capture.take([change(4)])
+    capture.append([change(4)])
     log.take()
     assert log.ids[-1] == 4
 
@@ -152,16 +152,16 @@ def test_what_is_not_taken_is_offered_again_and_nothing_passes_it(caplog: pytest
     log = Log()
     capture = ChangeCapture("changes", 0, log.append_run, log.call_later, last=None)
     capture.resume(NOTHING, no_log, lambda _: None)
-    capture.take([change(n) for n in range(1, 5)])
+    capture.append([change(n) for n in range(1, 5)])
     slow = UnavailableError("the disk does not keep up", applied=False)
     log.take(2, slow)
-    capture.take([change(5)])
+    capture.append([change(5)])
     assert log.offered == []
     log.later.pop()()
     log.take()
     assert log.ids == [1, 2, 3, 4, 5]
     assert (capture.stats.failures, capture.waiting) == (1, 0)
-    capture.take([change(6)])
+    capture.append([change(6)])
     for _ in range(2):
         log.take(0, slow)
         log.later.pop()()
@@ -172,7 +172,7 @@ def test_a_value_that_the_topic_never_takes_is_left_out_and_named() -> None:
     log = Log()
     capture = ChangeCapture("changes", 0, log.append_run, log.call_later, last=None)
     capture.resume(NOTHING, no_log, lambda _: None)
-    capture.take([change(1), change(2, b"x" * 9), change(3)])
+    capture.append([change(1), change(2, b"x" * 9), change(3)])
     refused = RefusedError("too large", code=ErrCode.BAD_REQUEST, text="", peer="broker")
     log.take(1, refused)
     assert len(log.offered[0][0]) == 1
@@ -189,7 +189,7 @@ def test_what_does_not_fit_waits_in_the_log() -> None:
     capture.resume(NOTHING, outbox.read, lambda _: None)
     for number in range(1, 8):
         outbox.changes.append(change(number))
-        capture.take(outbox.changes[-1:])
+        capture.append(outbox.changes[-1:])
     figures = capture.figures()
     assert (figures["waiting"], figures["waiting_memory_bytes"]) == (7, 2 * size)
     assert figures["oldest_age_seconds"] > 1e9  # these are of 1970
@@ -198,15 +198,15 @@ def test_what_does_not_fit_waits_in_the_log() -> None:
     assert (log.ids, log.offered) == ([1, 2], [])
     outbox.changes.append(change(8))
     outbox.answer()  # 3 to 5
-    capture.take([change(8)])
+    capture.append([change(8)])
     assert capture.waiting == 6
     log.take()
     outbox.answer()  # 6 to 8, which is more than fits
     outbox.changes.append(change(9))
-    capture.take([change(9)])
+    capture.append([change(9)])
     log.take()
     outbox.answer()
-    capture.take([change(10)])
+    capture.append([change(10)])
     log.take()
     log.take()
     assert log.ids == list(range(1, 11))
@@ -219,7 +219,7 @@ def test_a_change_that_a_page_brings_before_it_is_announced_is_taken_once() -> N
     capture.resume(LogTail(1, change(1).version), outbox.read, lambda _: None)
     outbox.answer()
     assert capture.waiting == 3
-    capture.take([change(2), change(3), change(4)])
+    capture.append([change(2), change(3), change(4)])
     log.take()
     log.take()
     assert log.ids == [1, 2, 3, 4]
@@ -233,7 +233,7 @@ def test_a_damaged_end_of_the_log_does_not_keep_it_reading() -> None:
     outbox.answer()
     log.take()
     assert (log.ids, capture.waiting, outbox.asked, log.offered) == ([1], 0, [], [])
-    capture.take([change(3)])
+    capture.append([change(3)])
     log.take()
     assert log.ids == [1, 3]
 
@@ -244,7 +244,7 @@ def test_a_log_that_cannot_be_read_is_read_again(caplog: pytest.LogCaptureFixtur
     capture.resume(LogTail(1, change(1).version), outbox.read, lambda _: None)
     for _ in range(2):
         outbox.answer(StorageError("state store x cannot be read"))
-        capture.take([change(2)])
+        capture.append([change(2)])
         log.later.pop()()
     assert [record.getMessage() for record in caplog.records] == [
         "the log of the state store's changes cannot be read; they wait: state store x cannot be read"
@@ -261,7 +261,7 @@ def test_a_capture_that_does_not_move_says_so() -> None:
     capture.resume(NOTHING, no_log, lambda _: None)
     clock[0] += 100
     assert capture.warning() is None, "nothing to do"
-    capture.take([change(1), change(2), change(3)])
+    capture.append([change(1), change(2), change(3)])
     clock[0] += 9
     assert capture.warning() is None
     clock[0] += 3
@@ -317,7 +317,7 @@ class CaptureMachine(RuleBasedStateMachine):
     def tell(self, count: int) -> None:
         told = range(self.told + 1, min(self.told + count, self.number) + 1)
         self.told += len(told)
-        self.capture.take([change(number) for number in told])
+        self.capture.append([change(number) for number in told])
 
     @rule(count=st.integers(0, 4), fails=st.booleans())
     def go_on(self, count: int, *, fails: bool) -> None:

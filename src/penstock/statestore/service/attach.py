@@ -1,13 +1,13 @@
-"""The state store as a client of somebody else's broker: any MQTT 5 broker gets a state store.
+"""State store attached to another broker: serves requests as an MQTT 5 client of that broker.
 
-The same service answers the same requests; this module stands between it and an :class:`MqttClient` instead of between
-it and our own broker. What a client of a broker cannot see or do is missing:
+It connects the same service to an :class:`MqttClient` instead of penstock's own broker. An MQTT client has limits:
 
-* Who asks is what the request says (``__srcId``, else the client in its response topic). Nobody has verified it.
-* A notification reaches whoever subscribes to its topic, so clients that do not subscribe get none.
-* The end of an observer's connection is not seen. Its observations end when nobody subscribes to a notification any
-  more (the broker says so), or when nothing was heard of the client for ``lease_s``.
-* Nobody can be disconnected, and QoS 2 looks like QoS 1.
+* The requesting client is the one that the request names (``__srcId``, otherwise the client in its response topic). It
+  is not verified.
+* A notification reaches the subscribers of its topic; a client that does not subscribe to it gets none.
+* The end of an observer's connection is not visible. Its observations end when the broker reports that a notification
+  has no subscribers, or when the client has sent no request for ``lease_s``.
+* Clients cannot be disconnected, and QoS 2 requests look like QoS 1.
 """
 
 from __future__ import annotations
@@ -31,19 +31,20 @@ from penstock.statestore.codec.commands import Verb, parse_payload
 from penstock.statestore.hlc import Hlc
 from penstock.statestore.service.service import StateStoreService
 
-__all__ = ["Attachment", "AttachmentStats", "requester"]
+__all__ = ["Attachment", "AttachmentStats", "requesting_client"]
 
 _log = logging.getLogger("penstock.statestore.service.attach")
 
 _SESSION_EXPIRY_S: Final = 3600
-"""How long the broker keeps requests for a store that is away; each has an expiry of its own."""
+"""How long the broker queues requests while the store is not connected; each also has its own expiry."""
 
 _MAX_UNSENT: Final = 50_000
-"""Answers and notifications that wait for the broker. Beyond it answers are dropped, and their clients time out, while
-of the notifications of a key the newest wait, and the newest deletion; beyond as many keys their observations end."""
+"""Responses and notifications that wait for the broker. Beyond it responses are dropped, so that their clients time
+out. Of the notifications, the newest per key and its newest deletion wait, for as many keys again; then observations
+end."""
 
 _PROBE_S: Final = 1.0
-"""How long another store may take to answer, before this one serves."""
+"""How long to wait for the response of another store before this one serves."""
 
 _PROBE_TIME: Final = Hlc(0, 0, "probe")
 
@@ -60,19 +61,19 @@ class AttachmentStats:
 
     def __init__(self) -> None:
         self.dropped = 0
-        """Answers and notifications that the broker did not take."""
+        """Responses and notifications that were not sent to the broker."""
         self.merged = 0
-        """Notifications replaced, while the broker did not take them, by a newer one of the same key."""
+        """Waiting notifications that were replaced by a newer one of the same key."""
         self.forgotten = 0
-        """Clients whose observations ended because nothing was heard of them."""
+        """Clients whose observations ended because they sent no request for ``lease_s``."""
         self.unanswered = 0
-        """Answers that nobody subscribes to."""
+        """Responses without subscribers."""
         self.unheard = 0
-        """Notifications that nobody subscribes to; they end the observations of their client."""
+        """Notifications without subscribers; they end the observations of their client."""
 
 
-def requester(publish: Publish) -> str:
-    """Who says to have sent the request: ``__srcId``, else the client in ``clients/<id>/...``; empty where neither."""
+def requesting_client(publish: Publish) -> str:
+    """Return the client named in a request: ``__srcId``, otherwise that of ``clients/<id>/...``; empty if neither."""
     properties = publish.optional_properties
     if properties is None:
         return ""
@@ -84,14 +85,14 @@ def requester(publish: Publish) -> str:
 
 
 class Attachment:
-    """Serves ``service`` to the clients of the broker behind ``mqtt``; ``async with`` starts and ends it.
+    """Serves a state store to the clients of another broker; ``async with`` starts and stops it.
 
     Args:
         service: the store; started and closed here.
-        connect: makes an :class:`MqttClient` for the broker from ``client_id``, ``clean_start``, ``session_expiry_s``
+        connect: creates an :class:`MqttClient` for the broker from ``client_id``, ``clean_start``, ``session_expiry_s``
             and ``receive_maximum``; called twice.
-        client_id: under which the broker keeps the requests of a store that is away.
-        lease_s: observations of a client end when nothing was heard of it for so long.
+        client_id: client identifier of the store, under which the broker queues requests.
+        lease_s: observations of a client end if it sends no request for this time.
     """
 
     def __init__(
@@ -104,7 +105,7 @@ class Attachment:
     ) -> None:
         self.stats = AttachmentStats()
         self.ended: asyncio.Future[PenstockError] = asyncio.get_running_loop().create_future()
-        """Done when the connection is gone for good; why."""
+        """Done when the client will not connect again; the error."""
         self._service = service
         self._probe = connect(client_id=f"{client_id}-probe")
         self._mqtt = connect(
@@ -112,42 +113,42 @@ class Attachment:
         )
         self._connected_ms = 0
         self._short = 0
-        """Connections one after the other that ended right after they were made."""
+        """Consecutive connections that were closed right after they were opened."""
         self._lease_ms = int(lease_s * 1000)
         self._sending: set[asyncio.Task[None]] = set()
         self._held: OrderedDict[tuple[str, bool], tuple[Publish, str]] = OrderedDict()
-        """Notifications behind those that are being sent, by topic and whether they report a deletion."""
+        """Waiting notifications, by topic and whether they report a deletion."""
         self._merge_log = LogLimiter()
         self._unanswered_log = LogLimiter()
-        self._heard: OrderedDict[str, int] = OrderedDict()
-        """When a client that observes was heard of last, the longest silence first."""
+        self._last_request: OrderedDict[str, int] = OrderedDict()
+        """Time of the last request of each observing client, oldest first."""
         self._timer: asyncio.TimerHandle | None = None
         self._unlisten: list[Callable[[], None]] = []
         self._early: list[Publish] | None = []
-        """Requests that came before the store was ready; None once it is."""
+        """Requests received before the store was ready; None afterwards."""
 
     @property
     def service(self) -> StateStoreService:
-        """The store."""
+        """The attached store."""
         return self._service
 
     async def __aenter__(self) -> Self:
-        """Load the store, look whether the broker has one already, and serve.
+        """Check that the broker has no state store, load the store, and serve.
 
         Raises:
-            UnavailableError, RefusedError: the broker is not to be had.
+            UnavailableError, RefusedError: the broker is not reachable or refuses the client.
             ConfigError: the broker has a state store already.
             StorageError: the store's directory cannot be used.
         """
         try:
-            await self._look_for_another()
+            await self._check_no_other_store()
             self._mqtt.on_connected(self._connected)
             self._mqtt.on_disconnected(self._disconnected)
-            # Before it is connected: requests that waited in the session come at once.
+            # Before connecting, because queued requests of the session arrive at once.
             self._unlisten = [self._mqtt.listen(topic, self._receive) for topic in self._service.filters]
             await self._mqtt.connect()
             await self._service.start(self)
-            # Requests are no state: a retained one would be carried out again at every start.
+            # A retained request would be executed at every start.
             await self._mqtt.subscribe(list(self._service.filters), qos=1, retain_handling=2)
             early, self._early = self._early or [], None
             for publish in early:
@@ -161,7 +162,7 @@ class Attachment:
         await self.close()
 
     async def close(self) -> None:
-        """Take no more requests, commit and answer what was taken, then disconnect; the session stays."""
+        """Stop receiving, commit and answer received requests, then disconnect; the session stays."""
         for remove in self._unlisten:
             remove()
         self._unlisten = []
@@ -177,27 +178,27 @@ class Attachment:
         if self._sending:
             await asyncio.wait(self._sending)
 
-    # The Outlet of the service
+    # Called by the service [Outlet]
 
     def publish(self, message: Publish) -> None:
-        """Send a message of the store."""
+        """Publish a message of the store."""
         self._send(message, "")
 
     def respond(self, _client_id: str, message: Publish, acknowledge: Callable[[], None] | None = None) -> bool:
-        """Send an answer; the broker gives it to whoever subscribes to the response topic."""
+        """Publish a response; the broker delivers it to the subscribers of the response topic."""
         if acknowledge is not None:
             acknowledge()
         self._send(message, "")
         return True
 
     def unheard(self, _client_id: str, _topic: str) -> str:
-        """Nothing: the broker says with its PUBACK whether anybody subscribes."""
+        """Return an empty text: only the PUBACK tells whether there are subscribers."""
         return ""
 
     def deliver(self, client_id: str, message: Publish, *, deletes: bool) -> bool:
-        """Send a notification; where nobody subscribes to it, the client has gone.
+        """Publish a notification; if it has no subscribers, the observations of the client end.
 
-        While the broker does not keep up, they are merged per key as in a session's queue [Outlet.deliver].
+        While the broker is slow, waiting notifications are merged per key, as in a session's queue [Outlet.deliver].
         """
         held, topic = self._held, message.topic
         if not held and len(self._sending) < _MAX_UNSENT:
@@ -218,70 +219,70 @@ class Attachment:
         return True
 
     def copy_to_subscribers(self, client_id: str, message: Publish) -> None:
-        """Nothing: the broker decides who sees what."""
+        """Do nothing: the broker delivers to all subscribers."""
 
     def disconnect(self, client_id: str, reason_code: int, reason_string: str = "") -> None:
-        """Say why a request was not carried out: only the broker could end the connection."""
-        _log.warning("not carried out client=%r reason=0x%02x: %s", client_id, reason_code, reason_string)
+        """Log why a request was not executed: only the broker can close the connection."""
+        _log.warning("not executed client=%r reason=0x%02x: %s", client_id, reason_code, reason_string)
 
     # Inside
 
     def _receive(self, publish: Publish) -> None:
-        client_id = requester(publish)
+        client_id = requesting_client(publish)
         if self._early is not None:
             if client_id != self._probe.client_id:
                 self._early.append(publish)
             return
-        if client_id in self._heard:
-            self._hear(client_id)
+        if client_id in self._last_request:
+            self._record_activity(client_id)
         command = parse_payload(publish.payload)
         if getattr(command, "verb", None) is Verb.KEYNOTIFY:
             if not client_id:
-                self._refuse_nobody(publish)
+                self._refuse_unnamed(publish)
                 return
-            self._hear(client_id)
-        connection = _Elsewhere(client_id)
+            self._record_activity(client_id)
+        connection = _RemoteConnection(client_id)
         self._service.receive(Inbound(publish, client_id, self._service.clock(), connection=connection))
 
-    def _refuse_nobody(self, publish: Publish) -> None:
-        """A KEYNOTIFY of nobody: whom should the notifications go to?"""
+    def _refuse_unnamed(self, publish: Publish) -> None:
+        """Reject a KEYNOTIFY without a client to notify."""
         given = publish.properties
         if given.response_topic is None:
             return
         form = dialect_of(publish.topic, given.user_property("__protVer") is not None)
-        fields = [("__stMsg", "an observer must say who it is"), ("__propName", "__srcId")]
+        fields = [("__stMsg", "an observer must name its client identifier"), ("__propName", "__srcId")]
         answer = status_response(
             given.response_topic, given.correlation_data, form, 0, self._service.clock(), 400, fields
         )
         if answer is not None:
             self._send(answer, "")
 
-    def _hear(self, client_id: str) -> None:
-        self._heard[client_id] = monotonic_ms()
-        self._heard.move_to_end(client_id)
+    def _record_activity(self, client_id: str) -> None:
+        self._last_request[client_id] = monotonic_ms()
+        self._last_request.move_to_end(client_id)
         if self._timer is None:
             self._arm()
 
     def _arm(self) -> None:
         self._timer = None
-        if self._heard:
-            due_ms = next(iter(self._heard.values())) + self._lease_ms - monotonic_ms()
+        if self._last_request:
+            due_ms = next(iter(self._last_request.values())) + self._lease_ms - monotonic_ms()
             self._timer = asyncio.get_running_loop().call_later(max(0.0, due_ms / 1000) + 0.001, self._expire)
 
     def _expire(self) -> None:
-        """End the observations of clients that were silent for too long."""
+        """End the observations of clients that sent no request for ``lease_s``."""
         now_ms = monotonic_ms()
-        while self._heard:
-            client_id, heard_ms = next(iter(self._heard.items()))
-            if heard_ms + self._lease_ms > now_ms:
+        while self._last_request:
+            client_id, last_ms = next(iter(self._last_request.items()))
+            if last_ms + self._lease_ms > now_ms:
                 break
             self.stats.forgotten += 1
-            _log.info("observations end, nothing was heard of client=%r", client_id)
+            _log.info("observations end, no requests of client=%r", client_id)
             self._forget(client_id)
         self._arm()
 
     def _forget(self, client_id: str) -> None:
-        self._heard.pop(client_id, None)
+        self._last_request.pop(client_id, None)
         self._service.disconnected(client_id)
 
     def _send(self, message: Publish, observer: str) -> None:
@@ -305,7 +306,7 @@ class Attachment:
         try:
             code = await self._mqtt.publish(message.topic, message.payload, qos=1, properties=message.properties)
         except PenstockError as error:
-            # Its client times out and asks again, or reads the key after it missed a notification.
+            # The client times out and repeats the request, or reads the key after a missed notification.
             self.stats.dropped += 1
             _log.warning("not sent topic=%r: %s", message.topic, error.what)
             return
@@ -314,12 +315,10 @@ class Attachment:
         if not observer:
             self.stats.unanswered += 1
             if total := self._unanswered_log.admit(monotonic_ms()):
-                _log.warning(
-                    "answers that nobody received count=%d last topic=%r: nobody subscribes to it", total, message.topic
-                )
+                _log.warning("responses without receiver count=%d last topic=%r: no subscribers", total, message.topic)
         else:
             self.stats.unheard += 1
-            _log.info("observations end, nobody subscribes to the notifications of client=%r", observer)
+            _log.info("observations end, no subscribers to the notifications of client=%r", observer)
             self._forget(observer)
 
     def _connected(self, _session_present: bool) -> None:  # noqa: FBT001 - the MQTT client's callback
@@ -331,26 +330,26 @@ class Attachment:
         self._short = self._short + 1 if monotonic_ms() - self._connected_ms < _SHORT_MS else 0
         taken_over = isinstance(error, RefusedError) and error.code == ReasonCode.SESSION_TAKEN_OVER
         if taken_over or self._short >= _SHORT_CONNECTIONS:
-            # Brokers need not say why; two clients that take each other's place for ever look like this.
+            # Brokers need not send a reason; two clients that take over each other's session look like this.
             self.ended.set_result(
                 RefusedError(
-                    f"state store: another client takes the place of {self._mqtt.client_id!r} at the broker",
+                    f"state store: another client took over the session of {self._mqtt.client_id!r}",
                     code=ReasonCode.SESSION_TAKEN_OVER,
                     peer=str(self._mqtt.url),
                     why="a second state store was attached with the same client identifier"
                     if taken_over
-                    else f"the broker ended {self._short} connections right after they were made",
-                    do="attach one store to a broker; give other clients other identifiers",
+                    else f"the broker closed {self._short} connections right after they were opened",
+                    do="attach only one store to a broker; give other clients other client identifiers",
                 )
             )
         elif not error.retriable:
             self.ended.set_result(error)
 
-    async def _look_for_another(self) -> None:
-        """Ask for a key before anybody listens here; whoever answers is another store.
+    async def _check_no_other_store(self) -> None:
+        """Send a request before this store subscribes; a response comes from another store.
 
         Raises:
-            ConfigError: there is one.
+            ConfigError: the broker has a state store.
         """
         asked = request(
             [b"GET", b"penstock/probe"], self._probe.client_id, b"penstock-probe--", _PROBE_TIME, expiry_s=1
@@ -364,7 +363,7 @@ class Attachment:
             code = await self._probe.publish(INVOKE, asked.payload, qos=1, properties=asked.properties)
             if code == ReasonCode.NO_MATCHING_SUBSCRIBERS:
                 return
-            # Somebody subscribes: another store, or our own session of an earlier run.
+            # There is a subscriber: another store, or this store's session of an earlier run.
             try:
                 async with asyncio.timeout(_PROBE_S):
                     await answered.wait()
@@ -372,27 +371,27 @@ class Attachment:
                 return
         raise ConfigError(
             "state store: this broker has a state store already",
-            why="a request was answered before this store listened; two would give two answers to everything",
-            do="use the one that is there, or end it first",
+            why="a request was answered before this store subscribed; two stores would answer every request twice",
+            do="use that state store, or stop it first",
         )
 
 
-class _Elsewhere:
-    """The connection of a client of somebody else's broker, which nobody can end from here."""
+class _RemoteConnection:
+    """The connection of a client to the other broker, which cannot be closed from here."""
 
     closing = False
     resumed = True
-    """As far as can be told from here."""
+    """It cannot be determined."""
 
     def __init__(self, client_id: str) -> None:
         self._client_id = client_id
 
     def end(self, reason_code: int, reason_string: str) -> None:
-        """Say why a request was not carried out."""
-        _log.warning("not carried out client=%r reason=0x%02x: %s", self._client_id, reason_code, reason_string)
+        """Log why a request was not executed."""
+        _log.warning("not executed client=%r reason=0x%02x: %s", self._client_id, reason_code, reason_string)
 
     def hold(self) -> None:
-        """Nothing: the broker reads on."""
+        """Do nothing: the broker's reading cannot be paused."""
 
     def release(self) -> None:
-        """Nothing."""
+        """Do nothing."""

@@ -1,8 +1,8 @@
-"""The log of changes as a whole: who reads it, from where on, and what of it nobody reads any more.
+"""Log of changes: its readers, their start positions, and its trimming.
 
-It lies in the storage, written in the commits that make the changes. Two read it: the history in memory (observations
-that resume, GET as of a version), which needs its end on start, and change capture, which goes on where its topic ends,
-and reads what it could not keep in memory.
+The storage writes it in the commits of the changes. It has two readers: the history in memory (for observations that
+resume, and GET as of a version), which loads its tail at the start; and change capture, which continues after the last
+record of its topic and reads changes that it did not keep in memory.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _log = logging.getLogger("penstock.statestore")
 
 
 class ChangeLog:
-    """Call everything in the loop's thread. ``trim(version)``: drop the log up to there with the next commit."""
+    """The change log of a store, used in the event loop's thread. ``trim(version)``: trim with the next commit."""
 
     def __init__(
         self,
@@ -42,12 +42,12 @@ class ChangeLog:
         self._engine = engine
         self._options = options
         self._capture = capture
-        self._tell_trim = trim
+        self._trim_storage = trim
         self._reading: asyncio.Task[None] | None = None
         self._closed = False
 
     async def open(self, floor: Hlc | None) -> None:
-        """Take the log up where it ended (complete after ``floor``), or end it where nothing reads it any more.
+        """Continue the log, which is complete after ``floor``, or remove it if it has no readers.
 
         Raises:
             StorageError: the storage cannot be read or written.
@@ -70,35 +70,35 @@ class ChangeLog:
                 engine.history.restore(page.changes)
                 floor, complete = page.through, page.complete
         if self._capture is not None:
-            if self._capture.last > engine.clock:  # versions were repaired; what is captured twice is better than lost
+            if self._capture.last > engine.clock:  # versions were repaired: capture twice rather than lose changes
                 self._capture.rewind(start)
             last = self._capture.last
             tail = LogTail(0, last) if is_new else await asyncio.to_thread(storage.log_after, last)
             self._capture.resume(tail, self._read, self._trim)
 
     def logged(self, changes: Sequence[Change]) -> None:
-        """Changes are in the log on disk: what reads the log may go on, and its start is dropped now and then."""
+        """Pass changes that are in the log on disk to its readers, and trim the log."""
         if self._capture is not None:
-            self._capture.take(changes)
+            self._capture.append(changes)
         elif self._engine.history is not None:
             self._trim(self._engine.history.floor)
 
     async def close(self) -> None:
-        """Nobody reads any more when this returns."""
+        """Wait for the reads in progress; no further ones begin."""
         self._closed = True
         if self._reading is not None:
             await self._reading
 
     def _trim(self, done: Hlc) -> None:
-        """Changes up to ``done`` are captured: drop what nobody reads any more."""
+        """Trim the log up to ``done``, unless the history still needs it."""
         history = self._engine.history
-        self._tell_trim(done if history is None else min(done, history.floor))
+        self._trim_storage(done if history is None else min(done, history.floor))
 
     def _read(self, version: Hlc, done: Callable[[LogPage | StorageError], None]) -> None:
         if not self._closed:
-            self._reading = asyncio.create_task(self._read_and_tell(version, done), name="state store log")
+            self._reading = asyncio.create_task(self._read_page(version, done), name="state store log")
 
-    async def _read_and_tell(self, version: Hlc, done: Callable[[LogPage | StorageError], None]) -> None:
+    async def _read_page(self, version: Hlc, done: Callable[[LogPage | StorageError], None]) -> None:
         try:
             page = await self._page(version)
         except StorageError as error:

@@ -17,7 +17,7 @@ from penstock.runtime.observability.logs import LogLimiter
 from penstock.statestore.binding import notification, topic_fits
 from penstock.statestore.codec.dialects import Dialect
 from penstock.statestore.engine.record import Change
-from penstock.statestore.service.interfaces import Stats
+from penstock.statestore.service.interfaces import StoreStats
 
 __all__ = ["ResponseSender"]
 
@@ -29,7 +29,7 @@ class ResponseSender:
 
     __slots__ = ("_stats", "_unanswered_log", "outlet", "requests_observed")
 
-    def __init__(self, stats: Stats) -> None:
+    def __init__(self, stats: StoreStats) -> None:
         self._stats = stats
         self._unanswered_log = LogLimiter()
         self.outlet: Outlet | None = None

@@ -1,4 +1,4 @@
-"""What the service needs of others and tells them: policies, change capture, counters."""
+"""Interfaces of the state store service: authorization, change capture, counters."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from penstock.statestore.engine.answer import Context
 from penstock.statestore.engine.record import Change
 from penstock.statestore.hlc import Hlc
 
-__all__ = ["Capture", "LogPage", "LogTail", "Policy", "ReadLog", "Stats"]
+__all__ = ["Capture", "LogPage", "LogTail", "ReadLog", "StoreAuthorizer", "StoreStats"]
 
 
-class Stats:
-    """Counters since the start, read by the metrics page."""
+class StoreStats:
+    """Counters since the start, for the metrics."""
 
     __slots__ = (
         "notifications",
@@ -34,26 +34,26 @@ class Stats:
     def __init__(self) -> None:
         self.requests = 0
         self.responses = 0
-        """Answers put into the session of the client that asked."""
+        """Responses delivered to the requesting client's session."""
         self.unanswered = 0
-        """Answers that nobody could get: the client does not subscribe to its response topic, or that is no topic."""
+        """Responses without receiver: the client does not subscribe to its response topic, or the topic is invalid."""
         self.unanswered_other_client = 0
-        """Those of them whose response topic only other clients subscribe to."""
+        """Unanswered: only other clients subscribe to the response topic."""
         self.unanswered_shared = 0
-        """Those of them whose response topic only shared subscriptions match."""
+        """Unanswered: only shared subscriptions match the response topic."""
         self.refused = 0
-        """Requests that broke the rules of the transport and were not executed."""
+        """Requests that violate the transport's rules and were not executed."""
         self.repeated = 0
-        """Writes that came again after a connection was lost, and were not carried out again."""
+        """Writes repeated after a lost connection, which were not executed again."""
         self.notifications = 0
         self.undelivered = 0
-        """Notifications whose observer has no session any more."""
+        """Notifications whose observer has no session."""
         self.recovered = 0
         self.quarantined = 0
 
 
-class Policy(Protocol):
-    """What the node's policies say of the clients of the store; every method is called on the packet path."""
+class StoreAuthorizer(Protocol):
+    """Permissions of clients by the node's policies. All methods are called on the request path."""
 
     @property
     def requests_observed(self) -> bool:
@@ -61,7 +61,7 @@ class Policy(Protocol):
         ...
 
     def may_access(self, context: Context, access: Access, key: bytes) -> bool:
-        """Whether the client may do this to the key; of several flags all must be granted."""
+        """Whether the client has all permissions in ``access`` for the key."""
         ...
 
     def may_answer_on(self, context: Context, topic: str) -> bool:
@@ -69,25 +69,25 @@ class Policy(Protocol):
         ...
 
     def owner(self, context: Context) -> str:
-        """The principal that the keys which the client creates count for, "" = anonymous; asked once a connection."""
+        """The principal whose quota counts keys created by the client; "": anonymous. Called once per connection."""
         ...
 
-    def may_hurry(self, context: Context) -> bool:
-        """Whether a ``$high_priority`` of the client counts."""
+    def has_high_priority(self, context: Context) -> bool:
+        """Whether the client is permitted to use ``$high_priority``."""
         ...
 
 
 class LogTail(NamedTuple):
-    """Of the log of changes what comes after a version: how many, and the version of the last (or that version)."""
+    """The changes of the log after a version: their number, and the version of the last one (or that version)."""
 
     length: int
     newest: Hlc
 
 
 class LogPage(NamedTuple):
-    """Some of the log of changes, in order: all up to the version ``through``, but those that are ``damaged``.
+    """Changes of the log in order, up to the version ``through``, without those that are ``damaged``.
 
-    ``complete``: there were no more when it was read.
+    ``complete``: the log had no further changes.
     """
 
     changes: Sequence[Change]
@@ -97,30 +97,30 @@ class LogPage(NamedTuple):
 
 
 class ReadLog(Protocol):
-    """Reads the log of changes after ``version`` in a thread; ``done`` gets the page, or why there is none."""
+    """Read a page of the log after ``version`` in a thread; ``done`` gets the page or the error."""
 
     def __call__(self, version: Hlc, done: Callable[[LogPage | StorageError], None]) -> None: ...
 
 
 class Capture(Protocol):
-    """Takes every change of the store, in order and once the log on disk has it."""
+    """Receives every change of the store, in order, after the log on disk has it."""
 
     @property
     def last(self) -> Hlc:
-        """The version of the last change that was captured before the start."""
+        """The last captured version before the start."""
         ...
 
     def rewind(self, version: Hlc) -> None:
-        """Before :meth:`resume`: ``last`` is a version that the store does not have any more; begin after this one."""
+        """Continue after ``version``, because the store no longer has ``last``; called before :meth:`resume`."""
         ...
 
     def resume(self, tail: LogTail, read: ReadLog, trim: Callable[[Hlc], None]) -> None:
-        """What the log had after ``last`` on start, and how to read it, now and later.
+        """Start with the log's changes after ``last``; ``read`` reads them, now and later.
 
-        ``trim(version)`` tells the store what is no longer needed.
+        ``trim(version)``: the capture no longer needs the log up to there.
         """
         ...
 
-    def take(self, changes: Sequence[Change]) -> None:
-        """More changes. They are in the log, so it may forget them and read them there."""
+    def append(self, changes: Sequence[Change]) -> None:
+        """Receive changes. They are in the log, so it may drop them and read them from there."""
         ...

@@ -48,7 +48,7 @@ from penstock.statestore.options import StoreOptions
 from penstock.statestore.service.changelog import ChangeLog
 from penstock.statestore.service.deduplication import RecentWrites
 from penstock.statestore.service.delivery import ResponseSender
-from penstock.statestore.service.interfaces import Capture, Policy, Stats
+from penstock.statestore.service.interfaces import Capture, StoreAuthorizer, StoreStats
 from penstock.statestore.service.storage import NODE, Recovered, Storage
 from penstock.statestore.service.writer import ChangeWriter
 
@@ -101,10 +101,10 @@ class StateStoreService:
         *,
         steady: Callable[[], int] | None = None,
         options: StoreOptions = DEFAULTS,
-        policy: Policy | None = None,
+        policy: StoreAuthorizer | None = None,
         capture: Capture | None = None,
     ) -> None:
-        self.stats = Stats()
+        self.stats = StoreStats()
         self.recovered: Recovered | None = None
         self.options = options
         self._given_steady = steady or (None if isinstance(clock, SteppedClock) else clock)
@@ -377,7 +377,7 @@ class StateStoreService:
         """Whether the request may pass those that wait: it says so, and its sender may."""
         if "$high_priority" not in ask.context.user:
             return False
-        return self._policy is None or self._policy.may_hurry(ask.context)
+        return self._policy is None or self._policy.has_high_priority(ask.context)
 
     def disconnected(self, client_id: str) -> None:
         """End the observations of a client whose network connection ended [Service]."""

@@ -17,7 +17,7 @@ from penstock.runtime.io.files import Durability
 from penstock.statestore.binding import INVOKE, request
 from penstock.statestore.client.client import StateStoreClient
 from penstock.statestore.hlc import Hlc
-from penstock.statestore.service.attach import Attachment, requester
+from penstock.statestore.service.attach import Attachment, requesting_client
 from penstock.statestore.service.service import StateStoreService
 
 DEADLINE_S = 30
@@ -35,7 +35,7 @@ DEADLINE_S = 30
     ],
 )
 def test_who_asks(properties: Properties | None, client_id: str) -> None:
-    assert requester(Publish(INVOKE, b"", 1, properties=properties)) == client_id
+    assert requesting_client(Publish(INVOKE, b"", 1, properties=properties)) == client_id
 
 
 @pytest.fixture
@@ -81,7 +81,7 @@ async def test_a_forbidden_response_topic_is_neither_answered_nor_carried_out(
         publish.properties.response_topic = INVOKE
         attached._receive(publish)
         assert await store.get("k") is None
-        assert "not carried out client='a' reason=0x90" in caplog.text
+        assert "not executed client='a' reason=0x90" in caplog.text
 
 
 async def test_notifications_behind_a_slow_broker_are_merged_per_key(
