@@ -39,7 +39,7 @@ programs: setup ## Prepare the Java and Rust programs of the interop tests, in t
 	$(BIN)/python -m tests.interop.programs
 
 jars: setup ## Fetch Delta Lake for the installed Spark with Maven, once, into the user's cache folder
-	$(BIN)/python -m penstock.spark.jars
+	$(BIN)/python -m penstock.spark.environment.jars
 
 demo: setup ## See real telemetry travel the whole way: MQTT, tube log, Spark, lake table, state store
 	$(BIN)/penstock demo $(ARGS)

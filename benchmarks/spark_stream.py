@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from pyspark.errors import PySparkException
 
 from benchmarks.figures import Figure, Settings
-from penstock.spark.java import find_java
+from penstock.spark.environment.java import find_java
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

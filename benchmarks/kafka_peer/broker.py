@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from benchmarks.servers import ended, wait_for
 from penstock.errors import PenstockError
-from penstock.spark.java import find_java
+from penstock.spark.environment.java import find_java
 from tests.ports import free_port
 
 __all__ = ["KafkaPeer", "kafka", "prepare"]

@@ -126,13 +126,13 @@ RULES = [
                 (),
                 # The tables of options, whose names the JSON Schema has.
                 (
-                    *("mqtt.url", "runtime.config", "runtime.io.network", "spark.login_options"),
+                    *("mqtt.url", "runtime.config", "runtime.io.network", "spark.option_parsing"),
                     *("spark.mqtt.options", "spark.tube.options", "spark.tube.sink_options"),
                 ),
                 SPARK | IO,
             ),
             ("state_dir", ("spec",), ("spark.tube.offsets",), SPARK | IO),
-            ("rows", ("spec",), (), IO),
+            ("rows", ("spec",), ("spark.tube.options",), IO),
             ("catalyst", (), (), IO),
             ("steps", ("catalyst", "spec", "rows"), ("spark",), IO),
             ("sources", ("catalyst", "spec", "rows", "state_dir"), ("spark",), IO),

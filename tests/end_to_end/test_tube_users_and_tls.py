@@ -12,7 +12,7 @@ import pytest
 import trustme
 
 from penstock.errors import PenstockError, RefusedError, UnavailableError
-from penstock.pipelines.ledger.dead_letters import Letter, redrive
+from penstock.pipelines.ledger.dead_letters import DeadLetter, redrive
 from penstock.pipelines.spec.sources import Options, TubeSource
 from penstock.runtime.io.credentials import ANYBODY, Login
 from penstock.runtime.io.tls import TlsOptions
@@ -158,7 +158,7 @@ def test_commands(node: Secured) -> None:
 def test_dead_letters_are_sent_again_by_who_reads_the_source(node: Secured, tmp_path: Path) -> None:
     node.out("tube", "topic", "create", "mended")
     at = datetime(2024, 5, 1, tzinfo=UTC)
-    letter = Letter("p", "parse.not_json", "why", "id-1", "", "mended", 1, 0, 0, at, b"k", [], b"nope")
+    letter = DeadLetter("p", "parse.not_json", "why", "id-1", "", "mended", 1, 0, 0, at, b"k", [], b"nope")
     options: Options = {"tubemq.user": "edge", "tubemq.passwordFile": str(node.directory / "secret")}
     master = str(node.ready["tube_master"])
     nobody = TubeSource(topics=["mended"], master=master)

@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 
 import penstock.spark
 from penstock.pipelines.run import errors
-from penstock.spark import jars
+from penstock.spark.environment import jars
 from tests.spark.node import Node
 from tests.spark.pipelines import Setup, Shared
 

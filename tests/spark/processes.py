@@ -17,7 +17,7 @@ from typing import Any
 
 import pyspark
 
-from penstock.spark.java import find_java
+from penstock.spark.environment.java import find_java
 from tests.end_to_end.nodes import PENSTOCK, environment
 
 __all__ = ["DEADLINE_S", "Cluster", "Driver", "until"]

@@ -9,8 +9,7 @@ import pytest
 from py4j.protocol import Py4JJavaError
 from pyspark.sql import DataFrame, SparkSession
 
-from penstock.pipelines.run.batches import SinkBatches
-from penstock.pipelines.run.queries import BuiltQuery
+from penstock.pipelines.run.queries import BuiltQuery, SinkBatches
 from tests.spark.pipelines import Setup
 
 FILE = """\

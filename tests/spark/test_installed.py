@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.spark.java import find_java
+from penstock.spark.environment.java import find_java
 from tests.spark.node import Node
 from tests.spark.processes import Cluster
 

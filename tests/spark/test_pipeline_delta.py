@@ -12,9 +12,9 @@ from pyspark.sql import DataFrame, SparkSession
 from penstock.errors import PenstockError
 from penstock.pipelines.sinks.delta import DeltaSink
 from penstock.pipelines.spec.sinks import TableSink
-from penstock.spark import jars
-from penstock.spark.made.file_log import FileLog
-from penstock.spark.made.files import FilesStreamReader
+from penstock.spark.environment import jars
+from penstock.spark.files.file_log import FileLog
+from penstock.spark.files.source import FilesStreamReader
 
 COLUMNS = "_id STRING, k STRING, a STRING, n INT"
 

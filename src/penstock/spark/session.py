@@ -11,26 +11,27 @@ What a plain ``SparkSession.builder.getOrCreate()`` gets wrong for them, each fo
 * 200 shuffle partitions make a micro-batch of a stateful query minutes long on two cores;
 * timestamps follow the zone of the machine.
 
-Only the environment and the configuration are set; the session is Spark's own.
-"""
+Only the environment and the configuration are set; the session is Spark's own."""
 
 from __future__ import annotations
 
 import os
 import re
+import socket
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from penstock.errors import ConfigError
-from penstock.spark.home import check_launcher, spark_home
-from penstock.spark.java import find_java
+from penstock.errors import ConfigError, UnavailableError
+from penstock.runtime.io.network import parse_address
+from penstock.spark.environment.compiled_pyspark import check_launcher, spark_home
+from penstock.spark.environment.java import find_java
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["SUBMITTED", "configuration", "is_local", "quiet_java_options", "session"]
+__all__ = ["SUBMITTED", "check_master", "configuration", "is_local", "quiet_java_options", "session"]
 
 SUBMITTED = "submitted"
 """Instead of a master: the process was started by ``spark-submit``, which has chosen it and started the JVM."""
@@ -185,3 +186,35 @@ def _renames_atomically(checkpoint: str | None, master: str) -> bool:
         return is_local(master)
     scheme, separator, _ = checkpoint.partition(":/")
     return (scheme.lower() if separator else "") in _RENAMING_SCHEMES
+
+
+_STANDALONE = "spark://"
+_ANSWER_S = 5.0
+
+
+def check_master(master: str) -> None:
+    """Look whether a standalone master, ``spark://HOST:PORT[,HOST:PORT]``, is there; any of them will do.
+
+    Spark itself tries for a minute and a half, and then says so in Java.
+
+    Raises:
+        ConfigError: it is no address.
+        UnavailableError: nobody listens.
+    """
+    if not master.startswith(_STANDALONE):
+        return
+    failures = []
+    for text in master.removeprefix(_STANDALONE).split(","):
+        try:
+            socket.create_connection(parse_address(text), _ANSWER_S).close()
+        except ValueError as error:
+            raise ConfigError(f"--spark-master: {text!r}: {error}", option="spark-master") from None
+        except OSError as error:
+            failures.append(f"{text}: {error.strerror or error}")
+        else:
+            return
+    raise UnavailableError(
+        f"no Spark master answers at {master}",
+        why="; ".join(failures),
+        do="start it, or give --spark-master the address that its log and its page name (port 7077 by default)",
+    )

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-__all__ = ["Patience", "SupportsTriggerAvailableNow"]
+__all__ = ["MinBatchWait", "SupportsTriggerAvailableNow"]
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
@@ -19,7 +19,7 @@ else:
             """Stands in where Spark has no such mixin."""
 
 
-class Patience:
+class MinBatchWait:
     """Waits until ``least`` messages are there, but not longer than ``longest_s`` after the last batch that was due.
 
     The first batch of a run does not wait, as with Kafka's connector.

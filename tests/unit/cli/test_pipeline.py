@@ -77,8 +77,8 @@ def test_plan_tells_what_each_query_does(capsys: pytest.CaptureFixture[str]) -> 
     found = json.loads(capsys.readouterr().out)
     assert [query["sink"] for query in found["queries"]] == ["readings", "alarms"]
     assert found["lease"]["key"] == "penstock/pipeline/water/lease"
-    assert main(["pipeline", "plan", "--svg", str(example("pipeline.yaml"))]) == 0
-    assert capsys.readouterr().out.startswith("<svg ")
+    assert main(["pipeline", "plan", "--mermaid", str(example("pipeline.yaml"))]) == 0
+    assert capsys.readouterr().out.startswith("flowchart LR\n")
 
 
 @pytest.mark.parametrize("command", ["validate", "plan", "run"])

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.spark.cache import cache_directory
+from penstock.spark.environment.java import cache_directory
 
 
 def test_the_users_cache_is_where_the_environment_says(tmp_path: Path) -> None:

@@ -11,8 +11,8 @@ import pyspark
 import pytest
 
 from penstock.errors import ConfigError
-from penstock.spark import home
-from penstock.spark.home import check_launcher, spark_home
+from penstock.spark.environment import compiled_pyspark as home
+from penstock.spark.environment.compiled_pyspark import check_launcher, spark_home
 
 INSTALLED = Path(pyspark.__file__).parent
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import ConfigError, UnavailableError
-from penstock.spark import jars
+from penstock.spark.environment import jars
 
 ARTEFACT = jars.DELTA["4.2"]
 

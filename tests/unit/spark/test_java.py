@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import ConfigError
-from penstock.spark import java
-from penstock.spark.java import _parse_version, find_java
+from penstock.spark.environment import java
+from penstock.spark.environment.java import _parse_version, find_java
 
 FAKE = """\
 #!/bin/sh

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import pytest
 
 from penstock.errors import ConfigError
-from penstock.spark import names
+from penstock.spark import option_parsing
 from penstock.spark.mqtt import options as mqtt
 from penstock.spark.statestore import options as store
 from penstock.spark.tube import sink_options
@@ -17,30 +17,33 @@ UNSUPPORTED = {"path": "leave it out", "other.start": "set startAt", "other.*": 
 
 
 def test_names_are_found_without_regard_to_case() -> None:
-    assert names.canonical("x", {"STARTAT": "1", "limit": "2"}, KNOWN, UNSUPPORTED) == {"startAt": "1", "limit": "2"}
+    assert option_parsing.canonical("x", {"STARTAT": "1", "limit": "2"}, KNOWN, UNSUPPORTED) == {
+        "startAt": "1",
+        "limit": "2",
+    }
 
 
 def test_a_sink_is_handed_options_of_the_stream_too() -> None:
     given = {"limit": "2", "checkpointLocation": "/c", "queryname": "q"}
-    assert names.canonical("x", given, KNOWN, UNSUPPORTED, kind="sink") == {"limit": "2"}
+    assert option_parsing.canonical("x", given, KNOWN, UNSUPPORTED, kind="sink") == {"limit": "2"}
     with pytest.raises(ConfigError, match="'checkpointLocation' is not known to the x source"):
-        names.canonical("x", given, KNOWN, UNSUPPORTED)
+        option_parsing.canonical("x", given, KNOWN, UNSUPPORTED)
 
 
 def test_names_that_are_not_known() -> None:
     with pytest.raises(ConfigError, match=r"'startt' is not known to the x source[\s\S]*did you mean startAt\?"):
-        names.canonical("x", {"startt": "1"}, KNOWN, UNSUPPORTED)
+        option_parsing.canonical("x", {"startt": "1"}, KNOWN, UNSUPPORTED)
     with pytest.raises(ConfigError, match=r"path is not supported by the x source\n  do:  leave it out"):
-        names.canonical("x", {"path": "1"}, KNOWN, UNSUPPORTED)
+        option_parsing.canonical("x", {"path": "1"}, KNOWN, UNSUPPORTED)
     with pytest.raises(ConfigError, match=r"other.start is not supported by the x source\n  do:  set startAt"):
-        names.canonical("x", {"other.start": "1"}, KNOWN, UNSUPPORTED)
+        option_parsing.canonical("x", {"other.start": "1"}, KNOWN, UNSUPPORTED)
     with pytest.raises(ConfigError, match=r"Other.End is not supported by the x source\n  do:  we have none of these"):
-        names.canonical("x", {"Other.End": "1"}, KNOWN, UNSUPPORTED)
+        option_parsing.canonical("x", {"Other.End": "1"}, KNOWN, UNSUPPORTED)
 
 
 @pytest.mark.parametrize("url", ["mqtt://h", "mqtts://h:1", "ws://h/path", "wss://user:secret@[::1]:1/p"])
 def test_a_broker_is_a_url(url: str) -> None:
-    assert names.broker_url({"x.broker": url}, "x.broker") == url
+    assert option_parsing.broker_url({"x.broker": url}, "x.broker") == url
 
 
 @pytest.mark.parametrize(
@@ -57,33 +60,33 @@ def test_a_broker_is_a_url(url: str) -> None:
 )
 def test_what_is_no_broker(given: dict[str, str], message: str) -> None:
     with pytest.raises(ConfigError, match=message) as raised:
-        names.broker_url(given, "x.broker")
+        option_parsing.broker_url(given, "x.broker")
     assert raised.value.option == "x.broker"
 
 
 def test_a_password_is_not_shown() -> None:
     with pytest.raises(ConfigError) as raised:
-        names.broker_url({"x.broker": "http://user:secret@h"}, "x.broker")
+        option_parsing.broker_url({"x.broker": "http://user:secret@h"}, "x.broker")
     assert "secret" not in str(raised.value)
 
 
 def test_numbers_and_booleans() -> None:
-    assert names.positive("limit", " 12 ", "how many") == 12
-    assert names.boolean("on", " TRUE ", "whether")
+    assert option_parsing.positive("limit", " 12 ", "how many") == 12
+    assert option_parsing.boolean("on", " TRUE ", "whether")
     for text in ("0", "-1", "\u0661", "1.5", ""):
         with pytest.raises(ConfigError, match="is not a number above 0"):
-            names.positive("limit", text, "how many")
+            option_parsing.positive("limit", text, "how many")
     with pytest.raises(ConfigError, match="neither true nor false"):
-        names.boolean("on", "yes", "whether")
+        option_parsing.boolean("on", "yes", "whether")
 
 
 def test_numbers_have_an_end() -> None:
-    assert names.positive("limit", "9223372036854775807", "how many") == names.MOST
+    assert option_parsing.positive("limit", "9223372036854775807", "how many") == option_parsing.MOST
     for text in ("9223372036854775808", "1" + "0" * 5_000):
         with pytest.raises(ConfigError, match="is more than 9223372036854775807"):
-            names.positive("limit", text, "how many")
+            option_parsing.positive("limit", text, "how many")
     with pytest.raises(ConfigError, match="'11' is more than 10"):
-        names.positive("limit", "11", "how many", most=10)
+        option_parsing.positive("limit", "11", "how many", most=10)
 
 
 @pytest.mark.parametrize(

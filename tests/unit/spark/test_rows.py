@@ -14,11 +14,11 @@ from pyspark.sql.types import (
 )
 
 from penstock.errors import ConfigError
-from penstock.spark import rows
+from penstock.spark import sink_rows
 
-TAKEN = rows.Taken(
+SCHEMA = sink_rows.SinkSchema(
     "bottle",
-    {"value": rows.text, "topic": rows.one_of(StringType), "count": rows.one_of(IntegerType, LongType)},
+    {"value": sink_rows.text, "topic": sink_rows.one_of(StringType), "count": sink_rows.one_of(IntegerType, LongType)},
     "value, topic, count",
     '"cork AS value"',
 )
@@ -29,9 +29,9 @@ def schema(**kinds: DataType) -> StructType:
 
 
 def test_columns_that_are_taken() -> None:
-    TAKEN.check(schema(value=BinaryType(), topic=StringType(), count=LongType()), ["value", "topic"])
-    TAKEN.check(schema(value=StringType()), ["value", "topic"], topic="given/by/option")
-    TAKEN.check(schema(), [])
+    SCHEMA.check(schema(value=BinaryType(), topic=StringType(), count=LongType()), ["value", "topic"])
+    SCHEMA.check(schema(value=StringType()), ["value", "topic"], topic="given/by/option")
+    SCHEMA.check(schema(), [])
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_columns_that_are_taken() -> None:
 )
 def test_columns_that_are_not(given: StructType, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        TAKEN.check(given, ["value", "topic"])
+        SCHEMA.check(given, ["value", "topic"])
 
 
 def pair(key: DataType, value: DataType, names: tuple[str, str] = ("key", "value")) -> ArrayType:
@@ -54,7 +54,7 @@ def pair(key: DataType, value: DataType, names: tuple[str, str] = ("key", "value
 
 
 def test_pairs_have_a_string_and_a_value() -> None:
-    taken = rows.pairs(rows.text)
+    taken = sink_rows.pairs(sink_rows.text)
     assert taken(pair(StringType(), BinaryType()))
     assert taken(pair(StringType(), StringType()))
     assert not taken(pair(BinaryType(), BinaryType()))
@@ -66,14 +66,14 @@ def test_pairs_have_a_string_and_a_value() -> None:
 
 def test_rows_have_none_for_columns_that_are_not_there() -> None:
     batch = pa.record_batch({"b": pa.array([b"x", None]), "a": pa.array([1, 2])})
-    assert list(rows.read_rows(batch, ("a", "", "b"))) == [(1, None, b"x"), (2, None, None)]
+    assert list(sink_rows.read_rows(batch, ("a", "", "b"))) == [(1, None, b"x"), (2, None, None)]
 
 
 def test_texts_become_bytes() -> None:
-    assert [rows.as_bytes(value) for value in ("é", b"\xff", bytearray(b"a"))] == [b"\xc3\xa9", b"\xff", b"a"]  # type: ignore[arg-type]  # Arrow may give one
+    assert [sink_rows.as_bytes(value) for value in ("é", b"\xff", bytearray(b"a"))] == [b"\xc3\xa9", b"\xff", b"a"]  # type: ignore[arg-type]  # Arrow may give one
 
 
 def test_overwrite_is_refused() -> None:
-    error = rows.refuse_overwrite("bottle", why="it is full")
+    error = sink_rows.refuse_overwrite("bottle", why="it is full")
     assert str(error).startswith('the bottle sink has no mode("overwrite")')
     assert (error.why, error.option) == ("it is full", "mode")

@@ -7,7 +7,7 @@ import socket
 import pytest
 
 from penstock.errors import ConfigError, UnavailableError
-from penstock.spark.standalone import check_master
+from penstock.spark.session import check_master
 
 
 def test_a_master_that_is_not_there_is_told_before_spark_starts() -> None:

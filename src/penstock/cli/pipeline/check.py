@@ -102,24 +102,23 @@ def show_plan(
     file: File,
     state_dir: StateDir = None,
     into: Into = None,
-    svg: Annotated[bool, typer.Option("--svg", help="Print the graph as SVG.")] = False,
+    mermaid: Annotated[bool, typer.Option("--mermaid", help="Print the graph as a Mermaid flowchart.")] = False,
     as_json: Json = False,
 ) -> None:
     """Show the plan of a pipeline, without Spark.
 
     For each sink: its steps from the source on, what happens to records that fail, the delivery guarantee, and the
-    effect of a run that lost its lease. With --svg: the graph.
+    effect of a run that lost its lease. With --mermaid: the graph.
 
     For a pipeline that has run, also the changes since: + new, ~ changed, - removed, = continues, ! cannot continue
     from its checkpoint. In the last case a run would fail, and the exit status is 1.
     """
     from penstock.pipelines.ledger.plan_changes import REFUSED, changes
-    from penstock.pipelines.spec.description import as_data, as_text
-    from penstock.pipelines.spec.picture import as_svg
+    from penstock.pipelines.spec.description import as_data, as_mermaid, as_text
 
     pipeline, state, _ = run_of(file, state_dir, into)
-    if svg:
-        sys.stdout.write(as_svg(pipeline))
+    if mermaid:
+        sys.stdout.write(as_mermaid(pipeline))
         return
     found = changes(pipeline, state)
     if as_json:

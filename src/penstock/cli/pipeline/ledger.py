@@ -20,7 +20,7 @@ from penstock.errors import ConfigError, PenstockError
 from penstock.runtime.config.values import did_you_mean
 
 if TYPE_CHECKING:
-    from penstock.pipelines.ledger.dead_letters import Letter
+    from penstock.pipelines.ledger.dead_letters import DeadLetter
     from penstock.pipelines.run.lease import Holder, RunRecord
     from penstock.pipelines.spec.pipeline import Pipeline
 
@@ -276,7 +276,7 @@ def dead_redrive(
         sys.stdout.write(f"{_letters(sent)} sent again\n")
 
 
-def _place(letter: Letter, pipeline: Pipeline) -> str:
+def _place(letter: DeadLetter, pipeline: Pipeline) -> str:
     """Where the record stands, in the words of its source."""
     if letter.source in _windows(pipeline):
         return f"window of {letter.source}"
@@ -292,7 +292,9 @@ def _windows(pipeline: Pipeline) -> set[str]:
     return {step.name for step in pipeline.steps if step.window is not None}
 
 
-def _chosen(letters: list[Letter], pipeline: Pipeline, step: str | None, only: list[str] | None) -> list[Letter]:
+def _chosen(
+    letters: list[DeadLetter], pipeline: Pipeline, step: str | None, only: list[str] | None
+) -> list[DeadLetter]:
     """The letters of ``step`` and with the ids ``only``; all where neither is given.
 
     Raises:

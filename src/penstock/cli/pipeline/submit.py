@@ -175,7 +175,7 @@ def _check_files(master: str, wheel: str | None, archive: str | None) -> None:
 
 def _hand_over(line: Line) -> NoReturn:
     """Become the program of ``line``."""
-    from penstock.spark.home import check_launcher
+    from penstock.spark.environment.compiled_pyspark import check_launcher
 
     check_launcher({name: value for name, value in os.environ.items() if value})
     if shutil.which(line.argv[0]) is None:

@@ -31,14 +31,14 @@ from penstock.spark.tube.options import SourceOptions
 from penstock.tube.producer import Producer
 from penstock.tube.record import Record
 
-__all__ = ["Letter", "Place", "letters", "redrive", "redriven", "warning_of_copies"]
+__all__ = ["DeadLetter", "Place", "letters", "redrive", "redriven", "warning_of_copies"]
 
 _NOTE = re.compile(r"[0-9]+\.json")
 Place = tuple[str, int, int, int]
 """Topic, broker, partition and offset of the record."""
 
 
-class Letter(NamedTuple):
+class DeadLetter(NamedTuple):
     """One record that a step could not process.
 
     ``code`` is the kind of failure (``parse.not_json``), ``source`` the name of the source; both are empty in letters
@@ -65,7 +65,7 @@ class Letter(NamedTuple):
         return self.topic, self.broker, self.partition, self.offset
 
 
-def letters(path: Path) -> Iterator[Letter]:
+def letters(path: Path) -> Iterator[DeadLetter]:
     """The letters of the dead letter table at ``path``, in the order in which they were written.
 
     Raises:
@@ -78,11 +78,11 @@ def letters(path: Path) -> Iterator[Letter]:
             yield _letter(row)
 
 
-def _letter(row: dict[str, Any]) -> Letter:
+def _letter(row: dict[str, Any]) -> DeadLetter:
     headers = [(header["key"], header["value"] or b"") for header in row["headers"] or ()]
     # Tables of older versions have no key, no code and no source.
-    values = {name: row.get(name) for name in Letter._fields} | {"headers": headers}
-    return Letter(**values | {name: values[name] or "" for name in ("code", "source")})
+    values = {name: row.get(name) for name in DeadLetter._fields} | {"headers": headers}
+    return DeadLetter(**values | {name: values[name] or "" for name in ("code", "source")})
 
 
 def redriven(path: Path) -> set[Place]:
@@ -131,7 +131,7 @@ def warning_of_copies(path: Path, inputs: Mapping[str, Source], span: Span) -> s
     )
 
 
-def _is_before(letter: Letter, place: Wanted) -> bool:
+def _is_before(letter: DeadLetter, place: Wanted) -> bool:
     """Whether the record of ``letter`` stands before ``place``, as far as the letter tells; unknown counts as no."""
     if isinstance(place, Times):
         at = place.at
@@ -143,7 +143,7 @@ def _is_before(letter: Letter, place: Wanted) -> bool:
     return offset is not None and offset >= 0 and letter.offset < offset
 
 
-async def redrive(path: Path, chosen: Sequence[Letter], inputs: Mapping[str, Source], state: Path) -> int:
+async def redrive(path: Path, chosen: Sequence[DeadLetter], inputs: Mapping[str, Source], state: Path) -> int:
     """Send ``chosen`` to their sources ``inputs`` again, with the ids they had; how many were acknowledged and noted.
 
     Raises:
@@ -152,7 +152,7 @@ async def redrive(path: Path, chosen: Sequence[Letter], inputs: Mapping[str, Sou
     """
     if not chosen:
         return 0
-    by_source: dict[str, list[Letter]] = {}
+    by_source: dict[str, list[DeadLetter]] = {}
     for letter in chosen:
         by_source.setdefault(letter.source or next(iter(inputs)), []).append(letter)
     for name in by_source:
@@ -187,7 +187,7 @@ def _check_takes_back(name: str, inputs: Mapping[str, Source]) -> None:
         raise ConfigError(f"the source {name!r} takes no records back: it is made of the {source.format}")
 
 
-async def _into_topics(source: TubeOptions, letters: Sequence[Letter]) -> None:
+async def _into_topics(source: TubeOptions, letters: Sequence[DeadLetter]) -> None:
     login = SourceOptions.parse(source.all_options()).login
     async with Producer(source.master, **login.client()) as producer:
         by_topic: dict[str, list[Record]] = {}
@@ -197,7 +197,7 @@ async def _into_topics(source: TubeOptions, letters: Sequence[Letter]) -> None:
             await producer.send_all(topic, records)
 
 
-def _into_inbox(directory: Path, letters: Sequence[Letter]) -> None:
+def _into_inbox(directory: Path, letters: Sequence[DeadLetter]) -> None:
     """One file of JSON lines, in place when it is whole: the name of a file is what makes it a record."""
     directory.mkdir(parents=True, exist_ok=True)
     name = f"{time.time_ns()}.jsonl"
@@ -216,14 +216,14 @@ def _into_inbox(directory: Path, letters: Sequence[Letter]) -> None:
     sync_directory(directory)
 
 
-def _marked(letter: Letter) -> list[tuple[str, bytes]]:
+def _marked(letter: DeadLetter) -> list[tuple[str, bytes]]:
     """The headers of ``letter``, and how often and for which step it is sent again."""
     times = [int(value) for name, value in letter.headers if name == REDRIVE and value.isdigit()]
     kept = [(name, value) for name, value in letter.headers if name not in (REDRIVE, REDRIVE_STEP)]
     return [*kept, (REDRIVE, b"%d" % (max(times, default=0) + 1)), (REDRIVE_STEP, letter.step.encode())]
 
 
-def _again(letter: Letter) -> Record:
+def _again(letter: DeadLetter) -> Record:
     record = record_of(letter.value, letter.key, _marked(letter))
     record.id = letter.id
     return record

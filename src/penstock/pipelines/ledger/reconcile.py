@@ -21,7 +21,7 @@ from penstock.pipelines.spec.sinks import Sink, TableSink
 from penstock.pipelines.spec.values import transaction_id
 from penstock.pipelines.state_dir import layout
 from penstock.pipelines.state_dir.checkpoint import Checkpoint, Offsets
-from penstock.spark.made.delta_log import DeltaLog
+from penstock.spark.files.delta_log import DeltaLog
 
 __all__ = ["Account", "Count", "reconcile", "source_count"]
 

@@ -15,7 +15,7 @@ from py4j.protocol import Py4JError, Py4JNetworkError
 
 from penstock.errors import UnavailableError
 from penstock.spark import session
-from penstock.spark.jars import delta_settings
+from penstock.spark.environment.jars import delta_settings
 from penstock.spark.session import SUBMITTED
 
 if TYPE_CHECKING:

@@ -20,7 +20,6 @@ from pyspark.errors import PySparkException
 from penstock.errors import ConfigError, PenstockError, UnavailableError
 from penstock.pipelines.ledger.ledger import Ledger
 from penstock.pipelines.ledger.plan_changes import remember
-from penstock.pipelines.run.batches import Context, Finished, Gate
 from penstock.pipelines.run.errors import (
     BROKEN,
     DRAIN_S,
@@ -37,12 +36,17 @@ from penstock.pipelines.run.errors import (
     whole,
 )
 from penstock.pipelines.run.lease import FAILED, STOPPED, RunRecord
-from penstock.pipelines.run.progress import serve
-from penstock.pipelines.run.queries import RunningQuery, build, check_nothing_dropped
-from penstock.pipelines.run.watch import Watch, now_text
+from penstock.pipelines.run.progress import Watch, now_text, serve
+from penstock.pipelines.run.queries import (
+    BatchBarrier,
+    Context,
+    FinishedBatch,
+    RunningQuery,
+    build,
+    check_nothing_dropped,
+)
 from penstock.pipelines.run.write_back import WriteBack
-from penstock.pipelines.sinks.delivery import Targets
-from penstock.pipelines.sinks.reachability import check_sinks
+from penstock.pipelines.sinks.delivery import Targets, check_sinks
 from penstock.pipelines.sources.sources import Sources
 from penstock.pipelines.spec.pipeline import Pipeline
 from penstock.pipelines.spec.values import BROKER_VARIABLE, MASTER_VARIABLE, duration_ms, names_setting
@@ -53,7 +57,7 @@ from penstock.pipelines.state_dir.layout import claim
 from penstock.pipelines.state_dir.replay import Span
 from penstock.pipelines.steps.lookups import lookups
 from penstock.runtime.io.clock import wall_clock_ms
-from penstock.spark.standalone import check_master
+from penstock.spark.session import check_master
 from penstock.statestore.hlc import Hlc
 
 if TYPE_CHECKING:
@@ -106,8 +110,8 @@ class _Run:
         self._stop = stop
         self._options = options
         self._state = state
-        self._done: queue.SimpleQueue[Finished | Event] = queue.SimpleQueue()
-        self._gate = Gate()
+        self._done: queue.SimpleQueue[FinishedBatch | Event] = queue.SimpleQueue()
+        self._barrier = BatchBarrier()
         self._ledger = Ledger(layout.ledger(state))
         self._source = Sources(pipeline, state, options.span)
         self._queries: dict[str, RunningQuery] = {}
@@ -216,7 +220,7 @@ class _Run:
         context = Context(
             source=self._source,
             ledger=self._ledger,
-            gate=self._gate,
+            barrier=self._barrier,
             report=self._done.put,
             with_lookup=lookups(pipeline.statestore.broker),
             targets=Targets(pipeline, store, dead_letters, self._show),
@@ -286,7 +290,7 @@ class _Run:
             self._report()
             self._watch.look(
                 self._running_queries(),
-                {name: running.built.batches.under_way for name, running in self._queries.items()},
+                {name: running.built.batches.running_batch for name, running in self._queries.items()},
             )
             self._stop.wait(POLL_S)
 
@@ -395,7 +399,7 @@ class _Run:
                 found = self._done.get_nowait()
             except queue.Empty:
                 return
-            if not isinstance(found, Finished):
+            if not isinstance(found, FinishedBatch):
                 self._emit(found)
                 continue
             entry = found.entry
@@ -408,7 +412,7 @@ class _Run:
 
     def _drain(self) -> None:
         """Stop each query between two batches: no batch is begun, the one under way is finished and committed."""
-        self._gate.close(DRAIN_S)
+        self._barrier.close(DRAIN_S)
         for running in self._queries.values():
             query = running.query
             if query is None or not query.isActive:

@@ -14,10 +14,10 @@ from penstock.pipelines.state_dir.checkpoint import Offsets
 from penstock.spark.tube.offsets import Bounds, Partition, Slice, from_json
 from penstock.spark.tube.tube_client import TubeClient
 
-__all__ = ["Lag", "LagMeter", "Meter", "Reader", "Way", "measure", "planned", "query_of"]
+__all__ = ["Lag", "LagMeter", "Meter", "QueryInput", "Reader", "measure", "planned", "query_of"]
 
 
-class Way(NamedTuple):
+class QueryInput(NamedTuple):
     """The way of records from the source ``name`` into the query ``query``.
 
     ``directory`` is where the source may keep what it needs to read a range of this way again.
@@ -52,19 +52,19 @@ class Reader(Protocol):
     def check(self) -> None:
         """Look whether it can be read, before Spark is started."""
 
-    def start(self, way: Way) -> Offsets:
+    def start(self, input_: QueryInput) -> Offsets:
         """Offsets at which a new query begins."""
 
-    def stream(self, spark: SparkSession, way: Way, start: Offsets) -> DataFrame:
+    def stream(self, spark: SparkSession, input_: QueryInput, start: Offsets) -> DataFrame:
         """The rows (``rows.rows_of``) from ``start`` on; a query with a checkpoint goes on from there."""
 
-    def batch(self, spark: SparkSession, way: Way, start: Offsets, end: Offsets) -> DataFrame | None:
+    def batch(self, spark: SparkSession, input_: QueryInput, start: Offsets, end: Offsets) -> DataFrame | None:
         """The rows in ``[start, end)``, the same each time; None where there are none."""
 
     def empty(self, spark: SparkSession) -> DataFrame:
         """No rows, with the columns that there are otherwise."""
 
-    def count(self, way: Way, start: Offsets, end: Offsets) -> int:
+    def count(self, input_: QueryInput, start: Offsets, end: Offsets) -> int:
         """Number of records in ``[start, end)``, counted by the source."""
 
     def meter(self, clock: Callable[[], int]) -> Meter:

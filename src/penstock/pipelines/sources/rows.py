@@ -11,7 +11,7 @@ from pyspark.sql import functions as sf
 from penstock.pipelines.rows import header, rows_of
 from penstock.pipelines.spec.sources import FilesSource, MqttSource, Source, StateStoreSource, TubeOptions
 from penstock.pipelines.spec.values import REDRIVE, REDRIVE_STEP
-from penstock.spark.tube.missing_topic import telling_of_topic
+from penstock.spark.tube.tube_client import explain_missing_topic
 
 __all__ = ["change_rows", "filter_pattern", "glob_pattern", "header_names", "source_rows", "told_of_capture"]
 
@@ -117,7 +117,7 @@ def _quoted(character: str) -> str:
 
 def told_of_capture(topic: str) -> AbstractContextManager[None]:
     """Inside, an error that the topic of changes is not there says who must fill it."""
-    return telling_of_topic(
+    return explain_missing_topic(
         "the changes of the state store are not there",
         why="a node copies changes into a topic only where statestore.capture_topic names it",
         do=f"set statestore.capture_topic: {topic} in the node's configuration and start it again",

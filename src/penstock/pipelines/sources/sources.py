@@ -13,8 +13,8 @@ from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
 
-from penstock.pipelines.sources.made import FilesReader, RateReader
-from penstock.pipelines.sources.reader import Lag, Meter, Reader, Way, query_of
+from penstock.pipelines.sources.local import FilesReader, RateReader
+from penstock.pipelines.sources.reader import Lag, Meter, QueryInput, Reader, query_of
 from penstock.pipelines.sources.tube import TubeReader
 from penstock.pipelines.spec.pipeline import Pipeline
 from penstock.pipelines.spec.plan import labels, plan
@@ -153,8 +153,8 @@ class Sources:
         ways = self._ways[query]
         return list(zip(ways, labels(ways), strict=True))
 
-    def _way(self, query: str, name: str) -> Way:
-        return Way(query, name, self._state)
+    def _way(self, query: str, name: str) -> QueryInput:
+        return QueryInput(query, name, self._state)
 
 
 class _Meters:

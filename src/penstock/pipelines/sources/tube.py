@@ -10,15 +10,15 @@ from pathlib import Path
 from pyspark.sql import DataFrame, SparkSession
 
 from penstock.pipelines.catalyst import make_thread_safe
-from penstock.pipelines.sources.reader import TIMEOUT_MS, LagMeter, Way
+from penstock.pipelines.sources.reader import TIMEOUT_MS, LagMeter, QueryInput
 from penstock.pipelines.sources.rows import header_names, source_rows, told_of_capture
 from penstock.pipelines.spec.sources import SOURCE, StateStoreSource, TubeOptions
 from penstock.pipelines.state_dir.checkpoint import Offsets
 from penstock.pipelines.state_dir.durable import read_json, write_json
 from penstock.pipelines.state_dir.replay import Span
-from penstock.spark.tube.marks import marks_of, with_marks
 from penstock.spark.tube.offsets import Bounds, Partition, Positions, Times, check_kept, from_json, to_json
 from penstock.spark.tube.options import COLUMNS, HEADERS, SourceOptions, canonical_names
+from penstock.spark.tube.retention_marks import marks_of, with_marks
 from penstock.spark.tube.source import spark_schema
 from penstock.spark.tube.tube_client import TubeClient, count_rows
 
@@ -72,7 +72,7 @@ class TubeReader:
             with told_of_capture(source.tube_topic) if isinstance(source, StateStoreSource) else nullcontext():
                 tube.partitions(self.checked.topics)
 
-    def start(self, way: Way) -> Offsets:
+    def start(self, input_: QueryInput) -> Offsets:
         """Offsets that ``startingOffsets``, or the span, means now."""
         with TubeClient.of(self.checked) as tube:
             bounds = tube.bounds(tube.partitions(self.checked.topics))
@@ -109,9 +109,9 @@ class TubeReader:
         last = from_json(end)
         return {p: Bounds(b.oldest, min(b.end, last[p])) for p, b in bounds.items() if p in last}
 
-    def stream(self, spark: SparkSession, way: Way, start: Offsets) -> DataFrame:
+    def stream(self, spark: SparkSession, input_: QueryInput, start: Offsets) -> DataFrame:
         """The stream from ``start`` on."""
-        parts = [self._group, way.query, *([way.name] if way.name != SOURCE else [])]
+        parts = [self._group, input_.query, *([input_.name] if input_.name != SOURCE else [])]
         shown = self._group and self._span is None
         options = self.options | {
             "startingOffsets": json.dumps(start),
@@ -123,7 +123,7 @@ class TubeReader:
         make_thread_safe(spark, "tubemq")
         return self._rows(spark.readStream.format("tubemq").options(**options).load())
 
-    def batch(self, spark: SparkSession, way: Way, start: Offsets, end: Offsets) -> DataFrame | None:
+    def batch(self, spark: SparkSession, input_: QueryInput, start: Offsets, end: Offsets) -> DataFrame | None:
         """The records in ``[start, end)``, the same each time; None where there are none.
 
         A partition that only ``end`` has begins where it ends: the source notes it one batch before it reads it.
@@ -147,7 +147,7 @@ class TubeReader:
         """No rows, with the columns that there are otherwise."""
         return self._rows(spark.createDataFrame([], spark_schema(self._columns)))
 
-    def count(self, way: Way, start: Offsets, end: Offsets) -> int:
+    def count(self, input_: QueryInput, start: Offsets, end: Offsets) -> int:
         """Number of records in ``[start, end)``, counted by the brokers."""
         return count_rows(self.options, start, end)
 

@@ -1,4 +1,4 @@
-"""Describe a pipeline as text and as data, without Spark: ``penstock pipeline plan``."""
+"""Describe a pipeline as text, as data and as a diagram, without Spark: ``penstock pipeline plan``."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import textwrap
 from typing import Any
 
 from penstock.pipelines.spec.pipeline import Pipeline
-from penstock.pipelines.spec.plan import SinkPlan, plan
+from penstock.pipelines.spec.plan import SinkPlan, plan, reads_of, sink_reads
 from penstock.pipelines.spec.sinks import Sink
 from penstock.pipelines.spec.sources import SOURCE, FilesSource, MqttSource, RateSource, Source, StateStoreSource
 from penstock.pipelines.spec.steps import Step, Window
-from penstock.pipelines.spec.values import lease_key, sink_letter
+from penstock.pipelines.spec.values import late_of, lease_key, sink_letter
 from penstock.runtime.io.network import without_secret
 
-__all__ = ["as_data", "as_text", "way"]
+__all__ = ["as_data", "as_mermaid", "as_text", "way"]
 
 _WIDTH = 110
 
@@ -239,3 +239,40 @@ _DELIVERY = {
     "console": ("for looking on", "may still print"),
 }
 """For each kind of sink: what it promises, and what a run that was taken over can still do there."""
+
+
+def as_mermaid(pipeline: Pipeline) -> str:
+    """The graph as the text of a Mermaid flowchart: sources, steps, sinks, late events and dead letters."""
+    labels: dict[str, str] = {}
+    edges: list[tuple[str, str, str]] = []
+    for name, source in pipeline.inputs.items():
+        labels[name] = f'[("{_label(name, source.format)}")]'
+    for index, step in enumerate(pipeline.steps):
+        labels[step.name] = f'["{_label(step.name, step.kind)}"]'
+        edges += [(read, "-->", step.name) for read in reads_of(pipeline, index)]
+    for sink in pipeline.sinks:
+        kind = sink.kind if sink.table is None else f"{sink.table.format} table"
+        # A sink may have the name of a step.
+        labels[sink_letter(sink.name)] = f'(["{_label(sink.name, kind)}"])'
+        arrow = "-->" if late_of(sink.source or "") is None else "-- late -->"
+        edges.append((sink_reads(pipeline, sink), arrow, sink_letter(sink.name)))
+    dying = {name for sink_plan in plan(pipeline) for name in sink_plan.makes_dead_letters}
+    if dying:
+        kept = "counted, not kept" if pipeline.dead_letters is None else pipeline.dead_letters.path
+        labels[_LETTERS] = f'(["{_label(_LETTERS, kept)}"])'
+        edges += [(name, "-.->", _LETTERS) for name in labels if name in dying]
+    ids = {name: f"n{number}" for number, name in enumerate(labels)}
+    lines = [
+        "flowchart LR",
+        *(f"    {ids[name]}{label}" for name, label in labels.items()),
+        *(f"    {ids[start]} {arrow} {ids[end]}" for start, arrow, end in edges),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+_LETTERS = "dead letters"
+_ENTITIES = str.maketrans({"&": "#amp;", "<": "#lt;", ">": "#gt;", '"': "#quot;", "#": "#35;"})
+
+
+def _label(name: str, kind: str) -> str:
+    return f"{name.translate(_ENTITIES)}<br>{kind.translate(_ENTITIES)}"

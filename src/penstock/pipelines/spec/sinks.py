@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from penstock.pipelines.spec.sources import Options, named_options
 from penstock.pipelines.spec.values import BrokerUrl, Expression, KeyTemplate, Name, Part, Stream
-from penstock.spark.login_options import LOGIN_OPTIONS
+from penstock.spark.option_parsing import LOGIN_OPTIONS
 
 __all__ = [
     "LARGEST_RECORD",

@@ -17,8 +17,8 @@ from penstock.pipelines.spec.sinks import MqttSink, TubeSink
 from penstock.pipelines.spec.sources import SOURCE, MqttSource, Source, StateStoreSource, TubeOptions, as_texts
 from penstock.pipelines.spec.steps import Enrich, Parse, Step
 from penstock.pipelines.spec.values import late_of, lease_key, pieces
-from penstock.spark.login_options import LOGIN_OPTIONS
 from penstock.spark.mqtt.options import MqttReadOptions, MqttWriteOptions
+from penstock.spark.option_parsing import LOGIN_OPTIONS
 from penstock.spark.tube.options import SourceOptions
 from penstock.spark.tube.sink_options import SinkOptions
 

@@ -13,7 +13,7 @@ from pyspark.sql.types import BinaryType, StringType, StructField, StructType
 
 from penstock.errors import PenstockError, UnavailableError
 from penstock.pipelines.steps.stages import Lookup, WithLookup
-from penstock.spark.names import json_value
+from penstock.spark.option_parsing import json_value
 from penstock.spark.statestore.lookup import values_of
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from penstock.errors import ConfigError, PenstockError
-from penstock.spark import names
+from penstock.spark import option_parsing
 from penstock.spark.tube import options
 from penstock.spark.tube.options import SourceOptions
 
@@ -57,7 +57,7 @@ class MqttReadOptions:
         """
         from penstock.mqtt.codec.topics import validate_topic_filter  # Spark imports this module for every user
 
-        named = names.canonical("mqtt", given, READ_OPTIONS, UNSUPPORTED)
+        named = option_parsing.canonical("mqtt", given, READ_OPTIONS, UNSUPPORTED)
         topic_filter = named.pop("topicFilter", "#")
         try:
             validate_topic_filter(topic_filter)
@@ -93,7 +93,7 @@ class MqttWriteOptions:
         """Check ``given`` as Spark hands it over; raises as :meth:`MqttReadOptions.parse`."""
         from penstock.mqtt.codec.topics import validate_topic_name
 
-        named = names.canonical("mqtt", given, WRITE_OPTIONS, UNSUPPORTED, kind="sink")
+        named = option_parsing.canonical("mqtt", given, WRITE_OPTIONS, UNSUPPORTED, kind="sink")
         topic = named.get("topic")
         if topic is not None:
             try:
@@ -107,10 +107,13 @@ class MqttWriteOptions:
             raise ConfigError(f"qos {qos!r} is not 0, 1 or 2", option="qos", do=WRITE_OPTIONS["qos"])
         timeout = named.get("mqtt.timeoutMs", str(_DEFAULT_TIMEOUT_MS))
         return cls(
-            names.broker_url(named, "mqtt.broker"),
+            option_parsing.broker_url(named, "mqtt.broker"),
             topic,
             int(qos),
-            names.boolean("retain", named.get("retain", "false"), WRITE_OPTIONS["retain"]),
-            names.boolean("ids", named.get("ids", "true"), WRITE_OPTIONS["ids"]),
-            names.positive("mqtt.timeoutMs", timeout, WRITE_OPTIONS["mqtt.timeoutMs"], most=names.MOST_MS) / 1000,
+            option_parsing.boolean("retain", named.get("retain", "false"), WRITE_OPTIONS["retain"]),
+            option_parsing.boolean("ids", named.get("ids", "true"), WRITE_OPTIONS["ids"]),
+            option_parsing.positive(
+                "mqtt.timeoutMs", timeout, WRITE_OPTIONS["mqtt.timeoutMs"], most=option_parsing.MOST_MS
+            )
+            / 1000,
         )

@@ -22,7 +22,7 @@ from pyspark.sql.types import BooleanType, IntegerType, LongType, StringType, St
 
 from penstock.errors import ConfigError
 from penstock.runtime.io.network import without_secret
-from penstock.spark import rows
+from penstock.spark import sink_rows
 from penstock.spark.mqtt.options import MqttWriteOptions
 
 if TYPE_CHECKING:
@@ -33,25 +33,25 @@ if TYPE_CHECKING:
     from penstock.mqtt.client import MqttClient
     from penstock.mqtt.codec.properties import Properties
 
-__all__ = ["Message", "MqttStreamWriter", "MqttWriter", "PublishedRows", "check_columns", "messages"]
+__all__ = ["Message", "MqttStreamWriter", "MqttWriter", "PublishedRows", "check_broker", "check_columns", "messages"]
 
 IN_FLIGHT = 500
 """Messages of one task without acknowledgement."""
 LONGEST_EXPIRY_S = 2**32 - 1
 """MQTT's Message Expiry Interval is a four byte integer [MQTT5 3.3.2.3.3]."""
 
-_TAKEN = rows.Taken(
+_SINK_SCHEMA = sink_rows.SinkSchema(
     "mqtt",
     {
-        "payload": rows.text,
-        "topic": rows.one_of(StringType),
-        "qos": rows.one_of(IntegerType),
-        "retain": rows.one_of(BooleanType),
-        "content_type": rows.one_of(StringType),
-        "expiry_s": rows.one_of(IntegerType, LongType),
-        "response_topic": rows.one_of(StringType),
-        "correlation_data": rows.text,
-        "properties": rows.pairs(rows.one_of(StringType)),
+        "payload": sink_rows.text,
+        "topic": sink_rows.one_of(StringType),
+        "qos": sink_rows.one_of(IntegerType),
+        "retain": sink_rows.one_of(BooleanType),
+        "content_type": sink_rows.one_of(StringType),
+        "expiry_s": sink_rows.one_of(IntegerType, LongType),
+        "response_topic": sink_rows.one_of(StringType),
+        "correlation_data": sink_rows.text,
+        "properties": sink_rows.pairs(sink_rows.one_of(StringType)),
     },
     "payload (string or binary), and where wanted topic (string), qos (int), retain (boolean), content_type (string), "
     "expiry_s (int or bigint), response_topic (string), correlation_data (string or binary), "
@@ -66,7 +66,7 @@ def check_columns(schema: StructType, options: MqttWriteOptions) -> None:
     Raises:
         ConfigError: a column too many, too few, or of another type.
     """
-    _TAKEN.check(schema, ["payload", "topic"], topic=options.topic)
+    _SINK_SCHEMA.check(schema, ["payload", "topic"], topic=options.topic)
 
 
 @dataclass
@@ -119,7 +119,7 @@ def messages(options: MqttWriteOptions, batch: pa.RecordBatch, name: str, first:
 
     columns = ("topic", "payload", "qos", "retain", "properties")
     more = ("content_type", "expiry_s", "response_topic", "correlation_data")
-    both = zip(rows.read_rows(batch, columns), rows.read_rows(batch, more), strict=True)
+    both = zip(sink_rows.read_rows(batch, columns), sink_rows.read_rows(batch, more), strict=True)
     for number, ((topic, payload, qos, retain, pairs), extra) in enumerate(both, first):
         wanted = options.topic if topic is None else topic
         if wanted is None or payload is None:
@@ -143,12 +143,12 @@ def messages(options: MqttWriteOptions, batch: pa.RecordBatch, name: str, first:
             message_expiry_interval=expiry_s,
             content_type=content_type,
             response_topic=response_topic,
-            correlation_data=None if correlation_data is None else rows.as_bytes(correlation_data),
+            correlation_data=None if correlation_data is None else sink_rows.as_bytes(correlation_data),
             user_properties=own,
         )
         yield Message(
             wanted,
-            rows.as_bytes(payload),
+            sink_rows.as_bytes(payload),
             options.qos if qos is None else qos,
             options.retain if retain is None else retain,
             properties,
@@ -158,7 +158,7 @@ def messages(options: MqttWriteOptions, batch: pa.RecordBatch, name: str, first:
 def _published(options: MqttWriteOptions, batches: Iterator[pa.RecordBatch], job: str) -> PublishedRows:
     import asyncio
 
-    return asyncio.run(_publish(options, batches, rows.task_name(job)))
+    return asyncio.run(_publish(options, batches, sink_rows.task_name(job)))
 
 
 async def _publish(options: MqttWriteOptions, batches: Iterator[pa.RecordBatch], name: str) -> PublishedRows:
@@ -200,3 +200,22 @@ async def _publish_all(client: MqttClient, wanted: Iterator[Message]) -> None:
 
 def _freeing(room: asyncio.Semaphore) -> Any:
     return lambda _: room.release()
+
+
+def check_broker(broker: str, timeout_s: float) -> None:
+    """Connect to the ``broker`` (its URL) and leave it again.
+
+    Raises:
+        UnavailableError: nobody answers there within ``timeout_s``.
+        RefusedError: who connects is not wanted there.
+    """
+    import asyncio
+
+    asyncio.run(_check_broker(broker, timeout_s))
+
+
+async def _check_broker(broker: str, timeout_s: float) -> None:
+    from penstock.mqtt.client import MqttClient
+
+    async with MqttClient(broker, connect_timeout_s=timeout_s, reconnect=False):
+        pass

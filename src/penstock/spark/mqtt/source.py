@@ -28,14 +28,13 @@ from pyspark.sql.types import (
 )
 
 from penstock.errors import ConfigError, UnavailableError
-from penstock.spark import rows
+from penstock.spark import sink_rows
 from penstock.spark.mqtt.options import MqttReadOptions, MqttWriteOptions
 from penstock.spark.mqtt.sink import MqttStreamWriter, MqttWriter, check_columns
-from penstock.spark.tube.missing_topic import telling_of_topic
 from penstock.spark.tube.options import SourceOptions
 from penstock.spark.tube.source import TubeReader, TubeStreamReader
 from penstock.spark.tube.tasks import read_messages
-from penstock.spark.tube.tube_client import ServerAccess
+from penstock.spark.tube.tube_client import ServerAccess, explain_missing_topic
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -80,7 +79,7 @@ class MqttDataSource(DataSource):
     def writer(self, schema: StructType, overwrite: bool) -> MqttWriter:
         """Publishes each row. Raises ConfigError: the mode is overwrite, or an option or column is wrong."""
         if overwrite:
-            raise rows.refuse_overwrite("mqtt", why="what was published cannot be taken back")
+            raise sink_rows.refuse_overwrite("mqtt", why="what was published cannot be taken back")
         return MqttWriter(self._write_options(schema))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> MqttStreamWriter:
@@ -154,7 +153,7 @@ def _messages(
 def _telling_of_rules(options: SourceOptions) -> Iterator[None]:
     """Where topic or tube are not there, say what they are for: a reader of MQTT may know of neither."""
     try:
-        with telling_of_topic(
+        with explain_missing_topic(
             "no message can be read",
             why="an MQTT broker keeps no history, so messages are read from the tube topic that a rule fills",
             do=f"add a rule to the node that brings them to {options.topics[0]}, or correct tubemq.topic",

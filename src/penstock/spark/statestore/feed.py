@@ -21,11 +21,10 @@ from penstock.errors import ConfigError, DataLossError
 from penstock.spark.statestore.options import FeedOptions
 from penstock.spark.statestore.snapshot import KeysPartition, plan_keys, read_keys
 from penstock.spark.triggers import SupportsTriggerAvailableNow
-from penstock.spark.tube.missing_topic import telling_of_topic
 from penstock.spark.tube.offsets import Bounds, Partition, Positions, Slice, to_json
 from penstock.spark.tube.source import TubeStreamReader
 from penstock.spark.tube.tasks import RangePartition, read_messages
-from penstock.spark.tube.tube_client import ServerAccess, TubeClient
+from penstock.spark.tube.tube_client import ServerAccess, TubeClient, explain_missing_topic
 from penstock.statestore.hlc import Hlc
 from penstock.tube.codec.message import INDEX_RECORD_BYTES
 
@@ -151,7 +150,7 @@ class StoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _telling_of_capture(self) -> AbstractContextManager[None]:
         """Where the topic is not there, that is most likely since nobody told the node to fill it."""
-        return telling_of_topic(
+        return explain_missing_topic(
             "the changes of the state store are not there",
             why="a node copies changes into a topic only where statestore.capture_topic names it",
             do=f"set statestore.capture_topic: {self._topic} in the node's configuration and start it again",

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from penstock.errors import ConfigError
-from penstock.spark import names
-from penstock.spark.login_options import LOGIN_OPTIONS
+from penstock.spark import option_parsing
+from penstock.spark.option_parsing import LOGIN_OPTIONS
 from penstock.spark.tube import options
 from penstock.spark.tube.options import SourceOptions
 from penstock.statestore import hlc
@@ -113,19 +113,19 @@ class StoreReadOptions:
         Raises:
             ConfigError: an unknown or unsupported option, or a value that cannot be used; names what is accepted.
         """
-        given = names.canonical("aio-statestore", options, READ_OPTIONS, UNSUPPORTED)
+        given = option_parsing.canonical("aio-statestore", options, READ_OPTIONS, UNSUPPORTED)
         keys = given.get("keys", "*")
         if not keys:
             raise ConfigError("keys is empty", option="keys", do=READ_OPTIONS["keys"])
         if "statestore.broker" in given:
-            names.broker_url(given, "statestore.broker")
+            option_parsing.broker_url(given, "statestore.broker")
         return cls(
             given,
             keys,
-            names.positive("minPartitions", given.get("minPartitions", "1"), READ_OPTIONS["minPartitions"]),
+            option_parsing.positive("minPartitions", given.get("minPartitions", "1"), READ_OPTIONS["minPartitions"]),
             _timeout_s(given),
-            names.boolean("includeExpiry", given.get("includeExpiry", "false"), READ_OPTIONS["includeExpiry"]),
-            names.boolean("includeWriter", given.get("includeWriter", "false"), READ_OPTIONS["includeWriter"]),
+            option_parsing.boolean("includeExpiry", given.get("includeExpiry", "false"), READ_OPTIONS["includeExpiry"]),
+            option_parsing.boolean("includeWriter", given.get("includeWriter", "false"), READ_OPTIONS["includeWriter"]),
             _starting(given["startingVersion"]) if "startingVersion" in given else None,
         )
 
@@ -154,7 +154,7 @@ class StoreReadOptions:
         return FeedOptions(source, self.keys, starting, self._snapshot() if starting == "snapshot" else None)
 
     def _snapshot(self) -> SnapshotOptions:
-        broker = names.broker_url(self.given, "statestore.broker")
+        broker = option_parsing.broker_url(self.given, "statestore.broker")
         changes = self._changes("the tube topic that gets its changes tells who wrote") if self.include_writer else None
         return SnapshotOptions(broker, self.keys, self.tasks, self.timeout_s, self.include_expiry, changes)
 
@@ -183,7 +183,7 @@ class StoreWriteOptions:
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> StoreWriteOptions:
         """Check ``options`` as Spark hands them over; raises as :meth:`StoreReadOptions.parse`."""
-        given = names.canonical("aio-statestore", options, WRITE_OPTIONS, UNSUPPORTED, kind="sink")
+        given = option_parsing.canonical("aio-statestore", options, WRITE_OPTIONS, UNSUPPORTED, kind="sink")
         token = None
         if "fencingToken" in given:
             token = hlc.parse(given["fencingToken"])
@@ -193,7 +193,9 @@ class StoreWriteOptions:
                     option="fencingToken",
                     do=WRITE_OPTIONS["fencingToken"],
                 )
-        return cls(names.broker_url(given, "statestore.broker"), given.get("orderBy"), token, _timeout_s(given))
+        return cls(
+            option_parsing.broker_url(given, "statestore.broker"), given.get("orderBy"), token, _timeout_s(given)
+        )
 
 
 def _starting(text: str) -> Starting:
@@ -219,4 +221,9 @@ _TIME_DIGITS = 15
 
 def _timeout_s(given: Mapping[str, str]) -> float:
     text = given.get("statestore.timeoutMs", str(_DEFAULT_TIMEOUT_MS))
-    return names.positive("statestore.timeoutMs", text, _TIMEOUT["statestore.timeoutMs"], most=names.MOST_MS) / 1000
+    return (
+        option_parsing.positive(
+            "statestore.timeoutMs", text, _TIMEOUT["statestore.timeoutMs"], most=option_parsing.MOST_MS
+        )
+        / 1000
+    )

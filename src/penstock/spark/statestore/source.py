@@ -33,7 +33,7 @@ from pyspark.sql.types import (
 )
 
 from penstock.errors import ConfigError
-from penstock.spark import rows
+from penstock.spark import sink_rows
 from penstock.spark.statestore.feed import StoreStreamReader
 from penstock.spark.statestore.options import StoreReadOptions, StoreWriteOptions
 from penstock.spark.statestore.snapshot import StoreReader, connect
@@ -60,9 +60,9 @@ _SCHEMA = StructType(
         StructField("omitted_bytes", LongType()),
     ]
 )
-_TAKEN = rows.Taken(
+_SINK_SCHEMA = sink_rows.SinkSchema(
     NAME,
-    {"key": rows.text, "value": rows.text, "ttl_ms": rows.one_of(IntegerType, LongType)},
+    {"key": sink_rows.text, "value": sink_rows.text, "ttl_ms": sink_rows.one_of(IntegerType, LongType)},
     "key and value (string or binary; a null value deletes), ttl_ms (int or bigint, optional), the column of orderBy",
     '"concat(\'device/\', id) AS key", "to_json(struct(*)) AS value"',
 )
@@ -97,7 +97,7 @@ class StateStoreDataSource(DataSource):
     def writer(self, schema: StructType, overwrite: bool) -> StoreWriter:
         """Sets and deletes keys. Raises ConfigError: the mode is overwrite, or an option or column is wrong."""
         if overwrite:
-            raise rows.refuse_overwrite(
+            raise sink_rows.refuse_overwrite(
                 NAME,
                 why="it would have to delete every other key",
                 do='write with mode("append"): rows set their keys, rows without a value delete them',
@@ -120,11 +120,13 @@ class StateStoreDataSource(DataSource):
 
     def _write_options(self, schema: StructType) -> StoreWriteOptions:
         options = StoreWriteOptions.parse(self.options)
-        taken, required = _TAKEN, ["key", "value"]
+        accepted, required = _SINK_SCHEMA, ["key", "value"]
         if options.order_by is not None:
-            taken = _TAKEN._replace(columns={options.order_by: rows.one_of(AtomicType), **_TAKEN.columns})
+            accepted = _SINK_SCHEMA._replace(
+                columns={options.order_by: sink_rows.one_of(AtomicType), **_SINK_SCHEMA.columns}
+            )
             required.append(options.order_by)
-        taken.check(schema, required)
+        accepted.check(schema, required)
         return options
 
 
@@ -174,7 +176,7 @@ def _rows(options: StoreWriteOptions, batch: pa.RecordBatch) -> Iterator[Row]:
     from penstock.spark.statestore.writes import Change, Row
 
     columns = ("key", "value", "ttl_ms", options.order_by or "")
-    for key, value, ttl_ms, order in rows.read_rows(batch, columns):
+    for key, value, ttl_ms, order in sink_rows.read_rows(batch, columns):
         if not key:
             raise ConfigError(
                 f"the {NAME} sink got a row with {'no' if key is None else 'an empty'} key",
@@ -188,7 +190,7 @@ def _rows(options: StoreWriteOptions, batch: pa.RecordBatch) -> Iterator[Row]:
                 why="a key lives for at least a millisecond",
                 do="leave ttl_ms null for a key that stays, or make the value null to delete the key",
             )
-        yield Row(Change(rows.as_bytes(key), None if value is None else rows.as_bytes(value), ttl_ms), order)
+        yield Row(Change(sink_rows.as_bytes(key), None if value is None else sink_rows.as_bytes(value), ttl_ms), order)
 
 
 def _store(options: StoreWriteOptions, messages: Sequence[WriterCommitMessage | None]) -> None:

@@ -256,7 +256,7 @@ class Headers:
 
         for row in rows.tolist():
             record = decoded(self._data[self._starts[row] : self._ends[row]], int(self._flags[row]))
-            found = list(headers_of(record))
+            found = list(_headers_of(record))
             spans = np.array([put(content) for _, content in found], np.int64).reshape(len(found), 2)
             key = None
             if record.key is not None:
@@ -391,7 +391,7 @@ def decoded(payload: bytes, flag: int) -> Record:
         return Record(payload)
 
 
-def headers_of(record: Record) -> Iterable[tuple[str, bytes]]:
+def _headers_of(record: Record) -> Iterable[tuple[str, bytes]]:
     """The headers of a record: fixed attributes except the key in the order of the table, then the others."""
     for name, attribute in _AS_HEADERS:
         content = getattr(record, name)

@@ -15,8 +15,8 @@ from typing import NamedTuple, TypeVar
 
 from penstock.errors import ConfigError
 from penstock.runtime.io.credentials import ANYBODY, Login
-from penstock.spark import names
-from penstock.spark.login_options import LOGIN_OPTIONS, parse_login
+from penstock.spark import option_parsing
+from penstock.spark.option_parsing import LOGIN_OPTIONS, parse_login
 from penstock.spark.tube.offsets import Named, Partition, Times, Wanted, is_selected, parse_times, parse_wanted
 
 __all__ = [
@@ -179,7 +179,7 @@ class SourceOptions:
             max_records=_parsed(given, "maxRecordsPerPartition", _positive("maxRecordsPerPartition")),
             min_partitions=_parsed(given, "minPartitions", _positive("minPartitions")),
             fail_on_data_loss=_parsed(given, "failOnDataLoss", _boolean("failOnDataLoss")) is not False,
-            timeout_ms=_parsed(given, "tubemq.timeoutMs", _positive("tubemq.timeoutMs", names.MOST_MS))
+            timeout_ms=_parsed(given, "tubemq.timeoutMs", _positive("tubemq.timeoutMs", option_parsing.MOST_MS))
             or _DEFAULT_TIMEOUT_MS,
             login=parse_login(given),
             pattern=pattern,
@@ -246,7 +246,7 @@ def canonical_names(options: Mapping[str, str]) -> dict[str, str]:
     Raises:
         ConfigError: one that is not known or not supported.
     """
-    return names.canonical("tubemq", options, OPTIONS, UNSUPPORTED)
+    return option_parsing.canonical("tubemq", options, OPTIONS, UNSUPPORTED)
 
 
 def header_of(column: str) -> str:
@@ -394,7 +394,7 @@ def _assigned(text: str) -> dict[str, tuple[str, ...]]:
         do='use {"topic": ["<brokerId>:<partitionId>", ...]}; the broker may be left out where one holds the topic',
     )
     try:
-        parsed = names.json_value(text)
+        parsed = option_parsing.json_value(text)
     except ValueError:
         raise error from None
     if not isinstance(parsed, dict) or not parsed:
@@ -431,12 +431,12 @@ def _min_messages(given: Mapping[str, str]) -> int | None:
 
 
 def _duration(option: str) -> Callable[[str], int]:
-    return lambda text: names.duration_ms(option, text, OPTIONS[option])
+    return lambda text: option_parsing.duration_ms(option, text, OPTIONS[option])
 
 
-def _positive(option: str, most: int = names.MOST) -> Callable[[str], int]:
-    return lambda text: names.positive(option, text, OPTIONS[option], most=most)
+def _positive(option: str, most: int = option_parsing.MOST) -> Callable[[str], int]:
+    return lambda text: option_parsing.positive(option, text, OPTIONS[option], most=most)
 
 
 def _boolean(option: str) -> Callable[[str], bool]:
-    return lambda text: names.boolean(option, text, OPTIONS[option])
+    return lambda text: option_parsing.boolean(option, text, OPTIONS[option])

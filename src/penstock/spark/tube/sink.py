@@ -1,6 +1,6 @@
 """Rows into a tube: the sink of ``format("tubemq")``, for batches and streams, with any TubeMQ server.
 
-Delivery: exactly once with penstock's brokers (:mod:`penstock.spark.tube.staged_writes`). At least once with others, or
+Delivery: exactly once with penstock's brokers (:mod:`penstock.spark.tube.sink_writes`). At least once with others, or
 where that is asked for: a task ends when every row of it is acknowledged; a task or batch that failed is run again, and
 its rows are stored again. There rows that bring no id of their own get one that names query, batch, task and row: where
 the rows of a task are the same each time (a source that replays exactly, no shuffle without an order) copies have equal
@@ -23,7 +23,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from pyspark.sql.types import IntegerType, LongType, StringType, StructType
 
 from penstock.errors import ConfigError
-from penstock.spark import rows
+from penstock.spark import sink_rows
 from penstock.spark.tube.sink_options import SinkOptions
 
 if TYPE_CHECKING:
@@ -34,14 +34,14 @@ if TYPE_CHECKING:
 
 __all__ = ["SentRows", "TubeStreamWriter", "TubeWriter", "check_columns"]
 
-_TAKEN = rows.Taken(
+_SINK_SCHEMA = sink_rows.SinkSchema(
     "tubemq",
     {
-        "value": rows.text,
-        "key": rows.text,
-        "topic": rows.one_of(StringType),
-        "partition": rows.one_of(IntegerType, LongType),
-        "headers": rows.pairs(rows.text),
+        "value": sink_rows.text,
+        "key": sink_rows.text,
+        "topic": sink_rows.one_of(StringType),
+        "partition": sink_rows.one_of(IntegerType, LongType),
+        "headers": sink_rows.pairs(sink_rows.text),
     },
     "value (string or binary), and where wanted key (string or binary), topic (string), partition (int), "
     "headers (array<struct<key: string, value: binary>>)",
@@ -55,7 +55,7 @@ def check_columns(schema: StructType, options: SinkOptions) -> None:
     Raises:
         ConfigError: a column too many, too few, or of another type.
     """
-    _TAKEN.check(schema, ["value", "topic"], topic=options.topic)
+    _SINK_SCHEMA.check(schema, ["value", "topic"], topic=options.topic)
 
 
 @dataclass
@@ -120,14 +120,14 @@ def _write(options: SinkOptions, batches: Iterator[pa.RecordBatch], job: str, *,
 
     from pyspark import TaskContext
 
-    from penstock.spark.tube import staged_writes
+    from penstock.spark.tube import sink_writes
 
     context = TaskContext.get()
     assert context is not None, "a task of Spark's"
-    batch = staged_writes.batch_of(options, context.getLocalProperty, job, streaming=streaming)
+    batch = sink_writes.batch_of(options, context.getLocalProperty, job, streaming=streaming)
     task = context.partitionId()
     # An id says where a row comes from, also in a batch write inside of a query's batch.
-    query, number = context.getLocalProperty(staged_writes.QUERY) or job, context.getLocalProperty(staged_writes.BATCH)
+    query, number = context.getLocalProperty(sink_writes.QUERY) or job, context.getLocalProperty(sink_writes.BATCH)
     name = "/".join(filter(None, (query, number, str(task))))
 
     def records() -> Iterator[list[tuple[str, int | None, Record, str]]]:
@@ -136,19 +136,19 @@ def _write(options: SinkOptions, batches: Iterator[pa.RecordBatch], job: str, *,
             yield list(_records(options, rows_of, name, first))
             first += rows_of.num_rows
 
-    written, staged = asyncio.run(staged_writes.write(options, batch, task, records()))
+    written, staged = asyncio.run(sink_writes.write(options, batch, task, records()))
     return SentRows(written, batch, staged)
 
 
 def _finish(options: SinkOptions, messages: Iterable[WriterCommitMessage | None], *, commit: bool) -> None:
     import asyncio
 
-    from penstock.spark.tube import staged_writes
+    from penstock.spark.tube import sink_writes
 
     told = [message for message in messages if isinstance(message, SentRows)]
     if told:
         staged = [message.staged for message in told]
-        asyncio.run(staged_writes.finish(options, told[0].batch, staged, commit=commit))
+        asyncio.run(sink_writes.finish(options, told[0].batch, staged, commit=commit))
 
 
 def _records(
@@ -158,7 +158,7 @@ def _records(
     from penstock.spark.tube.headers import record_of
 
     columns = ("value", "key", "topic", "partition", "headers")
-    for number, (value, key, topic, partition, headers) in enumerate(rows.read_rows(batch, columns), first):
+    for number, (value, key, topic, partition, headers) in enumerate(sink_rows.read_rows(batch, columns), first):
         wanted = options.topic if topic is None else topic
         if value is None or wanted is None:
             raise ConfigError(
@@ -167,6 +167,6 @@ def _records(
                 do="leave such rows out, or give the option topic" if wanted is None else "leave such rows out",
             )
         kept = headers if options.include_headers else None
-        named = [(header["key"], rows.as_bytes(header["value"] or b"")) for header in kept or ()]
-        record = record_of(rows.as_bytes(value), None if key is None else rows.as_bytes(key), named)
+        named = [(header["key"], sink_rows.as_bytes(header["value"] or b"")) for header in kept or ()]
+        record = record_of(sink_rows.as_bytes(value), None if key is None else sink_rows.as_bytes(key), named)
         yield wanted, options.partition if partition is None else partition, record, f"{name}/{number}"

@@ -8,8 +8,8 @@ from enum import StrEnum
 
 from penstock.errors import ConfigError
 from penstock.runtime.io.credentials import ANYBODY, Login
-from penstock.spark import names
-from penstock.spark.login_options import LOGIN_OPTIONS, parse_login
+from penstock.spark import option_parsing
+from penstock.spark.option_parsing import LOGIN_OPTIONS, parse_login
 from penstock.spark.tube.options import check_masters
 from penstock.statestore import hlc
 from penstock.statestore.hlc import Hlc
@@ -85,12 +85,14 @@ class SinkOptions:
         Raises:
             ConfigError: an unknown or unsupported option, or a value that cannot be used; names what is accepted.
         """
-        given = names.canonical("tubemq", options, OPTIONS, UNSUPPORTED, kind="sink")
+        given = option_parsing.canonical("tubemq", options, OPTIONS, UNSUPPORTED, kind="sink")
         topic = given.get("topic")
         if topic is not None and not topic.strip():
             raise ConfigError("topic is empty", option="topic", do=OPTIONS["topic"])
         text = given.get("tubemq.timeoutMs", str(_DEFAULT_TIMEOUT_MS))
-        timeout_ms = names.positive("tubemq.timeoutMs", text, OPTIONS["tubemq.timeoutMs"], most=names.MOST_MS)
+        timeout_ms = option_parsing.positive(
+            "tubemq.timeoutMs", text, OPTIONS["tubemq.timeoutMs"], most=option_parsing.MOST_MS
+        )
         return cls(
             check_masters(given),
             topic,
@@ -100,7 +102,7 @@ class SinkOptions:
             _transaction(given),
             _token(given),
             _partition(given),
-            names.boolean("includeHeaders", given.get("includeHeaders", "true"), OPTIONS["includeHeaders"]),
+            option_parsing.boolean("includeHeaders", given.get("includeHeaders", "true"), OPTIONS["includeHeaders"]),
         )
 
 

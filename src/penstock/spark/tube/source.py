@@ -29,9 +29,9 @@ from pyspark.sql.types import (
 )
 
 from penstock.errors import ConfigError
-from penstock.spark import rows
-from penstock.spark.triggers import Patience, SupportsTriggerAvailableNow
-from penstock.spark.tube.marks import Ends, Marks, check_data, marks_of, with_marks
+from penstock.spark import sink_rows
+from penstock.spark.triggers import MinBatchWait, SupportsTriggerAvailableNow
+from penstock.spark.tube.group_progress import GroupProgress
 from penstock.spark.tube.offsets import (
     LATEST,
     Bounds,
@@ -40,13 +40,15 @@ from penstock.spark.tube.offsets import (
     Slice,
     Times,
     check_kept,
+    counted,
     from_json,
+    share,
+    slices,
     stops,
     to_json,
 )
 from penstock.spark.tube.options import COLUMNS, HEADERS, SourceOptions
-from penstock.spark.tube.published import Published
-from penstock.spark.tube.ranges import counted, share, slices
+from penstock.spark.tube.retention_marks import LogEnds, Marks, check_data, marks_of, with_marks
 from penstock.spark.tube.sink import TubeStreamWriter, TubeWriter, check_columns
 from penstock.spark.tube.sink_options import SinkOptions
 from penstock.spark.tube.tasks import planned, read_rows, selected
@@ -118,13 +120,13 @@ class TubeDataSource(DataSource):
             ConfigError: the mode is overwrite, or an option or column is wrong.
             RefusedError, UnavailableError: the topic that the option names cannot be written to.
         """
-        from penstock.spark.tube import reach
+        from penstock.spark.tube.sink_writes import TOPIC_S, check_topic
 
         if overwrite:
-            raise rows.refuse_overwrite("tubemq", why="a log is only appended to")
+            raise sink_rows.refuse_overwrite("tubemq", why="a log is only appended to")
         options = self._sink_options(schema)
         # Asked here it is one error; of a task's Spark shows every attempt, each with a page of Java.
-        reach.look(options, min(options.timeout_s, reach.TOPIC_S))
+        check_topic(options, min(options.timeout_s, TOPIC_S))
         return TubeWriter(options)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> TubeStreamWriter:
@@ -174,7 +176,7 @@ class TubeReader(DataSourceReader):
                 check_kept(position, bounds[partition], partition)
                 check_kept(end[partition], Bounds(0, bounds[partition].end), partition)
         given = marks_of(self._starting) if isinstance(self._starting, dict) else {}
-        marks = Ends().marks(start, bounds, begin=start, before=given)
+        marks = LogEnds().marks(start, bounds, begin=start, before=given)
         return planned(slices(start, end), self._options, tube, marks)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -197,17 +199,17 @@ class TubeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Whether a batch was planned: then the end of the last one is where the next one begins."""
         self._target: Positions | None = None
         self._newest: Positions | None = None
-        self._ends = Ends()
+        self._ends = LogEnds()
         self._initial_marks: Marks = {}
         self._marks: Marks = {}  # of _position
-        self._published: Published | None = None
-        self._patience = (
-            None if options.min_messages is None else Patience(options.min_messages, options.max_delay_ms / 1000)
+        self._progress: GroupProgress | None = None
+        self._min_wait = (
+            None if options.min_messages is None else MinBatchWait(options.min_messages, options.max_delay_ms / 1000)
         )
 
     def __getstate__(self) -> dict[str, Any]:
         # Spark sends the reader to every executor; connections and threads stay here.
-        return self.__dict__ | {"_tube": None, "_published": None, "_ends": None}
+        return self.__dict__ | {"_tube": None, "_progress": None, "_ends": None}
 
     def initialOffset(self) -> dict[str, dict[str, int]]:
         """Where a query without a checkpoint starts. Spark asks twice, so the first answer is kept."""
@@ -293,9 +295,9 @@ class TubeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def stop(self) -> None:
         """Close what the driver has open; tasks have connections of their own."""
-        if self._published is not None:
-            self._published.close()
-            self._published = None
+        if self._progress is not None:
+            self._progress.close()
+            self._progress = None
         if self._tube is not None:
             self._tube.close()
             self._tube = None
@@ -308,11 +310,11 @@ class TubeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         alone the group would stay one batch behind until the next record comes.
         """
         if self._options.group:
-            if self._published is None:
-                self._published = Published(
+            if self._progress is None:
+                self._progress = GroupProgress(
                     lambda: TubeClient.of(self._options, servers=self._servers), self._options.group
                 )
-            self._published.show(done)
+            self._progress.show(done)
 
     def _connected(self) -> TubeClient:
         if self._tube is None:
@@ -380,13 +382,13 @@ class TubeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """
         ends = begin | {partition: bounds.end for partition, bounds in reachable.items()}
         waiting = [Slice(p, b.oldest, b.end) for p, b in sorted(reachable.items()) if b.oldest < b.end]
-        patience = self._patience if self._target is None else None
-        if not waiting or (limit is None and patience is None):
+        wait = self._min_wait if self._target is None else None
+        if not waiting or (limit is None and wait is None):
             return ends
         tube = self._connected()
         asked = counted(waiting, tube.has_ranges)
         counts = [tube.weigh(whole) for whole, _ in asked]
-        if patience is not None and patience.waits(sum(counts)):
+        if wait is not None and wait.waits(sum(counts)):
             return begin
         if limit is None:
             return ends

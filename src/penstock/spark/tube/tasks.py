@@ -15,9 +15,8 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import InputPartition
 
 from penstock.errors import DataLossError
-from penstock.spark.tube.offsets import Partition, Slice, select
+from penstock.spark.tube.offsets import Partition, Slice, packed, select, split
 from penstock.spark.tube.options import SourceOptions
-from penstock.spark.tube.ranges import packed, split
 from penstock.spark.tube.tube_client import Address, ServerAccess, TubeClient
 
 if TYPE_CHECKING:

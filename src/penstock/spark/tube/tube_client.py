@@ -3,8 +3,7 @@
 Blocking, for one thread: the driver's planning process and the tasks in executors each make their own. Failures of the
 network are retried here, up to a deadline, and then raised; an empty answer always means that there was no data.
 Connections are kept per broker and never shared between processes. penstock's brokers and Apache's, which have no exact
-ranges, are read alike.
-"""
+ranges, are read alike."""
 
 from __future__ import annotations
 
@@ -13,7 +12,7 @@ import logging
 import random
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple, Self, TypeVar
 
@@ -30,20 +29,15 @@ from penstock.spark.tube.offsets import (
     check_kept,
     from_json,
     resolve,
+    slices,
 )
 from penstock.spark.tube.options import Peer, SourceOptions
-from penstock.spark.tube.ranges import slices
+from penstock.tube.codec.message import HAS_ATTRIBUTES, MSG_TYPE
 
 if TYPE_CHECKING:
     from penstock.tube.reader import BrokerReader, MessageBatch, PartitionInfo
 
-__all__ = [
-    "ALL_MESSAGES",
-    "Address",
-    "ServerAccess",
-    "TubeClient",
-    "count_rows",
-]
+__all__ = ["ALL_MESSAGES", "Address", "ServerAccess", "TubeClient", "count_rows", "explain_missing_topic", "only"]
 
 ALL_MESSAGES = 2**31 - 1
 """As many as one plan can ask for (int32 on the wire)."""
@@ -369,7 +363,7 @@ class TubeClient:
     def _filter(self) -> Callable[[MessageBatch], MessageBatch] | None:
         if not self._types:
             return None
-        from penstock.spark.tube.filters import only
+        from penstock.spark.tube.tube_client import only
 
         return only(self._types)
 
@@ -581,3 +575,49 @@ def _has_ranges(ranges: BrokerReader, partition: Partition) -> bool:
         ranges.close()
         raise
     return True
+
+
+_TYPE = MSG_TYPE.encode() + b"="
+
+
+def only(types: Collection[str]) -> Callable[[MessageBatch], MessageBatch]:
+    """What leaves of a batch the messages whose type is one of ``types``; those without a type are not."""
+    from penstock.tube.record import encode_msg_type
+
+    wanted = frozenset(encode_msg_type(text).encode() for text in types)
+    return lambda batch: _chosen(wanted, batch)
+
+
+def _chosen(wanted: frozenset[bytes], batch: MessageBatch) -> MessageBatch:
+    chosen = [
+        place
+        for place, (payload, flag) in enumerate(zip(batch.payloads, batch.flags, strict=True))
+        if flag & HAS_ATTRIBUTES and _type_of(payload) in wanted
+    ]
+    return batch if len(chosen) == len(batch.payloads) else batch.select(chosen)
+
+
+def _type_of(payload: bytes) -> bytes | None:
+    end = min(4 + int.from_bytes(payload[:4], signed=True), len(payload))
+    # Writers put the type first; a reader takes it wherever it stands.
+    start = 4 if payload.startswith(_TYPE, 4) else payload.find(b"," + _TYPE, 4, end) + 1
+    if start == 0:
+        return None
+    start += len(_TYPE)
+    stop = payload.find(b",", start, end)
+    return payload[start : end if stop < 0 else stop].strip()
+
+
+@contextmanager
+def explain_missing_topic(then: str, *, why: str, do: str, option: str = "tubemq.topic") -> Iterator[None]:
+    """``then``: what follows where the topic of ``option`` does not exist, ``why`` it may not, what to ``do``.
+
+    Raises:
+        ConfigError: the one that was raised inside, with that; others as they are.
+    """
+    try:
+        yield
+    except ConfigError as error:
+        if "does not exist" not in error.what:
+            raise
+        raise ConfigError(f"{error.what}: {then}", option=option, why=why, do=do) from error

@@ -18,7 +18,7 @@ def entry(batch: int, read: int, **changed: Any) -> Entry:
 
 
 def take(progress: Progress, now: float, **given: Any) -> SinkProgress:
-    nothing: dict[str, Any] = {"lags": {}, "waiting": {}, "under_way": {}, "queries": {}}
+    nothing: dict[str, Any] = {"lags": {}, "waiting": {}, "running_batch": {}, "queries": {}}
     return progress.take(now, WALL_MS, **(nothing | given))["rows"]
 
 
@@ -47,11 +47,11 @@ def test_lag_is_split_by_hop() -> None:
     lags = {"rows": Lag(50, 12.0)}
     idle = take(progress, 5.0, lags=lags)
     assert (idle.lag_records, idle.waiting_records, idle.waiting_s, idle.in_batch_records) == (50, 50, 12.0, 0)
-    busy = take(progress, 5.0, lags=lags, waiting={"rows": Lag(20, 3.0)}, under_way={"rows": 3.5})
+    busy = take(progress, 5.0, lags=lags, waiting={"rows": Lag(20, 3.0)}, running_batch={"rows": 3.5})
     assert (busy.lag_records, busy.lag_s) == (50, 12.0)
     assert (busy.waiting_records, busy.waiting_s) == (20, 3.0)
     assert (busy.in_batch_records, busy.in_batch_s) == (30, 1.5)
-    unknown = take(progress, 5.0, lags=lags, under_way={"rows": 3.5})
+    unknown = take(progress, 5.0, lags=lags, running_batch={"rows": 3.5})
     assert (unknown.lag_records, unknown.waiting_records, unknown.in_batch_records) == (50, None, None)
 
 

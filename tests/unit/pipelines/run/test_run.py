@@ -14,8 +14,8 @@ from pyspark.sql.streaming.query import StreamingQuery
 from penstock.errors import PenstockError, UnavailableError
 from penstock.pipelines.run import run
 from penstock.pipelines.run.errors import BUSY, FULL
+from penstock.pipelines.run.progress import Watch
 from penstock.pipelines.run.queries import BuiltQuery, RunningQuery
-from penstock.pipelines.run.watch import Watch
 from tests.unit.pipelines.files import FILE, parse
 
 COLUMN = "[UNRESOLVED_COLUMN.WITH_SUGGESTION] A column `celcius` cannot be resolved. SQLSTATE: 42703; line 1 pos 0"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import PenstockError, StorageError
-from penstock.pipelines.sinks import reachability
+from penstock.pipelines.sinks import delivery as reachability
 from penstock.pipelines.spec.pipeline import Pipeline
 from tests.ports import free_port
 from tests.spark.node import Node

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.spark.tube.filters import only
+from penstock.spark.tube.tube_client import only
 from penstock.tube.reader import MessageBatch
 from penstock.tube.record import Record
 

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from penstock.errors import DataLossError
-from penstock.spark.tube.marks import MOST, Ends, check_data, marks_of, with_marks
 from penstock.spark.tube.offsets import Bounds, Partition, from_json, parse_wanted, resolve, to_json
+from penstock.spark.tube.retention_marks import MOST, LogEnds, check_data, marks_of, with_marks
 
 A0, A1, B0 = Partition("a", 1, 0), Partition("a", 1, 1), Partition("b", 2, 0)
 
@@ -22,7 +22,7 @@ def test_marks_stand_beside_their_positions() -> None:
 
 
 def test_a_mark_is_of_the_last_end_that_was_seen_before() -> None:
-    ends = Ends()
+    ends = LogEnds()
     ends.see({A0: Bounds(0, 280, 0, 1000), B0: Bounds(0, 280)})
     ends.see({A0: Bounds(0, 560, 100, 2000)})
     now = {A0: Bounds(28, 840, 150, 3000), A1: Bounds(0, 840, 150, 3000), B0: Bounds(0, 840)}
@@ -42,7 +42,7 @@ def test_a_mark_is_of_the_last_end_that_was_seen_before() -> None:
 
 
 def test_what_is_remembered_is_bounded() -> None:
-    ends = Ends()
+    ends = LogEnds()
     for n in range(1, MOST * 3):
         ends.see({A0: Bounds(0, n * 28, 0, n)})
     newest = MOST * 3 - 1

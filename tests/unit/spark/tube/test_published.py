@@ -4,16 +4,16 @@ import threading
 
 import pytest
 
+from penstock.spark.tube.group_progress import GroupProgress
 from penstock.spark.tube.offsets import Partition
-from penstock.spark.tube.published import Published
 from penstock.spark.tube.tube_client import TubeClient
 from tests.unit.spark.fake_tube import FakeBroker, FakeTube
 
 A0, A1 = Partition("a", 1, 0), Partition("a", 1, 1)
 
 
-def published(fake: FakeTube) -> Published:
-    return Published(lambda: TubeClient("127.0.0.1:8715", 1, servers=fake), "lake")
+def published(fake: FakeTube) -> GroupProgress:
+    return GroupProgress(lambda: TubeClient("127.0.0.1:8715", 1, servers=fake), "lake")
 
 
 @pytest.fixture

@@ -4,8 +4,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from penstock.spark.tube.offsets import Partition, Slice
-from penstock.spark.tube.ranges import packed, share, slices, split
+from penstock.spark.tube.offsets import Partition, Slice, packed, share, slices, split
 from penstock.tube.codec.message import INDEX_RECORD_BYTES
 
 A0, A1 = Partition("a", 1, 0), Partition("a", 1, 1)

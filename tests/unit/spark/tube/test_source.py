@@ -10,7 +10,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from pyspark.sql.types import StructType
 
 from penstock.errors import ConfigError, DataLossError
-from penstock.spark.triggers import Patience
+from penstock.spark.triggers import MinBatchWait
 from penstock.spark.tube import source as tube
 from penstock.spark.tube.options import SourceOptions
 from penstock.spark.tube.source import TubeDataSource, TubeReader, TubeStreamReader
@@ -227,8 +227,8 @@ def test_a_batch_waits_for_enough_messages_or_long_enough(fake: FakeTube, broker
     now = 0.0
     append(broker, 0)
     reader = stream(fake, minOffsetsPerTrigger="3", maxOffsetsPerTrigger="4", maxTriggerDelay="10s")
-    assert reader._patience is not None
-    reader._patience = Patience(3, 10.0, lambda: now)
+    assert reader._min_wait is not None
+    reader._min_wait = MinBatchWait(3, 10.0, lambda: now)
     start, limit = reader.initialOffset(), reader.getDefaultReadLimit()
     [(end, _)] = drain(reader, start, limit)  # the first one does not wait
     append(broker, 0, 1)
@@ -499,7 +499,7 @@ def test_what_is_committed_is_shown_as_the_group_of_the_query(fake: FakeTube, br
     start = reader.initialOffset()
     end = reader.latestOffset(start, ReadAllAvailable())
     reader.commit(end)
-    assert pickle.loads(pickle.dumps(stream(fake)))._published is None
+    assert pickle.loads(pickle.dumps(stream(fake)))._progress is None
     reader.stop()
     assert {(group, partition.key): at for (group, partition), at in fake.groups.items()} == {
         ("lake", "1:0"): 84, ("lake", "1:1"): 84,

@@ -18,7 +18,7 @@ import pytest
 from pyspark.sql.datasource import WriterCommitMessage
 
 from penstock.errors import ConfigError, RefusedError
-from penstock.spark.tube import staged_writes
+from penstock.spark.tube import sink_writes
 from penstock.spark.tube.sink import SentRows, TubeStreamWriter, TubeWriter
 from penstock.spark.tube.sink_options import SinkOptions
 from penstock.statestore.hlc import Hlc
@@ -286,11 +286,11 @@ async def test_batch_writes(tmp_path: Path) -> None:
 def test_how_batches_are_named() -> None:
     options = SinkOptions("127.0.0.1:1")
     stream = {"sql.streaming.queryId": "q", "streaming.sql.batchId": "4", "spark.jobGroup.id": "r"}
-    assert staged_writes.batch_of(options, stream.get, "job", streaming=True) == BatchId("q", "r", 4)
+    assert sink_writes.batch_of(options, stream.get, "job", streaming=True) == BatchId("q", "r", 4)
     # A batch write inside of a query's batch is not that batch: there may be two of them.
-    assert staged_writes.batch_of(options, stream.get, "job", streaming=False) == BatchId("job", "job", 0, once=True)
+    assert sink_writes.batch_of(options, stream.get, "job", streaming=False) == BatchId("job", "job", 0, once=True)
     tokens = [Hlc(10, 0, "n"), Hlc(10, 1, "n"), Hlc(10, 1 << 40, "n"), Hlc(11, 0, "n")]
-    epochs = [staged_writes._epoch(token) for token in tokens]
+    epochs = [sink_writes._epoch(token) for token in tokens]
     assert epochs == sorted(epochs)
     assert 0 < epochs[0] < epochs[1] < epochs[2] < epochs[3] < 1 << 63
 

@@ -14,7 +14,7 @@ from penstock.errors import PenstockError
 from penstock.spark.tube.offsets import Positions
 from penstock.spark.tube.tube_client import TubeClient
 
-__all__ = ["Published"]
+__all__ = ["GroupProgress"]
 
 CLOSE_S = 2.0
 """A query that stops waits so long for its last positions to be shown."""
@@ -22,7 +22,7 @@ CLOSE_S = 2.0
 _log = logging.getLogger(__name__)
 
 
-class Published:
+class GroupProgress:
     """Shows positions as those of ``group``; ``connect`` makes the connection that only its thread uses."""
 
     def __init__(self, connect: Callable[[], TubeClient], group: str) -> None:

@@ -11,10 +11,10 @@ from pyspark.sql.types import StructType
 from penstock.spark.tube.options import WITH_HEADERS
 from penstock.spark.tube.source import spark_schema
 
-__all__ = ["MadeSource"]
+__all__ = ["LocalSource"]
 
 
-class MadeSource(DataSource):
+class LocalSource(DataSource):
     """A source whose options a pipeline wrote, so that nothing of them is left to check."""
 
     format_name: ClassVar[str]

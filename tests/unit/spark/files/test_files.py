@@ -12,9 +12,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from penstock.spark.made import files
-from penstock.spark.made.file_log import Content, FileEntry, found_files
-from penstock.spark.made.files import FilesPartition, FilesReader, FilesStreamReader, records
+from penstock.spark.files import source as files
+from penstock.spark.files.file_log import Content, FileEntry, found_files
+from penstock.spark.files.source import FilesPartition, FilesReader, FilesStreamReader, records
 
 
 def entries(directory: Path, content: Content = "lines", skip: int = 0) -> list[FileEntry]:

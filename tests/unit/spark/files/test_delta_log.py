@@ -11,8 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from penstock.errors import ConfigError, DataLossError, PenstockError, StorageError
-from penstock.spark.made.delta_log import DeltaLog, DeltaVersion
-from penstock.spark.made.file_log import FileEntry, FileLog, found_versions
+from penstock.spark.files.delta_log import DeltaLog, DeltaVersion
+from penstock.spark.files.file_log import FileEntry, FileLog, found_versions
 
 COLUMNS = [
     {"name": "machine", "type": "string", "nullable": True, "metadata": {}},

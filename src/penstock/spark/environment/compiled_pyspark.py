@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from penstock.errors import ConfigError
-from penstock.spark.cache import cache_directory
+from penstock.spark.environment.java import cache_directory
 
 __all__ = ["check_launcher", "spark_home"]
 

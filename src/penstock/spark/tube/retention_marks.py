@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from penstock.errors import DataLossError
 from penstock.spark.tube.offsets import MARK, Bounds, Partition, Positions, split_key
 
-__all__ = ["Ends", "Marks", "check_data", "marks_of", "with_marks"]
+__all__ = ["LogEnds", "Marks", "check_data", "marks_of", "with_marks"]
 
 Marks = dict[Partition, int]
 """The byte of its store's data at or before which what follows a partition's position begins."""
@@ -64,7 +64,7 @@ def check_data(position: int, mark: int | None, bounds: Bounds, partition: Parti
         )
 
 
-class Ends:
+class LogEnds:
     """The ends of the log that were seen while a query ran, each with the end of the data: at most MOST a partition."""
 
     def __init__(self) -> None:

@@ -1,11 +1,4 @@
-"""Exactly once into a tube: tasks stage their rows, the driver's commit publishes those of the attempts that won.
-
-A streaming write is named by its query's id, which lives in the checkpoint, and the number of the micro-batch: a batch
-that was committed before the query died is run again by Spark, and ignored as a whole. A batch write is one of a kind,
-unless ``txnAppId`` and ``txnVersion`` name it. Runs are told apart by Spark's run id; one that was replaced is refused.
-
-Topics on brokers that stage nothing (Apache's) are sent to in the ordinary way, at least once.
-"""
+"""Writes of the ``tubemq`` sink: transactions of staged batches, plain sends, and the check of a topic before a job."""
 
 from __future__ import annotations
 
@@ -21,7 +14,7 @@ from penstock.tube.producer import Producer, SendResult
 from penstock.tube.record import Record
 from penstock.tube.staging import BatchId, Staged, Stager
 
-__all__ = ["BATCH", "QUERY", "batch_of", "finish", "write"]
+__all__ = ["BATCH", "QUERY", "TOPIC_S", "batch_of", "check_topic", "finish", "write"]
 
 QUERY, BATCH = "sql.streaming.queryId", "streaming.sql.batchId"
 """Local properties of a task: the query's id, the number of its micro-batch."""
@@ -118,3 +111,24 @@ async def finish(options: SinkOptions, batch: BatchId, staged: Sequence[Staged],
         with contextlib.suppress(PenstockError):
             await stack.enter_async_context(producer)
             await transaction_commit.abort(producer, batch, staged)
+
+
+TOPIC_S = 10.0
+"""How long the masters may take to announce a topic that exists."""
+
+
+def check_topic(options: SinkOptions, timeout_s: float) -> None:
+    """Register at the masters in ``options`` and publish the topic that they name, if any.
+
+    Raises:
+        UnavailableError: no master answers.
+        RefusedError: who writes is not wanted there, or within ``timeout_s`` nobody announced such a topic.
+        ConfigError: a file of the login cannot be used.
+    """
+    asyncio.run(_check_topic(options, timeout_s))
+
+
+async def _check_topic(options: SinkOptions, timeout_s: float) -> None:
+    async with Producer(options.masters, topic_timeout_s=timeout_s, **options.login.client()) as producer:
+        if options.topic is not None:
+            await producer.publish(options.topic)

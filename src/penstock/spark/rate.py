@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 
-from penstock.spark.made.source import MadeSource
+from penstock.spark.local_source import LocalSource
 from penstock.spark.triggers import SupportsTriggerAvailableNow
 from penstock.spark.tube.options import WITH_HEADERS
 
@@ -98,7 +98,7 @@ class RateStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Nothing to do: positions live in the query's checkpoint."""
 
 
-class RateDataSource(MadeSource):
+class RateDataSource(LocalSource):
     """Options: ``rowsPerSecond``, ``startMs``, ``rows``; for a batch ``start`` and ``end``."""
 
     format_name = "penstock-rate"

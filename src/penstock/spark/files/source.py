@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 
-from penstock.spark.made.delta_log import DeltaLog
-from penstock.spark.made.file_log import (
+from penstock.spark.files.delta_log import DeltaLog
+from penstock.spark.files.file_log import (
     Content,
     FileEntry,
     FileLog,
@@ -27,7 +27,7 @@ from penstock.spark.made.file_log import (
     found_versions,
     opened,
 )
-from penstock.spark.made.source import MadeSource
+from penstock.spark.local_source import LocalSource
 from penstock.spark.triggers import SupportsTriggerAvailableNow
 from penstock.spark.tube.options import WITH_HEADERS
 
@@ -141,7 +141,7 @@ class FilesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return [*found, *found_files(self._path, self._content, self._skip, paths)]
 
 
-class FilesDataSource(MadeSource):
+class FilesDataSource(LocalSource):
     """Options: ``path``, ``content``, ``skipLines``, ``changes``, ``maxFiles``, ``log``, ``inbox``; of a batch also
     the range."""
 

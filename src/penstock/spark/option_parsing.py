@@ -1,4 +1,4 @@
-"""Names and small values of data source options: found without regard to case, as Spark hands them over."""
+"""Parsing of data source options: names regardless of case, as Spark passes them on, small values, and the login."""
 
 from __future__ import annotations
 
@@ -10,8 +10,21 @@ from typing import Literal
 
 from penstock.errors import ConfigError
 from penstock.mqtt.url import parse_broker_url
+from penstock.runtime.io.credentials import Login
+from penstock.runtime.io.tls import TlsOptions
 
-__all__ = ["MOST", "MOST_MS", "boolean", "broker_url", "canonical", "duration_ms", "json_value", "positive"]
+__all__ = [
+    "LOGIN_OPTIONS",
+    "MOST",
+    "MOST_MS",
+    "boolean",
+    "broker_url",
+    "canonical",
+    "duration_ms",
+    "json_value",
+    "parse_login",
+    "positive",
+]
 
 _UNITS_MS = {"": 1, "ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
 _DURATION = re.compile(r"([0-9]{1,9}) ?(ms|s|m|min|h|d|)")
@@ -125,3 +138,31 @@ def _distinct(pairs: list[tuple[str, object]]) -> dict[str, object]:
         names = [name for name, _ in pairs]
         raise ValueError(f"{next(name for name in names if names.count(name) > 1)!r} is in it twice")
     return found
+
+
+LOGIN_OPTIONS: Mapping[str, str] = {
+    "tubemq.user": "user name, with tubemq.passwordFile (none)",
+    "tubemq.passwordFile": "file whose first line is the password, on driver and executors (none)",
+    "tubemq.tls": "true: connect with TLS; tubemq.master has the TLS ports (false, or true with tubemq.tlsCa)",
+    "tubemq.tlsCa": "PEM file with trusted authorities, on driver and executors (those of the system)",
+    "tubemq.tlsCert": "PEM file with the client certificate (none)",
+    "tubemq.tlsKey": "PEM file with the private key (in tubemq.tlsCert)",
+}
+"""Every option, as its user writes it, with its meaning."""
+
+
+def parse_login(given: Mapping[str, str]) -> Login:
+    """What ``given`` (names as documented) says; no file is looked at.
+
+    Raises:
+        ConfigError: a user without a password file or the other way round, or tubemq.tls is neither true nor false.
+    """
+    ca, cert, key = (given.get(f"tubemq.tls{name}") or None for name in ("Ca", "Cert", "Key"))
+    named = any(file is not None for file in (ca, cert, key))
+    text = given.get("tubemq.tls", "true" if named else "false")
+    tls = boolean("tubemq.tls", text, LOGIN_OPTIONS["tubemq.tls"])
+    return Login(
+        given.get("tubemq.user") or None,
+        given.get("tubemq.passwordFile") or None,
+        TlsOptions(ca, cert, key) if tls else None,
+    )

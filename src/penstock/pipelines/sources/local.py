@@ -13,14 +13,15 @@ from pyspark.sql import DataFrame, SparkSession
 
 from penstock.errors import ConfigError, StorageError
 from penstock.pipelines.catalyst import make_thread_safe
-from penstock.pipelines.sources.reader import Lag, Way, query_of
+from penstock.pipelines.sources.reader import Lag, QueryInput, query_of
 from penstock.pipelines.sources.rows import source_rows
 from penstock.pipelines.state_dir import layout
 from penstock.pipelines.state_dir.durable import read_json, write_json
 from penstock.pipelines.state_dir.replay import Span
-from penstock.spark.made import files, rate
-from penstock.spark.made.delta_log import DeltaLog
-from penstock.spark.made.file_log import FileLog, check_unchanged, count_records
+from penstock.spark import rate
+from penstock.spark.files import source as files
+from penstock.spark.files.delta_log import DeltaLog
+from penstock.spark.files.file_log import FileLog, check_unchanged, count_records
 from penstock.spark.tube.options import WITH_HEADERS
 from penstock.spark.tube.source import spark_schema
 
@@ -70,11 +71,11 @@ class FilesReader:
                 do="give this user the right to, or start the run as another one",
             )
 
-    def start(self, way: Way) -> Offsets:
+    def start(self, input_: QueryInput) -> Offsets:
         """Before the first file."""
         return {files.STREAM: {"0": 0}}
 
-    def stream(self, spark: SparkSession, way: Way, start: Offsets) -> DataFrame:
+    def stream(self, spark: SparkSession, input_: QueryInput, start: Offsets) -> DataFrame:
         """Files as they come."""
         self._inbox.mkdir(parents=True, exist_ok=True)
         spark.dataSource.register(files.FilesDataSource)
@@ -86,29 +87,29 @@ class FilesReader:
             "changes": self._source.changes,
             "maxFiles": str(self._source.max_files),
             "inbox": str(self._inbox),
-            "log": str(_log(way)),
+            "log": str(_log(input_)),
         }
         return self._rows(spark.readStream.format("penstock-files").options(**options).load())
 
-    def batch(self, spark: SparkSession, way: Way, start: Offsets, end: Offsets) -> DataFrame | None:
+    def batch(self, spark: SparkSession, input_: QueryInput, start: Offsets, end: Offsets) -> DataFrame | None:
         """The records of the files in ``[start, end)``."""
         first, last = _range(files.STREAM, start, end)
         if first == last:
             return None
-        options = {"log": str(_log(way)), "start": str(first), "end": str(last)}
+        options = {"log": str(_log(input_)), "start": str(first), "end": str(last)}
         return self._rows(spark.read.format("penstock-files").options(**options).load())
 
     def empty(self, spark: SparkSession) -> DataFrame:
         """No rows, with the columns that there are otherwise."""
         return self._rows(spark.createDataFrame([], spark_schema(WITH_HEADERS)))
 
-    def count(self, way: Way, start: Offsets, end: Offsets) -> int:
+    def count(self, input_: QueryInput, start: Offsets, end: Offsets) -> int:
         """How many records those files hold now, counted in them.
 
         Raises:
             DataLossError: one is no longer what it was.
         """
-        entries = FileLog(_log(way)).entries()[slice(*_range(files.STREAM, start, end))]
+        entries = FileLog(_log(input_)).entries()[slice(*_range(files.STREAM, start, end))]
         for entry in entries:
             check_unchanged(entry)
         return sum(
@@ -118,7 +119,7 @@ class FilesReader:
 
     def meter(self, clock: Callable[[], int]) -> _FileMeter:
         """Measures what was found and not yet read."""
-        return _FileMeter(lambda query: FileLog(_log(Way(query, self._name, self._state))), clock)
+        return _FileMeter(lambda query: FileLog(_log(QueryInput(query, self._name, self._state))), clock)
 
     def _rows(self, records: DataFrame) -> DataFrame:
         return source_rows(self._name, self._source, records)
@@ -137,29 +138,29 @@ class RateReader:
         """There is always a clock."""
         _refuse_part(self._name, self._span)
 
-    def start(self, way: Way) -> Offsets:
+    def start(self, input_: QueryInput) -> Offsets:
         """Before the first row."""
         return {rate.STREAM: {"0": 0}}
 
-    def stream(self, spark: SparkSession, way: Way, start: Offsets) -> DataFrame:
+    def stream(self, spark: SparkSession, input_: QueryInput, start: Offsets) -> DataFrame:
         """Rows as they come due."""
         spark.dataSource.register(rate.RateDataSource)
         make_thread_safe(spark, rate.RateDataSource.name())
-        return self._rows(spark.readStream.format("penstock-rate").options(**self._options(way)).load())
+        return self._rows(spark.readStream.format("penstock-rate").options(**self._options(input_)).load())
 
-    def batch(self, spark: SparkSession, way: Way, start: Offsets, end: Offsets) -> DataFrame | None:
+    def batch(self, spark: SparkSession, input_: QueryInput, start: Offsets, end: Offsets) -> DataFrame | None:
         """The same rows again."""
         first, last = _range(rate.STREAM, start, end)
         if first == last:
             return None
-        options = self._options(way) | {"start": str(first), "end": str(last)}
+        options = self._options(input_) | {"start": str(first), "end": str(last)}
         return self._rows(spark.read.format("penstock-rate").options(**options).load())
 
     def empty(self, spark: SparkSession) -> DataFrame:
         """No rows, with the columns that there are otherwise."""
         return self._rows(spark.createDataFrame([], spark_schema(WITH_HEADERS)))
 
-    def count(self, way: Way, start: Offsets, end: Offsets) -> int:
+    def count(self, input_: QueryInput, start: Offsets, end: Offsets) -> int:
         """The rows of the range."""
         first, last = _range(rate.STREAM, start, end)
         return last - first
@@ -171,14 +172,14 @@ class RateReader:
     def _rows(self, records: DataFrame) -> DataFrame:
         return source_rows(self._name, self._source, records)
 
-    def _options(self, way: Way) -> dict[str, str]:
-        options = {"rowsPerSecond": str(self._source.rows_per_second), "startMs": str(_clock(way))}
+    def _options(self, input_: QueryInput) -> dict[str, str]:
+        options = {"rowsPerSecond": str(self._source.rows_per_second), "startMs": str(_clock(input_))}
         return options if self._source.rows is None else options | {"rows": str(self._source.rows)}
 
 
-def _clock(way: Way) -> int:
+def _clock(input_: QueryInput) -> int:
     """The instant, ms since 1970, from which the rows of ``way`` are counted: decided once and kept."""
-    path = layout.clock(way.directory, way.query, way.name)
+    path = layout.clock(input_.directory, input_.query, input_.name)
     try:
         return int(read_json(path)["start_ms"])
     except FileNotFoundError:
@@ -187,8 +188,8 @@ def _clock(way: Way) -> int:
         return now
 
 
-def _log(way: Way) -> Path:
-    return layout.file_log(way.directory, way.query, way.name)
+def _log(input_: QueryInput) -> Path:
+    return layout.file_log(input_.directory, input_.query, input_.name)
 
 
 def _range(stream: str, start: Offsets, end: Offsets) -> tuple[int, int]:

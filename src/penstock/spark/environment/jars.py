@@ -1,8 +1,8 @@
 """Jars that Spark needs beside its own: resolved once at set-up, by name and version, into the user's cache folder.
 
-``python -m penstock.spark.jars`` (or ``make jars``) has Maven fetch them; a run only looks whether they are there.
-Never ``spark.jars.packages``, which downloads at every start and fails where the local Maven cache holds descriptions
-without jars.
+``python -m penstock.spark.environment.jars`` (or ``make jars``) has Maven fetch them; a run only checks that they
+exist. ``spark.jars.packages`` is not used: it downloads at every start, and fails where the local Maven cache holds
+descriptions without jars.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from penstock.errors import ConfigError, UnavailableError
-from penstock.spark.cache import cache_directory
+from penstock.spark.environment.java import cache_directory
 
 __all__ = ["DELTA", "delta_jars", "delta_settings", "folder", "is_set_up", "main", "resolve"]
 
@@ -60,7 +60,7 @@ def delta_jars(spark: str | None = None) -> list[Path]:
             "Delta Lake is not set up",
             option="format",
             why=f"{str(folder(artefact))!r} has no jars",
-            do="run `make jars`, or `python -m penstock.spark.jars`, once; it needs Maven (mvn)",
+            do="run `make jars`, or `python -m penstock.spark.environment.jars`, once; it needs Maven (mvn)",
         )
     return found
 
