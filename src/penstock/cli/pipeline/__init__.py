@@ -10,7 +10,7 @@ __all__ = ["app"]
 app = Commands("Check, run and account for pipelines.")
 app.add("penstock pipeline init", "penstock pipeline init line3.yaml --name line3 --source mqtt")(init.init)
 app.add("penstock pipeline validate pipeline.yaml", "penstock pipeline validate *.yaml --json")(check.validate)
-app.add("penstock pipeline plan pipeline.yaml", "penstock pipeline plan pipeline.yaml --svg > plan.svg", name="plan")(
+app.add("penstock pipeline plan pipeline.yaml", "penstock pipeline plan pipeline.yaml --mermaid", name="plan")(
     check.show_plan
 )
 app.add("penstock pipeline schema > pipeline.schema.json")(check.schema)
