@@ -9,6 +9,7 @@ from functools import partial
 
 from benchmarks import servers
 from benchmarks.connections import connections_possible, memory_of_connections
+from benchmarks.durable import durable
 from benchmarks.figures import Figure, Settings, alternate
 from benchmarks.keys import keys
 from benchmarks.mqtt import mqtt
@@ -69,6 +70,7 @@ CASES: dict[str, Callable[[Settings], list[Figure]]] = {
     "connections": connections,
     "statestore": state_store,
     "statestore-keys": many_keys,
+    "durable": durable,
     "tube": tube,
     "spark": spark_source,
     "keys": keys,
