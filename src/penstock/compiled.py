@@ -32,6 +32,7 @@ _PATTERNS: Final = (
     "mqtt/service.py",
     "runtime/io/commit_queue.py",
     "runtime/io/stepped_clock.py",
+    "runtime/io/wal/frames.py",
     "statestore/binding.py",
     "statestore/codec/*.py",
     "statestore/engine/*.py",
@@ -40,6 +41,7 @@ _PATTERNS: Final = (
     "statestore/service/deduplication.py",
     "statestore/service/service.py",
     "statestore/service/delivery.py",
+    "statestore/service/rows.py",
     "statestore/service/writer.py",
 )
 """The modules of the core, inside the package."""

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from penstock.errors import PenstockError, RefusedError, StorageError, UnavailableError
+from penstock.runtime.io import commit_queue
 from penstock.runtime.io.files import DirectFile, DirectFiles, DiskFullError
 from penstock.tube.broker.broker import AppendResult, TubeBroker
 from penstock.tube.producer import Producer
@@ -141,7 +142,7 @@ async def test_producers_are_told_which_broker_stores_nothing_and_why(tmp_path: 
 async def test_without_disk_space_sends_wait_and_are_answered_when_there_is_some(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    monkeypatch.setattr("penstock.runtime.io.commit_queue._RETRY_S", 0.001)
+    monkeypatch.setitem(vars(commit_queue), "_RETRY_S", 0.001)
     files = FailingFiles()
     files.error = errno.ENOSPC
     broker = TubeBroker(tmp_path, files=files)

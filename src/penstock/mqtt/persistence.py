@@ -67,12 +67,12 @@ class Persistence:
 
     @property
     def failure(self) -> StorageError | None:
-        """Why nothing can be promised any more; None while it can."""
+        """The reason if nothing can be committed any more."""
         return self._queue.failure
 
     @property
     def stalled(self) -> StorageError | None:
-        """Why acknowledgements wait for disk space; None while they do not."""
+        """The reason if acknowledgements wait for disk space."""
         return self._queue.stalled
 
     def figures(self) -> dict[str, int]:

@@ -26,6 +26,7 @@ from penstock.mqtt.codec.properties import Properties
 from penstock.mqtt.storage.store import SessionStore
 from penstock.node.config.node import NodeConfig, Rule
 from penstock.node.node import Node, Ready
+from penstock.runtime.io import commit_queue
 from penstock.runtime.io.files import DirectFile
 from penstock.runtime.io.network import parse_address
 from penstock.statestore.client.client import StateStoreClient
@@ -235,7 +236,7 @@ async def test_a_data_directory_at_its_limit_refuses_writes_until_there_is_room(
 async def test_after_a_full_disk_every_part_continues_by_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.runtime.io.commit_queue._RETRY_S", 0.01)
+    monkeypatch.setitem(vars(commit_queue), "_RETRY_S", 0.01)
     given = config(tmp_path, durability="durable", tube={"topics": {"demo": {"partitions": 1}}})
     node = Node(given)
     ready = await node.start()

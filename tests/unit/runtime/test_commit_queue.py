@@ -11,6 +11,7 @@ from functools import partial
 import pytest
 
 from penstock.errors import OutOfSpaceError, StorageError
+from penstock.runtime.io import commit_queue
 from penstock.runtime.io.commit_queue import CommitQueue, CommitWaiter
 from penstock.runtime.io.files import DiskFullError
 
@@ -380,7 +381,7 @@ def problem(client: Numbers) -> StorageError | None:
 async def test_a_commit_without_disk_space_waits_and_continues_by_itself(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: Exception, inline_s: float
 ) -> None:
-    monkeypatch.setattr("penstock.runtime.io.commit_queue._RETRY_S", 0.001)
+    monkeypatch.setitem(vars(commit_queue), "_RETRY_S", 0.001)
     batches: list[list[int]] = []
     client = fast(Numbers(without_space(3, batches, error), is_small=lambda _: True), inline_s)
     done: list[tuple[int, StorageError | None]] = []

@@ -52,18 +52,18 @@ _PAIR: Final = Struct(">QH")
 _LENGTH: Final = Struct(">I")
 
 _HAS_SOURCE: Final = 8
-"""Flag of a message: its publisher stands before the topic."""
+"""Flag of a message: its publisher precedes the topic."""
 _NEVER_BEFORE: Final = 1
-"""Instants that lie before the clock's zero; 0 means none."""
+"""Stands for instants before the clock's zero; 0 means none."""
 
 
 def digest_of(text: str) -> bytes:
-    """The name under which a topic or filter is stored: LMDB keys are at most 511 bytes, topics are not."""
+    """The key of a topic or filter: keys of LMDB have at most 511 bytes, topics may be longer."""
     return blake2b(text.encode(), digest_size=16).digest()
 
 
 def number_key(number: int) -> bytes:
-    """The key of a session, message, delivery or its progress; they lie in the order of their making."""
+    """The key of a session, message, delivery or its progress, in the order of their creation."""
     return _KEY.pack(number)
 
 
@@ -73,12 +73,12 @@ def subscription_key(session: int, topic_filter: str) -> bytes:
 
 
 def incoming_key(session: int, packet_id: int) -> bytes:
-    """The key of a QoS 2 message of a client that is not released yet."""
+    """The key of a QoS 2 message from a client that is not released yet."""
     return _PAIR.pack(session, packet_id)
 
 
 def encode_session(row: SessionRow, offset: int) -> bytes:
-    """A session with its will."""
+    """Encode a session with its will."""
     will = row.will
     flags = row.promised | (row.username is not None) << 1 | (will is not None) << 2
     parts = [
@@ -135,7 +135,7 @@ def decode_session(number: int, stored: bytes, offset: int) -> SessionRow | None
 
 
 def encode_subscription(row: SubscriptionRow) -> bytes:
-    """A subscription with its options."""
+    """Encode a subscription with its options."""
     options = row.qos | row.no_local << 2 | row.retain_as_published << 3
     head = _SUBSCRIPTION.pack(row.session, options, len(row.identifier))
     return checked(b"".join((head, row.identifier, row.topic_filter.encode())))
@@ -156,12 +156,12 @@ def decode_subscription(stored: bytes) -> SubscriptionRow | None:
 
 
 def encode_message(message: Message, offset: int) -> bytes:
-    """A message for itself: retained, or shared by several deliveries."""
+    """Encode a message that is stored by itself: retained, or shared by several deliveries."""
     return checked(_message(message, offset))
 
 
 def encode_retained(message: Message, source: Source | None, offset: int) -> bytes:
-    """A retained message with its publisher. Without one it is stored as before schema 3."""
+    """Encode a retained message with its publisher. Without one it is stored as before schema 3."""
     if source is None:
         return encode_message(message, offset)
     head = _MESSAGE.pack(message.qos | message.retain << 2 | _HAS_SOURCE, message.accepted_at + offset)
@@ -186,7 +186,7 @@ def encode_delivery(
     message: Message,
     offset: int,
 ) -> bytes:
-    """A delivery: with its message, or with the number of a ``shared`` one."""
+    """Encode a delivery, with its message or with the number of a ``shared`` one."""
     group = share.encode()
     head = _DELIVERY.pack(session, shared, packet_id, qos | retain << 2, len(identifiers), len(group))
     if shared:
@@ -218,7 +218,7 @@ def shared_of(stored: bytes) -> int:
 
 
 def encode_progress(session: int, packet_id: int, stage: int) -> bytes:
-    """How far a delivery is."""
+    """Encode the progress of a delivery."""
     return checked(_PROGRESS.pack(session, packet_id, stage))
 
 
@@ -254,7 +254,7 @@ def _decode_message(stored: bytes, at: int, offset: int) -> MessageRow | None:
 
 
 def _block(data: bytes, at: int) -> tuple[int, int]:
-    """Start and end of the property block whose length stands at ``at``."""
+    """Start and end of the property block whose length is at ``at``."""
     size = shift = 0
     while True:
         byte = data[at]
@@ -266,7 +266,7 @@ def _block(data: bytes, at: int) -> tuple[int, int]:
 
 
 def checked(body: bytes) -> bytes:
-    """``body`` behind its checksum."""
+    """Prefix ``body`` with its checksum."""
     return _CHECKSUM.pack(crc32(body)) + body
 
 

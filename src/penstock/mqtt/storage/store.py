@@ -2,13 +2,13 @@
 
 Databases: ``sessions``, ``subscriptions``, ``messages`` (those that several deliveries share), ``deliveries``,
 ``progress`` (packet identifiers of what waited before it was sent, and what is past PUBREC), ``incoming`` (QoS 2
-messages of clients without PUBREL), ``retained``, ``meta`` (``schema``) and ``quarantine`` (what did not pass its
+messages of clients without PUBREL), ``retained``, ``meta`` (``schema``) and ``quarantine`` (records with a wrong
 checksum). Deliveries are numbered over all sessions, so that new ones go to the end of their database and one page
 takes many. A commit is all of it or nothing.
 
 What a commit promises depends on the durability: ``durable`` = fsynced, in the write-ahead log of
 :mod:`penstock.runtime.io.wal`; ``flushed`` and ``memory`` = a transaction of LMDB, written to the page cache, fsynced
-when the kernel decides, when somebody asked for it and on :meth:`SessionStore.close`.
+when the kernel decides, when a change requires it, and on :meth:`SessionStore.close`.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ T = TypeVar("T")
 
 
 class SessionStore:
-    """The LMDB environment in the directory ``path``; made where it does not exist."""
+    """The LMDB environment in the directory ``path``, created if it does not exist."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class SessionStore:
         segment_bytes: int = SEGMENT_BYTES,
     ) -> None:
         self.stored_bytes = 0
-        """Size of what is in use, as of the last commit."""
+        """Bytes in use, as of the last commit."""
         self._durability = durability
         self._environment = LoggedEnvironment(
             Environment(
@@ -107,7 +107,7 @@ class SessionStore:
         """Open, check the schema and load everything; instants become those of a clock ``wall_offset`` behind.
 
         Raises:
-            StorageError: already open in this process, made by a newer version, or not readable as a whole.
+            StorageError: already open in this process, written by a newer version, or not readable as a whole.
         """
         return self._environment.open(lambda transaction: _Loader(transaction, self._tables, wall_offset).load())
 
@@ -115,7 +115,7 @@ class SessionStore:
         """Write the changes, all of them or none.
 
         Raises:
-            StorageError: nothing of it is known to be on disk.
+            StorageError: nothing is known to be on disk.
         """
         if not batch:
             return
@@ -140,7 +140,7 @@ class SessionStore:
 
 
 def _operations(batch: Batch) -> list[Operation]:
-    """The batch as rows to put and to delete, encoded here, in the thread that commits."""
+    """Encode the batch as rows to put and to delete; runs where the commit runs."""
     operations: list[Operation] = []
     offset = batch.wall_offset
 
@@ -166,7 +166,7 @@ def _operations(batch: Batch) -> list[Operation]:
 
 
 class _Loader:
-    """Reads every database once; what is damaged goes to the quarantine, what belongs to nothing is removed."""
+    """Reads every database once; moves damaged records to the quarantine, removes those without a session."""
 
     def __init__(self, transaction: lmdb.Transaction[bytes], tables: dict[str, lmdb._Database], offset: int) -> None:
         self._transaction = transaction
@@ -176,7 +176,7 @@ class _Loader:
         self._next = 1
 
     def load(self) -> Recovered:
-        """Everything that is on disk; records whose checksum is wrong are set aside, and counted."""
+        """Load everything; records with a wrong checksum are quarantined and counted."""
         offset = self._offset
         sessions: dict[int, SessionRow] = self._numbered("sessions", lambda n, raw: decode_session(n, raw, offset))
         shared: dict[int, MessageRow] = self._numbered("messages", lambda n, raw: decode_message(raw, offset, n))
@@ -197,7 +197,7 @@ class _Loader:
             for key, state in self._items("incoming")
             if len(key) == _INCOMING.size and state
         ]
-        # A session whose record is lost takes what is its own with it; everything lies in the quarantine's report.
+        # Rows of a session whose record is lost are removed; the report of the quarantine names the record.
         for number in [n for n, row in deliveries.items() if row.session not in sessions]:
             del deliveries[number]
             self._delete("deliveries", number_key(number))
@@ -231,7 +231,7 @@ class _Loader:
             self._next = max(self._next, number + 1)
             row = decode(number, stored)
             if row is None:
-                self._set_aside(name, key, stored)
+                self._quarantine(name, key, stored)
             else:
                 found[number] = row
         return found
@@ -241,12 +241,12 @@ class _Loader:
         for key, stored in self._items(name):
             row = decode(stored)
             if row is None:
-                self._set_aside(name, key, stored)
+                self._quarantine(name, key, stored)
             else:
                 found.append(row)
         return found
 
-    def _set_aside(self, name: str, key: bytes, stored: bytes) -> None:
+    def _quarantine(self, name: str, key: bytes, stored: bytes) -> None:
         self._quarantined.append(f"{name}/{key.hex()}")
         self._transaction.put(name.encode() + b"/" + key, stored, db=self._tables["quarantine"])
         self._delete(name, key)

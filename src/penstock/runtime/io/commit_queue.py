@@ -109,9 +109,9 @@ class CommitQueue(Generic[Batch]):
         self.inline_commits = 0
         """Commits that ran in the loop."""
         self.failure: StorageError | None = None
-        """Why nothing is committed any more."""
+        """The reason if nothing is committed any more."""
         self.stalled: StorageError | None = None
-        """Why the running commit waits for disk space."""
+        """The reason if the running commit waits for disk space."""
         self.inline_s = INLINE_S
         """Small commits that are expected to take less run in the loop."""
         self.expected_s = INLINE_S

@@ -110,13 +110,13 @@ class DirectFile:
     Errors name the file by its ``path``.
     """
 
-    __slots__ = ("_buffer", "_direct", "_fd", "_path")
+    __slots__ = ("_aligned", "_direct", "_fd", "_path")
 
     def __init__(self, fd: int, direct: int = -1, path: Path | None = None) -> None:
         self._fd = fd
         self._path = None if path is None else str(path)
         self._direct = direct
-        self._buffer: mmap.mmap | None = None
+        self._aligned: memoryview | None = None
 
     def read(self, position: int, size: int) -> bytes:
         """With ``pread``, again where the kernel gave less [File]."""
@@ -138,25 +138,26 @@ class DirectFile:
             raise _named(error, self._path) from error
 
     def _write(self, position: int, data: bytes) -> None:
-        if self._direct >= 0 and len(data) <= _UNBUFFERED_BYTES and not (position % SECTOR or len(data) % SECTOR):
-            done = self._write_unbuffered(position, data)
+        size = len(data)
+        if self._direct >= 0 and size <= _UNBUFFERED_BYTES and not (position | size) % SECTOR:
+            done = self._write_unbuffered(position, data, size)
         else:
             done = os.pwrite(self._fd, data, position)
         # A disk that fills up writes short first; the next call then says ENOSPC.
-        while done < len(data):
+        while done < size:
             done += os.pwrite(self._fd, memoryview(data)[done:], position + done)
 
-    def _write_unbuffered(self, position: int, data: bytes) -> int:
+    def _write_unbuffered(self, position: int, data: bytes, size: int) -> int:
         """Write from an aligned buffer and return how much was written."""
-        if self._buffer is None:
-            self._buffer = mmap.mmap(-1, _UNBUFFERED_BYTES)
-        self._buffer[: len(data)] = data
-        with memoryview(self._buffer) as view, view[: len(data)] as aligned:
-            try:
-                return os.pwritev(self._direct, [aligned], position)
-            except OSError as error:
-                if error.errno != errno.EINVAL:
-                    raise
+        aligned = self._aligned
+        if aligned is None:
+            aligned = self._aligned = memoryview(mmap.mmap(-1, _UNBUFFERED_BYTES))
+        aligned[:size] = data
+        try:
+            return os.pwritev(self._direct, (aligned[:size],), position)
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
         # The disk has larger sectors, or the file system supports the flag only in open().
         self._close_direct()
         return 0

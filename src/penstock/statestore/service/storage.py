@@ -1,13 +1,13 @@
 """The keys of the state store on disk: one LMDB environment behind a log, one writer, every value checksummed.
 
 The databases inside it: ``keys`` (digest of the key -> record), ``meta`` (``schema``, ``clock``, ``steady``, ``lag``
-and ``floor``), ``quarantine`` (what did not pass its checksum, kept for whoever wants to look), ``fences`` (digest of
-the prefix -> its floor) and ``changes`` (version -> change: the log that change capture drains and resuming observers
-read). A commit is all of it or nothing, so a change is in the log of changes if and only if it is in the keys.
+and ``floor``), ``quarantine`` (values with a wrong checksum, kept for inspection), ``fences`` (digest of the prefix ->
+its floor) and ``changes`` (version -> change: the log that change capture drains and resuming observers read). A commit
+is all of it or nothing, so a change is in the log of changes if and only if it is in the keys.
 
 What a commit promises depends on the durability: ``durable`` = fsynced, in the write-ahead log of
 :mod:`penstock.runtime.io.wal`; ``flushed`` and ``memory`` = a transaction of LMDB, written to the page cache, fsynced
-when the kernel likes and on :meth:`Storage.close`.
+when the kernel decides and on :meth:`Storage.close`.
 """
 
 from __future__ import annotations
@@ -25,51 +25,46 @@ import lmdb
 from penstock.errors import StorageError
 from penstock.runtime.io.files import Durability
 from penstock.runtime.io.lmdb_environment import INITIAL_MAP_BYTES, Environment
-from penstock.runtime.io.wal.frames import DELETE, DROP, PUT, Operation
+from penstock.runtime.io.wal.frames import DELETE, PUT
 from penstock.runtime.io.wal.logged_environment import LoggedEnvironment
-from penstock.statestore.engine.record import (
-    CHANGE_BYTES,
-    Change,
-    Record,
-    decode_change,
-    decode_record,
-    digest_of,
-    encode_change,
-    encode_record,
-)
+from penstock.statestore.engine.record import CHANGE_BYTES, Change, Record, decode_change, decode_record
 from penstock.statestore.hlc import Hlc
 from penstock.statestore.service.interfaces import LogPage, LogTail
+from penstock.statestore.service.rows import (
+    CHANGES,
+    META,
+    NODE,
+    TABLES,
+    decode_clock,
+    delete_log,
+    drop_changes,
+    put_clock,
+    put_fence,
+    put_logged,
+    put_record,
+    rows_of,
+    version_at,
+    version_key,
+)
 
 __all__ = ["NODE", "SCHEMA", "Recovered", "Storage"]
-
-NODE: Final = "StateStore"
-"""Node id of the versions that the store gives; the document's."""
 
 SCHEMA: Final = 3
 """Layout of the databases; a newer one is refused. From 2 on there may be commits in a log next to them, from 3 on
 records may have an owner."""
 
-_TABLES: Final = ("keys", "meta", "quarantine", "fences", "changes")
-_KEYS: Final = 0
-_META: Final = 1
-_FENCES: Final = 3
-_CHANGES: Final = 4
-
 PAGE_BYTES: Final = 4 << 20
-"""Of the log of changes, what is read at once: nothing is written meanwhile."""
+"""Bytes of the log of changes that are read at once; nothing is written meanwhile."""
 
-_CLOCK: Final = Struct(">QQI")  # wall clock, counter, crc32 of both
-_POSITION: Final = Struct(">QQ")  # key of a change: its version, so that they lie in order
-_GREATEST_POSITION: Final = b"\xff" * _POSITION.size
 _LAG: Final = Struct(">qI")  # ms, crc32 of them
 _STEADY: Final = Struct(">qI")  # offset of the steady clock, crc32 of boot id and offset; the boot id follows
 
 
 class Recovered(NamedTuple):
-    """What was found on start. ``quarantined`` are the digests (hex) of values that did not pass their checksum.
+    """State found on start. ``quarantined`` are the digests (hex) of values with a wrong checksum.
 
     The log of changes is complete after the version ``floor`` (None: there is no log). ``steady`` is the boot id and
-    the offset in ms that :meth:`Storage.note_steady` was given last, ``lag`` what :meth:`Storage.note_lag` was.
+    the offset in ms of the last :meth:`Storage.note_steady`, ``lag`` that of the last :meth:`Storage.note_lag`.
     """
 
     records: list[Record]
@@ -82,7 +77,7 @@ class Recovered(NamedTuple):
 
 
 class Storage:
-    """The LMDB environment in the directory ``path``; made where it does not exist."""
+    """The LMDB environment in the directory ``path``, created if it does not exist."""
 
     def __init__(
         self, path: Path, durability: Durability = Durability.DURABLE, *, map_bytes: int = INITIAL_MAP_BYTES
@@ -92,7 +87,7 @@ class Storage:
                 path,
                 "state store",
                 "store that is open",
-                _TABLES,
+                TABLES,
                 schema=SCHEMA,
                 durability=durability,
                 map_bytes=map_bytes,
@@ -106,7 +101,7 @@ class Storage:
         """Open, check the schema and load everything but the log of changes, which is checked.
 
         Raises:
-            StorageError: already open in this process, made by a newer version, or not readable as a whole.
+            StorageError: already open in this process, written by a newer version, or not readable as a whole.
         """
         with _without_collections():
             return self._environment.open(self._load)
@@ -120,34 +115,23 @@ class Storage:
         default that of the last change.
 
         Raises:
-            StorageError: nothing of it is known to be on disk.
+            StorageError: nothing is known to be on disk.
         """
         if not changes and clock is None:
             return
-        operations: list[Operation] = []
-        for change in changes:
-            if change.record is not None and change.kept:
-                operations.append((PUT, _KEYS, digest_of(change.key), encode_record(change.record)))
-            else:
-                operations.append((DELETE, _KEYS, digest_of(change.key), b""))
-            if log:
-                operations.append((PUT, _CHANGES, _position(change.version), encode_change(change)))
-            if change.floor is not None:
-                # In the form of a record: the prefix as the key, the floor as its version.
-                prefix, token = change.floor
-                operations.append((PUT, _FENCES, digest_of(prefix), encode_record(Record(prefix, b"", token))))
+        operations = rows_of(changes, log=log)
         if floor is not None:
-            operations += _dropped(floor)
-        operations.append((PUT, _META, b"clock", _encode_clock(clock or changes[-1].version)))
+            operations += drop_changes(floor)
+        operations.append(put_clock(b"clock", clock or changes[-1].version))
         lag = self._lag
         if lag is not None:
-            operations.append((PUT, _META, b"lag", _LAG.pack(lag, crc32(b"%d" % lag))))
+            operations.append((PUT, META, b"lag", _LAG.pack(lag, crc32(b"%d" % lag))))
         self._environment.commit(operations, f"commit of {len(changes)} changes")
         if lag is not None and self._lag == lag:
             self._lag = None
 
     def when_failed(self, tell: Callable[[StorageError], None]) -> None:
-        """Have a failure that no commit shows told at once, in another thread."""
+        """Call ``tell``, in another thread, after a failure of the write-back to LMDB."""
         self._environment.on_failure = tell
 
     def reusable_bytes(self) -> int:
@@ -155,7 +139,7 @@ class Storage:
         return self._environment.reusable_bytes()
 
     def may_wait(self) -> bool:
-        """Whether the next commit may take long: the log of commits is nearly full."""
+        """True if the next commit may take long: the log of commits is nearly full."""
         return self._environment.may_wait()
 
     def trim(self, floor: Hlc) -> None:
@@ -164,10 +148,10 @@ class Storage:
         Raises:
             StorageError: as :meth:`commit`.
         """
-        self._environment.commit(_dropped(floor), "trimming the log of changes")
+        self._environment.commit(drop_changes(floor), "trimming the log of changes")
 
     def log_after(self, version: Hlc) -> LogTail:
-        """How much of the log comes after ``version``; from any thread, as :meth:`changes_after`.
+        """Measure the part of the log after ``version``; from any thread, as :meth:`changes_after`.
 
         Raises:
             StorageError: it cannot be read.
@@ -175,7 +159,7 @@ class Storage:
         return self._environment.read(lambda transaction: self._tail(transaction, version))
 
     def changes_after(self, version: Hlc, *, max_bytes: int = PAGE_BYTES) -> LogPage:
-        """The changes in the log after ``version``, in order, in memory about ``max_bytes`` and at least one.
+        """Read the changes in the log after ``version``, in order: about ``max_bytes`` of memory, and at least one.
 
         Raises:
             StorageError: it cannot be read.
@@ -200,27 +184,26 @@ class Storage:
                 damaged.append(position.hex())
             else:
                 changes.append(change)
-        return LogPage(changes, _version_at(rows[-1][0]) if rows else version, complete, damaged)
+        return LogPage(changes, version_at(rows[-1][0]) if rows else version, complete, damaged)
 
     def _tail(self, transaction: lmdb.Transaction[bytes], version: Hlc) -> LogTail:
         length = sum(1 for _ in self._changes_from(transaction, version))
         cursor = transaction.cursor(db=self._tables["changes"])
-        return LogTail(length, _version_at(cursor.key()) if length and cursor.last() else version)
+        return LogTail(length, version_at(cursor.key()) if length and cursor.last() else version)
 
     def _changes_from(self, transaction: lmdb.Transaction[bytes], version: Hlc) -> Iterator[tuple[bytes, bytes]]:
         cursor = transaction.cursor(db=self._tables["changes"])
-        return cursor.iternext() if cursor.set_range(_position(version) + b"\0") else iter(())
+        return cursor.iternext() if cursor.set_range(version_key(version) + b"\0") else iter(())
 
     def end_log(self) -> None:
-        """Forget the log: nothing is written to it any more, so it would have a gap."""
-        operations = [(DROP, _CHANGES, _GREATEST_POSITION, b""), (DELETE, _META, b"floor", b"")]
-        self._environment.commit(operations, "dropping the log of changes")
+        """Drop the log: nothing is written to it any more, so it would have a gap."""
+        self._environment.commit(delete_log(), "dropping the log of changes")
 
     def note_steady(self, boot_id: str, offset_ms: int) -> None:
-        """Keep the offset of the clock that expiry instants are measured on, valid for this boot of the machine."""
+        """Store the offset of the clock of the expiry instants, which is valid for this boot of the machine."""
         name = boot_id.encode()
         stored = _STEADY.pack(offset_ms, crc32(b"%d:%b" % (offset_ms, name))) + name
-        self._environment.commit([(PUT, _META, b"steady", stored)], "keeping the clock")
+        self._environment.commit([(PUT, META, b"steady", stored)], "keeping the clock")
 
     def replace(
         self,
@@ -231,23 +214,23 @@ class Storage:
         clock: Hlc,
         floor: Hlc | None,
     ) -> None:
-        """Have these in place of the stored ones of the same key, prefix or (old) version: in one transaction.
+        """Replace the stored ones of the same key, prefix or (old) version, in one transaction.
 
         Raises:
             StorageError: as :meth:`commit`.
         """
-        operations: list[Operation] = [(PUT, _KEYS, digest_of(r.key), encode_record(r)) for r in records]
-        operations += [(PUT, _FENCES, digest_of(p), encode_record(Record(p, b"", token))) for p, token in fences]
+        operations = [put_record(record) for record in records]
+        operations += [put_fence(prefix, token) for prefix, token in fences]
         for old, change in changes:
-            operations.append((DELETE, _CHANGES, _position(old), b""))
-            operations.append((PUT, _CHANGES, _position(change.version), encode_change(change)))
-        operations.append((PUT, _META, b"clock", _encode_clock(clock)))
+            operations.append((DELETE, CHANGES, version_key(old), b""))
+            operations.append(put_logged(change))
+        operations.append(put_clock(b"clock", clock))
         if floor is not None:
-            operations.append((PUT, _META, b"floor", _encode_clock(floor)))
+            operations.append(put_clock(b"floor", floor))
         self._environment.commit(operations, "renumbering versions")
 
     def note_lag(self, lag_ms: int) -> None:
-        """Keep, with the next commit, how far the clock of the expiry instants is ahead of the wall clock."""
+        """Store, with the next commit, how far the clock of the expiry instants is ahead of the wall clock."""
         self._lag = lag_ms
 
     def close(self) -> None:
@@ -274,17 +257,17 @@ class Storage:
                 raise StorageError(
                     f"state store {self.path}: prefix fence {digest.hex()} is damaged",
                     path=str(self.path),
-                    why="without it a writer that was shut out could write again",
+                    why="without it a writer that was fenced off could write again",
                     do="restore the directory from a copy",
                 )
             fences.append((record.key, record.version))
-        clock = _decode_clock(transaction.get(b"clock", db=self._tables["meta"]))
-        floor = _decode_clock(transaction.get(b"floor", db=self._tables["meta"]))
+        clock = decode_clock(transaction.get(b"clock", db=self._tables["meta"]))
+        floor = decode_clock(transaction.get(b"floor", db=self._tables["meta"]))
         damaged: list[tuple[bytes, bytes]] = []
         for position, stored in transaction.cursor(db=self._tables["changes"]):
             if decode_change(stored, NODE) is None:
                 damaged.append((position, stored))
-                floor = _version_at(position)  # what resumes from before it would miss it
+                floor = version_at(position)  # what resumes from before it would miss it
         for position, stored in damaged:
             transaction.put(position, stored, db=self._tables["quarantine"])
             transaction.delete(position, db=self._tables["changes"])
@@ -296,7 +279,7 @@ class Storage:
 
 @contextmanager
 def _without_collections() -> Iterator[None]:
-    """Millions of new objects that all stay: looking for garbage among them takes as long as all else."""
+    """Disable garbage collection: among millions of new objects that all stay it doubles the time."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -304,23 +287,6 @@ def _without_collections() -> Iterator[None]:
     finally:
         if enabled:
             gc.enable()
-
-
-def _position(version: Hlc) -> bytes:
-    return _POSITION.pack(*version.position)
-
-
-def _version_at(position: bytes) -> Hlc:
-    wall_ms, counter = _POSITION.unpack(position)
-    return Hlc(wall_ms, counter, NODE)
-
-
-def _dropped(floor: Hlc) -> list[Operation]:
-    return [(DROP, _CHANGES, _position(floor), b""), (PUT, _META, b"floor", _encode_clock(floor))]
-
-
-def _encode_clock(clock: Hlc) -> bytes:
-    return _CLOCK.pack(*clock.position, _clock_checksum(clock))
 
 
 def _decode_steady(stored: bytes | None) -> tuple[str, int] | None:
@@ -336,16 +302,3 @@ def _decode_lag(stored: bytes | None) -> int:
         return 0
     lag, checksum = _LAG.unpack(stored)
     return int(lag) if checksum == crc32(b"%d" % lag) else 0
-
-
-def _decode_clock(stored: bytes | None) -> Hlc | None:
-    """The clock in ``stored``; None where it is absent or damaged: the versions of the keys then have to do."""
-    if stored is None or len(stored) != _CLOCK.size:
-        return None
-    wall, counter, checksum = _CLOCK.unpack(stored)
-    clock = Hlc(wall, counter, "")
-    return clock if checksum == _clock_checksum(clock) else None
-
-
-def _clock_checksum(clock: Hlc) -> int:
-    return crc32(b"%d:%d" % clock.position)

@@ -87,7 +87,7 @@ class ChangeWriter:
         self._next = _Commit(1)
         self._behind: dict[bytes | Hlc, Change] = {}
         """Changes to be written behind: by key, so that of many changes the last is written; by version those that
-        count beside their key, for the log or as the floor of a prefix."""
+        are more than the state of their key: entries of the log, and floors of prefixes."""
         self._behind_running = 0
         self._stored_clock = _NO_CLOCK
         self._trim_to: Hlc | None = None
@@ -102,12 +102,12 @@ class ChangeWriter:
 
     @property
     def failure(self) -> StorageError | None:
-        """Why nothing can be written any more."""
+        """The reason if nothing can be written any more."""
         return self.queue.failure
 
     @property
     def stalled(self) -> StorageError | None:
-        """Why answers wait for disk space; None while they do not."""
+        """The reason if answers wait for disk space."""
         return self.queue.stalled
 
     def start(self, recovered: Sequence[Record]) -> None:

@@ -152,7 +152,7 @@ class Commits:
 
     @property
     def stalled(self) -> StorageError | None:
-        """Why answers wait for disk space; None while they do not."""
+        """The reason if answers wait for disk space."""
         return self.queue.stalled
 
     @property
@@ -217,7 +217,7 @@ class Commits:
             self._loop.call_soon(self._show_immediate)
 
     def answer_ready(self) -> None:
-        """Send the answers to gets that waited and need wait no more."""
+        """Send the responses to fetches that need not wait any more."""
         touched: dict[BrokerConnection, None] = {}
         self._collect_ready(touched)
         for connection in touched:
@@ -246,7 +246,7 @@ class Commits:
             self.schedule()
 
     def _show_immediate(self) -> None:
-        """At the end of a turn: show what is readable at once."""
+        """Show what is readable at once, at the end of a turn."""
         self._shown = False
         if not self._closed:
             self._show([store for store in self._engine.dirty_stores if store.immediate])
@@ -284,7 +284,7 @@ class Commits:
         return pending.only_appends_little() and not (pending.commit.offsets and self._disk.meta.may_wait())
 
     def _show(self, stores: Sequence[LogStore]) -> None:
-        """Readers of ``stores`` see more than before; answer the gets that wait no more."""
+        """Show readers what is new in ``stores``, and send the responses to fetches that waited for it."""
         self._engine.readable(stores, self._clock())
         touched: dict[BrokerConnection, None] = {}
         self._collect_ready(touched)
@@ -295,12 +295,12 @@ class Commits:
         try:
             self._engine.transactions.publish(now_ms)
         except OSError as error:
-            # Decided, and not to be read: nothing may come behind it; a restart carries it out.
+            # Decided but unreadable: nothing may follow it; a restart carries it out.
             what = f"tube: staged rows cannot be read: {error.strerror}"
             self._fail(StorageError(what, path=str(error.filename or self._disk.directory)))
 
     def _answer_published(self, responses: list[_Response]) -> None:
-        """Answers to commits of staged rows leave with the commit of their last rows."""
+        """Let responses to commits of staged rows leave with the commit of their last rows."""
         transactions = self._engine.transactions
         for address, serial, body in transactions.answered:
             if isinstance(address, BrokerConnection):
@@ -336,7 +336,7 @@ class Commits:
             connection.turned()
 
     def _collect_ready(self, touched: dict[BrokerConnection, None]) -> None:
-        """Put the answers to gets that waited; the connections they are for go into ``touched``."""
+        """Put the responses to fetches that waited; their connections go into ``touched``."""
         for address, serial, answer in self._engine.ready:
             assert isinstance(address, BrokerConnection)
             address.put(serial, answer.body, one_block=answer.one_block)
@@ -349,6 +349,6 @@ class Commits:
 
 
 def _unavailable(method: int, error: StorageError) -> bytes:
-    """The answer to a request whose commit failed: whether it reached the disk is unknown."""
+    """The response to a request whose commit failed: whether it reached the disk is unknown."""
     response = METHODS[method].response(success=False, errCode=ErrCode.SERVICE_UNAVAILABLE, errMsg=error.what)
     return encode_response(method, response.SerializeToString())

@@ -368,7 +368,7 @@ def test_a_damaged_note_of_how_far_lmdb_got_is_refused(tmp_path: Path, stored: b
     found(path)
     with lmdb.open(str(path), max_dbs=2) as env, env.begin(write=True) as transaction:
         transaction.put(b"log", stored, db=env.open_db(b"meta", txn=transaction))
-    with pytest.raises(StorageError, match="how far it got in its log is damaged") as raised:
+    with pytest.raises(StorageError, match="last applied commit of its log is damaged") as raised:
         found(path)
     assert raised.value.do == "restore the whole directory from one copy"
 

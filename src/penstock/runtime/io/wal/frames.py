@@ -1,6 +1,6 @@
-"""What a commit is in the log: one frame, checksummed, of the rows to put and to delete.
+"""The format of the log: a commit is one checksummed frame of rows to put and to delete.
 
-A frame begins at a sector and ends with zeros up to the next one, so that writing it touches no byte of an earlier one.
+A frame begins at a sector and ends with zeros up to the next sector, so that writing it touches no earlier frame.
 All numbers are big-endian. Its head: the identity of the log (8 random bytes), epoch (4), sequence (8), bytes of the
 body (4), CRC-32 of the 24 bytes before it and of the body (4). The body is operations, each with kind (1), table (1),
 bytes of the key (2) and of the value (4), then both.
@@ -20,9 +20,9 @@ __all__ = ["DELETE", "DROP", "PUT", "SECTOR", "Frame", "Operation", "decode_oper
 PUT: Final = 0
 """The table gets this row."""
 DELETE: Final = 1
-"""The table has no row of that key any more."""
+"""The table loses the row with this key."""
 DROP: Final = 2
-"""The table has no row up to that key, itself included, and gets none there any more."""
+"""The table loses all rows up to this key, inclusive, and gets none there any more."""
 
 Operation = tuple[int, int, bytes, bytes]
 """Kind, number of the table, key, value (empty unless it is a PUT)."""
@@ -42,30 +42,34 @@ class Frame(NamedTuple):
 
 
 def encode_frame(identity: bytes, epoch: int, sequence: int, operations: Sequence[Operation]) -> bytes:
-    """The bytes of a frame, whole sectors."""
+    """Encode a frame, filled up to whole sectors."""
+    pack = _OPERATION.pack
     parts: list[bytes] = []
     for kind, table, key, value in operations:
-        parts += _OPERATION.pack(kind, table, len(key), len(value)), key, value
+        parts.append(pack(kind, table, len(key), len(value)))
+        parts.append(key)
+        parts.append(value)
     body = b"".join(parts)
-    head = _HEAD.pack(identity, epoch, sequence, len(body))
-    checksum = _CHECKSUM.pack(crc32(body, crc32(head)))
-    return b"".join((head, checksum, body, bytes(-(_BODY_AT + len(body)) % SECTOR)))
+    size = len(body)
+    head = _HEAD.pack(identity, epoch, sequence, size)
+    checksum = crc32(body, crc32(head)).to_bytes(4, "big")
+    return b"".join((head, checksum, body, bytes(-(_BODY_AT + size) % SECTOR)))
 
 
 def frames_in(data: bytes, identity: bytes) -> Iterator[Frame]:
-    """The whole frames of the log ``identity`` in a segment, whatever lies between: zeros, torn or damaged ones."""
+    """Find the whole frames of the log ``identity`` in a segment; zeros, torn and damaged frames are skipped."""
     at = data.find(identity)
     while at >= 0:
         size = _size_of_frame(data, at)
         if size:
             _, epoch, sequence, _ = _HEAD.unpack_from(data, at)
             yield Frame(epoch, sequence, data[at + _BODY_AT : at + size])
-        # Not byte by byte: nobody's value is taken for a frame, even if it has the form of one.
+        # Not byte by byte: a value that looks like a frame must not be mistaken for one.
         at = data.find(identity, at - at % SECTOR + (-(-size // SECTOR) or 1) * SECTOR)
 
 
 def _size_of_frame(data: bytes, at: int) -> int:
-    """Bytes of the frame that begins there, without the zeros behind it; 0: no whole one does."""
+    """Bytes of the frame that begins at ``at``, without the zeros after it; 0: there is no whole one."""
     if at % SECTOR or at + _BODY_AT > len(data):
         return 0
     end = at + _BODY_AT + _HEAD.unpack_from(data, at)[3]
@@ -77,7 +81,7 @@ def _size_of_frame(data: bytes, at: int) -> int:
 
 
 def decode_operations(body: bytes) -> list[Operation]:
-    """The operations of a frame whose checksum was right."""
+    """Decode the operations of a frame whose checksum is correct."""
     operations: list[Operation] = []
     at = 0
     while at < len(body):

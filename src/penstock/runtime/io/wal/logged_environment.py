@@ -1,14 +1,14 @@
-"""An LMDB environment behind a write-ahead log: a durable commit is one write to the log, and LMDB follows.
+"""An LMDB environment behind a write-ahead log: a durable commit is one append to the log; LMDB is updated later.
 
-A commit of LMDB writes half a dozen pages, waits for them and then for the page that makes them count; a frame of the
-log is one write into blocks that the file has already. So with durability ``durable`` a commit appends a frame, and a
-thread brings many of them into LMDB at once, in a transaction that also says how far it got. LMDB stays the place where
-everything is, and what a start reads; frames that have not got there are applied at the next start.
+A transaction of LMDB writes half a dozen pages, waits for them, and then for the page that makes them valid; a frame of
+the log is one write into blocks that the file already has. So with durability ``durable`` a commit appends a frame, and
+a thread applies many frames to LMDB at once, in a transaction that also stores the sequence of the last one. LMDB holds
+all data and is what a start reads; frames that it does not contain yet are applied then.
 
-A commit that finds no place in the log (the thread is behind, the frame is larger than a segment, the disk had no room
-for segments) brings everything into LMDB itself. That is the back pressure, and the way without a log.
+A commit that does not fit into the log applies everything to LMDB itself: when the thread is behind, when the frame is
+larger than a segment, or when the disk had no room for segments. This is the backpressure, and the path without a log.
 
-With the other durabilities there is no log: a commit is a transaction. What a log from before holds is applied first.
+With the other durabilities there is no log: a commit is a transaction. Frames of an earlier log are applied first.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ __all__ = ["LoggedEnvironment"]
 _log = logging.getLogger("penstock.runtime")
 
 _BEHIND_S: Final = 60.0
-"""How long less than a segment of frames may wait for LMDB: a transaction of LMDB writes some 24 KiB, so at one commit
-per second, five seconds would write ten times as much as the log. A start applies what waits in a fraction of a
-second."""
+"""Longest delay before frames are applied to LMDB that fill less than a segment. A transaction of LMDB writes about
+24 KiB: at one commit per second, a delay of five seconds would write ten times as much as the log. A start applies
+these frames in a fraction of a second."""
 
 _RETRY_S: Final = 1.0
 """Delay before a write to LMDB that found no disk space is retried."""
@@ -55,16 +55,16 @@ class _State(NamedTuple):
     applied: int
 
     def encode(self) -> bytes:
-        """As it is stored, with its checksum."""
+        """Encode it as it is stored, with its checksum."""
         stored = _STATE.pack(*self)
         return stored + crc32(stored).to_bytes(4, "big")
 
 
 class LoggedEnvironment:
-    """``environment``, which is not open yet, with a log beside it that its durable commits go through.
+    """``environment``, which is not open yet, with a log next to it for its durable commits.
 
-    Operations name its tables by their place, so one may be added at the end only. Keys have 1 to 511 bytes, as LMDB
-    wants them. The log has segments of ``segment_bytes``. One thread at a time calls :meth:`commit`.
+    Operations name a table by its index, so new tables go to the end. Keys have 1 to 511 bytes, as LMDB requires. The
+    log has segments of ``segment_bytes``. One thread at a time calls :meth:`commit`.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class LoggedEnvironment:
         self.path = environment.path
         self.tables = environment.tables
         self.on_failure: Callable[[StorageError], None] = lambda _: None
-        """Told, in a thread of the log, that LMDB cannot follow any more: every later commit fails."""
+        """Called in a thread of the log when LMDB cannot be updated any more: every later commit fails."""
         self._name = environment.label
         self._names = environment.names
         self._logged = environment.durability is Durability.DURABLE
@@ -82,8 +82,10 @@ class LoggedEnvironment:
         self._segments = Segments(self._files, self.path, size=segment_bytes)
         self._haste_bytes = segment_bytes
         self._state = _State(b"", 0, 0)
+        self._identity = b""
+        self._epoch = 0
         self._lock = threading.Lock()
-        """For what a commit and the thread both change: the four below."""
+        """Protects the four attributes below, which commits and the thread change."""
         self._sequence = 0
         self._pending: list[Operation] = []
         self._pending_bytes = 0
@@ -96,10 +98,10 @@ class LoggedEnvironment:
         self._thread: threading.Thread | None = None
 
     def open(self, load: Callable[[lmdb.Transaction[bytes]], T]) -> T:
-        """Open, apply what the log has and LMDB has not, and give what ``load`` reads then.
+        """Open, apply the frames that LMDB does not contain, and return the result of ``load``.
 
         Raises:
-            StorageError: as of the environment; or frames between LMDB and the end of the log cannot be read.
+            StorageError: the environment cannot be opened, or frames after those in LMDB are unreadable.
         """
         applied = 0
 
@@ -110,7 +112,7 @@ class LoggedEnvironment:
 
         loaded = self._environment.open(recover)
         if applied:
-            _log.info("%s path=%s: %d commits came out of the log", self._name, self.path, applied)
+            _log.info("%s path=%s: %d commits were recovered from the log", self._name, self.path, applied)
         try:
             if self._logged:
                 self._start()
@@ -126,6 +128,7 @@ class LoggedEnvironment:
         return loaded
 
     def _start(self) -> None:
+        self._identity, self._epoch, _ = self._state
         self._sequence = 0
         self._closing = False
         self._segments.start()
@@ -135,11 +138,11 @@ class LoggedEnvironment:
         self._thread.start()
 
     def commit(self, operations: Sequence[Operation], what: str, *, sync: bool = False) -> None:
-        """Carry out ``operations``, all of them or none; durable, if that is what the environment is or ``sync``.
+        """Carry out ``operations``, all of them or none; durable if the environment is, or with ``sync``.
 
         Raises:
-            OutOfSpaceError: nothing of it counts; the same commit may be tried again, and no other.
-            StorageError: nothing of it is known to be on disk, nor will anything be: every later commit fails too.
+            OutOfSpaceError: nothing is committed; the same commit may be retried, and no other.
+            StorageError: nothing is known to be on disk, and every later commit fails too.
         """
         if self._thread is None:
             self._environment.transact(
@@ -150,9 +153,10 @@ class LoggedEnvironment:
             raise self._failure
         if not operations:
             return
-        frame = encode_frame(self._state.identity, self._state.epoch, self._sequence + 1, operations)
+        sequence = self._sequence + 1
+        frame = encode_frame(self._identity, self._epoch, sequence, operations)
         try:
-            found_place = self._segments.append(frame, self._sequence + 1)
+            appended = self._segments.append(frame, sequence)
         except DiskFullError as error:
             # Where blocks are not overwritten in place. The frame is not whole, and the next one begins where it does.
             raise OutOfSpaceError(
@@ -164,28 +168,28 @@ class LoggedEnvironment:
         except OSError as error:
             self._failure = self._error(error, f"{what} failed")
             raise self._failure from error
-        if not found_place:
+        if not appended:
             self._apply(what, operations)
-            self._haste.set()  # there may be room for a segment more
+            self._haste.set()  # there may be room for another segment
             return
         with self._lock:
-            self._sequence += 1
+            self._sequence = sequence
             self._pending += operations
             self._pending_bytes += len(frame)
         if self._pending_bytes > self._haste_bytes or self._segments.is_scarce():
             self._haste.set()
 
     def read(self, look: Callable[[lmdb.Transaction[bytes]], T]) -> T:
-        """What ``look`` reads in one transaction: all that was committed is brought into LMDB first.
+        """Return the result of ``look`` in one transaction, after everything committed was applied to LMDB.
 
         Raises:
-            StorageError: as of :meth:`commit`, or it cannot be read.
+            StorageError: as for :meth:`commit`, or LMDB cannot be read.
         """
-        self._apply("bringing the log into LMDB")
+        self._apply("applying the log to LMDB")
         return self._environment.read(look)
 
     def stored_bytes(self) -> int:
-        """Size of what is in use in LMDB, as of its last transaction."""
+        """Bytes in use in LMDB, as of its last transaction."""
         return self._environment.stored_bytes()
 
     def reusable_bytes(self) -> int:
@@ -197,16 +201,16 @@ class LoggedEnvironment:
         return self._thread is not None and self._segments.is_scarce()
 
     def close(self) -> None:
-        """Bring everything into LMDB, durably, and close; may be called twice."""
+        """Apply everything to LMDB, durably, and close; may be called twice."""
         thread, self._thread = self._thread, None
         try:
             if thread is not None:
                 self._closing = True
                 self._haste.set()
                 thread.join()
-                # After a failure the log is what the next start goes by.
+                # After a failure the next start recovers from the log.
                 if self._failure is None:
-                    with suppress(OutOfSpaceError):  # the log has it, and is what the next start goes by
+                    with suppress(OutOfSpaceError):  # the log has it, and the next start recovers from it
                         self._apply("closing")
         finally:
             self._leave()
@@ -216,7 +220,7 @@ class LoggedEnvironment:
         self._environment.close()
 
     def _follow(self) -> None:
-        """Bring LMDB up to date now and then; the thread."""
+        """Update LMDB from time to time; the thread."""
         waits = False
         while True:
             hasty = self._haste.wait(_RETRY_S if waits else _BEHIND_S)
@@ -224,10 +228,10 @@ class LoggedEnvironment:
             if self._closing:
                 return
             try:
-                self._apply("bringing the log into LMDB")
+                self._apply("applying the log to LMDB")
                 waits = False
             except OutOfSpaceError as error:
-                # Nothing is lost: commits go on for as long as the log has room.
+                # Nothing is lost: commits continue while the log has room.
                 if not waits:
                     _log.warning("the log is not written to LMDB for now path=%s: %s", self.path, error)
                 waits = True
@@ -235,7 +239,7 @@ class LoggedEnvironment:
                 _log.critical("read-only path=%s: %s", self.path, error)
                 self.on_failure(error)
                 return
-            # On a disk without room every commit is in haste: it is tried again when there is time.
+            # On a full disk every commit is in haste: growing is retried when there is time.
             if self._segments.is_scarce() and not (hasty and self._roomless):
                 self._grow()
 
@@ -244,13 +248,13 @@ class LoggedEnvironment:
             self._segments.grow()
             self._roomless = False
         except OSError as error:
-            # Nothing is lost: commits that find no place in the log wait for LMDB.
+            # Nothing is lost: commits that do not fit into the log wait for LMDB.
             if not self._roomless:
                 _log.warning("no room for the log, commits are slower path=%s: %s", self.path, error)
             self._roomless = True
 
     def _apply(self, what: str, more: Sequence[Operation] = ()) -> None:
-        """Bring everything that is pending into LMDB, durably; ``more`` is a commit that found no place in the log."""
+        """Apply everything that is pending to LMDB, durably; ``more`` is a commit that did not fit into the log."""
         with self._applying:
             if self._failure is not None:
                 raise self._failure
@@ -276,7 +280,7 @@ class LoggedEnvironment:
                     self._pending_bytes += size
                 raise
             except StorageError as error:
-                # The pages that LMDB would go on from may be gone; what is in the log is there at the next start.
+                # The pages that LMDB would continue from may be gone; the next start recovers from the log.
                 self._failure = error
                 raise
             if more:
@@ -284,7 +288,7 @@ class LoggedEnvironment:
             self._segments.release(sequence)
 
     def _write(self, transaction: lmdb.Transaction[bytes], operations: Sequence[Operation]) -> None:
-        """Of several operations on a row only the last is worth a write."""
+        """Write the operations; of several on a row only the last."""
         tables: dict[int, dict[bytes, bytes | None]] = {}
         drops: dict[int, bytes] = {}
         for kind, table, key, value in operations:
@@ -306,33 +310,33 @@ class LoggedEnvironment:
                 found = cursor.delete()
 
     def _recover(self, transaction: lmdb.Transaction[bytes]) -> int:
-        """Apply the frames that LMDB has not, and begin a new epoch; how many there were."""
+        """Apply the frames that LMDB does not contain, and begin a new epoch; returns their number."""
         meta = self.tables["meta"]
         stored = transaction.get(b"log", db=meta)
         if stored is None:
-            # Files of the log are made after the first transaction, which leaves the row.
+            # Files of the log are created after the first transaction, which writes the row.
             if self._segments.exist():
                 raise self._damaged(
-                    "the files log-* are there, and data.mdb knows of no log",
-                    "; or move log-* away to go on without them",
+                    "the files log-* exist, and data.mdb knows of no log",
+                    "; or move log-* away to start without them",
                 )
             state = _State(secrets.token_bytes(8), 0, 0)
             frames = []
         else:
             state = _State(*_STATE.unpack_from(stored)) if len(stored) == _STATE.size + 4 else _State(b"", 0, 0)
             if state.encode() != stored:
-                raise self._damaged("the row that says how far it got in its log is damaged", "")
+                raise self._damaged("the row with the last applied commit of its log is damaged", "")
             found = self._segments.read(state.identity)
             frames = sorted(f for f in found if (f.epoch, f.sequence) > (state.epoch, state.applied))
         for number, frame in enumerate(frames, state.applied + 1):
             if (frame.epoch, frame.sequence) != (state.epoch, number):
                 raise self._damaged(
-                    f"commit {number} of epoch {state.epoch} is missing in its log, which goes on with commit "
+                    f"commit {number} of epoch {state.epoch} is missing in its log, which continues with commit "
                     f"{frame.sequence} of epoch {frame.epoch}",
-                    "; or move its files log-* away to go on without what they hold",
+                    "; or move its files log-* away to start without their content",
                 )
         self._write(transaction, [operation for frame in frames for operation in decode_operations(frame.body)])
-        # No frame from before can be taken for one of now.
+        # No earlier frame can be mistaken for one of this epoch.
         self._state = _State(state.identity, state.epoch + 1, 0)
         transaction.put(b"log", self._state.encode(), db=meta)
         return len(frames)
@@ -349,11 +353,11 @@ class LoggedEnvironment:
         return StorageError(
             f"{self._name} {self.path}: {what}",
             path=str(self.path),
-            why="what was acknowledged cannot be read any more, or files of different copies were mixed",
+            why="acknowledged changes cannot be read any more, or files of different copies were mixed",
             do="restore the whole directory from one copy" + way,
         )
 
 
 def _size(operations: Iterable[Operation]) -> int:
-    """Bytes of the rows to be put."""
+    """Bytes of the rows to put."""
     return sum(len(key) + len(value) for _, _, key, value in operations)

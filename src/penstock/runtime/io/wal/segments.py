@@ -1,8 +1,8 @@
-"""The files of a log: segments of one size, filled with zeros before they are used, and used again and again.
+"""The files of a log: segments of one size, filled with zeros before their first use, and used repeatedly.
 
-Writing into blocks that the file already has needs no change to its size or its blocks, so the disk has one thing to do
-for a commit instead of three, and the write can bypass the page cache: a small commit then writes one sector instead of
-a page. Segments are added as the load asks for them, up to a bound, and stay.
+Writing into blocks that the file already has changes neither its size nor its blocks, so a commit is one operation of
+the disk instead of three, and the write can bypass the page cache: a small commit then writes one sector instead of a
+page. Segments are added when the load needs them, up to a limit, and are kept.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class _Segment:
     def __init__(self, file: File) -> None:
         self.file = file
         self.end = 0
-        """Position of the next frame."""
+        """Offset of the next frame."""
         self.last = 0
         """Sequence of the last frame in it."""
 
@@ -54,7 +54,7 @@ class Segments:
         self._released = 0
 
     def read(self, identity: bytes) -> Iterator[Frame]:
-        """Every whole frame of the log ``identity`` in the files that are there, in no order."""
+        """Read every whole frame of the log ``identity`` from the existing files, in no order."""
         for path in self._paths():
             file = self._files.open(path)
             try:
@@ -63,18 +63,18 @@ class Segments:
                 file.close()
 
     def start(self) -> None:
-        """Take the files that are there; none of their frames is needed any more. Sequences begin anew."""
+        """Use the existing files, whose frames are not needed any more. Sequences begin at 1 again."""
         self._released = 0
         for path in self._paths():
             file = self._files.open_unbuffered(path)
             if file.size() == self._size:
                 self._free.append(_Segment(file))
-            else:  # made by another version, or not to its end
+            else:  # of another version, or incomplete
                 file.close()
                 self._files.remove(path)
 
     def append(self, frame: bytes, sequence: int) -> bool:
-        """Write ``frame`` and make it durable; False, and nothing done, where it has no place."""
+        """Write ``frame`` and make it durable; False, and nothing is written, if it does not fit."""
         segment = self._current
         if segment is None or segment.end + len(frame) > self._size:
             segment = self._next(len(frame))
@@ -101,7 +101,7 @@ class Segments:
             return segment
 
     def release(self, sequence: int) -> None:
-        """The frames up to ``sequence`` are not needed any more."""
+        """Free the segments whose frames up to ``sequence`` are not needed any more."""
         with self._lock:
             self._released = sequence
             self._sort_out()
@@ -115,7 +115,7 @@ class Segments:
         return not self._free and (self._current is None or self._current.end > self._size // 2)
 
     def grow(self) -> None:
-        """One segment more, unless there are enough."""
+        """Add a segment, unless there are enough."""
         if len(self._full) + len(self._free) + (self._current is not None) >= self._most:
             return
         taken = {path.name for path in self._paths()}
@@ -147,7 +147,7 @@ class Segments:
         self._files.sync_dir(self._directory)
 
     def close(self) -> None:
-        """Close the files; they stay."""
+        """Close the files, which are kept."""
         segments = [*self._full, *self._free, *([self._current] if self._current is not None else [])]
         for segment in segments:
             segment.file.close()

@@ -1,0 +1,116 @@
+"""The rows that a commit of the state store puts and deletes; encoded on the path of every durable request.
+
+:class:`~penstock.statestore.service.storage.Storage` describes the databases.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from struct import Struct
+from typing import Final
+from zlib import crc32
+
+from penstock.runtime.io.wal.frames import DELETE, DROP, PUT, Operation
+from penstock.statestore.engine.record import Change, Record, digest_of, encode_change, encode_record
+from penstock.statestore.hlc import Hlc
+
+__all__ = [
+    "CHANGES",
+    "META",
+    "NODE",
+    "TABLES",
+    "decode_clock",
+    "delete_log",
+    "drop_changes",
+    "put_clock",
+    "put_fence",
+    "put_logged",
+    "put_record",
+    "rows_of",
+    "version_at",
+    "version_key",
+]
+
+NODE: Final = "StateStore"
+"""Node id of the versions that the store gives; the document's."""
+
+TABLES: Final = ("keys", "meta", "quarantine", "fences", "changes")
+"""Frames of the log name a table by its index here: new tables go to the end."""
+KEYS: Final = 0
+META: Final = 1
+FENCES: Final = 3
+CHANGES: Final = 4
+
+_CLOCK: Final = Struct(">QQI")  # wall clock, counter, crc32 of both
+_VERSION: Final = Struct(">QQ")  # key of a logged change, so that changes lie in the order of their versions
+_GREATEST_VERSION: Final = b"\xff" * _VERSION.size
+
+
+def rows_of(changes: Sequence[Change], *, log: bool) -> list[Operation]:
+    """The rows of ``changes``, in their order; with ``log`` those of the log of changes too."""
+    rows: list[Operation] = []
+    for change in changes:
+        record = change.record
+        if record is not None and change.kept:
+            rows.append((PUT, KEYS, digest_of(change.key), encode_record(record)))
+        else:
+            rows.append((DELETE, KEYS, digest_of(change.key), b""))
+        if log:
+            rows.append(put_logged(change))
+        if change.floor is not None:
+            prefix, token = change.floor
+            rows.append(put_fence(prefix, token))
+    return rows
+
+
+def put_record(record: Record) -> Operation:
+    """The row of a key."""
+    return PUT, KEYS, digest_of(record.key), encode_record(record)
+
+
+def put_fence(prefix: bytes, token: Hlc) -> Operation:
+    """The row of a prefix fence, in the form of a record: the prefix as the key, the floor as its version."""
+    return PUT, FENCES, digest_of(prefix), encode_record(Record(prefix, b"", token))
+
+
+def put_logged(change: Change) -> Operation:
+    """The row of a change in the log of changes."""
+    return PUT, CHANGES, version_key(change.version), encode_change(change)
+
+
+def put_clock(name: bytes, clock: Hlc) -> Operation:
+    """The row ``name`` of ``meta`` that stores a version."""
+    return PUT, META, name, _CLOCK.pack(clock.wall_ms, clock.counter, _clock_checksum(clock.wall_ms, clock.counter))
+
+
+def drop_changes(floor: Hlc) -> list[Operation]:
+    """Drop the log of changes up to the version ``floor``."""
+    return [(DROP, CHANGES, version_key(floor), b""), put_clock(b"floor", floor)]
+
+
+def delete_log() -> list[Operation]:
+    """Drop the whole log of changes, and that there is one."""
+    return [(DROP, CHANGES, _GREATEST_VERSION, b""), (DELETE, META, b"floor", b"")]
+
+
+def version_key(version: Hlc) -> bytes:
+    """The key of a change in the log."""
+    return _VERSION.pack(version.wall_ms, version.counter)
+
+
+def version_at(key: bytes) -> Hlc:
+    """The version of the change with that key in the log."""
+    wall_ms, counter = _VERSION.unpack(key)
+    return Hlc(wall_ms, counter, NODE)
+
+
+def decode_clock(stored: bytes | None) -> Hlc | None:
+    """The version in ``stored``; None where it is absent or damaged: the versions of the keys then have to do."""
+    if stored is None or len(stored) != _CLOCK.size:
+        return None
+    wall_ms, counter, checksum = _CLOCK.unpack(stored)
+    return Hlc(wall_ms, counter, "") if checksum == _clock_checksum(wall_ms, counter) else None
+
+
+def _clock_checksum(wall_ms: int, counter: int) -> int:
+    return crc32(b"%d:%d" % (wall_ms, counter))
