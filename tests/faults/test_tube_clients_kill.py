@@ -25,6 +25,7 @@ from tests.unit.tube.servers import Tube, until
 _MASTER = """
 import asyncio, sys
 from pathlib import Path
+from penstock.tube.engine.limits import TubeLimits
 from penstock.tube.engine.master.master import MasterConfig
 from penstock.tube.master.master import TubeMaster
 

@@ -17,7 +17,7 @@ _BROKER = """
 import asyncio, sys
 from pathlib import Path
 from penstock.tube.broker.broker import TubeBroker
-from penstock.tube.storage.store import StoreLimits
+from penstock.tube.engine.limits import TubeLimits
 
 async def main():
     broker = TubeBroker(Path(sys.argv[1]), limits=TubeLimits(segment_bytes=200_000))

@@ -25,7 +25,7 @@ _BROKER = """
 import asyncio, sys
 from pathlib import Path
 from penstock.tube.broker.broker import TubeBroker
-from penstock.tube.storage.store import StoreLimits
+from penstock.tube.engine.limits import TubeLimits
 
 async def main():
     path, port, master = sys.argv[1:]

@@ -1,8 +1,8 @@
-"""The tube: a TubeMQ-compatible log. Master, broker, producer, consumer and a reader of exact ranges.
+"""TubeMQ: master, broker, producer, consumer and a reader of exact ranges.
 
-For programs: :class:`Producer`, :class:`Consumer`, :class:`RangeReader` and what they give and take, and producer and
-consumer without ``await`` in :mod:`penstock.tube.blocking`. The names are imported when they are used, so that the pure
-modules of this package stay free of asyncio.
+For programs: :class:`Producer`, :class:`Consumer`, :class:`RangeReader` and their argument and result types; blocking
+producer and consumer are in :mod:`penstock.tube.blocking`. Names are imported on first use, so that the pure modules of
+this package do not load asyncio.
 """
 
 from __future__ import annotations

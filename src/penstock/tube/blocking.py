@@ -204,7 +204,7 @@ class Consumer(_BlockingClient[consumer.Consumer]):
 
     @property
     def positions(self) -> dict[Partition, Position]:
-        """How far each partition was read."""
+        """The offset up to which each partition was read."""
         return self._opened()[1].positions
 
 

@@ -38,7 +38,7 @@ __all__ = ["Bound", "Consumer", "Message", "Position"]
 
 
 class Position(NamedTuple):
-    """Where a partition's last get began, and the log's end that its answer told: index offsets, -1 unknown."""
+    """Offset of a partition's last get, and the end of the log that its response reported; -1: unknown."""
 
     offset: int
     end: int
@@ -164,7 +164,7 @@ class Consumer:
 
     @property
     def positions(self) -> dict[Partition, Position]:
-        """How far each partition was read."""
+        """The offset up to which each partition was read."""
         return {reading.partition: Position(reading.offset, reading.max_offset) for reading in self._fetcher.readings}
 
     @property
@@ -274,12 +274,12 @@ class Consumer:
                 raise outcome
 
     async def seek(self, offsets: Mapping[Partition, int]) -> None:
-        """Go on at these index offsets; what is in hand of the partitions is dropped. Partitions not held are left out.
+        """Continue at these index offsets; fetched messages of the partitions are dropped. Others are ignored.
 
         Raises:
-            LocalProtocolError: a partition is given by its key, say; :attr:`assignment` has those that are meant.
+            LocalProtocolError: a partition is not one of :attr:`assignment`'s type (a key, for example).
             ConfigError: an offset is below 0, or no multiple of 28.
-            UnavailableError: a broker did not answer; it is told as soon as it does.
+            UnavailableError: a broker did not answer; the offset is stored as soon as it does.
         """
         for partition in offsets:
             if not isinstance(partition, Partition):
@@ -288,21 +288,21 @@ class Consumer:
         await self._fetcher.seek(dict(offsets))
 
     async def seek_to_time(self, time_ms: int) -> None:
-        """Go on at the first messages that brokers received at ``time_ms`` or later, in every partition held.
+        """Continue at the first messages that brokers received at ``time_ms`` or later, in every partition held.
 
         Raises:
-            RefusedError: a broker cannot find them: it is not one of ours.
+            RefusedError: a broker cannot find them: it is not penstock's.
             UnavailableError: as :meth:`seek`.
         """
         offsets = {partition: await self._fetcher.offsets_at(partition, time_ms) for partition in self.assignment}
         await self._fetcher.seek(offsets)
 
     async def seek_to_start(self) -> None:
-        """Go on at the oldest messages kept, in every partition held."""
+        """Continue at the oldest messages kept, in every partition held."""
         await self._fetcher.seek(dict.fromkeys(self.assignment, 0))
 
     async def seek_to_end(self) -> None:
-        """Go on at what comes from now on, in every partition held."""
+        """Continue at the messages that arrive from now on, in every partition held."""
         await self._fetcher.seek(dict.fromkeys(self.assignment, LATEST_OFFSET))
 
     async def available(self) -> dict[Partition, bool]:

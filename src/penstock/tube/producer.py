@@ -164,7 +164,7 @@ class Producer:
 
     @property
     def request_timeout_s(self) -> float:
-        """How long one request may take."""
+        """Time limit of one request in seconds."""
         return self._settings.request_timeout_s
 
     async def partitions(self, topic: str) -> list[Partition]:
@@ -174,7 +174,7 @@ class Producer:
         return self._routes.partitions(topic)
 
     def choose(self, topic: str, key: bytes | None, partition: int | Partition | None) -> Partition:
-        """Where a record of a published topic goes.
+        """Choose the partition of a record of a published topic.
 
         Raises:
             RefusedError: the topic has no such partition, or (just now) none at all.
@@ -216,9 +216,9 @@ class Producer:
         )
 
     async def publish(self, *topics: str) -> None:
-        """Announce ``topics`` and connect to their brokers, so that the first send finds all ready.
+        """Publish ``topics`` at the master and connect to their brokers before the first send.
 
-        A send does it by itself; this says earlier that a topic is not there.
+        A send does that by itself; this reports earlier that a topic does not exist.
 
         Raises:
             RefusedError: the master announces no partition of one within ``topic_timeout_s``.
@@ -300,10 +300,10 @@ class Producer:
             await asyncio.wait(waiting)
 
     async def close(self) -> None:
-        """Take nothing more, wait for what is on its way (at most its delivery timeout), say goodbye to the master.
+        """Accept no more records, wait for those in flight (at most their delivery timeout), leave the master.
 
-        Who still waits for a place in :meth:`queue` or :meth:`send_all` has a LocalProtocolError. Cancelled while it
-        waits, the producer goes on as before.
+        Calls of :meth:`queue` or :meth:`send_all` that still wait for a place get a LocalProtocolError. If this is
+        cancelled while it waits, the producer continues as before.
         """
         if self._closing:
             return
@@ -331,7 +331,7 @@ class Producer:
             self._sender.connect_ahead(partitions)
 
     def _settled(self, topic: str, failure: PenstockError | None) -> None:
-        """A topic was published, or could not be: what waits for it goes on, or fails."""
+        """A topic was published, or could not be: send or fail the records that wait for it."""
         if failure is None:
             self._admit(topic)
             return
@@ -380,7 +380,7 @@ class Producer:
         return self._loop
 
     def _start(self, message: PendingRecord) -> None:
-        """Give ``message`` a place in flight and send it on its way."""
+        """Give ``message`` a place in flight and pass it to the sender."""
         assert self._sender is not None
         self._in_flight += 1
         self._bytes += len(message.data)
@@ -402,7 +402,7 @@ class Producer:
         self._sender.push(target, message)
 
     def _admit(self, topic: str) -> None:
-        """Send what waits for ``topic``, as far as there are places in flight."""
+        """Send records that wait for ``topic``, while there are places in flight."""
         queue = self._pending.get(topic)
         while queue and not self._full:
             if not self._routes.partitions(topic):

@@ -219,7 +219,7 @@ class BrokerReader(BrokerClient, ABC):
 
     @abstractmethod
     def bounds(self, topic: str, partition: int) -> tuple[int, ...]:
-        """Oldest offset kept and durable end of the partition's store (half-open); then figures of the kind of broker.
+        """Oldest offset kept and durable end of the partition's store (half-open); Apache's: then those of its data.
 
         Raises:
             UnavailableError: no answer in time.
@@ -269,8 +269,8 @@ class BrokerReader(BrokerClient, ABC):
 class RangeReader(BrokerReader):
     """Reads exact ranges from one of penstock's brokers.
 
-    A connection that breaks in the middle of a range is replaced within ``timeout_s``, and the range goes on where it
-    was. ``batch_bytes``: how much one response brings, about.
+    A connection that breaks in the middle of a range is replaced within ``timeout_s``, and the range continues where
+    it was. ``batch_bytes``: approximate size of one response.
     """
 
     def __init__(

@@ -36,9 +36,9 @@ __all__ = ["Asker", "BatchId", "Staged", "Stager"]
 
 REQUEST_ROWS = 4_000
 REQUEST_BYTES = 1 << 20
-"""A request of one attempt to one broker is sent once it has so much."""
+"""A request of one attempt to one broker is sent at this size."""
 CROWDED_BYTES = 8 << 20
-"""Who adds waits while so much is on its way to a broker."""
+"""Adding waits while this many bytes are in flight to a broker."""
 _PAUSE_S = 0.05
 _LONGEST_PAUSE_S = 1.0
 _RETRIED = frozenset({ErrCode.SERVICE_UNAVAILABLE, ErrCode.SERVER_RECEIVE_OVERFLOW, ErrCode.CERTIFICATE_FAILURE})
@@ -46,7 +46,7 @@ _RETRIED = frozenset({ErrCode.SERVICE_UNAVAILABLE, ErrCode.SERVER_RECEIVE_OVERFL
 
 @dataclass(frozen=True, slots=True)
 class BatchId:
-    """Which batch of which query, and which run of the query asks.
+    """Identifies a batch of a query, and the run of the query that writes it.
 
     ``epoch``: orders runs, the highest is the newest; 0: a run that the brokers have not seen before is newer than the
     query's. ``once``: the query has this one batch only.
@@ -67,7 +67,7 @@ class BatchId:
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """What one attempt staged: ``rows`` by broker id, ``brokers`` all that may take part, as ``id:host:port`` by id.
+    """The result of one attempt: staged ``rows`` by broker id; all ``brokers`` that may take part, as ``id:host:port``.
 
     ``decided``: the batch had been committed before, so nothing was staged.
     """
@@ -80,7 +80,7 @@ class Staged:
 
 
 class Asker:
-    """Asks brokers about one batch, again and again until ``timeout_s`` is over."""
+    """Sends the transaction requests of one batch to brokers; retries until ``timeout_s`` is over."""
 
     def __init__(self, producer: Producer, batch: BatchId, timeout_s: float) -> None:
         self.producer = producer
@@ -155,14 +155,14 @@ class _Request:
     bytes: int = 0
 
 
-class _Lane:
-    """What goes to one broker: one request at a time, so that its rows stay in their order."""
+class _BrokerQueue:
+    """Requests to one broker: one at a time, so that its rows stay in order."""
 
-    __slots__ = ("broker", "bytes", "filling", "queue", "rows", "task")
+    __slots__ = ("broker", "bytes", "filling", "requests", "rows", "task")
 
     def __init__(self, broker: BrokerInfo) -> None:
         self.broker = broker
-        self.queue: deque[_Request] = deque()
+        self.requests: deque[_Request] = deque()
         self.filling = _Request(0)
         self.rows = 0
         self.bytes = 0
@@ -183,7 +183,7 @@ class Stager:
         self._topics: dict[str, bool] = {}
         self._brokers: dict[int, BrokerInfo] = {}
         self._unable: set[int] = set()
-        self._lanes: dict[int, _Lane] = {}
+        self._queues: dict[int, _BrokerQueue] = {}
 
     async def __aenter__(self) -> Self:
         return self
@@ -191,7 +191,7 @@ class Stager:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        tasks = [lane.task for lane in self._lanes.values() if lane.task is not None]
+        tasks = [queue.task for queue in self._queues.values() if queue.task is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -243,16 +243,16 @@ class Stager:
                 why=f"its limit is {most} bytes",
                 do="send less, or raise the topic's largest message",
             )
-        lane = self._lanes.get(target.broker.id)
-        if lane is None:
-            lane = self._lanes[target.broker.id] = _Lane(target.broker)
-        self._fill(lane, target, data, flag, msg_type or "")
+        queue = self._queues.get(target.broker.id)
+        if queue is None:
+            queue = self._queues[target.broker.id] = _BrokerQueue(target.broker)
+        self._fill(queue, target, data, flag, msg_type or "")
 
-    def _fill(self, lane: _Lane, target: Partition, data: bytes, flag: int, msg_type: str) -> None:
-        filling = lane.filling
+    def _fill(self, queue: _BrokerQueue, target: Partition, data: bytes, flag: int, msg_type: str) -> None:
+        filling = queue.filling
         if filling.rows and (filling.rows >= REQUEST_ROWS or filling.bytes + len(data) > REQUEST_BYTES):
-            self._send(lane)
-            filling = lane.filling
+            self._send(queue)
+            filling = queue.filling
         part = filling.parts.get((target.topic, target.id))
         if part is None:
             part = pb.StagedRows(topicName=target.topic, partitionId=target.id)
@@ -263,30 +263,30 @@ class Stager:
         batch.msgTypes.append(msg_type)
         filling.rows += 1
         filling.bytes += len(data)
-        lane.rows += 1
-        lane.bytes += len(data)
+        queue.rows += 1
+        queue.bytes += len(data)
 
-    def _send(self, lane: _Lane) -> None:
-        if lane.filling.rows:
-            lane.queue.append(lane.filling)
-            lane.filling = _Request(lane.rows)
-        self._start(lane)
+    def _send(self, queue: _BrokerQueue) -> None:
+        if queue.filling.rows:
+            queue.requests.append(queue.filling)
+            queue.filling = _Request(queue.rows)
+        self._start(queue)
 
-    def _start(self, lane: _Lane) -> None:
-        if lane.task is None and lane.queue:
-            lane.task = asyncio.create_task(self._deliver(lane), name=f"tube-staging-{lane.broker.id}")
+    def _start(self, queue: _BrokerQueue) -> None:
+        if queue.task is None and queue.requests:
+            queue.task = asyncio.create_task(self._deliver(queue), name=f"tube-staging-{queue.broker.id}")
 
-    async def _deliver(self, lane: _Lane) -> None:
-        while lane.queue:
-            request = lane.queue.popleft()
+    async def _deliver(self, queue: _BrokerQueue) -> None:
+        while queue.requests:
+            request = queue.requests.popleft()
             asked = self._batch.ask(pb.Transaction.STAGE)
             asked.attempt.task, asked.attempt.attempt, asked.attempt.rows = self._task, self._attempt, request.first
             asked.rows.extend(request.parts.values())
-            answer = await self._asker.ask(lane.broker, asked)
-            lane.bytes -= request.bytes
+            answer = await self._asker.ask(queue.broker, asked)
+            queue.bytes -= request.bytes
             if answer is None:
                 raise UnavailableError(
-                    f"tube: broker {lane.broker.address} does not stage any more",
+                    f"tube: broker {queue.broker.address} does not stage any more",
                     why="another server answers there than before",
                     do="look what runs there",
                 )
@@ -298,11 +298,11 @@ class Stager:
         Raises:
             RefusedError, UnavailableError: what was added before cannot be staged.
         """
-        for lane in self._lanes.values():
-            if lane.task is not None and (lane.task.done() or lane.bytes >= CROWDED_BYTES):
-                await lane.task
-                lane.task = None
-                self._start(lane)
+        for queue in self._queues.values():
+            if queue.task is not None and (queue.task.done() or queue.bytes >= CROWDED_BYTES):
+                await queue.task
+                queue.task = None
+                self._start(queue)
 
     async def finish(self) -> Staged:
         """Return when all is staged durably; what the commit of the batch needs to know.
@@ -310,15 +310,15 @@ class Stager:
         Raises:
             RefusedError, UnavailableError: it cannot be staged: let the task run again.
         """
-        for lane in self._lanes.values():
-            self._send(lane)
-        for lane in self._lanes.values():
-            while lane.task is not None:
-                await lane.task
-                lane.task = None
-                self._start(lane)
+        for queue in self._queues.values():
+            self._send(queue)
+        for queue in self._queues.values():
+            while queue.task is not None:
+                await queue.task
+                queue.task = None
+                self._start(queue)
         able = {number: broker.address for number, broker in self._brokers.items() if number not in self._unable}
-        rows = {} if self.decided else {number: lane.rows for number, lane in self._lanes.items() if lane.rows}
+        rows = {} if self.decided else {number: queue.rows for number, queue in self._queues.items() if queue.rows}
         return Staged(self._task, self._attempt, rows, able, self.decided)
 
 
@@ -328,7 +328,7 @@ def _refused(broker: BrokerInfo, asked: pb.Transaction, answer: pb.SendMessageRe
     match answer.transaction.refusal:
         case pb.TransactionResult.FENCED:
             what = f"tube: {about}: run {asked.run!r} was replaced by run {answer.transaction.run!r}"
-            do = "let the newer run go on, and end this one; if both shall write, give each a query of its own"
+            do = "let the newer run continue, and end this one; if both shall write, give each a query of its own"
         case pb.TransactionResult.FULL:
             what = f"tube: {about}: broker {broker.address} takes no more staged rows"
             do = "write smaller batches, or raise tube.staging.max_bytes of the broker; what nobody commits goes after "

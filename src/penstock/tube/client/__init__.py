@@ -1,1 +1,4 @@
-"""What producer, consumer and readers are made of: ways to the brokers, batches, sessions at a master."""
+"""Parts of producers, consumers and readers: connections, sessions at the master, sending and fetching.
+
+The rules without IO are in :mod:`penstock.tube.engine.client`; read :mod:`.connection` first.
+"""

@@ -58,7 +58,7 @@ _log = logging.getLogger(__name__)
 
 
 class StoreBounds(NamedTuple):
-    """What a partition's store holds: the range of its index offsets and of its data in bytes, both half-open."""
+    """The range of a partition's store: its index offsets, and its data in bytes; both half-open."""
 
     oldest: int
     end: int
@@ -67,7 +67,7 @@ class StoreBounds(NamedTuple):
 
 
 def broker_webs(http: str, *, timeout_s: float) -> dict[int, str]:
-    """Where the administration of each broker answers, as the master whose administration is at ``http`` says.
+    """The address of each broker's administration by broker id, as the master's administration at ``http`` reports it.
 
     Raises:
         ConfigError: ``http`` is no address.
@@ -160,11 +160,11 @@ class DirectConsumer(BrokerClient):
 
 
 class ApacheRangeReader(DirectConsumer, BrokerReader):
-    """Reads exact ranges from one broker of Apache's, whose administration answers at ``http``.
+    """Reads exact ranges from one of Apache's brokers, whose administration is at ``http``.
 
-    ``group`` begins the names that it registers under, and that it has the broker forget after each range. The names
-    are the same for each partition again and again: a broker forgets only those that it wrote down before, some seconds
-    after their first use. Many may read under one ``group``; each finds a name that nobody holds.
+    ``group`` is the prefix of the group names that it registers under and deletes at the broker after each range. A
+    partition always has the same names: a broker deletes only names that it has stored, some seconds after their first
+    use. Many readers may share one ``group``; each finds a name that no other holds.
     """
 
     def __init__(
@@ -185,10 +185,10 @@ class ApacheRangeReader(DirectConsumer, BrokerReader):
         self._group = group
 
     def bounds(self, topic: str, partition: int) -> StoreBounds:
-        """What the partition's store holds. Before its first message a broker knows of none: all zero.
+        """The range of the partition's store; all zero before its first message.
 
         Raises:
-            UnavailableError, RefusedError: the broker's administration does not answer, or not this.
+            UnavailableError, RefusedError: the broker's administration does not answer, or refuses.
         """
         for row in self._web("admin_query_pubinfo", {"topicName": topic}):
             for of in row["offsetInfo"] if row["topicName"] == topic else ():
@@ -278,7 +278,7 @@ class ApacheRangeReader(DirectConsumer, BrokerReader):
         return _batch_of(fetched, spans, columns.flags.astype(np.int64), partial(ids_of, encoded.answer, columns))
 
     def _one_by_one(self, fetched: Fetched, ref: PartitionRef) -> MessageBatch:
-        """Of messages in another form than servers write."""
+        """The batch of messages in another form than servers write."""
         parsed = fetched.messages.parsed()
         spans = Spans.of([message.payLoadData for message in parsed])
         self._check(ref, spans, np.array([message.checkSum for message in parsed], np.int64))
@@ -295,7 +295,7 @@ class ApacheRangeReader(DirectConsumer, BrokerReader):
             )
 
     def _forget(self, group: str, topic: str) -> None:
-        """Have the broker forget where ``group`` stood: each costs it a file entry and a message a minute."""
+        """Delete the offset of ``group`` at the broker: each costs it a file entry and a message a minute."""
         # Without the topic the broker removes just what is in its files by now.
         wanted = {"groupName": group, "topicName": topic, "modifyUser": "penstock"}
         try:

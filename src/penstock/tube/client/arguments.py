@@ -1,4 +1,4 @@
-"""What a program gives a client, checked where it is made: what is wrong is said at once, and is no silence later."""
+"""Checks of a client's arguments, made where it is created, so that a mistake is an error at once."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ __all__ = ["check_login", "check_offsets", "check_seconds", "check_topic", "chec
 
 
 def check_seconds(**given: object) -> None:
-    """Raise ConfigError where one is no span of time above 0."""
+    """Raise ConfigError unless all are times in seconds above 0."""
     for option, value in given.items():
         if isinstance(value, bool) or not isinstance(value, Real) or not float(value) > 0:
             raise ConfigError(f"tube: {option} {value!r} is not possible", option=option, do="give seconds above 0")
 
 
 def check_whole(least: int, most: int, **given: object) -> None:
-    """Raise ConfigError where one is no whole number from ``least`` to ``most``."""
+    """Raise ConfigError unless all are whole numbers from ``least`` to ``most``."""
     for option, value in given.items():
         if isinstance(value, bool) or not isinstance(value, Integral) or not least <= int(value) <= most:
             do = f"choose {least:,} to {most:,}"
@@ -29,7 +29,7 @@ def check_whole(least: int, most: int, **given: object) -> None:
 
 
 def check_login(user: object, password: object, tls: object) -> None:
-    """Raise ConfigError where nobody could log in with these."""
+    """Raise ConfigError unless these are the credentials of a client, or none."""
     if (user is None) != (password is None):
         raise ConfigError(
             "tube: a user needs a password, and a password its user",
@@ -47,13 +47,13 @@ def check_login(user: object, password: object, tls: object) -> None:
 
 
 def check_topic(topic: object) -> None:
-    """Raise LocalProtocolError where ``topic`` cannot be a topic."""
+    """Raise LocalProtocolError unless ``topic`` is a valid topic name."""
     if not valid_topic(topic):
         raise LocalProtocolError(f"tube: {topic!r} cannot be a topic: {TOPIC_RULE}")
 
 
 def check_offsets(option: str, offsets: Iterable[object]) -> None:
-    """Raise ConfigError where an index offset cannot be one."""
+    """Raise ConfigError unless all are valid index offsets."""
     for value in offsets:
         if (
             isinstance(value, bool)

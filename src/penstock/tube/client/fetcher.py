@@ -1,9 +1,9 @@
-"""The consumer's connection to the brokers: a task for each partition that registers, gets batches, and releases it.
+"""Fetches the partitions of a consumer: one task for each registers it, gets batches, and releases it.
 
-At most one batch (what one get brought) of a partition is in memory. With ``auto_confirm`` the next get commits it.
-Without, brokers that commit at offsets (penstock's) are read on while messages wait for their confirmation, and a
-commit names the offset behind the last message that is confirmed. Apache's commit whole batches: there the next get
-waits for the confirmation of the last message.
+At most one batch (the messages of one response) of a partition is in memory. With ``auto_confirm`` the next get commits
+it. Without, penstock's brokers, which commit at offsets, are read further while messages wait for their confirmation,
+and a commit names the offset after the last confirmed message. Apache's brokers commit whole batches: there the next
+get waits for the confirmation of the last message.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ RELEASE_WAIT_S = 3.0
 class Message:
     """One message. ``data`` and ``flag`` as stored; ``record`` decodes them (RemoteProtocolError if damaged).
 
-    ``offset`` (index position) and ``append_time_ms`` are there if the consumer asked for them and the broker is one
-    of ours; else None.
+    ``offset`` (in the index) and ``append_time_ms`` are None unless the consumer was created with ``with_offsets`` and
+    the broker is penstock's.
     """
 
     __slots__ = ("_record", "append_time_ms", "broker_id", "data", "flag", "message_id", "offset", "partition", "topic")
@@ -86,7 +86,7 @@ class Message:
 
 
 class HandedOut(NamedTuple):
-    """The first ``messages`` of ``batch``, which the application had; ``end`` is the offset behind them, if known."""
+    """The first ``messages`` of ``batch``, which the application has; ``end`` is the offset after them, if known."""
 
     batch: FetchedBatch
     messages: int
@@ -96,8 +96,8 @@ class HandedOut(NamedTuple):
 class FetchedBatch:
     """The messages of one response to a get, and whether the application is done with them.
 
-    ``finished`` is set once it was handed out to its last message or taken back, ``settled`` once it is confirmed or
-    taken back; ``waiting_since`` (s) is when it was handed out, if the partition is not read on before it is confirmed.
+    ``finished`` is set once the application has its last message or it is revoked, ``settled`` once it is confirmed or
+    revoked. ``waiting_since`` (s): since when the partition is not read because this is not confirmed.
     """
 
     __slots__ = ("confirmed", "count", "end", "finished", "messages", "next", "reading", "revoked", "settled",
@@ -126,24 +126,24 @@ class FetchedBatch:
         return self.waiting_since is not None and not self.settled.is_set()
 
     def position(self) -> HandedOut:
-        """How far it is handed out now."""
+        """The messages that the application has now."""
         end = self.end if self.handed_out or not self.next else _behind(self.messages[self.next - 1])
         return HandedOut(self, self.next, end)
 
     def finish(self) -> None:
-        """It is handed out: its messages are the application's alone."""
+        """The application has all messages: drop them here."""
         self.messages = []
         self.finished.set()
 
     def confirm(self) -> None:
-        """The application is done with it: the next get commits it, if that is not done yet."""
+        """Confirm the batch: the next get commits it, unless that was done."""
         if not self.revoked and not self.settled.is_set():
             self.reading.confirmed()
             self.finished.set()
             self.settled.set()
 
     def revoke(self) -> None:
-        """It was taken back: what is in it comes again, here or at another member."""
+        """Revoke the batch: its messages are delivered again, to this member or another."""
         self.revoked = True
         self.finished.set()
         self.settled.set()
@@ -156,7 +156,7 @@ def _behind(message: Message) -> int | None:
 def messages_of(
     partition: Partition, answer: broker_pb2.GetMessageResponseB2C, filters: Set[str] | None
 ) -> tuple[list[Message], int]:
-    """The messages that pass the checks of the reference's readers, and how many are damaged.
+    """Decode a response: the messages that pass the checks of the reference's readers, and the number of damaged ones.
 
     Checked are checksum, attribute block and, with ``filters``, the message type.
     """
@@ -187,7 +187,7 @@ def _msg_type(data: bytes, flag: int) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class ReadSettings:
-    """What the user of a consumer chose; see :class:`penstock.tube.consumer.Consumer`."""
+    """Options of a consumer; see :class:`penstock.tube.consumer.Consumer`."""
 
     start: Start
     timeout_s: float
@@ -196,16 +196,16 @@ class ReadSettings:
     want_offsets: bool
     auto_confirm: bool
     obey_s: float
-    """An order of the master is reported as carried out after so long, for the heartbeats must go on."""
+    """An order of the master is reported as carried out after this time at the latest, so that heartbeats continue."""
     start_offset: Callable[[Partition], int | None]
     own_positions: bool
-    """``start_offset`` knows better than the broker also after a connection was lost."""
+    """Use ``start_offset`` also after a lost connection, instead of the broker's stored offset."""
 
 
 class Fetcher:
-    """Reads the partitions that :meth:`obey` takes.
+    """Fetches the partitions that :meth:`obey` assigns.
 
-    ``deliver`` gets batches and errors; ``lost`` is called when a partition is not ours any more.
+    ``deliver`` gets batches and errors; ``lost`` is called when this member has lost a partition.
     """
 
     def __init__(
@@ -239,7 +239,7 @@ class Fetcher:
         return [reading for reading, _ in self._readings.values()]
 
     async def obey(self, orders: Orders) -> None:
-        """Give up and take partitions; returns when each was registered, or could not be for now."""
+        """Release and assign partitions; return when each was registered, or could not be for now."""
         settings = self._settings
         wait_s = min(RELEASE_WAIT_S, settings.obey_s)
         await asyncio.gather(*(self.release(partition, wait_s=wait_s) for partition in orders.release))
@@ -266,10 +266,10 @@ class Fetcher:
         await self._wait(waiting, settings.obey_s)
 
     async def seek(self, offsets: dict[Partition, int]) -> None:
-        """Go on at other offsets; returns when the brokers know.
+        """Continue at other offsets; return when the brokers have stored them.
 
         Raises:
-            UnavailableError: one does not answer; it is told as soon as it does.
+            UnavailableError: a broker did not answer in time; the offset is stored as soon as it does.
         """
         waiting = []
         for partition, offset in offsets.items():
@@ -327,7 +327,9 @@ class Fetcher:
             return
         connection = self._connection_of(partition)
         if connection is None:
-            raise UnavailableError(f"tube: the broker of {partition.key} is not connected: its messages come again")
+            raise UnavailableError(
+                f"tube: the broker of {partition.key} is not connected: its messages are delivered again"
+            )
         request = broker_pb2.CommitOffsetRequestC2B(
             clientId=self._member.client_id,
             topicName=partition.topic,
@@ -352,14 +354,14 @@ class Fetcher:
             raise UnavailableError(
                 f"tube: the position of {partition.key} is not stored: {answer.errMsg}",
                 applied=False,
-                why="the broker forgot this consumer or gave the partition to another one: its messages come again",
+                why="the broker forgot this consumer or gave its partition to another: messages are delivered again",
             )
         batch.confirmed = max(batch.confirmed, count)
         if batch.confirmed == batch.count:
             batch.confirm()
 
     def commit_soon(self, position: HandedOut) -> None:
-        """As :meth:`commit`, when the commit before is answered; of several positions only the last one is sent."""
+        """As :meth:`commit`, after the previous commit was answered; of several only the last one is sent."""
         reading = position.batch.reading
         self._to_commit[reading] = position
         if reading not in self._committing:
@@ -379,7 +381,7 @@ class Fetcher:
             del self._committing[reading]
 
     async def _planned_end(self, batch: FetchedBatch, count: int) -> int | None:
-        """The offset behind the first ``count`` messages of ``batch``, which came without; None: it cannot be known."""
+        """The offset after the first ``count`` messages of ``batch``, which has none; None: it cannot be known."""
         if self._member.filters.get(batch.reading.partition.topic):
             return None
         wanted = broker_pb2.RangeRequest(startOffset=batch.reading.offset, maxMessages=count, planOnly=True)
@@ -505,7 +507,7 @@ class Fetcher:
         return step
 
     async def _ask(self, connection: ClientConnection, reading: PartitionConsumer) -> broker_pb2.GetMessageResponseB2C:
-        """One get. A connection on which it stays unanswered is given up: a late answer would move the position."""
+        """Send one get. Without a response in time abort the connection: a late one would move the stored offset."""
         partition = reading.partition
         request = reading.get_request(self._member.client_id, self._member.group)
         timeout_s = self._settings.timeout_s + request.maxWaitMs / 1000
@@ -540,12 +542,12 @@ class Fetcher:
         self._tell_lost()
 
     def _batches_of(self, partition: Partition) -> list[FetchedBatch]:
-        """What the application has not confirmed, oldest first."""
+        """The batches that the application has not confirmed, oldest first."""
         found = (self._unconfirmed.get(partition), self._in_hand.get(partition))
         return [batch for batch in found if batch is not None and not batch.settled.is_set()]
 
     def _revoke(self, partition: Partition) -> None:
-        """Take back what is not confirmed: it comes again, here or at another member."""
+        """Revoke what is not confirmed: it is delivered again, to this member or another."""
         for batch in self._batches_of(partition):
             batch.revoke()
         self._unconfirmed.pop(partition, None)
@@ -557,7 +559,7 @@ class Fetcher:
         return self._connections.find((partition.broker.host, partition.broker.port))
 
     async def _range(self, partition: Partition, wanted: broker_pb2.RangeRequest) -> broker_pb2.RangeResponse | None:
-        """Ask a broker of ours about the log; None: it is none."""
+        """Ask one of penstock's brokers about the log; None: it is not one."""
         connection = await self._connections.connect((partition.broker.host, partition.broker.port), user=self)
         request = broker_pb2.GetMessageRequestC2B(
             clientId=self._member.client_id,

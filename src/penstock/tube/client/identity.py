@@ -1,4 +1,4 @@
-"""What a client calls itself, and the credentials that it shows to masters and brokers."""
+"""Client ids, and the credentials of a client at masters and brokers."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""A member of a group at its master: registered, beating, and its fetcher told which partitions to take and to give up.
+"""A group member's session at its master: register, heartbeats, and the assignment of partitions to its fetcher.
 
-Either the master shares the partitions out (:class:`Membership`), or the member chooses among them itself
-(:class:`ClientBalance`).
+Either the master assigns the partitions (:class:`Membership`), or the member chooses its own (:class:`ClientBalance`).
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ class MemberSession:
         self._heart: asyncio.Task[None] | None = None
 
     async def start(self, fetcher: Fetcher) -> None:
-        """Join the group, then beat; ``fetcher`` carries out what is heard.
+        """Join the group, then send heartbeats; ``fetcher`` carries out the assignment.
 
         Raises:
             UnavailableError: no master answers.
@@ -69,7 +68,7 @@ class MemberSession:
         self._heart = asyncio.create_task(beating, name=f"tube-consumer-{member.client_id}")
 
     def wake(self) -> None:
-        """Beat now: something changed that the master has to hear, or that the member has to choose anew."""
+        """Send a heartbeat now: there is something to report, or the member has to choose anew."""
         self._wake.set()
 
     async def question(self, member: ClientBalance) -> Orders:
@@ -81,13 +80,13 @@ class MemberSession:
         return member.told(answer, wall_clock_ms())
 
     async def stop(self) -> None:
-        """Beat no more."""
+        """Stop heartbeats."""
         if self._heart is not None:
             self._heart.cancel()
             await asyncio.gather(self._heart, return_exceptions=True)
 
     async def close(self) -> None:
-        """Say goodbye; a master that does not hear it lets the session expire."""
+        """Close the session; a master that does not receive this lets it expire."""
         with contextlib.suppress(PenstockError):
             await self._master.call(
                 MethodId.CONSUMER_CLOSE, self._member.close(), master_pb2.CloseResponseM2C, timeout_s=2
@@ -120,7 +119,7 @@ class MemberSession:
             )
 
     async def _follow(self, member: Membership, fetcher: Fetcher) -> None:
-        """Heartbeats; carries the master's orders out and reports at once."""
+        """Send heartbeats; carry the master's orders out and report at once."""
         while True:
             pause = self._heartbeat_s
             try:
@@ -143,7 +142,7 @@ class MemberSession:
             await self._pause(pause)
 
     async def _choose(self, member: ClientBalance, fetcher: Fetcher) -> None:
-        """Heartbeats, and now and then the question which partitions there are; holds what was chosen."""
+        """Send heartbeats, sometimes ask which partitions exist, and hold the chosen ones."""
         loop = asyncio.get_running_loop()
         asked_at = -QUESTION_S
         while True:

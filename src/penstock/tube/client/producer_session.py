@@ -1,4 +1,4 @@
-"""A producer at its master: registered, beating, its topics published; what the master announces goes to its routes."""
+"""A producer's session at its master: register, heartbeats, publish topics, update the routes."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class ProducerSession:
         self._heart: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Register, then beat.
+        """Register, then send heartbeats.
 
         Raises:
             UnavailableError: no master answers. RefusedError: it does not want this producer.
@@ -67,14 +67,14 @@ class ProducerSession:
         self._heart = asyncio.create_task(self._beat(), name=f"tube-producer-{self._routes.client_id}")
 
     async def stop(self) -> None:
-        """Beat and publish no more."""
+        """Stop heartbeats and publishing."""
         tasks = [*([] if self._heart is None else [self._heart]), *self._publishing.values()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def close(self) -> None:
-        """Say goodbye; a master that does not hear it lets the session expire."""
+        """Close the session; a master that does not receive this lets it expire."""
         with contextlib.suppress(PenstockError):
             await self._master.call(
                 MethodId.PRODUCER_CLOSE, self._routes.close(), master_pb2.CloseResponseM2P, timeout_s=2
@@ -82,7 +82,7 @@ class ProducerSession:
         await self._master.close()
 
     async def heartbeat(self) -> None:
-        """Say which topics are published, hear where they are. Raises PenstockError."""
+        """Send the published topics, receive their partitions. Raises PenstockError."""
         async with self._beating:
             answer = await self._master.call(
                 MethodId.PRODUCER_HEARTBEAT, self._routes.heartbeat(), master_pb2.HeartResponseM2P,
@@ -109,7 +109,7 @@ class ProducerSession:
         return task
 
     def unknown(self, topic: str) -> RefusedError:
-        """The error about a topic that is not announced."""
+        """The error for a topic that the master does not announce."""
         return RefusedError(
             f"tube: topic {topic!r} has no partition",
             code=444,
@@ -134,7 +134,7 @@ class ProducerSession:
                 await self.heartbeat()
 
     async def _publish(self, topic: str) -> None:
-        """Announce a topic and learn its partitions; then what waits for them goes on, or fails."""
+        """Publish a topic and wait for its partitions; then continue or fail the records that wait for them."""
         self._routes.topics.add(topic)
         failure: PenstockError | None = None
         try:

@@ -29,7 +29,7 @@ __all__ = ["MessageBatch", "RangeResponse", "Spans"]
 
 
 class Spans(NamedTuple):
-    """Where the data of messages are: those of message k in ``data[starts[k]:ends[k]]``."""
+    """The data of messages in one piece of memory: those of message k are ``data[starts[k]:ends[k]]``."""
 
     data: bytes
     starts: Numbers
@@ -119,7 +119,7 @@ class MessageBatch:
 
 
 class RangeResponse:
-    """The get response of ``peer``: what stands before its messages is parsed, they only when somebody needs that."""
+    """The get response of ``peer``: the part before its messages is parsed, they only on demand."""
 
     __slots__ = ("message", "payload", "peer", "start")
 
@@ -146,7 +146,7 @@ class RangeResponse:
         return decode(broker_pb2.GetMessageResponseB2C, self.payload)
 
     def check(self, topic: str, partition: int, wanted: broker_pb2.RangeRequest) -> None:
-        """Raise what keeps this from being the answer to ``wanted``.
+        """Raise the error that this response is, unless it answers ``wanted``.
 
         Raises:
             DataLossError: what was wanted is gone. UnavailableError: not now. RefusedError: not here.
@@ -173,7 +173,7 @@ class RangeResponse:
                 start=bounds.lostStart,
                 end=bounds.lostEnd,
                 why=f"broker {peer}: {answer.errMsg}",
-                do="look at the broker's log for what was damaged; go on at the second offset to accept the gap",
+                do="look at the broker's log for what was damaged; continue at the second offset to accept the gap",
             )
         if answer.errCode == ErrCode.SERVICE_UNAVAILABLE:
             raise UnavailableError(f"tube: broker {peer} does not serve now: {answer.errMsg}", applied=False)

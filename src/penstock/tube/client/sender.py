@@ -45,10 +45,9 @@ BATCHES_IN_FLIGHT = 4  # enough to keep broker and connection busy; more would o
 
 
 class SendResult(NamedTuple):
-    """Where the message is: ``append_offset`` is the index position (28 a message of the store).
+    """The place of a stored record: ``append_offset`` is its offset in the store's index (28 a message).
 
-    For a message that an earlier attempt had stored (``idempotent``) id and offset are -1: only that it is there is
-    known.
+    For a record that an earlier attempt had stored (``idempotent``) id and offset are -1: they are not known.
     """
 
     message_id: int
@@ -133,7 +132,7 @@ class SenderSettings:
 
 
 class _Debt:
-    """The answers that a broker owes. ``since``: when it last answered, or began to owe one (loop time)."""
+    """The responses that a broker owes. ``since``: when it last answered, or began to owe one (loop time)."""
 
     __slots__ = ("late", "since", "timer", "unanswered")
 
@@ -204,7 +203,7 @@ class Sender:
         ]
 
     async def close(self) -> None:
-        """Stop; what is still on its way is left alone."""
+        """Stop; requests in flight are abandoned."""
         self._closing = True
         tasks = [self._sweeper, *self._connecting.values(), *([] if self._leading is None else [self._leading])]
         for task in tasks:
@@ -230,7 +229,7 @@ class Sender:
         return queue
 
     def _fit(self, queue: PartitionQueue[PendingRecord], connection: ClientConnection) -> None:
-        """Batches where the broker takes them."""
+        """Use batches if the broker accepts them."""
         settings = self._settings
         if connection.extensions:
             queue.batch = (settings.batch_messages, settings.batch_bytes)
@@ -331,13 +330,13 @@ class Sender:
         self._settle(queue)
 
     def _stray(self, target: Partition, messages: list[PendingRecord], error: PenstockError) -> None:
-        """The place takes nothing: perhaps it was closed after the master had announced it."""
+        """A partition refuses records: perhaps it was closed after the master had announced it."""
         self._strays += [(target, message, error) for message in messages]
         if self._leading is None or self._leading.done():
             self._leading = asyncio.create_task(self._lead())
 
     async def _lead(self) -> None:
-        """Messages for places that are not announced any more go to others; the rest is refused."""
+        """Send records of partitions that are no longer announced to others; refuse the rest."""
         while strays := list(self._strays):
             with contextlib.suppress(PenstockError):
                 await self._refresh()
@@ -376,7 +375,7 @@ class Sender:
             offset += INDEX_RECORD_BYTES
 
     def _settle(self, queue: PartitionQueue[PendingRecord]) -> None:
-        """After an outcome: go on sending, or arrange the failed ones once all in flight have theirs."""
+        """After an outcome: continue sending, or retry the failed records once all in flight have an outcome."""
         outcome = queue.again()
         if outcome is None:
             if not queue.scheduled:
@@ -404,7 +403,7 @@ class Sender:
         self._timers.add(timer)
 
     def _expire(self, queue: PartitionQueue[PendingRecord], error: PenstockError | None) -> None:
-        """Give up waiting messages whose time is over. A numbered one stays in its row, its caller is told."""
+        """Give up waiting records whose time is over. A numbered one stays in its queue, its caller gets the error."""
         now = self._loop.time()
         for message in queue.take(lambda message: message.deadline <= now or message.future.done()):
             self._late(queue, message, error)
@@ -421,7 +420,7 @@ class Sender:
         self._tell(message, UnavailableError(text, applied=None if message.attempts else False, why=why))
 
     def _move(self, queue: PartitionQueue[PendingRecord]) -> None:
-        """Messages that go anywhere leave a broker that is avoided."""
+        """Move records without a fixed partition away from a broker that is avoided."""
         now = monotonic_ms()
         avoided = self._routes.avoided
         if not avoided(queue.target.broker.id, now):
@@ -445,7 +444,7 @@ class Sender:
     # --- the brokers ---
 
     def _owe(self, broker_id: int, now: float) -> None:
-        """The broker owes one more answer."""
+        """Count one more response that the broker owes."""
         debt = self._debts.get(broker_id)
         if debt is None:
             debt = self._debts[broker_id] = _Debt()
@@ -456,7 +455,7 @@ class Sender:
             debt.timer = self._loop.call_later(self._settings.availability_timeout_s, self._look, broker_id)
 
     def _look(self, broker_id: int) -> None:
-        """Leave a broker out that has owed an answer for too long, until it gives one."""
+        """Avoid a broker that has owed a response for too long, until it answers."""
         debt = self._debts[broker_id]
         debt.timer = None
         if not debt.unanswered or debt.late:
@@ -475,7 +474,7 @@ class Sender:
         self._routes.restore(broker_id)
 
     def _leave_out(self, broker_id: int) -> None:
-        """Messages that may go anywhere leave the broker until it answers."""
+        """Avoid the broker until it answers: records without a fixed partition go to others."""
         if not self._routes.avoided(broker_id, monotonic_ms()):
             self._routes.avoid(broker_id, UNTIL_RESTORED)
         for queue in self._queues_to(broker_id):
@@ -488,7 +487,7 @@ class Sender:
             self._connecting[broker_id] = asyncio.create_task(self._connect(target))
 
     async def _connect(self, target: Partition) -> None:
-        """Connect to a broker, again and again while the master announces it, or messages wait for it."""
+        """Connect to a broker; retry while the master announces it or records wait for it."""
         broker = target.broker
         backoff = Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S, random.random)
         late = self._loop.call_later(self._settings.availability_timeout_s, self._leave_out, broker.id)
@@ -520,7 +519,7 @@ class Sender:
             self._pump(queue)
 
     async def _ask(self, connection: ClientConnection, target: Partition) -> None:
-        """Learn what the broker can do: 400 is the answer of one without extensions, others say nothing yet."""
+        """Ask for the broker's extensions: 400 is the answer of one without, other codes leave it open."""
         if connection.extensions is not None:
             return
         question = self._writer.question(target, (self._routes.token, self._routes.broker_token()))
@@ -572,7 +571,7 @@ def _overflowed(message: PendingRecord) -> bool:
 
 
 def _overtaken(target: Partition, error: PenstockError | None) -> PenstockError:
-    """Why a message is given up whose followers are stored; ``error``: what became of it itself."""
+    """The error of a record that is given up because later ones are stored; ``error``: that of its last attempt."""
     do = "send it again if its place does not matter; reorder=True does so always; or keep fewer in flight"
     if isinstance(error, RefusedError):
         why = "later messages of the partition are stored: sending it again would change their order"

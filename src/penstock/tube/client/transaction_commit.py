@@ -1,7 +1,8 @@
-"""Committing a batch that its tasks staged: all of it is published, once, or nothing.
+"""Commits a batch that its tasks staged: all of it is published, once, or nothing.
 
-What an earlier run left in_doubt is decided first. A batch that spans several brokers is prepared at all of them, then
-published; whoever drives that may die at any moment, the next run of the query goes on (`tube.engine.settling`).
+Transactions that an earlier run left in doubt are decided first. A batch that spans several brokers is prepared at all
+of them, then published; the driver may die at any moment, and the next run of the query continues
+(:mod:`penstock.tube.engine.transactions.outcome`).
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ class WebLogin:
     user: str | None = None
     password: str = ""
     tls: ssl.SSLContext | None = None
-    """How servers named with ``https://`` are verified; None: by the system's authorities."""
+    """Verifies servers named with ``https://``; None: the system's authorities do."""
 
     def headers(self) -> dict[str, str]:
         """The ``Authorization`` header of a request; the token travels as a parameter, as TubeMQ's servers want it."""
@@ -149,7 +149,7 @@ def _absent(
     server: str, address: str, option: str, why: str | None, *, applied: bool | None = None
 ) -> UnavailableError:
     return UnavailableError(
-        f"no administration of a tube {server} answers at {address}",
+        f"no administration of a TubeMQ {server} answers at {address}",
         applied=applied,
         why=why,
         do=f"start a node (penstock up), or name its HTTP listener: {option} HOST:PORT",
@@ -157,7 +157,7 @@ def _absent(
 
 
 def _refusal(server: str, address: str, option: str, code: int, text: str) -> RefusedError:
-    """The words are the server's; the names of its methods mean nothing to who gave a command."""
+    """The server's refusal, without the names of its methods, which mean nothing to the user of a command."""
     what, do = f"the {server} refuses: {text.removeprefix('tube: ')}", None
     if code == _WRONG_CREDENTIALS:
         do = _DO_LOG_IN
@@ -165,7 +165,7 @@ def _refusal(server: str, address: str, option: str, code: int, text: str) -> Re
         what, do = f"the {server} refuses: no valid administration token, and no user who may do this", _DO_AUTHORIZE
     elif text.startswith("Unsupported method"):
         what, do = (
-            f"what answers at {address} is not the administration of a tube {server}, or an older one",
+            f"what answers at {address} is not the administration of a TubeMQ {server}, or an older one",
             (f"name that of a {server}: {option} HOST:PORT"),
         )
     return RefusedError(what, code=code, text=text, peer=address, do=do)

@@ -1,1 +1,4 @@
-"""Clients of the tube as state machines: producers, consumer group members, exact ranges of Apache's brokers."""
+"""TubeMQ clients as state machines: requests, producers, group members, exact ranges from Apache's brokers.
+
+Read :mod:`.request_session` first, then :mod:`.routes` (producers) or :mod:`.consumer_group`.
+"""

@@ -1,13 +1,13 @@
 """Exact ranges of a partition from any TubeMQ broker, as a consumer that registers at the broker alone.
 
-Apache's brokers know no ranges: a get brings what it likes from the group's position on. But a registration says where
-to begin, every answer says where it began, and a commit says where it ended. So a range is read by asking, checking
-every position and cutting what the last get brought beyond the end: from the message on that a registration *at* the
-end brings first. The order matters: the batch, then the look at the end. Then everything up to where the batch reached
-was already written when the look was taken, and what it finds is final.
+Apache's brokers have no ranges: a get returns any number of messages from the group's stored offset on. But a
+registration sets where to begin, every response reports where it began, and a commit reports where it ended. So a range
+is read by getting, checking every offset, and cutting what the last get returned beyond the end: at the message that a
+registration *at* the end returns first. The order matters: first the batch, then the look at the end. Everything up to
+the end of the batch was already written when the look was taken, so its result is final.
 
-Nothing here reads or waits. :func:`read_range` gives one :data:`Step` after the other; whoever drives it sends back the
-answer to a :class:`SendRequest`, and nothing to the others.
+Nothing here reads or waits. :func:`read_range` yields one :data:`Step` after the other; its driver sends back the
+response to a :class:`SendRequest`, and None to the others.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class RangeSession:
         return self._groups[self._turn % len(self._groups)]
 
     def next_group(self) -> bool:
-        """Take another name; False: all were tried, it is the first one's turn again."""
+        """Use the next name; False: all were tried, the first one follows."""
         self._turn += 1
         return self._turn % len(self._groups) != 0
 
@@ -134,11 +134,11 @@ class RangeSession:
         return SendRequest(MethodId.PARTITION_REGISTER, request)
 
     def leave(self, ref: PartitionRef) -> SendRequest:
-        """End the registration; the group's position stays where it is."""
+        """End the registration; the group's stored offset stays."""
         return self.register(ref, _UNREGISTER)
 
     def get(self, ref: PartitionRef) -> SendRequest:
-        """The next messages from the group's position."""
+        """Get the next messages from the group's stored offset."""
         return SendRequest(
             MethodId.GET_MESSAGES,
             broker_pb2.GetMessageRequestC2B(
@@ -153,7 +153,7 @@ class RangeSession:
         )
 
     def commit(self, ref: PartitionRef) -> SendRequest:
-        """What the last get brought is done with."""
+        """Commit the messages of the last get."""
         return SendRequest(
             MethodId.COMMIT_OFFSET,
             broker_pb2.CommitOffsetRequestC2B(
@@ -189,7 +189,7 @@ def read_range(session: RangeSession, ref: PartitionRef, start: int, end: int) -
 
 
 def commit_offset(session: RangeSession, ref: PartitionRef, position: int) -> Steps:
-    """Leave the group's stored position at exactly ``position``, registered by nobody."""
+    """Store exactly ``position`` as the group's offset, and leave the partition unregistered."""
     yield from _register(session, ref, position, position)
     answer = yield session.leave(ref)
     assert isinstance(answer, broker_pb2.RegisterResponseB2C)
@@ -231,7 +231,7 @@ def _register(session: RangeSession, ref: PartitionRef, start: int, end: int) ->
 def _fetch(
     session: RangeSession, ref: PartitionRef, position: int, end: int
 ) -> Generator[Step, Answer | None, tuple[Encoded, int]]:
-    """What one get brings at ``position``, and how far it walked: the position of the next entry it did not see."""
+    """The messages of one get at ``position``, and the offset of the first entry that it did not reach."""
     while True:
         answer = yield session.get(ref)
         assert isinstance(answer, GetResult)
@@ -273,16 +273,16 @@ def _fetch(
 
 
 def _register_anew(session: RangeSession, ref: PartitionRef, position: int, end: int) -> Steps:
-    """Register at ``position`` again: the broker stood before it.
+    """Register at ``position`` again: the broker's stored offset was lower.
 
-    It forgot the position, for whoever read under the name before, or lost the end of its log; this tells which.
+    It forgot the offset of the name's earlier user, or lost the end of its log; the registration shows which.
     """
-    yield Pause(_RETRY_MS, f"{ref}: the position of group {session.group!r} was forgotten, again and again")
+    yield Pause(_RETRY_MS, f"{ref}: the position of group {session.group!r} was forgotten repeatedly")
     yield from _register(session, ref, position, end)
 
 
 def _cut(session: RangeSession, ref: PartitionRef, end: int, reached: int, messages: Encoded) -> Positioned:
-    """How many of ``messages``, of a batch that reached beyond ``end``, lie before it."""
+    """The number of ``messages`` before ``end``, of a batch that reached beyond it."""
     yield from _register(session, ref, end, reached)
     position = end
     while position < reached:

@@ -91,7 +91,7 @@ class ClientBalance(GroupMember):
         self._take_brokers(answer.brokerConfigId, answer.brokerConfigList)
 
     def question(self) -> master_pb2.GetPartMetaRequestC2M:
-        """Which partitions are there?"""
+        """The request for the partitions that exist."""
         return master_pb2.GetPartMetaRequestC2M(
             clientId=self.client_id,
             groupName=self.group,
@@ -143,7 +143,7 @@ class ClientBalance(GroupMember):
         return dict(sorted(found.items()))
 
     def orders(self) -> Orders:
-        """What to take and to give up, so that what is held is what was chosen."""
+        """The partitions to take and to release, so that the chosen ones are held."""
         known = self.partitions()
         if self.assigned is not None:
             wanted = {partition for partition in known if partition.key in self.assigned}
@@ -159,7 +159,7 @@ class ClientBalance(GroupMember):
         self._report = True
 
     def changed(self) -> None:
-        """What is held has changed: the next heartbeat says so."""
+        """The held partitions changed: report it with the next heartbeat."""
         self._report = True
 
     def _holding(self, *, report: bool) -> master_pb2.ClientSubRepInfo:

@@ -134,7 +134,7 @@ REPORT_EVERY = 6  # heartbeats between full reports of what is held
 
 
 class Orders(NamedTuple):
-    """What the master's answer wants: partitions to take, to give up, whether to register again."""
+    """Orders of the master: partitions to take, to release, whether to register again."""
 
     take: tuple[Partition, ...] = ()
     release: tuple[Partition, ...] = ()
@@ -214,7 +214,7 @@ class Membership(GroupMember):
         self._take_token(answer.authorizedInfo)
 
     def heartbeat(self) -> master_pb2.HeartRequestC2M:
-        """Carries a finished event, and what is held if an event is finished, it changed, or it is time to say so."""
+        """The next heartbeat: a finished event, and the held partitions after an event, a change or some heartbeats."""
         self._beats += 1
         request = master_pb2.HeartRequestC2M(
             clientId=self.client_id,
@@ -233,7 +233,7 @@ class Membership(GroupMember):
         return request
 
     def heard(self, request: master_pb2.HeartRequestC2M, answer: master_pb2.HeartResponseM2C) -> Orders:
-        """What the answer to ``request`` wants. After carrying orders out call :meth:`finished`."""
+        """The orders in the response to ``request``. After carrying them out call :meth:`finished`."""
         if answer.errCode == ErrCode.HB_NO_NODE:
             return Orders(register=True)
         if answer.errCode == ErrCode.CERTIFICATE_FAILURE and self.credentials is not None:
@@ -265,13 +265,13 @@ class Membership(GroupMember):
         return orders
 
     def finished(self) -> None:
-        """The event is carried out as far as possible: the next heartbeat says so, with what is held."""
+        """The event is carried out as far as possible: report it, and the held partitions, with the next heartbeat."""
         if self._event is not None:
             self._event.status = DONE
             self._finished, self._event = self._event, None
 
     def lost(self, partition: Partition) -> None:
-        """The partition is not held any more: the next heartbeat says so, and the master gives it to somebody."""
+        """The partition is not held any more: the next heartbeat reports it, and the master assigns it to a member."""
         super().lost(partition)
         self._report = True
 

@@ -1,6 +1,6 @@
-"""What a client shows: its signature first, then the token that the master gave for it.
+"""Credentials of a client: its signature first, then the token that the master issued for it.
 
-A token runs out: the master says so (``requireAuth``) or refuses (415), and the next request is signed again.
+A token expires: the master reports that (``requireAuth``) or refuses (415), and the next request is signed again.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""One partition's way from order to registration to release: what to ask its broker next, what an answer means.
+"""The state of one partition of a consumer, from its assignment to its release: the next request, and each response.
 
-It is told the time and never waits.
+Time is an argument; nothing here waits.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ COMMITS_AT_OFFSETS = 2
 
 
 class Start(Enum):
-    """Where a group without a position begins; the value is readStatus of the first registration."""
+    """Start of a group without a stored offset; the value is readStatus of the first registration."""
 
     EARLIEST = 0
     LATEST = 1
 
 
 class Step(Enum):
-    """What a partition needs next."""
+    """The next step of a partition."""
 
     REGISTER = "register"
     GET = "get"
@@ -80,7 +80,7 @@ class PartitionConsumer:
 
     @property
     def read_status(self) -> int:
-        """Where to begin without a stored position; a later registration never skips what came in between."""
+        """Start without a stored offset; a later registration never skips messages that arrived in between."""
         return 0 if self._known else self._start.value
 
     @property
@@ -95,24 +95,24 @@ class PartitionConsumer:
 
     @property
     def start_offset(self) -> int | None:
-        """Where the next registration begins, whatever the group's position; None: at that position."""
+        """Start of the next registration instead of the group's stored offset; None: that offset."""
         return self._seek
 
     def seek(self, offset: int) -> None:
-        """Go on at ``offset``: registers anew."""
+        """Continue at ``offset``: register anew."""
         self.disconnected()
         self._seek = offset
         self.moves += 1
         self.ready_at = 0
 
     def next_step(self, now: int) -> Step:
-        """What to do at ``now``: register, get, or wait."""
+        """The step to take at ``now``: register, get, or wait."""
         if now < self.ready_at:
             return Step.WAIT
         return Step.GET if self.registered else Step.REGISTER
 
     def register_answer(self, answer: broker_pb2.RegisterResponseB2C, now: int) -> Step:
-        """What the answer to a registration means: get, register again later, or drop the partition."""
+        """Process the response to a registration: get, register again later, or drop the partition."""
         if answer.errCode == ErrCode.SUCCESS:
             self.registered = self._known = True
             self._verdict = False
@@ -152,7 +152,7 @@ class PartitionConsumer:
         return request
 
     def get_answer(self, answer: broker_pb2.GetMessageResponseB2C, now: int) -> Step:
-        """What the answer to a get means: deliver its messages, ask again now or later, register anew, or drop it."""
+        """Process the response to a get: deliver its messages, get again now or later, register anew, or drop it."""
         code = answer.errCode
         if code == ErrCode.SUCCESS:
             self.offset = answer.currOffset
@@ -182,7 +182,7 @@ class PartitionConsumer:
         self._verdict = True
 
     def disconnected(self) -> None:
-        """The registration is void; what was not confirmed will come again."""
+        """The registration is void; unconfirmed messages are delivered again."""
         self.registered = False
         self._verdict = False
 

@@ -165,7 +165,7 @@ class PartitionQueue(Generic[T]):
         return retry, given_up
 
     def take(self, leaves: Callable[[T], bool]) -> list[T]:
-        """Take waiting messages out for which ``leaves`` says so. What has a number stays: it may be stored already."""
+        """Remove waiting messages for which ``leaves`` is true. Numbered ones stay: they may be stored already."""
         taken: list[T] = []
         kept: deque[T] = deque()
         for message in self._waiting:

@@ -21,7 +21,7 @@ __all__ = ["Outcome", "RequestSession"]
 C = TypeVar("C")
 
 Outcome = Response | PenstockError
-"""What became of a request: its response, or the reason why there is none."""
+"""The response to a request, or the reason why there is none."""
 
 _BUFFER_BYTES = 256 << 10
 _LAST_SERIAL = 0x7FFFFFFF
@@ -83,7 +83,7 @@ class RequestSession(Generic[C]):
         self._pending.pop(serial, None)
 
     def time_out(self, serial: int, timeout_s: float) -> UnavailableError:
-        """Give a request up that was not answered within ``timeout_s``; the error that says so."""
+        """Give a request up that was not answered within ``timeout_s``; return the error."""
         self._pending.pop(serial, None)
         return UnavailableError(f"tube: {self.peer} did not answer within {timeout_s:.3g} s")
 

@@ -47,7 +47,7 @@ class Routes:
         self._reads = reads
         self.topics: set[str] = set()
         self.unavailable: dict[str, str] = {}
-        """Why topics have no partition, where the master says it."""
+        """The reason why a topic has no partition, if the master reports it."""
         self.brokers: dict[int, BrokerInfo] = {}
         self.token = UNDEFINED
         self._check_sum = -1
@@ -127,7 +127,7 @@ class Routes:
         return info.max_message_bytes if info is not None and info.max_message_bytes else self._max_bytes
 
     def choose(self, topic: str, key: bytes | None, partition: int | Partition | None, now: int) -> Partition | None:
-        """Where a message goes: the partition named, the one of its key, else the next in turn. None: topic unknown.
+        """Choose a partition: the one named, that of the key, else the next in turn. None: the topic is unknown.
 
         A number alone means that partition of the first broker that has it.
 
