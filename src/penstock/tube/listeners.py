@@ -1,4 +1,4 @@
-"""Where a server listens: one plain address and, where it has a certificate, one with TLS alongside it."""
+"""Listeners of a server: one plain address and, with a certificate, one with TLS."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ class Listeners:
         self._connection = connection
         self._servers: list[asyncio.Server] = []
         self.tls_bound: tuple[str, int] | None = None
-        """Where it listens with TLS; None if it does not."""
+        """Address of the TLS listener; None without one."""
 
     async def start(
         self, host: str, port: int, tls: ssl.SSLContext | None = None, tls_port: int = 0
     ) -> tuple[str, int]:
-        """Listen on ``port`` (0: a free one), with ``tls`` on ``tls_port`` of ``host`` too; the plain address.
+        """Listen on ``port`` (0: a free one), with ``tls`` also on ``tls_port`` of ``host``; returns the plain address.
 
         Raises:
             OSError: an address cannot be listened on; then neither is.
@@ -40,7 +40,7 @@ class Listeners:
         if tls is not None:
             token = HANDSHAKE_FAILED.set(
                 lambda error: logger.info("TLS listener of %s: no connection: %s", host, handshake_failure(error))
-            )  # connections inherit the context of the call that makes the server
+            )  # connections inherit the context of the call that creates the server
             try:
                 self._servers.append(
                     await loop.create_server(
@@ -57,12 +57,12 @@ class Listeners:
         return _bound(self._servers[0])
 
     def stop(self) -> None:
-        """Take no more connections; those that are open stay."""
+        """Accept no more connections; open ones stay."""
         for server in self._servers:
             server.close()
 
     async def closed(self) -> None:
-        """Return once all is closed: after `stop`, when the connections are."""
+        """Wait until everything is closed: call `stop`, and close the connections, first."""
         servers, self._servers = self._servers, []
         self.tls_bound = None
         for server in servers:

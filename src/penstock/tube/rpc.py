@@ -1,8 +1,8 @@
-"""The server side of a connection, for master and broker: frames in, answers out, bounds on what one peer may cost.
+"""The server side of a connection, for master and broker: frames in, responses out, limits per peer.
 
-What is answered at once leaves with one write a turn. A peer that does not read its answers is not read either, and is
-cut after a while; one that asks for much at once (a read may bring thousands of requests) is answered a few megabytes a
-turn, so that others get theirs in between.
+All responses of one loop turn are sent with one write. A peer that does not read its responses is not read either, and
+disconnected after a while. A peer that sends many requests at once gets a few megabytes of responses per turn, so that
+others are served in between.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ __all__ = ["AnsweringProtocol", "Peer", "Peers", "ServerConnection"]
 _log = logging.getLogger("penstock.tube")
 
 TURN_BYTES = 4 << 20
-"""Answers of one connection in one loop turn: the largest single answer, or some thousand small ones."""
+"""Responses of one connection in one loop turn: the largest single response, or some thousand small ones."""
 STALLED_S = 60.0
-"""A peer that has read nothing of what waits for it for so long is gone, or holds our memory on purpose."""
+"""Time after which a peer that reads nothing is disconnected: it is gone, or holds memory on purpose."""
 _SMALL_FRAME = 1 << 20
 
 
 class Peer(NamedTuple):
-    """Who asks: its address, whether over TLS, and the connection, as ``address:port``."""
+    """The sender of a request: its address, whether it uses TLS, and the connection as ``address:port``."""
 
     address: str
     tls: bool
@@ -41,10 +41,10 @@ class Peer(NamedTuple):
 
 
 class Peers:
-    """The open connections of a server and what they hold together.
+    """The open connections of a server, and their incomplete frames.
 
     ``held`` counts the bytes of incomplete frames. ``max_connections`` and ``max_partial_frame_bytes`` are those of
-    `TubeLimits`; frames of up to a megabyte always pass.
+    `TubeLimits`; frames of up to a megabyte are always accepted.
     """
 
     def __init__(self, name: str, limits: TubeLimits) -> None:
@@ -56,7 +56,7 @@ class Peers:
         self.refused = 0
 
     def refuse(self, reason: str) -> None:
-        """Count and log a connection that is closed for what its peer did."""
+        """Count and log a connection that is closed because of its peer's behavior."""
         self.refused += 1
         _log.warning("tube connection refused", extra={"fields": {"server": self.name, "error": reason}})
 
@@ -68,7 +68,7 @@ class ServerConnection(asyncio.Protocol):
         self.arrived_ms = 0
         self.tls = False
         self.peer = ""
-        """Address of the peer: what its requests say of their host cannot be trusted."""
+        """Address of the peer; what requests say about their host is not trusted."""
         self.place = "that did not connect"
         self.bytes_out = 0
         self._peers = peers
@@ -83,26 +83,26 @@ class ServerConnection(asyncio.Protocol):
         self._stalled: asyncio.TimerHandle | None = None
 
     def __repr__(self) -> str:
-        return f"<{self._peers.name}, client {self.place}>"  # what an event loop logs when a connection breaks
+        return f"<{self._peers.name}, client {self.place}>"  # an event loop logs it when a connection breaks
 
     def receive(self, serial: int, body: bytes) -> None:
         """Answer a frame."""
         raise NotImplementedError
 
     def settle(self) -> None:
-        """Answer what `receive` only collected; called before the turn's answers leave."""
+        """Answer requests that `receive` only collected; called before the turn's responses are sent."""
 
     def turned(self) -> None:
-        """All that could be answered in this turn has been."""
+        """Called when everything that could be answered in this turn was answered."""
 
     def now_ms(self) -> int:
-        """When what comes now arrived; only a server with time limits needs it."""
+        """Time at which incoming data arrived; only needed by a server with time limits."""
         return 0
 
     # asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop has it without being a subclass
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's transport is not a subclass
         name = transport.get_extra_info("peername")
         self.peer = str(name[0]) if name else ""
         if name:
@@ -145,23 +145,23 @@ class ServerConnection(asyncio.Protocol):
             frames = self._decoder.feed(data)
         except RemoteProtocolError:
             frames = []
-        error = self._decoder.error  # not the one that was raised: its traceback has this frame, which would have it
+        error = self._decoder.error  # not the raised one: its traceback contains this frame, which would contain it
         if not self._frames:
             self.arrived_ms = self.now_ms()
         self._frames.extend(frames)
         if frames:
             self._work()
         if error is not None:
-            # The reference does not answer a broken frame; nothing after it can be understood.
+            # The reference does not answer a broken frame; data after it cannot be understood.
             self._peers.refuse(error.what)
             self.close()
         else:
             self._hold()
 
-    # Answering
+    # Responses
 
     def put(self, serial: int, body: bytes, *, one_block: bool = False) -> None:
-        """Collect an answer for the next write."""
+        """Add a response to the next write."""
         frame = encode_frame(serial, body, one_block=one_block)
         self._out.append(frame)
         self._out_bytes += len(frame)
@@ -173,7 +173,7 @@ class ServerConnection(asyncio.Protocol):
         self._out_bytes += sum(map(len, frames))
 
     def flush(self) -> None:
-        """Send what was collected with one write."""
+        """Send the collected responses with one write."""
         if self._out and self._transport is not None:
             data = self._out[0] if len(self._out) == 1 else b"".join(self._out)
             self.bytes_out += len(data)
@@ -182,13 +182,13 @@ class ServerConnection(asyncio.Protocol):
         self._out_bytes = 0
 
     def stop(self) -> None:
-        """Take no more requests; answers still leave."""
+        """Accept no more requests; responses are still sent."""
         self._stopped = True
         self._frames.clear()
         self._steer()
 
     def close(self) -> None:
-        """Close once what was written has left."""
+        """Close after the pending data was sent."""
         if self._transport is not None:
             self._transport.close()
 
@@ -199,7 +199,7 @@ class ServerConnection(asyncio.Protocol):
 
     def _work(self) -> None:
         if self._full:
-            return  # resume_writing goes on
+            return  # resume_writing continues
         frames = self._frames
         receive = self.receive
         while frames and self._out_bytes < TURN_BYTES:
@@ -212,7 +212,7 @@ class ServerConnection(asyncio.Protocol):
         self._steer()
 
     def _steer(self) -> None:
-        """Read on only if the peer reads its answers and has none outstanding from before."""
+        """Read only while the peer reads its responses and no earlier request is unanswered."""
         transport = self._transport
         if transport is None or transport.is_closing():
             return
@@ -228,7 +228,7 @@ class ServerConnection(asyncio.Protocol):
         self._held = held
         if peers.held > peers.max_partial_frame_bytes and held > _SMALL_FRAME:
             peers.refuse(f"unfinished frames of all connections take {peers.held} bytes")
-            self._decoder = FrameDecoder()  # at once: the next one may still fit
+            self._decoder = FrameDecoder()  # at once: the next frame may still fit
             peers.held -= held
             self._held = 0
             self.abort()
@@ -242,7 +242,7 @@ class ServerConnection(asyncio.Protocol):
         after_reading(asyncio.get_running_loop(), self._cut_if_full)
 
     def _cut_if_full(self) -> None:
-        if self._stalled is None:  # it has read some meanwhile: this process was stopped, or nearly late
+        if self._stalled is None:  # it has read meanwhile: this process was stopped, or nearly too late
             return
         self._peers.refuse(f"the peer did not read its answers for {STALLED_S:g} s")
         self.abort()

@@ -1,7 +1,7 @@
-"""The broker's HTTP methods (``/broker.htm?method=…``) as functions of their parameters, shaped as the reference's.
+"""The broker's HTTP methods (``/broker.htm?method=…``): the table of methods, authorization and the response.
 
-Success is ``dataSet`` with ``totalCnt``. A change is made in the engine; the caller makes it durable and then answers.
-Offsets are index positions, 28 bytes a message of the store. Times are ``yyyyMMddHHmmss`` in UTC.
+A successful response has ``dataSet`` with ``totalCnt``. A change is made in the engine; the caller makes it durable and
+then answers. Offsets are index positions, 28 bytes per message of the store. Times are ``yyyyMMddHHmmss`` in UTC.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ __all__ = ["METHODS", "BrokerAdmin", "Method", "handle", "is_protected"]
 def handle(
     admin: BrokerAdmin, params: Mapping[str, str], token: str | None, caller: Caller = UNKNOWN
 ) -> tuple[Answer, bool]:
-    """The answer to a request of ``caller``, and whether something was changed that has to be made durable first.
+    """The response to a request of ``caller``, and whether a change must be made durable first.
 
-    ``token`` is the administration token, which a request carries as ``confModAuthToken``; None: only users may change
-    something or read messages.
+    ``token`` is the administration token, which a request contains as ``confModAuthToken``; None: only users may make
+    changes or read messages.
     """
     name = params.get("method", "")
     method = METHODS.get(name)
@@ -51,7 +51,7 @@ def handle(
 
 
 def is_protected(name: str) -> bool:
-    """Whether the method of that name changes something or shows the contents of messages."""
+    """Whether the method of that name makes a change or shows the contents of messages."""
     method = METHODS.get(name)
     return method is not None and method.protected
 
@@ -77,11 +77,11 @@ def _methods(admin: BrokerAdmin, params: Params) -> list[Any]:
 
 
 class Method(NamedTuple):
-    """One row: what runs, whether it changes something, and a line for the reference page.
+    """One method: the function, whether it makes a change, and a line for the reference page.
 
-    ``rows`` and ``total`` are the names under which the answer has its rows and their number: the reference's methods
-    differ in that. ``single``: what the row says stands in the answer itself as well. ``bodies``: the answer has the
-    contents of messages. ``only``: all parameters of a change; others are refused.
+    ``rows`` and ``total`` are the names of the rows and of their number in the response, which differ between the
+    reference's methods. ``single``: the row's fields are in the response itself as well. ``bodies``: the response has
+    the contents of messages. ``only``: all parameters of a change; others are rejected.
     """
 
     run: Callable[[BrokerAdmin, Params], list[Any]]
@@ -95,35 +95,35 @@ class Method(NamedTuple):
 
     @property
     def protected(self) -> bool:
-        """Whether the request needs the administration token, or a user who may administer."""
+        """Whether the request needs the administration token, or a user with the right to administer."""
         return self.changes or self.bodies
 
     def with_data(self) -> Method:
-        """The same, where the reference calls the rows `data`."""
+        """The same method with its rows as `data`."""
         return self._replace(rows="data", total="count")
 
 
-_CONSUMERS = Method(methods.consumers, "who holds which partition, and where it stands")
+_CONSUMERS = Method(methods.consumers, "registrations of consumers, with their offsets")
 _GROUPS = Method(
     methods.groups, "names of the groups; `divide`: those with a consumer and those without", total="dataCount"
 )
 _METRICS = Method(methods.metrics, "counters of the broker").with_data()
-_REGISTERED = Method(methods.registrations, "which consumer holds which partition")
+_REGISTERED = Method(methods.registrations, "registrations of consumers")
 _STATISTICS_OFF = Method(_statistics_off, "refused: counters are always on").with_data()
 _POSITION = frozenset({"groupName", "topicName", "partitionId"})
 METHODS: dict[str, Method] = {
     "admin_query_broker_all_consumer_info": _CONSUMERS,
     "admin_get_group_detail_info": _CONSUMERS,
-    "admin_query_broker_all_store_info": Method(methods.stores, "bounds and sizes of the stores"),
+    "admin_query_broker_all_store_info": Method(methods.stores, "first and last offsets and sizes of the stores"),
     "admin_query_broker_memstore_info": Method(methods.stores, "the same; `unwrittenSize` waits for its commit"),
     "admin_get_msgstore_stats": Method(methods.store_stats, "sizes of the stores, by topic").with_data(),
     "admin_get_metrics_info": _METRICS,
-    "admin_enable_stats": Method(_statistics_on, "counters are always on: what is asked for holds").with_data(),
+    "admin_enable_stats": Method(_statistics_on, "succeeds without effect: counters are always on").with_data(),
     "admin_disable_stats": _STATISTICS_OFF,
     "admin_disable_all_stats": _STATISTICS_OFF,
-    "admin_query_group_offset": Method(methods.group_offset, "where a group stands in one partition", single=True),
-    "admin_query_offset": Method(methods.group_offsets, "where groups stand, and their lag"),
-    "admin_query_pubinfo": Method(methods.pubinfo, "bounds of all partitions", total="dataCount"),
+    "admin_query_group_offset": Method(methods.group_offset, "offset of a group in one partition", single=True),
+    "admin_query_offset": Method(methods.group_offsets, "offsets of groups, and their lag"),
+    "admin_query_pubinfo": Method(methods.pubinfo, "first and last offsets of all partitions", total="dataCount"),
     "admin_get_booked_groupname": _GROUPS,
     "admin_query_group": _GROUPS,
     "admin_get_partition_reginfo": _REGISTERED,
@@ -132,50 +132,48 @@ METHODS: dict[str, Method] = {
         methods.snapshot, "the newest messages of a partition, in base64; needs the administration token", bodies=True
     ),
     "admin_get_group_history_offset": Method(
-        methods.history, "what the offset history says of a group, from a time on"
+        methods.history, "entries of a group in the offset history, from a time on"
     ).with_data(),
     "admin_backup_group_offsets": Method(
         methods.backup,
-        "where all groups stand, each as `offsetJsonInfo` of `admin_set_offset`; the answer is the backup, nothing is"
+        "offsets of all groups, each as `offsetJsonInfo` of `admin_set_offset`; the response is the backup, nothing is"
         " written on the broker's machine",
     ).with_data(),
     "admin_manual_set_current_offset": Method(
         methods.set_current,
-        "put a group at an offset of one partition",
+        "set the offset of a group in one partition",
         changes=True,
         single=True,
         only=_POSITION | {"manualOffset"},
     ),
     "admin_set_offset": Method(
         methods.set_offset,
-        "put groups at given offsets, or at the end of topics",
+        "set groups to given offsets, or to the end of topics",
         changes=True,
         only=frozenset({"groupName", "topicName", "manualSet", "offsetJsonInfo"}),
     ),
     "admin_set_offset_by_time": Method(
         methods.set_by_time,
-        "put groups at the first message of a time",
+        "set groups to the first message of a time",
         changes=True,
         only=frozenset({"groupName", "topicName", "recordTime"}),
     ),
     "admin_clone_offset": Method(
         methods.clone_offsets,
-        "put groups where another one stands",
+        "copy the offsets of a group to others",
         changes=True,
         only=frozenset({"sourceGroupName", "targetGroupName", "topicName"}),
     ),
     "admin_rmv_offset": Method(
         methods.remove_offsets,
-        "forget the positions of groups that are not consuming",
+        "remove offsets of groups that are not consuming",
         changes=True,
         only=frozenset({"groupName", "topicName", "onlyMemory"}),
     ).with_data(),
-    "admin_query_staged_rows": Method(
-        methods.staged_rows, "what tasks staged and nobody committed yet; not the reference's"
-    ),
+    "admin_query_staged_rows": Method(methods.staged_rows, "staged rows that are not committed yet; an extension"),
     "admin_rmv_staged_rows": Method(
         methods.remove_staged,
-        "let go what a query staged (`queryName`, `force`); not the reference's",
+        "remove the staged rows of a query (`queryName`, `force`); an extension",
         changes=True,
         only=frozenset({"queryName", "force"}),
     ),

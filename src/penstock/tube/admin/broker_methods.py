@@ -1,4 +1,4 @@
-"""Methods of the broker's administration: what they show (consumers, offsets, stores, staged rows) and change.
+"""Methods of the broker's administration: queries (consumers, offsets, stores, staged rows) and changes.
 
 Changes are made in the engine; the caller makes them durable.
 """
@@ -51,7 +51,7 @@ Answer = dict[str, Any]
 
 
 class BrokerAdmin(NamedTuple):
-    """The engine and what it does not know of itself, at ``now_ms``."""
+    """A broker's engine with its id, counters and the present time, for the methods below."""
 
     engine: BrokerEngine
     broker_id: int
@@ -59,24 +59,24 @@ class BrokerAdmin(NamedTuple):
     now_ms: int
 
     def topic(self, name: str) -> Topic:
-        """Raises BadParameter where the topic is not here."""
+        """The topic of that name. Raises BadParameter if it is not on this broker."""
         topic = self.engine.topics.by_name.get(name)
         if topic is None:
             raise BadParameter(f"topicName {name!r} is not on this broker")
         return topic
 
     def topics(self, params: Params) -> list[Topic]:
-        """Those that are named and here; all if none is named."""
+        """The named topics that are on this broker; all of them without a name."""
         wanted = params.items("topicName")
         topics = self.engine.topics.by_name
         return [topics[name] for name in sorted(wanted or topics) if name in topics]
 
     def partitions(self, topic: Topic) -> list[int]:
-        """Numbers of the partitions of ``topic`` here."""
+        """Wire ids of the partitions of ``topic`` on this broker."""
         return list(partition_ids(topic.config.partitions or 1, topic.config.stores or 1))
 
     def place(self, params: Params) -> tuple[Key, LogStore]:
-        """The partition of a group that all three parameters name, and its store. Raises BadParameter."""
+        """The group and partition of the three parameters, and its store. Raises BadParameter."""
         topic = self.topic(params.required("topicName"))
         group = params.required("groupName")
         partition = params.number("partitionId")
@@ -85,7 +85,7 @@ class BrokerAdmin(NamedTuple):
         return (group, topic.name, partition), self.engine.topics.store(topic, partition)
 
     def positions(self, params: Params) -> list[tuple[Key, int]]:
-        """Where groups stand: the named ones in the named topics, all where none is named."""
+        """Offsets of the named groups in the named topics; without names, of all."""
         groups, topics = set(params.items("groupName")), set(params.items("topicName"))
         rows = [
             (key, offset)
@@ -95,12 +95,12 @@ class BrokerAdmin(NamedTuple):
         return sorted((key, offset) for key, offset in rows if self.serves(key))
 
     def serves(self, key: Key) -> bool:
-        """Whether the partition is here."""
+        """Whether the partition is on this broker."""
         topic = self.engine.topics.by_name.get(key[1])
         return topic is not None and topic.has(key[2])
 
     def store(self, key: Key) -> LogStore:
-        """The store of a partition that is here."""
+        """The store of a partition that is on this broker."""
         return self.engine.topics.store(self.engine.topics.by_name[key[1]], key[2])
 
 
@@ -108,7 +108,7 @@ MAX_SNAPSHOT = 500
 
 
 def consumers(admin: BrokerAdmin, params: Params) -> list[Answer]:
-    """Who holds which partition, since when, by which filters, and where it stands; ``groupName`` narrows it down."""
+    """Registrations of consumers with their filters and offsets; filtered by ``groupName``."""
     wanted = set(params.items("groupName"))
     rows: list[Answer] = []
     for key, holder in admin.engine.registrations:
@@ -141,7 +141,7 @@ def consumers(admin: BrokerAdmin, params: Params) -> list[Answer]:
 
 
 def stores(admin: BrokerAdmin, params: Params) -> list[Answer]:
-    """Bounds and sizes of each store of the topics asked for (``topicName``), offsets and sizes in bytes."""
+    """First and last offsets and sizes in bytes of each store of the topics (``topicName``)."""
     rows: list[Answer] = []
     for topic in admin.topics(params):
         stores = []
@@ -166,7 +166,7 @@ def stores(admin: BrokerAdmin, params: Params) -> list[Answer]:
 
 
 def store_stats(admin: BrokerAdmin, params: Params) -> list[Answer]:
-    """Sizes of the stores alone, by topic."""
+    """Sizes of the stores, by topic."""
     details = ("storeId", "sizeInBytes", "unwrittenSize")
     return [
         {
@@ -178,7 +178,7 @@ def store_stats(admin: BrokerAdmin, params: Params) -> list[Answer]:
 
 
 def pubinfo(admin: BrokerAdmin, params: Params) -> list[Answer]:
-    """Bounds of each partition of the topics asked for, in the index and in the data."""
+    """First and last index and data offsets of each partition of the topics."""
     rows = []
     for topic in admin.topics(params):
         parts = []
@@ -198,7 +198,7 @@ def pubinfo(admin: BrokerAdmin, params: Params) -> list[Answer]:
 
 
 def group_offset(admin: BrokerAdmin, params: Params) -> list[Answer]:
-    """Where one group stands in one partition; ``zkOffset`` is what it confirmed, -1 = nothing."""
+    """Offset of one group in one partition; ``zkOffset`` is the committed offset, -1 for none."""
     key, store = admin.place(params)
     offsets = admin.engine.offsets
     committed = offsets.committed(key)
@@ -223,7 +223,7 @@ def group_offset(admin: BrokerAdmin, params: Params) -> list[Answer]:
 
 
 def group_offsets(admin: BrokerAdmin, params: Params) -> list[Answer]:
-    """Where groups stand in each partition, and how far behind its end, in bytes of index and of data."""
+    """Offsets of groups in each partition, and their lag in bytes of index and data."""
     groups: dict[str, dict[str, list[Answer]]] = {}
     for key, offset in admin.positions(params):
         store = admin.store(key)
@@ -252,7 +252,7 @@ def group_offsets(admin: BrokerAdmin, params: Params) -> list[Answer]:
 
 
 def groups(admin: BrokerAdmin, params: Params) -> list[Answer]:
-    """Names of the groups; ``divide``: those with a consumer now apart from those without."""
+    """Names of the groups; ``divide``: groups with a consumer and groups without."""
     divide = params.flag("divide", default=False)
     known = {key[0] for key, _ in admin.engine.offsets.items()}
     online = {key[0] for key, _ in admin.engine.registrations}
@@ -261,7 +261,7 @@ def groups(admin: BrokerAdmin, params: Params) -> list[Answer]:
 
 
 def registrations(admin: BrokerAdmin, params: Params) -> list[Answer]:
-    """Which consumer holds which partition; ``groupName`` narrows it down."""
+    """Registrations of consumers; filtered by ``groupName``."""
     wanted = set(params.items("groupName"))
     return [
         {
@@ -275,12 +275,12 @@ def registrations(admin: BrokerAdmin, params: Params) -> list[Answer]:
 
 
 def metrics(admin: BrokerAdmin, params: Params) -> list[Answer]:
-    """The counters of the broker, as they are now."""
+    """The counters of the broker."""
     return [{"probeTime": format_time(admin.now_ms), "nodeRole": "Broker", "metrics": dict(admin.stats())}]
 
 
 def backup(admin: BrokerAdmin, params: Params) -> list[Answer]:
-    """The confirmed positions of groups, in the form that ``admin_set_offset`` takes."""
+    """Committed offsets of groups, in the format of ``admin_set_offset``."""
     if params.text("backupPath"):
         raise BadParameter("backupPath: nothing is written on the broker's machine; leave it out, the answer has it")
     found: dict[str, dict[str, int]] = {}
@@ -290,7 +290,7 @@ def backup(admin: BrokerAdmin, params: Params) -> list[Answer]:
 
 
 def snapshot(admin: BrokerAdmin, params: Params) -> list[Answer]:
-    """The newest messages of a partition; this is how the InLong manager previews a topic."""
+    """The newest messages of a partition; the InLong manager previews a topic with it."""
     topic = admin.topic(params.required("topicName"))
     partition = params.number("partitionId", default=0)
     if not topic.has(partition):
@@ -321,7 +321,7 @@ def snapshot(admin: BrokerAdmin, params: Params) -> list[Answer]:
 def _newest(
     store: LogStore, partition: int, most: int, keys: frozenset[int] | None
 ) -> list[tuple[int, pb.TransferedMessage]]:
-    """At most ``most`` of the newest messages, oldest first: look further and further back until there are enough."""
+    """At most ``most`` of the newest messages, oldest first; reads further back until there are enough."""
     back = most * INDEX_RECORD_BYTES * 4
     while True:
         start = max(store.min_offset, (store.durable_end - back) // INDEX_RECORD_BYTES * INDEX_RECORD_BYTES)
@@ -340,7 +340,7 @@ def _newest(
 
 
 def history(admin: BrokerAdmin, params: Params) -> list[Answer]:
-    """What the system topic says of groups, from a time on."""
+    """Entries of the offset history of groups, from a time on."""
     topic = admin.engine.topics.by_name[OFFSET_HISTORY_TOPIC]
     most = params.number("msgCount", default=1, least=1, most=MAX_SNAPSHOT)
     rows = []
@@ -357,7 +357,7 @@ def history(admin: BrokerAdmin, params: Params) -> list[Answer]:
 
 
 def set_current(admin: BrokerAdmin, params: Params) -> list[Answer]:
-    """Put a group at ``manualOffset`` of one partition: the record that it falls into."""
+    """Set a group's offset in one partition to the record that contains ``manualOffset``."""
     key, store = admin.place(params)
     wanted = params.number("manualOffset")
     if not store.min_offset <= wanted <= store.durable_end:
@@ -368,7 +368,7 @@ def set_current(admin: BrokerAdmin, params: Params) -> list[Answer]:
 
 
 def set_offset(admin: BrokerAdmin, params: Params) -> list[Answer]:
-    """Put groups at given offsets (``manualSet``, ``offsetJsonInfo``), within bounds, or at the end of topics."""
+    """Set groups to given offsets (``manualSet``, ``offsetJsonInfo``), within limits, or to the end of topics."""
     groups = params.items("groupName") or [params.required("groupName")]
     targets: list[tuple[str, int, int | None]] = []
     if params.flag("manualSet", default=False):
@@ -415,7 +415,7 @@ def _move(admin: BrokerAdmin, key: Key, offset: int) -> Answer:
 
 
 def set_by_time(admin: BrokerAdmin, params: Params) -> list[Answer]:
-    """To the first message appended at ``recordTime`` or later; the reference looks into its history instead."""
+    """Set offsets to the first message appended at ``recordTime`` or later; the reference uses its offset history."""
     time_ms = params.time_ms("recordTime")
     rows = []
     for group in params.items("groupName") or [params.required("groupName")]:
@@ -429,7 +429,7 @@ def set_by_time(admin: BrokerAdmin, params: Params) -> list[Answer]:
 
 
 def clone_offsets(admin: BrokerAdmin, params: Params) -> list[Answer]:
-    """Put the groups of ``targetGroupName`` where ``sourceGroupName`` stands."""
+    """Copy the offsets of ``sourceGroupName`` to the groups of ``targetGroupName``."""
     source = params.required("sourceGroupName")
     targets = params.items("targetGroupName") or [params.required("targetGroupName")]
     topics = set(params.items("topicName"))
@@ -444,7 +444,7 @@ def clone_offsets(admin: BrokerAdmin, params: Params) -> list[Answer]:
 
 
 def remove_offsets(admin: BrokerAdmin, params: Params) -> list[Answer]:
-    """Forget the positions of groups; a partition that a consumer holds keeps its own, and the answer says so."""
+    """Remove offsets of groups; partitions with a registered consumer keep theirs, and the response reports it."""
     groups = set(params.items("groupName") or [params.required("groupName")])
     topics = set(params.items("topicName"))
     if params.flag("onlyMemory", default=False):
@@ -466,7 +466,7 @@ def _named(key: Key) -> Answer:
 
 
 def staged_rows(admin: BrokerAdmin, params: Params) -> list[dict[str, Any]]:
-    """Attempts, and transactions that are prepared or being published although nothing of them is staged here."""
+    """Staged attempts, and transactions that are prepared or being published without staged rows on this broker."""
     staging = _staging(admin)
     wanted = set(params.items("queryName"))
     found: list[dict[str, Any]] = [
@@ -510,7 +510,7 @@ def _decided(query: Query, now_ms: int) -> dict[str, Any]:
 
 
 def remove_staged(admin: BrokerAdmin, params: Params) -> list[dict[str, Any]]:
-    """Let go what a query staged and nobody committed; with ``force`` also what is prepared."""
+    """Remove the uncommitted rows of a query; with ``force`` also prepared ones."""
     staging = _staging(admin)
     name = params.required("queryName")
     query = staging.queries.get(name)

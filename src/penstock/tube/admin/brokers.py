@@ -1,4 +1,4 @@
-"""Brokers in the master's administration: configured, switched, shown."""
+"""Brokers in the master's administration: configuration, status, queries."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ __all__ = [
 _READABLE = {Status.ONLINE, Status.ONLY_READ}
 _WRITABLE = {Status.ONLINE, Status.ONLY_WRITE}
 SYNCHRONISING = 3
-"""stepOp: the broker has not yet said that it has what it was given."""
+"""stepOp: the broker has not yet reported its new configuration."""
 
 
 def _ids(params: Params) -> list[int]:
@@ -59,7 +59,7 @@ def _ids(params: Params) -> list[int]:
 
 
 def add(engine: MasterEngine, params: Params, now: int) -> Change:
-    """Configure a broker by name; it is a draft, which may not register, until it is set online."""
+    """Configure a broker; it is a draft, which may not register, until it is set online."""
     params.required("createUser", "cur")
     refuse_unchangeable(params)
     host = params.required("brokerIp")
@@ -82,7 +82,7 @@ def add(engine: MasterEngine, params: Params, now: int) -> Change:
         topic_defaults(params, TopicDefaults()),
     )
     configured = engine.controls.brokers
-    # The reference allows one broker a host; several on one host differ in their ports here.
+    # The reference allows one broker per host; here several brokers of a host differ in their ports.
     taken = next((b.id for b in configured.values() if (b.host, b.port) == (host, port) and b.id != number), None)
     if number in configured:
         return Change([], success([item(402, f"broker {number} exists", brokerId=number, brokerIp=host)]))
@@ -92,7 +92,7 @@ def add(engine: MasterEngine, params: Params, now: int) -> Change:
 
 
 def _status(params: Params, present: int) -> int:
-    """The status by its text, as the reference has it, or its number."""
+    """The status by name, as in the reference, or by number."""
     text = params.text("manageStatus", "mSts")
     if not text:
         return present
@@ -103,7 +103,7 @@ def _status(params: Params, present: int) -> int:
 
 
 def update(engine: MasterEngine, params: Params, now: int) -> Change:
-    """Change ports, state and topic defaults of brokers."""
+    """Change ports, status and topic defaults of brokers."""
     params.required("modifyUser", "mur")
     refuse_unchangeable(params)
     changed: list[Setting | Removal] = []
@@ -126,7 +126,7 @@ def update(engine: MasterEngine, params: Params, now: int) -> Change:
 
 
 def _switch(engine: MasterEngine, params: Params, wanted: Callable[[int], int | None]) -> Change:
-    """``wanted``: the status of a broker by the one that it has; None: a draft cannot have it."""
+    """Set the status of brokers. ``wanted`` maps the present status to the new one; None: not possible for a draft."""
     params.required("modifyUser", "mur")
     changed: list[Setting | Removal] = []
     rows = []
@@ -146,7 +146,7 @@ def _switch(engine: MasterEngine, params: Params, wanted: Callable[[int], int | 
 
 
 def known(engine: MasterEngine) -> dict[int, BrokerSetting]:
-    """The brokers by number: those that are configured, and those that registered without that, which are online."""
+    """Brokers by id: configured ones, and registered ones without configuration, which are online."""
     cluster = engine.controls.cluster
     found = {
         number: BrokerSetting(
@@ -163,7 +163,7 @@ def known(engine: MasterEngine) -> dict[int, BrokerSetting]:
 
 
 def defaults_on(engine: MasterEngine, number: int | None = None) -> TopicDefaults:
-    """What a topic gets that is made on this broker without saying more; None: on one that is not known yet."""
+    """Defaults of topics that are created on this broker; None: on a broker that is unknown yet."""
     config = DEFAULTS
     cluster = engine.controls.cluster.topic_defaults.over(
         TopicDefaults(
@@ -175,7 +175,7 @@ def defaults_on(engine: MasterEngine, number: int | None = None) -> TopicDefault
 
 
 def online(engine: MasterEngine, params: Params, now: int) -> Change:
-    """Let brokers register, be read and be written."""
+    """Let brokers register, and allow reading and writing."""
     return _switch(engine, params, lambda _: Status.ONLINE)
 
 
@@ -185,7 +185,7 @@ def offline(engine: MasterEngine, params: Params, now: int) -> Change:
 
 
 def read_or_write(engine: MasterEngine, params: Params, now: int) -> Change:
-    """Stop or allow reading and writing on brokers, each apart: what is not named stays as it is."""
+    """Allow or stop reading and writing on brokers; an unnamed one of both is not changed."""
     write = params.given_flag("acceptPublish", "accPub", "isAcceptPublish")
     read = params.given_flag("acceptSubscribe", "accSub", "isAcceptSubscribe")
     if write is None and read is None:
@@ -204,7 +204,7 @@ def read_or_write(engine: MasterEngine, params: Params, now: int) -> Change:
 
 
 def reload(engine: MasterEngine, params: Params, now: int) -> Change:
-    """Send brokers their whole configuration again, with their next heartbeat, and have them report what they serve."""
+    """Send brokers their whole configuration with the next heartbeat, and have them report what they serve."""
     params.required("modifyUser", "mur")
     rows = []
     for number in _ids(params):
@@ -215,9 +215,9 @@ def reload(engine: MasterEngine, params: Params, now: int) -> Change:
 
 
 def delete(engine: MasterEngine, params: Params, now: int) -> Change:
-    """Forget brokers that are offline or drafts, or not configured and not here.
+    """Delete brokers that are offline or drafts, or not configured and not online.
 
-    None of the topics that are given to brokers by name may be on them; with `isReservedData` these are left there.
+    No topic may be configured on them by broker; with `isReservedData` such topics stay there.
     """
     params.required("modifyUser", "mur")
     reserved = params.flag("isReservedData", default=False)
@@ -244,7 +244,7 @@ def delete(engine: MasterEngine, params: Params, now: int) -> Change:
 
 
 def configured(engine: MasterEngine, params: Params, now: int) -> Answer:
-    """Brokers, those that came unconfigured as well; `withTopic` with their topics."""
+    """Brokers, including registered ones without configuration; `withTopic` with their topics."""
     names, has_them = set(params.items("topicName")), params.flag("isInclude", default=True)
     with_topic = params.flag("withTopic", default=False)
     rows = []
@@ -301,7 +301,7 @@ def _topic(topic: TopicSetting, number: int) -> Answer:
 
 
 def run_status(engine: MasterEngine, params: Params, now: int) -> Answer:
-    """What brokers do at present; `withDetail` with what the master told them and they told it."""
+    """Status of brokers; `withDetail` with the configuration that was sent and reported."""
     only_abnormal = params.flag("onlyAbnormal", default=False)
     only_forbidden = params.flag("onlyAutoForbidden", default=False)
     only_tls = params.flag("onlyEnableTLS", default=False)
@@ -331,7 +331,7 @@ def run_status(engine: MasterEngine, params: Params, now: int) -> Answer:
 
 
 def _not_there(setting: BrokerSetting) -> Answer:
-    """Of a broker that is configured and has not registered."""
+    """Status of a configured broker that has not registered."""
     names = ("subStatus", "isConfChanged", "isConfLoaded", "isBrokerOnline", "acceptPublish", "acceptSubscribe")
     return {
         "enableTLS": "-",
@@ -357,7 +357,7 @@ def _running(broker: RegisteredBroker) -> Answer:
 
 
 def _detail(broker: RegisteredBroker, engine: MasterEngine) -> Answer:
-    """Under the names of the messages; the reference has the steps of its own synchronisation here."""
+    """Details under the names of the messages; the reference has the steps of its own synchronization here."""
     return {
         "curBrokerConfId": broker.config_id,
         "confCheckSumId": broker.check_sum,
@@ -372,12 +372,12 @@ def _detail(broker: RegisteredBroker, engine: MasterEngine) -> Answer:
 
 
 def _text(flag: object) -> str:
-    """A flag as the reference writes it here: in quotes."""
+    """A flag as the reference writes it here, in quotes."""
     return "true" if flag else "false"
 
 
 def _web(broker: RegisteredBroker | None, setting: BrokerSetting | None) -> Answer:
-    """Where the administration of ``broker`` answers: what it says, else what is configured; nothing if nobody did."""
+    """Administration address of ``broker``: as reported, otherwise as configured; blank if unknown."""
     address = "" if broker is None else broker.web_address
     host, _, port = address.rpartition(":")
     if host and port.isdecimal():

@@ -9,7 +9,7 @@ from typing import NamedTuple
 __all__ = ["UNAUTHORIZED", "UNKNOWN", "Caller"]
 
 UNAUTHORIZED = "illegal access, unauthorized request!"
-"""Refusal of a request without the credentials that it needs; the reference's words."""
+"""Error of a request without the required credentials, as in the reference."""
 
 MAX_TOKEN = 128
 _TOKEN = "confModAuthToken"  # noqa: S105 - the name of the parameter
@@ -27,7 +27,7 @@ class Caller(NamedTuple):
     reads: bool = True
     administers: bool = False
     token: bool = False
-    """Whether it has shown the administration token."""
+    """Whether the request had the administration token."""
 
     @property
     def identified(self) -> bool:
@@ -36,14 +36,14 @@ class Caller(NamedTuple):
 
     @property
     def credential(self) -> str:
-        """What the request has shown, for the audit trail."""
+        """Credentials of the request, for the audit trail."""
         shown = [f"user {self.user}"] if self.user else []
         if self.token:
             shown.append("administration token")
         return ", ".join(shown) or "none"
 
     def showing(self, params: Mapping[str, str], token: str | None) -> Caller:
-        """The same, with the rights of the administration ``token`` if the request carries it; None: there is none."""
+        """The caller with the rights of the administration ``token`` (None: there is none) if the request has it."""
         given = params.get(_TOKEN, "")[: MAX_TOKEN + 1]
         if token is None or not hmac.compare_digest(given.encode(), token.encode()):
             return self

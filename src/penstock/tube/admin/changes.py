@@ -23,6 +23,7 @@ from penstock.tube.engine.master.settings import (
     Setting,
     TopicDefaults,
     key_of,
+    kind_of,
 )
 
 __all__ = [
@@ -66,7 +67,7 @@ NOT_USED: Answer = {
     "dataStoreType": UNDEFINED,
     "dataPath": "",
 }
-"""What tools expect to read of each topic and broker: the reference's defaults. Nothing here depends on them."""
+"""Fields that tools expect for each topic and broker: the reference's defaults. They have no effect."""
 
 
 _UNCHANGEABLE = (
@@ -82,7 +83,7 @@ _UNCHANGEABLE = (
 
 
 def refuse_unchangeable(params: Params) -> None:
-    """Refuse properties that nothing here depends on, unless they have the value that queries show.
+    """Refuse properties without effect, unless they have the value that queries show.
 
     Raises BadParameter.
     """
@@ -106,20 +107,20 @@ AUTHOR = ("dataVersionId", "serialId", "createUser", "createDate", "modifyUser",
 
 
 class Change(NamedTuple):
-    """``settings`` to make durable, then to tell the engine; ``answer`` to send after that."""
+    """``settings`` to make durable and then to apply; ``answer`` to send after that."""
 
     settings: list[Setting | Removal]
     answer: Answer
 
 
 def success(rows: Sequence[Answer | str]) -> Answer:
-    """The answer with ``rows`` as its data."""
+    """A successful response with ``rows`` as its data."""
     return {"result": True, "errCode": 0, "errMsg": "OK", "data": rows, "count": len(rows)}
 
 
 def who_and_when(engine: MasterEngine, kind: type[Setting], key: str, serial: int = UNDEFINED) -> Answer:
-    """Who made and who changed the setting of that kind and key, and when; ``-`` where nobody did by this way."""
-    found = engine.controls.authors.get((kind.__name__, key))
+    """Authors and times of the setting of that kind and key; ``-`` if it was not made by administration requests."""
+    found = engine.controls.authors.get((kind_of(kind), key))
     if found is None:
         said = dict.fromkeys(["createUser", "createDate", "modifyUser", "modifyDate"], "-")
     else:
@@ -133,29 +134,29 @@ def who_and_when(engine: MasterEngine, kind: type[Setting], key: str, serial: in
 
 
 def flow_rules(text: str, counted: str) -> Answer:
-    """The rules of ``text`` and how many there are, the latter under the name ``counted``."""
+    """The rules of ``text``, and their number under the name ``counted``."""
     rules = json.loads(text) if text.strip() else []
     return {counted: sum(len(kind.get("rule", ())) for kind in rules), "flowCtrlInfo": rules}
 
 
 def failure(text: str) -> Answer:
-    """The answer to what cannot be done as a whole."""
+    """Response to a request that failed as a whole."""
     return {"result": False, "errCode": 400, "errMsg": text}
 
 
 def item(code: int = 200, text: str = "Ok!", **names: Any) -> Answer:
-    """What became of one target of a change; code 200 or 201 is success."""
+    """Result of a change for one target; code 200 or 201 is success."""
     return {**names, "success": code in {200, 201}, "errCode": code, "errInfo": text}
 
 
 def message_bytes(params: Params) -> int | None:
-    """maxMsgSizeInMB in bytes; None if it is not there."""
+    """maxMsgSizeInMB in bytes; None if it is missing."""
     size = params.number("maxMsgSizeInMB", default=0, least=0, most=20)
     return size * MIN_MESSAGE_BYTES or None
 
 
 def flow_text(params: Params, present: str) -> str:
-    """flowCtrlInfo, checked; ``present`` if it is not there."""
+    """flowCtrlInfo, checked; ``present`` if it is missing."""
     text = params.text("flowCtrlInfo", "flowCtrlSet")
     if not text:
         return present
@@ -167,7 +168,7 @@ def flow_text(params: Params, present: str) -> str:
 
 
 def delete_policy(params: Params) -> str | None:
-    """deletePolicy, checked; None if it is not there."""
+    """deletePolicy, checked; None if it is missing."""
     text = params.text("deletePolicy", "delPolicy")
     if not text:
         return None
@@ -193,7 +194,7 @@ _PROPERTIES = (
 
 
 def has_properties(row: Answer, params: Params) -> bool:
-    """Whether ``row`` has the properties of topics that a query asks for."""
+    """Whether ``row`` has the topic properties that a query asks for."""
     return all(
         json.dumps(row[names[0]]).strip('"') in {"", text.lower()}
         for names in _PROPERTIES
@@ -202,7 +203,7 @@ def has_properties(row: Answer, params: Params) -> bool:
 
 
 def topic_defaults(params: Params, present: TopicDefaults) -> TopicDefaults:
-    """The properties that topics get which are made without them; ``present`` where nothing is said."""
+    """Defaults of new topics from the parameters; ``present`` for missing ones."""
     given = TopicDefaults(
         params.given_number("numPartitions", "numPart", least=1, most=MAX_PARTITIONS),
         params.given_number("numTopicStores", "numStore", least=1, most=MAX_STORES),
@@ -221,7 +222,7 @@ Run = Callable[[MasterEngine, Params, int], Change]
 
 
 def batch(run: Run, *names: str) -> Run:
-    """``run`` once for each object of the array that is given by one of ``names``."""
+    """Batch form of ``run``: once for each object of the array that one of ``names`` contains."""
 
     def together(engine: MasterEngine, params: Params, now: int) -> Change:
         changed: dict[tuple[str, str], Setting | Removal] = {}

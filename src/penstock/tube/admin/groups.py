@@ -1,4 +1,4 @@
-"""Consumer groups in the master's administration: who consumes, who may, what, and how fast."""
+"""Consumer groups in the master's administration: members, access control, filters, resources."""
 
 from __future__ import annotations
 
@@ -56,14 +56,14 @@ __all__ = [
 Changed = list[Setting | Removal]
 
 DEFAULT_RATE = 1000
-"""The reference's limit of brokers a member where a group has none of its own. Nobody is held to it here."""
+"""The reference's limit of brokers per member for groups without their own. It is not enforced here."""
 
 FILTERED_AND_OFF, FILTERED = 1, 2
-"""condStatus: 0 no filter is asked for, 1 the rule is there and not in force, 2 it is in force."""
+"""condStatus: 0 no filter requested, 1 the rule exists but is disabled, 2 it is enabled."""
 
 
 def names_of(params: Params) -> list[str]:
-    """The groups that a change is about. Raises BadParameter where there are none, or names that cannot be."""
+    """The groups of a change. Raises BadParameter without names or with impossible ones."""
     names = params.items("groupName", "group", "consumeGroup")
     if not names:
         raise BadParameter("groupName is required")
@@ -84,11 +84,11 @@ def _user(params: Params) -> None:
     params.required("modifyUser", "mur", "createUser", "cur")
 
 
-# Who consumes.
+# Members.
 
 
 def sub_info(engine: MasterEngine, params: Params, now: int) -> Answer:
-    """Groups, their topics and how many members they have."""
+    """Groups, their topics and number of members."""
     groups = set(params.items("groupName", "group", "consumeGroup"))
     topics = set(params.items("topicName"))
     known: dict[str, Group | ClientGroup] = {**engine.groups, **engine.client_groups}
@@ -149,7 +149,7 @@ def detail(engine: MasterEngine, params: Params, now: int) -> Answer:
 
 
 def _balancing(engine: MasterEngine, group: Group) -> Answer:
-    """Whether the group got partitions, and how many brokers of a topic a member has to read."""
+    """Whether partitions were assigned to the group, and how many brokers of a topic a member must read."""
     setting = engine.controls.groups.get(group.name)
     most = most_brokers(engine.cluster.partitions(list(group.topics)))
     return {
@@ -162,7 +162,7 @@ def _balancing(engine: MasterEngine, group: Group) -> Answer:
 
 
 def rebalance(engine: MasterEngine, params: Params, now: int) -> Change:
-    """Take all partitions from members of a group and give them to the others."""
+    """Take all partitions from members of a group and assign them to others."""
     params.required("modifyUser", "mur")
     group_name = names_of(params)[0]
     members = params.items("consumerId")
@@ -177,7 +177,7 @@ def rebalance(engine: MasterEngine, params: Params, now: int) -> Change:
 
 
 def consume_from_max(engine: MasterEngine, params: Params, now: int) -> Change:
-    """Order groups that balance by themselves to the newest messages; in memory only, as in the reference."""
+    """Have groups that balance by themselves continue at the newest messages; in memory only, as in the reference."""
     params.required("modifyUser", "mur")
     rows = []
     for name in names_of(params):
@@ -188,11 +188,11 @@ def consume_from_max(engine: MasterEngine, params: Params, now: int) -> Change:
     return Change([], success(rows))
 
 
-# Who may consume what.
+# Access control.
 
 
 def consume_controls(engine: MasterEngine, params: Params, now: int) -> Answer:
-    """Which group may consume which topic."""
+    """Access of groups to topics."""
     groups, topics = set(params.items("groupName", "group", "consumeGroup")), set(params.items("topicName"))
     return success(
         [
@@ -212,7 +212,7 @@ def consume_controls(engine: MasterEngine, params: Params, now: int) -> Answer:
 
 
 def set_consume(engine: MasterEngine, params: Params, now: int) -> Change:
-    """Allow or forbid groups topics, or bind them to filters."""
+    """Allow or deny groups the consumption of topics, or restrict them to filters."""
     _user(params)
     changed: Changed = []
     rows = []
@@ -237,7 +237,7 @@ def set_consume(engine: MasterEngine, params: Params, now: int) -> Change:
 
 
 def delete_consume(engine: MasterEngine, params: Params, now: int) -> Change:
-    """Forget what groups may: then the topic's control decides."""
+    """Remove rules of groups: then the topic's access control decides."""
     params.required("modifyUser", "mur")
     groups, topics = set(names_of(params)), set(params.items("topicName"))
     found = [key for key in sorted(engine.controls.consume) if key[0] in groups and (not topics or key[1] in topics)]
@@ -246,7 +246,7 @@ def delete_consume(engine: MasterEngine, params: Params, now: int) -> Change:
 
 
 def topic_controls(engine: MasterEngine, params: Params, now: int) -> Answer:
-    """Which topics only allowed groups may consume."""
+    """Topics with access control."""
     wanted = set(params.items("topicName"))
     return success(
         [
@@ -264,13 +264,13 @@ def topic_controls(engine: MasterEngine, params: Params, now: int) -> Answer:
 
 
 def topic_authorization(engine: MasterEngine, params: Params, now: int) -> Answer:
-    """Which topics only allowed groups may consume, with these groups and their filters."""
+    """Topics with access control, with their groups and filters."""
     wanted = set(params.items("topicName"))
     return success([who_may(engine, name) for name in sorted(engine.cluster.topics) if not wanted or name in wanted])
 
 
 def who_may(engine: MasterEngine, topic: str) -> Answer:
-    """Whether the control of ``topic`` is on, the groups of which something is said there, and their filters."""
+    """Access control of ``topic``, the groups with rules for it, and their filters."""
     control = engine.controls.topics.get(topic)
     groups, filters = [], []
     for (group, name), said in sorted(engine.controls.consume.items()):
@@ -294,7 +294,7 @@ def who_may(engine: MasterEngine, topic: str) -> Answer:
 
 
 def set_topic_control(engine: MasterEngine, params: Params, now: int) -> Change:
-    """Switch the control of topics on or off, and set their message size."""
+    """Enable or disable the access control of topics, and set their message size."""
     _user(params)
     changed: Changed = []
     rows = []
@@ -313,17 +313,17 @@ def set_topic_control(engine: MasterEngine, params: Params, now: int) -> Change:
 
 
 def delete_topic_control(engine: MasterEngine, params: Params, now: int) -> Change:
-    """Anybody may consume these topics again."""
+    """Remove the access control of topics."""
     params.required("modifyUser", "mur")
     names = [name for name in _topics(params) if name in engine.controls.topics]
     return Change([Removal(TopicControl.__name__, name) for name in names], success([item(topicName=n) for n in names]))
 
 
-# How fast.
+# Resources.
 
 
 def resources(engine: MasterEngine, params: Params, now: int) -> Answer:
-    """Resources of groups: rules of flow control, priority, brokers a member."""
+    """Resources of groups: flow control rules, priority, brokers per member."""
     wanted = set(params.items("groupName", "group", "consumeGroup"))
     return success(
         [
@@ -372,7 +372,7 @@ def set_resources(engine: MasterEngine, params: Params, now: int) -> Change:
 
 
 def delete_resources(engine: MasterEngine, params: Params, now: int) -> Change:
-    """Groups without settings of their own."""
+    """Remove settings of groups."""
     params.required("modifyUser", "mur")
     names = [name for name in names_of(params) if name in engine.controls.groups]
     return Change([Removal(GroupSetting.__name__, name) for name in names], success([item(groupName=n) for n in names]))

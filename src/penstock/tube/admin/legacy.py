@@ -1,6 +1,6 @@
-"""Older names for what groups may consume and how fast: lists of allowed and forbidden groups, filters, flow rules.
+"""Older methods for access control and flow control: lists of allowed and denied groups, filters, flow rules.
 
-Each is a view of the settings that the newer methods show whole (``…_csmctrl_info``, ``…_resctrl_info``).
+Each is a view of the settings that the newer methods show completely (``…_csmctrl_info``, ``…_resctrl_info``).
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ def _with(run: Run, **fixed: str) -> Run:
 
 
 def allow(engine: MasterEngine, params: Params, now: int) -> Change:
-    """Let groups consume topics whose control is on."""
+    """Allow groups to consume topics with access control."""
     return _with(groups.set_consume, consumeEnable="true")(engine, params, now)
 
 
 def forbid(engine: MasterEngine, params: Params, now: int) -> Change:
-    """Forbid groups topics."""
+    """Deny groups the consumption of topics."""
     return _with(groups.set_consume, consumeEnable="false")(engine, params, now)
 
 
 def withdraw(engine: MasterEngine, params: Params, now: int) -> Change:
-    """Take groups off the list of those that may, or may not, consume topics."""
+    """Remove groups from the list of those that may, or may not, consume topics."""
     return groups.delete_consume(engine, params, now)
 
 
@@ -69,14 +69,14 @@ def _listed(engine: MasterEngine, params: Params, now: int, *, enabled: bool) ->
 
 
 def bind_filters(engine: MasterEngine, params: Params, now: int) -> Change:
-    """Bind what groups consume of topics to message types."""
+    """Restrict the consumption of groups to message types of topics."""
     status = params.number("condStatus", default=0, least=0, most=groups.FILTERED)
     fixed = {"filterEnable": "true" if status == groups.FILTERED else "false"} if params.text("condStatus") else {}
     return _with(groups.set_consume, **fixed)(engine, params, now)
 
 
 def free_filters(engine: MasterEngine, params: Params, now: int) -> Change:
-    """Groups consume what they like of topics again."""
+    """Remove restrictions of groups to message types."""
     params.required("modifyUser", "mur")
     changed: list[Setting | Removal] = []
     rows = []
@@ -89,7 +89,7 @@ def free_filters(engine: MasterEngine, params: Params, now: int) -> Change:
 
 
 def filters(engine: MasterEngine, params: Params, now: int) -> Answer:
-    """Which message types groups may consume of topics."""
+    """Message types that groups may consume of topics."""
     rows = groups.consume_controls(engine, params, now)["data"]
     wanted = params.number("condStatus", default=-1)
     found = [{**row, "condStatus": _condition(row)} for row in rows]
@@ -100,11 +100,11 @@ def _condition(row: Answer) -> int:
     return groups.FILTERED if row["filterEnable"] else groups.FILTERED_AND_OFF if row["filterConds"] else 0
 
 
-# How fast.
+# Resources.
 
 
 def group_settings(engine: MasterEngine, params: Params, now: int) -> Answer:
-    """How many clients of groups a broker may have."""
+    """Limits of clients of a group per broker."""
     rows = groups.resources(engine, params, now)["data"]
     return success(
         [
@@ -123,7 +123,7 @@ def group_settings(engine: MasterEngine, params: Params, now: int) -> Answer:
 
 
 def set_group(engine: MasterEngine, params: Params, now: int) -> Change:
-    """Say how many clients of groups a broker may have."""
+    """Set limits of clients of a group per broker."""
     bind = params.text("enableBind")
     if bind not in {"", "0", "1"}:
         raise BadParameter(f"enableBind {bind!r}: 0 or 1 are possible")
@@ -132,7 +132,7 @@ def set_group(engine: MasterEngine, params: Params, now: int) -> Change:
 
 
 def group_rules(engine: MasterEngine, params: Params, now: int) -> Answer:
-    """Rules of flow control of groups."""
+    """Flow control rules of groups."""
     rows = groups.resources(engine, params, now)["data"]
     return success([_rules(row["groupName"], row) for row in rows])
 
@@ -149,7 +149,7 @@ def _rules(name: str, row: Answer) -> Answer:
 
 
 def set_rules(engine: MasterEngine, params: Params, now: int) -> Change:
-    """Set rules of flow control of groups; they are in force unless `statusId` is 0."""
+    """Set flow control rules of groups; they are enabled unless `statusId` is 0."""
     return _with(groups.set_resources, flowCtrlEnable=_status(params))(engine, params, now)
 
 
@@ -158,7 +158,7 @@ def _status(params: Params) -> str:
 
 
 def forget_rules(engine: MasterEngine, params: Params, now: int) -> Change:
-    """Groups without rules of their own."""
+    """Remove flow control rules of groups."""
     params.required("modifyUser", "mur")
     changed: list[Setting | Removal] = []
     rows = []
@@ -176,18 +176,18 @@ def forget_rules(engine: MasterEngine, params: Params, now: int) -> Change:
 
 
 def cluster_rules(engine: MasterEngine, params: Params, now: int) -> Answer:
-    """Rules of flow control for all groups."""
+    """Flow control rules of all groups."""
     (row,) = groups.cluster_setting(engine, params, now)["data"]
     return success([_rules("default_master_ctrl", row)])
 
 
 def set_cluster_rules(engine: MasterEngine, params: Params, now: int) -> Change:
-    """Set rules of flow control for all groups; they are in force unless `statusId` is 0."""
+    """Set flow control rules of all groups; they are enabled unless `statusId` is 0."""
     return _with(groups.set_cluster, flowCtrlEnable=_status(params))(engine, params, now)
 
 
 def reset_cluster_rules(engine: MasterEngine, params: Params, now: int) -> Change:
-    """No rules for all groups."""
+    """Remove the flow control rules of all groups."""
     params.required("modifyUser", "mur")
     old, empty = engine.controls.cluster, ClusterSetting()
     wanted = old._replace(flow_enabled=empty.flow_enabled, flow_info=empty.flow_info, serial=max(now, old.serial + 1))

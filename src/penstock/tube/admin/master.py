@@ -1,7 +1,7 @@
-"""The master's HTTP methods (``/webapi.htm?method=…``) as functions of their parameters, shaped as the reference's.
+"""The master's HTTP methods (``/webapi.htm?method=…``): the table of methods, authorization and the response.
 
-A query answers at once. A change answers with the settings to store first: the caller makes them durable, tells the
-engine and then sends the answer. Every parameter has a long and often a short name.
+A query is answered at once. A change returns the settings to store first: the caller makes them durable, applies them
+and then sends the response. Every parameter has a long and often a short name.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ def handle(
 ) -> Answer | Change:
     """Answer a request of ``caller``.
 
-    ``token`` is the administration token, which a request carries as ``confModAuthToken``; None: only users may change
-    something.
+    ``token`` is the administration token, which a request contains as ``confModAuthToken``; None: only users may make
+    changes.
     """
     name = params.get("method", "")
     method = METHODS.get(name)
@@ -48,7 +48,7 @@ def handle(
 
 
 def is_protected(name: str) -> bool:
-    """Whether the method of that name changes something."""
+    """Whether the method of that name makes a change."""
     method = METHODS.get(name)
     return method is not None and method.changes
 
@@ -92,10 +92,10 @@ def _metrics(engine: MasterEngine, params: Params, now: int) -> Answer:
 def authors(
     engine: MasterEngine, settings: Sequence[Setting | Removal], params: Mapping[str, str], now: int
 ) -> list[Setting | Removal]:
-    """Who made and who changed each of ``settings``, to be stored with them.
+    """Authors of each of ``settings``, to be stored with them.
 
-    Names and dates are those that the request gives, as in the reference; the audit trail has what it proved, and when.
-    Raises BadParameter.
+    Names and dates are those of the request, as in the reference; the audit trail has the authenticated user and the
+    time. Raises BadParameter.
     """
     given = Params(params)
     user = given.text("modifyUser", "mur") or given.text("createUser", "cur") or "-"
@@ -116,10 +116,10 @@ def _date(params: Params, now: int, *names: str) -> int:
 
 
 class Method(NamedTuple):
-    """One row: what runs, and whether it changes something. The docstring of ``run`` is the reference page's line.
+    """One method. The docstring of ``run`` is its line on the reference page.
 
-    ``only``: all parameters of a change that is in force at once; others are refused before it runs. Any other change
-    is refused afterwards if a parameter was not used. ``batch``: its objects are checked one by one.
+    ``only``: all parameters of a change that takes effect at once; others are rejected before it runs. Any other change
+    is rejected afterwards if a parameter was not used. ``batch``: its objects are checked one by one.
     """
 
     run: Callable[[MasterEngine, Params, int], Answer | Change]
@@ -133,7 +133,7 @@ def _change(run: Callable[[MasterEngine, Params, int], Change], *names: str) -> 
 
 
 def _order(run: Callable[[MasterEngine, Params, int], Change], name: str, *only: str) -> dict[str, Method]:
-    """A change that is in force at once and not stored."""
+    """A change that takes effect at once and is not stored."""
     return {name: Method(run, changes=True, only=frozenset(only))}
 
 
@@ -142,7 +142,7 @@ def _query(run: Callable[[MasterEngine, Params, int], Answer], *names: str) -> d
 
 
 def _batches(names: tuple[str, ...], *rows: tuple[Run | str, ...]) -> dict[str, Method]:
-    """Each row: what is done with each object of the array that ``names`` gives, and the methods that do it."""
+    """Each row: the function for each object of the array in one of ``names``, and the methods that call it."""
     found: dict[str, Method] = {}
     for run, *methods in rows:
         assert not isinstance(run, str)

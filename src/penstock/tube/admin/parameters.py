@@ -1,4 +1,4 @@
-"""Parameters of the administration's HTTP methods: lists, numbers, flags and times, with their bounds."""
+"""Parameters of the administration's HTTP methods: lists, numbers, flags and times, with their limits."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ OF_EVERY_CHANGE = frozenset(
     {"method", "type", "callback", "confModAuthToken", "createUser", "cur", "modifyUser", "mur"}
     | {"createDate", "cDate", "modifyDate", "mDate"}
 )
-"""Parameters that every change may have: what is asked, and who asks it when."""
+"""Parameters that every change may have: the method, and who makes the change when."""
 _TIME = "%Y%m%d%H%M%S"
 _USER = re.compile(r"\S.{0,62}\S", re.ASCII)
 
 
 class BadParameter(Exception):
-    """A parameter is missing or not possible; the text goes into the answer."""
+    """A parameter is missing or impossible; the text becomes part of the response."""
 
 
 class Params:
     """The parameters of one request; each has a long and often a short name.
 
-    ``before``: what earlier objects of the same batch make of settings, by kind and key. ``identified``: whether the
-    caller has shown a credential.
+    ``before``: settings that earlier objects of the same batch changed, by kind and key. ``identified``: whether the
+    caller has authenticated.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class Params:
         self._read: set[str] = set()
 
     def fixed(self, values: Mapping[str, str]) -> Params:
-        """The same request with ``values``, which the method stands for; BadParameter where it says otherwise."""
+        """The same request with ``values`` that the method implies. Raises BadParameter if it has other ones."""
         for name, value in values.items():
             if self.text(name) not in {"", value}:
                 raise BadParameter(f"{name} {self.given[name]!r}: this method means {value}")
@@ -52,24 +52,24 @@ class Params:
         return made
 
     def of_object(self, values: Mapping[str, str], before: Mapping[tuple[str, str], object]) -> Params:
-        """The parameters of one object of a batch: this request's, and its own."""
+        """The parameters of one object of a batch, on top of those of the request."""
         return Params({**self.given, **values}, before, identified=self._identified)
 
     def check_unused(self, used: Iterable[str] = ()) -> None:
-        """Refuse a request that says something which nothing looked at: it would be dropped without a word.
+        """Refuse a request with a parameter that was not read, instead of ignoring it silently.
 
-        ``used``: names that count as looked at. Raises BadParameter.
+        ``used``: names that count as read. Raises BadParameter.
         """
         unused = self.given.keys() - self._read - OF_EVERY_CHANGE - set(used)
         if found := sorted(name for name in unused if self.given[name].strip()):
             raise BadParameter(f"{', '.join(found)}: this method does not have this parameter; leave it out")
 
     def shown_id(self, client_id: str) -> str:
-        """Return ``client_id``, or ``-`` for a caller without credentials: other clients must not learn it."""
+        """Return ``client_id``, or ``-`` for a caller without credentials: client ids are hidden from others."""
         return client_id if self._identified else "-"
 
     def text(self, *names: str) -> str:
-        """The value under the first of ``names`` that is there, without blanks around it."""
+        """The value of the first of ``names`` that is present, without surrounding blanks."""
         self._read.update(names)
         return next((value for name in names if (value := self.given.get(name, "").strip())), "")
 
@@ -80,14 +80,14 @@ class Params:
         return value
 
     def user(self, *names: str) -> str:
-        """Who asks for a change: two characters or more, as in the reference."""
+        """The author of a change: two characters or more, as in the reference."""
         name = self.required(*names)
         if not _USER.fullmatch(name):
             raise BadParameter(f"{names[0]} {name!r}: 2 to 64 characters are possible")
         return name
 
     def items(self, *names: str, most: int = MAX_ITEMS) -> list[str]:
-        """A comma separated list without repetitions."""
+        """A comma-separated list without repetitions."""
         found = list(dict.fromkeys(item.strip() for item in self.text(*names).split(",") if item.strip()))
         if len(found) > most:
             raise BadParameter(f"{names[0]} has {len(found)} items, at most {most} are possible")
@@ -105,11 +105,11 @@ class Params:
         return value
 
     def given_number(self, *names: str, least: int, most: int) -> int | None:
-        """The number, None where it is not there."""
+        """The number, None if it is missing."""
         return self.number(*names, least=least, most=most) if self.text(*names) else None
 
     def given_flag(self, *names: str) -> bool | None:
-        """The flag, None where it is not there."""
+        """The flag, None if it is missing."""
         return self.flag(*names, default=False) if self.text(*names) else None
 
     def numbers(self, *names: str) -> list[int]:

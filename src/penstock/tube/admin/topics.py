@@ -1,4 +1,4 @@
-"""Topics in the master's administration: made, changed, deleted, removed with their data, shown."""
+"""Topics in the master's administration: creation, changes, deletion, removal with their data, queries."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _rows(engine: MasterEngine, broker_ids: list[int], name: str, code: int, tex
 
 
 def _present(engine: MasterEngine, params: Params, name: str) -> TopicSetting | None:
-    """The topic as it is, or as earlier objects of the same batch have it; None where there is none, or not yet."""
+    """The topic as it is, or as earlier objects of the same batch changed it; None if it does not exist (yet)."""
     changed = params.before.get((TOPIC_KIND, name))
     if isinstance(changed, TopicSetting):
         return changed
@@ -64,7 +64,7 @@ def _present(engine: MasterEngine, params: Params, name: str) -> TopicSetting | 
 
 
 def _made(params: Params, default: TopicDefaults, engine: MasterEngine) -> TopicDeployment:
-    """A topic as it is asked for, on a broker with these defaults."""
+    """A new topic with the requested properties, on a broker with these defaults."""
     policy = delete_policy(params) or default.delete_policy
     return TopicDeployment(
         params.number("numPartitions", "numPart", default=default.partitions),
@@ -76,7 +76,7 @@ def _made(params: Params, default: TopicDefaults, engine: MasterEngine) -> Topic
 
 
 def add(engine: MasterEngine, params: Params, now: int) -> Change:
-    """Make topics, or give topics further brokers; on each with the properties given, else with the broker's."""
+    """Create topics, or add brokers to topics; each with the given properties, otherwise with the broker's defaults."""
     params.required("createUser", "cur")
     refuse_unchangeable(params)
     names, broker_ids, size = _names(params), params.numbers("brokerId"), message_bytes(params)
@@ -114,11 +114,11 @@ def _judged(check: Callable[[], None]) -> tuple[int, str]:
 
 
 Edit = Callable[[TopicDeployment], tuple[TopicDeployment, int, str]]
-"""What becomes of a topic on one broker; the code is 200 where it is another then."""
+"""Changes a topic on one broker; returns code 200 if it changed something."""
 
 
 def _edit(engine: MasterEngine, params: Params, edit: Edit, size: int | None = None) -> Change:
-    """Change topics on the brokers that are named. None, or all that the topic has: brokers that join get it too."""
+    """Change topics on the named brokers. Without names, or with all brokers, it holds for new brokers too."""
     params.required("modifyUser", "mur")
     broker_ids = params.numbers("brokerId")
     changed: list[TopicSetting] = []
@@ -131,7 +131,7 @@ def _edit(engine: MasterEngine, params: Params, edit: Edit, size: int | None = N
             rows += _rows(engine, broker_ids, name, *refusal)
             continue
         sized = topic._replace(max_message_bytes=size or topic.max_message_bytes)
-        # Brokers that are away have it too, and will look for what became of it when they are back.
+        # Offline brokers have the topic too, and apply the change when they return.
         ids = {*known(engine), *engine.controls.seen, *(topic.brokers or dict(topic.own))}
         there = sorted(number for number in ids if topic.on(number))
         outcomes = {number: edit(topic.at(number)) for number in there if not broker_ids or number in broker_ids}
@@ -151,15 +151,15 @@ def _edit(engine: MasterEngine, params: Params, edit: Edit, size: int | None = N
 
 
 def _agreed(there: list[TopicDeployment], common: TopicDeployment) -> TopicDeployment:
-    """What brokers that join get: of each property what all brokers have, else as in ``common``."""
+    """Properties of new brokers: what all brokers have in common, otherwise those of ``common``."""
     columns = zip(common, *there, strict=True)
     return TopicDeployment._make(column[-1] if len(set(column[1:])) == 1 else column[0] for column in columns)
 
 
 def modify(engine: MasterEngine, params: Params, now: int) -> Change:
-    """Change what is given of topics, on the brokers that are named or on all.
+    """Change the given properties of topics, on the named brokers or on all.
 
-    Partitions and stores can only become more: offsets stay where they are.
+    Partitions and stores can only be added: offsets keep their meaning.
     """
     refuse_unchangeable(params)
     policy = delete_policy(params)
@@ -196,17 +196,17 @@ def _status(engine: MasterEngine, params: Params, status: int, needed: int, hint
 
 
 def delete(engine: MasterEngine, params: Params, now: int) -> Change:
-    """Take topics out of service, on the brokers that are named or on all; their data stay until they are removed."""
+    """Disable topics on the named brokers or on all; their data stay until they are removed."""
     return _status(engine, params, TOPIC_DELETED, 0, "the topic is being removed")
 
 
 def redo(engine: MasterEngine, params: Params, now: int) -> Change:
-    """Take back a deletion, on the brokers that are named or on all."""
+    """Undo a deletion, on the named brokers or on all."""
     return _status(engine, params, 0, TOPIC_DELETED, "the topic is being removed")
 
 
 def remove(engine: MasterEngine, params: Params, now: int) -> Change:
-    """Remove deleted topics with their data, on the brokers that are named or on all.
+    """Remove deleted topics with their data, on the named brokers or on all.
 
     Brokers do it with their next heartbeat; once none has a topic, its name is free.
     """
@@ -214,7 +214,7 @@ def remove(engine: MasterEngine, params: Params, now: int) -> Change:
 
 
 def info(engine: MasterEngine, params: Params, now: int) -> Answer:
-    """Topics, where they are and whether they are usable."""
+    """Topics, their brokers, and whether they can be used."""
     rows = []
     for topic, numbers in _asked(engine, params):
         control = who_may(engine, topic.name)
@@ -227,7 +227,7 @@ def info(engine: MasterEngine, params: Params, now: int) -> Answer:
 
 
 def deployed(engine: MasterEngine, params: Params, now: int) -> Answer:
-    """Topics, where they are and whether they are usable, in the newer form."""
+    """Topics, their brokers, and whether they can be used, in the newer format."""
     return success(
         [
             {
@@ -242,13 +242,13 @@ def deployed(engine: MasterEngine, params: Params, now: int) -> Answer:
 
 
 def places(engine: MasterEngine, params: Params, now: int) -> Answer:
-    """Topics as they are configured, a row for each broker."""
+    """Topics as configured, one row per broker."""
     rows = [row for topic, numbers in _asked(engine, params) for row in _places(engine, topic, numbers)]
     return success([{name: value for name, value in row.items() if name != "runInfo"} for row in rows])
 
 
 def _asked(engine: MasterEngine, params: Params) -> list[tuple[TopicSetting, list[int]]]:
-    """The topics that are asked for, each with its brokers, as far as these are asked for."""
+    """The topics of a query, each with its brokers, as far as they are selected."""
     wanted, numbers = set(params.items("topicName")), set(params.numbers("brokerId"))
     status = params.given_number("topicStatusId", "tStsId", least=0, most=TOPIC_REMOVED + 1)
     found = []
@@ -263,7 +263,7 @@ def _asked(engine: MasterEngine, params: Params) -> list[tuple[TopicSetting, lis
             and status in {None, topic.at(number).status}
             and has_properties(_properties(engine, topic.at(number)), params)
         ]
-        # A topic whose brokers are not known yet is shown by what they will have.
+        # A topic whose brokers are not known yet is shown with the properties that they will have.
         nowhere = not on and not numbers and status in {None, topic.status}
         if there or (nowhere and has_properties(_properties(engine, topic.common), params)):
             found.append((topic, there))
@@ -271,7 +271,7 @@ def _asked(engine: MasterEngine, params: Params) -> list[tuple[TopicSetting, lis
 
 
 def _places(engine: MasterEngine, topic: TopicSetting, numbers: Collection[int]) -> list[Answer]:
-    """A row for each of these brokers, by its configuration."""
+    """One row for each of these brokers, from its configuration."""
     cluster = engine.cluster
     rows: list[Answer] = []
     brokers = known(engine)
@@ -317,7 +317,7 @@ def _properties(engine: MasterEngine, here: TopicDeployment) -> Answer:
 
 
 def _sums(engine: MasterEngine, topic: TopicSetting, numbers: Collection[int]) -> Answer:
-    """The topic as a whole, on these brokers."""
+    """Totals of a topic on these brokers."""
     cluster = engine.cluster
     on = [cluster.brokers[number] for number in numbers if number in cluster.brokers]
     running = [broker.serving[topic.name] for broker in on if topic.name in broker.serving]

@@ -1,4 +1,4 @@
-"""What the master's administration shows across brokers, topics and groups, and what it has nothing to do for."""
+"""Overviews of the master's administration across brokers, topics and groups, and methods without effect."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def topics_of_brokers(engine: MasterEngine, params: Params, now: int) -> Answer:
 
 
 def loads_of_brokers(engine: MasterEngine, params: Params, now: int) -> Answer:
-    """How many topics, stores and partitions each broker has, and how many of them can be used."""
+    """Number of topics, stores and partitions of each broker, and how many of them can be used."""
     wanted, numbers = set(params.items("topicName")), set(params.numbers("brokerId"))
     rows: list[Answer] = []
     for number, broker in sorted(engine.cluster.brokers.items()):
@@ -68,7 +68,7 @@ def loads_of_brokers(engine: MasterEngine, params: Params, now: int) -> Answer:
 
 
 def _counted(name: str, places: list[TopicDeployment]) -> Answer:
-    """Topics of a broker, or brokers of a topic, under ``name``, with their stores and partitions."""
+    """Number of topics of a broker, or brokers of a topic, under ``name``, with their stores and partitions."""
     what = name.removeprefix("topic").removeprefix("broker")
     return {
         name: len(places),
@@ -78,7 +78,7 @@ def _counted(name: str, places: list[TopicDeployment]) -> Answer:
 
 
 def spread_of_topics(engine: MasterEngine, params: Params, now: int) -> Answer:
-    """How many brokers, stores and partitions each topic has, and how many of them can be used."""
+    """Number of brokers, stores and partitions of each topic, and how many of them can be used."""
     wanted = set(params.items("topicName"))
     cluster = engine.cluster
     rows: list[Answer] = []
@@ -126,7 +126,7 @@ def brokers_of_topics(engine: MasterEngine, params: Params, now: int) -> Answer:
 
 
 def cluster_view(engine: MasterEngine, params: Params, now: int) -> Answer:
-    """Topics as a whole: how many brokers and partitions, whether they can be used."""
+    """Topics as a whole: number of brokers and partitions, and whether they can be used."""
     wanted, numbers = set(params.items("topicName")), set(params.numbers("brokerId"))
     cluster = engine.cluster
     rows: list[Answer] = []
@@ -167,12 +167,12 @@ def groups_by_topic(engine: MasterEngine, params: Params, now: int) -> Answer:
 
 
 def booked_resources(engine: MasterEngine, params: Params, now: int) -> Answer:
-    """Names of the groups that have resources of their own."""
+    """Names of the groups with their own resources."""
     return success(sorted(engine.controls.groups))
 
 
 def booked_consume(engine: MasterEngine, params: Params, now: int) -> Answer:
-    """Names of the groups of which it is said what they may consume."""
+    """Names of the groups with access rules."""
     return success(sorted({group for group, _ in engine.controls.consume}))
 
 
@@ -183,7 +183,7 @@ def self_balancing(engine: MasterEngine, params: Params, now: int) -> Answer:
 
 
 def statistics_on(engine: MasterEngine, params: Params, now: int) -> Answer:
-    """Counters are always on: what is asked for holds."""
+    """Succeeds without effect: counters are always on."""
     return success([])
 
 
@@ -193,7 +193,7 @@ def statistics_off(engine: MasterEngine, params: Params, now: int) -> Answer:
 
 
 def release(engine: MasterEngine, params: Params, now: int) -> Change:
-    """Refused for each broker: this master forbids none by itself; one whose disk failed has to be started again."""
+    """Refused for each broker: this master never disables one; restart a broker whose disk failed."""
     params.required("modifyUser", "mur")
     rows = []
     for number in params.numbers("brokerId"):

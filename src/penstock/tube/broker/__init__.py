@@ -1,1 +1,1 @@
-"""The broker's shell: connections, commits, maintenance of its logs, membership at a master."""
+"""The broker server: connections, commits, maintenance of its logs, connection to a master. Start with `broker`."""

@@ -1,8 +1,8 @@
-"""The broker: connections, the timer, the commits, and its membership at a master.
+"""The broker server: listeners, timers, commits, and its membership at a master.
 
-A send is answered when the commit that holds it returned (durability "durable": after fsync). Everything one loop turn
-brought shares a commit, and what comes while a commit runs shares the next one. After a failed commit nothing is
-acknowledged any more: sends and commits of positions are answered 503 with the reason, reads go on.
+A send is answered when its commit has returned (durability "durable": after fsync). All messages of one loop turn share
+a commit; messages that arrive while a commit runs share the next one. After a failed commit nothing is acknowledged any
+more: sends and commits of offsets are answered 503 with the reason, reads continue.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ _log = logging.getLogger("penstock.tube.broker.broker")
 class TubeBroker:
     """One broker over one data directory. All methods are called in the loop that `start` ran in.
 
-    ``masters``: ``host:port`` texts; empty = a broker by itself, its topics come from `create_topic` only.
-    ``advertise``: ``host:port`` that clients shall use, where it differs from the address that is bound.
-    ``web_address``: ``host:port`` of its administration, which the master tells who asks.
-    ``access``: users that clients have to be; ``master_user``: name and password with which the broker itself signs.
-    ``master_tls``: how it reaches the masters, whose TLS ports ``masters`` then names; None: without TLS.
-    ``topic_durability`` overrides ``durability`` for single topics. ``staging``: bounds of what tasks stage.
+    ``masters``: ``host:port`` texts; empty: a standalone broker, whose topics come from `create_topic` only.
+    ``advertise``: ``host:port`` for clients, if it differs from the bound address. ``web_address``: ``host:port`` of
+    its administration, which the master tells clients. ``access``: users that clients authenticate as. ``master_user``:
+    name and password with which the broker itself signs. ``master_tls``: TLS to the masters, whose TLS ports
+    ``masters`` then names; None: without TLS. ``topic_durability`` overrides ``durability`` for single topics.
+    ``staging``: limits of staged rows.
     """
 
     def __init__(
@@ -112,28 +112,28 @@ class TubeBroker:
         self._maintenance: Maintenance | None = None
         self._timers: Timers | None = None
         self.look: Callable[[], None] = _nothing
-        """Called before requests are answered: whether this process did not run for a while."""
+        """Called before requests are answered, to detect that the process did not run for a while."""
 
     @property
     def engine(self) -> BrokerEngine:
-        """The state behind the connections; for administration and tests."""
+        """The state machine behind the connections; for administration and tests."""
         assert self._engine is not None, "start() comes first"
         return self._engine
 
     @property
     def commits(self) -> Commits:
-        """What makes changes durable; for the connections."""
+        """The commits of the broker; for its connections."""
         assert self._commits is not None, "start() comes first"
         return self._commits
 
     @property
     def failure(self) -> StorageError | None:
-        """Why nothing is stored any more; None while it is."""
+        """Reason why nothing is stored any more; None while the broker stores messages."""
         return None if self._commits is None else self._commits.failure
 
     @property
     def stalled(self) -> StorageError | None:
-        """Why answers wait for disk space; None while they do not."""
+        """Reason why responses wait for disk space; None while they do not."""
         return None if self._commits is None else self._commits.stalled
 
     @property
@@ -144,7 +144,7 @@ class TubeBroker:
 
     @property
     def tls_bound(self) -> tuple[str, int] | None:
-        """Where the broker listens with TLS; None if it does not."""
+        """Address of the TLS listener; None without one."""
         return self._listeners.tls_bound
 
     @property
@@ -160,13 +160,13 @@ class TubeBroker:
 
     @property
     def commands(self) -> MasterCommands:
-        """What applies a master's commands; for tests."""
+        """Applies a master's commands; for tests."""
         assert self._commands is not None, "start() comes first"
         return self._commands
 
     @property
     def registered(self) -> asyncio.Event | None:
-        """Set once a master took this broker; None without masters."""
+        """Set once a master has accepted the broker; None without masters."""
         return self._member.registered if self._member else None
 
     @property
@@ -204,7 +204,7 @@ class TubeBroker:
     async def start(
         self, host: str, port: int, *, tls: ssl.SSLContext | None = None, tls_port: int | None = None
     ) -> tuple[str, int]:
-        """Recover, listen, register; the bound address. Port 0 takes a free one.
+        """Recover, listen and register; returns the bound address. Port 0 selects a free port.
 
         With ``tls`` the broker listens on ``tls_port`` (default 8124) of ``host`` as well, see `tls_bound`.
 
@@ -232,7 +232,7 @@ class TubeBroker:
         self._timers = Timers(engine, self._commits, maintenance, self.clock)
         self.look = self._timers.look
         self._commands = MasterCommands(storage, engine, maintenance, self._commits, self.broker_id, self.clock)
-        self._commits.schedule()  # what was being published when an earlier process ended goes on
+        self._commits.schedule()  # continues publications of an earlier process
         for key, offset, end in maintenance.reset_beyond_end(offsets):
             text = f"group {key[0]} stood at offset {offset} of partition {key[2]} of {key[1]}, the log ends at {end}"
             self._lost(text)
@@ -268,7 +268,7 @@ class TubeBroker:
         return offsets, config
 
     def _join(self, bound: tuple[str, int], config: BrokerConfig) -> None:
-        """Begin to be a member of the cluster, at the address that clients shall use."""
+        """Become a member of the cluster, with the address for clients."""
         address = self._advertise or f"{bound[0]}:{bound[1]}"
         bound_tls = self.tls_bound
         membership = BrokerMembership(
@@ -282,12 +282,12 @@ class TubeBroker:
         self._member.start()
 
     def access_changed(self) -> None:
-        """Users or rights changed: end the registrations of consumers that may not read any more."""
+        """End the registrations of consumers that may not read any more, after a change of users or rights."""
         if self._engine is not None:
             self._engine.registrations.access_changed()
 
     async def close(self) -> None:
-        """Leave the cluster, answer what was received, sync and close. Twice is harmless."""
+        """Leave the cluster, answer received requests, sync and close. May be called twice."""
         if self._storage is None or self._commits is None:
             return
         if self._member is not None:
@@ -309,7 +309,7 @@ class TubeBroker:
     ) -> None:
         """Store a message from inside the node; ``done`` gets the result after its commit, or the error.
 
-        ``done`` never runs before this returns. ``partition`` None: the topic's partitions here in turn.
+        ``done`` never runs before this returns. ``partition`` None: partitions of the topic in turn.
         """
         assert self._loop is not None, "start() comes first"
         engine = self.engine
@@ -331,10 +331,10 @@ class TubeBroker:
         messages: Sequence[tuple[bytes, int, str | None]],
         done: Callable[[int, PenstockError | None], None],
     ) -> None:
-        """Store messages (data, flag, type) that must stay in order: the first that is refused ends the run.
+        """Store messages (data, flag, type) in order; the first one that is rejected ends the run.
 
-        ``done`` gets, after their commit, how many of the first were stored, and the error that stopped the rest; after
-        an error of the log itself 0, and what was stored is not known. It never runs before this returns.
+        After their commit ``done`` gets how many messages were stored, and the error that stopped the others. After an
+        error of the log itself it gets 0, and it is unknown what was stored. It never runs before this returns.
         """
         assert self._loop is not None, "start() comes first"
         stored = 0
@@ -362,11 +362,11 @@ class TubeBroker:
             self.commits.changed()
 
     def newest(self, topic: str, partition: int) -> tuple[bytes, int] | None:
-        """Data and flag of the last durable message of a partition; None where there is none."""
+        """Data and flag of the last durable message of a partition; None without one."""
         return newest(self.engine.topics, topic, partition)
 
     async def committed(self) -> None:
-        """Return when all that was changed until now is durable. Raises StorageError when it cannot be made so."""
+        """Return when everything changed until now is durable. Raises StorageError if it cannot be."""
         await self.commits.committed()
 
     async def webapi(self, params: Mapping[str, str], caller: Caller = UNKNOWN) -> dict[str, Any]:
@@ -381,22 +381,22 @@ class TubeBroker:
         return answer
 
     def refuse_growth(self, reason: str) -> None:
-        """Refuse sends (419) from now on, ``reason`` says why; "": refuse them no more. Once it was started."""
+        """Reject sends (419) from now on with ``reason``; "": accept them again. Call after `start`."""
         self.engine.checks.out_of_space = reason
 
     def create_topic(self, name: str, partitions: int = 3, stores: int = 1) -> None:
-        """Serve a topic that no master announced (a broker by itself, and tests)."""
+        """Serve a topic that no master announced (standalone brokers, and tests)."""
         config = TopicConfig(name, partitions=partitions, stores=stores)
         self.engine.topics.apply(self.engine.topics.default, [config])
         self.commits.schedule()
 
     def poke(self) -> None:
-        """Heartbeat to the master now, for example because a topic was created there."""
+        """Send a heartbeat to the master now, for example because a topic was created there."""
         if self._member is not None:
             self._member.poke()
 
     def durability_of(self, topic: str) -> Durability:
-        """What an acknowledgement of a message of ``topic`` means."""
+        """Durability of acknowledged messages of ``topic``."""
         return self._topic_durability.get(topic, self.durability)
 
     # Opening
@@ -450,13 +450,13 @@ class TubeBroker:
     # Time
 
     def arm(self) -> None:
-        """Make sure that the timer runs for the engine's next deadline."""
+        """Make sure that the timer runs at the engine's next deadline."""
         self._running.arm()
 
     def retain(self, now_ms: int) -> None:
-        """Let expired segments go, write the offset history, note what producers sent; called every minute."""
+        """Remove expired segments, write the offset history, note producer sequences; called every minute."""
         self._running.retain(now_ms)
 
 
 def _nothing() -> None:
-    """Before the start nobody's silence is judged."""
+    """Does nothing: no session is judged before the start."""

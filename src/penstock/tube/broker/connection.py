@@ -1,7 +1,6 @@
-"""A client's connection to the broker: requests to the engine, its answers at once or after their commit.
+"""A client's connection to the broker: passes requests to the engine and sends the responses, some after a commit.
 
-The messages that one turn brings are stored together, those of a partition one behind the other: a step for each costs
-three times as much.
+The messages that one turn brings are stored together per partition: storing each alone costs three times as much.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ __all__ = ["BrokerConnection"]
 
 
 class _Run:
-    """Sends of one partition, in the order in which they came."""
+    """Sends to one partition, in the order of their arrival."""
 
     __slots__ = ("datas", "sends", "serials")
 
@@ -41,9 +40,9 @@ class BrokerConnection(ServerConnection):
         self._broker = broker
         self._recognise = broker.engine.produce.reader.recognise
         self._runs: dict[tuple[str, int], _Run] = {}
-        """Messages that came one behind the other, by their partition: not stored yet."""
+        """Messages of consecutive requests by partition, not stored yet."""
         self._timeout: int | None = None
-        """Time limit of their requests."""
+        """Timeout of these requests."""
 
     def now_ms(self) -> int:
         return self._broker.clock()

@@ -53,7 +53,7 @@ UNDECIDED = (
 
 @dataclass(frozen=True, slots=True)
 class DurabilityOf:
-    """What an acknowledgement means, by topic."""
+    """Durability of acknowledged messages, by topic."""
 
     default: Durability = Durability.DURABLE
     topics: Mapping[str, Durability] = field(default_factory=dict)
@@ -62,13 +62,13 @@ class DurabilityOf:
         return self.topics.get(topic, self.default)
 
     def state(self) -> dict[str, object]:
-        """For `BrokerStorage.run`: the next process has to know how this one wrote."""
+        """State for `BrokerStorage.run`: the next process must know how this one wrote."""
         return {"default": str(self.default), "topics": {name: str(kind) for name, kind in self.topics.items()}}
 
 
 @dataclass(slots=True)
 class Opened:
-    """A directory whose logs are open, and what was found of producers, epochs and staged rows."""
+    """An opened directory, and what was found of producers, epochs and staged rows."""
 
     storage: BrokerStorage
     producers: list[tuple[str, list[SequenceRow]]]
@@ -76,7 +76,7 @@ class Opened:
 
 
 def newest(topics: Topics, topic: str, partition: int) -> tuple[bytes, int] | None:
-    """Data and flag of the last durable message of a partition; None where there is none. Raises StorageError."""
+    """Data and flag of the last durable message of a partition; None without one. Raises StorageError."""
     served = topics.by_name.get(topic)
     if served is None or not served.has(partition):
         return None
@@ -155,7 +155,7 @@ def _cut(storage: BrokerStorage, topic: str) -> bool:
 
 
 class Maintenance:
-    """The broker's periodic work. ``max_store_bytes``: how much a store keeps, None = no limit by size."""
+    """Periodic work of a broker. ``max_store_bytes``: size limit of each store, None: no limit."""
 
     def __init__(
         self, storage: BrokerStorage, engine: BrokerEngine, broker_id: int, max_store_bytes: int | None
@@ -168,7 +168,7 @@ class Maintenance:
         self._noted = {name for name in storage.notes if name.startswith(SEQUENCES_PREFIX)}
 
     def retain(self, commit: StorageCommit, now_ms: int) -> bool:
-        """Let expired segments go with ``commit``; whether it has something to do."""
+        """Remove expired segments with ``commit``; returns whether there are any."""
         changed = False
         for (name, _), store in self._storage.stores.items():
             topic = self._engine.topics.by_name.get(name)
@@ -184,7 +184,7 @@ class Maintenance:
         return changed
 
     def note_producers(self, commit: StorageCommit) -> None:
-        """Before the log of a store has its first numbered message, a note says from where on to look for them."""
+        """Note, before the first numbered message of a log, the offset from which to look for such messages."""
         for topic, number in self._engine.produce.producers.changed:
             name = sequences_note(topic, number)
             store = self._storage.stores.get((topic, number))
@@ -193,7 +193,7 @@ class Maintenance:
                 commit.early_notes[name] = encode_sequences(store.written_end, [])
 
     def snapshot_producers(self, commit: StorageCommit, now_ms: int) -> None:
-        """Note what producers have stored, of all that is handed to ``commit`` and before."""
+        """Note the producer sequences of all messages up to and including ``commit``."""
         producers = self._engine.produce.producers
         producers.expire(now_ms)
         for topic, number in producers.changed:
@@ -204,7 +204,7 @@ class Maintenance:
         producers.changed.clear()
 
     def take_staged(self, commit: StorageCommit) -> list[Publication]:
-        """Hand what was staged and decided to ``commit``; the decisions to carry out once it returned."""
+        """Pass staged rows and decisions to ``commit``; returns the decisions to carry out after it."""
         transactions = self._engine.transactions
         staging = transactions.staging
         assert staging is not None, "a broker has one"
@@ -216,7 +216,7 @@ class Maintenance:
         return transactions.take_decided()
 
     def staged(self, commit: StorageCommit, decided: list[Publication]) -> None:
-        """``commit`` returned: what it staged is durable, and what was decided in it is published from now on."""
+        """Mark the rows of ``commit`` as durable, and publish its decisions from now on."""
         self._storage.staging_files.written(commit.staged)
         publishing = self._engine.transactions.publishing
         assert publishing is not None, "a broker has one"
@@ -224,7 +224,7 @@ class Maintenance:
             publishing.begin(publication)
 
     def let_staged_go(self, now_ms: int) -> bool:
-        """Let go what was staged too long ago; whether there is something for the next commit."""
+        """Remove rows that were staged too long ago; returns whether the next commit has work."""
         transactions = self._engine.transactions
         assert transactions.staging is not None, "a broker has one"
         transactions.staging.tick(now_ms)
@@ -234,7 +234,7 @@ class Maintenance:
         return transactions.dirty or self._storage.staging_files.dirty
 
     def staged_stats(self) -> dict[str, int]:
-        """Counters and gauges of what is staged and published."""
+        """Counters and gauges of staging and publishing."""
         transactions = self._engine.transactions
         staging, publishing = transactions.staging, transactions.publishing
         assert staging is not None, "a broker has one"
@@ -249,7 +249,7 @@ class Maintenance:
         }
 
     def forget(self, topic: str, commit: StorageCommit) -> None:
-        """A topic is removed: nothing about its logs is true of a later one of the same name."""
+        """Remove the notes of a topic that is removed: they do not apply to a later topic of the same name."""
         for name, number in list(self._storage.stores):
             if name == topic:
                 commit.notes[epochs_note(topic, number)] = None
@@ -257,7 +257,7 @@ class Maintenance:
                 self._noted.discard(sequences_note(topic, number))
 
     def write_history(self, now_ms: int) -> int:
-        """Append where every group stands to the system topic; how many messages that were."""
+        """Append the offsets of every group to the system topic; returns the number of messages."""
         engine = self._engine
         if engine.checks.failure is not None or engine.checks.write_stopped:
             return 0
@@ -269,11 +269,11 @@ class Maintenance:
         return len(found)
 
     def reset_beyond_end(self, offsets: GroupOffsets) -> list[tuple[Key, int, int]]:
-        """Positions behind the end of their log go back to it: (key, position, end) of each."""
+        """Reset offsets beyond the end of their log to it; returns (key, offset, end) of each."""
         found = []
         for key, offset in offsets.items():
             store = self._storage.stores.get((key[1], key[2] // 10000))
-            end = 0 if store is None else store.durable_end  # one without files is empty
+            end = 0 if store is None else store.durable_end  # a store without files is empty
             if offset > end:
                 found.append((key, offset, end))
                 offsets.set(key, end)

@@ -1,4 +1,4 @@
-"""Applies what a master's answers ask of a broker: serve or remove topics, stop, limit consumers."""
+"""Commands of a master: serve or remove topics, stop reading or writing, limit consumers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from penstock.tube.storage.broker_storage import BrokerStorage
 __all__ = ["MasterCommands"]
 
 TOKENS_KNOWN_MS = 120_000
-"""After a registration: by then every client has heard from the master again, and has a token known here."""
+"""Time after a registration at which every client has a visit token that this broker knows."""
 _log = logging.getLogger("penstock.tube.broker.broker")
 
 
@@ -42,7 +42,7 @@ class MasterCommands:
         self._tokens_due = 0
 
     def status(self) -> tuple[int, int, str | None]:
-        """Statuses of reading and writing: 0 normal, 1 stopped by order, -1 the disk has failed; and how it failed."""
+        """Status of reading and writing (0 normal, 1 stopped by the master, -1 disk failure), and the failure."""
         engine, failure = self._engine, self._commits.failure
         if failure is not None:
             return int(engine.checks.read_stopped), -1, failure.what
@@ -73,7 +73,7 @@ class MasterCommands:
                 self._remove_topic(name)
 
     def without_master(self) -> None:
-        """The master does not answer: clients may have visit tokens by now that nobody told this broker."""
+        """Accept any visit token while no master responds: clients may have new ones that this broker does not know."""
         self._engine.checks.check_tokens = False
 
     def _limit_readers(self, text: str) -> None:

@@ -1,4 +1,4 @@
-"""The connection of a broker to its master: register, heartbeat, reconnect, next master."""
+"""Connection of a broker to its master: registration, heartbeats, reconnection, failover to the next master."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ _SAY_AGAIN_MS = 30_000
 
 
 class MasterConnection:
-    """Keeps a broker registered at one of ``masters``. ``apply(update)`` is called in the loop for each answer.
+    """Keeps a broker registered at one of ``masters``. ``apply(update)`` is called in the loop for each response.
 
-    ``lost()`` is called whenever there is no master any more, or still not.
+    ``lost()`` is called after each failed attempt to reach a master, and when the connection is lost.
     """
 
     def __init__(
@@ -66,15 +66,15 @@ class MasterConnection:
         self._said_ms = 0
 
     def start(self) -> None:
-        """Begin; returns at once, ``registered`` is set after the first registration."""
+        """Start the connection in the background; ``registered`` is set after the first registration."""
         self._task = asyncio.create_task(self._run(), name=f"tube broker {self.membership.broker_id} membership")
 
     def poke(self) -> None:
-        """Heartbeat now."""
+        """Send a heartbeat now."""
         self._wake.set()
 
     async def close(self) -> None:
-        """Stop, and tell the master if it can be reached."""
+        """Stop; the master is notified if it is reachable."""
         if self._task is not None:
             self._task.cancel()
             with suppress(asyncio.CancelledError):
@@ -88,7 +88,7 @@ class MasterConnection:
         connection.abort()
 
     def _signed(self) -> MasterCertificateInfo | None:
-        """Who this broker is, with the present time: a signature is good for seconds."""
+        """Credentials of the broker with the present time: a signature is valid for seconds."""
         if self._user is None:
             return None
         name, key = self._user
@@ -117,7 +117,7 @@ class MasterConnection:
             await asyncio.sleep(backoff.failed())
 
     def _report(self, master: str, error: PenstockError) -> None:
-        """Say why there is no master: at once where one was lost or says something else, else now and then."""
+        """Log why no master is connected: at once for a lost master or another error, otherwise now and then."""
         now = wall_clock_ms()
         lost = self.membership.registered
         if not lost and self._said.get(master) == error.what and now < self._said_ms + _SAY_AGAIN_MS:

@@ -16,7 +16,7 @@ _RETENTION_S = 60.0
 
 
 class Timers:
-    """The timers of one broker, in the loop that they are made in; they run until :meth:`stop`."""
+    """The timers of one broker, in the loop that they are created in; they run until :meth:`stop`."""
 
     def __init__(
         self, engine: BrokerEngine, commits: Commits, maintenance: Maintenance, clock: Callable[[], int]
@@ -32,11 +32,11 @@ class Timers:
         self._stopped = False
         self._stalls = watch_stalls(self._stalled)
         self.look = self._stalls.look
-        """Notice a stall that has just ended; before a request is answered, since gets judge silence, too."""
+        """Detect a stall that has just ended, before requests are answered: gets check sessions as well."""
         self._retention_timer = self._loop.call_later(_RETENTION_S, self._retain)
 
     def stop(self) -> None:
-        """Nothing happens by itself any more; twice is harmless."""
+        """Stop the timers; may be called twice."""
         self._stopped = True
         self._stalls.remove(self._stalled)
         self._retention_timer.cancel()
@@ -46,7 +46,7 @@ class Timers:
             self._ahead.cancel()
 
     def arm(self) -> None:
-        """Make sure that the timer runs for the engine's next deadline, and that what is due to be read ahead is."""
+        """Make sure that the timer runs at the engine's next deadline, and that due reads are done ahead."""
         if self._engine.fetch.ahead.due and self._ahead is None:
             self._ahead = self._loop.call_soon(self._read_ahead)
         deadline = self._engine.next_deadline()
@@ -58,7 +58,7 @@ class Timers:
         self._timer = self._loop.call_later(max(deadline - self._clock(), 0) / 1000, self._tick)
 
     def _tick(self) -> None:
-        """A deadline has come; what arrived before it is read first."""
+        """Run at a deadline; requests that arrived before it are read first."""
         self._stalls.look()
         after_reading(self._loop, self._judge)
 
@@ -75,7 +75,7 @@ class Timers:
         self._engine.registrations.stalled(self._clock(), grace_ms)
 
     def _read_ahead(self) -> None:
-        """One read a turn, after the answers of the turn before have left."""
+        """Do one read per turn, after the responses of the previous turn were sent."""
         self._ahead = None
         ahead = self._engine.fetch.ahead
         ahead.work()
@@ -88,7 +88,7 @@ class Timers:
             self.retain(self._clock())
 
     def retain(self, now_ms: int) -> None:
-        """Let expired segments go, write the offset history, note what producers sent."""
+        """Remove expired segments, write the offset history, note producer sequences."""
         commits = self._commits
         wrote = self._maintenance.write_history(now_ms)
         if self._maintenance.let_staged_go(now_ms):

@@ -1,1 +1,1 @@
-"""The master's shell: a listener, a timer, topics and settings on disk."""
+"""The master server: a listener, timers, topics and settings on disk. Start with `master`."""

@@ -1,4 +1,4 @@
-"""The administration token of a data directory: random, created at the first start, in a file of its owner only."""
+"""The administration token of a data directory: random, created at the first start, readable by its owner only."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from penstock.runtime.io.files import DirectFiles
 __all__ = ["KNOWN_TOKENS", "kept_token", "read_token"]
 
 KNOWN_TOKENS = frozenset({"abc", "ASDFGHJKL"})
-"""Tokens in the reference's code and sample configuration: public, therefore refused as a setting."""
+"""Tokens in the reference's code and sample configuration: they are public, so they are rejected."""
 
 
 def kept_token(path: Path) -> str:

@@ -1,4 +1,4 @@
-"""The master's shell: a listener, a timer, the topics on disk."""
+"""The master server: a listener, a timer, topics and settings on disk."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ __all__ = ["TubeMaster"]
 DEFAULT_TLS_PORT = 8716
 _log = logging.getLogger("penstock.tube.master.master")
 TAKEN_UP_S = 1.0
-"""How long the administration's answer waits for brokers to take up a new topic; they ask twice a second."""
+"""Longest wait of an administration request for brokers to serve a new topic; they ask twice a second."""
 
 _STARTS = frozenset(
     {
@@ -50,9 +50,9 @@ _STARTS = frozenset(
 
 
 class TubeMaster:
-    """A TubeMQ master. ``data_dir`` holds its topics; sessions and assignments live in memory, as in the reference.
+    """A TubeMQ master. ``data_dir`` holds its topics; sessions and assignments are in memory, as in the reference.
 
-    Use: ``await start(host, port)``, then clients and brokers may come; ``await close()``.
+    Use: ``await start(host, port)``, later ``await close()``.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class TubeMaster:
         clock: Callable[[], int] | None = None,
     ) -> None:
         self.on_change: Callable[[], None] = lambda: None
-        """Called when there is something new for the brokers: one in this process need not wait for its turn."""
+        """Called when there is something new for the brokers: a broker in this process can ask at once."""
         self._data_dir = data_dir
         self._config = config if config is not None else MasterConfig()
         self._admin_token = admin_token
@@ -75,7 +75,7 @@ class TubeMaster:
         self._store: SettingStore | None = None
         self._queue: CommitQueue[list[Setting | Removal]] | None = None
         self._unstored: list[Setting | Removal] = []
-        """The settings of the next commit."""
+        """Settings for the next commit."""
         self._peers = Peers("master", self._config.limits)
         self._listeners = Listeners(lambda: AnsweringProtocol(self._answer, self._peers, self._lost))
         self._timer: asyncio.TimerHandle | None = None
@@ -114,12 +114,12 @@ class TubeMaster:
 
     @property
     def tls_bound(self) -> tuple[str, int] | None:
-        """Where the master listens with TLS; None if it does not."""
+        """Address of the TLS listener; None without one."""
         return self._listeners.tls_bound
 
     @property
     def engine(self) -> MasterEngine:
-        """The rules, for metrics and read-only views. Only after ``start``."""
+        """The state machine, for metrics and read-only views. Only after ``start``."""
         assert self._engine is not None, "start() comes first"
         return self._engine
 
@@ -137,7 +137,7 @@ class TubeMaster:
         delete_policy: str | None = None,
         ready_s: float = 0,
     ) -> TopicSetting:
-        """Create a topic on every broker; durable when this returns.
+        """Create a topic on every broker; it is durable when this returns.
 
         Brokers learn of it by their next heartbeat; with ``ready_s`` this returns when one serves it.
 
@@ -154,7 +154,7 @@ class TubeMaster:
         return topic
 
     async def change_retention(self, name: str, delete_policy: str | None) -> None:
-        """Keep the records of a topic that exists for so long: ``delete,<n>[s|m|h]``, None for the cluster's default.
+        """Set the retention of an existing topic: ``delete,<n>[s|m|h]``, None for the cluster's default.
 
         Raises:
             StorageError: it could not be made durable.
@@ -172,12 +172,12 @@ class TubeMaster:
             )
 
     async def wait_taken_up(self, names: Iterable[str], timeout_s: float = TAKEN_UP_S) -> bool:
-        """Return when every broker of ours that is here serves what it shall have of ``names``; False: not in time."""
+        """Wait until every online penstock broker serves its part of ``names``; False: not in time."""
         wanted = list(names)
         return await self._until(lambda: all(map(self.engine.cluster.taken_up, wanted)), timeout_s)
 
     async def _until(self, reached: Callable[[], bool], timeout_s: float) -> bool:
-        """Return as soon as ``reached()``, which brokers bring about by what they report; False: it was not in time."""
+        """Wait until ``reached()``, which reports of brokers change; False: not in time."""
         if reached():
             return True
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -195,8 +195,8 @@ class TubeMaster:
     async def webapi(self, params: Mapping[str, str], caller: Caller = UNKNOWN) -> dict[str, Any]:
         """Answer a request of ``caller`` to ``/webapi.htm``; changes are durable when this returns.
 
-        New topics can then be used at the brokers of ours that are here (or did not take them up within a second):
-        a Java client that comes too early learns of a topic by its next heartbeat, 13 s later.
+        New topics can then be used at the online penstock brokers (unless they did not serve them within a second): a
+        Java client that comes too early learns of a topic by its next heartbeat, 13 s later.
         """
         outcome = admin.handle(self.engine, params, self._admin_token, self._clock(), caller)
         if isinstance(outcome, dict):
@@ -213,7 +213,7 @@ class TubeMaster:
         return outcome.answer
 
     async def close(self) -> None:
-        """Stop listening, close the connections, finish what is being written."""
+        """Stop listening, close the connections, finish running writes."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -230,7 +230,7 @@ class TubeMaster:
             self._store = None
 
     async def _persist(self, settings: Sequence[Setting | Removal]) -> None:
-        # All are requested, and their names taken, before anything is awaited.
+        # All are submitted, and their names reserved, before anything is awaited.
         await asyncio.gather(*[self._put(setting) for setting in settings])
         self.on_change()
 
@@ -263,7 +263,7 @@ class TubeMaster:
         self.engine.disconnected(connection)
 
     def _store_news(self) -> None:
-        """Brokers that came are kept; topics whose data are gone, everywhere or on some brokers, leave the disk too."""
+        """Store new brokers, and remove topics from disk whose data brokers have removed."""
         if self._queue is None or self._queue.failure is not None:
             return
         for setting in self.engine.take_unstored():
@@ -279,7 +279,7 @@ class TubeMaster:
         if deadline is None:
             self._timer = None
             return
-        # Heartbeats only move the deadline away, so a timer that runs early just looks again.
+        # Heartbeats only postpone the deadline, so a timer that runs early checks again.
         self._look_at(deadline)
 
     def _look_at(self, deadline: int) -> None:
@@ -288,13 +288,13 @@ class TubeMaster:
         self._timer = asyncio.get_running_loop().call_later(delay, self._tick)
 
     def _look_by(self, deadline: int) -> None:
-        """A session began that may end at ``deadline``: before those that the timer was armed for."""
+        """Check by ``deadline``, at which a new session may end, if the timer runs later."""
         if self._timer is not None and deadline < self._timer_at:
             self._timer.cancel()
             self._look_at(deadline)
 
     def _tick(self) -> None:
-        """A deadline has come; what arrived before it is read first."""
+        """Run at a deadline; requests that arrived before it are read first."""
         if self._stalls is not None:
             self._stalls.look()
         after_reading(asyncio.get_running_loop(), self._judge)

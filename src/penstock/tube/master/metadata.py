@@ -1,9 +1,9 @@
-"""The master's topics and settings on disk: an LMDB environment, a checksummed value each.
+"""Topics and settings of the master on disk: an LMDB environment with checksummed values.
 
-They are written before anyone is told.
+A change is written before any client is notified.
 
-Keys are digests of the names (LMDB's keys are short), the full name is in the value. A value is the CRC-32 of the rest,
-then JSON with its schema version and, but for topics, its kind.
+Keys are digests of the names, because LMDB's keys are short; the full name is in the value. A value is the CRC-32 of
+the rest, then JSON with its schema version and, except for topics, its kind.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _KINDS: dict[str, type[Any]] = {
 
 
 class SettingStore:
-    """Open with ``SettingStore(path)``: one open per process and path."""
+    """The store in directory ``path``; it can be open once per path."""
 
     def __init__(self, path: Path, *, map_bytes: int = _MAP_BYTES) -> None:
         self.path = path
@@ -58,7 +58,7 @@ class SettingStore:
             DirectFiles().make_dir(path)
         except OSError as error:
             raise StorageError(f"tube: {path} cannot be used: {error.strerror}", path=str(path)) from None
-        # Two masters would each tell their brokers of their own topics only.
+        # Two masters would each announce their own topics to their brokers.
         self._lock = DirectoryLock(path)
         self._environment = Environment(
             path, "tube settings", "master that has them", ("meta", "settings"), schema=SCHEMA,
@@ -128,7 +128,7 @@ class SettingStore:
 
 def _key(setting: Setting | Removal) -> bytes:
     kind, key = key_of(setting)
-    # Topics came first: their keys have no kind.
+    # Keys of topics have no kind: they were the first setting.
     text = key if kind == TOPIC_KIND else f"{kind}\0{key}"
     return hashlib.sha256(text.encode()).digest()
 

@@ -1,1 +1,1 @@
-"""The tube's append-only log: files and memory, no sockets, no loop."""
+"""The append-only log of a broker: files and memory, without sockets and event loop. Start with `store`."""

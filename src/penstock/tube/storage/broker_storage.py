@@ -1,11 +1,8 @@
-"""A broker's directory: the stores of its topics, its offsets, and one commit over all of them.
+"""Directory of a broker: the stores of its topics, group offsets, staged rows, and one commit over all of them.
 
-```
-<directory>/lock                          held while a process uses the directory
-<directory>/meta/                         LMDB: offsets of groups, the configuration the master pushed
-<directory>/log/<topic>-<store>/          segments of one store
-<directory>/staging/                      rows that tasks staged, a file an attempt
-```
+``` <directory>/lock                          held while a process uses the directory <directory>/meta/
+LMDB: offsets of groups, the configuration the master pushed <directory>/log/<topic>-<store>/          segments of one
+store <directory>/staging/                      staged rows, one file per attempt ```
 """
 
 from __future__ import annotations
@@ -34,7 +31,7 @@ _STORE_NAME = re.compile(r"(\w+)-(\d+)", re.ASCII)
 
 
 class StorageCommit:
-    """What one commit makes durable. Filled in the loop's thread, then only read by the committing one."""
+    """Work of one commit. The loop's thread fills it, then only the committing thread reads it."""
 
     __slots__ = (
         "config",
@@ -53,20 +50,20 @@ class StorageCommit:
         """Notes that must be durable before the log is written."""
         self.notes: dict[str, bytes | None] = {}
         self.works: list[tuple[Store, Work, bool]] = []
-        """Store, what to write, and whether it must be synced (durability "durable")."""
+        """Store, work to write, and whether it must be synced (durability "durable")."""
         self.offsets: list[GroupOffset] = []
         self.config: bytes | None = None
         self.expired: list[tuple[Store, list[Segment]]] = []
         self.removed_topics: list[tuple[str, list[Store]]] = []
         """Topic and its stores, from `BrokerStorage.forget`."""
         self.staged: list[StagedWork] = []
-        """What tasks staged; durable before the notes are."""
+        """Staged rows; durable before the notes."""
         self.unstaged: list[Path] = []
-        """Files of staged rows that are needed no more once the notes are durable."""
+        """Files of staged rows that are removed once the notes are durable."""
 
     @property
     def only_appends(self) -> bool:
-        """Whether there is nothing to do beside writing to logs: that of the messages, and that of the positions."""
+        """Whether the commit only appends to logs: that of the messages, and that of the offsets."""
         return not (
             self.early_notes or self.notes or self.config is not None
             or self.expired or self.removed_topics or self.staged or self.unstaged
@@ -74,7 +71,7 @@ class StorageCommit:
 
 
 class BrokerStorage:
-    """See the module. ``files`` is what the log is written through; the offsets have their own (LMDB)."""
+    """The storage of one broker. The log is written through ``files``; offsets are in LMDB."""
 
     def __init__(
         self,
@@ -85,18 +82,18 @@ class BrokerStorage:
         on_loss: Callable[[Loss], None] = lambda _: None,
         without_meta: bool = False,
     ) -> None:
-        """Take the directory. Raises StorageError when another process has it, it cannot be used or lost its ``meta``.
+        """Open the directory. Raises StorageError if it is in use, cannot be used, or lost its ``meta``.
 
-        ``on_loss`` hears of all that is found lost, whenever it is found. ``without_meta``: go on without that.
+        ``on_loss`` is called with every loss whenever one is found. ``without_meta``: continue without ``meta``.
         """
         self.directory = directory
         self.files = files or DirectFiles()
         self.limits = limits or StoreLimits()
         self.recovery = Recovery()
-        """What opening the stores found, added up."""
+        """Sum of what opening the stores found."""
         self.stores: dict[tuple[str, int], Store] = {}
         self.staging_files = StagingDirectory(self.files, directory / "staging")
-        """What tasks staged."""
+        """Staged rows."""
         self._log = directory / "log"
         self._on_loss = on_loss
         self._removing: set[str] = set()
@@ -122,9 +119,9 @@ class BrokerStorage:
             raise
         try:
             self.notes = self.meta.notes()
-            """What was noted when the directory was opened."""
+            """Notes at the time of opening."""
             self.unclean = _previous(self.notes.get(RUNNING))
-            """How the last process ran that did not close the directory in order; None if it did."""
+            """State of the last process if it did not close the directory; None if it did."""
             self._clean = noted and self.unclean is None
             for name in [name for name in self.notes if name.startswith(_REMOVING)]:
                 # The removal of a topic was interrupted.
@@ -141,9 +138,9 @@ class BrokerStorage:
         return [(match[1], int(match[2])) for match in matches if match]
 
     def open_store(self, topic: str, number: int, *, deep: bool = False) -> Store:
-        """The store, recovered if it is opened for the first time (``deep``: every segment is read).
+        """Open a store; the first time it is recovered (``deep``: every segment is read).
 
-        Raises StorageError when the disk fails.
+        Raises StorageError if the disk fails.
         """
         store = self.stores.get((topic, number))
         if store is None:
@@ -165,14 +162,14 @@ class BrokerStorage:
         return store
 
     def forget(self, topic: str) -> list[Store]:
-        """The topic was removed: its stores are no longer handed out. Their files go with the commit that gets them."""
+        """Remove a topic's stores from the open ones and return them; a commit removes their files."""
         self._removing.add(topic)
         return [self.stores.pop(key) for key in list(self.stores) if key[0] == topic]
 
     def commit(self, commits: Sequence[StorageCommit]) -> None:
-        """Write all, sync what must be, store the offsets. Committing thread; raises StorageError or OSError.
+        """Write all works, sync as required, then store the offsets. Committing thread; raises StorageError or OSError.
 
-        Offsets come last: a group never stands behind the end of what is stored.
+        Offsets come last, so that a group is never beyond the end of the stored log.
         """
         if any(commit.early_notes for commit in commits):
             self.meta.commit([], notes=_merged(commit.early_notes for commit in commits))
@@ -182,7 +179,7 @@ class BrokerStorage:
             appends = appends and commit.only_appends and not commit.offsets
             for store, work, sync in commit.works:
                 store.write(work)
-                # One that writes nothing (segments expired) must not stand for an earlier one that did.
+                # A work that writes nothing (segments expired) must not replace an earlier one that did.
                 if sync and work.pieces:
                     last[store] = work
         for store, work in last.items():
@@ -202,7 +199,7 @@ class BrokerStorage:
             self.meta.commit(offsets, configs[-1] if configs else None, notes)
         for commit in commits:
             for path in commit.unstaged:
-                # Not synced: one that comes back after a loss of power is known for what it is by the notes.
+                # Not synced: a file that returns after a power loss is recognized by the notes.
                 self.files.remove(path)
             for store, segments in commit.expired:
                 store.remove(segments)
@@ -222,12 +219,12 @@ class BrokerStorage:
                 self.files.sync_dir(directory)
 
     def run(self, state: dict[str, Any]) -> None:
-        """Note that a process writes from now on; ``state`` is what `unclean` says if it does not close in order."""
+        """Note that a process writes from now on; ``state`` becomes `unclean` if it does not close the directory."""
         self.meta.commit([], notes={RUNNING: json.dumps({**state, "boot": boot_id()}).encode()})
         self._ran = True
 
     def close(self, *, clean: bool) -> None:
-        """Release everything. ``clean`` false after a failed commit: the files are left as they are."""
+        """Close everything. ``clean`` false after a failed commit: the files are left as they are."""
         try:
             for store in self.stores.values():
                 if clean:
@@ -243,7 +240,7 @@ class BrokerStorage:
 
 
 def boot_id() -> str:
-    """Names this start of the machine: what was written in it is still in the page cache. Blank if unknown."""
+    """Id of this boot of the machine: data written since are still in the page cache. Blank if unknown."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:

@@ -1,7 +1,7 @@
-"""Look at a broker's directory and say what is wrong with it, without changing a byte; or repair it.
+"""Check of a broker's directory, which changes nothing, and its repair.
 
-Every record of every segment is read and its CRC checked; every index record is compared with the data. What a broker
-does when it starts is the repair: it cuts torn tails, rebuilds indexes, and sets damaged bytes aside.
+Every record of every segment is read and its CRC verified; every index record is compared with the data. The repair is
+what a broker does at its start: it cuts torn tails, rebuilds indexes, and sets damaged bytes aside.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _DATA_NAME = re.compile(r"(\d{20})-(\d{20})\.tube")
 
 
 class Finding(NamedTuple):
-    """Something that is not as it should be. ``lost``: messages that cannot be read; ``kind``: a stable word."""
+    """A problem. ``lost``: messages that cannot be read; ``kind``: a stable word."""
 
     path: str
     kind: str
@@ -35,7 +35,7 @@ class Finding(NamedTuple):
 
 @dataclass(slots=True)
 class Report:
-    """What a directory holds and what is wrong with it."""
+    """Contents of a directory, and its problems."""
 
     stores: int = 0
     segments: int = 0
@@ -46,17 +46,17 @@ class Report:
 
     @property
     def lost(self) -> int:
-        """Messages that cannot be read."""
+        """Number of messages that cannot be read."""
         return sum(finding.lost for finding in self.findings)
 
     @property
     def ok(self) -> bool:
-        """Whether nothing is wrong: a torn tail after an abrupt end is not, no reader ever saw it."""
+        """Whether there is no problem; a torn tail after a crash is none, because no reader ever saw it."""
         return all(finding.kind in {"torn tail", "index behind", "set aside"} for finding in self.findings)
 
 
 def check(directory: Path) -> Report:
-    """Read everything in a broker's ``directory`` (the one that holds ``log`` and ``meta``). Nothing is changed.
+    """Read everything in a broker's ``directory`` (with ``log`` and ``meta``); nothing is changed.
 
     Raises:
         StorageError: a process uses the directory, or it is not a broker's.
@@ -86,9 +86,9 @@ def check(directory: Path) -> Report:
 
 
 def repair(directory: Path) -> Report:
-    """Do what a starting broker does, to every segment; what was lost is kept in ``.bad`` files beside it.
+    """Recover every segment as a broker does at its start; damaged bytes are kept in ``.bad`` files.
 
-    Raises StorageError when a process uses the directory or the disk fails.
+    Raises StorageError if a process uses the directory or the disk fails.
     """
     before = check(directory)
     disk = BrokerStorage(directory, without_meta=True)
@@ -111,7 +111,7 @@ def repair(directory: Path) -> Report:
 
 
 def _check_meta(path: Path, report: Report) -> bool:
-    """Whether the last process closed the directory in order."""
+    """Whether the last process closed the directory."""
     if not path.is_dir():
         report.findings.append(Finding(str(path), "meta", "positions of groups and the configuration are missing"))
         return False

@@ -44,7 +44,7 @@ def filler(position: int, time_ms: int) -> bytes:
 def is_sound(index: IndexArray, data_start: int, data_bytes: int) -> bool:
     """Whether the records describe a data file of ``data_bytes`` bytes from ``data_start`` without overlap or gap.
 
-    A gap is allowed beside a filler.
+    A gap next to a filler is accepted.
     """
     if not len(index):
         return data_bytes == 0

@@ -1,4 +1,4 @@
-"""One process a directory: a lock file that the kernel lets go when the process ends, however it ends."""
+"""Lock of a directory for one process; the kernel releases it when the process ends in any way."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ __all__ = ["DirectoryLock"]
 
 
 class DirectoryLock:
-    """Held from construction to ``close``. The file ``lock`` stays; its presence means nothing."""
+    """Held from construction until ``close``. The file ``lock`` stays; its existence means nothing."""
 
     def __init__(self, directory: Path) -> None:
-        """Take ``directory``, which exists. Raises StorageError when another process has it."""
+        """Lock ``directory``, which exists. Raises StorageError if another process holds the lock."""
         try:
             self._fd = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
         except OSError as error:

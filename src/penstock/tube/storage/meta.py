@@ -1,8 +1,8 @@
-"""What a broker keeps by key, in LMDB: consumed offsets of groups, its configuration, and notes about its logs.
+"""Key-value data of a broker in LMDB: group offsets, the configuration, and notes about its logs.
 
-A commit is one write to a log beside it (`runtime.io.wal`): every batch that a consumer confirms waits for one.
+A commit is one write to a log next to it (`runtime.io.wal`): every batch that a consumer confirms waits for one.
 
-An LMDB key has at most 511 bytes and group names may have 1024, so a key is a digest and the value carries the full
+An LMDB key has at most 511 bytes and group names may have 1024, so a key is a digest and the value contains the full
 name. Every value begins with a CRC-32 of the rest. Removed offsets are deleted.
 """
 
@@ -26,16 +26,16 @@ __all__ = ["GroupOffset", "MetaStore"]
 _CRC = struct.Struct(">I")
 _HEAD = struct.Struct(">qqi")
 SCHEMA = 2
-"""Layout of the databases; a newer one is refused. From 2 on there may be commits in a log beside them."""
+"""Layout of the databases; a newer one is rejected. From 2 on there may be commits in a log next to them."""
 _TABLES = ("meta", "offsets", "notes")
 _META, _OFFSETS, _NOTES = range(3)
 _MAP_BYTES = 64 << 20
 _LOG_BYTES = 256 << 10
-"""Of a segment of the log: five hundred commits of a few positions each."""
+"""Size of a segment of the log: five hundred commits of a few offsets each."""
 
 
 class GroupOffset(NamedTuple):
-    """A group's stored position in one partition; ``offset`` None removes it. ``time_ms``: when it was stored."""
+    """A group's offset in one partition; ``offset`` None removes it. ``time_ms``: when it was stored."""
 
     group: str
     topic: str
@@ -48,11 +48,11 @@ class MetaStore:
     """One environment in directory ``path``. Calls may come from one thread at a time."""
 
     def __init__(self, path: Path, *, map_bytes: int = _MAP_BYTES) -> None:
-        """Open or create. Raises StorageError if it is open already, not ours or cannot be read."""
+        """Open or create the environment. Raises StorageError if it is open already, of another kind, or unreadable."""
         self.path = path
         self.damaged: list[str] = []
-        """What was found damaged when it was read, in words; such entries are skipped."""
-        # Always fsynced: what is kept here are promises, few bytes each, in the same commit as the log's own fsync.
+        """Descriptions of damaged entries, which are skipped."""
+        # Always fsynced: these are promises, few bytes each, in the same commit as the log's own fsync.
         environment = Environment(
             path, "tube notes", "broker that has them", _TABLES, schema=SCHEMA, durability=Durability.DURABLE,
             map_bytes=map_bytes, many=True,
@@ -62,11 +62,11 @@ class MetaStore:
         self._environment.open(lambda _: None)
 
     def when_failed(self, tell: Callable[[StorageError], None]) -> None:
-        """Have a failure that no commit shows told at once, in another thread."""
+        """Call ``tell`` in another thread for a failure that no commit reports."""
         self._environment.on_failure = tell
 
     def offsets(self) -> list[GroupOffset]:
-        """Every stored position."""
+        """Every stored offset."""
         found = []
         for key, body in self._read("offsets", _HEAD.size, "stored offset with key {}"):
             del key
@@ -76,11 +76,11 @@ class MetaStore:
         return found
 
     def config(self) -> bytes | None:
-        """What `commit` was last given as ``config``."""
+        """The ``config`` of the last `commit` that had one."""
         return next((body for key, body in self._read("meta", 0, "stored {}") if key == b"config"), None)
 
     def notes(self) -> dict[str, bytes]:
-        """Every note by its name, as `commit` was given it."""
+        """Every note by name."""
         found = {}
         for _, body in self._read("notes", 2, "note with key {}"):
             size = int.from_bytes(body[:2], "big")
@@ -88,7 +88,7 @@ class MetaStore:
         return found
 
     def _read(self, table: str, least: int, name: str) -> list[tuple[bytes, bytes]]:
-        """Keys and what their values hold after the checksum, of ``least`` bytes; damaged ones are noted."""
+        """Keys and values without checksum, of at least ``least`` bytes; damaged ones are added to `damaged`."""
         with_crc = self._environment.read(lambda transaction: list(transaction.cursor(self._tables[table])))
         found = []
         for key, value in with_crc:
@@ -108,7 +108,7 @@ class MetaStore:
         config: bytes | None = None,
         notes: Mapping[str, bytes | None] | None = None,
     ) -> None:
-        """Store positions, the configuration and notes (None removes one) durably, all or nothing.
+        """Store offsets, the configuration and notes (None removes one) durably, all or nothing.
 
         Raises StorageError.
         """
@@ -128,7 +128,7 @@ class MetaStore:
             self._environment.commit(operations, f"storing {len(operations)} of them")
 
     def may_wait(self) -> bool:
-        """Whether the next commit may take long: the log is nearly full."""
+        """Whether the next commit may take long, because the log is nearly full."""
         return self._environment.may_wait()
 
     def close(self) -> None:

@@ -39,7 +39,7 @@ _KEPT = 1000
 
 
 def epochs_note(topic: str, store: int) -> str:
-    """The name of a store's note."""
+    """The name of a store's note about epochs."""
     return f"epochs/{topic}-{store}"
 
 
@@ -52,14 +52,14 @@ def decode_epochs(note: bytes) -> Epochs:
 
 
 def may_have_lost(previous: Mapping[str, Any] | None, durability: str, boot: str) -> bool:
-    """Whether a log of ``durability`` may have lost what was readable. ``previous``: `BrokerStorage.unclean`."""
+    """Whether a log of ``durability`` may have lost readable messages. ``previous``: `BrokerStorage.unclean`."""
     if previous is None or durability == "durable":
         return False
     return durability == "memory" or not boot or previous.get("boot") != boot
 
 
 def begin_epoch(epochs: Epochs, end: int) -> Epochs:
-    """``epochs`` with a new one whose log ends at ``end``: what had stood behind it is gone."""
+    """Add an epoch to ``epochs`` whose log ends at ``end``; messages behind it are lost."""
     return [*epochs, (epochs[-1][0] + 1 if epochs else 1, end)][-_KEPT:]
 
 
@@ -72,23 +72,23 @@ _ROW = struct.Struct(">iqqq")
 
 
 def sequences_note(topic: str, store: int) -> str:
-    """The name of a store's note."""
+    """The name of a store's note about producer sequences."""
     return f"{SEQUENCES_PREFIX}{topic}-{store}"
 
 
 def encode_sequences(offset: int, rows: Iterable[SequenceRow]) -> bytes:
-    """``rows`` are what all messages below ``offset`` leave behind."""
+    """Encode ``rows``, the sequences after all messages below ``offset``."""
     return _OFFSET.pack(offset) + b"".join(_ROW.pack(*row) for row in rows)
 
 
 def decode_sequences(note: bytes) -> tuple[int, list[SequenceRow]]:
-    """``(offset, rows)`` as `encode_sequences` was given them."""
+    """Decode a note into ``(offset, rows)`` of `encode_sequences`."""
     (offset,) = _OFFSET.unpack_from(note)
     return offset, [(p, producer, last, time) for p, producer, last, time in _ROW.iter_unpack(note[_OFFSET.size :])]
 
 
 def read_sequences(store: Store, offset: int) -> Iterator[SequenceRow]:
-    """What the messages from ``offset`` on say, oldest first. Raises OSError when the disk fails."""
+    """Sequences of the messages from ``offset`` on, oldest first. Raises OSError if the disk fails."""
     partition = producer = first = begin = stop = -1
     for at, of_partition, time_ms, message in store.stored(offset):
         marker = decode_marker(message)

@@ -1,6 +1,6 @@
-"""Reading a store: by partition from an offset, filtered or not, from memory and from disk; where offsets stand.
+"""Reading of a store: messages of a partition from an offset, with or without filters, from memory and disk.
 
-The half of `Store` that changes nothing but which indexes are in memory. All of it runs in the loop's thread.
+This half of `Store` changes nothing except which indexes are in memory. All of it runs in the loop's thread.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["Chosen", "LogReads", "StoredMessages", "choose"]
 
 
 class Chosen:
-    """Places in a partition part, rising. ``full``: a limit stopped there, go on at the ordinal ``reached``."""
+    """Indexes of messages in a partition part, rising. ``full``: a limit stopped the selection at ``reached``."""
 
     __slots__ = ("full", "places", "reached")
 
@@ -44,9 +44,9 @@ def choose(
     most: int,
     started: bool,  # noqa: FBT001 - positional on the hot path
 ) -> tuple[Chosen, int]:
-    """What of the places ``[first, stop)`` is read: the matching ones, up to ``room`` bytes and ``most`` messages.
+    """Select messages with indexes in ``[first, stop)``: the matching ones, up to ``room`` bytes and ``most`` messages.
 
-    The very first message of a read (``started`` false) is taken whatever its size.
+    The first message of a read (``started`` false) is selected whatever its size.
     """
     ends = part.ends
     before = ends[first - 1] if first else 0
@@ -74,8 +74,8 @@ def choose(
     return Chosen(places, reached, full=count < len(matching)), int(sums[count - 1]) if count else 0
 
 
-# A filtered read looks at no more own messages than this, so that a filter that matches nothing cannot stop the loop
-# for long; the position it reached is returned all the same.
+# A filtered read examines no more messages of its partition than this, so that a filter without matches cannot block
+# the loop for long; the offset that it reached is returned.
 _FILTER_WINDOW = 65_536
 _FILTER_MOST = 262_144
 _INDEXES_KEPT = 4
@@ -104,7 +104,7 @@ class StoredMessages(LogRead):
         return out
 
     def add(self, base: int, ordinals: array[int], messages: list[bytes]) -> None:
-        """Note ``messages``, which have these ``ordinals`` in the segment that starts at offset ``base``."""
+        """Add ``messages`` with these ``ordinals`` in the segment that starts at offset ``base``."""
         self._places.append((base, ordinals))
         self.messages += messages
 
@@ -126,7 +126,7 @@ class LogReads(LogStore):
         self._recent: deque[Segment] = deque()
 
     def _keep_index(self, segment: Segment) -> None:
-        """Note the use of a closed segment's index; the ones not used for longest are dropped."""
+        """Note the use of a closed segment's index; the indexes unused for longest are dropped."""
         recent = self._recent
         if recent and recent[-1] is segment:
             return
@@ -135,7 +135,7 @@ class LogReads(LogStore):
         recent.append(segment)
         for _ in range(len(recent) - _INDEXES_KEPT):
             oldest = recent.popleft()
-            # A segment with messages still in memory, or still being written, must keep what leads to them.
+            # A segment with messages in memory, or that is still being written, keeps its index.
             if oldest.wire_bytes or not oldest.sealed:
                 recent.append(oldest)
             else:
@@ -143,7 +143,7 @@ class LogReads(LogStore):
                 oldest.unload()
 
     def _use(self, segment: Segment) -> bool:
-        """Make the index of ``segment`` available; whether the segment is the growing one."""
+        """Load the index of ``segment`` if necessary; returns whether the segment is the growing one."""
         if segment is self._segments[-1]:
             return True
         if not segment.loaded:
@@ -244,7 +244,7 @@ class LogReads(LogStore):
         return int(segment.index()["position"][max(offset - segment.start, 0) // INDEX_RECORD_BYTES])
 
     def _gather(self, segment: Segment, part: PartitionPart, chosen: Chosen, read: StoredMessages) -> None:
-        """Append the chosen messages of one segment to ``read``: from memory, and from disk where they are older."""
+        """Append the selected messages of one segment to ``read``, from memory or, if they are older, from disk."""
         base, places, wire_from = segment.start, chosen.places, part.wire_from
         cold = bisect_left(places, wire_from)
         if cold:
@@ -273,7 +273,7 @@ class LogReads(LogStore):
                 self._damaged(segment, ordinal)
 
     def _damaged(self, segment: Segment, ordinal: int) -> None:
-        """Tell of a message that cannot be read: once, however often it is asked for."""
+        """Report a message that cannot be read, once."""
         offset = segment.start + ordinal * INDEX_RECORD_BYTES
         if offset not in self._known_damage:
             if len(self._known_damage) >= _DAMAGE_REMEMBERED:
@@ -330,9 +330,9 @@ class LogReads(LogStore):
         return max(limit, start), count
 
     def stored(self, start: int) -> Iterator[tuple[int, int, int, bytes]]:
-        """Offset, partition id, append time and encoded message of all that is stored from offset ``start`` on.
+        """Offset, partition id, append time and encoded message of everything stored from offset ``start`` on.
 
-        Damaged messages are left out. Raises OSError when the disk fails.
+        Damaged messages are skipped. Raises OSError if the disk fails.
         """
         for segment in self._segments[self._from(start) :]:
             self._use(segment)

@@ -1,4 +1,4 @@
-"""A stored message: a 24-byte header, then the message as a get response carries it, then padding.
+"""The format of a stored message: a 24-byte header, the message as in a get response, padding.
 
 ```
 offset  size
@@ -7,22 +7,23 @@ offset  size
 8       4     ordinal of the record in its segment
 12      2     partition within the store
 14      4     key code (signed; -1 none)
-18      6     bits of the number of messages before it, in its segment, not acknowledged yet when it came (5 bits) << 43
-              | append time, milliseconds since 1970 (43 bits: until 2248)
+18      6     bits of the number of earlier messages of the segment that were not acknowledged yet (5 bits) << 43
+                | append time, milliseconds since 1970 (43 bits: until 2248)
 24      n     field 4 (``messages``) of GetMessageResponseB2C: tag, length, TransferedMessage
 24+n    p     zeros
 ```
 
-The padding makes a record exactly as long as the reference's (52 + payload bytes), mostly 2 to 6 bytes. So
-the data offsets and sizes that the 28-byte index records and the wire state in the reference's units *are* our physical
-positions, and no second set of positions is kept. Only a message whose flag is outside 0..127 (no known client sends
-one) may need more than 52 + payload; its index record then says what it really takes.
+The padding makes a record exactly as long as the reference's (52 + payload bytes), mostly 2 to 6 bytes. So the data
+offsets and sizes in index records and on the wire, which are in the reference's units, are also the physical ones, and
+no second set is stored. Only a message whose flag is outside 0..127 (no known client sends one) may need more than 52 +
+payload; its index record then contains the actual size.
 
-The number of unacknowledged messages (rounded up to a power of two) tells recovery what a hole before a whole record
-is: damage, if the messages in the hole were acknowledged when the record came; else part of an interrupted commit.
+From the number of unacknowledged messages (rounded up to a power of two) recovery knows what a hole before a complete
+record is: damage, if the messages in the hole were acknowledged when the record was written; otherwise part of an
+interrupted commit.
 
-The CRC starts with the record's place, so a record copied elsewhere (inside a payload, by a misdirected write, left in
-a reused block) does not pass for one that belongs there.
+The CRC starts with the record's data offset, so a record copied elsewhere (inside a payload, by a misdirected write,
+left in a reused block) is not valid there.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ __all__ = [
 
 HEADER_BYTES = 24
 REFERENCE_OVERHEAD = 52
-"""Bytes the reference's data record has besides the payload."""
+"""Bytes of the reference's data record besides the payload."""
 
 _HEADER = struct.Struct(">IIIHiHI")
 _CRC = struct.Struct(">I")
@@ -65,7 +66,7 @@ _TIME_BITS = 11  # of the upper two bytes
 _TIME_MASK = (1 << _TIME_BITS) - 1
 _PADDING = [bytes(n) for n in range(64)]
 _HEAD = np.dtype([("sum", ">u4"), ("length", ">u4"), ("ordinal", ">u4")])
-"""How a header begins."""
+"""The beginning of a header."""
 Numbers = npt.NDArray[np.int64]
 
 _MESSAGE_START = re.compile(rb"\x22[\x80-\xff]{0,3}[\x00-\x7f]\x08", re.DOTALL)
@@ -75,9 +76,9 @@ class Run(NamedTuple):
     """Consecutive records of one partition."""
 
     parts: list[bytes]
-    """Checksum, rest of the header, message and padding of each, in the order in which they are written."""
+    """Checksum, rest of the header, message and padding of each record, in the order of writing."""
     sizes: list[int]
-    """Of the records."""
+    """Sizes of the records."""
     entries: bytes
     """The index records."""
 
@@ -95,11 +96,11 @@ def encode_run(
     *,
     immediate: bool,
 ) -> Run:
-    """The records of ``messages`` (from `codec.message.encode_stored`), from data offset ``position`` on.
+    """Encode ``messages`` (from `codec.message.encode_stored`) as records from data offset ``position`` on.
 
-    It ends before the record that would begin at data offset ``most[0]`` or have ordinal ``most[1]``, or be behind one.
-    ``unacknowledged`` is that of the first; it grows by one with each, or is 0 for all others where messages are
-    readable at once (``immediate``). ``partition_id`` is the one of the wire; a record says the partition within its
+    The run ends before a record that would begin at data offset ``most[0]`` or have ordinal ``most[1]``.
+    ``unacknowledged`` is that of the first record; it grows by one with each, or is 0 for the others if messages are
+    readable at once (``immediate``). ``partition_id`` is that of the wire; a record contains the partition within its
     store.
     """
     parts: list[bytes] = []
@@ -129,10 +130,10 @@ def encode_run(
 
 
 class Stored(NamedTuple):
-    """A whole record found in a segment file."""
+    """A complete record found in a segment file."""
 
     position: int
-    """Byte in the buffer that was scanned."""
+    """Position in the scanned buffer."""
     size: int
     ordinal: int
     partition: int
@@ -141,11 +142,11 @@ class Stored(NamedTuple):
     message_end: int
     """End of the encoded message (which starts at ``position + HEADER_BYTES``) in the buffer."""
     acknowledged: int
-    """Messages of lower ordinals were acknowledged when this one came."""
+    """Messages of lower ordinals were acknowledged when this one was written."""
 
 
 def find_record(buffer: bytes, position: int, data_start: int) -> Stored | None:
-    """The record at ``position`` of a segment that starts at data offset ``data_start``; None if it is not whole."""
+    """The record at ``position`` of a segment that starts at data offset ``data_start``; None if it is incomplete."""
     if position + _MIN_SIZE > len(buffer):
         return None
     crc, length, ordinal, partition, key_code, high, low = _HEADER.unpack_from(buffer, position)
@@ -163,18 +164,18 @@ def find_record(buffer: bytes, position: int, data_start: int) -> Stored | None:
 
 
 class _Heads(NamedTuple):
-    """What the headers of records say, and whether that can be so."""
+    """Headers of records, and whether they are plausible."""
 
     starts: Numbers
     ends: Numbers
-    """Of the messages."""
+    """Ends of the messages."""
     sums: Numbers
     ordinals: Numbers
     can_be: npt.NDArray[np.bool_]
 
 
 def _heads(buffer: bytes | memoryview, positions: Numbers) -> _Heads:
-    """The headers of the records at ``positions``, all of them looked at together. The buffer has room for a record."""
+    """The headers of the records at ``positions``, read at once. The buffer has room for a record at each."""
     readable = positions + _MIN_SIZE <= len(buffer)
     at = np.where(readable, positions, 0)
     anywhere = np.ndarray((len(buffer) - _HEAD.itemsize + 1,), _HEAD, buffer, strides=(1,))
@@ -187,9 +188,10 @@ def _heads(buffer: bytes | memoryview, positions: Numbers) -> _Heads:
 
 
 def messages_at(buffer: bytes, positions: Numbers, ordinals: Sequence[int], places: Numbers) -> list[bytes | None]:
-    """The encoded messages of the records at ``positions``; None where there is not the whole record ``ordinals[k]``.
+    """Encoded messages of the records at ``positions``; None without a complete record of ordinal ``ordinals[k]``.
 
-    ``places`` are their data offsets. As :func:`find_record` for each: readers of old data live on this.
+    ``places`` are their data offsets. Equivalent to :func:`find_record` for each, but faster: consumers of old data
+    need it.
     """
     if len(buffer) < _MIN_SIZE:
         return [None] * len(positions)
@@ -205,9 +207,9 @@ def messages_at(buffer: bytes, positions: Numbers, ordinals: Sequence[int], plac
 
 
 def intact(records: bytes | memoryview, sizes: Numbers, places: Numbers) -> tuple[Numbers, Numbers] | None:
-    """Start and end of each encoded message in ``records``, one after the other; None where one is not what was stored.
+    """Start and end of each encoded message in ``records``, one after the other; None if a record is not intact.
 
-    ``places`` are the data offsets of the records: a whole one that belongs elsewhere is none of them.
+    ``places`` are the data offsets of the records: a complete record that belongs elsewhere is not accepted.
     """
     if not len(sizes) or int(sizes.min()) < _MIN_SIZE or int(sizes.sum()) != len(records):
         return None
@@ -222,9 +224,9 @@ def intact(records: bytes | memoryview, sizes: Numbers, places: Numbers) -> tupl
 
 
 def scan(buffer: bytes, data_start: int) -> Iterator[Stored]:
-    """Every whole record of a segment file, in order.
+    """Find every complete record of a segment file, in order.
 
-    After damage it goes on with the next whole record; the caller sees the gap in positions and ordinals.
+    After damage it continues with the next complete record; the caller sees the gap in positions and ordinals.
     """
     position = 0
     expected = 0
@@ -240,8 +242,8 @@ def scan(buffer: bytes, data_start: int) -> Iterator[Stored]:
 
 
 def _next_whole(buffer: bytes, position: int, data_start: int, expected: int) -> Stored | None:
-    # A message starts with tag 0x22, a length of one to four bytes and tag 0x08: find that at the speed of the regular
-    # expression engine, then let the CRC decide. Runs of zeros (a tail filled in advance) hold none.
+    # A message starts with tag 0x22, a length of one to four bytes and tag 0x08: the regular expression engine finds
+    # that quickly, and the CRC decides. Runs of zeros (a tail filled in advance) contain none.
     for match in _MESSAGE_START.finditer(buffer, position + HEADER_BYTES):
         found = find_record(buffer, match.start() - HEADER_BYTES, data_start)
         if found is not None and found.ordinal >= expected:

@@ -1,14 +1,14 @@
-"""Opening a store after whatever happened: what is whole is kept, at the offset it had; the rest is cut or set aside.
+"""Recovery of a store when it is opened: complete records keep their offsets, the rest is cut or set aside.
 
-* The newest segment is read from front to end. The data decide; its index, which is written but not synced while it
-  grows, is made to agree with them.
-* Bytes behind the last whole record were never acknowledged: they are cut and counted (a torn tail).
-* So is what stands behind a hole in a commit that was interrupted (its writes reach the disk in any order); the records
-  say what was acknowledged when they came.
-* A damaged stretch with whole records behind it keeps the offsets of what was there as fillers; the damaged bytes are
-  kept in a ``.bad`` file, the loss is reported, and a new segment is begun behind it.
-* A closed segment was made durable before its successor was created, so whatever is wrong there is damage. It is looked
-  at in full when its files do not fit each other; ``deep`` does so for every segment.
+* The newest segment is read completely. The data are authoritative; the index, which is written but not synced while
+  the segment grows, is corrected.
+* Bytes behind the last complete record were never acknowledged: they are cut and counted (a torn tail).
+* So are records behind a hole of an interrupted commit, whose writes reach the disk in any order; the records contain
+  what was acknowledged when they were written.
+* A damaged range with complete records behind it keeps its offsets as fillers. The damaged bytes are kept in a ``.bad``
+  file, the loss is reported, and a new segment is begun behind it.
+* A closed segment was durable before its successor was created, so any defect there is damage. It is read completely if
+  its files do not fit each other; with ``deep`` every segment is.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _INDEX_NAME = re.compile(r"(\d{20})\.index")
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """Messages that are gone: index offsets ``[start, end)``, where they stood, where the damaged bytes are kept."""
+    """Lost messages: index offsets ``[start, end)``, their position, and the file with the damaged bytes."""
 
     path: str
     position: int
@@ -46,7 +46,7 @@ class Loss:
 
 @dataclass(slots=True)
 class Recovery:
-    """What opening a store found and did."""
+    """Result of opening a store."""
 
     records: int = 0
     torn_bytes: int = 0
@@ -65,14 +65,14 @@ class Recovery:
 class _Reading:
     index: bytearray
     end: int
-    """Byte behind the last whole record."""
+    """Position behind the last complete record."""
     holes: list[tuple[int, int, int, int]]
     """(first byte, end byte, first ordinal, end ordinal)."""
     acknowledged: int = 0
-    """Messages of lower ordinals had been acknowledged, say the records."""
+    """Messages of lower ordinals had been acknowledged, according to the records."""
 
     def cut_unacknowledged(self) -> None:
-        """Leave out everything from the first hole on whose messages nobody was told of."""
+        """Remove everything from the first hole whose messages were not acknowledged."""
         for place, (begin, _, first, _) in enumerate(self.holes):
             if first >= self.acknowledged:
                 self.end = begin
@@ -84,10 +84,10 @@ class _Reading:
 def recover(
     files: Files, directory: Path, store_id: int, *, deep: bool = False, clean: bool = False
 ) -> tuple[list[Segment], Recovery]:
-    """The segments in ``directory``, oldest first, the last one with its files open for appending, and what was found.
+    """Segments in ``directory``, oldest first, the last one with its files open for appending, and the result.
 
-    ``clean``: whoever wrote last closed the store in order, so nothing in it was interrupted: what is missing is lost.
-    No segments when the directory is empty or missing. Raises OSError when the disk fails.
+    ``clean``: the last writer closed the store, so nothing was interrupted: missing data are lost. No segments if the
+    directory is empty or missing. Raises OSError if the disk fails.
     """
     report = Recovery()
     segments = _list(files, directory)
@@ -104,7 +104,7 @@ def recover(
 
 
 def check_segment(files: Files, segment: Segment, store_id: int) -> Recovery:
-    """Read a closed segment's index into memory; rebuild it from the data where it does not fit them."""
+    """Load a closed segment's index; rebuild it from the data if they do not fit each other."""
     report = Recovery()
     data_end = segment.data_start + _size(files, segment.data_path)
     _open_closed(files, segment, segment.count, data_end, store_id, report, deep=False, load=True)
@@ -121,7 +121,7 @@ def _list(files: Files, directory: Path) -> list[Segment]:
             starts.add(match[1])
     for name in names:
         if (match := _INDEX_NAME.fullmatch(name)) and match[1] not in starts:
-            # Its data file never became durable, or was lost: without data an index means nothing.
+            # Its data file never became durable, or was lost: an index without data is useless.
             files.rename(directory / name, directory / f"{name}.bad")
     return sorted(segments, key=lambda segment: segment.start)
 
@@ -158,7 +158,7 @@ def _open_closed(
 
 
 def _edges_fit(index: bytes, segment: Segment, data_bytes: int) -> bool:
-    """Whether the first and the last index record agree with the data file: all that a start looks at."""
+    """Whether the first and last index record agree with the data file; a start checks no more."""
     if not index:
         return data_bytes == 0
     edges = as_array(index[:INDEX_RECORD_BYTES] + index[-INDEX_RECORD_BYTES:])
@@ -176,7 +176,7 @@ def _open_newest(files: Files, segment: Segment, store_id: int, report: Recovery
     data = data_file.read(0, data_file.size())
     found = _read(files, segment.index_path)
     if found and not len(found) % INDEX_RECORD_BYTES and _edges_fit(found, segment, len(data)):
-        # The file ends with its last message: it was closed in order, and nothing in it was interrupted.
+        # The file ends with its last message: it was closed, and nothing in it was interrupted.
         reading = _read_records(data, segment, store_id, len(found) // INDEX_RECORD_BYTES)
         reading.end = len(data)
     elif clean:
@@ -198,11 +198,11 @@ def _open_newest(files: Files, segment: Segment, store_id: int, report: Recovery
 
 
 def _read_closed(data: bytes, segment: Segment, store_id: int, indexed: int) -> _Reading:
-    """What a store has that was closed in order: files that were exact, and ``indexed`` messages at least."""
+    """Read a store that was closed: its files are exact, with at least ``indexed`` messages."""
     reading = _read_records(data, segment, store_id, None)
     there = len(reading.index) // INDEX_RECORD_BYTES
     if not indexed and data[reading.end :].strip(b"\0"):
-        indexed = there + 1  # how many there were behind the last whole one nobody can say
+        indexed = there + 1  # the number of messages behind the last complete one is unknown
     if indexed > there:
         reading = _read_records(data, segment, store_id, indexed)
         reading.end = len(data)
@@ -210,7 +210,7 @@ def _read_closed(data: bytes, segment: Segment, store_id: int, indexed: int) -> 
 
 
 def _read_records(data: bytes, segment: Segment, store_id: int, count: int | None) -> _Reading:
-    """Index records for all that is whole in ``data``; fillers for what is not, up to ``count`` records if given."""
+    """Index records of everything complete in ``data``; fillers for the rest, up to ``count`` records if given."""
     index = bytearray()
     holes = []
     end = 0
@@ -252,7 +252,7 @@ def _set_aside(files: Files, segment: Segment, data: bytes, reading: _Reading, r
 
 
 def _agreeing_index(files: Files, segment: Segment, index: bytes, report: Recovery) -> File:
-    """The index file of the newest segment, made equal to ``index``."""
+    """Correct the index file of the newest segment."""
     exists = segment.index_path.name in files.names(segment.directory)
     file = files.open(segment.index_path) if exists else files.create(segment.index_path)
     found = file.read(0, file.size())
@@ -268,7 +268,7 @@ def _agreeing_index(files: Files, segment: Segment, index: bytes, report: Recove
 
 
 def _rewrite_index(files: Files, segment: Segment, index: bytes, report: Recovery) -> None:
-    """Replace a closed segment's index in one step, so that a second crash finds the old one or the new one."""
+    """Replace a closed segment's index atomically, so that a second crash leaves the old one or the new one."""
     report.rebuilt_indexes += 1
     fresh = segment.index_path.with_suffix(".new")
     file = files.create(fresh)
@@ -284,7 +284,7 @@ def _lost_in(report: Recovery, segment: Segment) -> bool:
 
 
 def _begin_behind(files: Files, damaged: Segment) -> Segment:
-    """Close the damaged newest segment (so that it is not scanned and reported at every start) and begin the next."""
+    """Close the damaged newest segment, so that it is not scanned and reported at every start, and begin the next."""
     assert damaged.data_file is not None
     assert damaged.index_file is not None
     damaged.data_file.sync()

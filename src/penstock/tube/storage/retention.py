@@ -1,4 +1,4 @@
-"""Which segments have outlived the retention of their topic. Data and index of a range go together."""
+"""Retention of a store: which segments have expired. Data and index of a segment are deleted together."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ _DEFAULT_MS = 168 * 3_600_000
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """How long and how much a store keeps; ``max_bytes`` None = no limit by size."""
+    """Age and size limits of a store; ``max_bytes`` None: no limit by size."""
 
     max_age_ms: int = _DEFAULT_MS
     max_bytes: int | None = None
 
 
 def parse_policy(policy: str) -> int:
-    """Milliseconds of ``delete,<n>[s|m|h]``; 168 hours for anything else, as the reference does."""
+    """Milliseconds of ``delete,<n>[s|m|h]``; 168 hours for any other text, as in the reference."""
     match = _POLICY.fullmatch(policy.strip())
     return int(match[1]) * _UNIT_MS[match[2].lower()] if match else _DEFAULT_MS
 
 
 def expired(closed: Sequence[Segment], newest: Segment, retention: Retention, now_ms: int) -> int:
-    """How many of the ``closed`` segments (oldest first) go: too old as a whole, or over the size kept."""
+    """How many of the ``closed`` segments (oldest first) have expired: too old as a whole, or over the size limit."""
     total = newest.data_bytes + sum(segment.data_bytes for segment in closed)
     count = 0
     for segment in closed:

@@ -1,7 +1,7 @@
 """One segment: a data file and an index file over the same range of messages, rolled and expired together.
 
-The newest segment of a store grows in memory; what the commit wrote is only needed again when the memory tail was cut.
-Older ones are closed: their index is read when a reader first needs it and dropped again when others are in use.
+The newest segment of a store grows in memory; its files are read only after the memory tail was cut. Older segments are
+closed: their index is loaded when a consumer needs it and dropped when others are in use.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from penstock.tube.storage.record import Run, messages_at
 
 __all__ = ["PartitionPart", "Segment"]
 
-# Cold reads: records closer together than this are fetched with one read call, for copying what lies between costs less
-# than a call. Up to the second figure (of the file) is looked at together.
+# Reads from disk: records closer together than this are fetched with one read call, because copying the bytes in
+# between costs less than a call. Up to the second number of bytes of the file are read at a time.
 _GAP_BYTES = 16 << 10
 _RUN_BYTES = 4 << 20
 _GONE = frozenset((errno.ENOENT, errno.EIO))
@@ -32,11 +32,11 @@ Numbers = npt.NDArray[np.int64]
 
 
 class PartitionPart:
-    """The messages of one partition in one segment, in order: where they are, and the newest of them ready to send.
+    """The messages of one partition in one segment, in order; the newest of them encoded in memory.
 
-    ``ordinals[k]`` is the ordinal in the segment of the partition's k-th message here, ``ends[k]`` the sum of the
-    record sizes up to and with it, ``keys[k]`` its key code; ``wire[k - wire_from]`` is the encoded message, for
-    k >= wire_from.
+    ``ordinals[k]`` is the ordinal in the segment of the partition's k-th message, ``ends[k]`` the sum of the record
+    sizes up to and including it, ``keys[k]`` its key code; ``wire[k - wire_from]`` is the encoded message, for k >=
+    wire_from.
     """
 
     __slots__ = ("ends", "keys", "ordinals", "wire", "wire_from")
@@ -49,7 +49,7 @@ class PartitionPart:
         self.wire_from = 0
 
     def drop_below(self, ordinal: int) -> int:
-        """Forget encoded messages below ``ordinal`` (they are on disk); the bytes set free."""
+        """Drop encoded messages below ``ordinal``, which are on disk; returns the bytes that were freed."""
         count = bisect_left(self.ordinals, ordinal) - self.wire_from
         if count <= 0:
             return 0
@@ -86,7 +86,7 @@ class Segment:
         self.last_time = 0
         self.wire_bytes = 0
         self.sealed = False
-        """Closed, durable as a whole, and its successor exists."""
+        """Closed, completely durable, and followed by another segment."""
         self.data_file: File | None = None
         self.index_file: File | None = None
         self._index: bytes | bytearray | None = bytearray()
@@ -111,7 +111,7 @@ class Segment:
         return self.directory / f"{self.start:020d}.index"
 
     def add(self, partition_id: int, messages: Sequence[bytes], run: Run, keys: Sequence[int], time_ms: int) -> int:
-        """Take note of the next messages, of one partition, and of their append time; the size of their records.
+        """Add the next messages, of one partition, with their append time; returns the size of their records.
 
         The first record begins at ``data_end``. Only the newest segment grows.
         """
@@ -136,12 +136,12 @@ class Segment:
         return size
 
     def index_bytes(self, first: int, end: int) -> bytes:
-        """Index records of the ordinals ``[first, end)`` of a segment that grows."""
+        """Index records of the ordinals ``[first, end)`` of a growing segment."""
         assert self._index is not None
         return bytes(self._index[first * INDEX_RECORD_BYTES : end * INDEX_RECORD_BYTES])
 
     def adopt(self, index: bytes, data_bytes: int, *, growing: bool = False) -> None:
-        """Take over an index that was read or rebuilt, and forget everything derived from an earlier one."""
+        """Use an index that was read or rebuilt, and drop everything derived from an earlier one."""
         self._index = bytearray(index) if growing else index
         self.count = len(index) // INDEX_RECORD_BYTES
         self.data_bytes = data_bytes
@@ -161,17 +161,17 @@ class Segment:
         return self._index is not None
 
     def unload(self) -> None:
-        """Drop what can be read again. Only for closed segments whose encoded messages are gone from memory."""
+        """Drop data that can be read again. Only for closed segments without encoded messages in memory."""
         self._index = None
         self._parts = None
 
     def index(self) -> IndexArray:
-        """The index records; the view must not outlive the call it is used in (the index cannot grow meanwhile)."""
+        """The index records; the view must not outlive the call that uses it (the index cannot grow meanwhile)."""
         assert self._index is not None
         return as_array(self._index)
 
     def part(self, partition_id: int, *, growing: bool) -> PartitionPart | None:
-        """The messages of one partition, or None when it has none here."""
+        """The messages of one partition; None if the segment has none of it."""
         assert self._parts is not None
         part = self._parts.get(partition_id)
         if part is None and not growing:
@@ -179,14 +179,14 @@ class Segment:
         return part
 
     def parts(self) -> Sequence[PartitionPart]:
-        """The partitions looked at so far."""
+        """The partitions that were read so far."""
         return list(self._parts.values()) if self._parts else []
 
     def fetch(self, files: Files, ordinals: Sequence[int]) -> tuple[list[bytes | None], int]:
-        """Encoded messages at ``ordinals`` (rising) from disk, each verified, and how many are damaged (None).
+        """Read and verify encoded messages at ``ordinals`` (rising); None for damaged ones, and their number.
 
-        A file that is gone or lies on bad sectors counts as damage of everything asked for. Raises OSError for what may
-        pass (too many open files, no memory): a reader that took that for damage would skip what is there.
+        A file that is missing or unreadable counts as damage of everything requested. Raises OSError for temporary
+        failures (too many open files, no memory): treating them as damage would skip existing messages.
         """
         starts, ends = self._places(ordinals)
         out: list[bytes | None] = []
@@ -194,7 +194,7 @@ class Segment:
             with self._opened(files) as file:
                 at = 0
                 while at < len(starts):
-                    # So many at a time; a large one alone.
+                    # A limited number at a time; a large message alone.
                     stop = max(at + 1, int(np.searchsorted(ends, starts[at] + _RUN_BYTES, side="right")))
                     buffer, positions = _gather(file, starts[at:stop], ends[at:stop])
                     out += messages_at(buffer, positions, ordinals[at:stop], starts[at:stop] + self.data_start)
@@ -208,8 +208,8 @@ class Segment:
     def records(self, files: Files, ordinals: Sequence[int]) -> tuple[bytes, Numbers, Numbers] | None:
         """The records at ``ordinals`` (rising) one after the other, their sizes and their data offsets.
 
-        Nobody has looked at them: it is for the receiver to check them. None where the file is gone or cannot be read;
-        OSError as of :meth:`fetch`.
+        They are not verified: that is up to the receiver. None if the file is missing or unreadable; OSError as in
+        :meth:`fetch`.
         """
         starts, ends = self._places(ordinals)
         sizes = ends - starts
@@ -221,7 +221,7 @@ class Segment:
                 raise
             return None
         if len(buffer) != int(sizes.sum()):
-            # Records of others stand between them.
+            # Records of other partitions are in between.
             run = np.flatnonzero(positions[1:] != positions[:-1] + sizes[:-1]) + 1
             firsts, lasts = np.concatenate(([0], run)), np.concatenate((run - 1, [len(sizes) - 1]))
             pieces = zip(positions[firsts].tolist(), (positions[lasts] + sizes[lasts]).tolist(), strict=True)
@@ -230,14 +230,14 @@ class Segment:
         return buffer, sizes, starts + self.data_start
 
     def _places(self, ordinals: Sequence[int]) -> tuple[Numbers, Numbers]:
-        """Start and end in the data file of the records at ``ordinals``."""
+        """Start and end of the records at ``ordinals`` in the data file."""
         chosen = self.index()[np.asarray(ordinals, dtype=np.int64)]
         starts = chosen["position"].astype(np.int64) - self.data_start
         return starts, starts + chosen["size"]
 
     @contextmanager
     def _opened(self, files: Files) -> Iterator[File]:
-        """The data file; one that is opened for this is closed again."""
+        """The data file; it is closed again if it was opened for this call."""
         if self.data_file is not None:
             yield self.data_file
             return
@@ -256,14 +256,14 @@ class Segment:
 
 
 def _gather(file: File, starts: Numbers, ends: Numbers) -> tuple[bytes, Numbers]:
-    """The records at ``[starts, ends)`` (rising), one read for those that are near, and where each then is."""
+    """Read the records at ``[starts, ends)`` (rising), close ones with one call; returns them and their new starts."""
     first = np.flatnonzero(starts[1:] - ends[:-1] > _GAP_BYTES) + 1
     begins = starts[np.concatenate(([0], first))]
     lengths = ends[np.concatenate((first - 1, [len(ends) - 1]))] - begins
     parts = [file.read(begin, length) for begin, length in zip(begins.tolist(), lengths.tolist(), strict=True)]
     if len(parts) == 1:
         return parts[0], starts - begins[0]
-    # Less than was asked for is read at the end of the file only.
+    # Only at the end of the file fewer bytes than requested are read.
     before = np.concatenate(([0], np.cumsum(lengths[:-1])))
     return b"".join(parts), starts - np.repeat(begins - before, np.diff([0, *first.tolist(), len(starts)]))
 

@@ -1,17 +1,14 @@
-"""Rows that tasks staged: one file an attempt, durable, and read by nobody before their batch is committed.
+"""Files of staged rows: one per attempt, durable, and not readable for clients before their batch is committed.
 
-```
-<directory>/<number>.rows         records, one behind the other
+``` <directory>/<number>.rows         records, one after the other
 
-offset  size
-0       4     CRC-32 of all that follows, started with the number of the file and the record's place in it
-4       4     length of the body
-8       4     rows in it
-12      n     body: of the first record what the attempt is, of the others rows as they were staged
-```
+offset  size 0       4     CRC-32 of all that follows, started with the number of the file and the record's offset in it
+4       4     length of the body 8       4     rows in it 12      n     body: a description of the attempt in the first
+record, staged rows in the others ```
 
-Two threads meet here as they do in :mod:`penstock.tube.storage.store`: the loop's appends in memory and reads what is
-durable, the committing one writes, syncs and removes. A file is open only while it is used: there may be thousands.
+Two threads are involved, as in :mod:`penstock.tube.storage.store`: the loop's thread appends in memory and reads
+durable records, the committing thread writes, syncs and removes. A file is open only while it is used, because there
+may be thousands.
 """
 
 from __future__ import annotations
@@ -70,20 +67,20 @@ class AttemptFile(StagedFile):
         self._store.remove(self)
 
     def take(self) -> StagedWork:
-        """What was appended since the last call, for the committing thread."""
+        """Take what was appended since the last call, for the committing thread."""
         work = StagedWork(self, self._written, b"".join(self._pending), self.rows)
         self._pending = []
         self._written = self.size
         return work
 
     def recovered(self, size: int, rows: int) -> None:
-        """The file was found with so much in it."""
+        """Set the size and number of rows found in the file."""
         self.size = self.durable_size = self._written = size
         self.rows = self.durable_rows = rows
 
 
 class StagedWork(NamedTuple):
-    """Bytes of a file that a commit has to write at ``position``; it has ``rows`` rows then."""
+    """Bytes of a file that a commit writes at ``position``; the file then has ``rows`` rows."""
 
     file: AttemptFile
     position: int
@@ -148,18 +145,18 @@ class StagingDirectory(StagingStore):
         return staged
 
     def appended(self, staged: AttemptFile) -> None:
-        """``staged`` has something for the next commit."""
+        """Note that ``staged`` has work for the next commit."""
         self._dirty[staged] = None
 
     def remove(self, staged: AttemptFile) -> None:
-        """As `AttemptFile.remove`."""
+        """Implements `AttemptFile.remove`."""
         if staged in self._dirty:
             del self._dirty[staged]
             self.unwritten_bytes -= len(staged.take().data)
         self._removed.append(staged)
 
     def take(self) -> tuple[list[StagedWork], list[Path]]:
-        """What the next commit has to write, and to remove after its notes."""
+        """Take what the next commit has to write, and the files to remove after its notes."""
         works = [staged.take() for staged in self._dirty]
         self._dirty.clear()
         removed, self._removed = [staged.path for staged in self._removed], []
@@ -167,18 +164,18 @@ class StagingDirectory(StagingStore):
 
     @property
     def dirty(self) -> bool:
-        """Whether `take` has something to hand over."""
+        """Whether `take` has work to return."""
         return bool(self._dirty or self._removed)
 
     def written(self, works: Iterable[StagedWork]) -> None:
-        """The commit of ``works`` returned."""
+        """Mark ``works``, whose commit returned, as durable."""
         for work in works:
             self.unwritten_bytes -= len(work.data)
             work.file.durable_size = work.position + len(work.data)
             work.file.durable_rows = work.rows
 
     def read(self, staged: AttemptFile) -> Iterator[tuple[bytes, int]]:
-        """As `AttemptFile.read`."""
+        """Implements `AttemptFile.read`."""
         if not staged.durable_size:
             return
         file = self._files.open(staged.path)
@@ -226,7 +223,7 @@ def _by_path(works: Iterable[StagedWork]) -> dict[Path, list[StagedWork]]:
 
 
 def _record(file: File, number: int, position: int) -> tuple[bytes, int] | None:
-    """Body and rows of the record at ``position``; None if it is not whole."""
+    """Body and number of rows of the record at ``position``; None if it is incomplete."""
     head = file.read(position, _HEAD.size)
     if len(head) < _HEAD.size:
         return None
@@ -239,5 +236,5 @@ def _record(file: File, number: int, position: int) -> tuple[bytes, int] | None:
 
 
 def _seed(number: int, position: int) -> int:
-    # A record of another file, or of another place, does not pass for one that belongs there.
+    # A record of another file, or from another offset, is not accepted.
     return (number * 0x9E3779B1 + position) & 0xFFFFFFFF

@@ -1,14 +1,14 @@
 """A store: one data log and one index log that the partitions of a store share.
 
-Two threads meet here and share no mutable state but the files. The loop's thread appends (in memory), reads and moves
-the durable end; the committing thread writes what it was handed and syncs:
+Two threads use it and share no mutable state except the files. The loop's thread appends (in memory), reads, and moves
+the durable end; the committing thread writes and syncs what it was given:
 
-    store.append(...)                 # loop: gives the message its offset, nobody can read it yet
-    work = store.take()               # loop: hands over what was appended since the last time
+    store.append(...)                     # loop: gives the message its offset, nobody can read it yet
+    work = store.take()                   # loop: takes everything appended since the last time
     store.write(work); store.sync(work)   # committing thread
-    store.written(work)               # loop: from now on readers see it
+    store.written(work)                   # loop: from now on it is readable
 
-Readers see messages below ``durable_end`` only, so no offset that anyone ever saw can come to mean another message.
+Only messages below ``durable_end`` are readable, so an offset that a consumer saw never refers to another message.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ class StoreLimits:
     """Sizes of a store.
 
     A segment closes once an append reached ``segment_bytes`` of data or ``segment_records`` index records (the
-    reference: 1 GiB, 700,000; ours is smaller because the newest one is read in full after a crash). The file is filled
-    with zeros ahead, from ``fill_bytes_least`` up to ``fill_bytes_most`` at a time: an fdatasync inside a filled file
-    takes half the time of one that grows it. Commits of ``fill_below_bytes`` and more let it grow: the zeros would cost
-    the disk more than they save. ``tail_bytes`` of the newest messages stay in memory.
+    reference: 1 GiB, 700,000; penstock's are smaller because the newest one is read in full after a crash). The file is
+    filled with zeros in advance, from ``fill_bytes_least`` up to ``fill_bytes_most`` at a time: an fdatasync within a
+    filled file takes half the time of one that extends it. Commits of ``fill_below_bytes`` and more extend it: the
+    zeros would cost the disk more than they save. ``tail_bytes`` of the newest messages stay in memory.
     """
 
     segment_bytes: int = 64 << 20
@@ -53,7 +53,7 @@ class StoreLimits:
 
 
 class Work:
-    """What a commit has to write of one store: pieces of segments in order, and where the log ends then."""
+    """Work of a commit for one store: pieces of segments in order, and the end of the log after it."""
 
     __slots__ = ("data_end", "end", "pieces", "size")
 
@@ -65,7 +65,7 @@ class Work:
 
 
 class _Piece:
-    """Consecutive records of one segment; ``before`` is the segment to close first when this one is new."""
+    """Consecutive records of one segment; ``before`` is the segment to close first if this one is new."""
 
     __slots__ = ("before", "data_from", "index", "ordinal_from", "parts", "segment")
 
@@ -79,7 +79,7 @@ class _Piece:
 
 
 class Store(LogReads):
-    """See the module. Offsets are byte positions in the index log, multiples of 28."""
+    """The log of one store on disk. Offsets are byte positions in the index log, multiples of 28."""
 
     def __init__(
         self,
@@ -94,8 +94,8 @@ class Store(LogReads):
     ) -> None:
         """Open the store in ``directory`` and recover it; nothing is created before the first write.
 
-        ``on_loss`` hears of every loss, found now or later, once. ``deep`` and ``clean``: as of `recover`. Raises
-        OSError when the disk fails.
+        ``on_loss`` is called once for every loss, found now or later. ``deep`` and ``clean``: as in `recover`. Raises
+        OSError if the disk fails.
         """
         super().__init__(files, store_id, on_loss)
         self.directory = directory
@@ -144,10 +144,10 @@ class Store(LogReads):
         now_ms: int,
         marker: bytes = b"",
     ) -> tuple[int, int]:
-        """Add a message in memory; its index offset and its append time (never before an earlier message's).
+        """Append a message in memory; returns its index offset and append time, which never decreases.
 
-        It is durable, and readable, after the next `take`, `write`, `sync` and `written`. ``marker``: which producer
-        sent it and the ones behind it (`codec.message.encode_marker`).
+        It is durable, and readable, after the next `take`, `write`, `sync` and `written`. ``marker``: the producer of
+        this message and the following ones (`codec.message.encode_marker`).
         """
         return self.append_many(partition_id, (data,), (flag,), (checksum,), (key_code,), message_id, now_ms, marker)
 
@@ -189,12 +189,12 @@ class Store(LogReads):
             done = len(run.sizes)
             size = segment.add(partition_id, messages[:done], run, keys[:done], time_ms)
             self._appended(run.sizes, size)
-            # What is left begins the next segment.
+            # The rest begins the next segment.
             messages, sizes, keys = messages[done:], sizes[done:], keys[done:]
         return first, time_ms
 
     def _appended(self, sizes: Sequence[int], size: int) -> None:
-        """Move the ends; ``size`` is the sum of the record ``sizes``."""
+        """Move the ends by records of ``sizes``, whose sum is ``size``."""
         self.data_end += size
         self._pending_bytes += size
         self.unwritten_bytes += size
@@ -209,7 +209,7 @@ class Store(LogReads):
             self.durable_data_end = self.data_end
 
     def _mark(self, end: int, sizes: Sequence[int]) -> None:
-        """Note after every so many bytes where the memory tail may be cut, and cut it."""
+        """Note offsets at which the memory tail may be cut, and cut it."""
         unmarked = self._unmarked
         for one in sizes:
             end += INDEX_RECORD_BYTES
@@ -232,13 +232,13 @@ class Store(LogReads):
 
     @property
     def dirty(self) -> bool:
-        """Whether `take` has something to hand over."""
+        """Whether `take` has work to return."""
         return bool(self._pieces)
 
     def take(self) -> Work:
-        """What was appended since the last call, for the committing thread."""
+        """Take what was appended since the last call, for the committing thread."""
         for piece in self._pieces:
-            # All until now: only the last piece's segment grows still.
+            # Complete up to now: only the segment of the last piece still grows.
             piece.index = piece.segment.index_bytes(piece.ordinal_from, piece.segment.count)
         work = Work(self._pieces, self.end_offset, self.data_end, self._pending_bytes)
         self._pieces = []
@@ -246,7 +246,7 @@ class Store(LogReads):
         return work
 
     def has_room(self, work: Work) -> bool:
-        """Whether the file that ``work`` goes to exists, with zeros where it goes. While no commit runs."""
+        """Whether the file of ``work`` exists and has zeros where it is written. Call while no commit runs."""
         for piece in work.pieces:
             if piece.segment.data_file is None or piece.data_from + work.size > self._filled:
                 return False
@@ -276,13 +276,13 @@ class Store(LogReads):
 
         Raises OSError; then nothing may be acknowledged any more.
         """
-        # Segments before the last one became durable when the last one was begun.
+        # Earlier segments became durable when the last one was begun.
         file = work.pieces[-1].segment.data_file if work.pieces else None
         if file is not None:
             file.sync()
 
     def written(self, work: Work) -> None:
-        """The commit of ``work`` returned: let readers see it."""
+        """Make ``work``, whose commit returned, readable."""
         self.unwritten_bytes -= work.size
         self._written_end = work.end
         if work.end > self.durable_end:
@@ -291,14 +291,14 @@ class Store(LogReads):
         self._cut_tail()
 
     def _begin(self, segment: Segment, before: Segment | None) -> None:
-        # The older segment becomes durable before the newer one exists: then whatever recovery finds wrong with a
-        # segment that has a successor is damage, never an interrupted write.
+        # The older segment becomes durable before the newer one exists. So any defect that recovery finds in a segment
+        # with a successor is damage, never an interrupted write.
         if before is None:
             self._files.make_dir(self.directory)
         else:
             self._seal(before)
         data_file = self._files.create(segment.data_path)
-        # Together: where there is no space for the second, the next try begins with the first.
+        # Together: if there is no space for the second, the next attempt begins with the first.
         segment.index_file = self._files.create(segment.index_path)
         segment.data_file = data_file
         self._files.sync_dir(self.directory)
@@ -309,14 +309,14 @@ class Store(LogReads):
     def _seal(self, segment: Segment) -> None:
         if segment.data_file is None or segment.index_file is None:
             return
-        # All messages first: the file must not end with the last of them while one before is still on its way.
+        # All messages first: the file must not end with the last of them while an earlier one is still being written.
         segment.data_file.sync()
         segment.data_file.truncate(segment.data_bytes)
         segment.data_file.sync()
         segment.index_file.sync()
 
     def _fill(self, segment: Segment, begin: int, size: int) -> None:
-        """Make room for ``size`` bytes from ``begin`` on, which are written next."""
+        """Extend the file for ``size`` bytes from ``begin`` on, which are written next."""
         end = begin + size
         if end <= self._filled:
             return
@@ -324,25 +324,25 @@ class Store(LogReads):
         step = min(max(self._filled, limits.fill_bytes_least), limits.fill_bytes_most)
         if size >= limits.fill_below_bytes:
             step = 0
-        # Never exactly full: a file that ends with its last message was closed in order, recovery takes it for that.
+        # Never exactly full: recovery takes a file that ends with its last message for one that was closed.
         filled = max(min(end + step, limits.segment_bytes), end + _LEAST_TAIL)
         assert segment.data_file is not None
         segment.data_file.write(end, bytes(filled - end))
         self._filled = filled
 
     def close(self) -> None:
-        """Cut the filled tail, sync and release the files. Everything handed out by `take` must have been written."""
+        """Cut the filled tail, sync and close the files. Everything returned by `take` must have been written."""
         if self._segments:
             self._seal(self._segments[-1])
         self.abandon()
 
     def abandon(self) -> None:
-        """Release the files as they are, after a failed commit or to delete them."""
+        """Close the files as they are, after a failed commit or before deleting them."""
         for segment in self._segments:
             segment.close()
 
     def _cut_tail(self) -> None:
-        """Keep the newest messages in memory, within ``tail_bytes``; what is not written yet always stays."""
+        """Keep the newest messages in memory, within ``tail_bytes``; unwritten ones always stay."""
         marks = self._marks
         keep = self.limits.tail_bytes // _TAIL_STEP
         while len(marks) > keep and marks[0] <= self._written_end:
@@ -357,7 +357,7 @@ class Store(LogReads):
     def expire(self, retention: Retention, now_ms: int) -> list[Segment]:
         """Take expired segments out of the store; pass them to `remove` in the committing thread.
 
-        A newest segment whose messages are all too old is closed, so that it goes the next time.
+        A newest segment whose messages are all too old is closed, so that it expires the next time.
         """
         if not self._segments:
             return []
@@ -365,7 +365,7 @@ class Store(LogReads):
         if newest.count and newest.last_time < now_ms - retention.max_age_ms and newest.end <= self._written_end:
             self._roll()
         # The file name of the newest segment keeps the end of the log. Until that file exists the segment before it
-        # does, and is not sealed.
+        # keeps it, and is not sealed.
         closed = [segment for segment in self._segments[:-1] if segment.sealed]
         count = expired(closed, self._segments[-1], retention, now_ms)
         gone = self._segments[:count]
@@ -382,9 +382,9 @@ class Store(LogReads):
         """Delete the files of segments that `expire` returned. Committing thread. Raises OSError."""
         for segment in segments:
             segment.close()
-            # The data first: an index without data is set aside by recovery, never served.
+            # The data first: recovery sets an index without data aside, it is never served.
             self._files.remove(segment.data_path)
             self._files.remove(segment.index_path)
-            # One after the other also on the disk: were a newer one gone and an older one back after a loss of power,
-            # what retention removed would look like damage.
+            # One after the other also on disk: if a newer one were gone and an older one back after a power loss, what
+            # retention removed would look like damage.
             self._files.sync_dir(self.directory)

@@ -235,3 +235,21 @@ async def test_a_broker_is_drained_while_clients_go_on(tmp_path: Path) -> None:
             consuming.cancel()
         assert log(1)
         assert sorted(set(read)) == sent
+
+
+async def test_authors_of_topics_are_stored_with_the_topic(tmp_path: Path) -> None:
+    change = {"confModAuthToken": "token", "topicName": "made"}
+    for created in (True, False):
+        master = TubeMaster(tmp_path, admin_token="token")
+        await master.start("127.0.0.1", 0)
+        try:
+            if created:
+                add = {**change, "method": "admin_add_new_topic_record", "createUser": "ann"}
+                assert (await master.webapi(add))["result"]
+                modify = {**change, "method": "admin_modify_topic_info", "modifyUser": "bob", "numPartitions": "5"}
+                assert (await master.webapi(modify))["result"]
+            shown = await master.webapi({"method": "admin_query_topic_deploy_info", "topicName": "made"})
+            (row,) = shown["data"]
+            assert (row["createUser"], row["modifyUser"]) == ("ann", "bob")
+        finally:
+            await master.close()

@@ -40,7 +40,7 @@ class ReadAhead:
     def __init__(self) -> None:
         self.due: deque[PendingRead] = deque()
         self._held: dict[PendingRead, tuple[LogRead | None, int]] = {}
-        """What was read (None while it is due) and when it was expected, oldest first."""
+        """Results of reads (None while they are due) and the time when they were expected, oldest first."""
 
     def take(self, pending: PendingRead) -> LogRead | None:
         """Return the result of a prepared read, once; None: it must be read now."""

@@ -35,6 +35,7 @@ __all__ = [
     "TopicDeployment",
     "TopicSetting",
     "key_of",
+    "kind_of",
 ]
 
 TOPIC_KIND = "Topic"
@@ -286,13 +287,18 @@ Setting = (
 )
 
 
+def kind_of(kind: type[Setting]) -> str:
+    """Kind under which settings of a class are stored."""
+    return TOPIC_KIND if kind is TopicSetting else kind.__name__
+
+
 def key_of(setting: Setting | Removal) -> tuple[str, str]:
     """Kind and key under which a setting is stored."""
     if isinstance(setting, Removal):
         return setting.kind, setting.key
+    kind = kind_of(type(setting))
     if isinstance(setting, TopicSetting):
-        return TOPIC_KIND, setting.name
-    kind = type(setting).__name__
+        return kind, setting.name
     if isinstance(setting, TopicControl):
         return kind, setting.topic
     if isinstance(setting, GroupSetting):
