@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+from pathlib import Path
+
+import pytest
 
 from penstock.node.config.node import load_config
 from penstock.pipelines.spec.loader import load
-from tests.docs.pages import ROOT
+from tests.docs.pages import ROOT, blocks, page_paths
 
 EXAMPLES = ROOT / "examples" / "reference"
 
@@ -28,3 +32,17 @@ def test_the_example_configuration_loads() -> None:
 
 def test_the_example_pipeline_loads() -> None:
     assert load(EXAMPLES / "pipeline.yaml", {}).sinks
+
+
+NODE_KEY = re.compile(r"^(?:mqtt|tube|security|rules|statestore|bridges|http|data_dir):", re.MULTILINE)
+OTHER_FILE = re.compile(r"^(?:name|sinks|source):|brokerResources|tubeResources", re.MULTILINE)
+
+
+@pytest.mark.parametrize("page", page_paths(), ids=lambda page: str(page.relative_to(ROOT)))
+def test_configurations_of_pages_load(page: Path, tmp_path: Path) -> None:
+    """Also those that no command of the page uses."""
+    for block in blocks(page):
+        if block.language == "yaml" and NODE_KEY.search(block.text) and not OTHER_FILE.search(block.text):
+            file = tmp_path / "penstock.yaml"
+            file.write_text(block.text, encoding="utf-8")
+            load_config(file, {}, {})
