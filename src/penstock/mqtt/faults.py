@@ -1,14 +1,13 @@
-"""Faults on demand, for the tests of applications: a listener in front of a broker that obeys what clients ask for.
+"""Fault injection for tests of applications: a listener in front of a broker that causes the requested faults.
 
-User properties of a CONNECT, PUBLISH, SUBSCRIBE or UNSUBSCRIBE are the switches, the same ones that the SDKs' network
-tests use::
+User properties of CONNECT, PUBLISH, SUBSCRIBE and UNSUBSCRIBE request faults, as in the network tests of the SDKs::
 
-    fault:rejectconnect  CONNECT alone: answer with CONNACK and this reason code, close
+    fault:rejectconnect  CONNECT only: answer with CONNACK and this reason code, close
     fault:disconnect     answer with DISCONNECT and this reason code, close; the packet does not reach the broker
-    fault:delay          hold this packet, and so all that follow it, for so many seconds
-    fault:requestid      carry the fault out once for this text; the next packet with it passes
+    fault:delay          delay this packet, and therefore all later ones, by this number of seconds
+    fault:requestid      cause the fault once per request id; later packets with it pass
 
-Everything else passes as it came. The broker knows nothing of it, so its own listeners neither obey nor pay for it.
+Other packets pass unchanged. The broker and its own listeners are not involved.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ DELAY: Final = "fault:delay"
 REQUEST_ID: Final = "fault:requestid"
 
 MAX_REQUEST_IDS: Final = 100_000
-"""Request ids remembered; then the oldest are forgotten and would be obeyed again."""
+"""Request ids that are remembered; the oldest are dropped first."""
 MAX_DELAY_S: Final = 3600.0
 READ_BYTES: Final = 64 * 1024
 _HEADER: Final = 5
@@ -42,20 +41,20 @@ _HEADER: Final = 5
 
 
 class Fault(NamedTuple):
-    """What to do with a packet: wait, then answer with ``answer`` and close, or let it pass where that is None."""
+    """Handling of a packet: delay it, then send ``answer`` and close, or pass it on if ``answer`` is None."""
 
     delay_s: float = 0.0
     answer: bytes | None = None
 
 
 class Faults:
-    """Reads the switches of packets; remembers which request ids had their fault."""
+    """Determines the requested faults of packets; remembers the request ids whose fault was caused."""
 
     def __init__(self) -> None:
         self._seen: dict[str, None] = {}
 
-    def of(self, packet: Packet) -> Fault:
-        """The fault that ``packet`` asks for."""
+    def fault_for(self, packet: Packet) -> Fault:
+        """Return the fault that ``packet`` requests."""
         if not isinstance(packet, Connect | Publish | Subscribe | Unsubscribe):
             return Fault()
         given = [pair for pair in packet.properties.user_properties if pair[0].startswith("fault:")]
@@ -78,7 +77,7 @@ class Faults:
 
 
 def _code(text: str | None) -> int | None:
-    """A reason code, decimal or ``0x...``; None where there is none."""
+    """Parse a reason code, decimal or ``0x...``; None if missing or invalid."""
     if text is None:
         return None
     try:
@@ -87,7 +86,7 @@ def _code(text: str | None) -> int | None:
         code = -1
     if 0 <= code <= 0xFF:
         return code
-    _log.warning("no reason code: %r", text)
+    _log.warning("invalid reason code: %r", text)
     return None
 
 
@@ -100,12 +99,12 @@ def _seconds(text: str | None) -> float:
         seconds = math.nan
     if 0 <= seconds <= MAX_DELAY_S:
         return seconds
-    _log.warning("no delay in seconds: %r", text)
+    _log.warning("invalid delay in seconds: %r", text)
     return 0.0
 
 
 class FaultListener:
-    """Accepts connections and hands their bytes to the broker at ``host``:``port``, but for the faults."""
+    """Accepts connections and forwards their bytes to the broker at ``host``:``port``, except for faults."""
 
     def __init__(self, host: str, port: int) -> None:
         self.faults = Faults()
@@ -125,7 +124,7 @@ class FaultListener:
         return bound[0], bound[1]
 
     async def close(self) -> None:
-        """Stop listening and cut the connections."""
+        """Stop listening and close the connections."""
         if self._server is not None:
             self._server.close()
         for task in self._connections:
@@ -156,7 +155,7 @@ class FaultListener:
         finally:
             for task in (answers, requests):
                 task.cancel()
-            # Before anything is awaited: this may be cancelled here, when the listener closes.
+            # Before the first await: the task may be cancelled when the listener closes.
             to_broker.close()
             await asyncio.gather(answers, requests, return_exceptions=True)
             await _closed(to_broker)
@@ -164,16 +163,16 @@ class FaultListener:
     async def _requests(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, to_broker: asyncio.StreamWriter
     ) -> None:
-        """Hand the client's packets on, one by one, until it ends or a fault ends it."""
+        """Forward the client's packets one by one until the connection or a fault ends it."""
         decoder: Decoder | None = Decoder(role=Role.SERVER)
         while (frame := await _frame(reader)) is not None:
             fault = Fault()
             if decoder is not None:
                 try:
                     for packet in decoder.feed(frame):
-                        fault = self.faults.of(packet)
+                        fault = self.faults.fault_for(packet)
                 except RemoteProtocolError:
-                    decoder = None  # the broker's to answer
+                    decoder = None  # the broker answers protocol errors
             if fault.delay_s:
                 await asyncio.sleep(fault.delay_s)
             if fault.answer is not None:
@@ -198,7 +197,7 @@ async def _pass(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 
 
 async def _frame(reader: asyncio.StreamReader) -> bytes | None:
-    """The bytes of the next packet; None at the end. What is no packet passes as it came, for the broker to refuse."""
+    """Return the bytes of the next packet; None at the end. Invalid bytes are returned unchanged."""
     head = b""
     length = 0
     while True:

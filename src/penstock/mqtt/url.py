@@ -1,4 +1,4 @@
-"""Addresses of MQTT servers as URLs."""
+"""URLs of MQTT servers."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ SCHEMES: Final = tuple(_PORTS)
 
 
 class BrokerUrl(NamedTuple):
-    """Where a server is and how it is spoken to: ``mqtt`` (TCP), ``mqtts`` (TLS), ``ws`` and ``wss`` (WebSocket).
+    """Address and transport of a server: ``mqtt`` (TCP), ``mqtts`` (TLS), ``ws`` and ``wss`` (WebSocket).
 
-    ``path`` (with its query) is of WebSocket alone. ``username`` and ``password`` come from ``user:password@``.
+    ``path`` (with its query) applies to WebSocket only. ``username`` and ``password`` come from ``user:password@``.
     """
 
     scheme: str
@@ -37,7 +37,7 @@ class BrokerUrl(NamedTuple):
 
     @property
     def websocket(self) -> bool:
-        """Whether MQTT travels in WebSocket frames."""
+        """Whether MQTT uses WebSocket."""
         return self.scheme in ("ws", "wss")
 
     @property
@@ -46,12 +46,12 @@ class BrokerUrl(NamedTuple):
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     def __str__(self) -> str:
-        """The URL without what is secret; HOST:PORT for plain TCP."""
+        """Return the URL without password; HOST:PORT for plain TCP."""
         return self.authority if self.scheme == "mqtt" else f"{self.scheme}://{self.authority}{self.path}"
 
 
 def parse_broker_url(url: str) -> BrokerUrl:
-    """The parts of ``mqtt://``, ``mqtts://``, ``ws://`` or ``wss://`` ``[user[:password]@]host[:port][/path]``.
+    """Parse ``mqtt://``, ``mqtts://``, ``ws://`` or ``wss://`` ``[user[:password]@]host[:port][/path]``.
 
     Without a scheme, as in ``HOST:PORT``, it is ``mqtt://``.
 
@@ -83,10 +83,10 @@ def parse_broker_url(url: str) -> BrokerUrl:
 
 
 def broker_url(host: str, port: int | None, *, tls: bool) -> BrokerUrl:
-    """Where ``host`` (a name, ``HOST:PORT`` or a URL) and ``port`` lead, with TLS where it was asked for.
+    """Return the address for ``host`` (a name, ``HOST:PORT`` or a URL), ``port`` and ``tls``.
 
     Raises:
-        ConfigError: the URL cannot be used, or says something else than ``port`` and ``tls``.
+        ConfigError: the URL is invalid, or contradicts ``port`` or ``tls``.
     """
     if "://" not in host and (host.count(":") == 1 or host.startswith("[")):  # an IPv6 address has more colons
         host = f"{'mqtts' if tls else 'mqtt'}://{host}"
@@ -108,7 +108,7 @@ def broker_url(host: str, port: int | None, *, tls: bool) -> BrokerUrl:
 def _check_host(host: str) -> None:
     if not is_host(host):
         raise ConfigError(
-            f"broker: {host!r} is no host name",
+            f"broker: {host!r} is not a host name",
             option="broker",
             why="the parts of a name between its dots have 1 to 63 characters",
             do="correct the address",

@@ -1,21 +1,21 @@
-"""What a state store refuses, as errors that a program can tell apart.
+"""Errors of the state store client, by cause.
 
 RefusedError
-└── StateStoreError           ``text``: the store's own words; ``error``: the entry of the table, None = unknown text
-    ├── ClockSkewError        the time stamp or the token is more than a minute ahead of the store's clock
-    ├── FencingError          a token is required, or this one is lower than the one that protects the key
-    ├── NotAuthorizedError    the policy of the broker
-    ├── QuotaExceededError    no room for a new key
-    ├── InvalidRequestError   syntax, unknown command, arguments, time stamp, empty key
-    └── UnknownStoreError     a text that is in no table: a newer store, or one with texts of its own
-WritesRefusedError            RefusedError of some of many writes; the others may have been carried out
-RequestStatusError            RefusedError of the request/response protocol below: ``code`` is its ``__stat``
+└── StateStoreError           ``text``: the store's error text; ``error``: its entry in the table, None = unknown
+    ├── ClockSkewError        the timestamp or token is more than a minute ahead of the store's clock
+    ├── FencingError          a fencing token is required, or is lower than the one that protects the key
+    ├── NotAuthorizedError    not permitted by the broker's policy
+    ├── QuotaExceededError    a quota of the store is exceeded
+    ├── InvalidRequestError   syntax, unknown command, arguments, timestamp, empty key
+    └── UnknownStoreError     an unknown error text: a newer store, or another implementation
+WritesRefusedError            RefusedError of some of many writes; the others may have been executed
+RequestStatusError            RefusedError of the request/response protocol: ``code`` is its ``__stat``
 
-These are :class:`~penstock.errors.RefusedError`: the request had no effect. Of locks, and worth another try:
+After a :class:`~penstock.errors.RefusedError` the request had no effect. Errors of locks, which may be retried:
 
 UnavailableError
-├── LockHeldError             another holder kept the lock all the time
-└── LeaseLostError            the lease ended while work was done under it
+├── LockHeldError             another client held the lock for the whole timeout
+└── LeaseLostError            the lease was lost while it was in use
 """
 
 from __future__ import annotations
@@ -64,39 +64,39 @@ class StateStoreError(RefusedError):
 
 
 class ClockSkewError(StateStoreError):
-    """Two clocks are more than a minute apart. ``skew_ms``: how far ours is ahead, where it is known."""
+    """Two clocks differ by more than a minute. ``skew_ms``: how far the client's is ahead; None: not known."""
 
     skew_ms: int | None = None
 
 
 class FencingError(StateStoreError):
-    """The key is protected by a fencing token. ``token``: the one that was refused, None where there was none."""
+    """The key is protected by a fencing token. ``token``: the rejected one; None if there was none."""
 
     token: Hlc | None = None
 
 
 class NotAuthorizedError(StateStoreError):
-    """The broker's policy does not grant this client the key."""
+    """The broker's policy does not permit this client to access the key."""
 
 
 class QuotaExceededError(StateStoreError):
-    """The store, or the share of the key's principal, has no room for another key or a larger value."""
+    """A quota of the store, or of the key's principal, does not allow another key or a larger value."""
 
 
 class InvalidRequestError(StateStoreError):
-    """The store does not read the request, or does not know the command."""
+    """The store rejected the request as invalid, or does not know the command."""
 
 
 class UnknownStoreError(StateStoreError):
-    """A refusal whose text is in no table; ``text`` is what the store said."""
+    """The store sent an unknown error text, in ``text``."""
 
 
 class WritesRefusedError(RefusedError):
-    """The store refused some of many writes; the others are not affected by that.
+    """The store rejected some of many writes; the others are not affected.
 
-    ``first`` is the first refusal, as the write alone would have raised it; ``refused`` the store's text for each key
-    that it refused. ``applied`` tells for each write, in order, whether it changed anything: False also for one whose
-    condition was not met, and for those that were not tried any more.
+    ``first``: the error that the first rejected write would have raised alone; ``refused``: the store's text for each
+    rejected key; ``applied``: for each write, in order, whether it changed anything. It is False also for a write whose
+    condition was not met, and for writes that were not sent.
     """
 
     def __init__(self, first: StateStoreError, refused: Mapping[bytes, str], applied: Sequence[bool]) -> None:
@@ -113,11 +113,11 @@ class WritesRefusedError(RefusedError):
 
 
 class RequestStatusError(RefusedError):
-    """The request was refused before the store read it; ``code`` is the status, as in HTTP."""
+    """The request was rejected before its execution; ``code`` is an HTTP status."""
 
 
 class LockHeldError(UnavailableError):
-    """A lock was held by another all the time. ``holder`` is who it was at the end; None where that is not known."""
+    """Another client held the lock for the whole timeout. ``holder``: its last holder; None if not known."""
 
     def __init__(
         self, what: str, *, name: bytes, holder: bytes | None, why: str | None = None, do: str | None = None
@@ -128,7 +128,7 @@ class LockHeldError(UnavailableError):
 
 
 class LeaseLostError(UnavailableError):
-    """The lease on ``name`` was lost while work was done under it; the work was cancelled."""
+    """The lease on ``name`` was lost while it was in use; the work under it was cancelled."""
 
     def __init__(self, what: str, *, name: bytes, why: str | None = None, do: str | None = None) -> None:
         super().__init__(what, why=why, do=do)
@@ -136,14 +136,14 @@ class LeaseLostError(UnavailableError):
 
 
 _OTHER_FORM: Final = (
-    "this store does not offer this form of the command: it is of an older version, or an extension is switched off"
-    " there (statestore.extensions)"
+    "the store does not support this form of the command: it is an older version, or an extension is disabled"
+    " (statestore.extensions)"
 )
 
 _KINDS: Final[dict[StoreError, tuple[type[StateStoreError], str]]] = {
     StoreError.TIMESTAMP_TOO_FAR_AHEAD: (
         ClockSkewError,
-        "synchronize this machine's clock (NTP), or go by the store's: server_clock=True",
+        "synchronize this machine's clock (NTP), or use the store's clock: server_clock=True",
     ),
     StoreError.FENCE_TOO_FAR_AHEAD: (
         ClockSkewError,
@@ -152,48 +152,48 @@ _KINDS: Final[dict[StoreError, tuple[type[StateStoreError], str]]] = {
     StoreError.FENCE_REQUIRED: (FencingError, "write with the fencing token of the lock that protects the key"),
     StoreError.FENCE_LOWER: (
         FencingError,
-        "stop writing: a later holder of the lock has written; acquire the lock again and read the key anew",
+        "stop writing: a later holder of the lock has written; acquire the lock and read the key again",
     ),
-    StoreError.NOT_AUTHORIZED: (NotAuthorizedError, "have the broker's policy grant this client the key"),
+    StoreError.NOT_AUTHORIZED: (NotAuthorizedError, "permit this client to access the key in the broker's policy"),
     StoreError.QUOTA: (
         QuotaExceededError,
-        "delete keys, or raise max_keys, max_bytes or principal_share of statestore; /readyz says if the disk is full",
+        "delete keys, or raise max_keys, max_bytes or principal_share of statestore; /readyz reports a full disk",
     ),
     StoreError.UNKNOWN_COMMAND: (
         InvalidRequestError,
-        "this store has no such command: it is of an older version, or an extension is switched off there",
+        "the store does not have this command: it is an older version, or an extension is disabled",
     ),
     StoreError.SYNTAX: (InvalidRequestError, _OTHER_FORM),
     StoreError.ARITY: (InvalidRequestError, _OTHER_FORM),
-    StoreError.BAD_TOKEN: (InvalidRequestError, "begin the listing anew: the store has started again since"),
+    StoreError.BAD_TOKEN: (InvalidRequestError, "start the scan again: the store was restarted"),
     StoreError.HISTORY: (
         InvalidRequestError,
-        "read the key as it is now; a longer history is kept by statestore.history_changes and history_bytes",
+        "read the current value; statestore.history_changes and history_bytes make the history longer",
     ),
-    StoreError.FENCE_PREFIX: (InvalidRequestError, "give a prefix of 1 to 4096 bytes, and the token of the lock"),
+    StoreError.FENCE_PREFIX: (InvalidRequestError, "use a prefix of 1 to 4096 bytes, and the token of the lock"),
     StoreError.READ_ONLY: (
         StateStoreError,
-        "look into the store's log: its disk failed; restart it when that is mended",
+        "see the store's log: its disk failed; restart the store after the repair",
     ),
-    StoreError.TOPIC_TOO_LONG: (InvalidRequestError, "observe shorter keys, or give the client a shorter identifier"),
+    StoreError.TOPIC_TOO_LONG: (InvalidRequestError, "observe shorter keys, or use a shorter client identifier"),
 }
 _NOT_OFFERED: Final = frozenset({StoreError.UNKNOWN_COMMAND, StoreError.SYNTAX, StoreError.ARITY})
-"""Answers to a request that needs an extension which the store does not have."""
+"""Errors of a request that needs an extension which the store does not have."""
 _BY_TEXT: Final = {error.value: error for error in StoreError}
-# The published form prints one text with another word.
+# The published specification has a different word in one text.
 _BY_TEXT[StoreError.FENCE_LOWER.replace("lower version than", "lower version that")] = StoreError.FENCE_LOWER
 
 _STATUS: Final = {
-    "400": "the request lacks something, or has something malformed: see the text",
-    "408": "the request was not answered in its time; repeat it",
-    "415": "the store does not take the content type: report it",
+    "400": "a part of the request is missing or malformed: see the text",
+    "408": "the request was not answered in time; repeat it",
+    "415": "the store does not accept the content type: report it",
     "503": "the store is not ready; repeat the request",
-    "505": "the store speaks another version of the protocol; use a matching version of this client",
+    "505": "the store uses another version of the protocol; use a matching version of this client",
 }
 
 
 def as_text(data: bytes) -> str:
-    """Bytes of a key or holder for messages: quoted text where they are UTF-8, else escapes."""
+    """Return a key or holder as quoted text for messages; bytes that are not UTF-8 are escaped."""
     return repr(data.decode("utf-8", "backslashreplace"))
 
 
@@ -207,9 +207,9 @@ def refusal(
     skew_ms: int | None = None,
     extension: str | None = None,
 ) -> StateStoreError:
-    """The error for the answer ``-ERR text`` to ``command`` on ``key``.
+    """Return the error for the response ``-ERR text`` to ``command`` on ``key``.
 
-    ``why`` is the cause as far as the caller knows it, ``extension`` the extension that the request needs.
+    ``why``: the cause, if the caller knows it; ``extension``: the extension that the request needs.
     """
     error = _BY_TEXT.get(text)
     what = f"state store refused {command} {as_text(key)}: {text}"
@@ -218,12 +218,12 @@ def refusal(
             what,
             text=text,
             key=key,
-            why="this client does not know that text",
-            do="see the documentation of the store that answered",
+            why="this client does not know the error text",
+            do="see the documentation of the store",
         )
     kind, do = _KINDS.get(error, (InvalidRequestError, "report it: this client should not send such a request"))
     if extension is not None and error in _NOT_OFFERED:
-        why = f"the store does not offer the extension {extension!r}"
+        why = f"the store does not have the extension {extension!r}"
         do = f"enable it in the configuration of the store's node: statestore.extensions: [{extension}]"
     if kind is FencingError and why is None:
         why = "no fencing token was given" if token is None else f"the token was {token}"
@@ -238,14 +238,14 @@ def refusal(
 def status_refusal(
     command: str, key: bytes, status: str | None, message: str | None, field: str | None
 ) -> RefusedError:
-    """The error for an answer whose ``__stat`` is not 200; ``field`` is ``__propName``, the property that is wrong."""
+    """Return the error for a response whose ``__stat`` is not 200; ``field``: ``__propName``, the invalid property."""
     if status is None:
         return RequestStatusError(
-            f"state store: the answer to {command} {as_text(key)} has no status",
+            f"state store: the response to {command} {as_text(key)} has no status",
             text="status missing",
             peer="state store",
-            why="a store answers in the form of the request; this answer has none",
-            do="see what answers on the state store's topic at this broker",
+            why="a store responds in the form of the request; this response has neither",
+            do="check which client responds on the state store's topic of this broker",
         )
     text = message or f"status {status}"
     return RequestStatusError(
@@ -253,6 +253,6 @@ def status_refusal(
         code=int(status) if status.isascii() and status.isdigit() else 0,
         text=text,
         peer="state store",
-        why=f"it names {field!r}" if field else None,
+        why=f"invalid property: {field!r}" if field else None,
         do=_STATUS.get(status),
     )

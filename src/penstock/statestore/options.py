@@ -1,4 +1,4 @@
-"""What an operator can choose for a state store."""
+"""Options of a state store."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ __all__ = [
     "MAX_BYTES",
     "MAX_KEYS",
     "PRINCIPAL_SHARE",
+    "KeyPersistence",
     "KeySelection",
     "KeyType",
-    "Persistence",
     "PersistenceMode",
     "StoreOptions",
     "extensions_named",
@@ -24,18 +24,18 @@ __all__ = [
 
 
 class PersistenceMode(StrEnum):
-    """Which keys reach the disk when the durability is ``memory``; otherwise all do."""
+    """Which keys are stored on disk if the durability is ``memory``; otherwise all are."""
 
     ALL = "all"
-    """All, written behind."""
+    """All keys, asynchronously."""
     NONE = "none"
-    """None: the store is empty after a restart, as the original's without persistence."""
+    """None: the store is empty after a restart, like Azure's without persistence."""
     CUSTOM = "custom"
-    """Those selected, and those set with the property of the request where that is switched on."""
+    """Selected keys, and keys set with the request property if it is enabled."""
 
 
 class KeyType(StrEnum):
-    """How a selection names keys."""
+    """The form in which a selection names keys."""
 
     PATTERN = "pattern"
     STRING = "string"
@@ -43,7 +43,7 @@ class KeyType(StrEnum):
 
 
 class KeySelection:
-    """Keys by patterns (as SCAN's) and by name."""
+    """A set of keys by patterns (like SCAN's) and names."""
 
     __slots__ = ("_globs", "_names")
 
@@ -56,11 +56,11 @@ class KeySelection:
 
 
 @dataclass(frozen=True, slots=True)
-class Persistence:
-    """Which keys are kept when the durability is ``memory``.
+class KeyPersistence:
+    """The keys that are stored on disk if the durability is ``memory``.
 
-    ``property_name`` and ``property_value`` are the user property of a SET that asks for its key to be kept; an empty
-    name switches that off. It counts in mode ``custom``.
+    ``property_name`` and ``property_value``: user property of a SET that requests its key to be stored, in mode
+    ``custom``; an empty name disables it.
     """
 
     mode: PersistenceMode = PersistenceMode.ALL
@@ -71,10 +71,10 @@ class Persistence:
 
 MAX_KEYS: Final = 1_000_000
 MAX_BYTES: Final = 1 << 30
-"""All keys are in memory: this is what the store may take of it, about. A million keys of 100 bytes with values of 500
-come near both."""
+"""Approximate memory limit; all keys are in memory. A million keys of 100 bytes with values of 500 bytes are close to
+both limits."""
 PRINCIPAL_SHARE: Final = 50
-"""Percent: one faulty application cannot take the room of all others."""
+"""Percent, so that one faulty application cannot use up the quotas of all."""
 
 _HISTORY_CHANGES: Final = 100_000
 _HISTORY_BYTES: Final = 64 << 20
@@ -82,11 +82,11 @@ _HISTORY_BYTES: Final = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class StoreOptions:
-    """Everything beside where the store lies and what an answer promises.
+    """Options of a state store, except its directory and durability.
 
-    ``dialect``: ``auto`` (each request chooses) or the name of the one to speak. ``max_keys``, ``max_bytes``: quotas,
-    0 = none; ``principal_share``: percentage of them for the keys that one principal created, where there are users.
-    ``history_changes``, ``history_bytes``: bound of the history that resuming observations and ASOF read.
+    ``dialect``: ``auto`` (by request) or the name of a dialect. ``max_keys``, ``max_bytes``: quotas, 0 = none;
+    ``principal_share``: percentage of them for keys created by one principal, if there are users.
+    ``history_changes``, ``history_bytes``: limits of the history for resumed observations and ASOF.
     """
 
     dialect: str = "auto"
@@ -97,21 +97,21 @@ class StoreOptions:
     extensions: Extension = Extension.SCAN
     history_changes: int = _HISTORY_CHANGES
     history_bytes: int = _HISTORY_BYTES
-    persistence: Persistence = field(default_factory=Persistence)
+    persistence: KeyPersistence = field(default_factory=KeyPersistence)
     max_waiting: int = 100_000
-    """Requests that may wait for a commit; beyond, requests are refused (Quota exceeded) unless they are urgent."""
+    """Requests that may wait for a commit; further ones are rejected (Quota exceeded) unless they have priority."""
 
     @property
     def keeps_history(self) -> bool:
-        """Whether anything reads the history."""
+        """Whether an enabled extension uses the history."""
         return bool(self.extensions & (Extension.RESUME | Extension.AS_OF))
 
 
 def extensions_named(names: Iterable[str]) -> Extension:
-    """SCAN and the extensions called so, as ``prefix-fence``.
+    """Return SCAN and the extensions with these names, such as ``prefix-fence``.
 
     Raises:
-        ValueError: there is none of that name; says which there are.
+        ValueError: an unknown name; the message lists the known ones.
     """
     found = Extension.SCAN
     known = {str(extension.name).lower().replace("_", "-"): extension for extension in Extension}

@@ -12,7 +12,7 @@ from penstock.runtime.io.files import Durability
 from penstock.statestore.codec.commands import Access, Extension
 from penstock.statestore.engine.answer import Context
 from penstock.statestore.hlc import Hlc
-from penstock.statestore.options import Persistence, PersistenceMode, StoreOptions
+from penstock.statestore.options import KeyPersistence, PersistenceMode, StoreOptions
 from tests.engine.statestore import NOW, FakeOutlet, ManualClock, ManualQueue, Peer, open_service
 
 VECTORS = Path(__file__).parents[2] / "vectors" / "statestore" / "batch.json"
@@ -163,7 +163,7 @@ async def test_where_nothing_changed_there_is_no_version(peer: Peer) -> None:
 
 
 async def test_a_request_that_asks_to_be_kept_has_all_its_keys_kept(tmp_path: Path) -> None:
-    options = StoreOptions(extensions=~Extension.NONE, persistence=Persistence(PersistenceMode.CUSTOM))
+    options = StoreOptions(extensions=~Extension.NONE, persistence=KeyPersistence(PersistenceMode.CUSTOM))
     for restarted in (False, True):
         clock, outlet = ManualClock(), FakeOutlet()
         service = await open_service(tmp_path, outlet, clock, options=options)

@@ -12,7 +12,7 @@ import pytest
 from penstock.runtime.io.files import Durability
 from penstock.statestore.codec.commands import Extension
 from penstock.statestore.hlc import Hlc
-from penstock.statestore.options import KeySelection, Persistence, PersistenceMode, StoreOptions
+from penstock.statestore.options import KeyPersistence, KeySelection, PersistenceMode, StoreOptions
 from penstock.statestore.service.repair import repair_versions
 from penstock.statestore.service.service import StateStoreService
 from tests.engine.statestore import Delivery, FakeOutlet, ManualClock, ManualQueue, Peer, open_service
@@ -42,7 +42,7 @@ class Store:
 
 
 def options(mode: PersistenceMode, keys: tuple[bytes, ...] = ()) -> StoreOptions:
-    return StoreOptions(persistence=Persistence(mode, KeySelection(keys)))
+    return StoreOptions(persistence=KeyPersistence(mode, KeySelection(keys)))
 
 
 async def ask(peer: Peer, words: str, *, ft: Hlc | None = None, extra: Sequence[tuple[str, str]] = ()) -> Delivery:

@@ -42,10 +42,10 @@ def connect(properties: Properties) -> Connect:
 
 def test_the_switches_of_packets() -> None:
     found = Faults()
-    assert found.of(PingReq()) == Fault()
-    assert found.of(Publish("t", b"")) == Fault()
-    assert found.of(Publish("t", b"", properties=asks(delay="0.5"))) == Fault(0.5)
-    rejected = answer(found.of(connect(asks(rejectconnect="137"))))
+    assert found.fault_for(PingReq()) == Fault()
+    assert found.fault_for(Publish("t", b"")) == Fault()
+    assert found.fault_for(Publish("t", b"", properties=asks(delay="0.5"))) == Fault(0.5)
+    rejected = answer(found.fault_for(connect(asks(rejectconnect="137"))))
     assert isinstance(rejected, ConnAck)
     assert rejected.reason_code == ReasonCode.SERVER_BUSY
     for packet in (
@@ -54,27 +54,27 @@ def test_the_switches_of_packets() -> None:
         Subscribe(1, [Subscription("t")], asks(disconnect="139")),
         Unsubscribe(1, ["t"], asks(disconnect="139")),
     ):
-        ended = answer(found.of(packet))
+        ended = answer(found.fault_for(packet))
         assert isinstance(ended, Disconnect)
         assert ended.reason_code == 139
     # Only a CONNECT can be rejected.
-    assert found.of(Publish("t", b"", properties=asks(rejectconnect="137"))) == Fault()
+    assert found.fault_for(Publish("t", b"", properties=asks(rejectconnect="137"))) == Fault()
 
 
 def test_a_request_id_has_its_fault_once(monkeypatch: pytest.MonkeyPatch) -> None:
     found = Faults()
     packet = Publish("t", b"", properties=asks(delay="1", requestid="a"))
-    assert found.of(packet) == Fault(1.0)
-    assert found.of(packet) == Fault()
-    assert found.of(Publish("t", b"", properties=asks(delay="1", requestid="b"))) == Fault(1.0)
+    assert found.fault_for(packet) == Fault(1.0)
+    assert found.fault_for(packet) == Fault()
+    assert found.fault_for(Publish("t", b"", properties=asks(delay="1", requestid="b"))) == Fault(1.0)
     monkeypatch.setattr(faults, "MAX_REQUEST_IDS", 2)
-    found.of(Publish("t", b"", properties=asks(delay="1", requestid="c")))
-    assert found.of(packet) == Fault(1.0)
+    found.fault_for(Publish("t", b"", properties=asks(delay="1", requestid="c")))
+    assert found.fault_for(packet) == Fault(1.0)
 
 
 @pytest.mark.parametrize("switches", [{"delay": "x"}, {"delay": "-1"}, {"delay": "nan"}, {"disconnect": "256"}])
 def test_what_cannot_be_read_is_no_fault(switches: dict[str, str], caplog: pytest.LogCaptureFixture) -> None:
-    assert Faults().of(Publish("t", b"", properties=asks(**switches))) == Fault()
+    assert Faults().fault_for(Publish("t", b"", properties=asks(**switches))) == Fault()
     assert caplog.records
 
 

@@ -79,14 +79,14 @@ def test_a_clock_that_is_ahead_carries_by_how_much() -> None:
         ("400", "missing", "Correlation Data", 400, "state store refused GET 'k': missing"),
         ("500", None, None, 500, "state store refused GET 'k': status 500"),
         ("x", None, None, 0, "state store refused GET 'k': status x"),
-        (None, None, None, 0, "state store: the answer to GET 'k' has no status"),
+        (None, None, None, 0, "state store: the response to GET 'k' has no status"),
     ],
 )
 def test_statuses(status: str | None, message: str | None, field: str | None, code: int, what: str) -> None:
     refused = status_refusal("GET", b"k", status, message, field)
     assert isinstance(refused, RequestStatusError)
     assert (refused.code, refused.what) == (code, what)
-    assert refused.why == ("it names 'Correlation Data'" if field else refused.why)
+    assert refused.why == ("invalid property: 'Correlation Data'" if field else refused.why)
 
 
 def test_keys_are_quoted_in_messages() -> None:

@@ -1,4 +1,4 @@
-"""TLS contexts of listeners, and errors that say which file is wrong."""
+"""TLS contexts of listeners from certificate files, with errors that name the file."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ _VERSIONS: Final = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3
 
 
 class ClientCertificates(StrEnum):
-    """What a listener asks of its clients."""
+    """Whether a listener requests client certificates."""
 
     NONE = "none"
     OPTIONAL = "optional"
-    """One that is shown must be valid."""
+    """A certificate is verified if the client sends one."""
     REQUIRE = "require"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TlsFiles:
-    """The settings of one listener. ``certificate``: PEM, the server's own first, then the intermediate ones.
+    """TLS settings of a listener. ``certificate``: PEM, the server's certificate first, then the intermediate ones.
 
     ``revoked``: PEM, the revocation list of every authority that signs clients' certificates.
     """
@@ -46,15 +46,15 @@ class TlsFiles:
 
 
 class ServerTls:
-    """A context made from the files as they are now; made anew to read them again."""
+    """TLS context from the current content of the files; created again to reload them."""
 
     __slots__ = ("anchors", "context", "expiry", "files", "revoked")
 
     def __init__(self, files: TlsFiles, *, protocol: str) -> None:
-        """Read the files. ``protocol`` is what ALPN says: ``mqtt`` or ``http/1.1``.
+        """Read the files. ``protocol``: the ALPN protocol, ``mqtt`` or ``http/1.1``.
 
         Raises:
-            ConfigError: one of them cannot be used; it is named.
+            ConfigError: a file cannot be used.
         """
         self.files = files
         context = AlertingContext(ssl.PROTOCOL_TLS_SERVER)
@@ -63,21 +63,21 @@ class ServerTls:
         context.set_alpn_protocols([protocol])
         _load_certificate(context, files)
         self.expiry: dict[Path, float] = {}
-        """Files that count for nothing from a time on, in seconds since 1970: the certificate, the revocation lists."""
-        with suppress(ValueError):  # OpenSSL has taken it: one in a form that is not read here has no warning
+        """Expiry in seconds since 1970, by file: the certificate, the revocation lists."""
+        with suppress(ValueError):  # OpenSSL accepted it; a form that is not parsed here gets no expiry warning
             self.expiry[files.certificate] = certificate_expiry(files.certificate.read_text("latin-1"))
         self.anchors: frozenset[bytes] = frozenset()
-        """Digests of the certificates that clients' are trusted by."""
+        """Digests of the trusted authorities' certificates."""
         self.revoked: frozenset[bytes] = frozenset()
-        """Identities of clients' certificates that count no more."""
+        """Identities of revoked client certificates."""
         if files.client_ca is not None:
             _load_authorities(context, files.client_ca)
             self.anchors = frozenset(hashlib.sha256(der).digest() for der in context.get_ca_certs(binary_form=True))
             if files.client_certificates is not ClientCertificates.NONE:
                 required = files.client_certificates is ClientCertificates.REQUIRE
                 context.verify_mode = ssl.CERT_REQUIRED if required else ssl.CERT_OPTIONAL
-                # A resumed session shows no chain, so who vouches for the client would not be known. TLS 1.2 may still
-                # resume by session id: then the anchor is unknown, and the next reload ends the connection.
+                # A resumed session has no certificate chain, so the client's authority would not be known. TLS 1.2 may
+                # still resume by session id: then the anchor is unknown, and the next reload closes the connection.
                 context.options |= ssl.OP_NO_TICKET
                 context.num_tickets = 0
         if files.revoked is not None:
@@ -89,7 +89,7 @@ class ServerTls:
 
 
 def trust_anchor(ssl_object: object) -> bytes | None:
-    """Digest of the authority by which a peer's certificate was found valid; None where that is not known."""
+    """Return the digest of the authority that verified a peer's certificate; None if it is not known."""
     chain = getattr(ssl_object, "get_verified_chain", None)
     if chain is not None:  # Python 3.13
         ders = cast("list[bytes]", chain())
@@ -102,7 +102,7 @@ def trust_anchor(ssl_object: object) -> bytes | None:
 
 
 def certificate_of(ssl_object: ssl.SSLObject) -> Mapping[str, object] | None:
-    """What the peer's certificate says, verified; None where it showed none."""
+    """Return the verified certificate of the peer; None if it sent none."""
     return ssl_object.getpeercert() or None
 
 
@@ -120,7 +120,7 @@ def _load_certificate(context: ssl.SSLContext, files: TlsFiles) -> None:
             f"{files.key}: the key is encrypted",
             option="key",
             where=str(files.key),
-            do="decrypt it (`openssl pkey`) and let only the node's user read it",
+            do="decrypt it (`openssl pkey`) and make it readable by the node's user only",
         ) from None
     except ssl.SSLError as error:
         if error.reason == "KEY_VALUES_MISMATCH":
@@ -146,11 +146,11 @@ def _load_authorities(context: ssl.SSLContext, path: Path) -> None:
         context.load_verify_locations(path)
     except ssl.SSLError as error:
         raise ConfigError(
-            f"{path}: holds no certificate of an authority",
+            f"{path}: contains no certificate of an authority",
             option="client_ca",
             where=str(path),
             why=error.reason or str(error),
-            do="give a PEM file with the certificates that clients' are signed by",
+            do="use a PEM file with the authorities of the client certificates",
         ) from error
 
 
@@ -161,11 +161,11 @@ def _load_revocations(context: ssl.SSLContext, path: Path) -> Revocations:
         context.load_verify_locations(path)
     except (ValueError, ssl.SSLError) as error:
         raise ConfigError(
-            f"{path}: holds no revocation list that can be used",
+            f"{path}: contains no usable revocation list",
             option="revoked",
             where=str(path),
             why=str(error),
-            do="give a PEM file with the list of each authority in client_ca (`openssl crl -inform DER` makes PEM)",
+            do="use a PEM file with the list of each authority in client_ca (`openssl crl -inform DER` makes PEM)",
         ) from error
     context.verify_flags |= ssl.VERIFY_CRL_CHECK_LEAF
     return revocations
@@ -180,9 +180,9 @@ def _readable(path: Path, option: str) -> None:
             f"{path}: cannot be read: {error.strerror}",
             option=option,
             where=str(path),
-            do="check the path, and that the node's user may read the file",
+            do="check the path and that the node's user has read permission",
         ) from error
 
 
 class _EncryptedKeyError(Exception):
-    """Asked for a passphrase; OpenSSL would ask at the terminal."""
+    """The key needs a passphrase, for which OpenSSL would prompt on the terminal."""

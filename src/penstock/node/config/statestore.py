@@ -16,9 +16,9 @@ from penstock.statestore.options import (
     MAX_BYTES,
     MAX_KEYS,
     PRINCIPAL_SHARE,
+    KeyPersistence,
     KeySelection,
     KeyType,
-    Persistence,
     PersistenceMode,
     StoreOptions,
 )
@@ -101,11 +101,11 @@ class PersistenceConfig(Part):
     )
     value: str = Field(default="true", description="value of that user property")
 
-    def as_options(self) -> Persistence:
+    def as_options(self) -> KeyPersistence:
         """What the store takes."""
         patterns = [name for r in self.keys if r.key_type is KeyType.PATTERN for name in r.names()]
         names = [name for r in self.keys if r.key_type is not KeyType.PATTERN for name in r.names()]
-        return Persistence(
+        return KeyPersistence(
             self.mode,
             KeySelection(tuple(patterns), tuple(names)),
             self.property if self.dynamic else "",

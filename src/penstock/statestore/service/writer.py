@@ -19,7 +19,7 @@ from penstock.runtime.io.commit_queue import CommitQueue, CommitWaiter
 from penstock.runtime.io.files import Durability
 from penstock.statestore.engine.record import Change, Record
 from penstock.statestore.hlc import Hlc
-from penstock.statestore.options import Persistence, PersistenceMode
+from penstock.statestore.options import KeyPersistence, PersistenceMode
 from penstock.statestore.service.storage import Storage
 
 __all__ = ["ChangeWriter"]
@@ -61,7 +61,7 @@ class ChangeWriter:
         self,
         storage: Storage,
         durability: Durability,
-        persistence: Persistence,
+        persistence: KeyPersistence,
         *,
         logs: bool,
         clock: Callable[[], Hlc],

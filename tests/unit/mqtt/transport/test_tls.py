@@ -73,9 +73,9 @@ def test_files_that_cannot_be_used(authority: Authority, tmp_path: Path) -> None
         (TlsFiles(certificate=certificate, key=other), "the key is not that of"),
         (TlsFiles(certificate=text, key=key), "cannot be used together"),
         (TlsFiles(certificate=certificate, key=encrypted), "the key is encrypted"),
-        (TlsFiles(certificate=certificate, key=key, client_ca=text), "holds no certificate of an authority"),
+        (TlsFiles(certificate=certificate, key=key, client_ca=text), "contains no certificate of an authority"),
         (TlsFiles(certificate=certificate, key=key, client_ca=tmp_path / "no"), "no: cannot be read"),
-        (TlsFiles(certificate=certificate, key=key, revoked=text), "text.pem: holds no revocation list"),
+        (TlsFiles(certificate=certificate, key=key, revoked=text), "text.pem: contains no usable revocation list"),
         (TlsFiles(certificate=certificate, key=key, revoked=tmp_path / "no"), "no: cannot be read"),
     ):
         with pytest.raises(ConfigError, match=words) as caught:

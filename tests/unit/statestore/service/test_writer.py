@@ -14,7 +14,7 @@ from penstock.runtime.io.files import Durability
 from penstock.runtime.io.lmdb_environment import Environment
 from penstock.statestore.engine.record import Change, Record
 from penstock.statestore.hlc import Hlc
-from penstock.statestore.options import Persistence
+from penstock.statestore.options import KeyPersistence
 from penstock.statestore.service.storage import NODE, Storage
 from penstock.statestore.service.writer import ChangeWriter
 
@@ -75,7 +75,7 @@ class _Writing:
         self.writer = ChangeWriter(
             self.disk,
             durability,
-            Persistence(),
+            KeyPersistence(),
             logs=logs,
             clock=lambda: self.clock,
             on_logged=lambda _: None,
