@@ -46,3 +46,14 @@ def test_configurations_of_pages_load(page: Path, tmp_path: Path) -> None:
             file = tmp_path / "penstock.yaml"
             file.write_text(block.text, encoding="utf-8")
             load_config(file, {}, {})
+
+
+def test_tests_that_pages_name_exist() -> None:
+    """Pages name tests by path, or by file name after a path of the same folder."""
+    known = {path.name for path in (ROOT / "tests").rglob("*.py")}
+    for page in page_paths():
+        text = page.read_text(encoding="utf-8")
+        for named in re.findall(r"`(tests/[\w/.]+\.py)`|covered by (tests/[\w/.]+\.py)", text):
+            assert (ROOT / (named[0] or named[1])).exists(), f"{page.relative_to(ROOT)}: {named}"
+        for name in re.findall(r"`(test_\w+\.py)`", text):
+            assert name in known, f"{page.relative_to(ROOT)}: {name}"

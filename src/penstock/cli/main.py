@@ -99,7 +99,7 @@ def penstock_command(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
-    """Edge telemetry and state into a lake, without loss, and with the proof.
+    """Edge telemetry and state into a lake, without losing an acknowledged message.
 
     Commands are NOUN VERB. Results are written to standard output, everything else to standard error.
 
