@@ -14,7 +14,7 @@ import trustme
 from penstock.errors import PenstockError, RefusedError, UnavailableError
 from penstock.pipelines.ledger.dead_letters import DeadLetter, redrive
 from penstock.pipelines.spec.sources import Options, TubeSource
-from penstock.runtime.io.credentials import ANYBODY, Login
+from penstock.runtime.io.credentials import ANONYMOUS_LOGIN, Login
 from penstock.runtime.io.tls import TlsOptions
 from penstock.security.passwords import edit_passwords, make_credential
 from penstock.spark.tube.options import SourceOptions
@@ -105,7 +105,7 @@ def test_strangers_read_nothing(node: Secured) -> None:
     with RangeReader(host, int(port)) as source, pytest.raises(RefusedError, match="authentication failed") as told:
         source.bounds("water", 0)
     assert told.value.code == 415
-    for login in (ANYBODY, Login("edge", node.directory / "wrong")):
+    for login in (ANONYMOUS_LOGIN, Login("edge", node.directory / "wrong")):
         with pytest.raises(RefusedError, match="authentication"):
             partitions(plain, "water", **login.client())
         with RangeReader(host, int(port), **login.client()) as source, pytest.raises(RefusedError) as refused:

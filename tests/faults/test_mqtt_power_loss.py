@@ -17,7 +17,7 @@ from penstock.mqtt.codec.packets import Publish
 from penstock.mqtt.engine.journal import Journal, Recovered, SessionRow
 from penstock.mqtt.engine.message import Message
 from penstock.mqtt.storage.store import SessionStore
-from penstock.runtime.io.lmdb_environment import Environment
+from penstock.runtime.io.lmdb_environment import LmdbEnvironment
 from tests.unit.runtime.recorded_disk import RecordedDisk, after_power_loss
 
 SEGMENT = 8 * 512
@@ -94,16 +94,16 @@ def test_every_acknowledged_change_is_recovered(tmp_path: Path, monkeypatch: pyt
         shutil.copytree(path, tmp_path / f"copy-{copies}")
         disk.note(("lmdb", copies))
 
-    transact = Environment.transact
+    transact = LmdbEnvironment.transact
 
-    def noted(self: Environment, *args: Any, **options: Any) -> None:
+    def noted(self: LmdbEnvironment, *args: Any, **options: Any) -> None:
         transact(self, *args, **options)
         copied()
 
     client = Client(random)
     states = [State({}, {}, {})]
     with monkeypatch.context() as patch:
-        patch.setattr(Environment, "transact", noted)
+        patch.setattr(LmdbEnvironment, "transact", noted)
         store = SessionStore(path, files=disk, segment_bytes=SEGMENT)
         # LMDB follows when the log is full, in the commit that finds no place.
         patch.setattr("penstock.runtime.io.wal.logged_environment.LoggedEnvironment._follow", lambda _: None)

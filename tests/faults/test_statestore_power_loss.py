@@ -18,7 +18,7 @@ import pytest
 
 from penstock.errors import StorageError
 from penstock.runtime.io.files import Durability
-from penstock.runtime.io.lmdb_environment import Environment
+from penstock.runtime.io.lmdb_environment import LmdbEnvironment
 from penstock.runtime.io.wal.frames import DELETE, DROP, PUT, SECTOR, Operation
 from penstock.runtime.io.wal.logged_environment import LoggedEnvironment
 from tests.unit.runtime.recorded_disk import Op, RecordedDisk, after_power_loss
@@ -31,7 +31,7 @@ class Store:
     """A store whose log is on a recorded disk; LMDB follows when it is told to, or when the log has no place."""
 
     def __init__(self, path: Path, disk: RecordedDisk) -> None:
-        environment = Environment(
+        environment = LmdbEnvironment(
             path, "rows", "owner of them", ("meta", "rows"), schema=1, durability=Durability.DURABLE
         )
         self.environment = LoggedEnvironment(environment, files=disk, segment_bytes=6 * SECTOR)
@@ -106,15 +106,15 @@ def test_every_prefix_of_what_a_store_does(fresh: Path, monkeypatch: pytest.Monk
         shutil.copytree(path, fresh / f"copy-{copies}")
         disk.note(("lmdb", copies))
 
-    transact = Environment.transact
+    transact = LmdbEnvironment.transact
 
-    def noted(self: Environment, *args: Any, **options: Any) -> None:
+    def noted(self: LmdbEnvironment, *args: Any, **options: Any) -> None:
         transact(self, *args, **options)
         copied()
 
     states: list[Rows] = [{}]
     with monkeypatch.context() as patch:
-        patch.setattr(Environment, "transact", noted)
+        patch.setattr(LmdbEnvironment, "transact", noted)
         store = Store(path, disk)
         first = len(disk.ops)
         copied()

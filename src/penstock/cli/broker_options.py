@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BrokerOptions",
-    "Credentials",
-    "StoreOptions",
+    "MqttCredentials",
+    "StateStoreOptions",
     "Token",
     "connects_to_broker",
     "connects_to_store",
@@ -57,7 +57,7 @@ Token = Annotated[
 ]
 
 
-class Credentials(TypedDict):
+class MqttCredentials(TypedDict):
     """Credentials and TLS arguments of an MQTT client."""
 
     username: str | None
@@ -106,7 +106,7 @@ class BrokerOptions:
         str | None, typer.Option(help="MQTT client identifier. Default: a random one.", metavar="ID")
     ] = None
 
-    def credentials(self) -> Credentials:
+    def credentials(self) -> MqttCredentials:
         """Arguments of a client.
 
         Raises:
@@ -118,7 +118,7 @@ class BrokerOptions:
         url = parse_broker_url(self.broker)
         if not self.scram:
             self._check_login(username or url.username, password or url.password)
-            return Credentials(username=username, password=password, authentication=None, tls=self._tls())
+            return MqttCredentials(username=username, password=password, authentication=None, tls=self._tls())
         from penstock.mqtt.client import ScramAuthentication
 
         username, password = username or url.username, password or url.password
@@ -129,7 +129,7 @@ class BrokerOptions:
                 do="set --username and --password-file, or put both into the URL",
             )
         proof = ScramAuthentication(username, password)
-        return Credentials(username=None, password=None, authentication=proof, tls=self._tls())
+        return MqttCredentials(username=None, password=None, authentication=proof, tls=self._tls())
 
     def _check_login(self, username: str | None, password: str | None) -> None:
         if username is not None and password is None:
@@ -204,7 +204,7 @@ class BrokerOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class StoreOptions(BrokerOptions):
+class StateStoreOptions(BrokerOptions):
     """The same, and the timeout of requests to the state store."""
 
     timeout: Annotated[float, duration_option(text="Timeout of each request.", at_least_s=0.001, default="10s")] = 10.0
@@ -231,8 +231,8 @@ class StoreOptions(BrokerOptions):
 connects_to_broker = shared_options(BrokerOptions, "access")
 """Give a command the options of :class:`BrokerOptions`, as its argument ``access``."""
 
-connects_to_store = shared_options(StoreOptions, "options")
-"""Give a command the options of :class:`StoreOptions`, as its argument ``options``."""
+connects_to_store = shared_options(StateStoreOptions, "options")
+"""Give a command the options of :class:`StateStoreOptions`, as its argument ``options``."""
 
 
 def parse_token(text: str | None) -> Hlc | None:

@@ -20,8 +20,8 @@ from penstock.cli.output import note, print_json, use_colour
 from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
-    from penstock.demo.stack import Options
-    from penstock.demo.story import Outcome
+    from penstock.demo.stack import DemoOptions
+    from penstock.demo.story import DemoResult
 
 __all__ = ["app"]
 
@@ -73,7 +73,7 @@ def demo(
     if chaos and attach:
         raise ConfigError("--chaos and --attach exclude each other", why="--chaos kills the node", do="use one of them")
     try:
-        from penstock.demo.stack import Addresses, Options
+        from penstock.demo.stack import Addresses, DemoOptions
         from penstock.demo.story import tell
     except ImportError as error:
         raise ConfigError(
@@ -83,7 +83,7 @@ def demo(
     from penstock.demo.progress import display
 
     place = _directory(directory)
-    options = Options(place, Addresses(broker, tube_master) if attach else None, chaos=chaos)
+    options = DemoOptions(place, Addresses(broker, tube_master) if attach else None, chaos=chaos)
     with display(as_json=as_json) as screen:
         screen.say(f"working in {place}")
         try:
@@ -97,7 +97,7 @@ def demo(
     raise typer.Exit(0 if outcome.proof.holds else 1)
 
 
-async def _interruptible(work: Coroutine[Any, Any, Outcome]) -> Outcome:
+async def _interruptible(work: Coroutine[Any, Any, DemoResult]) -> DemoResult:
     """As ``work``, cancelled by SIGTERM as it is by Ctrl-C: what it started must not outlive it."""
     task = asyncio.create_task(work)
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
@@ -120,7 +120,7 @@ def _directory(given: Path | None) -> Path:
     return given.resolve()
 
 
-def _report(outcome: Outcome, options: Options, *, as_json: bool) -> None:
+def _report(outcome: DemoResult, options: DemoOptions, *, as_json: bool) -> None:
     from penstock.demo.plot import draw_png, draw_text
     from penstock.demo.proof import last_line
 
@@ -143,7 +143,7 @@ def _width() -> int:
     return min(shutil.get_terminal_size().columns, PLOT_WIDTH)
 
 
-def _account(outcome: Outcome) -> str:
+def _account(outcome: DemoResult) -> str:
     """The counts, the checks and the segments, for people."""
     counts = outcome.proof.counts
     colour = use_colour(sys.stdout)
@@ -165,7 +165,7 @@ def _account(outcome: Outcome) -> str:
     return "\n".join(lines)
 
 
-def _where(outcome: Outcome, plot: Path) -> str:
+def _where(outcome: DemoResult, plot: Path) -> str:
     query = (
         "from penstock.spark import session; from penstock.pipelines.sinks.table import read; "
         f'read(session("query"), {json.dumps(str(outcome.table))}).groupBy("abnormal").count().show()'
@@ -179,7 +179,7 @@ def _where(outcome: Outcome, plot: Path) -> str:
     )
 
 
-def _tidy(options: Options) -> None:
+def _tidy(options: DemoOptions) -> None:
     """Leave the table, the ledger and the plot; the node's data and the logs have done their work."""
     shutil.rmtree(options.directory / "node", ignore_errors=True)
     for name in ("node.log", "pipeline.log"):

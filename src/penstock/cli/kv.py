@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.cli.broker_options import StoreOptions, Token, connects_to_store, parse_token
+from penstock.cli.broker_options import StateStoreOptions, Token, connects_to_store, parse_token
 from penstock.cli.kv_transfer import export_command, import_command
 from penstock.cli.options import Commands, Json, duration_option, input_bytes
 from penstock.cli.output import (
@@ -60,7 +60,7 @@ def get_command(
     key_base64: Base64 = False,
     as_json: Json = False,
     *,
-    options: StoreOptions,
+    options: StateStoreOptions,
 ) -> None:
     """Write the value of KEY to standard output: unchanged, or escaped on a terminal if it is not text.
 
@@ -114,7 +114,7 @@ def set_command(
     key_base64: Base64 = False,
     as_json: Json = False,
     *,
-    options: StoreOptions,
+    options: StateStoreOptions,
 ) -> None:
     """Set KEY to VALUE and print the version.
 
@@ -156,7 +156,12 @@ def set_command(
 @app.add("penstock kv del line-3/limit", name="del")
 @connects_to_store
 def del_command(
-    key: Key, fencing_token: Token = None, key_base64: Base64 = False, as_json: Json = False, *, options: StoreOptions
+    key: Key,
+    fencing_token: Token = None,
+    key_base64: Base64 = False,
+    as_json: Json = False,
+    *,
+    options: StateStoreOptions,
 ) -> None:
     """Delete KEY.
 
@@ -185,7 +190,7 @@ def vdel_command(
     key_base64: Base64 = False,
     as_json: Json = False,
     *,
-    options: StoreOptions,
+    options: StateStoreOptions,
 ) -> None:
     """Delete KEY if it has VALUE.
 
@@ -219,7 +224,7 @@ def watch_command(
     key_base64: Base64 = False,
     as_json: Json = False,
     *,
-    options: StoreOptions,
+    options: StateStoreOptions,
 ) -> None:
     """Print each change of KEY as it happens, until interrupted (Ctrl-C).
 
@@ -294,7 +299,7 @@ def scan_command(
     null: Annotated[bool, typer.Option("--null", "-0", help="End each key with NUL, for `xargs -0`.")] = False,
     as_json: Json = False,
     *,
-    options: StoreOptions,
+    options: StateStoreOptions,
 ) -> None:
     """Print the keys that match PATTERN, one per line, escaped if they are not printable text.
 
@@ -331,7 +336,7 @@ app.add("penstock kv export > keys.jsonl", "penstock kv export 'line-3/*' --file
 app.add("penstock kv import keys.jsonl", "penstock kv import --nx < keys.jsonl", name="import")(import_command)
 
 
-def _finish(options: StoreOptions, work: Callable[[StateStoreClient], Awaitable[bool]]) -> None:
+def _finish(options: StateStoreOptions, work: Callable[[StateStoreClient], Awaitable[bool]]) -> None:
     """Run ``work`` with the store; exit with 1 if it returns False."""
     from penstock.runtime.io.loop import run
 
@@ -404,7 +409,7 @@ def lock_command(
         typer.Option(help="Value of the lock. Default: host, process id and a random number.", metavar="TEXT"),
     ] = None,
     *,
-    options: StoreOptions,
+    options: StateStoreOptions,
 ) -> None:
     """Run COMMAND while the lock NAME is held, and exit with its status.
 
@@ -428,7 +433,7 @@ async def _lock(
     wait_s: float | None,
     conflict: int,
     holder: str | None,
-    options: StoreOptions,
+    options: StateStoreOptions,
 ) -> int:
     from penstock.statestore.client.locks import Lease
     from penstock.statestore.errors import LockHeldError

@@ -21,7 +21,7 @@ from typing import IO, TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from penstock.cli.broker_options import StoreOptions, Token, connects_to_store, parse_token
+from penstock.cli.broker_options import StateStoreOptions, Token, connects_to_store, parse_token
 from penstock.cli.output import bytes_fields, note, print_json, unless_standard
 from penstock.errors import ConfigError, PenstockError
 
@@ -39,7 +39,7 @@ LINES_AT_ONCE = 10_000
 MAX_TTL_MS = 2**63 - 1
 
 
-class Line(NamedTuple):
+class ImportLine(NamedTuple):
     """One key to import."""
 
     key: bytes
@@ -61,7 +61,7 @@ def export_command(
         ),
     ] = None,
     *,
-    options: StoreOptions,
+    options: StateStoreOptions,
 ) -> None:
     """Write the keys that match PATTERN as JSON lines with key, value and version (base64 if they are not text).
 
@@ -87,7 +87,7 @@ def import_command(
     fencing_token: Token = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
     *,
-    options: StoreOptions,
+    options: StateStoreOptions,
 ) -> None:
     """Set the keys of an export. All lines are checked before the first key is set.
 
@@ -107,7 +107,7 @@ def import_command(
         note(f"imported {imported} keys" + (f", skipped {skipped} that exist" if only_new else ""))
 
 
-async def _export(pattern: str, keys: list[bytes] | None, out: IO[str], options: StoreOptions) -> int:
+async def _export(pattern: str, keys: list[bytes] | None, out: IO[str], options: StateStoreOptions) -> int:
     import asyncio
 
     count = 0
@@ -165,7 +165,9 @@ def _put(rows: list[str | None], out: IO[str]) -> int:
     return len(there)
 
 
-async def _import(lines: Iterator[Line], options: StoreOptions, token: Hlc | None, only_new: bool) -> tuple[int, int]:
+async def _import(
+    lines: Iterator[ImportLine], options: StateStoreOptions, token: Hlc | None, only_new: bool
+) -> tuple[int, int]:
     from penstock.statestore.client.client import Condition, Write
     from penstock.statestore.errors import WritesRefusedError
 
@@ -187,9 +189,9 @@ async def _import(lines: Iterator[Line], options: StoreOptions, token: Hlc | Non
     return imported, skipped
 
 
-def _chunk(lines: Iterator[Line]) -> list[Line]:
+def _chunk(lines: Iterator[ImportLine]) -> list[ImportLine]:
     """The next lines to set, each key once."""
-    chunk: dict[bytes, Line] = {}
+    chunk: dict[bytes, ImportLine] = {}
     for line in lines:
         # Of several lines with one key, only the last counts.
         chunk[line.key] = line
@@ -198,7 +200,7 @@ def _chunk(lines: Iterator[Line]) -> list[Line]:
     return list(chunk.values())
 
 
-def _lines(file: IO[bytes]) -> Iterator[Line]:
+def _lines(file: IO[bytes]) -> Iterator[ImportLine]:
     for number, text in enumerate(file, 1):
         if text.strip():
             try:
@@ -211,7 +213,7 @@ def _lines(file: IO[bytes]) -> Iterator[Line]:
                 ) from error
 
 
-def _line(row: Any) -> Line:
+def _line(row: Any) -> ImportLine:
     if not isinstance(row, dict):
         raise TypeError("it is not an object")
     key = _bytes(row, "key")
@@ -220,7 +222,7 @@ def _line(row: Any) -> Line:
     ttl_ms = row.get("ttl_ms")
     if ttl_ms is not None and (type(ttl_ms) is not int or not 1 <= ttl_ms <= MAX_TTL_MS):
         raise ValueError(f"ttl_ms is {ttl_ms!r}, expected an integer of at least 1")
-    return Line(key, _bytes(row, "value"), ttl_ms)
+    return ImportLine(key, _bytes(row, "value"), ttl_ms)
 
 
 def _bytes(row: dict[str, Any], name: str) -> bytes:

@@ -20,31 +20,33 @@ import penstock
 from penstock.cli.output import exit_status, print_error
 from penstock.errors import PenstockError
 
-__all__ = ["COMMANDS", "Command", "app", "main"]
+__all__ = ["COMMANDS", "CommandEntry", "app", "main"]
 
 _NO_ROOM = frozenset((errno.ENOSPC, errno.EDQUOT))
 
 
-class Command(NamedTuple):
+class CommandEntry(NamedTuple):
     """Where a command lives, and its line in the list."""
 
     module: str
     help: str
 
 
-COMMANDS: dict[str, Command] = {
-    "up": Command("penstock.cli.up", "Run a node: MQTT broker, state store, TubeMQ and rules in one process."),
-    "demo": Command(
+COMMANDS: dict[str, CommandEntry] = {
+    "up": CommandEntry("penstock.cli.up", "Run a node: MQTT broker, state store, TubeMQ and rules in one process."),
+    "demo": CommandEntry(
         "penstock.cli.demo", "Run the demo: real telemetry from MQTT into a lake table, with a proof of delivery."
     ),
-    "kv": Command("penstock.cli.kv", "Read, write, watch and lock keys of a state store."),
-    "statestore": Command("penstock.cli.statestore", "Attach a state store to any MQTT 5 broker; repair its versions."),
-    "mqtt": Command("penstock.cli.mqtt", "Publish, subscribe and send requests with any MQTT 5 broker."),
-    "tube": Command("penstock.cli.tube", "Manage TubeMQ topics, groups and brokers; produce and consume records."),
-    "pipeline": Command("penstock.cli.pipeline", "Check, run and account for pipelines."),
-    "user": Command("penstock.cli.user", "Manage the users in a password file."),
-    "audit": Command("penstock.cli.audit", "Show the audit trail of a node or broker."),
-    "version": Command("penstock.cli.version", "Show the version, and whether the core is compiled."),
+    "kv": CommandEntry("penstock.cli.kv", "Read, write, watch and lock keys of a state store."),
+    "statestore": CommandEntry(
+        "penstock.cli.statestore", "Attach a state store to any MQTT 5 broker; repair its versions."
+    ),
+    "mqtt": CommandEntry("penstock.cli.mqtt", "Publish, subscribe and send requests with any MQTT 5 broker."),
+    "tube": CommandEntry("penstock.cli.tube", "Manage TubeMQ topics, groups and brokers; produce and consume records."),
+    "pipeline": CommandEntry("penstock.cli.pipeline", "Check, run and account for pipelines."),
+    "user": CommandEntry("penstock.cli.user", "Manage the users in a password file."),
+    "audit": CommandEntry("penstock.cli.audit", "Show the audit trail of a node or broker."),
+    "version": CommandEntry("penstock.cli.version", "Show the version, and whether the core is compiled."),
 }
 
 

@@ -21,10 +21,10 @@ from penstock.runtime.config.values import duration_ms, size_bytes
 
 __all__ = [
     "DURATION",
+    "CommandGroup",
     "Commands",
     "Count",
     "DryRun",
-    "Group",
     "Json",
     "Watch",
     "Yes",
@@ -80,7 +80,7 @@ def shared_options(kind: type[_Dataclass], argument: str) -> Callable[[Command],
     return decorate
 
 
-class Group(TyperGroup):
+class CommandGroup(TyperGroup):
     """Group of commands whose list shows the first paragraph of each help text completely."""
 
     def format_commands(self, _ctx: Any, formatter: Any) -> None:
@@ -109,7 +109,7 @@ class Commands(typer.Typer):
         # Plain help: half the start-up time, and the text that the reference page holds.
         settings: dict[str, Any] = {"rich_markup_mode": None, "add_completion": False}
         if help_text is not None:
-            settings |= {"cls": Group, "no_args_is_help": True, "help": help_text}
+            settings |= {"cls": CommandGroup, "no_args_is_help": True, "help": help_text}
         super().__init__(**settings)
         if help_text is not None:
             self.callback()(_no_group_options)  # without it, a group of one command would be that command

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.cli.broker_options import StoreOptions as Connection
-from penstock.cli.broker_options import connects_to_store
+from penstock.cli.broker_options import StateStoreOptions, connects_to_store
 from penstock.cli.options import Commands, duration_option
 from penstock.cli.output import escape, print_json, use_colour
 
@@ -49,7 +48,7 @@ class _Extension(StrEnum):
     BATCH = "batch"
 
 
-class _Level(StrEnum):
+class _LogLevel(StrEnum):
     DEBUG = "debug"
     INFO = "info"
     WARNING = "warning"
@@ -88,11 +87,11 @@ def attach(
         duration_option(text="End the observations of a client that was silent this long.", at_least_s=1, default="1d"),
     ] = 86_400.0,
     log_level: Annotated[
-        _Level, typer.Option(help="debug, info, warning or error.", envvar="PENSTOCK_LOG_LEVEL", metavar="WORD")
-    ] = _Level.INFO,
+        _LogLevel, typer.Option(help="debug, info, warning or error.", envvar="PENSTOCK_LOG_LEVEL", metavar="WORD")
+    ] = _LogLevel.INFO,
     as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON when it is ready.")] = False,
     *,
-    options: Connection,
+    options: StateStoreOptions,
 ) -> None:
     """Attach a state store to an MQTT 5 broker, whose clients can then use it.
 
@@ -114,7 +113,7 @@ def attach(
 
 
 def _attach(
-    options: Connection, durability: Durability, chosen: StoreOptions, lease_s: float, path: Path
+    options: StateStoreOptions, durability: Durability, chosen: StoreOptions, lease_s: float, path: Path
 ) -> Attachment:
     """The store at ``path``, to be attached to the broker."""
     from penstock.mqtt.client import MqttClient
@@ -141,7 +140,7 @@ def _say_ready(broker: str, data_dir: Path, durability: _Durability, *, as_json:
 
 
 async def _serve(
-    options: Connection, data_dir: Path, attach: Callable[[Path], Attachment], ready: Callable[[], None]
+    options: StateStoreOptions, data_dir: Path, attach: Callable[[Path], Attachment], ready: Callable[[], None]
 ) -> None:
     """Serve until a signal arrives, or the attachment ends."""
     import asyncio
@@ -149,13 +148,13 @@ async def _serve(
 
     from penstock.node.data_dir import DataDirectory
     from penstock.runtime.io.disk_space import DiskSpace, Writer
-    from penstock.runtime.io.signals import told_to_end, unless
+    from penstock.runtime.io.signals import install_signal_handlers, run_until
 
-    stop = told_to_end()
+    stop = install_signal_handlers()
     with DataDirectory(data_dir) as directory:
         async with AsyncExitStack() as stack:
             async with options.explained("start the broker, or set its address: --broker mqtt://HOST:PORT"):
-                attachment = await unless(stop, stack.enter_async_context(attach(directory.statestore)))
+                attachment = await run_until(stop, stack.enter_async_context(attach(directory.statestore)))
             if attachment is None:
                 return
             directory.keep([directory.statestore])

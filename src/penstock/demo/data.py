@@ -13,7 +13,7 @@ from typing import NamedTuple
 import penstock
 from penstock.errors import ConfigError
 
-__all__ = ["LATE", "Branch", "Limits", "Message", "Reading", "example", "iso", "limits", "read", "window_starts"]
+__all__ = ["LATE", "Branch", "Limits", "Reading", "Telemetry", "example", "iso", "limits", "read", "window_starts"]
 
 
 class Reading(NamedTuple):
@@ -27,7 +27,7 @@ LATE = Reading(datetime(2022, 3, 29, 2, tzinfo=UTC), 101.9)
 """An hour that the data lacks: as if that one reading had been held up somewhere for days."""
 
 
-class Message(NamedTuple):
+class Telemetry(NamedTuple):
     """A published message: the id is a user property, the event time is in the payload."""
 
     id: str
@@ -58,21 +58,21 @@ class Branch(NamedTuple):
         """State store key of the alarm of the window that starts at ``start``."""
         return f"water/alarms/{self.name}/{iso(start)}"
 
-    def messages(self, readings: Sequence[Reading]) -> list[Message]:
+    def messages(self, readings: Sequence[Reading]) -> list[Telemetry]:
         """One message for each measurement, ids by time."""
         return [self._message(f"{self.name}-{iso(reading.time)}", reading) for reading in readings]
 
-    def malformed(self) -> Message:
+    def malformed(self) -> Telemetry:
         """A payload that was cut off on its way."""
-        return Message(f"{self.name}-cut-off", b'{"branch": "main", "time": "2022-04-14T12:')
+        return Telemetry(f"{self.name}-cut-off", b'{"branch": "main", "time": "2022-04-14T12:')
 
-    def late(self) -> Message:
+    def late(self) -> Telemetry:
         """A reading that comes after the windows of its time were closed."""
         return self._message(f"{self.name}-held-up", LATE)
 
-    def _message(self, name: str, reading: Reading) -> Message:
+    def _message(self, name: str, reading: Reading) -> Telemetry:
         value = {"branch": self.name, "time": iso(reading.time), "flow": reading.flow}
-        return Message(name, json.dumps(value).encode())
+        return Telemetry(name, json.dumps(value).encode())
 
 
 class Limits(NamedTuple):

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from penstock.demo.data import Limits, Reading
-from penstock.demo.segments import Segment
+from penstock.demo.segments import AbnormalSegment
 
 __all__ = ["draw_png", "draw_text"]
 
@@ -16,7 +16,7 @@ LONGEST_STEP = timedelta(hours=1)
 """Readings farther apart than this are a gap, and the line is broken there."""
 
 
-def draw_png(path: Path, readings: Sequence[Reading], limits: Limits, segments: Sequence[Segment]) -> None:
+def draw_png(path: Path, readings: Sequence[Reading], limits: Limits, segments: Sequence[AbnormalSegment]) -> None:
     """Draw into the file at ``path``. Needs matplotlib (the extra ``console``)."""
     import matplotlib as mpl
 
@@ -53,7 +53,7 @@ def draw_png(path: Path, readings: Sequence[Reading], limits: Limits, segments: 
         plt.close(figure)
 
 
-def draw_text(readings: Sequence[Reading], segments: Sequence[Segment], *, width: int, height: int = 16) -> str:
+def draw_text(readings: Sequence[Reading], segments: Sequence[AbnormalSegment], *, width: int, height: int = 16) -> str:
     """The same in characters, ``width`` columns wide, without colours. Needs plotext (the extra ``console``)."""
     import plotext
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from penstock.demo.data import Branch
-from penstock.demo.segments import Alarm, Segment, parse_alarm
+from penstock.demo.segments import AbnormalSegment, Alarm, parse_alarm
 from penstock.pipelines.ledger.ledger import Entry
 from penstock.pipelines.sinks.table import files
 from penstock.pipelines.state_dir.checkpoint import Offsets
@@ -64,7 +64,7 @@ class Evidence:
     dead_ids: Sequence[str]
     rows_ledger: Sequence[Entry]
     windows_ledger: Sequence[Entry]
-    segments: Sequence[Segment]
+    segments: Sequence[AbnormalSegment]
 
 
 class Check(NamedTuple):
@@ -113,7 +113,7 @@ def prove(
     measured: Mapping[str, tuple[datetime, float]],
     malformed: Collection[str],
     late: Collection[str],
-    segments: Sequence[Segment],
+    segments: Sequence[AbnormalSegment],
     chaos: bool,
 ) -> Proof:
     """Hold ``evidence`` against what was put in. ``measured`` includes the late readings."""
@@ -204,11 +204,11 @@ def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "") if names else "none"
 
 
-def _short(segment: Segment) -> str:
+def _short(segment: AbnormalSegment) -> str:
     return f"{segment.kind} {segment.start:%d %b %H:%M} to {segment.end:%d %b %H:%M} ({segment.readings})"
 
 
-def last_line(proof: Proof, segments: Sequence[Segment], seconds: float) -> dict[str, Any]:
+def last_line(proof: Proof, segments: Sequence[AbnormalSegment], seconds: float) -> dict[str, Any]:
     """The one line that ``--json`` ends with."""
     return {
         "ok": proof.holds,

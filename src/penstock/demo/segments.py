@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from penstock.demo.data import Limits, Reading, iso
 
-__all__ = ["Alarm", "Segment", "expected", "join", "parse_alarm"]
+__all__ = ["AbnormalSegment", "Alarm", "expected", "join", "parse_alarm"]
 
 
 class Alarm(NamedTuple):
@@ -29,7 +29,7 @@ class Alarm(NamedTuple):
         return f"{self.kind:<4} flow {self.extreme:g} l/s in {hours} UTC"
 
 
-class Segment(NamedTuple):
+class AbnormalSegment(NamedTuple):
     """An abnormal stretch from its first to its last reading."""
 
     kind: str
@@ -71,15 +71,15 @@ def parse_alarm(value: bytes) -> Alarm:
     )
 
 
-def join(alarms: Iterable[Alarm]) -> list[Segment]:
+def join(alarms: Iterable[Alarm]) -> list[AbnormalSegment]:
     """Alarms of windows that touch are one segment, from the first abnormal reading to the last."""
-    segments: list[Segment] = []
+    segments: list[AbnormalSegment] = []
     reaches: datetime | None = None
     for alarm in sorted(alarms, key=lambda alarm: alarm.window_start):
         if segments and segments[-1].kind == alarm.kind and reaches == alarm.window_start:
             last = segments.pop()
             segments.append(
-                Segment(
+                AbnormalSegment(
                     last.kind,
                     last.start,
                     alarm.abnormal_to,
@@ -88,23 +88,27 @@ def join(alarms: Iterable[Alarm]) -> list[Segment]:
                 )
             )
         else:
-            segments.append(Segment(alarm.kind, alarm.abnormal_from, alarm.abnormal_to, alarm.readings, alarm.extreme))
+            segments.append(
+                AbnormalSegment(alarm.kind, alarm.abnormal_from, alarm.abnormal_to, alarm.readings, alarm.extreme)
+            )
         reaches = alarm.window_end
     return segments
 
 
-def expected(readings: Sequence[Reading], limits: Limits, duration: timedelta) -> list[Segment]:
+def expected(readings: Sequence[Reading], limits: Limits, duration: timedelta) -> list[AbnormalSegment]:
     """The segments by going through the data directly: abnormal readings of one kind less than a window apart."""
-    segments: list[Segment] = []
+    segments: list[AbnormalSegment] = []
     for time, flow in sorted(readings):
         kind = "low" if flow < limits.low else "high" if flow > limits.high else None
         if kind is None:
             continue
         last = segments[-1] if segments else None
         if last is not None and last.kind == kind and time - last.end < duration:
-            segments[-1] = Segment(kind, last.start, time, last.readings + 1, _extreme(kind, [last.extreme, flow]))
+            segments[-1] = AbnormalSegment(
+                kind, last.start, time, last.readings + 1, _extreme(kind, [last.extreme, flow])
+            )
         else:
-            segments.append(Segment(kind, time, time, 1, flow))
+            segments.append(AbnormalSegment(kind, time, time, 1, flow))
     return segments
 
 

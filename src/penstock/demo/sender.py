@@ -5,19 +5,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from penstock.demo.data import Message
+from penstock.demo.data import Telemetry
 from penstock.errors import RefusedError
 from penstock.mqtt.client import MqttClient
 from penstock.mqtt.codec.properties import Properties
 
-__all__ = ["Sender"]
+__all__ = ["TelemetrySender"]
 
 WINDOW = 20
 """Messages under way at once: enough that a kill of the node meets some, few enough that the order means something."""
 NO_SUBSCRIBERS = 0x10
 
 
-class Sender:
+class TelemetrySender:
     """Publishes with QoS 1 through ``client``, which sends again after a reconnect what was not acknowledged.
 
     ``sent`` and ``acknowledged`` hold ids, each once, in order. ``hold`` and ``release`` stop and continue the pace.
@@ -41,7 +41,7 @@ class Sender:
         """Go on."""
         self._flowing.set()
 
-    async def send_all(self, messages: Sequence[Message]) -> None:
+    async def send_all(self, messages: Sequence[Telemetry]) -> None:
         """Send ``messages`` in order; returns when all are acknowledged.
 
         Raises:
@@ -58,12 +58,12 @@ class Sender:
                 await asyncio.sleep(due - loop.time())
                 group.create_task(self._send_one(message), name=f"send-{message.id}")
 
-    async def send(self, message: Message) -> None:
+    async def send(self, message: Telemetry) -> None:
         """Send one message and wait for its acknowledgement."""
         await self._slots.acquire()
         await self._send_one(message)
 
-    async def _send_one(self, message: Message) -> None:
+    async def _send_one(self, message: Telemetry) -> None:
         try:
             self.sent.append(message.id)
             properties = Properties(content_type="application/json", user_properties=[("id", message.id)])

@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from penstock.demo.data import example
-from penstock.demo.sender import Sender
+from penstock.demo.sender import TelemetrySender
 from penstock.errors import UnavailableError
 
-__all__ = ["Addresses", "Child", "Options", "Stack", "chaos"]
+__all__ = ["Addresses", "Child", "DemoOptions", "Stack", "chaos"]
 
 STOP_S = 30.0
 """A pipeline drains within a batch or two; after this it is not going to."""
@@ -150,7 +150,7 @@ class Addresses(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class DemoOptions:
     """Options of the command. ``attach`` is the node to use; None: the demo starts one."""
 
     directory: Path
@@ -162,7 +162,7 @@ class Stack:
     """Node and pipeline. ``say`` gets steps for people, ``on_batch`` the pipeline's ``batch`` events."""
 
     def __init__(
-        self, options: Options, say: Callable[[str], None], on_batch: Callable[[dict[str, Any]], None]
+        self, options: DemoOptions, say: Callable[[str], None], on_batch: Callable[[dict[str, Any]], None]
     ) -> None:
         self.options = options
         self.state = options.directory / "state"
@@ -310,7 +310,7 @@ Reached = Callable[[Callable[[], bool], str], Awaitable[None]]
 
 
 async def chaos(
-    sender: Sender,
+    sender: TelemetrySender,
     total: int,
     *,
     reached: Reached,
@@ -346,7 +346,9 @@ async def chaos(
     await restart_node()
 
 
-async def _hold_until(sender: Sender, count: float, reached: Reached, condition: Callable[[], bool], text: str) -> None:
+async def _hold_until(
+    sender: TelemetrySender, count: float, reached: Reached, condition: Callable[[], bool], text: str
+) -> None:
     """Let the sender come to ``count`` messages, and go on when ``condition`` holds."""
     try:
         await reached(lambda: len(sender.sent) >= count, "messages to be sent")

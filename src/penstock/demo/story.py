@@ -15,16 +15,16 @@ from penstock.demo import data
 from penstock.demo.data import Branch, Reading
 from penstock.demo.progress import Display, Hops
 from penstock.demo.proof import Evidence, LogReader, Proof, prove, read_alarms, read_table
-from penstock.demo.segments import Segment, expected, join, parse_alarm
-from penstock.demo.sender import Sender
-from penstock.demo.stack import Options, Stack, chaos
+from penstock.demo.segments import AbnormalSegment, expected, join, parse_alarm
+from penstock.demo.sender import TelemetrySender
+from penstock.demo.stack import DemoOptions, Stack, chaos
 from penstock.errors import ConfigError, PenstockError, RefusedError, UnavailableError
 from penstock.mqtt.client import MqttClient
 from penstock.pipelines.ledger.ledger import Ledger
 from penstock.pipelines.state_dir.checkpoint import Offsets
 from penstock.statestore.client.client import StateStoreClient
 
-__all__ = ["Outcome", "tell"]
+__all__ = ["DemoResult", "tell"]
 
 T = TypeVar("T")
 
@@ -41,11 +41,11 @@ LONGEST_STEP_S = 180.0
 POLL_S = 0.1
 
 
-class Outcome(NamedTuple):
+class DemoResult(NamedTuple):
     """Result of the demo and its files."""
 
     proof: Proof
-    segments: list[Segment]
+    segments: list[AbnormalSegment]
     readings: list[Reading]
     limits: data.Limits
     table: Path
@@ -55,7 +55,7 @@ class Outcome(NamedTuple):
 class _Story:
     """State shared by the steps of one demo."""
 
-    def __init__(self, options: Options, screen: Display) -> None:
+    def __init__(self, options: DemoOptions, screen: Display) -> None:
         self.readings = data.read(data.example("water-flow.csv"))
         self.limits = data.limits(self.readings)
         self.hops = Hops(total=len(self.readings) + 2)
@@ -88,7 +88,7 @@ class _Story:
                 ) from error
         await self.stack.start_driver()
 
-    async def send(self, sender: Sender) -> None:
+    async def send(self, sender: TelemetrySender) -> None:
         """All measurements in order with the malformed message among them; then the late one."""
         messages = self.branch.messages(self.readings)
         messages.insert(len(messages) // 2, self.branch.malformed())
@@ -111,7 +111,7 @@ class _Story:
                     shown.add((alarm.kind, alarm.window_start))
                     self.screen.alarm(str(alarm))
 
-    async def show(self, sender: Sender) -> None:
+    async def show(self, sender: TelemetrySender) -> None:
         """Keep the display up to date."""
         while True:
             # A node that is being restarted does not answer; the next look will.
@@ -120,7 +120,7 @@ class _Story:
             self.screen.show(self.hops)
             await asyncio.sleep(5 * POLL_S)
 
-    async def look(self, sender: Sender) -> None:
+    async def look(self, sender: TelemetrySender) -> None:
         """See how far the messages are; the pipeline's batches come by themselves."""
         self.hops.sent, self.hops.acknowledged = len(sender.sent), len(sender.acknowledged)
         self.hops.logged = await self.of_log(lambda log: log.count(self.start))
@@ -135,7 +135,7 @@ class _Story:
 
         await self.reached(done, "the pipeline to catch up with the log")
 
-    async def gather(self, sender: Sender) -> Evidence:
+    async def gather(self, sender: TelemetrySender) -> Evidence:
         """Read everything that the proof looks at."""
         lake = self.stack.lake
         rows = read_table(lake / "readings", ["_id", "time", "flow"])
@@ -193,7 +193,7 @@ class _Story:
         return StateStoreClient.connect(self.stack.addresses.broker, client_id=f"demo-{role}-{self.run_id}")
 
 
-async def tell(options: Options, screen: Display) -> Outcome:
+async def tell(options: DemoOptions, screen: Display) -> DemoResult:
     """Run the demo in ``options.directory`` and prove what happened. Ends every process that it started.
 
     Raises:
@@ -204,7 +204,7 @@ async def tell(options: Options, screen: Display) -> Outcome:
     try:
         await story.set_the_stage()
         async with MqttClient.from_url(story.stack.addresses.broker, client_id=f"demo-meter-{story.run_id}") as client:
-            sender = Sender(client, story.branch.topic, CHAOS_RATE if options.chaos else RATE)
+            sender = TelemetrySender(client, story.branch.topic, CHAOS_RATE if options.chaos else RATE)
             await _play(story, sender)
         await story.stack.stop_driver()
         await story.look(sender)
@@ -216,10 +216,10 @@ async def tell(options: Options, screen: Display) -> Outcome:
     proof = story.prove(evidence)
     seconds = time.monotonic() - began
     table = story.stack.lake / "readings"
-    return Outcome(proof, list(evidence.segments), story.readings, story.limits, table, seconds)
+    return DemoResult(proof, list(evidence.segments), story.readings, story.limits, table, seconds)
 
 
-async def _play(story: _Story, sender: Sender) -> None:
+async def _play(story: _Story, sender: TelemetrySender) -> None:
     """Send everything while the rest watches, until the pipeline has caught up. The first failure ends it all."""
     watching = asyncio.Event()
     background = [
@@ -239,7 +239,7 @@ async def _play(story: _Story, sender: Sender) -> None:
         await asyncio.gather(act, *background, return_exceptions=True)
 
 
-async def _act(story: _Story, sender: Sender, watching: asyncio.Event) -> None:
+async def _act(story: _Story, sender: TelemetrySender, watching: asyncio.Event) -> None:
     await watching.wait()
     stack = story.stack
     try:

@@ -34,6 +34,7 @@ from typing import Final, Protocol
 from penstock.errors import PenstockError, RefusedError, StorageError
 from penstock.runtime.backoff import Backoff
 from penstock.runtime.io.clock import wall_clock_ms
+from penstock.runtime.io.loop import CallLater
 from penstock.statestore.engine.record import Change
 from penstock.statestore.hlc import Hlc, parse
 from penstock.statestore.service.interfaces import LogPage, LogTail, ReadLog
@@ -47,7 +48,6 @@ __all__ = [
     "Backlog",
     "CaptureStats",
     "ChangeCapture",
-    "Later",
     "record_of",
     "version_of",
 ]
@@ -161,12 +161,6 @@ class AppendRun(Protocol):
     ) -> None: ...
 
 
-class Later(Protocol):
-    """Calls back after so many seconds."""
-
-    def __call__(self, delay: float, callback: Callable[[], object]) -> object: ...
-
-
 class CaptureStats:
     """Counters since the start."""
 
@@ -190,7 +184,7 @@ class ChangeCapture:
         topic: str,
         partition: int,
         append: AppendRun,
-        later: Later,
+        later: CallLater,
         *,
         last: Hlc | None,
         max_bytes: int = MAX_WAITING_BYTES,

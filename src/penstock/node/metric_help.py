@@ -9,17 +9,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from penstock.runtime.observability.metrics import Figure, Figures, Metrics
+from penstock.runtime.observability.metrics import MetricHelp, Metrics, MetricValues
 
-__all__ = ["FIGURES", "show_figures"]
-
-
-def _counter(text: str) -> Figure:
-    return Figure(text, gauge=False)
+__all__ = ["METRICS", "add_metrics"]
 
 
-def _gauge(text: str) -> Figure:
-    return Figure(text, gauge=True)
+def _counter(text: str) -> MetricHelp:
+    return MetricHelp(text, gauge=False)
+
+
+def _gauge(text: str) -> MetricHelp:
+    return MetricHelp(text, gauge=True)
 
 
 _ADMISSION: Final = {
@@ -30,7 +30,7 @@ _ADMISSION: Final = {
     "unauthenticated": _gauge("Connections without an accepted CONNECT now."),
 }
 
-FIGURES: Final[Mapping[str, Mapping[str, Figure]]] = {
+METRICS: Final[Mapping[str, Mapping[str, MetricHelp]]] = {
     "node": {
         "ready": _gauge("1 when every part works, 0 when not; /readyz says why."),
         "start_time_seconds": _gauge("When the node was started, in seconds since 1970."),
@@ -224,8 +224,8 @@ FIGURES: Final[Mapping[str, Mapping[str, Figure]]] = {
 """By prefix, then by the figure's name."""
 
 
-def show_figures(
-    metrics: Metrics, prefix: str, read: Callable[[], Figures], *, labels: Mapping[str, str] | None = None
+def add_metrics(
+    metrics: Metrics, prefix: str, read: Callable[[], MetricValues], *, labels: Mapping[str, str] | None = None
 ) -> None:
     """Show what ``read`` gives as ``penstock_<prefix>_<name>``, with the meanings of the table."""
-    metrics.add(prefix, read, FIGURES[prefix], labels=labels)
+    metrics.add(prefix, read, METRICS[prefix], labels=labels)

@@ -21,13 +21,13 @@ from penstock.mqtt.persistence import Persistence
 from penstock.mqtt.server import MqttServer
 from penstock.mqtt.transport.listener_settings import Transport
 from penstock.node.capture import CAPTURE_PARTITION, ChangeCapture, version_of
-from penstock.node.config.listeners import Listener
+from penstock.node.config.listeners import ListenerSection
 from penstock.node.config.node import NodeConfig, TubeBrokerHttpListener
 from penstock.node.config.tube import tube_limits
 from penstock.node.data_dir import DataDirectory
 from penstock.node.http import HttpServer, broker_app, master_app, names_of
 from penstock.node.http_access import audited
-from penstock.node.metric_help import show_figures
+from penstock.node.metric_help import add_metrics
 from penstock.node.rules import Identities, RuleService
 from penstock.node.security import DEFAULT_LISTENER, NodeSecurity, StorePolicy
 from penstock.runtime.io.clock import wall_clock_ms
@@ -36,7 +36,7 @@ from penstock.runtime.io.loop import watch_stalls
 from penstock.runtime.io.network import Address, bind_error, in_use
 from penstock.runtime.io.stepped_clock import SteppedClock
 from penstock.runtime.observability.audit import AuditTrail
-from penstock.runtime.observability.metrics import Metrics, figures
+from penstock.runtime.observability.metrics import Metrics, counters_of
 from penstock.statestore.service.service import StateStoreService
 from penstock.tube.admin import broker as broker_admin
 from penstock.tube.admin import master as master_admin
@@ -155,7 +155,7 @@ class Node:
         disk = self._disk
         self._parts.push_async_callback(disk.close)
         await disk.start()
-        show_figures(self.metrics, "disk", disk.figures)
+        add_metrics(self.metrics, "disk", disk.figures)
         self._warnings.append(disk.warning)
         self._token = token = config.tube.admin_token or kept_token(directory.admin_token)
         identify = self.security.http_access(token, config.http)
@@ -171,7 +171,7 @@ class Node:
         )
         names = names_of(config.http.bind, config.http.advertise)
         trail = AuditTrail(directory.audit)
-        show_figures(self.metrics, "audit", trail.figures)
+        add_metrics(self.metrics, "audit", trail.figures)
         self._warnings.append(trail.warning)
         administer = audited(master.webapi, "master", trail, token, master_admin.is_protected)
         pages = master_app(
@@ -206,7 +206,7 @@ class Node:
         mqtt = await self._mqtt(server, directory, master, broker)
         directory.keep([directory.mqtt, directory.statestore, directory.tube_master, broker.storage.meta.path])
         faults = await self._faults(mqtt[DEFAULT_LISTENER])
-        show_figures(self.metrics, "node", self._figures)
+        add_metrics(self.metrics, "node", self._figures)
         self._state = "ready"
         return Ready(
             version=penstock.__version__,
@@ -268,13 +268,13 @@ class Node:
                 + " ".join(f"--{option} {Address(a.host, 0)}" for option, a in taken.items() if "." not in option),
             )
 
-    async def _http(self, option: str, listener: Listener, server: HttpServer) -> Address:
+    async def _http(self, option: str, listener: ListenerSection, server: HttpServer) -> Address:
         bound = await server.start(option, listener.bind)
         self._parts.push_async_callback(server.close)
         return bound
 
     async def _listen(
-        self, option: str, listener: Listener, start: Callable[[str, int], Awaitable[tuple[str, int]]]
+        self, option: str, listener: ListenerSection, start: Callable[[str, int], Awaitable[tuple[str, int]]]
     ) -> Address:
         try:
             _, port = await start(listener.bind.host, listener.bind.port)
@@ -317,7 +317,7 @@ class Node:
         self._tube_broker = broker
         self._disk.add(Writer("TubeMQ sends", broker.refuse_growth, lambda: 0))
         self._failures["tube"] = lambda: broker.failure or broker.stalled
-        show_figures(self.metrics, "tube", lambda: broker.stats)
+        add_metrics(self.metrics, "tube", lambda: broker.stats)
         registered = broker.registered
         assert registered is not None, "it was given a master"
         try:
@@ -375,7 +375,7 @@ class Node:
         self._parts.push_async_callback(store.close)
         self._disk.add(Writer("state store writes that need space", store.refuse_growth, store.reusable_bytes))
         self._failures["statestore"] = lambda: store.failure or store.stalled
-        show_figures(self.metrics, "statestore", lambda: _store_figures(store))
+        add_metrics(self.metrics, "statestore", lambda: _store_figures(store))
         server.add_service(store)
         # Clock and entropy: neither a clock that was set back nor two starts in one millisecond repeat a run.
         identities = Identities(f"{wall_clock_ms():x}{secrets.token_hex(3)}")
@@ -392,9 +392,9 @@ class Node:
             server.add_service(service)
             self._parts.callback(service.close)
             self._show(service)
-        show_figures(self.metrics, "mqtt", lambda: figures(server.stats))
+        add_metrics(self.metrics, "mqtt", lambda: counters_of(server.stats))
         persistence = Persistence(directory.mqtt, self.config.durability)
-        show_figures(self.metrics, "mqtt_storage", persistence.figures)
+        add_metrics(self.metrics, "mqtt_storage", persistence.figures)
         self._failures["mqtt sessions"] = lambda: persistence.failure or persistence.stalled
         # After the services, which may be due the wills of those that died while the node was down.
         recall = self.security.recall if self.security.enforced else None
@@ -409,7 +409,7 @@ class Node:
         self.security.warn_of_expiry()
         return bound
 
-    async def _mqtt_listener(self, server: MqttServer, name: str, entry: Listener) -> Address:
+    async def _mqtt_listener(self, server: MqttServer, name: str, entry: ListenerSection) -> Address:
         settings = self.security.settings(name)
         return await self._listen(_listener_option(name), entry, lambda _host, _port: server.listen(settings))
 
@@ -420,7 +420,7 @@ class Node:
             return None
         behind = _reachable(mqtt)
         listener = FaultListener(behind.host, behind.port)
-        bound = await self._listen("mqtt-faults", Listener(bind=asked), listener.start)
+        bound = await self._listen("mqtt-faults", ListenerSection(bind=asked), listener.start)
         self._parts.push_async_callback(listener.close)
         _log.warning("clients may ask for faults: for tests alone", extra={"fields": {"mqtt_faults": str(bound)}})
         return bound
@@ -431,7 +431,7 @@ class Node:
             bridge = Bridge(entry.settings(), server, self.security.acting_as(entry.acts_as, entry.name))
             await bridge.start()
             self._parts.push_async_callback(bridge.close)
-            show_figures(self.metrics, "bridge", partial(figures, bridge.stats), labels={"bridge": entry.name})
+            add_metrics(self.metrics, "bridge", partial(counters_of, bridge.stats), labels={"bridge": entry.name})
 
     def _capture(self, broker: TubeBroker) -> ChangeCapture | None:
         """What carries the changes of the state store into its tube topic; None where nobody wants them."""
@@ -442,13 +442,13 @@ class Node:
         last = None if newest is None else version_of(*newest)
         later = asyncio.get_running_loop().call_later
         capture = ChangeCapture(topic, CAPTURE_PARTITION, broker.append_run, later, last=last)
-        show_figures(self.metrics, "capture", capture.figures, labels={"topic": topic})
+        add_metrics(self.metrics, "capture", capture.figures, labels={"topic": topic})
         self._warnings.append(capture.warning)
         return capture
 
     def _show(self, service: RuleService) -> None:
         labels = {"filter": service.rule.filter, "topic": service.rule.topic}
-        show_figures(self.metrics, "rule", lambda: figures(service.stats), labels=labels)
+        add_metrics(self.metrics, "rule", lambda: counters_of(service.stats), labels=labels)
 
     def _stalled(self, _grace_ms: int) -> None:
         self._stalls += 1
@@ -475,7 +475,7 @@ def _in_a_line(error: PenstockError) -> str:
 
 def _store_figures(store: StateStoreService) -> dict[str, int | float]:
     return {
-        **figures(store.stats),
+        **counters_of(store.stats),
         "keys": store.keys,
         **store.quota_figures(),
         "failed": int(store.failure is not None),
@@ -490,12 +490,12 @@ def _reachable(address: Address) -> Address:
     return Address("::1" if address.host == "::" else "127.0.0.1", address.port)
 
 
-def _beside(listener: Listener, bound: tuple[str, int] | None) -> str | None:
+def _beside(listener: ListenerSection, bound: tuple[str, int] | None) -> str | None:
     """What others are told of the TLS listener beside ``listener``; None where there is none."""
     if bound is None:
         return None
     host = listener.bind.host if listener.advertise is None else listener.advertise.host
-    return _told(Listener(bind=listener.bind), Address(host, bound[1]))
+    return _told(ListenerSection(bind=listener.bind), Address(host, bound[1]))
 
 
 def _web_address(listener: TubeBrokerHttpListener, bound: Address) -> str:
@@ -503,7 +503,7 @@ def _web_address(listener: TubeBrokerHttpListener, bound: Address) -> str:
     return ("" if listener.tls is None else "https://") + _told(listener, bound)
 
 
-def _told(listener: Listener, bound: Address) -> str:
+def _told(listener: ListenerSection, bound: Address) -> str:
     """What others are told: what the operator said, else where it listens, by the name of the machine if everywhere."""
     if listener.advertise is not None:
         return str(listener.advertise)

@@ -21,13 +21,14 @@ from typing import Final, Protocol
 from penstock.errors import LocalProtocolError, PenstockError, RefusedError, UnavailableError
 from penstock.mqtt.codec.reasons import ReasonCode
 from penstock.mqtt.service import Connection, Inbound
-from penstock.node.config.node import Rule, WhenFull
+from penstock.node.config.node import RuleSection, WhenFull
 from penstock.node.config.template import Template
 from penstock.runtime.backoff import Backoff
+from penstock.runtime.io.loop import CallLater
 from penstock.tube.codec.codes import ErrCode
 from penstock.tube.record import Record
 
-__all__ = ["Append", "Identities", "Later", "RuleService", "Stats"]
+__all__ = ["Append", "Identities", "RuleService", "RuleStats"]
 
 _log = logging.getLogger("penstock.rules")
 
@@ -50,12 +51,6 @@ class Append(Protocol):
     ) -> None: ...
 
 
-class Later(Protocol):
-    """Calls something after so many seconds, in the loop; the loop's own ``call_later``."""
-
-    def __call__(self, delay: float, callback: Callable[[], None], /) -> object: ...
-
-
 class Identities:
     """Ids for messages that bring none: ``<client id>/<run>-<number>``.
 
@@ -76,7 +71,7 @@ class Identities:
         return f"{client_id}/{self._run}-{self._number}"
 
 
-class Stats:
+class RuleStats:
     """Counters of one rule since the start; ``pending``, ``pending_bytes``, ``waiting`` and ``held`` fall again."""
 
     __slots__ = (
@@ -142,16 +137,16 @@ class RuleService:
 
     def __init__(
         self,
-        rule: Rule,
+        rule: RuleSection,
         append: Append,
         *,
         partitions: Sequence[int],
         identities: Identities,
-        later: Later,
+        later: CallLater,
     ) -> None:
         self.rule = rule
         self.filters: Sequence[str] = (rule.filter,)
-        self.stats = Stats()
+        self.stats = RuleStats()
         self._append = append
         self._later = later
         self._partitions = list(partitions)

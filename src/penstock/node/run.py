@@ -9,11 +9,11 @@ from collections.abc import Callable
 
 import penstock
 from penstock import compiled
-from penstock.node.config.listeners import Listener
+from penstock.node.config.listeners import ListenerSection
 from penstock.node.config.node import LISTENERS, NodeConfig
 from penstock.node.node import Node, Ready
 from penstock.runtime.io.loop import freeze_memory, loop_name, run, tune_process
-from penstock.runtime.io.signals import told_to_end, unless
+from penstock.runtime.io.signals import install_signal_handlers, run_until
 from penstock.runtime.observability import logs
 
 __all__ = ["run_node", "serve"]
@@ -43,12 +43,12 @@ async def serve(
     config: NodeConfig, on_ready: Callable[[Ready], None], read_again: Callable[[], NodeConfig] | None = None
 ) -> None:
     """Start a node, say so, wait for a signal, close it."""
-    stop = told_to_end()
+    stop = install_signal_handlers()
     node = Node(config)
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGHUP, node.reload, read_again or (lambda: config))
     try:
-        ready = await unless(stop, node.start())
+        ready = await run_until(stop, node.start())
         if ready is not None:
             freeze_memory()
             fields = {
@@ -67,7 +67,7 @@ async def serve(
 
 
 def _warn_of_anonymous(config: NodeConfig) -> None:
-    listeners: dict[str, Listener] = {
+    listeners: dict[str, ListenerSection] = {
         name.replace("-", "_"): getattr(config, name.replace("-", "_")) for name in LISTENERS
     }
     listeners |= {f"mqtt.listeners.{name}": entry for name, entry in config.mqtt.listeners.items()}

@@ -39,17 +39,16 @@ from penstock.mqtt.transport.listener import Listener
 from penstock.mqtt.transport.listener_settings import ListenerSettings
 from penstock.mqtt.transport.tls import ServerTls
 from penstock.node.config.bridges import BridgeEntry
-from penstock.node.config.listeners import Listener as AnyListener
-from penstock.node.config.listeners import OpenListener, refuse_open_listeners
+from penstock.node.config.listeners import ListenerSection, OpenListener, refuse_open_listeners
 from penstock.node.config.mqtt import MqttListenerEntry, MqttListenerMore, Security, broker_limits, network_limits
 from penstock.node.config.node import LISTENERS, NodeConfig
 from penstock.node.http import HttpServer
 from penstock.node.http_access import HttpAccess
-from penstock.node.metric_help import show_figures
+from penstock.node.metric_help import add_metrics
 from penstock.node.tube_users import may_administer, rights_of, signing_keys
 from penstock.runtime.io.clock import wall_clock_ms
 from penstock.runtime.io.network import Address
-from penstock.runtime.observability.metrics import Metrics, figures
+from penstock.runtime.observability.metrics import Metrics, counters_of
 from penstock.security.passwords import read_passwords
 from penstock.security.policy import NOTHING, Permissions
 from penstock.security.policy_file import load_policy
@@ -140,7 +139,7 @@ class NodeSecurity:
         server = self._web[option] = HttpServer(app, _web_tls(self.config, option))
         return server
 
-    def http_access(self, token: str, listener: AnyListener) -> HttpAccess:
+    def http_access(self, token: str, listener: ListenerSection) -> HttpAccess:
         """Access rules of an HTTP listener; ``token`` is the administration token."""
         return HttpAccess(
             token,
@@ -156,7 +155,7 @@ class NodeSecurity:
             return user in named
         return may_administer(rights_of(self.access_rules.policy), user)
 
-    def tube_access(self, listener: AnyListener, part: tuple[str, str]) -> Access | None:
+    def tube_access(self, listener: ListenerSection, part: tuple[str, str]) -> Access | None:
         """What a tube server of the node accepts; None: every client, for everything.
 
         ``part``: user and password of the node's own broker, which no policy limits.
@@ -239,10 +238,10 @@ class NodeSecurity:
 
     def show(self, metrics: Metrics) -> None:
         """Add the figures of access and of each listener that is there."""
-        show_figures(metrics, "access", self._figures)
+        add_metrics(metrics, "access", self._figures)
         for listener in self.server.listeners:
             labels = {"listener": listener.name}
-            show_figures(metrics, "mqtt_listener", partial(_listener_figures, listener), labels=labels)
+            add_metrics(metrics, "mqtt_listener", partial(_listener_figures, listener), labels=labels)
 
     def reload(self, read: Callable[[], NodeConfig]) -> bool:
         """Read the configuration and every file it names again, and go by them; False where something is broken.
@@ -351,8 +350,8 @@ class NodeSecurity:
     def _figures(self) -> dict[str, int | float]:
         checks = self.checks
         return {
-            **figures(self.stats),
-            **figures(self.server.connection_limit_stats),
+            **counters_of(self.stats),
+            **counters_of(self.server.connection_limit_stats),
             "reloads": self.reloads,
             "failed_reloads": self.failed_reloads,
             "failed": int(self.failure is not None),
@@ -418,8 +417,8 @@ def _permissions(context: Context) -> Permissions | None:
 
 def _listener_figures(listener: Listener) -> dict[str, int | float]:
     found: dict[str, int | float] = {
-        **figures(listener.stats),
-        **figures(listener.connection_limit_stats),
+        **counters_of(listener.stats),
+        **counters_of(listener.connection_limit_stats),
         "unauthenticated": listener.connection_limiter.unauthenticated,
     }
     if (tls := listener.tls) is not None:

@@ -23,7 +23,7 @@ from penstock.runtime.io.disk_space import DiskSpace, Writer
 from penstock.runtime.io.files import Durability
 from penstock.runtime.io.loop import freeze_memory, run, tune_process
 from penstock.runtime.io.network import Address, bind_error
-from penstock.runtime.io.signals import told_to_end, unless
+from penstock.runtime.io.signals import install_signal_handlers, run_until
 from penstock.runtime.observability import logs
 from penstock.runtime.observability.audit import AuditTrail
 from penstock.runtime.observability.logs import LogFormat, LogLevel
@@ -127,9 +127,9 @@ def _check_directory(path: Path) -> None:
 async def serve_broker(settings: BrokerSettings, on_ready: Callable[[ReadyBroker], None]) -> None:
     """Start a broker, say so when its master has taken it, wait for a signal, close it."""
     _check_directory(settings.data_dir)
-    stop = told_to_end()
+    stop = install_signal_handlers()
     async with AsyncExitStack() as parts:
-        ready = await unless(stop, _start(settings, parts))
+        ready = await run_until(stop, _start(settings, parts))
         if ready is not None:
             freeze_memory()
             fields = {"broker_id": settings.broker_id, "tube_broker": ready.tube_broker}

@@ -22,7 +22,7 @@ from typing import Final
 
 from penstock.security.principal import Principal
 
-__all__ = ["BoundGlob", "BoundTopic", "Glob", "TopicPattern"]
+__all__ = ["BoundGlob", "BoundTopic", "GlobPattern", "TopicPattern"]
 
 MAX_PATTERN: Final = 65_535
 """Characters of one pattern: as many as a topic filter may have bytes."""
@@ -153,9 +153,9 @@ class BoundGlob:
             else:
                 parts[-1].append(token)
         self._open = len(parts) > 1
-        self._first = _Part(parts[0])
-        self._middle = [_Part(part) for part in parts[1:-1] if part]
-        self._last = _Part(parts[-1]) if self._open else self._first
+        self._first = _PatternPart(parts[0])
+        self._middle = [_PatternPart(part) for part in parts[1:-1] if part]
+        self._last = _PatternPart(parts[-1]) if self._open else self._first
 
     def matches(self, text: str) -> bool:
         """True if it matches all of ``text``. Linear: the earliest position of each part in turn is the best one."""
@@ -173,7 +173,7 @@ class BoundGlob:
         return self._last.at(text, end)
 
 
-class _Part:
+class _PatternPart:
     """A piece of a glob without a star. Literal text, as nearly all are, is compared and searched for as such."""
 
     __slots__ = ("_literal", "_regex", "length")
@@ -208,7 +208,7 @@ def _regex(token: Token) -> str:
     return f"[{'^' if negated else ''}{members}]" if members else ("." if negated else "(?!).")
 
 
-class Glob:
+class GlobPattern:
     """A glob with placeholders, as it stands in a policy. ``keys``: it is for keys, whose text is bytes."""
 
     __slots__ = ("_keys", "_parts", "personal", "text")
@@ -227,7 +227,7 @@ class Glob:
         """True if the pattern differs between principals."""
 
     @classmethod
-    def exactly(cls, key: bytes) -> Glob:
+    def exactly(cls, key: bytes) -> GlobPattern:
         """One that matches this key and no other."""
         glob = cls("?", keys=True)
         glob.text = repr(key)

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple, TypeVar
 
-from penstock.security.patterns import BoundGlob, BoundTopic, Glob, TopicPattern
+from penstock.security.patterns import BoundGlob, BoundTopic, GlobPattern, TopicPattern
 from penstock.security.principal import Principal
 
-__all__ = ["NOTHING", "Consumption", "Grants", "Permissions", "Policy", "Profile", "Rule", "Who"]
+__all__ = ["NOTHING", "Consumption", "Grants", "Permissions", "Policy", "PolicyStatement", "Profile", "Subjects"]
 
 DECISIONS_KEPT: Final = 1024
 """Decisions remembered for each kind of question and connection; then they are forgotten and made anew."""
@@ -26,8 +26,8 @@ SHARED_KEPT: Final = 1024
 class Consumption(NamedTuple):
     """Topics of the tube, and the consumer groups that may read them."""
 
-    topic: Glob
-    group: Glob
+    topic: GlobPattern
+    group: GlobPattern
 
     @property
     def personal(self) -> bool:
@@ -57,7 +57,7 @@ class Grants:
     )
 
     def __init__(self) -> None:
-        self.connect: list[Glob] = []
+        self.connect: list[GlobPattern] = []
         """Client identifiers."""
         self.publish: list[TopicPattern] = []
         self.subscribe: list[TopicPattern] = []
@@ -65,13 +65,13 @@ class Grants:
         """Topics on which ``$high_priority`` counts."""
         self.observe_requests: list[TopicPattern] = []
         """Topics on which what the state store and others say to each other may be read too."""
-        self.read: list[Glob] = []
+        self.read: list[GlobPattern] = []
         """Keys of the state store, as are those of ``write``."""
-        self.write: list[Glob] = []
-        self.produce: list[Glob] = []
+        self.write: list[GlobPattern] = []
+        self.produce: list[GlobPattern] = []
         """Topics of the tube, as are those of ``administer``."""
         self.consume: list[Consumption] = []
-        self.administer: list[Glob] = []
+        self.administer: list[GlobPattern] = []
 
     @property
     def personal(self) -> bool:
@@ -79,7 +79,7 @@ class Grants:
         return any(pattern.personal for name in self.__slots__ for pattern in getattr(self, name))
 
 
-class Who:
+class Subjects:
     """Whom a rule is for: anyone who is in one of its lists. An attribute mapping asks for all of its attributes.
 
     ``anonymous``: clients that proved neither a user nor a certificate, whatever their client identifier.
@@ -91,9 +91,9 @@ class Who:
         self,
         *,
         anonymous: bool = False,
-        client_ids: Sequence[Glob] = (),
-        usernames: Sequence[Glob] = (),
-        certificates: Sequence[Glob] = (),
+        client_ids: Sequence[GlobPattern] = (),
+        usernames: Sequence[GlobPattern] = (),
+        certificates: Sequence[GlobPattern] = (),
         groups: Sequence[str] = (),
         attributes: Sequence[Mapping[str, str]] = (),
     ) -> None:
@@ -129,12 +129,12 @@ class Who:
         return any(all(has.get(name) == value for name, value in wanted.items()) for wanted in self.attributes)
 
 
-class Rule:
+class PolicyStatement:
     """One rule: whom it is for, and what it allows. ``name`` is for people."""
 
     __slots__ = ("grants", "name", "who")
 
-    def __init__(self, who: Who, grants: Grants, name: str = "") -> None:
+    def __init__(self, who: Subjects, grants: Grants, name: str = "") -> None:
         self.name = name
         self.who = who
         self.grants = grants
@@ -269,7 +269,7 @@ class Policy:
 
     def __init__(
         self,
-        rules: Sequence[Rule] = (),
+        rules: Sequence[PolicyStatement] = (),
         *,
         users: Mapping[str, Profile] | None = None,
         certificates: Mapping[str, Profile] | None = None,
@@ -334,7 +334,7 @@ def _remember(kept: dict[K, bool], question: K, *, decision: bool) -> None:
         kept[question] = decision
 
 
-def _matches(glob: Glob, principal: Principal, value: str) -> bool:
+def _matches(glob: GlobPattern, principal: Principal, value: str) -> bool:
     bound = glob.bind(principal)
     return bound is not None and bound.matches(value)
 
@@ -343,7 +343,7 @@ def _topics(patterns: Sequence[Sequence[TopicPattern]], principal: Principal) ->
     return _bound(patterns, lambda pattern: pattern.bind(principal))
 
 
-def _globs(patterns: Sequence[Sequence[Glob]], principal: Principal) -> list[BoundGlob]:
+def _globs(patterns: Sequence[Sequence[GlobPattern]], principal: Principal) -> list[BoundGlob]:
     return _bound(patterns, lambda pattern: pattern.bind(principal))
 
 

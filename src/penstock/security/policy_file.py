@@ -17,8 +17,8 @@ from typing import Annotated, Literal, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, PlainValidator, model_validator
 
 from penstock.runtime.config.loader import load, parse
-from penstock.security.patterns import Glob, TopicPattern
-from penstock.security.policy import Consumption, Grants, Policy, Profile, Rule, Who
+from penstock.security.patterns import GlobPattern, TopicPattern
+from penstock.security.policy import Consumption, Grants, Policy, PolicyStatement, Profile, Subjects
 
 __all__ = [
     "BrokerResource",
@@ -58,8 +58,8 @@ TopicText = Annotated[
     PlainSerializer(lambda pattern: pattern.text, return_type=str),
 ]
 GlobText = Annotated[
-    Glob,
-    PlainValidator(_reader(Glob, Glob), json_schema_input_type=str),
+    GlobPattern,
+    PlainValidator(_reader(GlobPattern, GlobPattern), json_schema_input_type=str),
     PlainSerializer(lambda glob: glob.text, return_type=str),
 ]
 BrokerMethod = Annotated[
@@ -71,11 +71,11 @@ TubeMethod = Annotated[Literal["Produce", "Consume", "Administer"], _spelled("Pr
 KeyType = Annotated[Literal["Pattern", "String", "Binary"], _spelled("Pattern", "String", "Binary")]
 
 
-class _Part(BaseModel):
+class _PolicySection(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True)
 
 
-class Principals(_Part):
+class Principals(_PolicySection):
     """Whom a rule is for: a client that is in one of these lists."""
 
     anonymous: bool = Field(default=False, description="clients without a user or certificate")
@@ -99,9 +99,9 @@ class Principals(_Part):
             raise ValueError("expected at least one attribute in each mapping of `attributes`")
         return self
 
-    def who(self) -> Who:
+    def subjects(self) -> Subjects:
         """As a rule asks it."""
-        return Who(
+        return Subjects(
             anonymous=self.anonymous,
             client_ids=self.clientIds,
             usernames=self.usernames,
@@ -111,7 +111,7 @@ class Principals(_Part):
         )
 
 
-class BrokerResource(_Part):
+class BrokerResource(_PolicySection):
     """Permissions of a rule at the MQTT broker."""
 
     method: BrokerMethod = Field(description="what is allowed")
@@ -141,7 +141,7 @@ class BrokerResource(_Part):
     def add_to(self, grants: Grants) -> None:
         """Add what this allows to the ``grants`` of its rule."""
         if self.method == "Connect":
-            grants.connect += self.clientIds or [Glob("*")]
+            grants.connect += self.clientIds or [GlobPattern("*")]
             return
         texts = [pattern.text for pattern in self.topics] or ["#"]
         patterns = [TopicPattern(text, self.exceptTopics) for text in texts]
@@ -155,7 +155,7 @@ class BrokerResource(_Part):
             grants.high_priority += patterns
 
 
-class StateStoreResource(_Part):
+class StateStoreResource(_PolicySection):
     """Permissions of a rule in the state store."""
 
     method: StoreMethod = Field(description="Read: GET, KEYNOTIFY, SCAN; Write: SET, DEL, VDEL")
@@ -169,19 +169,19 @@ class StateStoreResource(_Part):
         self.globs()
         return self
 
-    def globs(self) -> list[Glob]:
+    def globs(self) -> list[GlobPattern]:
         """The keys as patterns."""
         return [self._glob(key) for key in self.keys]
 
-    def _glob(self, key: str) -> Glob:
+    def _glob(self, key: str) -> GlobPattern:
         if self.keyType == "Pattern":
-            return Glob(key, keys=True)
+            return GlobPattern(key, keys=True)
         if self.keyType == "Binary":
             try:
-                return Glob.exactly(base64.b64decode(key, validate=True))
+                return GlobPattern.exactly(base64.b64decode(key, validate=True))
             except binascii.Error as error:
                 raise ValueError(f"expected base64 for keyType Binary, got {key!r}") from error
-        return Glob.exactly(key.encode(errors="surrogatepass"))
+        return GlobPattern.exactly(key.encode(errors="surrogatepass"))
 
     def add_to(self, grants: Grants) -> None:
         """Add what this allows to the ``grants`` of its rule."""
@@ -192,7 +192,7 @@ class StateStoreResource(_Part):
             grants.write += globs
 
 
-class TubeResource(_Part):
+class TubeResource(_PolicySection):
     """Permissions of a rule in TubeMQ."""
 
     method: TubeMethod = Field(description="what is allowed")
@@ -214,13 +214,13 @@ class TubeResource(_Part):
         if self.method == "Produce":
             grants.produce += self.topics
         elif self.method == "Administer":
-            grants.administer += self.topics or [Glob("*")]
+            grants.administer += self.topics or [GlobPattern("*")]
         else:
-            groups = self.groups or [Glob("*")]
+            groups = self.groups or [GlobPattern("*")]
             grants.consume += [Consumption(topic, group) for topic in self.topics for group in groups]
 
 
-class PolicyRule(_Part):
+class PolicyRule(_PolicySection):
     """One rule. What no rule allows is denied."""
 
     name: str = Field(default="", max_length=128, description="for people")
@@ -232,7 +232,7 @@ class PolicyRule(_Part):
 
     tubeResources: list[TubeResource] = Field(default_factory=list, description="what it allows in the tube")
 
-    def rule(self, unnamed: str) -> Rule:
+    def statement(self, unnamed: str) -> PolicyStatement:
         """The rule, with all that it allows; called ``unnamed`` where the file gives it no name."""
         grants = Grants()
         for broker_resource in self.brokerResources:
@@ -241,10 +241,10 @@ class PolicyRule(_Part):
             store_resource.add_to(grants)
         for tube_resource in self.tubeResources:
             tube_resource.add_to(grants)
-        return Rule(self.principals.who(), grants, self.name or unnamed)
+        return PolicyStatement(self.principals.subjects(), grants, self.name or unnamed)
 
 
-class Known(_Part):
+class Known(_PolicySection):
     """Attributes of a user or a certificate."""
 
     groups: list[str] = Field(default_factory=list, description="groups it belongs to")
@@ -255,7 +255,7 @@ class Known(_Part):
         return Profile(self.groups, self.attributes)
 
 
-class PolicyFile(_Part):
+class PolicyFile(_PolicySection):
     """A policy file. An empty one denies everything."""
 
     rules: list[PolicyRule] = Field(default_factory=list, description="what is allowed, and to whom")
@@ -267,7 +267,7 @@ class PolicyFile(_Part):
     def policy(self) -> Policy:
         """The rules, ready to be asked."""
         return Policy(
-            [rule.rule(f"rule {number}") for number, rule in enumerate(self.rules, start=1)],
+            [rule.statement(f"rule {number}") for number, rule in enumerate(self.rules, start=1)],
             users={name: known.profile() for name, known in self.users.items()},
             certificates={name: known.profile() for name, known in self.certificates.items()},
         )

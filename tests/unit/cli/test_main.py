@@ -106,7 +106,7 @@ def test_an_error_of_a_command_is_explained_there_too(
     module = type(sys)("penstock_test_fails")
     module.app = app  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "penstock_test_fails", module)
-    monkeypatch.setitem(cli.COMMANDS, "fails", cli.Command("penstock_test_fails", "Fails."))
+    monkeypatch.setitem(cli.COMMANDS, "fails", cli.CommandEntry("penstock_test_fails", "Fails."))
     found, out, err = run(capsys, "fails")
     assert (found, out) == (status, "")
     assert err.splitlines()[1:] == ["  why: w", "  do:  d"]

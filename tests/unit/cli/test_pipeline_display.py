@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from penstock.cli.pipeline.display import LineDisplay, LiveDisplay, amount, display, duration, size
+from penstock.cli.pipeline.display import LineRunDisplay, LiveRunDisplay, amount, display, duration, size
 from penstock.pipelines.run.progress import SinkProgress
 
 BUSY = SinkProgress(
@@ -35,7 +35,7 @@ def test_amounts_and_sizes() -> None:
 
 
 def test_progress_as_lines_and_an_idle_sink_once(capsys: pytest.CaptureFixture[str]) -> None:
-    lines = LineDisplay()
+    lines = LineRunDisplay()
     for _ in range(2):
         lines.tell(progress(rows=BUSY, alarms=SinkProgress(lag_records=0, in_batch_records=0)))
     said = capsys.readouterr().err.splitlines()
@@ -49,7 +49,7 @@ def test_progress_as_lines_and_an_idle_sink_once(capsys: pytest.CaptureFixture[s
 
 def test_a_batch_says_what_it_did_and_how_long_it_took(capsys: pytest.CaptureFixture[str]) -> None:
     counts = {"batch": 3, "read": 100, "out": 97, "dead": 1, "filtered": 2, "duplicates": None, "late": 0}
-    LineDisplay().tell({"event": "batch", "sink": "rows", "took_s": 0.84, **counts})
+    LineRunDisplay().tell({"event": "batch", "sink": "rows", "took_s": 0.84, **counts})
     assert capsys.readouterr().out == "rows batch 3: 100 read, 97 out, 1 dead, 2 filtered; took 0.8 s\n"
 
 
@@ -66,14 +66,14 @@ def test_a_run_that_waits_says_at_once_for_whom(capsys: pytest.CaptureFixture[st
 
 def test_a_run_that_was_asked_to_stop_says_what_it_waits_for(capsys: pytest.CaptureFixture[str]) -> None:
     for event in ("stopping", "stopped"):
-        LineDisplay().tell({"event": event, "pipeline": "water"})
+        LineRunDisplay().tell({"event": event, "pipeline": "water"})
     assert capsys.readouterr().err.splitlines() == [
         "pipeline water: stopping, the batches under way are finished first",
         "pipeline water: stopped",
     ]
 
 
-def _shown(live: LiveDisplay, width: int = 160) -> str:
+def _shown(live: LiveRunDisplay, width: int = 160) -> str:
     from rich.console import Console
 
     console = Console(width=width, record=True, file=None, quiet=False)
@@ -84,7 +84,7 @@ def _shown(live: LiveDisplay, width: int = 160) -> str:
 
 def test_the_live_table_holds_every_sink(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "160")
-    live = LiveDisplay()
+    live = LiveRunDisplay()
     live.tell({"event": "started", "pipeline": "water", "sinks": ["rows"], "fencing_token": "1:0:n", "not_fenced": []})
     assert "the first batches are planned" in _shown(live)
     live.tell(progress(rows=BUSY, alarms=SinkProgress()))
@@ -97,7 +97,7 @@ def test_the_live_table_holds_every_sink(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_a_narrow_terminal_gets_fewer_columns_and_whole_names(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    live = LiveDisplay()
+    live = LiveRunDisplay()
     live.tell(progress(a_sink_with_a_name=BUSY))
     text = _shown(live, width=80)
     assert "a_sink_with_a_name" in text

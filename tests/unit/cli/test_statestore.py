@@ -8,7 +8,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
-from penstock.cli.broker_options import StoreOptions
+from penstock.cli.broker_options import StateStoreOptions
 from penstock.cli.statestore import _serve
 
 
@@ -34,7 +34,7 @@ async def test_a_signal_ends_it_while_it_attaches(tmp_path: Path) -> None:
     attachment: Any = Unanswered()
     said: list[str] = []
     serving = asyncio.create_task(
-        _serve(StoreOptions(), tmp_path / "data", lambda _: attachment, lambda: said.append("ready"))
+        _serve(StateStoreOptions(), tmp_path / "data", lambda _: attachment, lambda: said.append("ready"))
     )
     async with asyncio.timeout(20):
         await attachment.waits.wait()

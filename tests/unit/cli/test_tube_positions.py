@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from penstock.cli.tube.offsets import Log, Part, counter, parse_offset, parse_part, pick
+from penstock.cli.tube.offsets import Log, PartitionSpec, counter, parse_offset, parse_part, pick
 from penstock.errors import ConfigError, RefusedError
 
 OWN = [28, 84, 140]
@@ -103,15 +103,15 @@ def test_offsets_are_multiples() -> None:
 
 
 def test_partitions() -> None:
-    assert parse_part("3") == Part(None, 3)
-    assert parse_part("2:10001") == Part(2, 10001)
+    assert parse_part("3") == PartitionSpec(None, 3)
+    assert parse_part("2:10001") == PartitionSpec(2, 10001)
     for wrong in ("", ":1", "1:", "a", "-1", "1:2:3"):
         with pytest.raises(ConfigError, match="--partition: got"):
             parse_part(wrong)
     there = [(1, 0), (1, 1), (2, 0), (2, 1)]
     assert pick([], "water", there) == set(there)
-    assert pick([Part(None, 1)], "water", there) == {(1, 1), (2, 1)}
-    assert pick([Part(2, 0), Part(1, 1)], "water", there) == {(2, 0), (1, 1)}
+    assert pick([PartitionSpec(None, 1)], "water", there) == {(1, 1), (2, 1)}
+    assert pick([PartitionSpec(2, 0), PartitionSpec(1, 1)], "water", there) == {(2, 0), (1, 1)}
     with pytest.raises(RefusedError, match="topic 'water' has no partition 3:0") as caught:
-        pick([Part(1, 0), Part(3, 0)], "water", there)
+        pick([PartitionSpec(1, 0), PartitionSpec(3, 0)], "water", there)
     assert caught.value.why == "it has 1:0, 1:1, 2:0, 2:1"

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from penstock.demo.proof import Evidence, Logged, Proof, last_line, late_ids, prove
-from penstock.demo.segments import Segment
+from penstock.demo.segments import AbnormalSegment
 from penstock.pipelines.ledger.ledger import Entry
 
 NOON = datetime(2022, 3, 20, 12, tzinfo=UTC)
-SEGMENT = Segment("low", NOON, NOON, 1, 5.0)
+SEGMENT = AbnormalSegment("low", NOON, NOON, 1, 5.0)
 MEASURED = {f"m{n}": (NOON + timedelta(hours=n), float(n)) for n in range(4)} | {"late": (NOON, 9.0)}
 
 

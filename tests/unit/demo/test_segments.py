@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from penstock.demo import data
-from penstock.demo.segments import Alarm, Segment, expected, join, parse_alarm
+from penstock.demo.segments import AbnormalSegment, Alarm, expected, join, parse_alarm
 
 HOUR = timedelta(hours=1)
 START = datetime(2022, 3, 24, 6, tzinfo=UTC)
@@ -22,7 +22,7 @@ def alarm(
 
 def test_neighbouring_windows_are_one_segment_from_first_to_last_abnormal_reading() -> None:
     alarms = [alarm(1, extreme=20.0), alarm(0, first=2, readings=1, extreme=50.0), alarm(2, last=0, readings=1)]
-    assert join(alarms) == [Segment("low", START + 2 * HOUR, START + 6 * HOUR, 5, 20.0)]
+    assert join(alarms) == [AbnormalSegment("low", START + 2 * HOUR, START + 6 * HOUR, 5, 20.0)]
 
 
 def test_a_window_between_or_another_kind_separates() -> None:

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from penstock.demo.data import Message
-from penstock.demo.sender import Sender
+from penstock.demo.data import Telemetry
+from penstock.demo.sender import TelemetrySender
 from penstock.errors import RefusedError
 
-MESSAGES = [Message(f"m{n}", b"%d" % n) for n in range(50)]
+MESSAGES = [Telemetry(f"m{n}", b"%d" % n) for n in range(50)]
 
 
 class Client:
@@ -28,8 +28,8 @@ class Client:
         return self.answers.get(payload, 0)
 
 
-def sender(client: Any) -> Sender:
-    return Sender(client, "water/b/flow", 100_000.0)
+def sender(client: Any) -> TelemetrySender:
+    return TelemetrySender(client, "water/b/flow", 100_000.0)
 
 
 async def test_messages_go_in_order_with_their_ids() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import ConfigError
-from penstock.node.config.node import OPTIONS, NodeConfig, Topic, load_config
+from penstock.node.config.node import OPTIONS, NodeConfig, TopicSection, load_config
 from penstock.node.config.template import Template
 from penstock.runtime.io.files import Durability
 from penstock.runtime.io.network import Address
@@ -66,8 +66,12 @@ log_level: debug
     assert config.mqtt.bind == Address("127.0.0.1", 0)
     assert config.tube_master.advertise == Address("edge-1", 8715)
     assert config.tube_broker.bind == Address("::1", 0)
-    assert config.tube.topics == {"water": Topic(partitions=2, stores=2), "plain": Topic()}
-    assert config.topics() == {"water": Topic(partitions=2, stores=2), "plain": Topic(), "everything": Topic()}
+    assert config.tube.topics == {"water": TopicSection(partitions=2, stores=2), "plain": TopicSection()}
+    assert config.topics() == {
+        "water": TopicSection(partitions=2, stores=2),
+        "plain": TopicSection(),
+        "everything": TopicSection(),
+    }
     assert config.rules[0].key == Template("{level.2}")
     assert config.rules[1].msg_type == Template("{level.-1}")
     assert config.log_level is LogLevel.DEBUG

@@ -15,7 +15,7 @@ import pytest
 from penstock.errors import StorageError, UnavailableError
 from penstock.node.data_dir import DataDirectory
 from penstock.runtime.io.files import Durability
-from penstock.runtime.io.lmdb_environment import Environment
+from penstock.runtime.io.lmdb_environment import LmdbEnvironment
 
 
 def test_a_new_directory_is_made_locked_and_marked(tmp_path: Path) -> None:
@@ -100,7 +100,7 @@ def test_an_unknown_format_is_left_alone(tmp_path: Path, text: str, message: str
 
 
 def environment(path: Path) -> None:
-    made = Environment(path, "keys", "store", ["meta"], schema=1, durability=Durability.MEMORY)
+    made = LmdbEnvironment(path, "keys", "store", ["meta"], schema=1, durability=Durability.MEMORY)
     made.open(lambda _: None)
     made.close()
 

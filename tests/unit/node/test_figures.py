@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from penstock.node.config.bridges import BridgeEntry
-from penstock.node.config.node import Rule
-from penstock.node.config.statestore import StateStore
-from penstock.node.metric_help import FIGURES
+from penstock.node.config.node import RuleSection
+from penstock.node.config.statestore import StateStoreSection
+from penstock.node.metric_help import METRICS
 from penstock.node.node import Node
 from tests.unit.node.test_node import config
 
@@ -19,8 +19,8 @@ async def test_what_a_node_with_all_parts_shows_is_what_the_table_says(tmp_path:
     node = Node(
         config(
             tmp_path,
-            rules=[Rule(filter="plant/#", topic="water")],
-            statestore=StateStore(capture_topic="changes"),
+            rules=[RuleSection(filter="plant/#", topic="water")],
+            statestore=StateStoreSection(capture_topic="changes"),
             bridges=[bridge],
         )
     )
@@ -32,14 +32,14 @@ async def test_what_a_node_with_all_parts_shows_is_what_the_table_says(tmp_path:
     # The Prometheus library takes `_total` off a counter's name and puts it on again when it writes the page.
     assert shown == {
         f"penstock_{prefix}_{name}": (figure.text, "gauge" if figure.gauge else "counter")
-        for prefix, table in FIGURES.items()
+        for prefix, table in METRICS.items()
         for name, figure in table.items()
         if name not in ONLY_WITH_TLS
     }
 
 
 def test_meanings_are_sentences_that_say_more_than_the_name() -> None:
-    for prefix, table in FIGURES.items():
+    for prefix, table in METRICS.items():
         for name, figure in table.items():
             assert figure.text[0].isupper() or figure.text[0] == "1", (prefix, name)
             assert figure.text.endswith("."), (prefix, name)

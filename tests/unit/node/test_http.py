@@ -15,7 +15,7 @@ import penstock.node.http
 from penstock.errors import UnavailableError
 from penstock.node.http import HttpServer, broker_app, master_app, names_of
 from penstock.runtime.io.network import Address
-from penstock.runtime.observability.metrics import Figure, Metrics
+from penstock.runtime.observability.metrics import MetricHelp, Metrics
 from penstock.tube.admin.caller import Caller
 
 LOOPBACK = Address("127.0.0.1", 0)
@@ -29,7 +29,7 @@ class Node:
     def __init__(self) -> None:
         self.problems: list[str] = []
         self.metrics = Metrics()
-        self.metrics.add("mqtt", lambda: {"packets": 3}, {"packets": Figure("Packets.", gauge=False)})
+        self.metrics.add("mqtt", lambda: {"packets": 3}, {"packets": MetricHelp("Packets.", gauge=False)})
         self.server = HttpServer(master_app(lambda: self.problems, self.metrics, self.administer))
         self.address = LOOPBACK
 

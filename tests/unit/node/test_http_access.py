@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from penstock.node.config.mqtt import Security
-from penstock.node.config.node import HttpListener, NodeConfig, Topic, Tube
+from penstock.node.config.node import HttpListener, NodeConfig, TopicSection, Tube
 from penstock.node.node import Node, Ready
 from penstock.runtime.io.network import parse_address
 from penstock.security.passwords import edit_passwords, make_credential
@@ -74,7 +74,7 @@ async def running(wanted: NodeConfig) -> AsyncIterator[Ready]:
         await node.close()
 
 
-WATER = Tube(topics={"water": Topic(partitions=1)})
+WATER = Tube(topics={"water": TopicSection(partitions=1)})
 
 
 async def test_without_users_queries_are_open_and_the_rest_needs_the_token(tmp_path: Path) -> None:

@@ -19,8 +19,8 @@ from penstock.node.config.mqtt import MqttListener, Security
 from penstock.node.config.node import (
     HttpListener,
     NodeConfig,
-    Rule,
-    Topic,
+    RuleSection,
+    TopicSection,
     Tube,
     TubeBrokerHttpListener,
     TubeBrokerListener,
@@ -67,8 +67,11 @@ async def http(address: str, path: str) -> tuple[int, str]:
 
 
 async def test_a_topic_may_promise_more_or_less_than_the_node(tmp_path: Path) -> None:
-    topics = {"orders": Topic(durability=Durability.DURABLE), "metrics": Topic(durability=Durability.MEMORY)}
-    node = Node(config(tmp_path, tube=Tube(topics={**topics, "extra": Topic()})))
+    topics = {
+        "orders": TopicSection(durability=Durability.DURABLE),
+        "metrics": TopicSection(durability=Durability.MEMORY),
+    }
+    node = Node(config(tmp_path, tube=Tube(topics={**topics, "extra": TopicSection()})))
     await node.start()
     try:
         broker = node._tube_broker
@@ -87,8 +90,8 @@ async def test_ready_means_that_every_part_answers_and_topics_are_served(tmp_pat
     node = Node(
         config(
             tmp_path,
-            tube=Tube(topics={"extra": Topic(partitions=2, stores=2)}),
-            rules=[Rule(filter="plant/#", topic="water")],
+            tube=Tube(topics={"extra": TopicSection(partitions=2, stores=2)}),
+            rules=[RuleSection(filter="plant/#", topic="water")],
         )
     )
     assert node.problems() == ["starting"]
@@ -139,7 +142,7 @@ async def test_ready_means_that_every_part_answers_and_topics_are_served(tmp_pat
 async def test_retention_by_age_and_by_size(tmp_path: Path) -> None:
     for retention, policy in (("12h", "delete,12h"), ("90s", "delete,90s"), (None, "delete,90s")):
         tube = Tube(
-            topics={"kept": Topic(retention=retention), "plain": Topic()},
+            topics={"kept": TopicSection(retention=retention), "plain": TopicSection()},
             max_store_bytes=1 << 20,
             consumer_session_s=10,
         )
@@ -185,7 +188,7 @@ async def test_a_node_comes_back_on_its_directory_and_keeps_the_shape_of_its_top
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     for count in (2, 5):
-        node = Node(config(tmp_path, tube=Tube(topics={"kept": Topic(partitions=count)})))
+        node = Node(config(tmp_path, tube=Tube(topics={"kept": TopicSection(partitions=count)})))
         ready = await node.start()
         _, body = await http(ready.http, "/webapi.htm?method=admin_query_topic_info")
         assert json.loads(body)["data"][0]["topicInfo"][0]["numPartitions"] == 2
@@ -199,7 +202,7 @@ def token_of(data_dir: Path) -> str:
 
 
 async def test_every_data_directory_has_an_administration_token_of_its_own(tmp_path: Path) -> None:
-    node = Node(config(tmp_path / "a", tube=Tube(topics={"water": Topic()})))
+    node = Node(config(tmp_path / "a", tube=Tube(topics={"water": TopicSection()})))
     ready = await node.start()
     assert ready.admin_token_file == str(tmp_path / "a" / "tube" / "admin-token")
     assert (tmp_path / "a" / "tube" / "admin-token").stat().st_mode & 0o777 == 0o600
@@ -217,7 +220,7 @@ async def test_every_data_directory_has_an_administration_token_of_its_own(tmp_p
 
 
 async def test_a_token_of_the_configuration_replaces_that_of_the_data_directory(tmp_path: Path) -> None:
-    node = Node(config(tmp_path, tube=Tube(topics={"water": Topic()}, admin_token="chosen by hand")))
+    node = Node(config(tmp_path, tube=Tube(topics={"water": TopicSection()}, admin_token="chosen by hand")))
     ready = await node.start()
     assert ready.admin_token_file is None
     modify = "/webapi.htm?method=admin_modify_topic_info&topicName=water&acceptPublish=false&modifyUser=me"
@@ -229,7 +232,7 @@ async def test_a_token_of_the_configuration_replaces_that_of_the_data_directory(
 async def test_a_node_starts_though_a_topic_of_its_configuration_is_closed(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    wanted = config(tmp_path, tube=Tube(topics={"closed": Topic()}))
+    wanted = config(tmp_path, tube=Tube(topics={"closed": TopicSection()}))
     close = "/webapi.htm?method=admin_modify_topic_info&topicName=closed&acceptPublish=false&modifyUser=me"
     for served in (True, False):
         node = Node(wanted)
@@ -337,7 +340,7 @@ async def test_others_are_told_what_the_operator_says(tmp_path: Path) -> None:
 
 
 async def test_what_was_taken_is_acknowledged_before_goodbye(tmp_path: Path) -> None:
-    node = Node(config(tmp_path, rules=[Rule(filter="plant/#", topic="water")]))
+    node = Node(config(tmp_path, rules=[RuleSection(filter="plant/#", topic="water")]))
     ready = await node.start()
     address = parse_address(ready.mqtt)
     acknowledged: list[int] = []

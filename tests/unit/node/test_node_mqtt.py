@@ -24,7 +24,7 @@ from penstock.mqtt.codec.packets import (
 )
 from penstock.mqtt.codec.properties import Properties
 from penstock.mqtt.storage.store import SessionStore
-from penstock.node.config.node import NodeConfig, Rule
+from penstock.node.config.node import NodeConfig, RuleSection
 from penstock.node.node import Node, Ready
 from penstock.runtime.io import commit_queue
 from penstock.runtime.io.files import DirectFile
@@ -59,7 +59,7 @@ def records(masters: str, topic: str) -> list[Record]:
 
 
 def with_rule(path: Path, **rule: Any) -> NodeConfig:
-    return config(path, rules=[Rule.model_validate({"filter": "plant/#", "topic": "water", **rule})])
+    return config(path, rules=[RuleSection.model_validate({"filter": "plant/#", "topic": "water", **rule})])
 
 
 async def test_sessions_and_retained_messages_outlive_the_node(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from penstock.mqtt.codec.packets import Publish
 from penstock.mqtt.codec.properties import Properties
 from penstock.mqtt.codec.reasons import ReasonCode
 from penstock.mqtt.service import NO_ANSWER, Inbound
-from penstock.node.config.node import Rule
+from penstock.node.config.node import RuleSection
 from penstock.node.config.template import Template
 from penstock.node.rules import Identities, RuleService
 from penstock.tube.codec.codes import ErrCode
@@ -115,12 +115,12 @@ class Later:
 def service(
     log: Log,
     broker: Broker,
-    rule: Rule | None = None,
+    rule: RuleSection | None = None,
     partitions: tuple[int, ...] = (0, 1, 2),
     later: Later | None = None,
 ) -> RuleService:
     return RuleService(
-        rule or Rule(filter="plant/#", topic="water"),
+        rule or RuleSection(filter="plant/#", topic="water"),
         log.append,
         partitions=partitions,
         identities=Identities("r1"),
@@ -161,7 +161,9 @@ def test_a_record_carries_the_message(log: Log, broker: Broker) -> None:
 
 
 def test_key_and_type_come_from_templates_and_the_partition_from_the_setting(log: Log, broker: Broker) -> None:
-    rule = Rule(filter="#", topic="water", key=Template("{level.2}"), msg_type=Template("{client_id}"), partition=2)
+    rule = RuleSection(
+        filter="#", topic="water", key=Template("{level.2}"), msg_type=Template("{client_id}"), partition=2
+    )
     service(log, broker, rule).receive(broker.inbound(Publish("plant/7/flow", b"", 1)))
     _, partition, record, msg_type = log.records[0]
     assert (partition, record.key, msg_type) == (2, b"7", "dev")
@@ -260,7 +262,7 @@ def test_a_will_that_the_log_refuses_is_counted_since_nobody_can_be_told(log: Lo
 
 
 def test_attributes_come_from_templates_after_the_user_properties(log: Log, broker: Broker) -> None:
-    rule = Rule(
+    rule = RuleSection(
         filter="#",
         topic="water",
         attributes={"site": Template("{level.1}"), "unit": Template("{user.unit|bar}"), "none": Template("{user.x}")},
@@ -270,8 +272,8 @@ def test_attributes_come_from_templates_after_the_user_properties(log: Log, brok
     assert log.records[0][2].headers == [("line", "3"), ("site", "plant"), ("unit", "bar")]
 
 
-def small(**more: Any) -> Rule:
-    return Rule.model_validate({"filter": "#", "topic": "water", "max_pending_bytes": 2000, **more})
+def small(**more: Any) -> RuleSection:
+    return RuleSection.model_validate({"filter": "#", "topic": "water", "max_pending_bytes": 2000, **more})
 
 
 def send(rule: RuleService, broker: Broker, text: str, size: int = 400, qos: int = 1, **properties: Any) -> None:

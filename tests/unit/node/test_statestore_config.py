@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import ConfigError
-from penstock.node.config.node import NodeConfig, Topic, load_config
+from penstock.node.config.node import NodeConfig, TopicSection, load_config
 from penstock.statestore.codec.commands import Extension
 from penstock.statestore.options import PersistenceMode, StoreOptions
 
@@ -68,7 +68,7 @@ statestore:
     ]
     assert (options.persistence.property_name, options.persistence.property_value) == ("keep", "yes")
     assert (options.max_keys, options.max_bytes, options.max_waiting, options.dialect) == (5, 1000, 7, "published")
-    assert config.topics() == {"changes": Topic(partitions=1)}
+    assert config.topics() == {"changes": TopicSection(partitions=1)}
 
 
 def test_dynamic_persistence_can_be_switched_off(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from penstock.errors import StorageError
-from penstock.runtime.io.signals import unless
+from penstock.runtime.io.signals import run_until
 
 
 class Start:
@@ -32,7 +32,7 @@ class Start:
 async def test_what_is_ready_in_time_is_given() -> None:
     start = Start()
     start.may_end.set()
-    assert await unless(asyncio.Event(), start()) == "ready"
+    assert await run_until(asyncio.Event(), start()) == "ready"
 
 
 async def test_an_error_of_the_start_is_raised() -> None:
@@ -40,12 +40,12 @@ async def test_an_error_of_the_start_is_raised() -> None:
     start.may_end.set()
     start.error = StorageError("disk")
     with pytest.raises(StorageError, match="disk"):
-        await unless(asyncio.Event(), start())
+        await run_until(asyncio.Event(), start())
 
 
 async def test_a_start_that_is_told_to_end_has_ended() -> None:
     start, stop = Start(), asyncio.Event()
-    running = asyncio.create_task(unless(stop, start()))
+    running = asyncio.create_task(run_until(stop, start()))
     await asyncio.sleep(0)
     stop.set()
     assert await running is None
@@ -54,7 +54,7 @@ async def test_a_start_that_is_told_to_end_has_ended() -> None:
 
 async def test_who_waits_for_the_start_may_be_cancelled() -> None:
     start = Start()
-    running = asyncio.create_task(unless(asyncio.Event(), start()))
+    running = asyncio.create_task(run_until(asyncio.Event(), start()))
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     running.cancel()

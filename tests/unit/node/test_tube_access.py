@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import trustme
 
-from penstock.node.config.node import Topic, Tube
+from penstock.node.config.node import TopicSection, Tube
 from penstock.node.config.tube import TubeAccess, TubeTls
 from penstock.node.node import Node
 from tests.unit.node.test_node import config
@@ -21,7 +21,7 @@ async def test_tls_listeners_beside_the_plain_ones(tmp_path: Path) -> None:
     certificate.cert_chain_pems[0].write_to_path(tmp_path / "server.pem")
     certificate.private_key_pem.write_to_path(tmp_path / "server.key")
     tls = TubeTls(certificate=tmp_path / "server.pem", key=tmp_path / "server.key", master_port=0, broker_port=0)
-    node = Node(config(tmp_path / "data", tube=Tube(topics={"demo": Topic()}, tls=tls)))
+    node = Node(config(tmp_path / "data", tube=Tube(topics={"demo": TopicSection()}, tls=tls)))
     await node.start()
     try:
         assert node._tube_broker is not None

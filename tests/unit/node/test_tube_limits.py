@@ -7,7 +7,7 @@ import dataclasses
 import pydantic
 import pytest
 
-from penstock.node.config.node import NodeConfig, Staging
+from penstock.node.config.node import NodeConfig, StagingSection
 from penstock.node.config.tube import TubeLimitOptions, tube_limits
 from penstock.tube.engine.limits import TubeLimits
 from penstock.tube.engine.transactions.staging import StagingLimits
@@ -28,7 +28,7 @@ def test_impossible_limits_are_refused(wrong: dict[str, int]) -> None:
 
 
 def test_limits_of_staging() -> None:
-    assert Staging().limits == StagingLimits()
-    assert Staging(max_attempts=5, max_queries=6, forget="2h").limits == StagingLimits(
+    assert StagingSection().limits == StagingLimits()
+    assert StagingSection(max_attempts=5, max_queries=6, forget="2h").limits == StagingLimits(
         max_attempts=5, max_queries=6, forget_ms=7_200_000
     )

@@ -14,8 +14,8 @@ import pytest
 from penstock.errors import ConfigError, PenstockError, RefusedError
 from penstock.mqtt.client import MqttClient
 from penstock.node.config.mqtt import Security
-from penstock.node.config.node import NodeConfig, Rule, Topic, Tube
-from penstock.node.config.statestore import StateStore
+from penstock.node.config.node import NodeConfig, RuleSection, TopicSection, Tube
+from penstock.node.config.statestore import StateStoreSection
 from penstock.node.node import Node, Ready
 from penstock.node.tube_broker import BrokerSettings, serve_broker
 from penstock.runtime.io.network import parse_address
@@ -57,14 +57,16 @@ async def running(
     if policies is not None:
         (tmp_path / "policies.yaml").write_text(policies)
         security = security.model_copy(update={"policies": tmp_path / "policies.yaml"})
-    tube = Tube.model_validate({"topics": {"water": Topic(partitions=1), "oil": Topic(partitions=1)}, **options})
-    rules = [Rule(filter="plant/#", topic="water")]
+    tube = Tube.model_validate(
+        {"topics": {"water": TopicSection(partitions=1), "oil": TopicSection(partitions=1)}, **options}
+    )
+    rules = [RuleSection(filter="plant/#", topic="water")]
     settings = config(
         tmp_path / "data",
         tube=tube,
         rules=rules,
         security=security,
-        statestore=StateStore(capture_topic="changes"),
+        statestore=StateStoreSection(capture_topic="changes"),
     )
     node = Node(settings)
     ready = await node.start()

@@ -10,11 +10,11 @@ import pytest
 
 from penstock.errors import OutOfSpaceError, StorageError
 from penstock.runtime.io.files import DirectFiles, Durability
-from penstock.runtime.io.lmdb_environment import Environment
+from penstock.runtime.io.lmdb_environment import LmdbEnvironment
 
 
-def an_environment(path: Path, *, schema: int = 1, map_bytes: int = 1 << 20, many: bool = False) -> Environment:
-    return Environment(
+def an_environment(path: Path, *, schema: int = 1, map_bytes: int = 1 << 20, many: bool = False) -> LmdbEnvironment:
+    return LmdbEnvironment(
         path,
         "notes",
         "owner of them",
@@ -26,7 +26,7 @@ def an_environment(path: Path, *, schema: int = 1, map_bytes: int = 1 << 20, man
     )
 
 
-def rows_of(environment: Environment) -> list[tuple[bytes, bytes]]:
+def rows_of(environment: LmdbEnvironment) -> list[tuple[bytes, bytes]]:
     def load(transaction: lmdb.Transaction[bytes]) -> list[tuple[bytes, bytes]]:
         return list(transaction.cursor(db=environment.tables["rows"]))
 

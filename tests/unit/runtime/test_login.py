@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import ConfigError
-from penstock.runtime.io.credentials import ANYBODY, Login
+from penstock.runtime.io.credentials import ANONYMOUS_LOGIN, Login
 from penstock.runtime.io.tls import TlsOptions
 
 
 def test_a_login_holds_names_of_files_only(tmp_path: Path) -> None:
-    assert ANYBODY.client() == {"user": None, "password": None, "tls": None}
+    assert ANONYMOUS_LOGIN.client() == {"user": None, "password": None, "tls": None}
     file = tmp_path / "password"
     file.write_text("secret\r\nmore\n", encoding="utf-8")
     login = Login("edge", file, TlsOptions())

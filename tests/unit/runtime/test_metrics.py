@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from penstock.runtime.observability.metrics import CONTENT_TYPE, Figure, Metrics, figures
+from penstock.runtime.observability.metrics import CONTENT_TYPE, MetricHelp, Metrics, counters_of
 
 
 class Slotted:
@@ -22,19 +22,19 @@ class Plain:
 
 
 def test_figures_of_every_shape_of_stats() -> None:
-    assert figures({"a": 1, "b": "x"}) == {"a": 1}
-    assert figures(Slotted()) == {"connections": 2, "packets": 3}
-    assert figures(Plain()) == {"reads": 1, "seconds": 0.5}
+    assert counters_of({"a": 1, "b": "x"}) == {"a": 1}
+    assert counters_of(Slotted()) == {"connections": 2, "packets": 3}
+    assert counters_of(Plain()) == {"reads": 1, "seconds": 0.5}
 
 
 def test_counters_and_gauges_are_rendered_at_each_scrape() -> None:
     stats = Slotted()
     metrics = Metrics()
     meanings = {
-        "packets": Figure("Packets received.", gauge=False),
-        "connections": Figure("Clients connected now.", gauge=True),
+        "packets": MetricHelp("Packets received.", gauge=False),
+        "connections": MetricHelp("Clients connected now.", gauge=True),
     }
-    metrics.add("mqtt", lambda: figures(stats), meanings)
+    metrics.add("mqtt", lambda: counters_of(stats), meanings)
     page = metrics.render().decode()
     assert "# HELP penstock_mqtt_packets_total Packets received.\n" in page
     assert "# HELP penstock_mqtt_connections Clients connected now.\n" in page
@@ -49,7 +49,9 @@ def test_counters_and_gauges_are_rendered_at_each_scrape() -> None:
 def test_sources_with_labels_share_a_metric() -> None:
     metrics = Metrics()
     for rule in ("a", 'b"\n'):
-        metrics.add("rule", lambda: {"records": 1}, {"records": Figure("Records.", gauge=False)}, labels={"rule": rule})
+        metrics.add(
+            "rule", lambda: {"records": 1}, {"records": MetricHelp("Records.", gauge=False)}, labels={"rule": rule}
+        )
     page = metrics.render().decode()
     assert page.count("# TYPE penstock_rule_records_total counter") == 1
     assert 'penstock_rule_records_total{rule="a"} 1.0' in page

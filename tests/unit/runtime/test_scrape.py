@@ -9,13 +9,13 @@ import urllib.request
 import pytest
 
 from penstock.errors import ConfigError
-from penstock.runtime.observability.metrics import page_at
+from penstock.runtime.observability.metrics import serve_page
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
 def test_a_client_that_goes_away_is_no_news(host: str, capsys: pytest.CaptureFixture[str]) -> None:
     try:
-        with page_at((host, 0), lambda: b"x" * 1_000_000, "text/plain") as address:
+        with serve_page((host, 0), lambda: b"x" * 1_000_000, "text/plain") as address:
             assert address.startswith("[::1]:" if host == "::1" else "127.0.0.1:")
             with socket.create_connection((host, int(address.rpartition(":")[2])), timeout=10) as client:
                 client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))

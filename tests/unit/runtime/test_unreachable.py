@@ -7,7 +7,7 @@ import ssl
 
 import pytest
 
-from penstock.runtime.io.network import unanswered, unreachable
+from penstock.runtime.io.network import connection_failure, no_response
 
 
 @pytest.mark.parametrize(
@@ -27,18 +27,18 @@ from penstock.runtime.io.network import unanswered, unreachable
 def test_reasons(error: OSError, why: str, do: str | None) -> None:
     if isinstance(error, ssl.SSLCertVerificationError):
         error.verify_message = "unable to get local issuer certificate"
-    said = unreachable(error, "plant", tls=True)
+    said = connection_failure(error, "plant", tls=True)
     assert why in said.why
     assert said.do is None if do is None else do in (said.do or "")
 
 
 def test_a_reset_without_tls_is_no_question_of_tls() -> None:
-    assert unreachable(ConnectionResetError(), "plant", tls=False).do is None
+    assert connection_failure(ConnectionResetError(), "plant", tls=False).do is None
 
 
 @pytest.mark.parametrize(("tls", "do"), [(True, "--cert-file"), (False, "--ca-file")])
 def test_a_peer_that_never_answered(tls: bool, do: str) -> None:
-    said = unanswered(tls=tls)
+    said = no_response(tls=tls)
     assert "before any answer" in said.why
     assert said.do is not None
     assert do in said.do

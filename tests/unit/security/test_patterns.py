@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.mqtt.codec.topics import filter_problem, matches
-from penstock.security.patterns import Glob, TopicPattern
+from penstock.security.patterns import GlobPattern, TopicPattern
 from penstock.security.principal import Principal
 
 NOBODY = Principal("c")
@@ -96,7 +96,7 @@ def test_topic_patterns_that_are_none(text: str) -> None:
 
 @given(st.text("ab?*", max_size=8).filter(bool), st.text("abé", max_size=8))
 def test_globs_match_as_the_shells_do(text: str, value: str) -> None:
-    bound = Glob(text).bind(NOBODY)
+    bound = GlobPattern(text).bind(NOBODY)
     assert bound is not None
     assert bound.matches(value) is fnmatch.fnmatchcase(value, text)
 
@@ -125,25 +125,25 @@ def test_globs_match_as_the_shells_do(text: str, value: str) -> None:
     ],
 )
 def test_globs(text: str, value: str, same: bool) -> None:
-    bound = Glob(text).bind(NOBODY)
+    bound = GlobPattern(text).bind(NOBODY)
     assert bound is not None
     assert bound.matches(value) is same
 
 
 def test_globs_for_keys_compare_bytes() -> None:
-    bound = Glob("é?*", keys=True).bind(NOBODY)
+    bound = GlobPattern("é?*", keys=True).bind(NOBODY)
     assert bound is not None
     assert bound.matches("é\xff".encode().decode("latin-1"))
     assert bound.matches(b"\xc3\xa9\xff\xfe".decode("latin-1"))
     assert not bound.matches("é")
-    exact = Glob.exactly(b"*\x00\xff").bind(NOBODY)
+    exact = GlobPattern.exactly(b"*\x00\xff").bind(NOBODY)
     assert exact is not None
     assert exact.matches(b"*\x00\xff".decode("latin-1"))
     assert not exact.matches(b"x\x00\xff".decode("latin-1"))
 
 
 def test_what_fills_a_placeholder_is_no_glob() -> None:
-    bound = Glob("{clientId}/*", keys=True).bind(Principal("*"))
+    bound = GlobPattern("{clientId}/*", keys=True).bind(Principal("*"))
     assert bound is not None
     assert bound.matches("*/x")
     assert not bound.matches("other/x")
@@ -152,11 +152,11 @@ def test_what_fills_a_placeholder_is_no_glob() -> None:
 @pytest.mark.parametrize("text", ["", "[a", "[!", "[b-a]", "[é]", "\\", "{x}", "}"])
 def test_globs_that_are_none(text: str) -> None:
     with pytest.raises(ValueError, match="expected"):
-        Glob(text)
+        GlobPattern(text)
 
 
 def test_a_glob_with_many_stars_takes_linear_time() -> None:
-    bound = Glob("*a" * 30 + "b").bind(NOBODY)
+    bound = GlobPattern("*a" * 30 + "b").bind(NOBODY)
     assert bound is not None
     started = time.process_time()
     assert not bound.matches("a" * 1_000_000)

@@ -5,7 +5,7 @@ import pickle
 import pytest
 
 from penstock.errors import ConfigError
-from penstock.runtime.io.credentials import ANYBODY, Login
+from penstock.runtime.io.credentials import ANONYMOUS_LOGIN, Login
 from penstock.runtime.io.tls import TlsOptions
 from penstock.spark.mqtt.options import MqttReadOptions
 from penstock.spark.tube.options import SourceOptions
@@ -17,13 +17,13 @@ USER = {"tubemq.user": "edge", "tubemq.passwordfile": "/p"}
 
 
 def test_source_and_sink_take_the_same() -> None:
-    assert SourceOptions.parse(SOURCE).login == SinkOptions.parse(SINK).login == ANYBODY
+    assert SourceOptions.parse(SOURCE).login == SinkOptions.parse(SINK).login == ANONYMOUS_LOGIN
     for given, login in (
         (USER, Login("edge", "/p")),
         ({"tubemq.tls": "true"}, Login(tls=TlsOptions())),
         ({"tubemq.tlsca": "/ca.pem"}, Login(tls=TlsOptions("/ca.pem"))),
         (USER | {"tubemq.tlsCert": "/c", "tubemq.tlsKey": "/k"}, Login("edge", "/p", TlsOptions(None, "/c", "/k"))),
-        ({"tubemq.tlsCa": "/ca.pem", "tubemq.tls": "false"}, ANYBODY),
+        ({"tubemq.tlsCa": "/ca.pem", "tubemq.tls": "false"}, ANONYMOUS_LOGIN),
     ):
         source = SourceOptions.parse(SOURCE | given)
         assert source.login == SinkOptions.parse(SINK | given).login == login

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import pytest
 
-from penstock.node.config.node import Topic, Tube
+from penstock.node.config.node import TopicSection, Tube
 from penstock.node.node import Node
 from penstock.runtime.io.clock import steady_clock
 from penstock.tube.broker.broker import TubeBroker
@@ -36,7 +36,7 @@ class Checked(NamedTuple):
 
 @asynccontextmanager
 async def running(path: Path, *, check: bool) -> AsyncIterator[Checked]:
-    node = Node(config(path / "node", tube=Tube(topics={"demo": Topic(partitions=1)}, check_visit_tokens=check)))
+    node = Node(config(path / "node", tube=Tube(topics={"demo": TopicSection(partitions=1)}, check_visit_tokens=check)))
     steady, ahead = steady_clock(), [0]
     try:
         ready = await node.start()

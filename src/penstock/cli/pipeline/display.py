@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from penstock.cli.output import note, print_json, use_colour
 
-__all__ = ["Display", "LineDisplay", "LiveDisplay", "amount", "display", "duration", "size"]
+__all__ = ["LineRunDisplay", "LiveRunDisplay", "RunDisplay", "amount", "display", "duration", "size"]
 
 Event = Mapping[str, Any]
 
@@ -17,7 +17,7 @@ LIVE_S = 1.0
 LINES_S = 10.0
 
 
-class Display(Protocol):
+class RunDisplay(Protocol):
     """Where the events of a run go. ``progress_s``: how often it wants to be told of progress."""
 
     progress_s: float
@@ -26,7 +26,7 @@ class Display(Protocol):
         """One event."""
 
 
-class JsonDisplay:
+class JsonRunDisplay:
     """Each event as a line of JSON on standard output."""
 
     progress_s = LINES_S
@@ -35,7 +35,7 @@ class JsonDisplay:
         print_json(event)
 
 
-class LineDisplay:
+class LineRunDisplay:
     """Batches and rows on standard output, everything else on standard error."""
 
     progress_s = LINES_S
@@ -72,7 +72,7 @@ class LineDisplay:
         note(text)
 
 
-class LiveDisplay(LineDisplay):
+class LiveRunDisplay(LineRunDisplay):
     """A table of the sinks, drawn anew in place; everything but single batches scrolls above it."""
 
     progress_s = LIVE_S
@@ -139,16 +139,16 @@ WIDE = 110
 
 
 @contextmanager
-def display(*, as_json: bool) -> Iterator[Display]:
+def display(*, as_json: bool) -> Iterator[RunDisplay]:
     """The display that suits where the output goes."""
     if as_json:
-        yield JsonDisplay()
+        yield JsonRunDisplay()
     elif sys.stdout.isatty() and use_colour(sys.stderr):
-        live = LiveDisplay()
+        live = LiveRunDisplay()
         with live.live:
             yield live
     else:
-        yield LineDisplay()
+        yield LineRunDisplay()
 
 
 def amount(value: float | None) -> str:

@@ -27,7 +27,7 @@ __all__ = [
     "Group",
     "MasterOptions",
     "Topic",
-    "TubeOptions",
+    "TubeConnectionOptions",
     "complete_group",
     "complete_topic",
     "connects",
@@ -166,7 +166,7 @@ class BrokerRow(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class TubeOptions(MasterOptions):
+class TubeConnectionOptions(MasterOptions):
     """The same, and the administration of master and brokers by HTTP."""
 
     http: Annotated[
@@ -292,8 +292,8 @@ class TubeOptions(MasterOptions):
 connects_to_master = shared_options(MasterOptions, "master")
 """Give a command the options of :class:`MasterOptions`, as its argument ``master``."""
 
-connects = shared_options(TubeOptions, "tube")
-"""Give a command the options of :class:`TubeOptions`, as its argument ``tube``."""
+connects = shared_options(TubeConnectionOptions, "tube")
+"""Give a command the options of :class:`TubeConnectionOptions`, as its argument ``tube``."""
 
 
 def _local_token(address: str) -> str:
@@ -385,10 +385,12 @@ Topic = Annotated[str, typer.Argument(help="Topic.", metavar="TOPIC", autocomple
 Group = Annotated[str, typer.Argument(help="Consumer group.", metavar="GROUP", autocompletion=complete_group)]
 
 
-def _completing(ctx: typer.Context) -> TubeOptions:
-    given = {field.name: ctx.params[field.name] for field in fields(TubeOptions) if ctx.params.get(field.name)}
+def _completing(ctx: typer.Context) -> TubeConnectionOptions:
+    given = {
+        field.name: ctx.params[field.name] for field in fields(TubeConnectionOptions) if ctx.params.get(field.name)
+    }
     given.setdefault("http", os.environ.get("PENSTOCK_HTTP") or HTTP)
-    return TubeOptions(**given)
+    return TubeConnectionOptions(**given)
 
 
 def _beginning(incomplete: str, names: Iterator[str]) -> list[str]:
@@ -398,12 +400,12 @@ def _beginning(incomplete: str, names: Iterator[str]) -> list[str]:
     return sorted(found)
 
 
-def _topics(tube: TubeOptions) -> Iterator[str]:
+def _topics(tube: TubeConnectionOptions) -> Iterator[str]:
     for row in tube.call("admin_query_topic_info", {}, timeout_s=COMPLETION_S):
         yield str(row["topicName"])
 
 
-def _groups(tube: TubeOptions) -> Iterator[str]:
+def _groups(tube: TubeConnectionOptions) -> Iterator[str]:
     for row in tube.call("admin_query_sub_info", {}, timeout_s=COMPLETION_S):
         yield str(row["consumeGroup"])
     for broker in tube.call("admin_query_broker_run_status", {}, timeout_s=COMPLETION_S):

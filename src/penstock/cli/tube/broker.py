@@ -12,7 +12,7 @@ import typer
 
 from penstock.cli.options import Commands, Json, duration_option, shared_options, size_option
 from penstock.cli.output import Cell, note, print_json, print_table
-from penstock.cli.tube.access import MasterOptions, TubeOptions, connects, connects_to_master
+from penstock.cli.tube.access import MasterOptions, TubeConnectionOptions, connects, connects_to_master
 from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -205,7 +205,7 @@ def run_command(
 
 @app.add("penstock tube broker list", name="list")
 @connects
-def list_command(tube: TubeOptions, as_json: Json = False) -> None:
+def list_command(tube: TubeConnectionOptions, as_json: Json = False) -> None:
     """List the brokers that the master knows, with their state and addresses."""
     rows: list[dict[str, Cell]] = [
         {

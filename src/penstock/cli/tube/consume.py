@@ -22,7 +22,7 @@ from penstock.cli.tube.access import (
     MASTER,
     NOT_DEPLOYED,
     Topic,
-    TubeOptions,
+    TubeConnectionOptions,
     announced,
     complete_group,
     connects,
@@ -30,7 +30,7 @@ from penstock.cli.tube.access import (
     partitions,
     run_client,
 )
-from penstock.cli.tube.offsets import OFFSETS, Log, OffsetSpec, Part, parse_offset, parse_part, pick
+from penstock.cli.tube.offsets import OFFSETS, Log, OffsetSpec, PartitionSpec, parse_offset, parse_part, pick
 from penstock.errors import ConfigError, PenstockError, RefusedError, UnavailableError
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ REQUEST_S = 5.0
 """Timeout of requests to a broker without a group."""
 
 
-class Format(StrEnum):
+class RawFormat(StrEnum):
     """Format of raw output: lines, or values with a length prefix (4 bytes, big-endian)."""
 
     LINES = "lines"
@@ -61,7 +61,7 @@ class Format(StrEnum):
 @connects
 def consume(
     topic: Topic,
-    tube: TubeOptions,
+    tube: TubeConnectionOptions,
     group: Annotated[
         str | None,
         typer.Option(
@@ -104,11 +104,11 @@ def consume(
     ] = False,
     raw: Annotated[bool, typer.Option("--raw", help="Print the values only, unchanged, each with a line end.")] = False,
     form: Annotated[
-        Format,
+        RawFormat,
         typer.Option(
             "--format", help="With --raw: lines, or length: 4 bytes (big-endian) before each value.", metavar="WORD"
         ),
-    ] = Format.LINES,
+    ] = RawFormat.LINES,
     key_separator: Annotated[
         str | None, typer.Option(help="With --raw: print the key and this separator before each value.", metavar="TEXT")
     ] = None,
@@ -163,7 +163,7 @@ class ConsumeRequest:
     topic: str
     start: OffsetSpec
     until: OffsetSpec | None
-    parts: tuple[Part, ...]
+    parts: tuple[PartitionSpec, ...]
     types: tuple[str, ...]
     count: int | None
     client: ClientOptions
@@ -248,7 +248,7 @@ def _log(source: RangeReader, info: PartitionInfo, topic: str) -> Log:
     return Log(source, info.broker_id, topic, info.partition, *source.bounds(topic, info.partition))
 
 
-def _forget(group: str, tube: TubeOptions) -> None:
+def _forget(group: str, tube: TubeConnectionOptions) -> None:
     """Delete a group with a random name. If the brokers do not respond, it remains listed."""
     with contextlib.suppress(PenstockError):
         for broker in tube.brokers():
@@ -387,7 +387,7 @@ def _fields(
 class _Show:
     """Prints rows in the selected format."""
 
-    def __init__(self, *, raw: bool, as_json: bool, form: Format, separator: str | None) -> None:
+    def __init__(self, *, raw: bool, as_json: bool, form: RawFormat, separator: str | None) -> None:
         self._raw = raw
         self._as_json = as_json
         self._form = form
@@ -401,7 +401,7 @@ class _Show:
             value = record.value
             if self._separator is not None and record.key is not None:
                 value = record.key + self._separator + value
-            print_raw(LENGTH.pack(len(value)) + value if self._form is Format.LENGTH else value + b"\n")
+            print_raw(LENGTH.pack(len(value)) + value if self._form is RawFormat.LENGTH else value + b"\n")
         else:
             key = "-" if record.key is None else shown(record.key)
             sys.stdout.write(f"{row['broker_id']}:{row['partition']}  {key}  {shown(record.value)}\n")

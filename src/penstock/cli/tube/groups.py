@@ -8,7 +8,7 @@ import typer
 
 from penstock.cli.options import Commands, Json, Yes, confirmed
 from penstock.cli.output import Cell, escape, note, print_json, print_table
-from penstock.cli.tube.access import Group, TubeOptions, complete_topic, connects
+from penstock.cli.tube.access import Group, TubeConnectionOptions, complete_topic, connects
 from penstock.errors import RefusedError
 
 __all__ = ["app"]
@@ -18,7 +18,7 @@ app = Commands("List, describe and delete consumer groups; show their lag.")
 
 @app.add("penstock tube group list", name="list")
 @connects
-def groups_list(tube: TubeOptions, as_json: Json = False) -> None:
+def groups_list(tube: TubeConnectionOptions, as_json: Json = False) -> None:
     """List the consumer groups that have members or committed offsets."""
     groups: dict[str, dict[str, Any]] = {}
 
@@ -48,7 +48,7 @@ def groups_list(tube: TubeOptions, as_json: Json = False) -> None:
 
 @app.add("penstock tube group describe lake", name="describe")
 @connects
-def groups_describe(group: Group, tube: TubeOptions, as_json: Json = False) -> None:
+def groups_describe(group: Group, tube: TubeConnectionOptions, as_json: Json = False) -> None:
     """Show the members of GROUP and the partitions that are assigned to each."""
     rows: list[dict[str, Cell]] = []
     for member in tube.call("admin_query_consume_group_detail", {"consumeGroup": group}):
@@ -73,7 +73,7 @@ def groups_describe(group: Group, tube: TubeOptions, as_json: Json = False) -> N
 @connects
 def groups_delete(
     group: Group,
-    tube: TubeOptions,
+    tube: TubeConnectionOptions,
     topic: Annotated[
         str | None,
         typer.Option(help="Only its offsets in this topic.", metavar="TOPIC", autocompletion=complete_topic),

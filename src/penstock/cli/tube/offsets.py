@@ -21,7 +21,7 @@ from penstock.cli.tube.access import (
     UNKNOWN_USER,
     BrokerRow,
     Group,
-    TubeOptions,
+    TubeConnectionOptions,
     complete_group,
     complete_topic,
     connects,
@@ -32,7 +32,7 @@ from penstock.runtime.config.values import duration_ms
 if TYPE_CHECKING:
     from penstock.tube.reader import RangeReader
 
-__all__ = ["ENTRY", "OFFSETS", "Log", "OffsetSpec", "Part", "app", "lag", "parse_offset", "parse_part", "pick"]
+__all__ = ["ENTRY", "OFFSETS", "Log", "OffsetSpec", "PartitionSpec", "app", "lag", "parse_offset", "parse_part", "pick"]
 
 ENTRY = 28
 """Bytes of an index entry: offsets of TubeMQ count bytes of a store's index, which its partitions share."""
@@ -134,7 +134,7 @@ def parse_offset(text: str, option: str) -> OffsetSpec:
         raise ConfigError(f"{option}: got {text!r}", option=option, do=f"write one of: {OFFSETS}") from None
 
 
-class Part(NamedTuple):
+class PartitionSpec(NamedTuple):
     """A partition number, of one broker or (None) of each."""
 
     broker_id: int | None
@@ -147,16 +147,16 @@ class Part(NamedTuple):
         return partition == self.partition and self.broker_id in {None, broker_id}
 
 
-def parse_part(text: str, option: str = "--partition") -> Part:
+def parse_part(text: str, option: str = "--partition") -> PartitionSpec:
     """Parse ``[BROKER:]N``. Raises ConfigError."""
     match = _PART.fullmatch(text)
     if match is None:
         do = "write a partition such as 0, or with its broker 1:0"
         raise ConfigError(f"{option}: got {text!r}", option=option, do=do)
-    return Part(None if match[1] is None else int(match[1]), int(match[2]))
+    return PartitionSpec(None if match[1] is None else int(match[1]), int(match[2]))
 
 
-def pick(parts: Iterable[Part], topic: str, places: Iterable[tuple[int, int]]) -> set[tuple[int, int]]:
+def pick(parts: Iterable[PartitionSpec], topic: str, places: Iterable[tuple[int, int]]) -> set[tuple[int, int]]:
     """The ``places`` (broker id, partition) that match ``parts``; all of them without parts.
 
     Raises:
@@ -214,7 +214,7 @@ OnlyPartitions = Annotated[
 ]
 
 
-class GroupOffset(NamedTuple):
+class PartitionOffsets(NamedTuple):
     """The committed offset of a group in one partition, and the offsets that are stored; None: not known."""
 
     broker: BrokerRow
@@ -236,7 +236,7 @@ class GroupOffset(NamedTuple):
 
 @app.add("penstock tube offset list lake", "penstock tube offset list lake --json > offsets.json", name="list")
 @connects
-def offsets_list(group: Group, tube: TubeOptions, topic: OnlyTopic = None, as_json: Json = False) -> None:
+def offsets_list(group: Group, tube: TubeConnectionOptions, topic: OnlyTopic = None, as_json: Json = False) -> None:
     """List the committed offset of GROUP in every partition, with the first and end offset that are stored."""
     rows: list[dict[str, Cell]] = [
         {**_place(s), "offset": s.offset, "first": s.first, "end": s.end}
@@ -254,7 +254,7 @@ def offsets_list(group: Group, tube: TubeOptions, topic: OnlyTopic = None, as_js
 @connects
 def offsets_reset(
     group: Group,
-    tube: TubeOptions,
+    tube: TubeConnectionOptions,
     to: Annotated[
         str | None,
         typer.Option(help=f"{OFFSETS}. +N and -N count from the committed offset.", metavar="OFFSET"),
@@ -333,7 +333,7 @@ def _refuse_query(group: str) -> None:
     )
 
 
-def _chosen(offset: GroupOffset, parts: Sequence[Part]) -> bool:
+def _chosen(offset: PartitionOffsets, parts: Sequence[PartitionSpec]) -> bool:
     return not parts or any(part.matches(offset.broker.id, offset.partition) for part in parts)
 
 
@@ -358,7 +358,7 @@ def _saved(file: Path) -> dict[tuple[str, int, int], OffsetSpec]:
     return found
 
 
-def _set(tube: TubeOptions, group: str, moves: Sequence[tuple[GroupOffset, int, int | None]]) -> None:
+def _set(tube: TubeConnectionOptions, group: str, moves: Sequence[tuple[PartitionOffsets, int, int | None]]) -> None:
     for broker in {s.broker.id: s.broker for s, _, _ in moves}.values():
         wanted = {s.key: offset for s, offset, _ in moves if s.broker.id == broker.id}
         parameters = {
@@ -372,7 +372,7 @@ def _set(tube: TubeOptions, group: str, moves: Sequence[tuple[GroupOffset, int, 
 
 @connects
 def lag(
-    tube: TubeOptions,
+    tube: TubeConnectionOptions,
     group: Annotated[
         str | None,
         typer.Argument(help="Consumer group. Default: all.", metavar="[GROUP]", autocompletion=complete_group),
@@ -435,7 +435,7 @@ def _groups(rows_of: Iterable[tuple[BrokerRow, AdminRows]]) -> list[str]:
     return sorted({entry["groupName"] for _, rows in rows_of for entry in rows.groups if entry["subInfo"]})
 
 
-def _asking(tube: TubeOptions, group: str | None, topic: str | None) -> Callable[[BrokerRow], AdminRows]:
+def _asking(tube: TubeConnectionOptions, group: str | None, topic: str | None) -> Callable[[BrokerRow], AdminRows]:
     narrowed = {} if topic is None else {"topicName": topic}
     named = {} if group is None else {"groupName": group}
 
@@ -450,9 +450,9 @@ def _asking(tube: TubeOptions, group: str | None, topic: str | None) -> Callable
 
 def _group_offsets(
     group: str, topic: str | None, rows_of: Iterable[tuple[BrokerRow, AdminRows]], *, new: bool = False
-) -> list[GroupOffset]:
+) -> list[PartitionOffsets]:
     """Offsets of ``group`` by topic, broker and partition; ``new``: also for partitions without a committed offset."""
-    found: list[GroupOffset] = []
+    found: list[PartitionOffsets] = []
     topics: set[str] = set()
     for broker, rows in rows_of:
         firsts: dict[tuple[str, int], tuple[int, int]] = {}
@@ -470,7 +470,7 @@ def _group_offsets(
             first, end = firsts.get(place, (0, part["offsetMax"] if part else 0))
             behind = part["dataLag"] if part and part["dataLag"] >= 0 else None
             offset = part["curOffset"] if part else None
-            found.append(GroupOffset(broker, place[0], place[1], offset, first, end, behind))
+            found.append(PartitionOffsets(broker, place[0], place[1], offset, first, end, behind))
     if not found and topic is not None and topic not in topics:
         raise RefusedError(f"no broker has topic {topic!r}", do="list the topics: penstock tube topic list")
     if not found:
@@ -485,11 +485,13 @@ def _partitions(count: int) -> str:
     return "1 partition" if count == 1 else f"{count} partitions"
 
 
-def _place(offset: GroupOffset) -> dict[str, Cell]:
+def _place(offset: PartitionOffsets) -> dict[str, Cell]:
     return {"topic": offset.topic, "broker": offset.broker.id, "partition": offset.partition}
 
 
-def _move(offset: GroupOffset, where: OffsetSpec, tube: TubeOptions) -> tuple[GroupOffset, int, int | None]:
+def _move(
+    offset: PartitionOffsets, where: OffsetSpec, tube: TubeConnectionOptions
+) -> tuple[PartitionOffsets, int, int | None]:
     """The current offset, the target offset in this partition, and the number of messages between them."""
     from penstock.tube.reader import RangeReader
 
@@ -507,7 +509,7 @@ def _move(offset: GroupOffset, where: OffsetSpec, tube: TubeOptions) -> tuple[Gr
         return s, target, between if target >= here else -between
 
 
-def _lag_rows(offsets: Iterable[GroupOffset], tube: TubeOptions) -> Iterator[dict[str, Cell]]:
+def _lag_rows(offsets: Iterable[PartitionOffsets], tube: TubeConnectionOptions) -> Iterator[dict[str, Cell]]:
     from penstock.runtime.io.clock import wall_clock_ms
     from penstock.tube.reader import RangeReader
 

@@ -16,8 +16,8 @@ import typer
 from penstock.cli.options import Json
 from penstock.cli.output import escape, note, print_json
 from penstock.cli.record_reader import Lengths, Lines, Splitter, chunks
-from penstock.cli.tube.access import Topic, TubeOptions, connects, partitions, run_client
-from penstock.cli.tube.offsets import Part, parse_part
+from penstock.cli.tube.access import Topic, TubeConnectionOptions, connects, partitions, run_client
+from penstock.cli.tube.offsets import PartitionSpec, parse_part
 from penstock.errors import ConfigError, LocalProtocolError
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ SILENT_S = 5.0
 """Time without an acknowledgement after which the user is notified."""
 
 
-class Format(StrEnum):
+class InputFormat(StrEnum):
     """Format of the input: lines, values with a length prefix, or JSON as printed by `consume --json`."""
 
     LINES = "lines"
@@ -45,7 +45,7 @@ class Format(StrEnum):
 @connects
 def produce(
     topic: Topic,
-    tube: TubeOptions,
+    tube: TubeConnectionOptions,
     values: Annotated[
         list[str] | None,
         typer.Argument(help="Values, one record each. Default: the lines of standard input.", metavar="VALUE"),
@@ -55,13 +55,13 @@ def produce(
         typer.Option(help="Read from a file instead of standard input.", exists=True, dir_okay=False, metavar="FILE"),
     ] = None,
     form: Annotated[
-        Format,
+        InputFormat,
         typer.Option(
             "--format",
             help="lines; length: 4 bytes (big-endian) before each value; json: as printed by consume --json.",
             metavar="WORD",
         ),
-    ] = Format.LINES,
+    ] = InputFormat.LINES,
     key: Annotated[
         str | None, typer.Option(help="Key of every record: records with the same key stay in order.", metavar="TEXT")
     ] = None,
@@ -101,7 +101,7 @@ def produce(
         raise ConfigError("tube produce: values and --file exclude each other", do="use one of them")
     if not values and file is None and sys.stdin.isatty():
         raise ConfigError("tube produce: no values", do="give values, --file, or lines on standard input")
-    if form is Format.JSON and any([values, headers, key, key_separator, key_field, msg_type]):
+    if form is InputFormat.JSON and any([values, headers, key, key_separator, key_field, msg_type]):
         raise ConfigError(
             "--format json: a line contains its key, headers and message type",
             option="--format",
@@ -111,7 +111,9 @@ def produce(
         raise ConfigError(
             "--key, --key-separator and --key-field exclude each other", option="--key", do="use one of them"
         )
-    record = _from_json if form is Format.JSON else _record_factory(key, key_separator, key_field, headers, msg_type)
+    record = (
+        _from_json if form is InputFormat.JSON else _record_factory(key, key_separator, key_field, headers, msg_type)
+    )
     target = None if partition is None else _target(topic, parse_part(partition))
 
     client = tube.client()
@@ -125,7 +127,7 @@ def produce(
     except TopicUnavailableError as error:
         note(f"waiting for topic {escape(topic)}: {error.why}")
 
-    splitter = Lengths() if form is Format.LENGTH else Lines()
+    splitter = Lengths() if form is InputFormat.LENGTH else Lines()
     source = _values(values) if values else _read(file, splitter)
     show = _print_place if as_json else None
     count = run_client(_produce(tube.tube_master, topic, source, record, target, client, show, idempotent=idempotent))
@@ -140,7 +142,7 @@ def _header(text: str) -> tuple[str, str | bytes]:
     return name, value
 
 
-def _target(topic: str, part: Part) -> int | Partition:
+def _target(topic: str, part: PartitionSpec) -> int | Partition:
     from penstock.tube.codec.strings import BrokerInfo, Partition
 
     if part.broker_id is None:

@@ -9,7 +9,7 @@ import typer
 
 from penstock.cli.options import Commands, Json
 from penstock.cli.output import Cell, note, print_table
-from penstock.cli.tube.access import BrokerRow, TubeOptions, connects
+from penstock.cli.tube.access import BrokerRow, TubeConnectionOptions, connects
 
 __all__ = ["app"]
 
@@ -22,7 +22,7 @@ app = Commands("List, delete and settle the staged rows of exactly-once writes."
 
 @app.add("penstock tube staged list", name="list")
 @connects
-def staged_list(tube: TubeOptions, as_json: Json = False) -> None:
+def staged_list(tube: TubeConnectionOptions, as_json: Json = False) -> None:
     """List the attempts of tasks whose rows are staged and not committed."""
     print_table([_row(broker, row) for broker, row in _staged(tube)], _COLUMNS, as_json=as_json)
 
@@ -31,7 +31,7 @@ def staged_list(tube: TubeOptions, as_json: Json = False) -> None:
 @connects
 def staged_delete(
     query: Query,
-    tube: TubeOptions,
+    tube: TubeConnectionOptions,
     force: Annotated[
         bool, typer.Option("--force", help="Delete prepared rows as well, whatever other brokers committed.")
     ] = False,
@@ -46,7 +46,7 @@ def staged_delete(
 
 @app.add("penstock tube staged settle lake-writer", name="settle")
 @connects
-def staged_settle(query: Query, tube: TubeOptions) -> None:
+def staged_settle(query: Query, tube: TubeConnectionOptions) -> None:
     """Complete the last batch of a QUERY that no longer runs: commit it on all brokers or on none.
 
     A run of the query that is still alive is fenced.
@@ -61,7 +61,7 @@ def staged_settle(query: Query, tube: TubeOptions) -> None:
     note(f"query {query} was settled; last committed batch: {committed if committed >= 0 else 'none'}")
 
 
-def _staged(tube: TubeOptions) -> list[tuple[BrokerRow, dict[str, Any]]]:
+def _staged(tube: TubeConnectionOptions) -> list[tuple[BrokerRow, dict[str, Any]]]:
     return [
         (broker, row)
         for broker in tube.running_brokers()
@@ -69,7 +69,7 @@ def _staged(tube: TubeOptions) -> list[tuple[BrokerRow, dict[str, Any]]]:
     ]
 
 
-async def _settle(query: str, concerned: list[BrokerRow], tube: TubeOptions) -> int:
+async def _settle(query: str, concerned: list[BrokerRow], tube: TubeConnectionOptions) -> int:
     from penstock.tube.client import transaction_commit
     from penstock.tube.codec.strings import BrokerInfo
     from penstock.tube.producer import Producer

@@ -10,7 +10,7 @@ import typer
 
 from penstock.cli.options import Commands, Json, Yes, confirmed, duration_option, size_option
 from penstock.cli.output import Cell, note, print_json, print_table
-from penstock.cli.tube.access import Topic, TubeOptions, connects
+from penstock.cli.tube.access import Topic, TubeConnectionOptions, connects
 from penstock.cli.tube.offsets import ENTRY
 from penstock.errors import ConfigError, RefusedError
 
@@ -37,7 +37,7 @@ app = Commands("List, describe, create, change and delete topics.")
 
 @app.add("penstock tube topic list", "penstock tube topic list --broker-id 2 --json", name="list")
 @connects
-def topics_list(tube: TubeOptions, broker_id: BrokerIds = None, as_json: Json = False) -> None:
+def topics_list(tube: TubeConnectionOptions, broker_id: BrokerIds = None, as_json: Json = False) -> None:
     """List the topics."""
     wanted = _numbers(broker_id)
     rows: list[dict[str, Cell]] = []
@@ -67,7 +67,7 @@ def topics_list(tube: TubeOptions, broker_id: BrokerIds = None, as_json: Json = 
 @connects
 def topics_create(
     topic: Topic,
-    tube: TubeOptions,
+    tube: TubeConnectionOptions,
     partitions: Annotated[int, typer.Option(help="Partitions of each store.", min=1, max=9999, metavar="N")] = 3,
     stores: Annotated[
         int, typer.Option(help="Message stores per broker, each with its own files.", min=1, max=100, metavar="N")
@@ -113,7 +113,7 @@ def topics_create(
 @connects
 def topics_alter(
     topic: Topic,
-    tube: TubeOptions,
+    tube: TubeConnectionOptions,
     partitions: Annotated[
         int | None, typer.Option(help="Partitions of each store; the number cannot be reduced.", min=1, metavar="N")
     ] = None,
@@ -151,7 +151,7 @@ def topics_alter(
 @connects
 def topics_describe(
     topic: Topic,
-    tube: TubeOptions,
+    tube: TubeConnectionOptions,
     broker_id: BrokerIds = None,
     as_json: Json = False,
 ) -> None:
@@ -192,7 +192,7 @@ def topics_describe(
 @connects
 def topics_delete(
     topic: Topic,
-    tube: TubeOptions,
+    tube: TubeConnectionOptions,
     yes: Yes = False,
     broker_id: BrokerIds = None,
     as_json: Json = False,
@@ -225,7 +225,7 @@ def topics_delete(
     note(f"topic {topic} was deleted{where}" + ("" if gone else "; its brokers are still removing the records"))
 
 
-def _gone(tube: TubeOptions, topic: str, brokers: Iterable[int] | None) -> bool:
+def _gone(tube: TubeConnectionOptions, topic: str, brokers: Iterable[int] | None) -> bool:
     """True if these brokers no longer have ``topic``; None: if the master no longer has it."""
     known = _known(tube, topic) or {}
     return not known if brokers is None else known.keys().isdisjoint(brokers)
@@ -266,7 +266,7 @@ def _settings(retention_s: float | None, max_message_size: int | None) -> dict[s
     return settings
 
 
-def _states(tube: TubeOptions, topic: str, broker_id: str | None) -> dict[int, int]:
+def _states(tube: TubeConnectionOptions, topic: str, broker_id: str | None) -> dict[int, int]:
     """State of ``topic`` by broker id, for all brokers or those of ``--broker-id``: open, closed, or deleted and more.
 
     Raises:
@@ -286,7 +286,7 @@ def _states(tube: TubeOptions, topic: str, broker_id: str | None) -> dict[int, i
     return {number: state for number, state in states.items() if not wanted or number in wanted}
 
 
-def _known(tube: TubeOptions, topic: str) -> dict[int, int] | None:
+def _known(tube: TubeConnectionOptions, topic: str) -> dict[int, int] | None:
     """State of ``topic`` by broker id; None: the master has no such topic."""
     found = [row for row in tube.call("admin_query_topic_info", {"topicName": topic}) if row["topicName"] == topic]
     if not found:

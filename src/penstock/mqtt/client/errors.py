@@ -9,7 +9,7 @@ from penstock.mqtt.codec.packets import ConnAck
 from penstock.mqtt.codec.reasons import ReasonCode, reason_name
 from penstock.mqtt.engine.client_events import Closed
 from penstock.mqtt.url import BrokerUrl
-from penstock.runtime.io.network import rejected_by_alert, unreachable
+from penstock.runtime.io.network import connection_failure, tls_alert_failure
 
 __all__ = [
     "abandoned",
@@ -49,7 +49,7 @@ _START: Final = "start a node (penstock up), or correct the address"
 
 def not_connected(url: BrokerUrl, error: OSError, certificate: str | None = None) -> UnavailableError:
     """The server is not reachable. ``certificate`` is the file of the client certificate."""
-    said = unreachable(error, url.host, tls=url.tls, certificate=certificate)
+    said = connection_failure(error, url.host, tls=url.tls, certificate=certificate)
     return UnavailableError(f"mqtt: no connection to {url}", applied=False, why=said.why, do=said.do or _START)
 
 
@@ -65,7 +65,7 @@ def no_answer(url: BrokerUrl, seconds: float) -> UnavailableError:
 
 def rejected(url: BrokerUrl, error: Exception | None, certificate: str | None) -> UnavailableError | None:
     """The server closed the connection with the TLS alert in ``error``; None if ``error`` is no alert."""
-    said = rejected_by_alert(error, certificate)
+    said = tls_alert_failure(error, certificate)
     return None if said is None else UnavailableError(f"mqtt: no connection to {url}", why=said.why, do=said.do)
 
 

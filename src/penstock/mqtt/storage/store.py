@@ -49,7 +49,7 @@ from penstock.mqtt.storage.records import (
     subscription_key,
 )
 from penstock.runtime.io.files import Durability, Files
-from penstock.runtime.io.lmdb_environment import INITIAL_MAP_BYTES, Environment
+from penstock.runtime.io.lmdb_environment import INITIAL_MAP_BYTES, LmdbEnvironment
 from penstock.runtime.io.wal.frames import DELETE, PUT, Operation
 from penstock.runtime.io.wal.logged_environment import LoggedEnvironment
 from penstock.runtime.io.wal.segments import SEGMENT_BYTES
@@ -87,7 +87,7 @@ class SessionStore:
         """Bytes in use, as of the last commit."""
         self._durability = durability
         self._environment = LoggedEnvironment(
-            Environment(
+            LmdbEnvironment(
                 path,
                 "mqtt sessions",
                 "broker that has them",

@@ -12,7 +12,7 @@ from penstock.mqtt.bridge import BridgeSettings, BridgeTopic, Direction
 from penstock.mqtt.client import TlsOptions
 from penstock.mqtt.codec.topics import SHARE_PREFIX, filter_problem, name_problem
 from penstock.mqtt.url import parse_broker_url
-from penstock.node.config.listeners import Part
+from penstock.node.config.listeners import Section
 from penstock.runtime.io.credentials import read_password
 
 __all__ = ["BridgeEntry", "BridgeTls", "BridgeTopicEntry"]
@@ -35,7 +35,7 @@ def _topic(value: str) -> str:
     return value
 
 
-class BridgeTopicEntry(Part):
+class BridgeTopicEntry(Section):
     """Topics of a bridge: ``local_prefix`` + ``filter`` on this node corresponds to ``remote_prefix`` + ``filter``
     on the other."""
 
@@ -62,7 +62,7 @@ class BridgeTopicEntry(Part):
         return BridgeTopic(self.filter, self.direction, self.qos, self.local_prefix, self.remote_prefix)
 
 
-class BridgeTls(Part):
+class BridgeTls(Section):
     """TLS of a bridge, for ``mqtts://`` and ``wss://``."""
 
     ca: Path | None = Field(default=None, description="PEM file: trusted authorities; default: those of the system")
@@ -71,7 +71,7 @@ class BridgeTls(Part):
     server_name: str | None = Field(default=None, description="name in the server's certificate; default: the host")
 
 
-class BridgeEntry(Part):
+class BridgeEntry(Section):
     """Bridge to another MQTT 5 broker. Outgoing messages are queued while it is unavailable; incoming ones are
     acknowledged once accepted."""
 

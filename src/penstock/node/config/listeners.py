@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, PlainValidat
 from penstock.errors import ConfigError
 from penstock.runtime.io.network import Address, parse_address
 
-__all__ = ["AddressText", "Listener", "OpenListener", "Part", "bind", "refuse_open_listeners"]
+__all__ = ["AddressText", "ListenerSection", "OpenListener", "Section", "bind", "refuse_open_listeners"]
 
 
 def _address(value: object) -> Address:
@@ -38,13 +38,13 @@ def bind(default: str) -> Any:
     )
 
 
-class Part(BaseModel):
+class Section(BaseModel):
     """A section of the file: options that are not known are errors."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True)
 
 
-class Listener(Part):
+class ListenerSection(Section):
     """Where a part listens, and the address that it tells others where that differs (a container, a proxy)."""
 
     bind: AddressText = bind("127.0.0.1:0")

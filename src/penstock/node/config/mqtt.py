@@ -21,7 +21,7 @@ from penstock.mqtt.listener_access import AuthenticationMethod
 from penstock.mqtt.transport.connection_limits import ConnectionLimits
 from penstock.mqtt.transport.listener_settings import Transport
 from penstock.mqtt.transport.tls import ClientCertificates, TlsFiles
-from penstock.node.config.listeners import AddressText, Listener, Part, bind
+from penstock.node.config.listeners import AddressText, ListenerSection, Section, bind
 from penstock.security.certificates import CertificateName
 from penstock.security.tokens import METHOD
 
@@ -81,7 +81,7 @@ def limits_section(
                 fields[field.name] = (int, Field(default=default, description=text, ge=low, le=high))
             else:
                 fields[field.name] = (type(default), Field(default=default, description=text))
-    return cast("type[BaseModel]", create_model(name, __base__=Part, __doc__=doc, **fields))
+    return cast("type[BaseModel]", create_model(name, __base__=Section, __doc__=doc, **fields))
 
 
 def _docstrings(kind: type[Any]) -> dict[str, str]:
@@ -118,7 +118,7 @@ def network_limits(section: Any) -> ConnectionLimits:
     )
 
 
-class Tls(Part):
+class Tls(Section):
     """Certificates of a listener. SIGHUP reloads the files."""
 
     certificate: Path = Field(description="PEM file: server certificate, followed by intermediate certificates")
@@ -161,7 +161,7 @@ def _path(value: str) -> str:
     return value
 
 
-class MqttListenerEntry(Listener):
+class MqttListenerEntry(ListenerSection):
     """One address for MQTT clients."""
 
     transport: Transport = Field(default=Transport.TCP, description="transport protocol")
@@ -227,7 +227,7 @@ class MqttListener(MqttListenerEntry):
         return self
 
 
-class Security(Part):
+class Security(Section):
     """Files for authentication and authorization. SIGHUP reloads them; an invalid file changes nothing."""
 
     passwords: Path | None = Field(default=None, description="password file, see `penstock user`")

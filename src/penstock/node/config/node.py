@@ -19,9 +19,9 @@ from penstock.mqtt.codec.topics import SHARE_PREFIX, filter_problem
 from penstock.mqtt.transport.listener_settings import Transport
 from penstock.mqtt.transport.tls import ClientCertificates, TlsFiles
 from penstock.node.config.bridges import BridgeEntry
-from penstock.node.config.listeners import AddressText, Listener, Part, bind
+from penstock.node.config.listeners import AddressText, ListenerSection, Section, bind
 from penstock.node.config.mqtt import MqttListener, Security
-from penstock.node.config.statestore import StateStore
+from penstock.node.config.statestore import StateStoreSection
 from penstock.node.config.template import Template
 from penstock.node.config.tube import TubeAccess, TubeLimitOptions, TubeTls
 from penstock.runtime.config.loader import validate
@@ -44,9 +44,9 @@ __all__ = [
     "HttpTls",
     "NodeConfig",
     "Option",
-    "Rule",
-    "Staging",
-    "Topic",
+    "RuleSection",
+    "StagingSection",
+    "TopicSection",
     "Tube",
     "TubeBrokerHttpListener",
     "TubeBrokerListener",
@@ -92,19 +92,19 @@ AttributeName = Annotated[str, Field(min_length=1, max_length=256)]
 FilterText = Annotated[str, BeforeValidator(lambda value: _filter(value) if isinstance(value, str) else value)]
 
 
-class TubeMasterListener(Listener):
+class TubeMasterListener(ListenerSection):
     """TubeMQ master listener."""
 
     bind: AddressText = bind("127.0.0.1:8715")
 
 
-class TubeBrokerListener(Listener):
+class TubeBrokerListener(ListenerSection):
     """TubeMQ broker listener."""
 
     bind: AddressText = bind("127.0.0.1:8123")
 
 
-class HttpTls(Part):
+class HttpTls(Section):
     """Certificates of an HTTPS listener. SIGHUP reloads the files."""
 
     certificate: Path = Field(description="PEM file: server certificate, followed by intermediate certificates")
@@ -124,14 +124,14 @@ class HttpTls(Part):
         )
 
 
-class TubeBrokerHttpListener(Listener):
+class TubeBrokerHttpListener(ListenerSection):
     """HTTP listener for TubeMQ broker administration."""
 
     tls: HttpTls | None = Field(default=None, description="certificates for HTTPS; default: plain HTTP")
     bind: AddressText = bind("127.0.0.1:8081")
 
 
-class HttpListener(Listener):
+class HttpListener(ListenerSection):
     """HTTP listener for health, metrics and TubeMQ master administration."""
 
     bind: AddressText = bind("127.0.0.1:8080")
@@ -145,7 +145,7 @@ class HttpListener(Listener):
 Retention = Annotated[str, Field(pattern=r"^[1-9][0-9]{0,5}[smh]$")]
 
 
-class Topic(Part):
+class TopicSection(Section):
     """TubeMQ topic that the node creates at its start."""
 
     partitions: int = Field(default=3, ge=1, le=9999, description="number of partitions per store")
@@ -160,7 +160,7 @@ class Topic(Part):
     )
 
 
-class Staging(Part):
+class StagingSection(Section):
     """Rows that are staged for exactly-once writes."""
 
     max_bytes: int = Field(
@@ -193,7 +193,7 @@ class Staging(Part):
         )
 
 
-class Tube(Part):
+class Tube(Section):
     """TubeMQ master and broker of this node."""
 
     broker_id: int = Field(default=1, ge=1, le=2**31 - 1, description="number of the broker at the master")
@@ -210,7 +210,7 @@ class Tube(Part):
         "with `startVisitTokenCheck`. Applies from two minutes after the registration of a "
         "broker, while it can reach its master",
     )
-    topics: dict[TopicName, Topic] = Field(default_factory=dict, description="topics to create at the start")
+    topics: dict[TopicName, TopicSection] = Field(default_factory=dict, description="topics to create at the start")
     max_store_bytes: int | None = Field(
         default=None,
         ge=1 << 20,
@@ -226,7 +226,9 @@ class Tube(Part):
         "more than two heartbeat periods of every client: 13 s for Java clients, 10 s for C++ "
         "and Go clients by default",
     )
-    staging: Staging = Field(default_factory=Staging, description="staging of rows for exactly-once writes")
+    staging: StagingSection = Field(
+        default_factory=StagingSection, description="staging of rows for exactly-once writes"
+    )
     limits: TubeLimitOptions = Field(  # type: ignore[valid-type] # a model that is created from the fields of the limits
         default_factory=TubeLimitOptions, description="limits of master and broker"
     )
@@ -250,7 +252,7 @@ class Tube(Part):
         return value
 
 
-class Disk(Part):
+class Disk(Section):
     """Disk space limits of the data directory."""
 
     max_bytes: int = Field(
@@ -277,7 +279,7 @@ class WhenFull(StrEnum):
     """QoS 1 and 2 messages are answered 0x97 Quota exceeded, QoS 0 ones are dropped."""
 
 
-class Rule(Part):
+class RuleSection(Section):
     """Copy MQTT messages that match ``filter`` to the TubeMQ topic ``topic``."""
 
     filter: FilterText = Field(description="MQTT topic filter")
@@ -314,7 +316,7 @@ class Rule(Part):
     )
 
 
-class NodeConfig(Part):
+class NodeConfig(Section):
     """Configuration of a node."""
 
     data_dir: Path = Field(default=Path("penstock-data"), description="directory of all data of the node")
@@ -349,11 +351,11 @@ class NodeConfig(Part):
     http: HttpListener = Field(
         default_factory=HttpListener, description="health, metrics and administration of the TubeMQ master"
     )
-    statestore: StateStore = Field(
-        default_factory=StateStore, description="state store: quotas, extensions, change capture"
+    statestore: StateStoreSection = Field(
+        default_factory=StateStoreSection, description="state store: quotas, extensions, change capture"
     )
     tube: Tube = Field(default_factory=Tube, description="TubeMQ master and broker: topics, retention, access")
-    rules: list[Rule] = Field(default_factory=list, description="copy MQTT topics into TubeMQ topics")
+    rules: list[RuleSection] = Field(default_factory=list, description="copy MQTT topics into TubeMQ topics")
     bridges: list[BridgeEntry] = Field(default_factory=list, description="bridges to other MQTT brokers")
     log_level: LogLevel = Field(default=LogLevel.INFO, description="minimum severity of log lines")
     log_format: LogFormat = Field(default=LogFormat.TEXT, description="format of log lines")
@@ -382,7 +384,7 @@ class NodeConfig(Part):
             if name in names[:index]:
                 raise ValueError(f"bridges[{index}].name: {name!r} names another bridge as well")
         for index, rule in enumerate(self.rules):
-            topic = self.tube.topics.get(rule.topic, Topic())
+            topic = self.tube.topics.get(rule.topic, TopicSection())
             if rule.partition is not None and rule.partition % 10_000 >= topic.partitions:
                 raise ValueError(
                     f"rules[{index}].partition: topic {rule.topic!r} has partitions 0 to {topic.partitions - 1}"
@@ -390,11 +392,11 @@ class NodeConfig(Part):
                 )
         return self
 
-    def topics(self) -> dict[str, Topic]:
+    def topics(self) -> dict[str, TopicSection]:
         """The topics that must exist once the node is ready: those named, and those that rules write to."""
         capture = self.statestore.capture_topic
-        captured = {} if capture is None else {capture: Topic(partitions=1)}
-        return {**captured, **{rule.topic: Topic() for rule in self.rules}, **self.tube.topics}
+        captured = {} if capture is None else {capture: TopicSection(partitions=1)}
+        return {**captured, **{rule.topic: TopicSection() for rule in self.rules}, **self.tube.topics}
 
 
 class Option(NamedTuple):
@@ -487,7 +489,7 @@ def _beside_the_file(value: object, kind: Any, directory: Path) -> Any:
     if get_origin(kind) is UnionType:
         for one in inner:
             value = _beside_the_file(value, one, directory)
-    elif isinstance(value, dict) and isinstance(kind, type) and issubclass(kind, Part):
+    elif isinstance(value, dict) and isinstance(kind, type) and issubclass(kind, Section):
         kinds = {name: field.annotation for name, field in kind.model_fields.items()}
         return {name: _beside_the_file(each, kinds.get(name), directory) for name, each in value.items()}
     return value

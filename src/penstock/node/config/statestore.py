@@ -10,7 +10,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import AfterValidator, Field
 
-from penstock.node.config.listeners import Part
+from penstock.node.config.listeners import Section
 from penstock.statestore.codec.commands import Extension
 from penstock.statestore.options import (
     MAX_BYTES,
@@ -24,7 +24,7 @@ from penstock.statestore.options import (
 )
 from penstock.tube.codec.strings import valid_topic
 
-__all__ = ["ExtensionName", "KeyResource", "PersistenceConfig", "StateStore"]
+__all__ = ["ExtensionName", "KeyResource", "PersistenceConfig", "StateStoreSection"]
 
 
 class ExtensionName(StrEnum):
@@ -56,7 +56,7 @@ def _topic(value: str | None) -> str | None:
     return value
 
 
-class KeyResource(Part):
+class KeyResource(Section):
     """Keys that are stored on disk."""
 
     key_type: KeyType = Field(
@@ -84,7 +84,7 @@ def _usable(resources: list[KeyResource]) -> list[KeyResource]:
     return resources
 
 
-class PersistenceConfig(Part):
+class PersistenceConfig(Section):
     """Keys that are written to disk with `durability: memory`. With other durabilities all keys are."""
 
     mode: PersistenceMode = Field(
@@ -113,7 +113,7 @@ class PersistenceConfig(Part):
         )
 
 
-class StateStore(Part):
+class StateStoreSection(Section):
     """State store."""
 
     dialect: Literal["auto", "sdk", "published", "older"] = Field(

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final
 from pydantic import BeforeValidator, Field, model_validator
 
 from penstock.mqtt.transport.tls import ClientCertificates, ServerTls, TlsFiles
-from penstock.node.config.listeners import Part
+from penstock.node.config.listeners import Section
 from penstock.node.config.mqtt import limits_section
 from penstock.tube.engine.limits import TubeLimits
 
@@ -30,7 +30,7 @@ def _network(value: object) -> object:
     return value
 
 
-class TubeAccess(Part):
+class TubeAccess(Section):
     """TubeMQ clients that need not sign although the node has users, because Apache's Java consumers cannot
     sign."""
 
@@ -47,7 +47,7 @@ class TubeAccess(Part):
         return value
 
 
-class TubeTls(Part):
+class TubeTls(Section):
     """TLS listeners of master and broker, on the same addresses as the plain ones."""
 
     certificate: Path = Field(description="PEM file: server certificate, followed by intermediate certificates")

@@ -19,7 +19,7 @@ from penstock.pipelines.run.lease import RunRecord
 from penstock.pipelines.sources.reader import Lag, Meter, planned
 from penstock.pipelines.state_dir.checkpoint import Offsets
 from penstock.runtime.io.clock import wall_clock_ms
-from penstock.runtime.observability.metrics import CONTENT_TYPE, page_at
+from penstock.runtime.observability.metrics import CONTENT_TYPE, serve_page
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
@@ -237,7 +237,7 @@ def serve(address: tuple[str, int] | None, pipeline: str, read: Read) -> Iterato
     if address is None:
         yield None
         return
-    with page_at(address, lambda: render(pipeline, read), CONTENT_TYPE) as bound:
+    with serve_page(address, lambda: render(pipeline, read), CONTENT_TYPE) as bound:
         yield bound
 
 

@@ -195,7 +195,7 @@ def _put_under(name: str, below: Mapping[str, list[str]]) -> str | None:
     return f"put it under {' or '.join(places)}" if places else None
 
 
-class _Quiet(GenerateJsonSchema):
+class _QuietSchema(GenerateJsonSchema):
     """Only names are read from the schema, so a default that JSON cannot hold is no matter here."""
 
     ignored_warning_kinds: set[JsonSchemaWarningKind] = {  # noqa: RUF012 - declared so by pydantic
@@ -208,7 +208,7 @@ class _Schema:
     """The names a model knows at a location, read from its JSON Schema (which unfolds unions and aliases for us)."""
 
     def __init__(self, model: type[BaseModel]) -> None:
-        self._root: dict[str, Any] = model.model_json_schema(by_alias=True, schema_generator=_Quiet)
+        self._root: dict[str, Any] = model.model_json_schema(by_alias=True, schema_generator=_QuietSchema)
         self._defs: dict[str, Any] = self._root.get("$defs", {})
 
     def names(self, loc: tuple[str | int, ...]) -> list[str]:

@@ -10,7 +10,7 @@ from typing import TypedDict
 from penstock.errors import ConfigError
 from penstock.runtime.io.tls import TlsOptions
 
-__all__ = ["ANYBODY", "ClientOptions", "Login", "read_password"]
+__all__ = ["ANONYMOUS_LOGIN", "ClientOptions", "Login", "read_password"]
 
 
 class ClientOptions(TypedDict):
@@ -80,5 +80,5 @@ def read_password(path: Path, option: str = "password_file") -> str:
         ) from error
 
 
-ANYBODY = Login()
+ANONYMOUS_LOGIN = Login()
 """No user, no TLS."""

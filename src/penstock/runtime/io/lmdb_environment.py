@@ -2,7 +2,7 @@
 
 What all stores of that kind need beside their own keys and values. A transaction is all of it or nothing; what its
 commit promises depends on the durability: ``durable`` = fsynced; ``flushed`` and ``memory`` = written to the page
-cache, fsynced when the kernel likes, when somebody asks for it and on :meth:`Environment.close`.
+cache, fsynced when the kernel likes, when somebody asks for it and on :meth:`LmdbEnvironment.close`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import lmdb
 from penstock.errors import OutOfSpaceError, StorageError
 from penstock.runtime.io.files import DirectFiles, Durability, room
 
-__all__ = ["INITIAL_MAP_BYTES", "Environment"]
+__all__ = ["INITIAL_MAP_BYTES", "LmdbEnvironment"]
 
 INITIAL_MAP_BYTES: Final = 1 << 30
 """Address space, not disk: the file grows with its content. Doubled whenever it is full."""
@@ -35,7 +35,7 @@ _open_paths: set[Path] = set()
 T = TypeVar("T")
 
 
-class Environment:
+class LmdbEnvironment:
     """The environment at ``path``, made where it does not exist, with the databases ``tables``; ``meta`` is one.
 
     ``name`` is what errors call it (``many``: a plural), ``owner`` who has it open. ``schema`` is the layout of the

@@ -33,6 +33,7 @@ from penstock.errors import LocalProtocolError
 __all__ = [
     "MAX_GRACE_S",
     "STALL_S",
+    "CallLater",
     "LoopThread",
     "RunsInLoopThread",
     "StallWatch",
@@ -56,6 +57,12 @@ MOST_DESCRIPTORS = 1 << 20
 """Beyond that, tables of the kernel cost more than anybody has clients."""
 M_TRIM_THRESHOLD = -1
 M_MMAP_THRESHOLD = -3
+
+
+class CallLater(Protocol):
+    """Schedules a callback after a delay in seconds, as :meth:`asyncio.loop.call_later` does."""
+
+    def __call__(self, delay: float, callback: Callable[[], None], /) -> object: ...
 
 
 def loop_name() -> str:

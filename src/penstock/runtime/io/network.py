@@ -12,14 +12,14 @@ from penstock.errors import PenstockError, UnavailableError
 
 __all__ = [
     "Address",
-    "Unreachable",
+    "ConnectionFailure",
     "bind_error",
+    "connection_failure",
     "in_use",
     "is_host",
+    "no_response",
     "parse_address",
-    "rejected_by_alert",
-    "unanswered",
-    "unreachable",
+    "tls_alert_failure",
     "without_secret",
 ]
 
@@ -141,14 +141,14 @@ _CERTIFICATE_ALERTS: Final = {
 _MISSING_CERTIFICATE: Final = "set the client certificate (--cert-file, cert_file)"
 
 
-class Unreachable(NamedTuple):
+class ConnectionFailure(NamedTuple):
     """``why`` there is no connection and what to ``do``; None: start the server, or correct the address."""
 
     why: str
     do: str | None = None
 
 
-def rejected_by_alert(error: BaseException | None, certificate: str | None = None) -> Unreachable | None:
+def tls_alert_failure(error: BaseException | None, certificate: str | None = None) -> ConnectionFailure | None:
     """Why the server ended the connection, if ``error`` carries its TLS alert; else None.
 
     ``certificate`` is the file of the client certificate. With TLS 1.3 the server checks it after the client's
@@ -159,70 +159,70 @@ def rejected_by_alert(error: BaseException | None, certificate: str | None = Non
     if alert in _CERTIFICATE_ALERTS:
         reason, do = _CERTIFICATE_ALERTS[alert]
         which = "the client certificate" if certificate is None else f"the client certificate {certificate!r}"
-        return Unreachable(
+        return ConnectionFailure(
             f"the server rejected {which}: {reason} (TLS alert {alert.lower()})",
             do if certificate is None else do.replace("FILE", certificate),
         )
     if alert == "CERTIFICATE_REQUIRED":
-        return Unreachable(
+        return ConnectionFailure(
             f"the server requires a client certificate (TLS alert {alert.lower()})", _MISSING_CERTIFICATE
         )
     if alert == "HANDSHAKE_FAILURE" and certificate is None:
-        return Unreachable(
+        return ConnectionFailure(
             "the server refused the TLS handshake (TLS alert handshake_failure), in TLS 1.2 also for a missing client "
             "certificate",
             _MISSING_CERTIFICATE + " if the server requires one",
         )
     if alert:
-        return Unreachable(
+        return ConnectionFailure(
             f"the server refused the TLS connection (TLS alert {alert.lower()})", "see the server's log for the reason"
         )
     return None
 
 
-def unreachable(error: OSError, host: str, *, tls: bool, certificate: str | None = None) -> Unreachable:
+def connection_failure(error: OSError, host: str, *, tls: bool, certificate: str | None = None) -> ConnectionFailure:
     """What ``error`` says of a connection to ``host`` that was tried, with TLS or without.
 
     ``certificate`` is the file of the client certificate, if one was given.
     """
-    alert = rejected_by_alert(error, certificate)
+    alert = tls_alert_failure(error, certificate)
     if alert is not None:
         return alert
     if isinstance(error, ssl.SSLCertVerificationError):
-        return Unreachable(
+        return ConnectionFailure(
             f"the server's certificate was not accepted: {error.verify_message}",
             "trust its authority (ca_file, --ca-file), or connect by the name that the certificate bears",
         )
     if isinstance(error, ssl.SSLError):
-        return Unreachable(
+        return ConnectionFailure(
             f"TLS failed: {getattr(error, 'reason', None) or error}",
             "check that this port speaks TLS, and whether the server wants a client certificate",
         )
     if isinstance(error, socket.gaierror):
-        return Unreachable(f"the host name {host!r} is not known: {error.strerror}", "correct the address")
+        return ConnectionFailure(f"the host name {host!r} is not known: {error.strerror}", "correct the address")
     if isinstance(error, TimeoutError):
-        return Unreachable("nobody answered in time: the host is down, or a firewall drops what is sent to it")
+        return ConnectionFailure("nobody answered in time: the host is down, or a firewall drops what is sent to it")
     if isinstance(error, ConnectionRefusedError) or _all_refused(error):
-        return Unreachable("nothing listens there (connection refused)")
+        return ConnectionFailure("nothing listens there (connection refused)")
     if error.errno in (errno.ENETUNREACH, errno.EHOSTUNREACH):
-        return Unreachable("there is no route to that host", "correct the address, or look at the network")
+        return ConnectionFailure("there is no route to that host", "correct the address, or look at the network")
     if isinstance(error, ConnectionResetError):
-        return Unreachable(
+        return ConnectionFailure(
             "the connection was cut as soon as it was made",
             "check that this port speaks what the address says" if tls else None,
         )
-    return Unreachable(error.strerror or str(error) or type(error).__name__)
+    return ConnectionFailure(error.strerror or str(error) or type(error).__name__)
 
 
-def unanswered(*, tls: bool) -> Unreachable:
+def no_response(*, tls: bool) -> ConnectionFailure:
     """Possible causes of a connection, with TLS or without, that the peer closed before its first answer."""
     if tls:
         # TLS 1.3 checks the client's certificate after the client's handshake, and some servers send no alert.
-        return Unreachable(
+        return ConnectionFailure(
             "it was ended before any answer, as by a server that wants the client's certificate",
             "give the client's certificate (--cert-file) if the server wants one",
         )
-    return Unreachable(
+    return ConnectionFailure(
         "it was ended before any answer, as by a port that speaks TLS or another protocol",
         "look whether the port is TubeMQ's without TLS, or connect with TLS (--tls, --ca-file)",
     )

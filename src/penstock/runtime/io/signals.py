@@ -9,7 +9,7 @@ import signal
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-__all__ = ["FORCED", "told_to_end", "unless"]
+__all__ = ["FORCED", "install_signal_handlers", "run_until"]
 
 _log = logging.getLogger("penstock.node")
 
@@ -19,7 +19,7 @@ FORCED = 1
 T = TypeVar("T")
 
 
-def told_to_end() -> asyncio.Event:
+def install_signal_handlers() -> asyncio.Event:
     """Event that SIGTERM and SIGINT set from now on, in the running loop. A second signal ends the process at once."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -28,7 +28,7 @@ def told_to_end() -> asyncio.Event:
     return stop
 
 
-async def unless(stop: asyncio.Event, starting: Coroutine[Any, Any, T]) -> T | None:
+async def run_until(stop: asyncio.Event, starting: Coroutine[Any, Any, T]) -> T | None:
     """What ``starting`` gives; None where ``stop`` is set before: then it is cancelled, and has ended."""
     task = asyncio.create_task(starting, name="start")
     stopping = asyncio.create_task(stop.wait(), name="stop")

@@ -19,24 +19,24 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 
 from penstock.errors import ConfigError
 
-__all__ = ["CONTENT_TYPE", "Figure", "Figures", "Metrics", "figures", "page_at"]
+__all__ = ["CONTENT_TYPE", "MetricHelp", "MetricValues", "Metrics", "counters_of", "serve_page"]
 
 CONTENT_TYPE: str = CONTENT_TYPE_LATEST
 
 
 @dataclass(frozen=True, slots=True)
-class Figure:
+class MetricHelp:
     """Description of a metric for its HELP line, and its type: gauge or counter."""
 
     text: str
     gauge: bool
 
 
-Figures = Mapping[str, int | float]
-Read = Callable[[], Figures]
+MetricValues = Mapping[str, int | float]
+Read = Callable[[], MetricValues]
 
 
-def figures(stats: object) -> dict[str, int | float]:
+def counters_of(stats: object) -> dict[str, int | float]:
     """The numbers of a stats object: a mapping, or the public numeric attributes of a slotted or plain object."""
     if isinstance(stats, Mapping):
         pairs: Iterable[tuple[object, object]] = stats.items()
@@ -59,12 +59,12 @@ class Metrics:
     """All figures of a process, by source. ``collect`` reads them at each scrape."""
 
     def __init__(self) -> None:
-        self._sources: list[tuple[str, Read, Mapping[str, Figure], Mapping[str, str]]] = []
+        self._sources: list[tuple[str, Read, Mapping[str, MetricHelp], Mapping[str, str]]] = []
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
 
     def add(
-        self, prefix: str, read: Read, meanings: Mapping[str, Figure], *, labels: Mapping[str, str] | None = None
+        self, prefix: str, read: Read, meanings: Mapping[str, MetricHelp], *, labels: Mapping[str, str] | None = None
     ) -> None:
         """Show each figure that ``read`` gives as ``penstock_<prefix>_<name>``, a counter with ``_total``.
 
@@ -99,7 +99,7 @@ CLIENT_S = 10.0
 PATHS = frozenset({"/", "/metrics"})
 
 
-class _Server(http.server.ThreadingHTTPServer):
+class _MetricsServer(http.server.ThreadingHTTPServer):
     daemon_threads = True
 
     def handle_error(self, request: object, client_address: object) -> None:  # noqa: ARG002 - given by the server
@@ -107,12 +107,12 @@ class _Server(http.server.ThreadingHTTPServer):
         _log.debug("a scrape of %s failed", client_address, exc_info=True)
 
 
-class _Server6(_Server):
+class _MetricsServer6(_MetricsServer):
     address_family = socket.AF_INET6
 
 
 @contextmanager
-def page_at(address: tuple[str, int], page: Callable[[], bytes], content_type: str) -> Iterator[str]:
+def serve_page(address: tuple[str, int], page: Callable[[], bytes], content_type: str) -> Iterator[str]:
     """Serve ``page`` as ``/metrics`` at ``address`` inside the block; gives ``HOST:PORT`` as bound.
 
     Raises:
@@ -139,7 +139,7 @@ def page_at(address: tuple[str, int], page: Callable[[], bytes], content_type: s
     host, port = address
     shown = f"[{host}]" if ":" in host else host
     try:
-        server = (_Server6 if ":" in host else _Server)(address, Handler)
+        server = (_MetricsServer6 if ":" in host else _MetricsServer)(address, Handler)
     except OSError as error:
         raise ConfigError(
             f"metrics cannot be served at {shown}:{port}: {error.strerror}",

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
 from penstock.errors import ConfigError
-from penstock.runtime.io.credentials import ANYBODY, Login
+from penstock.runtime.io.credentials import ANONYMOUS_LOGIN, Login
 from penstock.spark import option_parsing
 from penstock.spark.option_parsing import LOGIN_OPTIONS, parse_login
 from penstock.spark.tube.offsets import Named, Partition, Times, Wanted, is_selected, parse_times, parse_wanted
@@ -115,7 +115,7 @@ class Peer(NamedTuple):
     """
 
     masters: str
-    login: Login = ANYBODY
+    login: Login = ANONYMOUS_LOGIN
     http: str | None = None
     group: str = DEFAULT_GROUP
     batch_bytes: int | None = None
@@ -148,7 +148,7 @@ class SourceOptions:
     max_records: int | None = None
     fail_on_data_loss: bool = True
     timeout_ms: int = _DEFAULT_TIMEOUT_MS
-    login: Login = ANYBODY
+    login: Login = ANONYMOUS_LOGIN
     pattern: str | None = None
     http: str | None = None
     group: str = ""

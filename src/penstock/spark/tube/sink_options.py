@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from penstock.errors import ConfigError
-from penstock.runtime.io.credentials import ANYBODY, Login
+from penstock.runtime.io.credentials import ANONYMOUS_LOGIN, Login
 from penstock.spark import option_parsing
 from penstock.spark.option_parsing import LOGIN_OPTIONS, parse_login
 from penstock.spark.tube.options import check_masters
@@ -71,7 +71,7 @@ class SinkOptions:
     masters: str
     topic: str | None = None
     timeout_s: float = _DEFAULT_TIMEOUT_MS / 1000
-    login: Login = ANYBODY
+    login: Login = ANONYMOUS_LOGIN
     delivery: Delivery | None = None
     transaction: Transaction | None = None
     token: Hlc | None = None

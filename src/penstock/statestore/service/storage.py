@@ -24,7 +24,7 @@ import lmdb
 
 from penstock.errors import StorageError
 from penstock.runtime.io.files import Durability
-from penstock.runtime.io.lmdb_environment import INITIAL_MAP_BYTES, Environment
+from penstock.runtime.io.lmdb_environment import INITIAL_MAP_BYTES, LmdbEnvironment
 from penstock.runtime.io.wal.frames import DELETE, PUT
 from penstock.runtime.io.wal.logged_environment import LoggedEnvironment
 from penstock.statestore.engine.record import CHANGE_BYTES, Change, Record, decode_change, decode_record
@@ -83,7 +83,7 @@ class Storage:
         self, path: Path, durability: Durability = Durability.DURABLE, *, map_bytes: int = INITIAL_MAP_BYTES
     ) -> None:
         self._environment = LoggedEnvironment(
-            Environment(
+            LmdbEnvironment(
                 path,
                 "state store",
                 "store that is open",

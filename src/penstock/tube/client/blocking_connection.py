@@ -14,7 +14,7 @@ from typing import Self, TypeVar
 from google.protobuf.message import Message
 
 from penstock.errors import PenstockError, UnavailableError
-from penstock.runtime.io.network import rejected_by_alert, unanswered, unreachable
+from penstock.runtime.io.network import connection_failure, no_response, tls_alert_failure
 from penstock.runtime.io.tls import certificate_file
 from penstock.tube.addresses import Address
 from penstock.tube.codec.envelope import payload_of
@@ -125,7 +125,7 @@ class BlockingConnection:
             except OSError as error:
                 raise self._broken(error) from None
             if not count:
-                why, do = unanswered(tls=self._tls is not None) if not session.heard else (None, None)
+                why, do = no_response(tls=self._tls is not None) if not session.heard else (None, None)
                 raise UnavailableError(f"tube: {self.peer} closed the connection", why=why, do=do)
             for answered, outcome in session.buffer_filled(count):
                 answered.outcome = outcome
@@ -142,7 +142,7 @@ class BlockingConnection:
         try:
             connection = socket.create_connection(self._address, timeout_s)
         except OSError as error:
-            why, do = unreachable(error, host, tls=False)
+            why, do = connection_failure(error, host, tls=False)
             raise UnavailableError(f"tube: no connection to {self.peer}", applied=False, why=why, do=do) from None
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if self._tls is not None:
@@ -150,11 +150,11 @@ class BlockingConnection:
                 connection = self._tls.wrap_socket(connection, server_hostname=host)
             except OSError as error:
                 connection.close()
-                alert = rejected_by_alert(error, certificate_file(self._tls))
+                alert = tls_alert_failure(error, certificate_file(self._tls))
                 raise UnavailableError(
                     f"tube: no TLS with {self.peer}",
                     applied=False,
-                    why=(alert or unreachable(error, host, tls=True)).why,
+                    why=(alert or connection_failure(error, host, tls=True)).why,
                     do="name the TLS port of the master (8716), and the authority of its certificate"
                     if alert is None
                     else alert.do,
@@ -164,5 +164,5 @@ class BlockingConnection:
         return connection
 
     def _broken(self, error: OSError) -> UnavailableError:
-        why, do = rejected_by_alert(error, certificate_file(self._tls)) or (str(error), None)
+        why, do = tls_alert_failure(error, certificate_file(self._tls)) or (str(error), None)
         return UnavailableError(f"tube: {self.peer} does not answer", why=why, do=do)

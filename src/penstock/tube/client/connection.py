@@ -16,7 +16,7 @@ from typing import Self, TypeVar, cast
 from google.protobuf.message import Message
 
 from penstock.errors import PenstockError, UnavailableError
-from penstock.runtime.io.network import rejected_by_alert, unanswered, unreachable
+from penstock.runtime.io.network import connection_failure, no_response, tls_alert_failure
 from penstock.runtime.io.tls import certificate_file
 from penstock.tube.addresses import Address
 from penstock.tube.codec.envelope import payload_of
@@ -70,7 +70,7 @@ class ClientConnection(asyncio.Protocol):
                 loop = asyncio.get_running_loop()
                 _, connection = await loop.create_connection(lambda: cls(address), *address, ssl=tls)
         except (OSError, TimeoutError) as error:
-            why, do = unreachable(error, address[0], tls=tls is not None, certificate=certificate_file(tls))
+            why, do = connection_failure(error, address[0], tls=tls is not None, certificate=certificate_file(tls))
             raise UnavailableError(
                 f"tube: no connection to {address[0]}:{address[1]}",
                 applied=False,
@@ -177,8 +177,8 @@ class ClientConnection(asyncio.Protocol):
             self._ended.set_result(None)
 
     def _lost(self, *, applied: bool | None) -> UnavailableError:
-        why, do = rejected_by_alert(self._error, certificate_file(self._tls)) or (
-            unanswered(tls=self._tls is not None) if not self._session.heard else (None, None)
+        why, do = tls_alert_failure(self._error, certificate_file(self._tls)) or (
+            no_response(tls=self._tls is not None) if not self._session.heard else (None, None)
         )
         return UnavailableError(f"tube: the connection to {self.peer} is lost", applied=applied, why=why, do=do)
 

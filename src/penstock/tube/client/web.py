@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from penstock.errors import ConfigError, RefusedError, UnavailableError
-from penstock.runtime.io.network import parse_address, unreachable
+from penstock.runtime.io.network import connection_failure, parse_address
 
 __all__ = ["WebLogin", "call", "call_broker"]
 
@@ -123,7 +123,7 @@ def _ask(
             server,
             address,
             option,
-            unreachable(error, host, tls=scheme == "https").why
+            connection_failure(error, host, tls=scheme == "https").why
             if isinstance(error, OSError)
             else "what answers there is no HTTP",
             applied=False if isinstance(error, ConnectionRefusedError) else None,

@@ -19,7 +19,7 @@ import lmdb
 
 from penstock.errors import StorageError
 from penstock.runtime.io.files import DirectFiles, Durability
-from penstock.runtime.io.lmdb_environment import Environment
+from penstock.runtime.io.lmdb_environment import LmdbEnvironment
 from penstock.tube.engine.master import settings as kinds
 from penstock.tube.engine.master.settings import (
     TOPIC_KIND,
@@ -60,7 +60,7 @@ class SettingStore:
             raise StorageError(f"tube: {path} cannot be used: {error.strerror}", path=str(path)) from None
         # Two masters would each announce their own topics to their brokers.
         self._lock = DirectoryLock(path)
-        self._environment = Environment(
+        self._environment = LmdbEnvironment(
             path, "tube settings", "master that has them", ("meta", "settings"), schema=SCHEMA,
             durability=Durability.DURABLE, map_bytes=map_bytes, many=True,
         )  # fmt: skip

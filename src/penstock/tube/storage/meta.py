@@ -17,7 +17,7 @@ from zlib import crc32
 
 from penstock.errors import StorageError
 from penstock.runtime.io.files import Durability
-from penstock.runtime.io.lmdb_environment import Environment
+from penstock.runtime.io.lmdb_environment import LmdbEnvironment
 from penstock.runtime.io.wal.frames import DELETE, PUT, Operation
 from penstock.runtime.io.wal.logged_environment import LoggedEnvironment
 
@@ -53,7 +53,7 @@ class MetaStore:
         self.damaged: list[str] = []
         """Descriptions of damaged entries, which are skipped."""
         # Always fsynced: these are promises, few bytes each, in the same commit as the log's own fsync.
-        environment = Environment(
+        environment = LmdbEnvironment(
             path, "tube notes", "broker that has them", _TABLES, schema=SCHEMA, durability=Durability.DURABLE,
             map_bytes=map_bytes, many=True,
         )  # fmt: skip

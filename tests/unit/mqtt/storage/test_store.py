@@ -24,7 +24,7 @@ from penstock.mqtt.engine.message import Message
 from penstock.mqtt.storage.records import digest_of, encode_message, number_key
 from penstock.mqtt.storage.store import SessionStore
 from penstock.runtime.io.files import Durability
-from penstock.runtime.io.lmdb_environment import Environment
+from penstock.runtime.io.lmdb_environment import LmdbEnvironment
 from penstock.runtime.io.wal.logged_environment import LoggedEnvironment
 
 OFFSET = 1_700_000_000_000
@@ -147,8 +147,8 @@ def test_after_the_process_was_killed_commits_come_out_of_the_log(tmp_path: Path
 
 
 def test_a_directory_without_a_log_is_opened_and_then_refused_by_the_version_before(tmp_path: Path) -> None:
-    def of_schema_1() -> Environment:
-        return Environment(
+    def of_schema_1() -> LmdbEnvironment:
+        return LmdbEnvironment(
             tmp_path, "mqtt sessions", "broker that has them", TABLE_NAMES,
             schema=1, durability=Durability.DURABLE, many=True,
         )  # fmt: skip

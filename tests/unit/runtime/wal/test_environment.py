@@ -14,7 +14,7 @@ import pytest
 
 from penstock.errors import OutOfSpaceError, StorageError
 from penstock.runtime.io.files import DirectFile, DirectFiles, Durability
-from penstock.runtime.io.lmdb_environment import Environment
+from penstock.runtime.io.lmdb_environment import LmdbEnvironment
 from penstock.runtime.io.wal.frames import DELETE, DROP, PUT, SECTOR, Operation
 from penstock.runtime.io.wal.logged_environment import LoggedEnvironment
 
@@ -30,7 +30,7 @@ class _Store:
     """An environment and its rows; closed at the end of the test."""
 
     def __init__(self, path: Path, durability: Durability = Durability.DURABLE, *, follows: bool = False) -> None:
-        environment = Environment(path, "notes", "owner of them", ("meta", "rows"), schema=1, durability=durability)
+        environment = LmdbEnvironment(path, "notes", "owner of them", ("meta", "rows"), schema=1, durability=durability)
         self.environment = LoggedEnvironment(environment, segment_bytes=SEGMENT)
         if not follows:
             # LMDB is then as it was when the environment was opened, until a commit or the end brings it up to date.
@@ -240,7 +240,7 @@ def test_after_lmdb_failed_nothing_is_committed(
         raise StorageError("notes: the disk is full")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Environment, "transact", is_full)
+        patch.setattr(LmdbEnvironment, "transact", is_full)
         store.put(a="1")
         if large:
             with pytest.raises(StorageError, match="disk is full"):
@@ -427,7 +427,7 @@ def test_a_commit_without_place_in_the_log_and_without_disk_space_may_be_tried_a
     large = "x" * 2 * SEGMENT
     store.put(a="1")
     with monkeypatch.context() as patch:
-        patch.setattr(Environment, "transact", is_full)
+        patch.setattr(LmdbEnvironment, "transact", is_full)
         for _ in range(2):
             with pytest.raises(OutOfSpaceError):
                 store.put(large=large)
@@ -454,7 +454,7 @@ def test_lmdb_without_disk_space_lets_commits_go_on_and_follows_later(
     told: list[StorageError] = []
     store.environment.on_failure = told.append
     with monkeypatch.context() as patch:
-        patch.setattr(Environment, "transact", is_full)
+        patch.setattr(LmdbEnvironment, "transact", is_full)
         deadline = time.monotonic() + 20
         while not caplog.records and time.monotonic() < deadline:
             store.environment._haste.set()
@@ -467,7 +467,7 @@ def test_lmdb_without_disk_space_lets_commits_go_on_and_follows_later(
         time.sleep(0.001)
     assert in_lmdb(_killed_between(store, tmp_path / "a")) == {b"a": b"2"}
     with monkeypatch.context() as patch:
-        patch.setattr(Environment, "transact", is_full)
+        patch.setattr(LmdbEnvironment, "transact", is_full)
         store.put(b="3")
         store.environment.close()
     assert told == []

@@ -12,7 +12,7 @@ import pytest
 
 from penstock.errors import StorageError
 from penstock.runtime.io.files import DirectFile, Durability
-from penstock.runtime.io.lmdb_environment import Environment
+from penstock.runtime.io.lmdb_environment import LmdbEnvironment
 from penstock.runtime.io.wal.frames import PUT
 from penstock.statestore.engine.record import Change, Record, digest_of
 from penstock.statestore.hlc import Hlc
@@ -159,7 +159,7 @@ def test_a_failed_commit_is_our_error(tmp_path: Path, monkeypatch: pytest.Monkey
 
     with monkeypatch.context() as patch:
         patch.setattr(DirectFile, "write", is_full)
-        patch.setattr(Environment, "_carry_out", is_full)
+        patch.setattr(LmdbEnvironment, "_carry_out", is_full)
         writes: list[Callable[[], None]] = [
             lambda: storage.commit([put(b"a", b"1", 1)]),
             lambda: storage.trim(Hlc(1, 0, "")),

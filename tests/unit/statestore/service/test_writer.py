@@ -11,7 +11,7 @@ import pytest
 from penstock.errors import StorageError
 from penstock.runtime.io.commit_queue import CommitWaiter
 from penstock.runtime.io.files import Durability
-from penstock.runtime.io.lmdb_environment import Environment
+from penstock.runtime.io.lmdb_environment import LmdbEnvironment
 from penstock.statestore.engine.record import Change, Record
 from penstock.statestore.hlc import Hlc
 from penstock.statestore.options import KeyPersistence
@@ -40,7 +40,7 @@ async def test_a_log_that_lmdb_cannot_follow_fails_the_store_at_once(
         raise StorageError("state store: the disk is full")
 
     async with _Writing(tmp_path, Durability.DURABLE) as writing:
-        monkeypatch.setattr(Environment, "transact", is_full)
+        monkeypatch.setattr(LmdbEnvironment, "transact", is_full)
         writing.set(b"k")
         async with asyncio.timeout(20):
             while not writing.ended:

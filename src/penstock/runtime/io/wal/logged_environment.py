@@ -26,7 +26,7 @@ import lmdb
 
 from penstock.errors import OutOfSpaceError, StorageError
 from penstock.runtime.io.files import DirectFiles, DiskFullError, Durability, Files
-from penstock.runtime.io.lmdb_environment import Environment
+from penstock.runtime.io.lmdb_environment import LmdbEnvironment
 from penstock.runtime.io.wal.frames import DROP, PUT, Operation, decode_operations, encode_frame
 from penstock.runtime.io.wal.segments import SEGMENT_BYTES, Segments
 
@@ -47,7 +47,7 @@ _STATE: Final = Struct(">8sIQ")  # identity, epoch, sequence of the last frame i
 T = TypeVar("T")
 
 
-class _State(NamedTuple):
+class _AppliedState(NamedTuple):
     """Last commit that LMDB contains. Stored in ``meta`` in the same transaction as its rows."""
 
     identity: bytes
@@ -68,7 +68,7 @@ class LoggedEnvironment:
     """
 
     def __init__(
-        self, environment: Environment, *, files: Files | None = None, segment_bytes: int = SEGMENT_BYTES
+        self, environment: LmdbEnvironment, *, files: Files | None = None, segment_bytes: int = SEGMENT_BYTES
     ) -> None:
         self._environment = environment
         self.path = environment.path
@@ -81,7 +81,7 @@ class LoggedEnvironment:
         self._files = files or DirectFiles()
         self._segments = Segments(self._files, self.path, size=segment_bytes)
         self._haste_bytes = segment_bytes
-        self._state = _State(b"", 0, 0)
+        self._state = _AppliedState(b"", 0, 0)
         self._identity = b""
         self._epoch = 0
         self._lock = threading.Lock()
@@ -320,10 +320,14 @@ class LoggedEnvironment:
                     "the files log-* exist, and data.mdb knows of no log",
                     "; or move log-* away to start without them",
                 )
-            state = _State(secrets.token_bytes(8), 0, 0)
+            state = _AppliedState(secrets.token_bytes(8), 0, 0)
             frames = []
         else:
-            state = _State(*_STATE.unpack_from(stored)) if len(stored) == _STATE.size + 4 else _State(b"", 0, 0)
+            state = (
+                _AppliedState(*_STATE.unpack_from(stored))
+                if len(stored) == _STATE.size + 4
+                else _AppliedState(b"", 0, 0)
+            )
             if state.encode() != stored:
                 raise self._damaged("the row with the last applied commit of its log is damaged", "")
             found = self._segments.read(state.identity)
@@ -337,7 +341,7 @@ class LoggedEnvironment:
                 )
         self._write(transaction, [operation for frame in frames for operation in decode_operations(frame.body)])
         # No earlier frame can be mistaken for one of this epoch.
-        self._state = _State(state.identity, state.epoch + 1, 0)
+        self._state = _AppliedState(state.identity, state.epoch + 1, 0)
         transaction.put(b"log", self._state.encode(), db=meta)
         return len(frames)
 
