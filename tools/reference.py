@@ -411,7 +411,7 @@ def state_store() -> str:
         (
             "If TubeMQ accepts no records (no space, a failed disk), the store continues: changes wait in its log on "
             f"disk, up to {capture.MAX_WAITING_BYTES >> 20} MiB of them also in memory. `/readyz` then reports the "
-            "delay and the reason in `warnings`. `penstock_capture_waiting` is the number of waiting changes, "
+            "delay and the reason in `warnings`. `penstock_capture_waiting_changes` is the number of waiting changes, "
             "`penstock_capture_oldest_age_seconds` the age of the oldest one."
         ),
     ]

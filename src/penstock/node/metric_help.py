@@ -1,7 +1,8 @@
-"""What each figure of ``/metrics`` says: the HELP line that an operator reads, and whether the figure can fall.
+"""Metrics of a node: name, HELP text and type of each, by source.
 
-A table, so that a figure cannot be shown without its meaning. Sizes are bytes, counts are of the thing named, since the
-start of the process where nothing else is said.
+The sources count in attributes and mappings; each of their names has an entry here, so that no metric is exported
+without a HELP text. A counter counts since the start of the process. ``_as`` gives a metric another name than its
+attribute: units at the end, as Prometheus wants them.
 """
 
 from __future__ import annotations
@@ -14,218 +15,230 @@ from penstock.runtime.observability.metrics import MetricHelp, Metrics, MetricVa
 __all__ = ["METRICS", "add_metrics"]
 
 
-def _counter(text: str) -> MetricHelp:
-    return MetricHelp(text, gauge=False)
+def _counter(text: str, _as: str = "") -> MetricHelp:
+    return MetricHelp(text, gauge=False, name=_as)
 
 
-def _gauge(text: str) -> MetricHelp:
-    return MetricHelp(text, gauge=True)
+def _gauge(text: str, _as: str = "") -> MetricHelp:
+    return MetricHelp(text, gauge=True, name=_as)
 
 
-_ADMISSION: Final = {
-    "refused_address": _counter("Connections refused because their address had as many as it may."),
-    "refused_listener": _counter("Connections refused because the listener had as many as it may."),
-    "refused_rate": _counter("Connections refused because their address came too often in a short time."),
-    "strangers_cut": _counter("Connections cut before their CONNECT was accepted, to make room for others."),
-    "unauthenticated": _gauge("Connections without an accepted CONNECT now."),
+_CONNECTION_LIMITS: Final = {
+    "refused_address": _counter("Connections refused by the limit of connections per address."),
+    "refused_listener": _counter("Connections refused by the limit of connections of the listener."),
+    "refused_rate": _counter("Connections refused by the limit of new connections per address and time."),
+    "strangers_cut": _counter(
+        "Connections without an accepted CONNECT closed to admit others.", "evicted_unauthenticated"
+    ),
+    "unauthenticated": _gauge("Connections without an accepted CONNECT."),
 }
 
 METRICS: Final[Mapping[str, Mapping[str, MetricHelp]]] = {
     "node": {
-        "ready": _gauge("1 when every part works, 0 when not; /readyz says why."),
-        "start_time_seconds": _gauge("When the node was started, in seconds since 1970."),
-        "clock_offset_seconds": _gauge(
-            "How far the system clock is ahead of the clock that versions follow; 0 unless it was stepped."
-        ),
+        "ready": _gauge("1 if every part works, else 0; /readyz shows the reasons."),
+        "start_time_seconds": _gauge("Start of the node, in seconds since 1970."),
+        "clock_offset_seconds": _gauge("System clock minus the clock of versions; 0 unless the system clock stepped."),
         "stalls": _counter("Times that the process did not run for more than 1.5 s."),
         "clock_steps": _counter("Steps of the system clock by more than 30 s, which are not followed at once."),
     },
     "disk": {
-        "used_bytes": _gauge("Bytes that the data directory takes on the disk."),
-        "free_bytes": _gauge("Bytes free on the file system of the data directory."),
-        "out_of_space": _gauge("1 while nothing is stored that needs space, by disk.max_bytes or disk.min_free_bytes."),
+        "used_bytes": _gauge("Size of the data directory on disk."),
+        "free_bytes": _gauge("Free space on the file system of the data directory."),
+        "out_of_space": _gauge("1 while writes that need space are refused by disk.max_bytes or disk.min_free_bytes."),
     },
     "mqtt": {
-        "connections_opened": _counter("Network connections of clients handed to the broker."),
-        "connections_refused": _counter(
-            "Connections refused: CONNECT answered with a failure code, or more than max_connections."
-        ),
-        "protocol_errors": _counter("Connections ended because the client broke the protocol."),
-        "packets_received": _counter("MQTT packets received, of every kind."),
-        "packets_sent": _counter("MQTT packets sent, of every kind."),
-        "answers_sent": _counter("MQTT packets sent other than PUBLISH."),
-        "bytes_received": _counter("Bytes received from MQTT clients, without TLS and WebSocket framing."),
-        "bytes_sent": _counter("Bytes sent to MQTT clients, without TLS and WebSocket framing."),
+        "connections_opened": _counter("Network connections of clients."),
+        "connections_refused": _counter("Connections refused by a failure code in CONNACK, or by max_connections."),
+        "protocol_errors": _counter("Connections closed because the client violated the protocol."),
+        "packets_received": _counter("MQTT packets received, of every type."),
+        "packets_sent": _counter("MQTT packets sent, of every type."),
+        "answers_sent": _counter("MQTT packets sent other than PUBLISH.", "control_packets_sent"),
+        "bytes_received": _counter("Bytes received from clients, without TLS and WebSocket framing.", "received_bytes"),
+        "bytes_sent": _counter("Bytes sent to clients, without TLS and WebSocket framing.", "sent_bytes"),
         "publishes_received": _counter("PUBLISH packets received."),
-        "publishes_sent": _counter("PUBLISH packets sent, one for each receiver."),
-        "dropped_queue_full": _counter("Messages not queued for a receiver whose queue was full."),
+        "publishes_sent": _counter("PUBLISH packets sent, one per receiver."),
+        "dropped_queue_full": _counter("Messages dropped because the queue of the receiver was full."),
         "notifications_merged": _counter(
-            "State store notifications dropped from a full queue because a newer one of the same key waits in it."
+            "State store notifications dropped from a full queue because it has a newer one of the same key."
         ),
         "observers_disconnected": _counter(
-            "Connections ended because a state store notification did not fit into the client's queue."
+            "Connections closed because a state store notification did not fit into the client's queue."
         ),
-        "dropped_expired": _counter("Messages whose Message Expiry Interval passed before they were sent."),
-        "dropped_too_large": _counter("Messages larger than their receiver's Maximum Packet Size."),
-        "dropped_offline": _counter("QoS 0 messages for sessions that had no connection."),
-        "dropped_refused": _counter("QoS 0 messages that at QoS 1 would have been answered with a failure code."),
-        "dropped_unauthorized": _counter("Messages whose receiver may not have them, or not any more."),
+        "dropped_expired": _counter("Messages dropped because their Message Expiry Interval ended."),
+        "dropped_too_large": _counter("Messages dropped because they exceed the receiver's Maximum Packet Size."),
+        "dropped_offline": _counter("QoS 0 messages dropped because the session had no connection."),
+        "dropped_refused": _counter("QoS 0 messages dropped for a reason that is a failure code at QoS 1."),
+        "dropped_unauthorized": _counter("Messages dropped because their receiver may not read them."),
         "refused_unauthorized": _counter(
             "Messages, wills, subscriptions and sessions refused by policies, and messages to reserved topics."
         ),
-        "refused_queue_full": _counter("Messages answered 0x97 because a receiver's queue was full."),
-        "refused_out_of_space": _counter(
-            "Messages refused because they must be stored and the disk has no space for them."
-        ),
-        "rate_exceeded": _counter("Messages of clients that published faster than they may."),
-        "write_stalls": _counter("Connections ended because the client took nothing from them."),
-        "connections": _gauge("Clients connected now."),
-        "sessions": _gauge("Sessions kept now, with and without a connection."),
-        "subscriptions": _gauge("Subscriptions of all sessions now."),
-        "retained": _gauge("Retained messages kept now."),
-        "retained_bytes": _gauge("Bytes of topics and payloads of the retained messages kept now."),
+        "refused_queue_full": _counter("Messages refused with 0x97 because the queue of a receiver was full."),
+        "refused_out_of_space": _counter("Messages refused because the disk has no space to store them."),
+        "rate_exceeded": _counter("Messages beyond the rate limit of their client.", "rate_limited_messages"),
+        "write_stalls": _counter("Connections closed because the client did not read."),
+        "connections": _gauge("Connected clients."),
+        "sessions": _gauge("Sessions, with and without a connection."),
+        "subscriptions": _gauge("Subscriptions of all sessions."),
+        "retained": _gauge("Retained messages.", "retained_messages"),
+        "retained_bytes": _gauge("Bytes of topics and payloads of the retained messages."),
         "retained_withheld": _counter(
-            "Retained messages not delivered because their publisher may not publish them any more."
+            "Retained messages not delivered because their publisher may no longer publish them."
         ),
-        "inflight": _gauge("QoS 1 and 2 messages sent and not acknowledged by their receiver now."),
-        "queued": _gauge("Messages that wait in sessions now."),
-        "queued_bytes": _gauge("Bytes of the messages that wait in sessions now."),
-        "unacknowledged": _gauge("QoS 1 and 2 messages received whose answer waits for a service now."),
+        "inflight": _gauge("QoS 1 and 2 messages sent and not acknowledged by their receiver.", "inflight_messages"),
+        "queued": _gauge("Messages in the queues of sessions.", "queued_messages"),
+        "queued_bytes": _gauge("Bytes of the messages in the queues of sessions."),
+        "unacknowledged": _gauge(
+            "QoS 1 and 2 messages received and not acknowledged because a service has not processed them.",
+            "unacknowledged_messages",
+        ),
     },
     "mqtt_storage": {
         "commits": _counter("Commits of sessions, deliveries and retained messages."),
-        "changes": _counter("Changes of sessions, deliveries and retained messages that the commits carried."),
-        "recovered_sessions": _counter("Sessions found on disk at the start."),
-        "quarantined": _counter("Stored records set aside at the start because their checksum did not match."),
-        "waiting": _gauge("Changes that no commit has carried yet."),
-        "stored_bytes": _gauge("Bytes that sessions, deliveries and retained messages take on disk now."),
-        "failed": _gauge("1 when a write or an fsync failed: nothing more is acknowledged that would have to last."),
+        "changes": _counter("Changes of sessions, deliveries and retained messages in these commits."),
+        "recovered_sessions": _counter("Sessions recovered at the start."),
+        "quarantined": _counter("Records with a wrong checksum found at the start.", "quarantined_records"),
+        "waiting": _gauge("Changes that are not committed.", "waiting_changes"),
+        "stored_bytes": _gauge("Bytes of sessions, deliveries and retained messages on disk."),
+        "failed": _gauge("1 after a failed write or fsync: nothing durable is acknowledged any more."),
     },
     "mqtt_listener": {
         "accepted": _counter("Connections accepted by the listener."),
-        "connections": _gauge("Connections of the listener open now."),
-        "refused": _counter("Connections refused by the listener because of one of its limits."),
-        "tls_failures": _counter("TLS handshakes that came to nothing."),
-        "websocket_rejected": _counter("WebSocket handshakes that were refused."),
-        "pauses": _counter("Times the listener stopped accepting because no file descriptor was free."),
-        "paused": _gauge("1 while the listener does not accept because no file descriptor is free."),
-        "certificate_expires_timestamp_seconds": _gauge("When the listener's certificate ends, in seconds since 1970."),
-        "revocation_lists_expire_timestamp_seconds": _gauge(
-            "When the listener's certificate revocation list ends, in seconds since 1970."
+        "connections": _gauge("Open connections of the listener."),
+        "refused": _counter("Connections refused by a limit of the listener."),
+        "tls_failures": _counter("Failed TLS handshakes."),
+        "websocket_rejected": _counter("Rejected WebSocket handshakes."),
+        "pauses": _counter("Times that the listener stopped accepting for lack of file descriptors."),
+        "paused": _gauge("1 while the listener does not accept for lack of file descriptors."),
+        "certificate_expires_timestamp_seconds": _gauge(
+            "Expiry of the listener's certificate, in seconds since 1970.", "certificate_expiry_timestamp_seconds"
         ),
-        **_ADMISSION,
+        "revocation_lists_expire_timestamp_seconds": _gauge(
+            "Expiry of the listener's revocation lists, in seconds since 1970.",
+            "revocation_lists_expiry_timestamp_seconds",
+        ),
+        **_CONNECTION_LIMITS,
     },
     "audit": {
-        "rows": _counter("Changes by HTTP, and readings of message bodies, written to the audit trail."),
-        "refused_requests": _counter("Requests to change something by HTTP that had no valid credential."),
-        "failed_writes": _counter("Rows that could not be written to the audit trail."),
+        "rows": _counter("Entries written to the audit trail: HTTP changes, and reads of message bodies.", "entries"),
+        "refused_requests": _counter("HTTP requests for changes without valid credentials."),
+        "failed_writes": _counter("Entries that could not be written to the audit trail."),
     },
     "access": {
-        "granted": _counter("Clients let in by their credentials or certificate."),
-        "refused_credentials": _counter("Clients refused for a wrong password, user or token, or for lack of one."),
+        "granted": _counter("Clients accepted by credentials or certificate.", "authenticated"),
+        "refused_credentials": _counter("Clients refused for a wrong user, password or token, or for none."),
         "refused_method": _counter("Clients refused for an authentication method that is not accepted."),
-        "refused_policy": _counter("Clients that are who they say and may not connect."),
+        "refused_policy": _counter("Authenticated clients refused by a policy."),
         "refused_busy": _counter("Clients refused because too many password checks were waiting."),
-        "revoked": _counter("Clients disconnected because a reload ended what let them in."),
-        "reloads": _counter("Reloads of configuration, certificates, passwords and policies that took effect."),
-        "failed_reloads": _counter("Reloads that changed nothing because a file was broken."),
-        "failed": _gauge("1 when the last reload changed nothing because a file was broken."),
+        "revoked": _counter("Clients disconnected because a reload revoked their access."),
+        "reloads": _counter("Successful reloads of configuration, certificates, passwords and policies."),
+        "failed_reloads": _counter("Reloads that changed nothing because a file is invalid."),
+        "failed": _gauge("1 if the last reload failed because a file is invalid.", "reload_failed"),
         "password_checks": _counter("Passwords checked by computing their hash."),
-        "password_checks_remembered": _counter("Passwords checked against the memory of an earlier check."),
-        "password_checks_waiting": _gauge("Password checks that wait for a thread now."),
-        **_ADMISSION,
+        "password_checks_remembered": _counter(
+            "Passwords checked by the cache of earlier checks.", "password_cache_hits"
+        ),
+        "password_checks_waiting": _gauge("Password checks that wait for a thread."),
+        **_CONNECTION_LIMITS,
     },
     "statestore": {
         "requests": _counter("Requests received."),
-        "responses": _counter("Answers put into the session of the client that asked."),
-        "unanswered": _counter("Answers that reached nobody because no subscription of the requester matched."),
-        "unanswered_other_client": _counter("Answers whose response topic only other clients subscribed to."),
-        "unanswered_shared": _counter("Answers whose response topic matched only shared subscriptions."),
-        "refused": _counter("Requests that broke the rules of the transport and were not executed."),
-        "repeated": _counter("Writes that came again after a connection was lost, and were not carried out again."),
-        "notifications": _counter("Notifications sent to observers of keys."),
-        "undelivered": _counter("Notifications whose observer had no session any more."),
-        "recovered": _counter("Keys found on disk at the start."),
-        "quarantined": _counter("Stored keys set aside at the start because they were damaged."),
-        "keys": _gauge("Keys now."),
-        "bytes": _gauge(
-            "Bytes of all keys and values now, with 260 bytes for each key: what statestore.max_bytes bounds."
+        "responses": _counter("Responses added to the session of the requester."),
+        "unanswered": _counter(
+            "Responses not delivered because no subscription of the requester matched.", "responses_undelivered"
         ),
-        "largest_principal_keys": _gauge("Keys of the principal that has most; 0 where no share is bounded."),
-        "largest_principal_bytes": _gauge("Bytes of the keys of the principal that has most of them."),
-        "refused_quota": _counter("SETs refused because of statestore.max_keys or statestore.max_bytes."),
-        "refused_share": _counter("SETs refused because of statestore.principal_share."),
-        "failed": _gauge("1 when a write or an fsync failed: the store is read-only until a restart."),
+        "unanswered_other_client": _counter(
+            "Responses not delivered because only other clients had subscribed to the response topic.",
+            "responses_undelivered_other_client",
+        ),
+        "unanswered_shared": _counter(
+            "Responses not delivered because only shared subscriptions matched the response topic.",
+            "responses_undelivered_shared",
+        ),
+        "refused": _counter("Requests that violated the transport's rules and were not executed.", "refused_requests"),
+        "repeated": _counter("Writes repeated after a lost connection and not executed again.", "deduplicated_writes"),
+        "notifications": _counter("Notifications sent to observers of keys."),
+        "undelivered": _counter("Notifications whose observer had no session.", "notifications_undelivered"),
+        "recovered": _counter("Keys recovered at the start.", "recovered_keys"),
+        "quarantined": _counter("Damaged keys found at the start.", "quarantined_keys"),
+        "keys": _gauge("Keys in the state store."),
+        "bytes": _gauge("Bytes of keys and values plus 260 bytes per key, as limited by statestore.max_bytes."),
+        "largest_principal_keys": _gauge("Keys of the principal that has the most; 0 without a limit per principal."),
+        "largest_principal_bytes": _gauge("Bytes of the keys of the principal that has the most."),
+        "refused_quota": _counter("SETs refused by statestore.max_keys or statestore.max_bytes."),
+        "refused_share": _counter("SETs refused by statestore.principal_share."),
+        "failed": _gauge("1 after a failed write or fsync: the store is read-only until a restart."),
         "version_lead_seconds": _gauge(
-            "How far the newest version is ahead of the clock; clients refuse answers that are more than 60 s ahead."
+            "Lead of the newest version over the clock; clients refuse responses with a lead of more than 60 s."
         ),
     },
     "tube": {
-        "connections": _gauge("Connections of tube clients open now."),
-        "refused_connections": _counter("Connections of tube clients refused because there were too many."),
-        "requests": _counter("Requests of tube clients."),
-        "bytes_in": _counter("Bytes received from tube clients."),
-        "bytes_out": _counter("Bytes sent to tube clients."),
+        "connections": _gauge("Open connections of TubeMQ clients."),
+        "refused_connections": _counter("Connections of TubeMQ clients refused by the limit."),
+        "requests": _counter("Requests of TubeMQ clients."),
+        "bytes_in": _counter("Bytes received from TubeMQ clients.", "received_bytes"),
+        "bytes_out": _counter("Bytes sent to TubeMQ clients.", "sent_bytes"),
         "produced_messages": _counter("Messages appended for producers."),
         "produced_bytes": _counter("Bytes of messages appended for producers."),
-        "produced_duplicates": _counter("Messages that a producer sent again and that were not appended twice."),
+        "produced_duplicates": _counter("Messages repeated by a producer and not appended again."),
         "fetched_messages": _counter("Messages sent to consumers."),
-        "gets": _counter("Get requests of consumers."),
-        "waiting_gets": _gauge("Get requests that wait for messages now."),
-        "staged_bytes": _gauge("Bytes of rows that wait for the commit of their batch now."),
-        "staged_attempts": _gauge("Attempts of tasks whose rows wait for the commit of their batch now."),
-        "staged_expired": _counter("Attempts whose rows were let go because no commit came."),
-        "undecided_transactions": _gauge("Prepared batches that nobody has decided for too long."),
+        "gets": _counter("Fetch requests of consumers.", "fetch_requests"),
+        "waiting_gets": _gauge("Fetch requests that wait for messages.", "waiting_fetch_requests"),
+        "staged_bytes": _gauge("Bytes of staged rows that are not committed."),
+        "staged_attempts": _gauge("Task attempts with staged rows that are not committed."),
+        "staged_expired": _counter("Task attempts whose staged rows were deleted because no commit followed."),
+        "undecided_transactions": _gauge(
+            "Prepared batches that were neither committed nor aborted in time.", "in_doubt_transactions"
+        ),
         "committed_batches": _counter("Batches of staged rows that were committed."),
         "committed_messages": _counter("Messages published by commits of batches."),
-        "refused": _counter("Requests of tube clients answered with a failure code."),
-        "dropped_late": _counter("Requests not carried out because their timeout had passed before their turn."),
-        "registrations": _gauge("Partitions registered by consumers now."),
-        "topics": _gauge("Topics that this broker serves now."),
-        "stores": _gauge("Message stores of all topics on this broker now."),
-        "stored_bytes": _gauge("Bytes of messages kept now."),
-        "unwritten_bytes": _gauge("Bytes of messages that are in memory only now."),
-        "damaged_reads": _counter("Reads that met a message whose checksum did not match."),
-        "recovered_torn_bytes": _counter("Bytes of messages cut off at the start because their write was not whole."),
-        "recovered_losses": _counter("Places found at the start where acknowledged messages are missing."),
+        "refused": _counter("Requests of TubeMQ clients refused with an error code.", "refused_requests"),
+        "dropped_late": _counter("Requests dropped because their timeout ended before they ran.", "expired_requests"),
+        "registrations": _gauge("Partitions registered by consumers."),
+        "topics": _gauge("Topics of this broker."),
+        "stores": _gauge("Message stores of all topics."),
+        "stored_bytes": _gauge("Bytes of stored messages."),
+        "unwritten_bytes": _gauge("Bytes of messages that are only in memory."),
+        "damaged_reads": _counter("Reads of a message with a wrong checksum."),
+        "recovered_torn_bytes": _counter("Bytes of incomplete writes removed at the start."),
+        "recovered_losses": _counter("Gaps found at the start where acknowledged messages are missing."),
         "commits": _counter("Group commits of the log."),
-        "failed": _gauge("1 when a write or an fsync failed: sends are refused until a restart."),
+        "failed": _gauge("1 after a failed write or fsync: sends are refused until a restart."),
     },
     "rule": {
         "received": _counter("Messages that matched the rule's filter."),
-        "bytes_received": _counter("Bytes of payload that matched the rule's filter."),
-        "logged": _counter("Messages that are in the log as durably as the node promises."),
-        "refused": _counter("QoS 1 and 2 messages that the log did not take; their publishers were told."),
-        "dropped": _counter("QoS 0 messages and wills that the log did not take; nobody can be told."),
-        "retried": _counter("Attempts to append a message again that the log had not taken for the time being."),
-        "pending": _gauge("Messages taken and neither logged nor refused now."),
-        "pending_bytes": _gauge("Bytes of the messages taken and neither logged nor refused now."),
-        "waiting": _gauge("Messages that the log does not take for the time being now."),
-        "held": _gauge("Connections that are not read now because of the messages that wait."),
+        "bytes_received": _counter("Bytes of payload that matched the rule's filter.", "received_bytes"),
+        "logged": _counter("Messages appended to the log with the node's durability.", "appended"),
+        "refused": _counter("QoS 1 and 2 messages that the log refused; their publishers got a failure code."),
+        "dropped": _counter("QoS 0 messages and wills that the log refused."),
+        "retried": _counter("Attempts to append a message again."),
+        "pending": _gauge("Messages neither appended nor refused.", "pending_messages"),
+        "pending_bytes": _gauge("Bytes of the messages neither appended nor refused."),
+        "waiting": _gauge("Messages that wait because the log refuses them at present.", "waiting_messages"),
+        "held": _gauge("Connections that are not read because of waiting messages.", "paused_connections"),
     },
     "capture": {
-        "captured": _counter("Changes of the state store that are in their tube topic."),
-        "failures": _counter("Times the tube did not take changes; they are offered again."),
-        "waiting": _gauge("Changes that are not in their tube topic yet."),
-        "waiting_memory_bytes": _gauge("Memory that those of them take which do not wait on disk alone."),
-        "oldest_age_seconds": _gauge("Age of the oldest change that waits for its tube topic; 0 where none does."),
+        "captured": _counter("Changes of the state store appended to their TubeMQ topic.", "captured_changes"),
+        "failures": _counter("Times that TubeMQ refused changes; they are sent again."),
+        "waiting": _gauge("Changes that are not in their TubeMQ topic.", "waiting_changes"),
+        "waiting_memory_bytes": _gauge("Memory of the waiting changes."),
+        "oldest_age_seconds": _gauge("Age of the oldest waiting change; 0 if none waits."),
     },
     "bridge": {
         "connected": _gauge("1 while the bridge is connected to the other broker."),
-        "connects": _counter("Times the bridge connected to the other broker."),
-        "sent": _counter("Messages that the other broker took."),
-        "received": _counter("Messages of the other broker that this one took."),
-        "retries": _counter("Messages offered again after a refusal that may pass."),
-        "dropped_hops": _counter("Messages dropped because they had crossed as many bridges as they may."),
-        "dropped_refused": _counter("Messages dropped because the receiving side refused them for good."),
-        "dropped_offline": _counter("QoS 0 messages dropped because the other broker was away."),
+        "connects": _counter("Connections of the bridge to the other broker."),
+        "sent": _counter("Messages acknowledged by the other broker."),
+        "received": _counter("Messages of the other broker accepted by this one."),
+        "retries": _counter("Messages sent again after a temporary refusal."),
+        "dropped_hops": _counter("Messages dropped because they crossed max_hops bridges."),
+        "dropped_refused": _counter("Messages dropped because the receiving broker refused them permanently."),
+        "dropped_offline": _counter("QoS 0 messages dropped because the other broker was not connected."),
     },
 }
-"""By prefix, then by the figure's name."""
+"""Metrics by source and attribute."""
 
 
 def add_metrics(
-    metrics: Metrics, prefix: str, read: Callable[[], MetricValues], *, labels: Mapping[str, str] | None = None
+    metrics: Metrics, source: str, read: Callable[[], MetricValues], *, labels: Mapping[str, str] | None = None
 ) -> None:
-    """Show what ``read`` gives as ``penstock_<prefix>_<name>``, with the meanings of the table."""
-    metrics.add(prefix, read, METRICS[prefix], labels=labels)
+    """Export what ``read`` returns as ``penstock_<source>_<name>``, with the HELP texts of :data:`METRICS`."""
+    metrics.add(source, read, METRICS[source], labels=labels)

@@ -150,7 +150,7 @@ async def test_versions_in_the_future_are_reported_and_repaired(
             assert second is not None
             assert renewed < first < second
             deadline = time.monotonic() + 10
-            name = 'capture_captured_total{topic="changes"}'
+            name = 'capture_captured_changes_total{topic="changes"}'
             while await metric(ready.http, name) < 3 and time.monotonic() < deadline:
                 pass
             assert await metric(ready.http, name) >= 3, "the versions of its records are greater, and it goes on"

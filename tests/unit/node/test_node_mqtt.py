@@ -127,7 +127,7 @@ async def test_a_log_that_stops_for_a_while_loses_nothing_and_keeps_the_order(
     try:
         engine = brokers[0].engine
         # The next heartbeat would bring the master's order to go on.
-        monkeypatch.setattr(MasterCommands, "obey", lambda *_: None)
+        monkeypatch.setattr(MasterCommands, "apply", lambda *_: None)
         wire, other = await connect(ready, "writer"), await connect(ready, "other")
         engine.checks.write_stopped = True
         for n in range(1, 101):
@@ -137,7 +137,7 @@ async def test_a_log_that_stops_for_a_while_loses_nothing_and_keeps_the_order(
         other.send(Publish("else", b"", 1, packet_id=1))
         assert await other.next() == PubAck(1, 0x10)
         async with asyncio.timeout(DEADLINE_S):
-            held = 'penstock_rule_held{filter="plant/#",topic="water"} 1.0'
+            held = 'penstock_rule_paused_connections{filter="plant/#",topic="water"} 1.0'
             while held not in (await http(ready.http, "/metrics"))[1]:
                 await asyncio.sleep(0.01)
         assert not wire.packets

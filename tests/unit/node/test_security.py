@@ -153,7 +153,7 @@ rules:
         security.show(metrics)
         page = metrics.render().decode()
         assert 'penstock_mqtt_listener_accepted_total{listener="web"} 2.0' in page
-        assert "penstock_access_granted_total 2.0" in page
+        assert "penstock_access_authenticated_total 2.0" in page
 
 
 async def test_anonymous_clients_have_rules_of_their_own(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

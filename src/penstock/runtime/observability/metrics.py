@@ -30,6 +30,8 @@ class MetricHelp:
 
     text: str
     gauge: bool
+    name: str = ""
+    """Name of the metric, if it differs from the name of the value."""
 
 
 MetricValues = Mapping[str, int | float]
@@ -37,7 +39,7 @@ Read = Callable[[], MetricValues]
 
 
 def counters_of(stats: object) -> dict[str, int | float]:
-    """The numbers of a stats object: a mapping, or the public numeric attributes of a slotted or plain object."""
+    """Numbers of ``stats``: of a mapping, or the public numeric attributes of an object."""
     if isinstance(stats, Mapping):
         pairs: Iterable[tuple[object, object]] = stats.items()
     else:
@@ -56,7 +58,7 @@ def _slots(kind: type) -> tuple[str, ...]:
 
 
 class Metrics:
-    """All figures of a process, by source. ``collect`` reads them at each scrape."""
+    """All metrics of a process, by source. A scrape reads the sources."""
 
     def __init__(self) -> None:
         self._sources: list[tuple[str, Read, Mapping[str, MetricHelp], Mapping[str, str]]] = []
@@ -66,21 +68,21 @@ class Metrics:
     def add(
         self, prefix: str, read: Read, meanings: Mapping[str, MetricHelp], *, labels: Mapping[str, str] | None = None
     ) -> None:
-        """Show each figure that ``read`` gives as ``penstock_<prefix>_<name>``, a counter with ``_total``.
+        """Export each value that ``read`` returns as ``penstock_<prefix>_<name>``, counters with ``_total``.
 
-        ``meanings`` has each of their names. Sources with the same prefix and different ``labels`` share their metrics.
+        ``meanings`` has an entry for each value. Sources with the same prefix and different ``labels`` share metrics.
         """
         self._sources.append((prefix, read, meanings, dict(labels or {})))
 
     def collect(self) -> Iterator[Metric]:
-        """The figures as they are now, one family a name."""
+        """The current metrics, one family per name [prometheus_client Collector]."""
         families: dict[str, Metric] = {}
         for prefix, read, meanings, labels in self._sources:
             for name, value in read().items():
-                full = f"penstock_{prefix}_{name}"
+                meaning = meanings[name]
+                full = f"penstock_{prefix}_{meaning.name or name}"
                 family = families.get(full)
                 if family is None:
-                    meaning = meanings[name]
                     kind = GaugeMetricFamily if meaning.gauge else CounterMetricFamily
                     family = families[full] = kind(full, meaning.text, labels=list(labels))
                 assert isinstance(family, GaugeMetricFamily | CounterMetricFamily)
@@ -88,14 +90,14 @@ class Metrics:
         yield from families.values()
 
     def render(self) -> bytes:
-        """The page of a scrape, as ``CONTENT_TYPE``."""
+        """The response to a scrape, of the type ``CONTENT_TYPE``."""
         return generate_latest(self._registry)
 
 
 _log = logging.getLogger("penstock.metrics")
 
 CLIENT_S = 10.0
-"""Seconds that a client may be silent: each has a thread."""
+"""Timeout of a silent client, since each has a thread."""
 PATHS = frozenset({"/", "/metrics"})
 
 
@@ -103,7 +105,7 @@ class _MetricsServer(http.server.ThreadingHTTPServer):
     daemon_threads = True
 
     def handle_error(self, request: object, client_address: object) -> None:  # noqa: ARG002 - given by the server
-        """A client that went away in the middle of an answer is no news; the server would print a traceback."""
+        """Log at debug level: by default the server prints a traceback for each client that disconnects early."""
         _log.debug("a scrape of %s failed", client_address, exc_info=True)
 
 
@@ -113,10 +115,10 @@ class _MetricsServer6(_MetricsServer):
 
 @contextmanager
 def serve_page(address: tuple[str, int], page: Callable[[], bytes], content_type: str) -> Iterator[str]:
-    """Serve ``page`` as ``/metrics`` at ``address`` inside the block; gives ``HOST:PORT`` as bound.
+    """Serve ``page`` as ``/metrics`` at ``address`` during the block, which gets the bound ``HOST:PORT``.
 
     Raises:
-        ConfigError: the address cannot be listened on.
+        ConfigError: the server cannot listen on the address.
     """
 
     class Handler(http.server.BaseHTTPRequestHandler):
@@ -134,7 +136,7 @@ def serve_page(address: tuple[str, int], page: Callable[[], bytes], content_type
             self.wfile.write(body)
 
         def log_message(self, *_: object) -> None:
-            """A scrape every few seconds is no news."""
+            """No access log: scrapes are frequent."""
 
     host, port = address
     shown = f"[{host}]" if ":" in host else host

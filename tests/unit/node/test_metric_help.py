@@ -31,7 +31,7 @@ async def test_what_a_node_with_all_parts_shows_is_what_the_table_says(tmp_path:
         await node.close()
     # The Prometheus library takes `_total` off a counter's name and puts it on again when it writes the page.
     assert shown == {
-        f"penstock_{prefix}_{name}": (figure.text, "gauge" if figure.gauge else "counter")
+        f"penstock_{prefix}_{figure.name or name}": (figure.text, "gauge" if figure.gauge else "counter")
         for prefix, table in METRICS.items()
         for name, figure in table.items()
         if name not in ONLY_WITH_TLS
