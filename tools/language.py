@@ -112,16 +112,16 @@ def names() -> Iterator[Hit]:
             yield Hit("names", place, page.stem, "the task or its subject")
         if title and OPENING.match(title[1]):
             yield Hit("names", place, title[1], "the task, in the imperative")
-    for page, pattern in (
+    for reference, pattern in (
         ("cli.md", r"^## penstock (.+)$|^`--([a-z-]+)"),
         ("configuration.md", r"^`([a-z_]+)`$"),
         ("pipeline-file.md", r"^`([a-z_]+)`$"),
     ):
-        text = (ROOT / "docs" / "reference" / page).read_text(encoding="utf-8")
+        text = (ROOT / "docs" / "reference" / reference).read_text(encoding="utf-8")
         for found in re.finditer(pattern, text, re.MULTILINE):
             name = next(group for group in found.groups() if group)
             if OPTION_WORDS & set(re.split(r"[ _-]", name)):
-                yield Hit("names", f"docs/reference/{page}", name, "a term of the glossary")
+                yield Hit("names", f"docs/reference/{reference}", name, "a term of the glossary")
 
 
 def code() -> Iterator[Hit]:
