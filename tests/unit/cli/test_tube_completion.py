@@ -54,7 +54,7 @@ def test_the_master_that_the_line_names_is_asked(penstock: Command, monkeypatch:
 
 def test_where_nobody_answers_nothing_is_offered(penstock: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     def away(*_: object, **__: object) -> None:
-        raise UnavailableError("no administration of a tube master answers")
+        raise UnavailableError("no administration of a TubeMQ master answers")
 
     monkeypatch.setattr(tube_web, "call", away)
     assert offered(penstock, monkeypatch, "penstock tube consume w") == []

@@ -148,7 +148,7 @@ async def test_unconfirmed_messages_come_again_after_a_restart_of_the_broker(tmp
             await consumer.confirm()
             assert await take(consumer, 10) == numbered(10, 20)
             await running.stop_broker()
-            with pytest.raises(UnavailableError, match="its messages come again"):
+            with pytest.raises(UnavailableError, match="its messages are delivered again"):
                 await consumer.confirm()
             await running.start_broker()
             assert await take(consumer, 10) == numbered(10, 20)

@@ -247,7 +247,7 @@ async def test_the_next_run_waits_for_a_broker_that_may_know_better(
         alone = Staged(0, "none", {}, {1: staged[0].brokers[1]})
         with pytest.raises(UnavailableError, match=r"batch 0 of query 'q' waits for broker 2:127\.0\.0\.1:") as stuck:
             await transaction_commit.commit(producer, new, [alone], timeout_s=0.5)
-        assert "staged --remove q --force" in str(stuck.value.do)
+        assert "staged delete q --force" in str(stuck.value.do)
         maintenance = running.brokers[1].maintenance
         for later_ms in (0, OVERDUE_MS, OVERDUE_MS + 60_000):
             maintenance.let_staged_go(running.brokers[1].clock() + later_ms)

@@ -72,7 +72,7 @@ def test_a_refusal_carries_code_and_words(address: str, answer: dict[str, object
 
 def test_refusals_say_what_to_do(address: str) -> None:
     Master.answer = json.dumps({"result": False, "errMsg": "Unsupported method: 'm'; known: a, b, c"}).encode()
-    with pytest.raises(RefusedError, match=f"{address} is not the administration of a tube master") as caught:
+    with pytest.raises(RefusedError, match=f"{address} is not the administration of a TubeMQ master") as caught:
         call(address, "m", {})
     assert caught.value.do == "name that of a master: --http HOST:PORT"
     for words in ("", "Bad request from client, "):
@@ -88,7 +88,7 @@ def test_refusals_say_what_to_do(address: str) -> None:
 @pytest.mark.parametrize("answer", [b"", b"<html>", b"[]", b"{}"])
 def test_somebody_else_answers_there(address: str, answer: bytes) -> None:
     Master.answer = answer
-    with pytest.raises(UnavailableError, match="no administration of a tube master answers at") as caught:
+    with pytest.raises(UnavailableError, match="no administration of a TubeMQ master answers at") as caught:
         call(address, "m", {})
     assert caught.value.why == "what answers there has no such thing (HTTP status 200)"
 
