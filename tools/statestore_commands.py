@@ -287,7 +287,7 @@ class Store:
         if isinstance(command, StoreError):
             answer = Answer(AnswerKind.ERROR, error=command)
         else:
-            answer, changes = self.engine.execute(command, ask.context, self.now, self.now)
+            answer, changes = self.engine.execute(command, ask, self.now, self.now)
             self.changes += changes
         message = response(ask, answer, self.now)
         assert message is not None

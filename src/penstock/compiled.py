@@ -30,6 +30,7 @@ _PATTERNS: Final = (
     "mqtt/codec/*.py",
     "mqtt/engine/*.py",
     "mqtt/service.py",
+    "runtime/io/clock.py",
     "runtime/io/commit_queue.py",
     "runtime/io/stepped_clock.py",
     "runtime/io/wal/frames.py",

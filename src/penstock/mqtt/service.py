@@ -8,7 +8,7 @@ and holds back the PUBACK until every service that took the message has settled 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Final, Protocol
+from typing import Final, Protocol, final
 
 from penstock.mqtt.codec.packets import Publish
 
@@ -16,6 +16,7 @@ __all__ = [
     "NO_ANSWER",
     "OTHERS_TOPIC",
     "SHARED_TOPIC",
+    "Answerable",
     "Connection",
     "Inbound",
     "Outlet",
@@ -58,6 +59,17 @@ class Connection(Protocol):
         ...
 
 
+class Answerable:
+    """An acknowledgement that waits for the services which have the message."""
+
+    __slots__ = ()
+
+    def settle(self, reason_code: int, reason_string: str) -> None:
+        """One service is done with the message [Inbound.settle]."""
+        raise NotImplementedError
+
+
+@final
 class Inbound:
     """A message of a client, handed to one service, to be settled exactly once.
 
@@ -68,6 +80,7 @@ class Inbound:
     """
 
     __slots__ = (
+        "_answer",
         "_connection",
         "_settle",
         "client_id",
@@ -89,6 +102,7 @@ class Inbound:
         protocol_version: int = 5,
         connection: Connection | None = None,
         settle: Callable[[int, str], None] | None = None,
+        answer: Answerable | None = None,
     ) -> None:
         self.publish = publish
         self.client_id = client_id
@@ -98,6 +112,7 @@ class Inbound:
         self.protocol_version = protocol_version
         self._connection = connection
         self._settle = settle
+        self._answer = answer
 
     @property
     def connected(self) -> bool:
@@ -134,8 +149,11 @@ class Inbound:
         carries the highest reason code given and the text that came with it. At QoS 0, after the connection ended, and
         on a second call, nothing happens.
         """
-        settle = self._settle
-        if settle is not None:
+        answer, settle = self._answer, self._settle
+        if answer is not None:
+            self._answer = None
+            answer.settle(reason_code, reason_string)
+        elif settle is not None:
             self._settle = None
             settle(reason_code, reason_string)
 
@@ -175,11 +193,11 @@ class Outlet(Protocol):
         """Route ``message`` as one of the node itself."""
         ...
 
-    def respond(self, client_id: str, message: Publish, acknowledge: Callable[[], None] | None = None) -> bool:
+    def respond(self, client_id: str, message: Publish, request: Inbound | None = None) -> bool:
         """Route ``message``, one of the node itself, to the matching subscriptions of that client and of nobody else.
 
-        No Local and shared subscriptions do not apply. ``acknowledge`` is called before the message is sent. False, and
-        not acknowledged, if the client has no session or none of its subscriptions matches: :meth:`unheard` says why.
+        No Local and shared subscriptions do not apply. ``request`` is settled before the message is sent. False, and
+        not settled, if the client has no session or none of its subscriptions matches: :meth:`unheard` says why.
         """
         ...
 

@@ -31,9 +31,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, final
 
+from mypy_extensions import mypyc_attr
+
 from penstock.mqtt.codec.packets import Publish
-from penstock.mqtt.codec.primitives import encode_varint
+from penstock.mqtt.codec.primitives import encode_size, encode_varint
 from penstock.mqtt.codec.properties import Properties
+from penstock.mqtt.codec.property_blocks import HAS_CORRELATION, HAS_EXPIRY, PropertyBlock
 from penstock.mqtt.codec.reasons import ReasonCode
 from penstock.statestore.codec.dialects import DIALECTS, OLDER, PUBLISHED, SDK, Dialect
 from penstock.statestore.codec.errors import StoreError
@@ -78,27 +81,42 @@ CONTENT_TYPE: Final = "application/octet-stream"
 PROTOCOL_VERSION: Final = "1.0"
 SOURCE: Final = "StateStore"
 _MAX_TOPIC: Final = 65_535
+_FENCE_PREFIX: Final = b"__fencePrefix"
 
 
 @final
-class StoreRequest:
-    """A request that may be executed: where the answer goes and how it is written, and what the engine must know.
+@mypyc_attr(acyclic=True, free_list_len=1)
+class StoreRequest(Context):
+    """A request that may be executed: its sender, and where its answer goes.
 
-    ``expires_at`` is the wall clock in ms at which nobody wants the answer any more; 0 = never.
+    ``expires_at`` is the wall clock in ms at which the answer is not wanted any more; 0 = never.
     """
 
-    __slots__ = ("context", "correlation", "expires_at", "response_topic")
+    __slots__ = ("correlation", "expires_at", "properties", "response_topic")
 
-    def __init__(self, response_topic: str, correlation: bytes, context: Context, expires_at: int) -> None:
+    def __init__(
+        self,
+        response_topic: str,
+        correlation: bytes,
+        expires_at: int,
+        client_id: str,
+        dialect: Dialect,
+        timestamp: bytes | None = None,
+        fencing_token: bytes | None = None,
+        username: str | None = None,
+        principal: object = None,
+        properties: PropertyBlock | None = None,
+    ) -> None:
+        prefix = None if properties is None else properties.user_property(_FENCE_PREFIX)
+        super().__init__(client_id, dialect, timestamp, fencing_token, username, principal, prefix)
         self.response_topic = response_topic
         self.correlation = correlation
-        self.context = context
         self.expires_at = expires_at
+        self.properties = properties
 
-    @property
-    def dialect(self) -> Dialect:
-        """The form of the request, and so of its answer."""
-        return self.context.dialect
+    def user_property(self, name: bytes) -> bytes | None:
+        """The value of a user property of the request: empty where it is repeated, None where it is absent."""
+        return None if self.properties is None else self.properties.user_property(name)
 
 
 @dataclass(slots=True)
@@ -141,8 +159,8 @@ def read_request(
     principal: object = None,
 ) -> StoreRequest | RejectedRequest:
     """What to do with a message to an invoke topic; ``forced`` overrules the form that the request has chosen."""
-    properties = publish.optional_properties
-    response_topic = properties.response_topic if properties is not None else None
+    properties = publish.property_block()
+    response_topic = "" if properties is None else properties.response_topic
     if properties is None or not response_topic:
         return RejectedRequest(
             ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR,
@@ -155,16 +173,13 @@ def read_request(
             disconnect=True,
         )
     expires_at = 0
-    if properties.message_expiry_interval is not None:
+    if properties.seen & HAS_EXPIRY:
         expires_at = received_ms + properties.message_expiry_interval * 1000
         if expires_at <= now_ms:
             return RejectedRequest()
-    user: dict[str, str] = {}
-    for name, value in properties.user_properties:
-        user[name] = value if name not in user else ""  # one that is repeated is malformed
-    protocol_version = user.get("__protVer")
+    protocol_version = properties.user_property(b"__protVer")
     dialect = forced or dialect_of(publish.topic, protocol_version is not None)
-    correlation = properties.correlation_data
+    correlation = properties.correlation_data if properties.seen & HAS_CORRELATION else None
     if publish.qos != 1:
         reason = "state store requests must be published with QoS 1"
         answer = None
@@ -179,20 +194,28 @@ def read_request(
         fields = [
             ("__stMsg", "the protocol version is not supported"),
             ("__supProtMajVer", "1"),
-            ("__requestProtVer", protocol_version),
+            ("__requestProtVer", protocol_version.decode()),
         ]
         return RejectedRequest(
             0, "", status_response(response_topic, correlation, dialect, expires_at, now_ms, 505, fields)
         )
-    timestamp = user.get(dialect.timestamp_property)
-    token = user.get(dialect.fence_property)
-    context = Context(client_id, dialect, timestamp, token, username, principal, user)
-    return StoreRequest(response_topic, correlation, context, expires_at)
+    return StoreRequest(
+        response_topic,
+        correlation,
+        expires_at,
+        client_id,
+        dialect,
+        properties.user_property(dialect.timestamp_wire),
+        properties.user_property(dialect.fence_wire),
+        username,
+        principal,
+        properties,
+    )
 
 
 def response(ask: StoreRequest, answer: Answer, now_ms: int) -> Publish | None:
     """The message that carries ``answer``; None where the request's expiry is used up."""
-    dialect = ask.context.dialect
+    dialect = ask.dialect
     version = answer.version
     kind = answer.kind
     if kind is _OK:
@@ -327,12 +350,9 @@ def _is_forbidden(response_topic: str) -> bool:
     )
 
 
-def _is_supported(version: str) -> bool:
+def _is_supported(version: bytes) -> bool:
     """``1.<digits>``; anything else is another major version or no version at all."""
-    if version == PROTOCOL_VERSION:  # all that the SDKs send
-        return True
-    major, dot, minor = version.partition(".")
-    return major == "1" and bool(dot) and minor.isascii() and minor.isdigit()
+    return version == b"1.0" or (version.startswith(b"1.") and version[2:].isdigit())
 
 
 def _message(
@@ -364,26 +384,36 @@ _VALUE: Final = AnswerKind.VALUE
 def _answer(ask: StoreRequest, dialect: Dialect, payload: bytes, version: Hlc | None, now_ms: int) -> Publish | None:
     """What :func:`_message` gives for an answer that was carried out, written at once: one for every request."""
     message = Publish(ask.response_topic, payload, 1)
-    parts: list[bytes] = []
+    expiry = b""
     if ask.expires_at:
         left_s = (ask.expires_at - now_ms + 999) // 1000
         if left_s <= 0:
             return None
         message.expiry_s = left_s
-        parts.append(b"\x02")
-        parts.append(left_s.to_bytes(4, "big"))
-    parts.append(_BEFORE_CORRELATION)
-    parts.append(len(ask.correlation).to_bytes(2, "big"))
-    parts.append(ask.correlation)
-    if dialect.status:
-        parts.append(_STATUS_WIRE)
+        expiry = b"\x02\0\0" + encode_size(left_s) if left_s < 65_536 else b"\x02" + left_s.to_bytes(4, "big")
+    correlation = ask.correlation
+    head = b""
+    size = b""
+    stamp = b""
     if version is not None:
-        stamp = (version.padded() if dialect.padded_versions else str(version)).encode()
-        parts.append(_STAMP_WIRES[dialect.timestamp_property])
-        parts.append(len(stamp).to_bytes(2, "big"))
-        parts.append(stamp)
-    block = b"".join(parts)
-    message.properties_wire = encode_varint(len(block)) + block
+        stamp = version.padded_wire() if dialect.padded_versions else str(version).encode()
+        head = dialect.answer_head
+        size = encode_size(len(stamp))
+    elif dialect.status:
+        head = _STATUS_WIRE
+    length = len(expiry) + len(_BEFORE_CORRELATION) + 2 + len(correlation) + len(head) + len(size) + len(stamp)
+    message.properties_wire = b"".join(
+        (
+            encode_varint(length),
+            expiry,
+            _BEFORE_CORRELATION,
+            encode_size(len(correlation)),
+            correlation,
+            head,
+            size,
+            stamp,
+        )
+    )
     return message
 
 
@@ -397,11 +427,6 @@ _PAIRS: dict[tuple[str, str], bytes] = {
 
 
 _STATUS_WIRE: Final = _PAIRS["__stat", "200"] + _PAIRS["__protVer", PROTOCOL_VERSION]
-_STAMP_WIRES: Final = {
-    name: b"\x26" + len(name).to_bytes(2, "big") + name.encode()
-    for name in {dialect.timestamp_property for dialect in DIALECTS.values()}
-}
-"""How the user property with a version begins, by its name."""
 
 
 def _property_wire(expiry_s: int | None, correlation: bytes | None, user: list[tuple[str, str]]) -> bytes:

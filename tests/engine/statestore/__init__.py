@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -75,12 +75,12 @@ class FakeOutlet:
     def publish(self, message: Publish) -> None:
         raise AssertionError(f"the store publishes nothing for everybody: {message}")
 
-    def respond(self, client_id: str, message: Publish, acknowledge: Callable[[], None] | None = None) -> bool:
+    def respond(self, client_id: str, message: Publish, request: Inbound | None = None) -> bool:
         validate_topic_name(message.topic)
         if client_id in self.gone:
             return False
-        if acknowledge is not None:
-            acknowledge()
+        if request is not None:
+            request.settle()
         self.deliveries.append(Delivery(None, message, client_id))
         return True
 

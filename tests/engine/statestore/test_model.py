@@ -134,9 +134,8 @@ class StoreMachine(RuleBasedStateMachine):
         command = parse(words, self.engine.extensions)
         assert isinstance(command, Command)
         timestamp = Hlc(self.wall + skew, 0, client)
-        fence = None if token is None else f"{START}:{token}:n"
-        user = {} if prefix is None else {"__fencePrefix": prefix.decode()}
-        context = Context(client, SDK, str(timestamp), fence, user=user)
+        fence = None if token is None else b"%d:%d:n" % (START, token)
+        context = Context(client, SDK, str(timestamp).encode(), fence, fence_prefix=prefix)
         self.model.told.clear()
         self.model.expire(self.steady)
         # The engine may leave the other keys to its timer; here the timer is always on time.

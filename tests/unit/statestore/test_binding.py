@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.mqtt.codec.encoder import encode_properties
 from penstock.mqtt.codec.packets import Publish
 from penstock.mqtt.codec.properties import Properties
+from penstock.mqtt.codec.property_blocks import encode_properties
 from penstock.mqtt.codec.reasons import PacketType, ReasonCode
 from penstock.statestore.binding import (
     INVOKE,
@@ -28,7 +28,7 @@ from penstock.statestore.binding import (
 from penstock.statestore.codec.dialects import DIALECTS, OLDER, PUBLISHED, SDK, Dialect
 from penstock.statestore.codec.errors import StoreError
 from penstock.statestore.codec.resp3 import encode_array
-from penstock.statestore.engine.answer import Answer, AnswerKind, Context
+from penstock.statestore.engine.answer import Answer, AnswerKind
 from penstock.statestore.engine.record import Change, Record
 from penstock.statestore.hlc import Hlc
 from tests.vectors.statestore import vectors
@@ -62,7 +62,7 @@ def read(publish: Publish, *, received_ms: int = NOW, forced: Dialect | None = N
 
 
 def ask(dialect: Dialect = SDK, expires_at: int = 0) -> StoreRequest:
-    return StoreRequest("clients/c/response", b"id", Context("c", dialect), expires_at)
+    return StoreRequest("clients/c/response", b"id", expires_at, "c", dialect)
 
 
 def sent(answer: Answer, dialect: Dialect = SDK) -> tuple[bytes, list[tuple[str, str]]]:
@@ -115,7 +115,7 @@ def test_a_request_chooses_its_dialect() -> None:
         found = read(message(topic=topic, user=user))
         assert isinstance(found, StoreRequest)
         assert found.dialect is dialect
-        assert (found.context.timestamp, found.context.fencing_token) == ("t", "f")
+        assert (found.timestamp, found.fencing_token) == (b"t", b"f")
 
 
 @pytest.mark.parametrize("name", DIALECTS)
@@ -134,7 +134,7 @@ def test_auto_forces_none() -> None:
 def test_a_repeated_timestamp_is_malformed() -> None:
     found = read(message(user=[("__ts", "1:0:a"), ("x", "1"), ("x", "2"), ("__ts", "1:0:a")]))
     assert isinstance(found, StoreRequest)
-    assert found.context.timestamp == ""
+    assert found.timestamp == b""
 
 
 ANSWERS = [
@@ -352,7 +352,7 @@ def test_a_request_of_our_client_is_of_the_sdk_form() -> None:
 def test_the_property_block_is_what_the_codec_writes(
     dialect: Dialect, answer: Answer, correlation: bytes, expiry: int
 ) -> None:
-    ask = StoreRequest("clients/c/response", correlation, Context("c", dialect), NOW + expiry if expiry else 0)
+    ask = StoreRequest("clients/c/response", correlation, NOW + expiry if expiry else 0, "c", dialect)
     message = response(ask, answer, NOW)
     assert message is not None
     assert message.properties_wire == encode_properties(message.properties, 1 << PacketType.PUBLISH)

@@ -15,7 +15,7 @@ from penstock.errors import RemoteProtocolError
 from penstock.mqtt.codec.bodies import BODIES
 from penstock.mqtt.codec.packets import Connect, Disconnect, Packet, PubAck, PubComp, Publish, PubRec, PubRel
 from penstock.mqtt.codec.primitives import MAX_VARINT, Reader, malformed, protocol_error, quoted
-from penstock.mqtt.codec.property_blocks import decode_publish_properties
+from penstock.mqtt.codec.property_blocks import HAS_SUBSCRIPTION_IDENTIFIER, decode_publish_properties
 from penstock.mqtt.codec.reasons import CLIENT_DISCONNECT, PacketType, reason_name
 from penstock.mqtt.codec.topics import has_wildcard
 from penstock.mqtt.codec.version311 import BODIES_311
@@ -92,6 +92,8 @@ class Decoder:
 
     __slots__ = (
         "_largest",
+        "_last_topic",
+        "_last_wire",
         "_needed",
         "_pieces",
         "_refused",
@@ -127,6 +129,9 @@ class Decoder:
         self._role = role
         self._refused = _REFUSED[role]
         self._topics = topics or TopicNames()
+        self._last_wire = b""
+        self._last_topic = ""
+        """Topic of the last PUBLISH: it is that of the next one nearly always."""
         self._pieces: list[bytes] = []
         self.buffered = 0
         """Bytes of a packet that is not complete."""
@@ -189,11 +194,15 @@ class Decoder:
             length: i64 = data[position + 1]
             start: i64 = position + 2
             if length > 127:
-                header = _long_length(data, position + 1, size)
-                if header is None:
-                    self._needed = size - position + 1
-                    return position
-                length, start = header
+                if position + 2 < size and 0 < data[position + 2] < 128:
+                    length = length & 127 | data[position + 2] << 7
+                    start = position + 3
+                else:
+                    header = _long_length(data, position + 1, size)
+                    if header is None:
+                        self._needed = size - position + 1
+                        return position
+                    length, start = header
             end = start + length
             if end - position > largest:
                 raise RemoteProtocolError(
@@ -229,10 +238,14 @@ class Decoder:
         properties_start = position + 2 if qos else position
         if properties_start >= end:
             raise malformed("PUBLISH ends before its properties")
-        wire = data[start:position]
-        topic = self._topics.names.get(wire)
-        if topic is None:
-            topic = self._topics.add(wire)
+        topic_wire = data[start:position]
+        if topic_wire == self._last_wire:
+            topic_wire = self._last_wire
+            topic = self._last_topic
+        else:
+            known = self._topics.names.get(topic_wire)
+            topic = self._topics.add(topic_wire) if known is None else known
+            self._last_wire, self._last_topic = topic_wire, topic
         packet_id: i64 = 0
         if qos:
             packet_id = data[position] << 8 | data[position + 1]
@@ -243,23 +256,29 @@ class Decoder:
             publish.properties_wire = _NO_PROPERTIES
         else:
             length: i64 = data[properties_start]
-            block: i64 = properties_start + 1
+            block: i64 = 1
             if length > 127:
-                reader = Reader(data, properties_start, end)
-                length = reader.varint()
-                block = reader.position
-            properties_end = block + length
+                if properties_start + 1 < end and 0 < data[properties_start + 1] < 128:
+                    length = length & 127 | data[properties_start + 1] << 7
+                    block = 2
+                else:
+                    reader = Reader(data, properties_start, end)
+                    length = reader.varint()
+                    block = reader.position - properties_start
+            properties_end = properties_start + block + length
             if properties_end > end:
                 raise malformed("the property length goes beyond the packet")
-            properties = decode_publish_properties(data, block, properties_end)
-            if properties.subscription_identifiers and self._role is Role.SERVER:
+            wire = data[properties_start:properties_end]
+            properties = decode_publish_properties(wire, block, block + length)
+            if properties.seen & HAS_SUBSCRIPTION_IDENTIFIER and self._role is Role.SERVER:
                 raise protocol_error("Subscription Identifier in a PUBLISH of a client [MQTT-3.3.4-6]")
-            publish = Publish(topic, data[properties_end:end], qos, properties=properties)
-            publish.properties_wire = data[properties_start:properties_end]
-        if not topic and (publish.optional_properties is None or publish.optional_properties.topic_alias is None):
+            publish = Publish(topic, data[properties_end:end], qos)
+            publish.block = properties
+            publish.properties_wire = wire
+        if not topic and (publish.block is None or not publish.block.topic_alias):
             raise protocol_error("PUBLISH with neither a topic nor a Topic Alias")
         publish.packet_id = packet_id
-        publish.topic_wire = wire
+        publish.topic_wire = topic_wire
         if first & 9:
             publish.retain = first & 1 == 1
             publish.dup = first & 8 == 8
@@ -348,4 +367,4 @@ def _kinds() -> list[int]:
     return kinds
 
 
-_KINDS = _kinds()
+_KINDS: Final[list[int]] = _kinds()

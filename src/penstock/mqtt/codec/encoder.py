@@ -29,10 +29,11 @@ from penstock.mqtt.codec.packets import (
     Unsubscribe,
 )
 from penstock.mqtt.codec.primitives import encode_binary, encode_frame, encode_string, encode_varint
-from penstock.mqtt.codec.properties import ALLOWED_IN, PROPERTIES, WILL, Properties, PropertySpec, WireType
+from penstock.mqtt.codec.properties import WILL
+from penstock.mqtt.codec.property_blocks import encode_properties
 from penstock.mqtt.codec.reasons import ALLOWED, PacketType, reason_name
 
-__all__ = ["PUBLISH_HEADS", "encode", "encode_properties", "encode_within", "publish_head"]
+__all__ = ["PUBLISH_HEADS", "encode", "encode_within", "publish_head"]
 
 _PUBLISH_CONTEXT: Final = 1 << PacketType.PUBLISH
 PUBLISH_HEADS: Final[dict[int, list[bytes]]] = {
@@ -74,62 +75,6 @@ def encode_within(packet: Packet, maximum: int) -> bytes | None:
             if len(data) <= maximum:
                 return data
     return None
-
-
-def encode_properties(properties: Properties | None, context: int) -> bytes:
-    """The property block with its length, in the order of the identifiers; ``context`` says what it belongs to.
-
-    Raises:
-        LocalProtocolError: a property does not belong there, or its value is out of range.
-    """
-    if properties is None:
-        return b"\x00"
-    out: list[bytes] = []
-    for spec in ALLOWED_IN[context]:
-        value = getattr(properties, spec.attribute)
-        if value is not None and (value or type(value) is not list):
-            _encode_property(out, spec, value, context)
-    if context != _PUBLISH_CONTEXT:
-        _refuse_misplaced(properties, context)
-    block = b"".join(out)
-    return encode_varint(len(block)) + block
-
-
-def _encode_property(out: list[bytes], spec: PropertySpec, value: Any, context: int) -> None:
-    key = bytes((spec.identifier,))
-    wire_type = spec.wire_type
-    if wire_type is WireType.STRING_PAIR:
-        for name, text in value:
-            out += (key, encode_string(name, spec.name), encode_string(text, spec.name))
-    elif wire_type is WireType.STRING:
-        out += (key, encode_string(value, spec.name))
-    elif wire_type is WireType.BINARY:
-        out += (key, encode_binary(value, spec.name))
-    elif wire_type is WireType.VARIABLE_BYTE_INTEGER:
-        if len(value) > 1 and not spec.repeats & context:
-            raise LocalProtocolError(f"mqtt: property {spec.name} stands at most once in this packet")
-        for number in value:
-            _check_range(spec, number)
-            out += (key, encode_varint(number))
-    else:
-        _check_range(spec, value)
-        out += (key, int(value).to_bytes(_WIDTHS[wire_type], "big"))
-
-
-_WIDTHS = {WireType.BYTE: 1, WireType.TWO_BYTE_INTEGER: 2, WireType.FOUR_BYTE_INTEGER: 4}
-
-
-def _check_range(spec: PropertySpec, number: int) -> None:
-    high = min(spec.high, 0xFFFF) if spec.wire_type is WireType.TWO_BYTE_INTEGER else spec.high
-    if not spec.low <= number <= high:
-        raise LocalProtocolError(f"mqtt: property {spec.name} is {spec.low}..{high}, not {number}")
-
-
-def _refuse_misplaced(properties: Properties, context: int) -> None:
-    """Raise for a property that this packet cannot carry; not for PUBLISH, where it would cost on each one."""
-    for spec in PROPERTIES:
-        if not spec.contexts & context and getattr(properties, spec.attribute) not in (None, []):
-            raise LocalProtocolError(f"mqtt: property {spec.name} does not belong in this packet")
 
 
 def _connect(packet: Connect) -> bytes:

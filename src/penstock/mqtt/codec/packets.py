@@ -9,10 +9,17 @@ must not be changed.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, final
+
+from mypy_extensions import mypyc_attr
 
 from penstock.mqtt.codec.primitives import length_size
 from penstock.mqtt.codec.properties import Properties
-from penstock.mqtt.codec.property_blocks import decode_publish_properties
+from penstock.mqtt.codec.property_blocks import PropertyBlock, block_of, decode_properties
+from penstock.mqtt.codec.reasons import PacketType
+
+if TYPE_CHECKING:
+    pass
 
 __all__ = [
     "Auth",
@@ -36,20 +43,22 @@ __all__ = [
 ]
 
 
+@final
+@mypyc_attr(acyclic=True, free_list_len=1)
 class Publish:
     """An application message on its way [MQTT 5.0 section 3.3].
 
-    ``optional_properties`` is None where there are none, or none were looked at: ``properties`` decodes them from
-    ``properties_wire`` when they are first asked for. ``topic_wire`` and ``properties_wire`` are the bytes of the topic
-    with its length and of the property block with its length, where they are known; they let a broker forward without
-    encoding again. Whoever writes ``properties_wire`` instead of properties says in ``expiry_s`` which Message Expiry
-    Interval is among them; -1: none.
+    ``topic_wire`` and ``properties_wire`` are the bytes of the topic with its length and of the property block with its
+    length, where they are known; they let a broker forward without encoding again. ``block`` has the properties of a
+    packet that was decoded, as bytes; :attr:`properties` makes text of them when it is first read. Code that writes
+    ``properties_wire`` instead of properties sets ``expiry_s`` to the Message Expiry Interval among them; -1: none.
     """
 
     __slots__ = (
+        "_properties",
+        "block",
         "dup",
         "expiry_s",
-        "optional_properties",
         "packet_id",
         "payload",
         "properties_wire",
@@ -76,7 +85,8 @@ class Publish:
         self.retain = retain
         self.dup = dup
         self.packet_id = packet_id
-        self.optional_properties = properties
+        self._properties = properties
+        self.block: PropertyBlock | None = None
         self.topic_wire = b""
         self.properties_wire = b""
         self.expiry_s = -1
@@ -86,10 +96,32 @@ class Publish:
         """The properties; made on first use."""
         given = self.optional_properties
         if given is None:
-            wire = self.properties_wire
-            given = decode_publish_properties(wire, length_size(wire), len(wire)) if len(wire) > 1 else Properties()
-            self.optional_properties = given
+            given = self._properties = Properties()
         return given
+
+    @property
+    def optional_properties(self) -> Properties | None:
+        """The properties; None where there are none."""
+        given = self._properties
+        wire = self.properties_wire
+        if given is None and len(wire) > 1:
+            given = decode_properties(wire, length_size(wire), len(wire), _PUBLISH)
+            self._properties = given
+        return given
+
+    def replace_properties(self, properties: Properties) -> None:
+        """Have ``properties`` in place of those that came over the wire."""
+        self._properties = properties
+        self.block = None
+        self.properties_wire = b""
+
+    def property_block(self) -> PropertyBlock | None:
+        """The properties as bytes, whoever made the message; None where there are none."""
+        if self.block is None:
+            given = self.optional_properties
+            if given is not None:
+                self.block = block_of(given)
+        return self.block
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Publish):
@@ -109,6 +141,9 @@ class Publish:
         identifier = f" id={self.packet_id}" if self.qos else ""
         properties = f" {self.optional_properties!r}" if self.optional_properties is not None else ""
         return f"<PUBLISH {self.topic!r} {flags}{identifier} {_short(self.payload)}{properties}>"
+
+
+_PUBLISH = 1 << PacketType.PUBLISH
 
 
 class _Acknowledgement:
@@ -143,24 +178,28 @@ class _Acknowledgement:
         return f"<{type(self).__name__.upper()} id={self.packet_id} 0x{self.reason_code:02X}{properties}>"
 
 
+@final
 class PubAck(_Acknowledgement):
     """Answer to a QoS 1 PUBLISH [MQTT 5.0 section 3.4]."""
 
     __slots__ = ()
 
 
+@final
 class PubRec(_Acknowledgement):
     """First answer to a QoS 2 PUBLISH [MQTT 5.0 section 3.5]."""
 
     __slots__ = ()
 
 
+@final
 class PubRel(_Acknowledgement):
     """Answer to PUBREC [MQTT 5.0 section 3.6]."""
 
     __slots__ = ()
 
 
+@final
 class PubComp(_Acknowledgement):
     """Answer to PUBREL, the end of a QoS 2 exchange [MQTT 5.0 section 3.7]."""
 

@@ -7,16 +7,22 @@ Source: MQTT 5.0 section 1.5.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from penstock.errors import LocalProtocolError, RemoteProtocolError
 
+if TYPE_CHECKING:
+    from mypy_extensions import i64
+
 __all__ = [
+    "COMPILED",
     "MAX_VARINT",
     "Reader",
+    "check_text",
     "decode_text",
     "encode_binary",
     "encode_frame",
+    "encode_size",
     "encode_string",
     "encode_varint",
     "length_size",
@@ -25,8 +31,13 @@ __all__ = [
     "quoted",
 ]
 
+COMPILED: Final = not __file__.endswith(".py")
+"""Whether this is an extension module. Loops over bytes are fast there; interpreted, bulk methods are."""
+
 MAX_VARINT: Final = 268_435_455
-_VARINTS: list[bytes] = [bytes((n,)) if n < 128 else bytes((n & 127 | 128, n >> 7)) for n in range(2048)]
+_VARINTS: Final[list[bytes]] = [bytes((n,)) if n < 128 else bytes((n & 127 | 128, n >> 7)) for n in range(2048)]
+
+_SIZES: Final[list[bytes]] = [bytes((0, n)) for n in range(256)]
 
 
 def quoted(text: str) -> str:
@@ -62,6 +73,11 @@ def encode_varint(value: int) -> bytes:
     return bytes(out)
 
 
+def encode_size(size: int) -> bytes:
+    """A length below 65,536 as two bytes."""
+    return _SIZES[size] if size < 256 else size.to_bytes(2, "big")
+
+
 def length_size(block: bytes) -> int:
     """How many bytes the Variable Byte Integer takes that ``block`` begins with."""
     size = 1
@@ -94,6 +110,26 @@ def encode_binary(raw: bytes, what: str) -> bytes:
     if len(raw) > 65_535:
         raise LocalProtocolError(f"mqtt: {what} has {len(raw)} bytes, the protocol allows 65535")
     return len(raw).to_bytes(2, "big") + raw
+
+
+def check_text(data: bytes, position: i64, end: i64) -> None:
+    """Check that ``data[position:end]`` is text, as :func:`decode_text` does.
+
+    Raises:
+        RemoteProtocolError: as :func:`decode_text`.
+    """
+    if not COMPILED:
+        raw = data[position:end]
+        if not raw.isascii() or 0 in raw:
+            decode_text(raw)
+        return
+    at = position
+    while at < end:
+        byte: i64 = data[at]
+        if byte == 0 or byte > 127:
+            decode_text(data[position:end])
+            return
+        at += 1
 
 
 def decode_text(raw: bytes) -> str:

@@ -1,24 +1,47 @@
-"""Property blocks, decoded by the table of properties; on the path of every message that has any.
-
-Short texts are kept by their bytes, since the same few come with every message: what is found there was checked.
+"""Decode and encode property blocks by the table of properties; decode those of PUBLISH without it.
 
 Source: MQTT 5.0 section 2.2.2.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, final
 
-from penstock.errors import RemoteProtocolError
-from penstock.mqtt.codec.primitives import Reader, decode_text, malformed, protocol_error
-from penstock.mqtt.codec.properties import ALLOWED_IN, BY_IDENTIFIER, Properties, WireType
+from mypy_extensions import mypyc_attr
+
+from penstock.errors import LocalProtocolError, RemoteProtocolError
+from penstock.mqtt.codec.primitives import (
+    COMPILED,
+    Reader,
+    check_text,
+    decode_text,
+    encode_binary,
+    encode_string,
+    encode_varint,
+    malformed,
+    protocol_error,
+)
+from penstock.mqtt.codec.properties import ALLOWED_IN, BY_IDENTIFIER, PROPERTIES, Properties, PropertySpec, WireType
 from penstock.mqtt.codec.reasons import PacketType
 from penstock.mqtt.codec.topics import name_problem
 
 if TYPE_CHECKING:
     from mypy_extensions import i64
 
-__all__ = ["decode_properties", "decode_publish_properties", "read_properties"]
+__all__ = [
+    "HAS_CORRELATION",
+    "HAS_EXPIRY",
+    "HAS_RESPONSE_TOPIC",
+    "HAS_SUBSCRIPTION_IDENTIFIER",
+    "HAS_TOPIC_ALIAS",
+    "HAS_USER_PROPERTY",
+    "PropertyBlock",
+    "block_of",
+    "decode_properties",
+    "decode_publish_properties",
+    "encode_properties",
+    "read_properties",
+]
 
 _STRING, _BINARY, _PAIR, _VARINT = 0, -1, -2, -3
 _CODES: dict[WireType, int] = {
@@ -47,13 +70,8 @@ _ROWS: dict[int, dict[int, tuple[int, str, int, int, bool]]] = {
 
 KEPT: Final = 4096
 LONGEST_KEPT: Final = 40
-_CONTENT_TYPES: Final = {text.encode(): text for text in ("application/octet-stream", "application/json", "text/plain")}
-"""The content types that nearly every message has."""
-_NEVER_REPEATED: Final = ("__ts", "__ft", "Timestamp", "FencingToken")
-"""User properties with a clock value: another one in each message."""
-_pairs: dict[bytes, tuple[str, str]] = {}
 _response_topics: dict[bytes, str] = {}
-"""Checked texts by their bytes; each is emptied when it holds :data:`KEPT`."""
+"""Checked response topics by their bytes; emptied when it holds :data:`KEPT`."""
 
 
 def read_properties(reader: Reader, context: int) -> Properties:
@@ -129,44 +147,152 @@ _AUTHENTICATION_DATA: Final = 1 << 0x16
 _PUBLISH: Final = 1 << PacketType.PUBLISH
 
 
-def decode_publish_properties(data: bytes, position: i64, end: i64) -> Properties:
-    """The properties of a PUBLISH in ``data[position:end]``: what :func:`decode_properties` gives, without the table.
+@final
+@mypyc_attr(acyclic=True, free_list_len=1)
+class PropertyBlock:
+    """The checked properties of one PUBLISH in the form in which they were sent; :class:`Properties` has them as text.
 
-    Half of the time that a message with properties takes to decode goes into them, so its few properties are written
-    out here. A property test compares the two, errors included.
+    ``seen`` has bit n set for property identifier n; the values of the others are 0 or empty. ``wire`` is the block,
+    in which the first user property begins at ``user_at``; at its end where there is none.
+    """
+
+    __slots__ = (
+        "_pairs",
+        "correlation_data",
+        "message_expiry_interval",
+        "name_lengths",
+        "payload_format_indicator",
+        "response_topic",
+        "seen",
+        "topic_alias",
+        "user_at",
+        "wire",
+    )
+
+    def __init__(self, wire: bytes) -> None:
+        self.wire = wire
+        self.user_at: i64 = len(wire)
+        self.name_lengths: i64 = 0
+        """Bit n is set where a user property has a name of n bytes; bit 62 for longer names, too."""
+        self.seen: i64 = 0
+        self.payload_format_indicator: i64 = 0
+        self.message_expiry_interval: i64 = 0
+        self.topic_alias: i64 = 0
+        self.response_topic = ""
+        self.correlation_data = b""
+        self._pairs: list[tuple[bytes, bytes]] | None = None
+
+    def user_property(self, name: bytes) -> bytes | None:
+        """The value of the user property ``name``: empty where it is repeated, None where it is absent."""
+        if not COMPILED:
+            return self._find_in_bulk(name)
+        wanted: i64 = len(name)
+        if not self.name_lengths >> (min(62, wanted)) & 1:
+            return None
+        wire = self.wire
+        end: i64 = len(wire)
+        position = self.user_at
+        found: bytes | None = None
+        while position < end:
+            if wire[position] != _USER_PROPERTY:
+                position = _after(wire, position)
+                continue
+            size: i64 = wire[position + 1]
+            size = size << 8 | wire[position + 2]
+            position += 3
+            value_at = position + size + 2
+            same = size == wanted
+            if same:
+                at: i64 = 0
+                while at < size and wire[position + at] == name[at]:
+                    at += 1
+                same = at == size
+            size = wire[value_at - 2]
+            position = value_at + (size << 8 | wire[value_at - 1])
+            if same:
+                found = wire[value_at:position] if found is None else b""
+        return found
+
+    def _find_in_bulk(self, name: bytes) -> bytes | None:
+        """The second form of :meth:`user_property`: without loops over bytes."""
+        pairs = self._pairs
+        if pairs is None:
+            pairs = self._pairs = []
+            wire, position = self.wire, self.user_at
+            while position < len(wire):
+                if wire[position] == _USER_PROPERTY:
+                    middle = position + 3 + (wire[position + 1] << 8 | wire[position + 2])
+                    stop = middle + 2 + (wire[middle] << 8 | wire[middle + 1])
+                    pairs.append((wire[position + 3 : middle], wire[middle + 2 : stop]))
+                    position = stop
+                else:
+                    position = _after(wire, position)
+        found: bytes | None = None
+        for other, value in pairs:
+            if other == name:
+                found = value if found is None else b""
+        return found
+
+
+def _shift(value: i64, bits: i64) -> i64:
+    """``value << bits``; a function, since in compiled code the shift of a literal has 32 bits."""
+    return value << bits
+
+
+def _after(wire: bytes, position: i64) -> i64:
+    """Where the property of a PUBLISH ends that begins at ``position`` and is no user property."""
+    identifier: i64 = wire[position]
+    position += 1
+    if identifier == 0x01:
+        return position + 1
+    if identifier == 0x02:
+        return position + 4
+    if identifier == 0x23:
+        return position + 2
+    if identifier == 0x0B:
+        while wire[position] > 127:
+            position += 1
+        return position + 1
+    size: i64 = wire[position]
+    return position + 2 + (size << 8 | wire[position + 1])
+
+
+_USER_PROPERTY: Final = 0x26
+HAS_EXPIRY: Final = 1 << 0x02
+HAS_RESPONSE_TOPIC: Final = 1 << 0x08
+HAS_CORRELATION: Final = 1 << 0x09
+HAS_SUBSCRIPTION_IDENTIFIER: Final = 1 << 0x0B
+HAS_TOPIC_ALIAS: Final = 1 << 0x23
+HAS_USER_PROPERTY: Final = 1 << 0x26
+"""Bits of :attr:`PropertyBlock.seen`."""
+
+
+def decode_publish_properties(data: bytes, position: i64, end: i64) -> PropertyBlock:
+    """Check the properties of a PUBLISH in ``data[position:end]``, and read those that a broker needs.
+
+    Accepts and refuses what :func:`decode_properties` does, with the same errors; a property test compares the two.
 
     Raises:
         RemoteProtocolError: as :func:`decode_properties`.
     """
-    properties = Properties()
+    block = PropertyBlock(data if end == len(data) else data[:end])
     begin = position
     seen: i64 = 0
-    middle: i64
     stop: i64
     while position < end:
         identifier: i64 = data[position]
         position += 1
-        if identifier == 0x26:
-            middle = position + 2
-            if middle <= end:
-                middle += data[position] << 8 | data[position + 1]
-            if middle + 2 > end:
-                raise malformed("a property ends within a field")
-            stop = middle + 2 + (data[middle] << 8 | data[middle + 1])
-            if stop > end:
-                raise malformed("a length goes beyond the properties")
-            wire = data[position:stop]
-            pair = _pairs.get(wire)
-            if pair is None:
-                pair = _pair(wire)
-            properties.user_properties.append(pair)
-            position = stop
+        if identifier == _USER_PROPERTY:
+            if seen & HAS_USER_PROPERTY == 0:
+                seen |= HAS_USER_PROPERTY
+                block.user_at = position - 1
+            position = _check_user_properties(block, data, position - 1, end)
             continue
         if identifier > 0x26:
-            return decode_properties(data, begin, end, _PUBLISH)  # it raises the error
-        bit: i64 = 1 << identifier
+            decode_properties(data, begin, end, _PUBLISH)  # it raises the error
+        bit = _shift(1, identifier)
         if seen & bit and identifier != 0x0B:
-            return decode_properties(data, begin, end, _PUBLISH)  # it raises the error
+            decode_properties(data, begin, end, _PUBLISH)  # it raises the error
         seen |= bit
         if identifier == 0x09 or identifier == 0x08 or identifier == 0x03:  # noqa: PLR1714 - compared as numbers
             stop = position + 2
@@ -174,36 +300,157 @@ def decode_publish_properties(data: bytes, position: i64, end: i64) -> Propertie
                 stop += data[position] << 8 | data[position + 1]
             if stop > end:
                 raise malformed("a property ends within a field, or a length goes beyond the properties")
-            raw = data[position + 2 : stop]
             if identifier == 0x09:
-                properties.correlation_data = raw
+                block.correlation_data = data[position + 2 : stop]
             elif identifier == 0x08:
+                raw = data[position + 2 : stop]
                 topic = _response_topics.get(raw)
-                properties.response_topic = _response_topic(raw) if topic is None else topic
+                block.response_topic = _response_topic(raw) if topic is None else topic
             else:
-                properties.content_type = _CONTENT_TYPES.get(raw) or decode_text(raw)
+                check_text(data, position + 2, stop)
             position = stop
         elif identifier == 0x02 and position + 4 <= end:
-            properties.message_expiry_interval = (
-                data[position] << 24 | data[position + 1] << 16 | data[position + 2] << 8 | data[position + 3]
-            )
+            number: i64 = data[position]
+            number = number << 24 | data[position + 1] << 16 | data[position + 2] << 8 | data[position + 3]
+            block.message_expiry_interval = number
             position += 4
         elif identifier == 0x01 and position < end and data[position] <= 1:
-            properties.payload_format_indicator = data[position]
+            block.payload_format_indicator = data[position]
             position += 1
         elif identifier == 0x23 and position + 2 <= end and (data[position] or data[position + 1]):
-            properties.topic_alias = data[position] << 8 | data[position + 1]
+            block.topic_alias = data[position] << 8 | data[position + 1]
             position += 2
         elif identifier == 0x0B:
             reader = Reader(data, position, end)
-            number = reader.varint()
-            if not number:
-                raise _out_of_range(identifier, number)
-            properties.subscription_identifiers.append(number)
+            if not reader.varint():
+                raise _out_of_range(identifier, 0)
             position = reader.position
         else:
-            return decode_properties(data, begin, end, _PUBLISH)  # it raises the error
-    return properties
+            decode_properties(data, begin, end, _PUBLISH)  # it raises the error
+            raise AssertionError("the two decoders of properties differ")
+    block.seen = seen
+    return block
+
+
+def block_of(properties: Properties) -> PropertyBlock:
+    """The properties of a PUBLISH that did not come over a connection; ``wire`` has its user properties alone."""
+    parts: list[bytes] = []
+    for name, value in properties.user_properties:
+        parts += (b"\x26", _sized(name), _sized(value))
+    block = PropertyBlock(b"".join(parts))
+    block.user_at = 0
+    for spec in ALLOWED_IN[_PUBLISH]:
+        if getattr(properties, spec.attribute) not in (None, []):
+            block.seen |= _shift(1, spec.identifier)
+    for name, _ in properties.user_properties:
+        block.name_lengths |= _shift(1, min(len(name.encode(errors="replace")), 62))
+    block.payload_format_indicator = properties.payload_format_indicator or 0
+    block.message_expiry_interval = properties.message_expiry_interval or 0
+    block.topic_alias = properties.topic_alias or 0
+    block.response_topic = properties.response_topic or ""
+    block.correlation_data = properties.correlation_data or b""
+    return block
+
+
+def _sized(text: str) -> bytes:
+    return encode_binary(text.encode(errors="replace"), "a user property")
+
+
+def encode_properties(properties: Properties | None, context: int) -> bytes:
+    """The property block with its length, in the order of the identifiers; ``context`` says what it belongs to.
+
+    Raises:
+        LocalProtocolError: a property does not belong there, or its value is out of range.
+    """
+    if properties is None:
+        return b"\x00"
+    out: list[bytes] = []
+    for spec in ALLOWED_IN[context]:
+        value = getattr(properties, spec.attribute)
+        if value is not None and (value or type(value) is not list):
+            _encode_property(out, spec, value, context)
+    if context != _PUBLISH:
+        _refuse_misplaced(properties, context)
+    block = b"".join(out)
+    return encode_varint(len(block)) + block
+
+
+def _encode_property(out: list[bytes], spec: PropertySpec, value: Any, context: int) -> None:
+    key = bytes((spec.identifier,))
+    wire_type = spec.wire_type
+    if wire_type is WireType.STRING_PAIR:
+        for name, text in value:
+            out += (key, encode_string(name, spec.name), encode_string(text, spec.name))
+    elif wire_type is WireType.STRING:
+        out += (key, encode_string(value, spec.name))
+    elif wire_type is WireType.BINARY:
+        out += (key, encode_binary(value, spec.name))
+    elif wire_type is WireType.VARIABLE_BYTE_INTEGER:
+        if len(value) > 1 and not spec.repeats & context:
+            raise LocalProtocolError(f"mqtt: property {spec.name} stands at most once in this packet")
+        for number in value:
+            _check_range(spec, number)
+            out += (key, encode_varint(number))
+    else:
+        _check_range(spec, value)
+        out += (key, int(value).to_bytes(_WIDTHS[wire_type], "big"))
+
+
+_WIDTHS = {WireType.BYTE: 1, WireType.TWO_BYTE_INTEGER: 2, WireType.FOUR_BYTE_INTEGER: 4}
+
+
+def _check_range(spec: PropertySpec, number: int) -> None:
+    high = min(spec.high, 0xFFFF) if spec.wire_type is WireType.TWO_BYTE_INTEGER else spec.high
+    if not spec.low <= number <= high:
+        raise LocalProtocolError(f"mqtt: property {spec.name} is {spec.low}..{high}, not {number}")
+
+
+def _refuse_misplaced(properties: Properties, context: int) -> None:
+    """Raise for a property that this packet cannot carry; not for PUBLISH, where it would cost on each one."""
+    for spec in PROPERTIES:
+        if not spec.contexts & context and getattr(properties, spec.attribute) not in (None, []):
+            raise LocalProtocolError(f"mqtt: property {spec.name} does not belong in this packet")
+
+
+def _check_user_properties(block: PropertyBlock, data: bytes, position: i64, end: i64) -> i64:
+    """Check the user properties that follow each other from ``position`` on; where the last one of them ends.
+
+    All texts are checked at once: in ASCII, with no more zero bytes than the lengths have, there is no U+0000 in them.
+    """
+    start = position
+    zeros: i64 = 0
+    lengths: i64 = block.name_lengths
+    while position < end and data[position] == _USER_PROPERTY:
+        if position + 3 > end:
+            raise malformed("a property ends within a field")
+        size: i64 = data[position + 1]
+        size = size << 8 | data[position + 2]
+        if size < 256:
+            zeros += 1
+        if size & 255 == 0:
+            zeros += 1
+        lengths |= _shift(1, min(62, size))
+        position += 3 + size
+        if position + 2 > end:
+            raise malformed("a property ends within a field")
+        size = data[position]
+        size = size << 8 | data[position + 1]
+        if size < 256:
+            zeros += 1
+        if size & 255 == 0:
+            zeros += 1
+        position += 2 + size
+        if position > end:
+            raise malformed("a length goes beyond the properties")
+    block.name_lengths = lengths
+    run = data[start:position]
+    if not run.isascii() or run.count(0) != zeros:
+        while start < position:
+            middle = start + 3 + (data[start + 1] << 8 | data[start + 2])
+            check_text(data, start + 3, middle)
+            start = middle + 2 + (data[middle] << 8 | data[middle + 1])
+            check_text(data, middle + 2, start)
+    return position
 
 
 def _misplaced(identifier: int) -> RemoteProtocolError:
@@ -233,16 +480,8 @@ def _pair_end(data: bytes, position: int, end: int) -> int:
 
 def _pair(wire: bytes) -> tuple[str, str]:
     """The two strings that ``wire`` is, with their lengths."""
-    known = _pairs.get(wire)
-    if known is not None:
-        return known
     middle = 2 + (wire[0] << 8 | wire[1])
-    pair = (decode_text(wire[2:middle]), decode_text(wire[middle + 2 :]))
-    if len(wire) <= LONGEST_KEPT and pair[0] not in _NEVER_REPEATED:
-        if len(_pairs) >= KEPT:
-            _pairs.clear()
-        _pairs[wire] = pair
-    return pair
+    return decode_text(wire[2:middle]), decode_text(wire[middle + 2 :])
 
 
 def _response_topic(raw: bytes) -> str:

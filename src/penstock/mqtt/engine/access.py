@@ -158,12 +158,13 @@ class Access(Protocol):
 
 HIGH_PRIORITY: Final = "$high_priority"
 """User property of messages that pass limits which hold back others; its presence counts."""
+_HIGH_PRIORITY: Final = HIGH_PRIORITY.encode()
 
 
 def may_hurry(publish: Publish, rights: Rights | None) -> bool:
     """Whether a message asks to pass limits that hold back others, and its publisher may have that."""
-    given = publish.optional_properties
-    if given is None or given.user_property(HIGH_PRIORITY) is None:
+    block = publish.property_block()
+    if block is None or block.user_property(_HIGH_PRIORITY) is None:
         return False
     return rights is None or rights.may_hurry(publish.topic)
 

@@ -64,6 +64,7 @@ class Acknowledgements(PacketWriter):
         """The answer leaves after those that wait already."""
         if self.pending is _NO_ANSWERS:
             self.pending = deque()
+        answer.lined_up = True
         self.pending.append(answer)
 
     def opened(self, packet_id: int) -> None:
@@ -79,16 +80,23 @@ class Acknowledgements(PacketWriter):
         if self.closing:
             return
         pending = self.pending
+        if not answer.lined_up:
+            if not pending:
+                self._send_answer(answer)
+                return
+            self.line_up(answer)
         while pending and not pending[0].waiting:
-            ready = pending.popleft()
-            self.gate = max(self.gate, ready.gate)
-            if ready.qos == 2:
-                self.pubrec(ready.packet_id, ready.reason_code, ready.reason_string)
-            else:
-                self.puback(ready.packet_id, ready.reason_code, ready.reason_string)
+            self._send_answer(pending.popleft())
         if self._crowded and len(pending) < self.receive_maximum:
             self._crowded = False
             self.release()
+
+    def _send_answer(self, answer: PendingAck) -> None:
+        self.gate = max(self.gate, answer.gate)
+        if answer.qos == 2:
+            self.pubrec(answer.packet_id, answer.reason_code, answer.reason_string)
+        else:
+            self.puback(answer.packet_id, answer.reason_code, answer.reason_string)
 
     def take_back(self, answer: PendingAck, reason_string: str) -> None:
         """A taker wants the message on another connection: this one ends without an answer to it.

@@ -16,6 +16,7 @@ from typing import Final
 from penstock.errors import LocalProtocolError
 from penstock.mqtt.codec.decoder import TopicNames
 from penstock.mqtt.codec.packets import Publish
+from penstock.mqtt.codec.property_blocks import HAS_USER_PROPERTY
 from penstock.mqtt.codec.reasons import ReasonCode
 from penstock.mqtt.codec.topics import validate_topic_filter, validate_topic_name
 from penstock.mqtt.engine.access import LOCAL, Access, Origin, Rights, may_hurry
@@ -82,6 +83,8 @@ class Broker:
         self.report = report
         self.report_merged = report_merged
         self.wall_offset = 0
+        self.reading_since = 0
+        """``now`` of the bytes that are being handled."""
         self.grace_until = 0
         """Before that nobody's silence is judged."""
         self._access = access
@@ -223,9 +226,7 @@ class Broker:
             if not service.exclusive:  # those are asked by clients; an answer must not come back as a question
                 service.receive(Inbound(publish, NODE, now + self.wall_offset))
 
-    def respond(
-        self, client_id: str, publish: Publish, now: int, acknowledge: Callable[[], None] | None = None
-    ) -> bool:
+    def respond(self, client_id: str, publish: Publish, now: int, request: Inbound | None = None) -> bool:
         """Route a message of the node itself to one session's subscriptions; False where none matches [Outlet.respond].
 
         Raises:
@@ -238,8 +239,8 @@ class Broker:
         for target in route.targets:
             session = target.session
             if session.client_id == client_id:
-                if acknowledge is not None:
-                    acknowledge()
+                if request is not None:
+                    request.settle()
                 publish.topic_wire = route.topic_wire  # the next answer to the client need not encode it again
                 message = Message(publish, now)
                 route.topic_wire = message.topic_wire
@@ -338,8 +339,8 @@ class Broker:
     def message(self, publish: Publish, publisher: Session, now: int) -> Message:
         """What a client published, as it goes to its receivers."""
         message = Message(publish, now)
-        given = publish.optional_properties
-        if given is not None and given.user_properties:
+        block = publish.block
+        if block is not None and block.seen & HAS_USER_PROPERTY:
             message.urgent = may_hurry(publish, publisher.rights)
         return message
 

@@ -7,7 +7,7 @@ afterwards [MQTT 5.0 section 4.13].
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from penstock.errors import RemoteProtocolError
 from penstock.mqtt.codec.decoder import LARGEST_PACKET, Decoder, Role
@@ -109,21 +109,20 @@ class BrokerConnection(Backpressure):
         self.last_received = now
         broker = self.broker
         broker.wall_offset = wall_ms - now
+        broker.reading_since = now
         stats = self.stats
         stats.bytes_received += len(data)
         try:
             packets = self.decoder.feed(data)
             stats.packets_received += len(packets)
             session = self.session
-            packet: Any  # `kind is` narrows nothing for a type checker; asking by isinstance() costs each packet more
             for packet in packets:
-                kind = type(packet)
                 if session is None:
                     self._before_connack(packet, now)
                     session = self.session
-                elif kind is Publish:
+                elif isinstance(packet, Publish):
                     handle_publish(self, session, packet, now, wall_ms)
-                elif kind is PubAck:
+                elif isinstance(packet, PubAck):
                     session.acknowledge(packet.packet_id, now)
                 else:
                     self._other(session, packet, now)

@@ -48,7 +48,10 @@ class Inflight(Generic[T]):
 
     def pop(self, packet_id: int) -> T | None:
         """Remove what was sent with that identifier; None where it is free."""
-        return self._items.pop(packet_id, None)
+        sent = self._items.get(packet_id)
+        if sent is not None:
+            del self._items[packet_id]
+        return sent
 
     def values(self) -> ValuesView[T]:
         """All of them, the one sent first at the beginning."""

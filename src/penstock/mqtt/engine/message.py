@@ -7,16 +7,30 @@ length, the property block with its length, the payload. A receiver adds the fix
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Final
+from typing import TYPE_CHECKING, Final, final
 
-from penstock.mqtt.codec.encoder import encode_properties
+from mypy_extensions import mypyc_attr
+
 from penstock.mqtt.codec.packets import Publish
 from penstock.mqtt.codec.primitives import encode_string, encode_varint, length_size
+from penstock.mqtt.codec.property_blocks import (
+    HAS_EXPIRY,
+    HAS_SUBSCRIPTION_IDENTIFIER,
+    HAS_TOPIC_ALIAS,
+    encode_properties,
+)
 from penstock.mqtt.codec.reasons import PacketType
+
+if TYPE_CHECKING:
+    from mypy_extensions import i64
+
+    from penstock.mqtt.codec.properties import Properties
 
 __all__ = ["Message", "Notification", "identifier_block"]
 
 _CONTEXT: Final = 1 << PacketType.PUBLISH
+_ENDS_HERE: Final = HAS_TOPIC_ALIAS | HAS_SUBSCRIPTION_IDENTIFIER
+"""Properties of one connection: no receiver gets those of the publisher."""
 
 
 def identifier_block(identifiers: Iterable[int]) -> bytes:
@@ -24,6 +38,7 @@ def identifier_block(identifiers: Iterable[int]) -> bytes:
     return b"".join(b"\x0b" + encode_varint(identifier) for identifier in identifiers)
 
 
+@mypyc_attr(acyclic=True)
 class Message:
     """One accepted application message. ``expires_at``: instant in ms, 0 = never. ``qos`` as published.
 
@@ -53,26 +68,24 @@ class Message:
         self.retain = publish.retain
         self.payload = publish.payload
         self.topic_wire = publish.topic_wire or encode_string(publish.topic, "the topic")
-        self.accepted_at = now
-        self.expires_at = 0
+        self.accepted_at: i64 = now
+        self.expires_at: i64 = 0
         self.stored = 0
         self.receivers = 0
         self.urgent = False
-        properties = publish.optional_properties
-        if properties is None:
-            self.properties_wire = publish.properties_wire or b"\x00"
-            if publish.expiry_s >= 0:
-                self.expires_at = now + publish.expiry_s * 1000
-            return
-        if properties.message_expiry_interval is not None:
-            self.expires_at = now + properties.message_expiry_interval * 1000
-        if properties.topic_alias is not None or properties.subscription_identifiers:
-            properties = properties.copy()
-            properties.topic_alias = None  # both end here
-            properties.subscription_identifiers = []
-            self.properties_wire = encode_properties(properties, _CONTEXT)
-        else:
-            self.properties_wire = publish.properties_wire or encode_properties(properties, _CONTEXT)
+        wire = publish.properties_wire
+        if not wire and (given := publish.optional_properties) is not None:
+            wire = encode_properties(given, _CONTEXT)
+        block = publish.block if publish.properties_wire else publish.property_block()
+        if block is not None:
+            seen = block.seen
+            if seen & HAS_EXPIRY:
+                self.expires_at = now + block.message_expiry_interval * 1000
+            if seen & _ENDS_HERE:
+                wire = encode_properties(_without_aliases(publish.properties), _CONTEXT)
+        elif publish.expiry_s >= 0:
+            self.expires_at = now + publish.expiry_s * 1000
+        self.properties_wire = wire or b"\x00"
 
     @property
     def size(self) -> int:
@@ -89,10 +102,8 @@ class Message:
         if self.expires_at and now - self.accepted_at >= 1000:
             properties = self.publish.properties
             left = max(0, (properties.message_expiry_interval or 0) - (now - self.accepted_at) // 1000)
-            properties = properties.copy()
+            properties = _without_aliases(properties)
             properties.message_expiry_interval = left  # [MQTT-3.3.2-6]
-            properties.topic_alias = None
-            properties.subscription_identifiers = []
             wire = encode_properties(properties, _CONTEXT)
         if identifiers:
             header = length_size(wire)
@@ -100,6 +111,16 @@ class Message:
         return wire
 
 
+def _without_aliases(properties: Properties) -> Properties:
+    """A copy for the receivers: without Topic Alias and Subscription Identifiers of the publisher."""
+    properties = properties.copy()
+    properties.topic_alias = None
+    properties.subscription_identifiers = []
+    return properties
+
+
+@final
+@mypyc_attr(acyclic=True)
 class Notification(Message):
     """The state of its topic at one instant: a newer notification of the same topic makes it superfluous.
 

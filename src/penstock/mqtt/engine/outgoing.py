@@ -313,8 +313,9 @@ class Outgoing:
             self._give_up(operation, _expired(publish, operation))
             return False
         if left < (publish.properties.message_expiry_interval or 0):
-            publish.optional_properties = publish.properties.copy()
-            publish.optional_properties.message_expiry_interval = left
+            properties = publish.properties.copy()
+            properties.message_expiry_interval = left
+            publish.replace_properties(properties)
         return True
 
     def _find_next_expiry(self) -> None:

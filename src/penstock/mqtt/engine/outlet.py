@@ -7,6 +7,7 @@ from typing import final
 
 from penstock.mqtt.codec.packets import Publish
 from penstock.mqtt.engine.broker import Broker
+from penstock.mqtt.service import Inbound
 
 __all__ = ["BrokerOutlet"]
 
@@ -29,13 +30,15 @@ class BrokerOutlet:
         """
         self._broker.publish(message, self._now())
 
-    def respond(self, client_id: str, message: Publish, acknowledge: Callable[[], None] | None = None) -> bool:
+    def respond(self, client_id: str, message: Publish, request: Inbound | None = None) -> bool:
         """Route a message of the node itself to that client's matching subscriptions; False where there is none.
 
         Raises:
             LocalProtocolError: the topic or the properties cannot be sent.
         """
-        return self._broker.respond(client_id, message, self._now(), acknowledge)
+        broker = self._broker
+        now = broker.reading_since if broker.outbound.reading is not None else self._now()
+        return broker.respond(client_id, message, now, request)
 
     def unheard(self, client_id: str, topic: str) -> str:
         """The reason why :meth:`respond` did not reach the client."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, final
 
 from penstock.mqtt.codec.reasons import ALLOWED, PacketType, ReasonCode
-from penstock.mqtt.service import NO_ANSWER
+from penstock.mqtt.service import NO_ANSWER, Answerable
 
 if TYPE_CHECKING:
     from penstock.mqtt.engine.acknowledgements import Acknowledgements
@@ -13,14 +13,15 @@ if TYPE_CHECKING:
 __all__ = ["PendingAck"]
 
 
-class PendingAck:
+@final
+class PendingAck(Answerable):
     """A PUBACK or PUBREC that waits for ``waiting`` takers of the message, or for the answer before it.
 
     ``connection`` is where it leaves: for QoS 2 that may be a later one than the one that brought the message, when
     the client sends it again while its takers still work on it.
     """
 
-    __slots__ = ("connection", "gate", "packet_id", "qos", "reason_code", "reason_string", "waiting")
+    __slots__ = ("connection", "gate", "lined_up", "packet_id", "qos", "reason_code", "reason_string", "waiting")
 
     def __init__(self, connection: Acknowledgements, packet_id: int, qos: int, reason_code: int, waiting: int) -> None:
         self.connection = connection
@@ -29,6 +30,8 @@ class PendingAck:
         self.reason_code = reason_code
         self.reason_string = ""
         self.waiting = waiting
+        self.lined_up = False
+        """It is among the answers of the connection that wait; not while the services are handed the message."""
         self.gate = 0
         """The commit that it waits for, too: of what subscribers and the session were promised."""
 

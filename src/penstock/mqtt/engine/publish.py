@@ -43,12 +43,12 @@ def handle_publish(connection: BrokerConnection, session: Session, publish: Publ
     """
     broker = connection.broker
     broker.stats.publishes_received += 1
-    properties = publish.optional_properties
+    block = publish.block
     code = 0
-    if properties is not None:
-        if properties.topic_alias is not None:
-            connection.resolve_alias(publish, properties.topic_alias)
-        if properties.payload_format_indicator and not is_text(publish.payload):
+    if block is not None:
+        if block.topic_alias:
+            connection.resolve_alias(publish, block.topic_alias)
+        if block.payload_format_indicator and not is_text(publish.payload):
             code = ReasonCode.PAYLOAD_FORMAT_INVALID
     qos = publish.qos
     if qos:
@@ -112,15 +112,17 @@ def _answer_later(
     packet_id = publish.packet_id
     answer = PendingAck(connection, packet_id, publish.qos, code, len(taken))
     answer.gate = gate
-    connection.line_up(answer)
     if publish.qos == 2:
         session.incoming[packet_id] = answer
         if session.kept is not None and taken:
             session.kept.incoming(packet_id, ROUTED)
     if not taken:
         connection.answer_settled(answer)
+        return
     for service in taken:
         service.receive(_inbound(connection, session, publish, wall_ms, answer))
+    if answer.waiting and not answer.lined_up:
+        connection.line_up(answer)
 
 
 def _keep_identifier(connection: BrokerConnection, session: Session, packet_id: int, code: int) -> None:
@@ -157,7 +159,7 @@ def _inbound(
         username=session.username,
         protocol_version=connection.version,
         connection=connection,
-        settle=None if answer is None else answer.settle,
+        answer=answer,
         principal=None if session.rights is None else session.rights.principal,
     )
 

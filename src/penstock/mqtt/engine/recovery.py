@@ -135,6 +135,8 @@ def _message(row: MessageRow) -> Message:
     publish = Publish(row.topic_wire[2:].decode(), row.payload, row.qos, retain=row.retain, properties=properties)
     publish.topic_wire = row.topic_wire
     publish.properties_wire = wire
+    if properties is not None and properties.message_expiry_interval is not None:
+        publish.expiry_s = properties.message_expiry_interval
     message = Message(publish, row.accepted_at)
     if message.expires_at or (properties is not None and properties.message_expiry_interval == 0):
         message.expires_at = max(message.expires_at, 1)  # before the clock's zero; 0 means never

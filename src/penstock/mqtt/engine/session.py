@@ -54,6 +54,7 @@ class Session(Timed):
     __slots__ = (
         "_broker",
         "_limits",
+        "_max_inflight_bytes",
         "_stats",
         "client_id",
         "connection",
@@ -81,6 +82,7 @@ class Session(Timed):
         super().__init__()
         self._broker = broker
         self._limits = limits
+        self._max_inflight_bytes = limits.max_inflight_bytes
         self._stats = stats
 
         # What outlives a connection, and what a restart has to bring back [MQTT 5.0 section 4.1].
@@ -166,7 +168,7 @@ class Session(Timed):
             or not connection.writable
             or self.waiting.reliable
             or len(inflight) >= connection.send_maximum
-            or inflight.bytes >= self._limits.max_inflight_bytes
+            or inflight.bytes >= self._max_inflight_bytes
         ):
             if self.ending:
                 return  # it ended while the message was on its way to others
@@ -221,7 +223,7 @@ class Session(Timed):
     def window_open(self, connection: BrokerConnection) -> bool:
         """Whether another message may be in flight."""
         inflight = self.inflight
-        return len(inflight) < connection.send_maximum and inflight.bytes < self._limits.max_inflight_bytes
+        return len(inflight) < connection.send_maximum and inflight.bytes < self._max_inflight_bytes
 
     def _landed(self, delivery: Delivery) -> None:
         """What was in flight is not any more; called where there are large ones."""

@@ -65,7 +65,7 @@ class SharedGroup:
         if len(present) == 1:
             return present[0]
         properties = publish.optional_properties
-        key = properties.user_property(PARTITION) if properties is not None and properties.user_properties else None
+        key = None if properties is None else properties.user_property(PARTITION)
         if key is None and self.by_topic:
             key = publish.topic
         if key is not None:

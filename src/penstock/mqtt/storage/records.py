@@ -14,10 +14,9 @@ from typing import Final
 from zlib import crc32
 
 from penstock.errors import RemoteProtocolError
-from penstock.mqtt.codec.encoder import encode_properties
 from penstock.mqtt.codec.packets import Will
 from penstock.mqtt.codec.properties import WILL
-from penstock.mqtt.codec.property_blocks import decode_properties
+from penstock.mqtt.codec.property_blocks import decode_properties, encode_properties
 from penstock.mqtt.engine.journal import DeliveryRow, MessageRow, ProgressRow, SessionRow, Source, SubscriptionRow
 from penstock.mqtt.engine.message import Message
 

@@ -7,7 +7,6 @@ import logging
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
-from functools import partial
 from typing import Final
 
 __all__ = ["CLOCK_IS_SET_MS", "MAX_STEP_MS", "STEP_HOLD_S", "SteppedClock", "utc"]
@@ -26,7 +25,7 @@ CLOCK_IS_SET_MS: Final = 1_735_689_600_000
 
 _CHECK_S: Final = 1.0
 
-_elapsed_ns: Final = partial(time.clock_gettime_ns, getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+_CLOCK: Final[int] = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 """A clock that never steps and counts the time in which the machine was suspended, where there is one."""
 
 
@@ -49,7 +48,7 @@ class SteppedClock:
     Args:
         hold_s: how long a step has to last; 0: every step is followed.
         wall: the system clock, in ns since 1970.
-        elapsed: ns of a clock that never steps.
+        elapsed: ns of a clock that never steps; default: the system's.
     """
 
     def __init__(
@@ -57,19 +56,12 @@ class SteppedClock:
         *,
         hold_s: float = STEP_HOLD_S,
         wall: Callable[[], int] | None = None,
-        elapsed: Callable[[], int] = _elapsed_ns,
+        elapsed: Callable[[], int] | None = None,
     ) -> None:
         self._wall = wall or time.time_ns
-        self._elapsed = elapsed
+        self._given_elapsed = elapsed
         self._hold_ns = int(hold_s * 1e9)
-        self._offset = offset = [self._wall() - elapsed()]
-        """One number, in a list that :attr:`now` shares."""
-
-        def now() -> int:
-            return (elapsed() + offset[0]) // 1_000_000
-
-        self.now: Callable[[], int] = now
-        """The same as calling the object, in half the time: it runs several times a request."""
+        self._offset = self._wall() - self._elapsed()
         self._step: tuple[int, int] | None = None
         """The step that is held: its size, and when it was noticed."""
         self._timer: asyncio.TimerHandle | None = None
@@ -81,6 +73,14 @@ class SteppedClock:
     def __call__(self) -> int:
         """Now, in ms since 1970."""
         return self.now()
+
+    def now(self) -> int:
+        """The same as calling the object."""
+        return (self._elapsed() + self._offset) // 1_000_000
+
+    def _elapsed(self) -> int:
+        given = self._given_elapsed
+        return time.clock_gettime_ns(_CLOCK) if given is None else given()
 
     @property
     def offset_ms(self) -> int:
@@ -102,10 +102,10 @@ class SteppedClock:
         """Compare with the system clock: follow it, hold a step, or follow one that has lasted."""
         elapsed = self._elapsed()
         wall = self._wall()
-        now = elapsed + self._offset[0]
+        now = elapsed + self._offset
         step = wall - now
         if abs(step) <= MAX_STEP_MS * 1_000_000:
-            self._offset[0] += step
+            self._offset += step
             if self._step is not None:
                 self._step = None
                 _log.warning("system clock is back where it was: now=%s", utc(wall // 1_000_000))
@@ -119,7 +119,7 @@ class SteppedClock:
         is_set = wall >= CLOCK_IS_SET_MS * 1_000_000
         was_set = now >= CLOCK_IS_SET_MS * 1_000_000
         if not self._hold_ns or (is_set and (not was_set or elapsed - held[1] >= self._hold_ns)):
-            self._offset[0] += step
+            self._offset += step
             self._step = None
             _log.warning("following the system clock: step_s=%d now=%s", step // 10**9, utc(wall // 1_000_000))
             for tell in self.on_followed:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from penstock.statestore.hlc import Hlc, parse
+from penstock.statestore.hlc import Hlc, parse_wire
 
 __all__ = ["MAX_TTL_MS", "ttl_of", "version_of"]
 
@@ -15,10 +15,7 @@ _MAX_TTL_DIGITS: Final = len(str(MAX_TTL_MS))
 
 def version_of(text: bytes) -> Hlc | None:
     """The clock value in ``text``; None where it is none."""
-    try:
-        return parse(text.decode())
-    except UnicodeDecodeError:
-        return None
+    return parse_wire(text)
 
 
 def ttl_of(digits: bytes) -> int:

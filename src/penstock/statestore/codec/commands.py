@@ -13,6 +13,8 @@ from collections.abc import Callable
 from enum import Enum, Flag, StrEnum
 from typing import Final, final
 
+from mypy_extensions import mypyc_attr
+
 from penstock.errors import RemoteProtocolError
 from penstock.statestore.codec.arguments import ttl_of, version_of
 from penstock.statestore.codec.errors import StoreError
@@ -84,6 +86,8 @@ class Access(Flag):
     WRITE = 2
 
 
+@final
+@mypyc_attr(acyclic=True, free_list_len=1)
 class Command:
     """One parsed request.
 

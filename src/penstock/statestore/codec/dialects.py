@@ -7,36 +7,77 @@ the SDK form follows the SDKs.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, final
 
 from penstock.statestore.codec.errors import StoreError
 
 __all__ = ["DIALECTS", "OLDER", "PUBLISHED", "SDK", "Dialect"]
 
 
-@dataclass(frozen=True, slots=True)
+@final
 class Dialect:
-    """One form. Made once at import, so frozen costs nothing."""
+    """One form; the three of them are all there are.
 
-    name: str
-    condition_not_met: bytes
-    """Payload that answers SET with NX/NEX and VDEL when nothing was changed."""
-    delete_event: bytes
-    """Operation in the notification of a delete or an expiry."""
-    fence_lower: str
-    """Text of the error for a fencing token below the one that protects the key."""
-    padded_versions: bool
-    """Versions with 15 and 5 digits, else without leading zeros."""
-    status: bool
-    """Whether ``__stat``, ``__protVer`` and ``__srcId`` are sent, and another protocol version is refused with 505."""
-    delete_version: bool
-    """The answer to DEL and VDEL and the notification of a delete carry the version of the delete.
+    ``timestamp_wire`` and ``fence_wire`` are the names of the two user properties as they are sent; ``answer_head`` is
+    what a response with a version has between the correlation data and the version.
+    """
 
-    Else both carry the version of the deleted value, as the document says: "this version is also returned on successful
-    […] DEL", "the timestamp of the value when notifying a client about a DEL"."""
-    timestamp_property: str
-    fence_property: str
+    __slots__ = (
+        "answer_head",
+        "condition_not_met",
+        "delete_event",
+        "delete_version",
+        "fence_lower",
+        "fence_property",
+        "fence_wire",
+        "name",
+        "padded_versions",
+        "status",
+        "timestamp_property",
+        "timestamp_wire",
+    )
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        condition_not_met: bytes,
+        delete_event: bytes,
+        fence_lower: str,
+        padded_versions: bool,
+        status: bool,
+        delete_version: bool,
+        timestamp_property: str,
+        fence_property: str,
+    ) -> None:
+        self.name = name
+        self.condition_not_met = condition_not_met
+        """Payload that answers SET with NX/NEX and VDEL when nothing was changed."""
+        self.delete_event = delete_event
+        """Operation in the notification of a delete or an expiry."""
+        self.fence_lower = fence_lower
+        """Text of the error for a fencing token below the one that protects the key."""
+        self.padded_versions = padded_versions
+        """Versions with 15 and 5 digits, else without leading zeros."""
+        self.status = status
+        """Whether ``__stat``, ``__protVer`` and ``__srcId`` are sent, and other protocol versions are refused (505)."""
+        self.delete_version = delete_version
+        """The answer to DEL and VDEL and the notification of a delete carry the version of the delete.
+
+        Else both carry the version of the deleted value, as the document says: "this version is also returned on
+        successful […] DEL", "the timestamp of the value when notifying a client about a DEL"."""
+        self.timestamp_property = timestamp_property
+        self.fence_property = fence_property
+        self.timestamp_wire = timestamp_property.encode()
+        self.fence_wire = fence_property.encode()
+        texts = [b"__stat", b"200", b"__protVer", b"1.0"] if status else []
+        self.answer_head = b"".join(
+            (b"" if at % 2 else b"\x26") + len(text).to_bytes(2, "big") + text
+            for at, text in enumerate([*texts, self.timestamp_wire])
+        )
+
+    def __repr__(self) -> str:
+        return f"<Dialect {self.name}>"
 
 
 SDK: Final = Dialect(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from enum import Enum
-from types import MappingProxyType
+from typing import final
+
+from mypy_extensions import mypyc_attr
 
 from penstock.statestore.codec.dialects import Dialect
 from penstock.statestore.codec.errors import StoreError
@@ -27,6 +29,8 @@ class AnswerKind(Enum):
     ERROR = "error"
 
 
+@final
+@mypyc_attr(acyclic=True, free_list_len=1)
 class Answer:
     """The answer to one command, in no dialect yet.
 
@@ -61,24 +65,35 @@ class Answer:
         return f"<Answer {self.kind.name} {told} {self.version or ''}>"
 
 
+@mypyc_attr(acyclic=True)
 class Context:
-    """Who asks, and with what: texts as they arrived, None where absent; what is not a clock value is malformed.
+    """The sender of a request, and what the request says of time and fences.
 
-    ``principal`` is who that is for the policies, in their own terms; ``user`` all user properties, one that was given
-    twice with an empty text; ``owner`` is the principal that keys count for which it creates, "" = an anonymous one.
+    ``timestamp`` and ``fencing_token`` are the texts as they arrived, None where absent and empty where repeated.
+    ``fence_prefix`` is the prefix that the request fences, in the same way. ``principal`` is the sender in the terms of
+    the policies; ``owner`` the principal that the keys which it creates count for, "" = an anonymous one.
     """
 
-    __slots__ = ("client_id", "dialect", "fencing_token", "owner", "principal", "timestamp", "user", "username")
+    __slots__ = (
+        "client_id",
+        "dialect",
+        "fence_prefix",
+        "fencing_token",
+        "owner",
+        "principal",
+        "timestamp",
+        "username",
+    )
 
     def __init__(
         self,
         client_id: str,
         dialect: Dialect,
-        timestamp: str | None = None,
-        fencing_token: str | None = None,
+        timestamp: bytes | None = None,
+        fencing_token: bytes | None = None,
         username: str | None = None,
         principal: object = None,
-        user: Mapping[str, str] = MappingProxyType({}),
+        fence_prefix: bytes | None = None,
     ) -> None:
         self.client_id = client_id
         self.dialect = dialect
@@ -87,7 +102,7 @@ class Context:
         self.username = username
         self.principal = principal
         self.owner = ""
-        self.user = user
+        self.fence_prefix = fence_prefix
 
 
 def encode_answers(answers: Sequence[Answer]) -> bytes:

@@ -5,16 +5,22 @@ Source: state store protocol, "Versioning and hybrid logical clocks", "Fencing T
 
 from __future__ import annotations
 
+from typing import final
+
+from mypy_extensions import mypyc_attr
+
 from penstock.statestore.codec.commands import Command, Extension
 from penstock.statestore.codec.errors import StoreError
 from penstock.statestore.engine.answer import Context
 from penstock.statestore.engine.fences import MAX_PREFIX_BYTES, Fences
 from penstock.statestore.engine.record import Record
-from penstock.statestore.hlc import Hlc, parse
+from penstock.statestore.hlc import Hlc, parse_wire
 
 __all__ = ["Preconditions", "fence_error", "fence_prefix", "read_preconditions"]
 
 
+@final
+@mypyc_attr(acyclic=True, free_list_len=1)
 class Preconditions:
     """None where the request has none; none of the instants is too far ahead."""
 
@@ -27,11 +33,11 @@ class Preconditions:
 
 def fence_prefix(command: Command, context: Context, extensions: Extension) -> bytes | StoreError | None:
     """The prefix whose floor a SET raises (extension); a BATCH raises none, and is refused as it would not."""
-    if not command.spec.needs_timestamp or "__fencePrefix" not in context.user:
+    prefix = context.fence_prefix
+    if prefix is None or not command.spec.needs_timestamp:
         return None
     if command.writes or not extensions & Extension.PREFIX_FENCE:
         return StoreError.SYNTAX
-    prefix = context.user["__fencePrefix"].encode()
     if not 0 < len(prefix) <= MAX_PREFIX_BYTES or context.fencing_token is None:
         return StoreError.FENCE_PREFIX
     return prefix
@@ -46,7 +52,7 @@ def read_preconditions(command: Command, context: Context, now_ms: int) -> Preco
     timestamp: Hlc | None = None
     token: Hlc | None = None
     if context.timestamp is not None:
-        timestamp = parse(context.timestamp)
+        timestamp = parse_wire(context.timestamp)
         if timestamp is None:
             return StoreError.TIMESTAMP_MALFORMED
         if timestamp.is_too_far_ahead(now_ms):
@@ -54,7 +60,7 @@ def read_preconditions(command: Command, context: Context, now_ms: int) -> Preco
     elif spec.needs_timestamp:
         return StoreError.TIMESTAMP_MISSING
     if spec.checks_fence and context.fencing_token is not None:
-        token = parse(context.fencing_token)
+        token = parse_wire(context.fencing_token)
         if token is None:
             return StoreError.TIMESTAMP_MALFORMED
         if token.is_too_far_ahead(now_ms):

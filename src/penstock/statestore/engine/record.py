@@ -6,8 +6,10 @@ from functools import lru_cache
 from hashlib import blake2b
 from struct import Struct
 from sys import intern
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, final
 from zlib import crc32
+
+from mypy_extensions import mypyc_attr
 
 from penstock.statestore.hlc import Hlc
 
@@ -37,6 +39,8 @@ Observer = tuple[str, "Dialect"]
 """Who is told of a change: client id, and the dialect of the KEYNOTIFY that made the observation."""
 
 
+@final
+@mypyc_attr(acyclic=True)
 class Record:
     """The state of one key; never changed after it was made, so that it can be written behind.
 
@@ -78,6 +82,8 @@ class Record:
         return f"<Record {self.key!r} version={self.version} fence={self.fence} expires_at={self.expires_at}>"
 
 
+@final
+@mypyc_attr(acyclic=True)
 class Change:
     """One key changed: to ``record``, or deleted where that is None.
 

@@ -144,7 +144,7 @@ class Engine:
         neither value, expiry nor fence, and does not move the clock.
         """
         spec = command.spec
-        prefix = fence_prefix(command, context, self.extensions) if context.user else None
+        prefix = fence_prefix(command, context, self.extensions)
         if isinstance(prefix, StoreError):
             return _ERRORS[prefix], []
         if self._authorise is not None and not self._is_authorised(command, context, prefix):

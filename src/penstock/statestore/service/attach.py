@@ -184,10 +184,10 @@ class Attachment:
         """Publish a message of the store."""
         self._send(message, "")
 
-    def respond(self, _client_id: str, message: Publish, acknowledge: Callable[[], None] | None = None) -> bool:
+    def respond(self, _client_id: str, message: Publish, request: Inbound | None = None) -> bool:
         """Publish a response; the broker delivers it to the subscribers of the response topic."""
-        if acknowledge is not None:
-            acknowledge()
+        if request is not None:
+            request.settle()
         self._send(message, "")
         return True
 

@@ -12,15 +12,12 @@ from __future__ import annotations
 
 from typing import Final
 
-from penstock.statestore.hlc import Hlc, parse
+from penstock.statestore.hlc import parse_wire
 
 __all__ = ["RecentWrites"]
 
 _GENERATION: Final = 10_000
 """Writes after which those of the generation before are forgotten; a client has 1024 under way by default."""
-
-_Stamp = Hlc | str | None
-"""As whoever carried out the request had it: read, or as it was written."""
 
 
 class RecentWrites:
@@ -29,22 +26,18 @@ class RecentWrites:
     __slots__ = ("_newer", "_older")
 
     def __init__(self) -> None:
-        self._newer: dict[tuple[str, bytes], _Stamp] = {}
-        self._older: dict[tuple[str, bytes], _Stamp] = {}
+        self._newer: dict[tuple[str, bytes], bytes | None] = {}
+        self._older: dict[tuple[str, bytes], bytes | None] = {}
 
-    def note(self, client_id: str, correlation: bytes, stamp: _Stamp) -> None:
+    def note(self, client_id: str, correlation: bytes, stamp: bytes | None) -> None:
         """The client's request is being carried out."""
         newer = self._newer
         newer[client_id, correlation] = stamp
         if len(newer) >= _GENERATION:
             self._older, self._newer = newer, {}
 
-    def has(self, client_id: str, correlation: bytes, stamp: str | None) -> bool:
+    def has(self, client_id: str, correlation: bytes, stamp: bytes | None) -> bool:
         """Whether that request was noted."""
         key = (client_id, correlation)
         noted = self._newer.get(key) or self._older.get(key)
-        return noted is not None and stamp is not None and _read(noted) == _read(stamp)
-
-
-def _read(stamp: Hlc | str) -> Hlc | str | None:
-    return parse(stamp) if isinstance(stamp, str) else stamp
+        return noted is not None and stamp is not None and parse_wire(noted) == parse_wire(stamp)

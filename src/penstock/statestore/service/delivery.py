@@ -6,12 +6,11 @@ If the policies permit observing requests, other subscribers get copies of reque
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 
 from penstock.errors import LocalProtocolError
 from penstock.mqtt.codec.packets import Publish
 from penstock.mqtt.codec.reasons import ReasonCode
-from penstock.mqtt.service import OTHERS_TOPIC, SHARED_TOPIC, Outlet
+from penstock.mqtt.service import OTHERS_TOPIC, SHARED_TOPIC, Inbound, Outlet
 from penstock.runtime.io.clock import monotonic_ms
 from penstock.runtime.observability.logs import LogLimiter
 from penstock.statestore.binding import notification, topic_fits
@@ -40,28 +39,30 @@ class ResponseSender:
         if self.outlet is not None:
             self.outlet.copy_to_subscribers(client_id, request)
 
-    def answer(self, client_id: str, message: Publish | None, settle: Callable[..., None]) -> None:
-        """Answer the requester on its response topic, as the store: No Local must not keep it from the client.
+    def answer(self, request: Inbound, message: Publish | None) -> None:
+        """Send the response to the client of ``request``: its subscriptions with No Local get it too.
 
-        ``settle`` [Inbound.settle] acknowledges the request before the answer leaves: with 0x10 and the reason where no
-        subscription of the client matches.
+        The request is settled before the response leaves: with 0x10 and the reason where no subscription of the client
+        matches.
         """
-        if message is None or self.outlet is None:
-            settle()
+        outlet = self.outlet
+        if message is None or outlet is None:
+            request.settle()
             return
+        client_id = request.client_id
         try:
-            heard = self.outlet.respond(client_id, message, settle)
+            heard = outlet.respond(client_id, message, request)
         except LocalProtocolError as error:
-            settle()
+            request.settle()
             self._stats.unanswered += 1
             _log.warning("no answer on topic=%r: %s", message.topic, error)
             return
         if heard:
             self._stats.responses += 1
         else:
-            settle(ReasonCode.NO_MATCHING_SUBSCRIBERS, self.unanswered(client_id, message.topic))
+            request.settle(ReasonCode.NO_MATCHING_SUBSCRIBERS, self.unanswered(client_id, message.topic))
         if self.requests_observed:
-            self.outlet.copy_to_subscribers(client_id, message)
+            outlet.copy_to_subscribers(client_id, message)
 
     def unanswered(self, client_id: str, topic: str) -> str:
         """An answer reached nobody: count it, log it, and say why."""

@@ -44,7 +44,7 @@ from penstock.statestore.engine.answer import Answer, AnswerKind
 from penstock.statestore.engine.record import Change
 from penstock.statestore.engine.store import Engine
 from penstock.statestore.hlc import MAX_DRIFT_MS, Hlc
-from penstock.statestore.options import StoreOptions
+from penstock.statestore.options import PersistenceMode, StoreOptions
 from penstock.statestore.service.changelog import ChangeLog
 from penstock.statestore.service.deduplication import RecentWrites
 from penstock.statestore.service.delivery import ResponseSender
@@ -114,6 +114,8 @@ class StateStoreService:
         self._stepped_clock = clock if isinstance(clock, SteppedClock) else None
         self._clock = clock if self._stepped_clock is None else self._stepped_clock.now
         self._steady = self._given_steady or steady_clock()
+        self._boot_offset = -1
+        """What the steady clock adds to the machine's count since its boot; -1: it does not use that."""
         self._lag = 0
         """How far the steady clock is ahead of the wall clock, as it is stored."""
         self._forced = dialect_named(options.dialect)
@@ -141,7 +143,8 @@ class StateStoreService:
             on_logged=self._changelog.logged,
             on_failure=self._failed,
         )
-        self._asks = (options.persistence.property_name, options.persistence.property_value)
+        self._may_ask = options.persistence.mode is PersistenceMode.CUSTOM and bool(options.persistence.property_name)
+        self._asks = options.persistence.property_name.encode(), options.persistence.property_value.encode()
         self._voice = ResponseSender(self.stats)
         self._serving = False
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -287,7 +290,11 @@ class StateStoreService:
         else:
             offset = self._clock() + recovered.lag - boot_ms()
             self._storage.note_steady(boot, offset)
-        self._steady = lambda: boot_ms() + offset
+        self._boot_offset = offset
+        self._steady = self._since_boot
+
+    def _since_boot(self) -> int:
+        return boot_ms() + self._boot_offset
 
     def _clock_stepped(self) -> None:
         """Keep how far the steady clock is from the wall clock now, for the next boot of the machine."""
@@ -319,7 +326,8 @@ class StateStoreService:
             return
         if self._voice.requests_observed:
             self._voice.copy_request(message.client_id, message.publish)
-        now_ms = self._clock()
+        clock = self._stepped_clock
+        now_ms = self._clock() if clock is None else clock.now()
         ask = read_request(
             message.publish,
             message.client_id,
@@ -330,16 +338,12 @@ class StateStoreService:
             message.principal,
         )
         policy = self._policy
-        if (
-            policy is not None
-            and isinstance(ask, StoreRequest)
-            and not policy.may_answer_on(ask.context, ask.response_topic)
-        ):
+        if policy is not None and isinstance(ask, StoreRequest) and not policy.may_answer_on(ask, ask.response_topic):
             ask = RejectedRequest(ReasonCode.NOT_AUTHORIZED, "the client may not subscribe to its own response topic")
         if isinstance(ask, RejectedRequest):
             self._refuse(message, ask, now_ms)
             return
-        context = ask.context
+        context = ask
         if policy is not None:
             context.owner = policy.owner(context)
         if message.again and self._recent.has(context.client_id, ask.correlation, context.timestamp):
@@ -359,7 +363,8 @@ class StateStoreService:
             return
         if command.spec.checks_fence:  # it writes
             self._recent.note(context.client_id, ask.correlation, context.timestamp)
-        answer, changes = self._engine.execute(command, context, now_ms, self._steady())
+        steady_ms = self._steady() if self._boot_offset < 0 else self._since_boot()
+        answer, changes = self._engine.execute(command, context, now_ms, steady_ms)
         if changes:
             wait_for = self._submit(changes, asked=self._is_asked_to_keep(ask))
             self._answer(message, ask, answer, wait_for, now_ms)
@@ -371,13 +376,13 @@ class StateStoreService:
 
     def _is_asked_to_keep(self, ask: StoreRequest) -> bool:
         name, value = self._asks
-        return bool(name) and ask.context.user.get(name) == value
+        return self._may_ask and ask.user_property(name) == value
 
     def _is_urgent(self, ask: StoreRequest) -> bool:
         """Whether the request may pass those that wait: it says so, and its sender may."""
-        if "$high_priority" not in ask.context.user:
+        if ask.user_property(b"$high_priority") is None:
             return False
-        return self._policy is None or self._policy.has_high_priority(ask.context)
+        return self._policy is None or self._policy.has_high_priority(ask)
 
     def disconnected(self, client_id: str) -> None:
         """End the observations of a client whose network connection ended [Service]."""
@@ -450,9 +455,9 @@ class StateStoreService:
             answer = Answer(AnswerKind.ERROR, error=StoreError.READ_ONLY)
         if isinstance(ask, RejectedRequest):
             message.settle(ask.reason_code, ask.reason)
-            self._voice.answer(message.client_id, ask.response, message.settle)
+            self._voice.answer(message, ask.response)
         elif answer is not None:
-            self._voice.answer(message.client_id, response(ask, answer, now_ms), message.settle)
+            self._voice.answer(message, response(ask, answer, now_ms))
             for change in answer.missed:
                 self._voice.tell(message.client_id, ask.dialect, change)
 
@@ -466,9 +471,12 @@ class StateStoreService:
 
     def _notify(self, changes: Sequence[Change], wait_for: int) -> None:
         """Tell the observers of ``changes``, now or with the commit ``wait_for``."""
-        observed = [change for change in changes if change.observers]
-        if not observed:
+        for change in changes:
+            if change.observers:
+                break
+        else:
             return
+        observed = [change for change in changes if change.observers]
         if wait_for:
             self._writer.add_notifications(wait_for, _WaitingNotifications(self, observed))
         else:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import RemoteProtocolError
+from penstock.mqtt.codec.primitives import encode_varint
 from penstock.mqtt.codec.properties import (
     ALLOWED_IN,
     BY_IDENTIFIER,
@@ -17,7 +17,11 @@ from penstock.mqtt.codec.properties import (
     WireType,
     context_of,
 )
-from penstock.mqtt.codec.property_blocks import decode_properties, decode_publish_properties
+from penstock.mqtt.codec.property_blocks import (
+    block_of,
+    decode_properties,
+    decode_publish_properties,
+)
 from penstock.mqtt.codec.reasons import PacketType
 
 
@@ -84,17 +88,36 @@ def _blocks(draw: st.DrawFn) -> bytes:
     return bytes(out)
 
 
-def _decoded(decode: Callable[[bytes], Properties], block: bytes) -> Properties | int:
-    try:
-        return decode(block)
-    except RemoteProtocolError as e:
-        return e.reason_code
+def _expected(properties: Properties, name: str) -> bytes | None:
+    found = [value for key, value in properties.user_properties if key == name]
+    return None if not found else found[0].encode() if len(found) == 1 else b""
 
 
 @given(_blocks())
 @settings(max_examples=400)
 def test_properties_of_a_publish_are_those_that_the_table_gives(block: bytes) -> None:
-    data = b"\xff" + block + b"\xff"
-    end = len(data) - 1
-    plain = _decoded(lambda data: decode_properties(data, 1, end, _PUBLISH), data)
-    assert _decoded(lambda data: decode_publish_properties(data, 1, end), data) == plain
+    data = encode_varint(len(block)) + block
+    start = len(data) - len(block)
+    refusal: RemoteProtocolError | None = None
+    try:
+        properties = decode_properties(data, start, len(data), _PUBLISH)
+    except RemoteProtocolError as error:
+        refusal = error
+    if refusal is not None:
+        with pytest.raises(RemoteProtocolError) as raised:
+            decode_publish_properties(data, start, len(data))
+        assert raised.value.reason_code == refusal.reason_code
+        return
+    for found in (decode_publish_properties(data, start, len(data)), block_of(properties)):
+        for spec in ALLOWED_IN[_PUBLISH]:
+            value = getattr(properties, spec.attribute)
+            assert (found.seen >> spec.identifier & 1 == 1) is (value not in (None, [])), spec.name
+        assert found.payload_format_indicator == (properties.payload_format_indicator or 0)
+        assert found.message_expiry_interval == (properties.message_expiry_interval or 0)
+        assert found.topic_alias == (properties.topic_alias or 0)
+        assert found.response_topic == (properties.response_topic or "")
+        assert found.correlation_data == (properties.correlation_data or b"")
+        for name in {"absent", *(name for name, _ in properties.user_properties)}:
+            expected = _expected(properties, name)
+            assert found.user_property(name.encode()) == expected
+            assert found._find_in_bulk(name.encode()) == expected

@@ -67,7 +67,7 @@ class Store:
         if not isinstance(command, Command):
             raise refusal(*named, command)
         stamp = f"{NOW + self.ahead_ms}:0:c"
-        context = Context("c", SDK, stamp, None if token is None else str(token))
+        context = Context("c", SDK, stamp.encode(), None if token is None else str(token).encode())
         answer, changes = self.engine.execute(command, context, NOW, NOW)
         self.changes += changes
         if answer.error is not None:
@@ -79,7 +79,9 @@ class Store:
     def set(self, key: bytes, token: Hlc | None = None) -> None:
         command = parse([b"SET", key, b"x"])
         assert isinstance(command, Command)
-        self.engine.execute(command, Context("c", SDK, f"{NOW}:0:c", token and str(token)), NOW, NOW)
+        self.engine.execute(
+            command, Context("c", SDK, b"%d:0:c" % NOW, None if token is None else str(token).encode()), NOW, NOW
+        )
 
     def value(self, key: bytes) -> bytes | None:
         record = self.engine._records.get(key)

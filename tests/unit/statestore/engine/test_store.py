@@ -28,7 +28,10 @@ class Store:
     def ask(self, words: str, *, ts: str | None = "now", ft: Hlc | str | None = None, client: str = "c") -> Answer:
         command = parse([word.encode() for word in words.split(" ")])
         assert isinstance(command, Command)
-        context = Context(client, SDK, f"{self.now}:0:{client}" if ts == "now" else ts, None if ft is None else str(ft))
+        stamp = f"{self.now}:0:{client}" if ts == "now" else ts
+        context = Context(
+            client, SDK, None if stamp is None else stamp.encode(), None if ft is None else str(ft).encode()
+        )
         answer, changes = self.engine.execute(command, context, self.now, self.steady)
         self.changes += changes
         return answer
@@ -351,7 +354,7 @@ def test_of_the_fence_of_a_key_and_the_floor_above_it_the_higher_counts() -> Non
     store.ask("SET out/k v", ft=f"{NOW}:1:n")
     command = parse([b"SET", b"lock", b"v"], Extension.PREFIX_FENCE)
     assert isinstance(command, Command)
-    context = Context("c", SDK, f"{NOW}:0:c", f"{NOW}:3:n", user={"__fencePrefix": "out/"})
+    context = Context("c", SDK, b"%d:0:c" % NOW, b"%d:3:n" % NOW, fence_prefix=b"out/")
     answer, _ = store.engine.execute(command, context, NOW, NOW)
     assert answer.kind is AnswerKind.OK
     assert store.error("SET out/k v", ft=f"{NOW}:2:n") is StoreError.FENCE_LOWER
@@ -366,7 +369,7 @@ def test_room_for_a_floor_is_looked_at_after_the_condition(monkeypatch: pytest.M
     monkeypatch.setattr(fences, "MAX_PREFIXES", 0)
     store = Store(Engine(extensions=Extension.PREFIX_FENCE))
     store.ask("SET lock v")
-    context = Context("c", SDK, f"{NOW}:0:c", f"{NOW}:3:n", user={"__fencePrefix": "out/"})
+    context = Context("c", SDK, b"%d:0:c" % NOW, b"%d:3:n" % NOW, fence_prefix=b"out/")
 
     def ask(*words: bytes) -> Answer:
         command = parse(list(words), Extension.PREFIX_FENCE)
@@ -504,7 +507,7 @@ def owned(store: Store, owner: str, words: str) -> StoreError | None:
     """The error with which a SET or DEL of a client of ``owner`` is answered."""
     command = parse([word.encode() for word in words.split(" ")])
     assert isinstance(command, Command)
-    context = Context("c", SDK, f"{store.now}:0:c")
+    context = Context("c", SDK, b"%d:0:c" % store.now)
     context.owner = owner
     return store.engine.execute(command, context, store.now, store.steady)[0].error
 

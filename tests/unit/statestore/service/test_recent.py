@@ -4,29 +4,28 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.statestore.hlc import Hlc
 from penstock.statestore.service import deduplication
 from penstock.statestore.service.deduplication import RecentWrites
 
 
 def test_a_write_is_known_by_client_correlation_data_and_time_stamp() -> None:
     writes = RecentWrites()
-    writes.note("a", b"1", Hlc(5, 7, "n"))
-    writes.note("a", b"2", "000000000000005:00007:n")
+    writes.note("a", b"1", b"5:7:n")
+    writes.note("a", b"2", b"000000000000005:00007:n")
     for correlation in (b"1", b"2"):
-        assert writes.has("a", correlation, "5:7:n")
-        assert writes.has("a", correlation, "000000000000005:00007:n")
-        assert not writes.has("a", correlation, "5:8:n")
-        assert not writes.has("b", correlation, "5:7:n")
-    assert not writes.has("a", b"3", "5:7:n")
+        assert writes.has("a", correlation, b"5:7:n")
+        assert writes.has("a", correlation, b"000000000000005:00007:n")
+        assert not writes.has("a", correlation, b"5:8:n")
+        assert not writes.has("b", correlation, b"5:7:n")
+    assert not writes.has("a", b"3", b"5:7:n")
 
 
 def test_one_without_a_time_stamp_is_not_known() -> None:
     writes = RecentWrites()
     writes.note("a", b"1", None)
     assert not writes.has("a", b"1", None)
-    assert not writes.has("a", b"1", "5:7:n")
-    writes.note("a", b"2", "5:7:n")
+    assert not writes.has("a", b"1", b"5:7:n")
+    writes.note("a", b"2", b"5:7:n")
     assert not writes.has("a", b"2", None)
 
 
@@ -34,7 +33,7 @@ def test_the_last_ones_are_kept_and_no_more_than_twice_as_many(monkeypatch: pyte
     monkeypatch.setattr(deduplication, "_GENERATION", 3)
     writes = RecentWrites()
     for number in range(10):
-        writes.note("a", b"%d" % number, "5:7:n")
-        known = [other for other in range(10) if writes.has("a", b"%d" % other, "5:7:n")]
+        writes.note("a", b"%d" % number, b"5:7:n")
+        known = [other for other in range(10) if writes.has("a", b"%d" % other, b"5:7:n")]
         assert known == list(range(known[0], number + 1))
         assert min(number + 1, 3) <= len(known) <= 6
