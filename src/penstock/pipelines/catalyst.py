@@ -63,7 +63,7 @@ def make_thread_safe(spark: SparkSession, source: str) -> None:
     A data source is one Java object for all queries that use it, with the environment variables of its Python
     processes in a map that is not thread-safe. Spark puts a few variables into that map whenever it starts a process
     of the source, in the thread of each query, and serializes the map with each task. If two queries start together,
-    both add the same variable, and the size of the map is wrong for ever after: every task of every query that reads
+    both add the same variable, and the size of the map is wrong from then on: every task of every query that reads
     the source then fails with "Task not serializable ... Illegal size 5 of collection, expected 6". The map is
     replaced by one of a thread-safe class, before any query runs.
     """

@@ -46,7 +46,7 @@ INTERNAL = ("_id", "_source", "_dead", "_filtered", "_path", "_redrive")
 MARKS = ("_source", "_dead", "_filtered")
 """Columns that :func:`windows_as_rows` adds."""
 _FIRST_FIELDS = ("topic", "broker", "partition", "offset", "timestamp")
-"""Columns of the ``tubemq`` source, which the other sources have too; beside headers, key and value."""
+"""Columns of all sources, besides headers, key and value."""
 _NO_HEADERS = "CAST(NULL AS ARRAY<STRUCT<key: STRING, value: BINARY>>)"
 
 

@@ -14,7 +14,7 @@ from penstock.errors import ConfigError
 __all__ = ["Line", "Request", "kind_of", "submit_line"]
 
 ENVIRONMENT = "environment"
-"""The name under which an archive is unpacked beside each executor."""
+"""Name of the directory in which each executor unpacks the archive."""
 
 
 _UPLOAD = "spark.kubernetes.file.upload.path"
@@ -40,11 +40,11 @@ class Line(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What is to be submitted. ``program`` is our entry script, ``arguments`` go to ``pipeline run`` behind the file.
+    """Arguments of a submission. ``program``: the entry script; ``arguments`` follow the file in ``pipeline run``.
 
-    ``wheel``: ours, under a name in .zip, for executors that lack it; ``archive``: a packed virtual environment with
-    all packages; ``java_home``: the Java of YARN's containers; ``driver_python`` and ``java_options`` are for a driver
-    on this machine; ``environment``: variables of the pipeline file, for the driver, and for executors.
+    ``wheel``: penstock's wheel with the extension .zip, for executors that lack it; ``archive``: a packed virtual
+    environment with all packages; ``java_home``: Java in YARN's containers; ``driver_python`` and ``java_options``
+    apply to a driver on this machine; ``environment``: variables of the pipeline file, for driver and executors.
     """
 
     spark_submit: str

@@ -1,4 +1,4 @@
-"""Spark: Structured Streaming sources of the tube log, lookups in the state store, and a session set up for both.
+"""Spark: Structured Streaming sources of TubeMQ, lookups in the state store, and a session configured for both.
 
 Importing this package imports neither pyspark nor pyarrow. They are the extra ``penstock[spark]``.
 """

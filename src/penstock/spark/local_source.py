@@ -1,4 +1,4 @@
-"""What the sources have in common that pipelines make themselves: the columns of the tube's, and nothing to check."""
+"""Base class of sources without a broker: the columns of ``tubemq``, and options that a pipeline has validated."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["LocalSource"]
 
 
 class LocalSource(DataSource):
-    """A source whose options a pipeline wrote, so that nothing of them is left to check."""
+    """A source whose options were written by a pipeline and need no validation."""
 
     format_name: ClassVar[str]
     readers: ClassVar[
@@ -25,7 +25,7 @@ class LocalSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """What ``format`` is given."""
+        """Name for ``format``."""
         return cls.format_name
 
     def schema(self) -> StructType:

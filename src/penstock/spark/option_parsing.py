@@ -152,10 +152,10 @@ LOGIN_OPTIONS: Mapping[str, str] = {
 
 
 def parse_login(given: Mapping[str, str]) -> Login:
-    """What ``given`` (names as documented) says; no file is looked at.
+    """Parse the login options in ``given``, whose names are as documented; files are not read.
 
     Raises:
-        ConfigError: a user without a password file or the other way round, or tubemq.tls is neither true nor false.
+        ConfigError: a user without a password file or the reverse, or tubemq.tls is neither true nor false.
     """
     ca, cert, key = (given.get(f"tubemq.tls{name}") or None for name in ("Ca", "Cert", "Key"))
     named = any(file is not None for file in (ca, cert, key))

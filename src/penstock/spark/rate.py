@@ -68,7 +68,7 @@ class RateStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         start: Mapping[str, Mapping[str, int]] | None = None,
         limit: ReadLimit | None = None,
     ) -> dict[str, dict[str, int]]:
-        """How many rows are due by the clock, and never fewer than before."""
+        """Return the number of rows that are due, never fewer than before."""
         rows = due(self._options, time.time_ns()) if self._target is None else self._target
         # A clock that was set back makes nothing undone.
         return {STREAM: {"0": max(rows, 0 if start is None else start[STREAM]["0"])}}
@@ -106,7 +106,7 @@ class RateDataSource(LocalSource):
 
 
 def due(options: Mapping[str, str], now_ns: int) -> int:
-    """How many rows there are at ``now_ns``: with a number of rows given, all of them at once."""
+    """Return the number of rows that are due at ``now_ns``; with the option ``rows``, all of them at once."""
     if options.get("rows"):
         return int(options["rows"])
     passed_ms = max(0, now_ns // 1_000_000 - int(options["startms"]))

@@ -93,7 +93,7 @@ def session(
 
 
 def is_local(master: str) -> bool:
-    """Whether everything runs on this machine: ``local...``, or a standalone master on a loopback address."""
+    """Return True if everything runs on this machine: ``local...``, or a standalone master on a loopback address."""
     return _LOCAL.fullmatch(master) is not None or _LOOPBACK_MASTER.match(master) is not None
 
 
@@ -195,7 +195,7 @@ _ANSWER_S = 5.0
 def check_master(master: str) -> None:
     """Look whether a standalone master, ``spark://HOST:PORT[,HOST:PORT]``, is there; any of them will do.
 
-    Spark itself tries for a minute and a half, and then says so in Java.
+    Spark itself tries for a minute and a half, and then prints a Java stack.
 
     Raises:
         ConfigError: it is no address.

@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 __all__ = ["SinkSchema", "as_bytes", "one_of", "pairs", "read_rows", "refuse_overwrite", "task_name", "text"]
 
 Kind = Callable[[DataType], bool]
-"""Whether a column may be of this type."""
+"""Predicate on the type of a column."""
 
 
 class SinkSchema(NamedTuple):
-    """What a sink takes: the type of each column, all of it in words, and a select that makes such rows."""
+    """Columns of a sink: the type of each, a description for error messages, and an example that selects them."""
 
     sink: str
     columns: Mapping[str, Kind]
@@ -32,12 +32,12 @@ class SinkSchema(NamedTuple):
     example: str
 
     def check(self, schema: StructType, required: Iterable[str], *, topic: str | None = None) -> None:
-        """Whether rows of ``schema`` can be written: no other column, no other type, and every one of ``required``.
+        """Check that rows of ``schema`` can be written: known columns and types, and all ``required`` columns.
 
-        A column ``topic`` that is required may be left out where the option gives ``topic``.
+        A required column ``topic`` may be missing if the option ``topic`` is set.
 
         Raises:
-            ConfigError: they cannot; it says why, which columns are taken, and how to select them.
+            ConfigError: they cannot; the error names the accepted columns and how to select them.
         """
         given = {field.name: field.dataType for field in schema.fields}
         known = {name: kind for name, kind in given.items() if name in self.columns}
@@ -82,7 +82,7 @@ def pairs(value: Kind) -> Kind:
 
 
 def refuse_overwrite(sink: str, *, why: str, do: str = 'write with mode("append")') -> ConfigError:
-    """What ``mode("overwrite")`` is answered with."""
+    """Return the error for ``mode("overwrite")``."""
     return ConfigError(f'the {sink} sink has no mode("overwrite")', option="mode", why=why, do=do)
 
 
@@ -94,9 +94,9 @@ def read_rows(batch: pa.RecordBatch, columns: Iterable[str]) -> Iterator[tuple[A
 
 
 def task_name(job: str) -> str:
-    """What names the task that this runs in: query and batch of a stream, else ``job``; and the partition.
+    """Return the name of the current task: query and batch of a stream, else ``job``; and the partition.
 
-    The same for every attempt at the task, and when a batch is repeated after a restart.
+    It is the same for every attempt at the task, and when a batch is repeated after a restart.
     """
     from pyspark import TaskContext
 

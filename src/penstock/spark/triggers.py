@@ -16,7 +16,7 @@ else:
     except ImportError:  # Spark 4.1
 
         class SupportsTriggerAvailableNow:
-            """Stands in where Spark has no such mixin."""
+            """Placeholder for versions of Spark without this mixin."""
 
 
 class MinBatchWait:
@@ -32,7 +32,7 @@ class MinBatchWait:
         self._last: float | None = None
 
     def waits(self, count: int) -> bool:
-        """Whether a batch of ``count`` messages is not due yet; when it is, the time begins anew."""
+        """Return True if a batch of ``count`` messages is not due yet; otherwise restart the timer."""
         now = self._clock()
         if self._last is not None and count < self._least and now - self._last < self._longest_s:
             return True

@@ -1,8 +1,8 @@
 """Read the dead letters in the table of a pipeline, and send them to their source again.
 
 A letter keeps the record as it was: value, key and headers. Sent again it has the same id, and a header that counts, so
-that a dedupe lets it through once more. A record of a tube goes into its topic again; one of a file into a file of the
-source's inbox, which is read as the others are. What was sent again is noted beside the table, after the tube or the
+that a dedupe accepts it once more. A record of TubeMQ is sent to its topic again; one of a file to a file of the
+source's inbox, which is read like the others. Redriven records are noted next to the table, after TubeMQ or the
 disk has acknowledged it: a crash between the two sends it once more, never not at all.
 """
 
@@ -103,11 +103,11 @@ def _redriven_since(path: Path) -> dict[Place, int]:
 
 
 def warning_of_copies(path: Path, inputs: Mapping[str, Source], span: Span) -> str | None:
-    """What to tell before a replay of ``span`` that has records and the copies that a redrive made of them.
+    """Return a warning if a replay of ``span`` reads records together with the copies that a redrive made of them.
 
-    The live run wrote a row of the copy only: the record itself was a dead letter. If the mended pipeline processes
-    both, the replay writes two rows, and a dedupe lets the copy through on purpose. None if there are no such records.
-    Letters of files have no copies in a replay: its inbox is its own.
+    The live run wrote a row for the copy only, since the record itself was a dead letter. If the corrected pipeline
+    accepts both, the replay writes two rows, because a dedupe passes the copy deliberately. None if there are no such
+    records. Dead letters of files have no copies in a replay, which has its own inbox.
     """
     since = _redriven_since(path)
     if not since:
@@ -132,7 +132,7 @@ def warning_of_copies(path: Path, inputs: Mapping[str, Source], span: Span) -> s
 
 
 def _is_before(letter: DeadLetter, place: Wanted) -> bool:
-    """Whether the record of ``letter`` stands before ``place``, as far as the letter tells; unknown counts as no."""
+    """Return True if the record of ``letter`` is known to precede ``place``."""
     if isinstance(place, Times):
         at = place.at
         return isinstance(at, int) and letter.timestamp.timestamp() * 1000 < at

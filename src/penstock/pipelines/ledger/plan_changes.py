@@ -37,10 +37,10 @@ def remember(pipeline: Pipeline, state: Path) -> None:
 
 
 def changes(pipeline: Pipeline, state: Path) -> list[Change] | None:
-    """What a run of ``pipeline`` with the directory ``state`` would do differently; None where no run has been there.
+    """Compare ``pipeline`` with the last run in the directory ``state``; None if there was no run.
 
     Raises:
-        StorageError: the directory holds something else than a run has left.
+        StorageError: the directory has unexpected contents.
     """
     now = as_data(pipeline)
     try:

@@ -49,7 +49,7 @@ def reconcile(pipeline: Pipeline, state: Path, count: Count) -> list[Account]:
     """The account of each sink, in the order of the file.
 
     Raises:
-        UnavailableError: the tube does not answer.
+        UnavailableError: TubeMQ does not answer.
         StorageError: a file of the ledger or of a table cannot be read.
     """
     ledger = Ledger(layout.ledger(state))
@@ -108,10 +108,10 @@ def _read(sink_plan: SinkPlan, entries: list[Entry], sums: Sums, count: Count) -
 
 
 def _whole(entries: list[Entry]) -> tuple[Offsets, Offsets]:
-    """Where the range of all batches begins and ends.
+    """Return the start and end offsets of all batches together.
 
-    A topic or partition that came later begins where it is named first, one that is read no more ends where it was
-    named last.
+    A topic or partition that was added later begins at its first named offset; one that is no longer read ends at its
+    last.
     """
     start: Offsets = {}
     end: Offsets = {}
@@ -153,9 +153,9 @@ def _written(sink_plan: SinkPlan, sink: Sink, entries: list[Entry]) -> dict[int,
 
 
 def _delta(table: TableSink, writer: str, written: dict[int, int]) -> tuple[list[str], list[str]]:
-    """What the log of a Delta table says of the batches ``written`` by ``writer``: what is off, what it cannot tell.
+    """Compare the batches ``written`` by ``writer`` with a Delta table's log: differences, and what it cannot check.
 
-    Rows that were appended are counted; of a merge there is only to see that it was carried out.
+    Appended rows are counted; for a merge, the log only shows that it was performed.
     """
     log = DeltaLog(table.path)
     first = log.first

@@ -145,9 +145,9 @@ _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 
 @contextmanager
 def own_signals() -> Iterator[None]:
-    """What is started inside gets no SIGTERM; one that comes meanwhile is ours when the block ends.
+    """Block SIGTERM for processes started inside; one that arrives meanwhile is delivered to this process at the end.
 
-    Spark's handler of SIGINT, which ends the process in the middle of a batch, is taken back.
+    Spark's SIGINT handler, which would end the process in the middle of a batch, is replaced by the previous one.
     """
     interrupt = signal.getsignal(signal.SIGINT)
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})

@@ -77,7 +77,7 @@ class Holder(NamedTuple):
     record: RunRecord | None = None
 
     def __str__(self) -> str:
-        """In words: the run, and where it is known, its host and process."""
+        """The run and, if known, its host and process, as text."""
         if self.run is None:
             return "no run"
         record = self.record

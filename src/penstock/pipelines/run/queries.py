@@ -69,14 +69,14 @@ class BatchBarrier:
         self._closed = False
 
     def __enter__(self) -> None:
-        """Go in; ``RunStopping`` where the barrier is closed."""
+        """Enter; raise ``RunStopping`` if the barrier is closed."""
         with self._changed:
             if self._closed:
                 raise RunStopping("the run is stopping")
             self._inside += 1
 
     def __exit__(self, *_: object) -> None:
-        """Go out, and wake whoever waits for that."""
+        """Leave, and wake the thread that waits for it."""
         with self._changed:
             self._inside -= 1
             self._changed.notify_all()
@@ -315,7 +315,7 @@ class BuiltQuery:
         return self.plan.sink.name
 
     def start(self, trigger_ms: int, *, available_now: bool) -> StreamingQuery:
-        """Start it, or go on where its checkpoint ends."""
+        """Start the query, from the end of its checkpoint if it has one."""
         writer = (
             self.rows.writeStream.queryName(self.name)
             # Windows are brought out whenever they change, the last one too, unless only closed ones are wanted.
@@ -383,7 +383,7 @@ def check_nothing_dropped(running: RunningQuery) -> None:
     """Spark drops a record whose arrival lies before the dedupe's watermark; for a lake that is a loss.
 
     It can happen where partitions are read far apart: one that is read from days ago while another, up to date, has
-    moved the watermark on. It is told by the batch after, or at the end; the records are still in the log.
+    advanced the watermark. The next batch reports it, or the end of the run; the records are still in the log.
     """
     if running.built.plan.windowed or running.query is None:
         return

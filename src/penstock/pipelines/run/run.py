@@ -70,7 +70,7 @@ Event = dict[str, Any]
 
 MEND = "mend the cause and start the pipeline again: it goes on where its checkpoints end"
 LEASE_WAIT_S = 60.0
-"""A driver that died keeps the lease until it expires; one that lives keeps it for ever."""
+"""Seconds to wait for the lease. A driver that died keeps it until it expires, a running one keeps renewing it."""
 NAMED_TRIES = 3
 """Consecutive retries of an error condition of Spark, which is mostly about data or SQL and does not pass."""
 STRANGE_TRIES = 8
@@ -198,7 +198,7 @@ class _Run:
         return None, self._store.acquiring(wait_s)
 
     def _acquired(self, waiting: Future[Hlc] | None) -> Hlc | None:
-        """The token of the lease that was waited for; None where the run was told to stop meanwhile."""
+        """Return the fencing token once the lease is acquired; None if the run is stopped while it waits."""
         assert waiting is not None
         while not waiting.done():
             if self._stop.wait(POLL_S):
@@ -276,7 +276,7 @@ class _Run:
         return self._source.start(sink) if last is None else last.end
 
     def _supervise(self) -> None:
-        """Until the run is told to stop, every query has ended (available now), or one cannot go on."""
+        """Supervise the queries until the run is stopped, all have ended (available now), or one failed for good."""
         while not self._is_over():
             if self._store.lost.is_set():
                 raise PenstockError(
@@ -440,7 +440,7 @@ def run(
     """Run ``pipeline`` until ``stop`` is set, or somebody asks its run to stop (``control.stop_run``).
 
     ``options``: ``available_now`` ends it when what the log holds now is done; ``wait_s`` is how long to wait for the
-    lease that another run holds (0: not at all); ``progress_s`` how often ``progress`` is told (0: never);
+    lease that another run holds (0: not at all); ``progress_s`` is the interval of ``progress`` events (0: none);
     ``metrics`` the host and port to serve Prometheus metrics on. Of a replay: the ``span`` to read, and the name of
     the ``lease`` where it is not the pipeline's own.
 
@@ -448,7 +448,7 @@ def run(
     lease), ``started`` (with the fencing token), ``warning`` (``text``), ``batch`` (the ledger's counts, and
     ``took_s``), ``progress`` (:class:`~penstock.pipelines.run.progress.SinkProgress` of each sink), ``rows`` (of a
     console sink, as JSON), ``retry``, ``stopping`` (when asked to), ``stopped``. Checkpoints, ledger and starts are
-    kept under ``state``; a run with the same directory goes on where the last one ended.
+    kept under ``state``; a run with the same directory continues where the last one ended.
 
     Raises:
         ConfigError: the state directory is another pipeline's, the file changed so that its checkpoints cannot follow,

@@ -38,9 +38,9 @@ LEASE_MS = 10_000
 CONNECT_TIMEOUT_S = 30.0
 FENCE_TIMEOUT_S = 60.0
 WRITE_TIMEOUT_S = 60.0
-"""For a batch of a few changes; a store that does not answer at all is told by the client long before."""
+"""For a batch of a few changes; the client reports an unreachable store long before."""
 SLOW_CHANGE_S = 0.01
-"""More for each change: a batch that a slow store takes longer for would be cut off and repeated for ever."""
+"""More for each change: otherwise a batch that takes a slow store longer would be aborted and repeated indefinitely."""
 CLOSE_TIMEOUT_S = 5.0
 OUTAGE_S = 600.0
 """Seconds that the state store may be unavailable; no other run gets the lease, unless the network is partitioned."""

@@ -45,7 +45,7 @@ __all__ = [
 ]
 
 COORDINATES = ("topic", "broker", "partition", "offset", "timestamp")
-"""Fields of ``_source`` that a table keeps of every row, as ``_topic`` and so on, beside ``_id``."""
+"""Fields of ``_source`` that a table stores for each row, as ``_topic`` and so on, next to ``_id``."""
 
 
 class FencedStore(Protocol):

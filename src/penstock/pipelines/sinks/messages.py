@@ -27,7 +27,7 @@ _LONGEST_TOPIC = 65_535
 
 
 class Write(NamedTuple):
-    """What names a write: the query's id in its checkpoint and the batch. ``token``: the lease's, which orders runs."""
+    """Identity of a write: the query's id in its checkpoint, and the batch. ``token``: the run's fencing token."""
 
     query: str
     batch: int

@@ -4,7 +4,7 @@
     <table>/_commits/<sink>-<n>.json                  written after them: the files and rows that count
 
 A batch that is run again after a crash finds its commit and does nothing, or writes its rows again and commits them:
-the first commit counts, whoever comes later. Files that no commit names are left over from attempts that died. Readers
+the first commit counts, later ones are ignored. Files without a commit are left over from failed attempts. Readers
 that take the files from the log (``files``, ``read``) therefore see each batch exactly once; one that lists directories
 may meet a batch that is being written, and what dead attempts left.
 """
@@ -46,7 +46,7 @@ class Commit(NamedTuple):
 class Table:
     """The table at ``path`` as one writer sees it. ``query`` is the id of the writer's checkpoint.
 
-    Batch numbers mean something only beside the checkpoint that counts them, so a writer refuses a table in which its
+    Batch numbers have a meaning only together with their checkpoint, so a writer refuses a table in which its
     own name committed batches of another checkpoint: the newest tells, since each was refused that did not match. That
     lists the directory of all commits, so a table is made once for a run, not for each batch.
     """
@@ -95,10 +95,10 @@ class Table:
         return _commit(commit_path).rows
 
     def _write_files(self, directory: Path, batch: int, rows: DataFrame) -> list[Path]:
-        """The files of ``rows`` in ``directory``, beside what other attempts may have left there.
+        """Write ``rows`` as files in ``directory``, next to those that other attempts may have left.
 
         An attempt touches its own files alone. To overwrite the directory would be simpler, but a run that was paused
-        in here would, when it goes on, remove what the run that took over has committed.
+        in here would, when it resumes, remove what the run that took over has committed.
         """
         attempt = self.path / "_attempts" / f"{self.writer}-{batch}-{uuid.uuid4().hex[:12]}"
         rows.coalesce(1).write.parquet(str(attempt))

@@ -104,10 +104,10 @@ class FilesReader:
         return self._rows(spark.createDataFrame([], spark_schema(WITH_HEADERS)))
 
     def count(self, input_: QueryInput, start: Offsets, end: Offsets) -> int:
-        """How many records those files hold now, counted in them.
+        """Count the records of those files by reading them.
 
         Raises:
-            DataLossError: one is no longer what it was.
+            DataLossError: a file has changed.
         """
         entries = FileLog(_log(input_)).entries()[slice(*_range(files.STREAM, start, end))]
         for entry in entries:

@@ -18,9 +18,9 @@ __all__ = ["Lag", "LagMeter", "Meter", "QueryInput", "Reader", "measure", "plann
 
 
 class QueryInput(NamedTuple):
-    """The way of records from the source ``name`` into the query ``query``.
+    """Input of the query ``query`` from the source ``name``.
 
-    ``directory`` is where the source may keep what it needs to read a range of this way again.
+    ``directory`` is where the source may store what it needs to read a range of this input again.
     """
 
     query: str
@@ -56,7 +56,7 @@ class Reader(Protocol):
         """Offsets at which a new query begins."""
 
     def stream(self, spark: SparkSession, input_: QueryInput, start: Offsets) -> DataFrame:
-        """The rows (``rows.rows_of``) from ``start`` on; a query with a checkpoint goes on from there."""
+        """The rows (``rows.rows_of``) from ``start`` on; a query with a checkpoint continues from there."""
 
     def batch(self, spark: SparkSession, input_: QueryInput, start: Offsets, end: Offsets) -> DataFrame | None:
         """The rows in ``[start, end)``, the same each time; None where there are none."""
@@ -79,7 +79,7 @@ _PLANNED = "/planned"
 
 
 class Lag(NamedTuple):
-    """``records`` are in the tube and not yet through the query; the oldest was appended ``seconds`` ago.
+    """``records`` in TubeMQ are not processed by the query yet; the oldest was appended ``seconds`` ago.
 
     Apache's brokers count whole stores, and are not asked for the oldest record, since that means to register: there
     ``seconds`` is None while there is a lag.
@@ -100,12 +100,12 @@ def query_of(name: str) -> str:
 
 
 def measure(tube: TubeClient, bounds: Mapping[Partition, Bounds], end: Offsets, now_ms: int) -> Lag:
-    """What ``tube`` holds after ``end``, up to ``bounds``.
+    """Measure the records in TubeMQ after ``end``, up to ``bounds``.
 
-    A partition that ``end`` does not name is new to the query, which will read it from its oldest record on.
+    A partition that ``end`` does not name is new to the query, which will read it from its oldest record.
 
     Raises:
-        UnavailableError, DataLossError: of the tube.
+        UnavailableError, DataLossError: raised by ``tube``.
     """
     reached = from_json(end)
     records, oldest_ms, is_dated = 0, now_ms, True
@@ -130,7 +130,7 @@ def measure(tube: TubeClient, bounds: Mapping[Partition, Bounds], end: Offsets, 
 class LagMeter:
     """Measures in a thread of its own, as often as it is asked to and never twice at once.
 
-    ``open_tube`` opens the tube, ``bounds`` says what there is to read in it, ``clock`` gives ms since 1970.
+    ``open_tube`` opens a client, ``bounds`` returns the readable ranges, ``clock`` returns ms since 1970.
     """
 
     def __init__(
@@ -158,7 +158,7 @@ class LagMeter:
         self._asked.set()
 
     def of(self, sink: str) -> Lag | None:
-        """The newest lag of ``sink``; None where it is not known, or the tube did not say at once."""
+        """The newest lag of ``sink``; None if it is unknown or TubeMQ did not answer in time."""
         return self._found.get(sink)
 
     def end(self, ends: Mapping[str, Offsets]) -> None:

@@ -54,7 +54,7 @@ def filter_pattern(topic_filter: str) -> str:
 def change_rows(records: DataFrame, name: str, source: StateStoreSource) -> DataFrame:
     """The rows of ``records`` (columns of the ``tubemq`` source) of the source ``name``.
 
-    Keys and operations that are not wanted are marked, not removed: what the tube counted must be found in the sums.
+    Filtered keys and operations are marked, not removed: the ledger accounts for every record that was read.
     """
     expires_ms = header(records, "expires-at").cast("bigint")
     rows = rows_of(
@@ -116,7 +116,7 @@ def _quoted(character: str) -> str:
 
 
 def told_of_capture(topic: str) -> AbstractContextManager[None]:
-    """Inside, an error that the topic of changes is not there says who must fill it."""
+    """Explain a missing topic of changes: name the option that makes the node fill it."""
     return explain_missing_topic(
         "the changes of the state store are not there",
         why="a node copies changes into a topic only where statestore.capture_topic names it",

@@ -79,10 +79,10 @@ class Sources:
             reader.check()
 
     def start(self, query: str) -> Offsets:
-        """Where the query of the sink ``query`` began or begins now: decided once and kept.
+        """Return the start offsets of the query of the sink ``query``: resolved once and stored.
 
-        A checkpoint notes where batches end, not where the first one starts, so "earliest" would come to mean
-        something else as soon as retention moves on, and the first batch could not be read or counted again.
+        A checkpoint stores where batches end, not where the first one starts. "earliest" would change its meaning as
+        soon as retention deletes data, and the first batch could not be read or counted again.
         """
         path = layout.starts(self._state) / f"{query}.json"
         try:
@@ -99,7 +99,7 @@ class Sources:
     def streams(self, spark: SparkSession, query: str) -> Callable[[str], DataFrame]:
         """The streams of ``query`` by the names of their sources.
 
-        The same one for all ways from a source: a stream has a process of its own beside the driver.
+        Inputs from the same source share a stream: each stream has a process of its own next to the driver.
         """
         start = self.start(query)
         made: dict[str, DataFrame] = {}

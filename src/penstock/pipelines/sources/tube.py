@@ -25,11 +25,11 @@ from penstock.spark.tube.tube_client import TubeClient, count_rows
 __all__ = ["TubeReader"]
 
 FIRST_LOOK_MS = 10_000
-"""Before Spark is started: a wrong address or topic is told at once, a node that is just starting is waited for."""
+"""Timeout of the check before Spark starts: long enough for a node that is just starting."""
 
 
 class TubeReader:
-    """Topics of a tube under the name ``name``. With a ``span`` it ends, at a place that is kept in ``starts``.
+    """TubeMQ topics under the name ``name``. With a ``span`` the source ends, at offsets that are stored in ``starts``.
 
     Positions are shown as those of groups whose names begin with ``group``, unless the source names another, and end
     with the query and the source; not those of a span. ``headers``: whether the rows keep all headers of a record.
@@ -57,11 +57,11 @@ class TubeReader:
         self._group = self.options.get("tubemq.group", self.options.get("groupIdPrefix", group))
 
     def open(self) -> TubeClient:
-        """The tube, for questions that nobody waits long for."""
+        """Open a client with a short timeout."""
         return TubeClient.of(self.checked, timeout_ms=TIMEOUT_MS)
 
     def check(self) -> None:
-        """Look whether the tube answers and has the topics.
+        """Check that TubeMQ answers and has the topics.
 
         Raises:
             UnavailableError: no master answers.
@@ -83,7 +83,7 @@ class TubeReader:
         return to_json(positions)
 
     def end(self) -> Offsets | None:
-        """Where the span ends, decided once and kept: "latest" and times come to mean another place. None without."""
+        """Return the end offsets of the span, or None: resolved once and stored, as "latest" and times change."""
         if self._span is None:
             return None
         path = self._starts / ("_end.json" if self._name == SOURCE else f"_end-{self._name}.json")

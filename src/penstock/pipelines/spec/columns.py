@@ -68,7 +68,7 @@ def parse_ddl(text: str) -> list[Column]:
     """The columns in ``text``.
 
     Raises:
-        ValueError: it is no list of columns; says at which character (the first is 1), what stands there, and what
+        ValueError: it is no list of columns; names the character (the first is 1), the text found there, and what
             was expected.
     """
     reader = _Reader(text)

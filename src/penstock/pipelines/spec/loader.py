@@ -30,7 +30,7 @@ def load(path: Path | str, environment: Mapping[str, str] | None = None) -> Pipe
     ``environment``: another than the process's own.
 
     Raises:
-        ConfigError: names file, line, column and option, what stands there and what is accepted.
+        ConfigError: names file, line, column and option, the value and the accepted values.
     """
     environment = os.environ if environment is None else environment
     return _validated(read_document(Path(path), environment), Path(path).parent, environment)

@@ -61,13 +61,13 @@ class Pipeline(Part):
 
     @property
     def master(self) -> str | None:
-        """The tube masters of the first source that reads a tube: where sinks send to that name no other."""
+        """Masters of the first source that reads TubeMQ: the default of sinks."""
         return next((source.master for source in self.inputs.values() if isinstance(source, TubeOptions)), None)
 
     def tube_options(self, sink: TubeSink) -> dict[str, str]:
-        """Where the tube of ``sink`` is, and who the pipeline is there: the same as at the source of that tube.
+        """Return the address and login options for ``sink``, by default those of the source with the same master.
 
-        Without a master where neither the sink nor a source names one.
+        They have no master if neither the sink nor a source names one.
         """
         master = sink.master or self.master
         same = (s.login() for s in self.inputs.values() if isinstance(s, TubeOptions) and s.master == master)

@@ -25,14 +25,14 @@ __all__ = [
 
 
 LARGEST_RECORD = 1 << 20
-"""Bytes of a record's value that every topic of a tube takes [TubeMQ: maxMsgSizeInMB is 1 or more]."""
+"""Bytes of a record's value that every topic accepts [TubeMQ: maxMsgSizeInMB is 1 or more]."""
 
 
 class TableSink(Part):
     """Write a table: Parquet with a commit log (exactly once for readers that use the log), or Delta (for all readers).
 
-    Delta's jars are installed once (`python -m penstock.spark.jars`). A Delta table can be merged by key, which also
-    allows windows that change: the last row of a key remains.
+    Delta's jars are installed once (`python -m penstock.spark.environment.jars`). A Delta table can be merged by key,
+    which also allows windows that change: the last row of a key remains.
     """
 
     format: Literal["parquet", "delta"] = Field(default="parquet", description="format of the table")

@@ -77,11 +77,11 @@ class TubeOptions(Part):
         }
 
     def login(self) -> dict[str, str]:
-        """Of its options those that say who it is at the tube, for others who go there."""
+        """The login options, for other clients of the same masters."""
         return {name: text for name, text in as_texts(self.options).items() if name.lower().startswith(_LOGIN)}
 
     def tube_topics(self) -> list[str]:
-        """The topics of the tube that are read."""
+        """TubeMQ topics that are read."""
         raise NotImplementedError
 
     @property
@@ -97,7 +97,7 @@ class TubeSource(TubeOptions):
     topics: list[str] = Field(min_length=1, description="topics to read")
 
     def tube_topics(self) -> list[str]:
-        """The topics of the tube that are read."""
+        """TubeMQ topics that are read."""
         return self.topics
 
 
@@ -112,7 +112,7 @@ class MqttSource(TubeOptions):
     topic_filter: str = Field(default="#", description="MQTT topic filter; other messages are counted as filtered")
 
     def tube_topics(self) -> list[str]:
-        """The topics of the tube that are read."""
+        """TubeMQ topics that are read."""
         return [self.tube_topic]
 
     @property
@@ -138,7 +138,7 @@ class StateStoreSource(TubeOptions):
     )
 
     def tube_topics(self) -> list[str]:
-        """The topics of the tube that are read."""
+        """TubeMQ topics that are read."""
         return [self.tube_topic]
 
     @property
@@ -203,7 +203,7 @@ class RateSource(Part):
 
 
 TUBE_FORMATS = ("tubemq", "mqtt", "statestore")
-"""The formats that read a tube."""
+"""Formats that read TubeMQ."""
 SOURCE_FORMATS = ("tubemq", "mqtt", "statestore", "files", "rate")
 
 

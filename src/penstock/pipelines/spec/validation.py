@@ -292,7 +292,7 @@ def _schema(
 
 
 def _where_from(part: Parse | Enrich) -> tuple[str, str]:
-    """The option that holds the schema, and what stands there."""
+    """Option with the schema, and its text."""
     if isinstance(part, Parse) and part.schema_file is not None:
         return "schema_file", part.schema_file
     return "schema", part.columns or ""

@@ -22,7 +22,7 @@ from penstock.pipelines.state_dir.durable import read_json, write_json
 __all__ = ["ANEW", "Checkpoint", "Offsets", "Planned", "check_shapes", "misfits", "parse_offsets", "shape_of"]
 
 Offsets = dict[str, dict[str, int]]
-"""Stream -> partition -> position; of a tube: topic -> ``<broker>:<partition>`` -> index position."""
+"""Stream -> partition -> offset; in TubeMQ: topic -> ``<broker>:<partition>`` -> index offset."""
 ONLY = "source"
 """The label of the only source: its streams are not prefixed with it."""
 
@@ -66,10 +66,10 @@ class Checkpoint:
         return str(read_json(self.path / "metadata")["id"])
 
     def planned(self, batch: int) -> Planned:
-        """What was planned for ``batch``.
+        """Return Spark's plan of ``batch``.
 
         Raises:
-            StorageError: Spark keeps no plan of this batch (any more), or in a form that is not known.
+            StorageError: there is no plan of this batch, or its format is unknown.
         """
         path = self.path / "offsets" / str(batch)
         try:
@@ -78,10 +78,10 @@ class Checkpoint:
             raise StorageError(f"cannot read the plan of batch {batch}: {error}", path=str(path)) from error
 
     def range(self, batch: int) -> tuple[Offsets | None, Offsets]:
-        """Where the range of ``batch`` starts and ends.
+        """Return the start and end offsets of ``batch``.
 
-        The start is None in the first batch: there the query started. A source that had given no data before this
-        batch is missing in it: that one starts where the query started, too.
+        The start is None for the first batch, which begins at the start of the query. It lacks sources that had no
+        data before this batch; these begin at the start of the query as well.
         """
         end = self.planned(batch).end
         return (self.planned(batch - 1).end or None) if batch else None, end
@@ -157,7 +157,7 @@ def misfits(pipeline: Pipeline, state: Path) -> dict[str, ConfigError]:
 
 
 def _before(state: Path, sink: str) -> dict[str, Any] | None:
-    """What the checkpoint of ``sink`` was made by; None where there is none, or nobody kept it."""
+    """Return the properties of the checkpoint of ``sink`` at its creation; None if they are unknown."""
     return _remembered(layout.shape(state, sink)) if layout.checkpoint(state, sink).exists() else None
 
 

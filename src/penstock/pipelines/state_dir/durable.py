@@ -28,7 +28,7 @@ _NO_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS})
 
 
 def ready_directory(path: Path) -> None:
-    """Make the directory ``path`` if it is not there, and see that it can be written to.
+    """Create the directory ``path`` if it does not exist, and check that it is writable.
 
     Raises:
         StorageError: it cannot.
@@ -49,7 +49,7 @@ def ready_directory(path: Path) -> None:
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Write ``value`` beside ``path``, sync it, rename it into place, sync the directory. Replaces what was there.
+    """Replace ``path`` atomically by ``value``: write a temporary file, sync it, rename it, sync the directory.
 
     Raises:
         StorageError: it cannot be written; what was there is still there.

@@ -2,14 +2,14 @@
 
 <state>/checkpoints/<sink>/             Spark's checkpoint of the sink's query
 <state>/ledger/<sink>/<batch>.json      what became of the records of each batch
-<state>/starts/<sink>.json              where each query began; beside it the ends of a replay
+<state>/starts/<sink>.json              start offsets of each query, and the end offsets of a replay
 <state>/files/<sink>-<source>.jsonl     which files a query has found, in order
 <state>/clocks/<sink>-<source>.json     since when a source makes records
 <state>/inbox/<source>/                 dead letters of files, put there to be read again
 <state>/shapes/<sink>.json              what the checkpoint of the sink's query depends on
 <state>/failures/<sink>.txt             Spark's last error of the sink's query, with its Java stacks
 <state>/pipeline.json                   whose state it is
-<state>/plan.json                       what the last run did, in words
+<state>/plan.json                       description of the last run's plan
 <state>/replay.json                     what a replay was asked for
 """
 

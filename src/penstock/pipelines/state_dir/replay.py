@@ -4,8 +4,8 @@
     <into>/dead_letters      its dead letters
     <into>/state             checkpoints, ledger, and the range, decided once
 
-A replay reads the same pipeline file. It holds a lease of its own, so that the live run goes on, and leaves out the
-sinks that others look at (state store, messages), unless it is told to write there too. Then it is the pipeline's run,
+A replay reads the same pipeline file. It holds a lease of its own, so that the live run continues, and omits the
+sinks with other consumers (state store, messages) unless ``--live`` is set. Then it is the pipeline's run,
 under the pipeline's own lease: two of them would fence each other off.
 """
 
@@ -52,7 +52,7 @@ class Begun(NamedTuple):
 
 
 def place(text: str, option: str) -> Wanted:
-    """A place in the log: ``earliest``, ``latest``, offsets as JSON, or a time at which the tube took records.
+    """A point in the log: ``earliest``, ``latest``, offsets as JSON, or a time at which TubeMQ received records.
 
     Times are ISO 8601 (a date is its midnight, UTC where no zone is given), or milliseconds since 1970.
 
@@ -157,7 +157,7 @@ def begun(pipeline: Pipeline, into: Path) -> Begun:
 
 
 def _lease(pipeline: Pipeline, into: Path, *, live: bool) -> str:
-    """Under which name a replay holds its lease: it may run beside the pipeline, unless it writes where that does."""
+    """Name of a replay's lease: a replay may run next to the pipeline, unless it writes to the same targets."""
     digest = hashlib.sha256(str(into).encode()).hexdigest()[:12]
     return pipeline.name if live else f"{pipeline.name}-replay-{digest}"
 
@@ -167,7 +167,7 @@ def _is_within(path: Path, directory: Path) -> bool:
 
 
 def _remember(state: Path, asked: dict[str, object]) -> None:
-    """Keep what was asked for; the same again goes on, anything else would mix two replays in one table."""
+    """Store the options of a replay: the same options continue it, others would mix two replays in one table."""
     path = layout.replay(state)
     try:
         before = read_json(path)

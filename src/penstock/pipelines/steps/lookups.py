@@ -84,7 +84,7 @@ def _object_list(data: bytes) -> list[dict[str, Any]]:
 UNAVAILABLE = "lookup.unavailable"
 NOT_JSON = "lookup.not_json"
 UNKNOWN = "lookup.unknown"
-"""The store did not say, and the step goes on without."""
+"""The store did not answer, and the step continues without the value."""
 _RESULT = StructType(
     [StructField("value", BinaryType()), StructField("code", StringType()), StructField("reason", StringType())]
 )
@@ -149,11 +149,11 @@ def lookups_in(get: Get, name: str) -> WithLookup:
 def found_in(
     get: Get, name: str, lookup: Lookup, keys: list[str | None], wanted: list[list[str | None]]
 ) -> list[Found]:
-    """What is under each of ``keys``: its value, or with ``lookup.fields`` the object whose fields are ``wanted``.
+    """Look up ``keys``: the value of each, or with ``lookup.fields`` the object whose fields are ``wanted``.
 
     Raises:
-        UnavailableError: the store did not answer in time and the step says to fail.
-        PenstockError: there is nothing under a key and the step says to fail.
+        UnavailableError: the store did not answer in time and the step's policy is to fail.
+        PenstockError: a key does not exist and the step's policy is to fail.
     """
     try:
         values = get(keys, lookup)
@@ -182,9 +182,9 @@ def _one(store: str, fields: tuple[str, ...], key: str | None, value: bytes | No
 
 
 def _is_json(value: bytes) -> bool:
-    """Whether ``value`` is one JSON value with distinct names: Spark takes the first value, and the last of two names.
+    """Return True for exactly one JSON value with distinct names: Spark uses the first value and the last of two names.
 
-    Asked for each row, so what was found to be one is remembered.
+    Results are cached, since this is called for each row.
     """
     known = hash(value)
     if known in _json:

@@ -1,7 +1,7 @@
 """Parse payloads into columns: the parse step, and the JSON of looked-up values.
 
 Whatever is not exactly what the schema says is a dead letter with a code: Spark's own parsers are lenient in ways that
-would change data without a word (the first of two values, the last of two equal names).
+would change data silently (the first of two values, the last of two equal names).
 """
 
 from __future__ import annotations
@@ -202,10 +202,10 @@ def _raw(rows: DataFrame, name: str, schema: StructType) -> DataFrame:
 
 
 def _is_not_one_value(text: Column) -> Column:
-    """Whether ``text`` is anything but one JSON value with distinct names.
+    """Return True for text that is not exactly one JSON value with distinct names.
 
-    Spark's parsers stop after the first value, and from_json takes the last of two equal names. Inside an array
-    whatever follows the value is seen: as a second element, or as an error.
+    Spark's parsers stop after the first value, and from_json uses the last of two equal names. Inside an array,
+    anything after the value is detected: as a second element, or as an error.
     """
     array = sf.try_parse_json(sf.concat(sf.lit("["), text, sf.lit("]")))
     return array.isNull() | sf.try_variant_get(array, "$[1]", "variant").isNotNull()

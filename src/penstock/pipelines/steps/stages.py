@@ -25,10 +25,10 @@ __all__ = ["Lookup", "WithLookup", "apply", "flow", "into_window"]
 
 
 class Lookup(NamedTuple):
-    """What an enrich step asks for: rows with a key column in, rows with what was found added out.
+    """Lookup of an enrich step: adds a column with the values of the keys in another column.
 
-    ``into`` becomes a struct: value (binary), and where there is a reason that there is none, code and reason. With
-    ``fields`` the value under the key is a dataset, and its object is wanted whose fields equal ``columns``.
+    ``into`` becomes a struct: value (binary), and if the value is missing for a reason, code and reason. With
+    ``fields`` the value of the key is a dataset, and the lookup selects the object whose fields equal ``columns``.
     """
 
     key: str

@@ -87,10 +87,10 @@ class Input(_Part):
 
 
 class Case(_Part):
-    """What goes in and what must come out.
+    """Input of a test case and its expected output.
 
-    A sink that ``expect`` does not name is not looked at; dead letters always are. Of a row, a message, a JSON value or
-    a letter, only the fields that are named are compared. Rows may come in any order.
+    Sinks that ``expect`` does not name are ignored; dead letters are always compared. For a row, a message, a JSON
+    value or a dead letter, only the named fields are compared. Rows may come in any order.
     """
 
     name: Annotated[str, Field(min_length=1)]

@@ -1,1 +1,1 @@
-"""What Spark needs on this machine: Java, compiled Python packages, jars."""
+"""Environment of Spark on this machine: Java, compiled Python packages, jars."""

@@ -2,7 +2,7 @@
 
 Spark puts ``$SPARK_HOME/python/lib/pyspark.zip`` first on the path of every Python process that it starts. The archive
 has sources only: each process compiles them anew, which is a second of processor time for each worker, for each planner
-and for the reader of each streaming query. pip has the same files beside the archive, compiled. The generated home, in
+and for the reader of each streaming query. pip installs the same files, compiled, next to it. The generated home, in
 the user's cache directory, links to what pip installed, and ``pyspark.zip`` in it is a directory with the packages.
 """
 
@@ -23,7 +23,7 @@ from penstock.spark.environment.java import cache_directory
 __all__ = ["check_launcher", "spark_home"]
 
 _PARTS = ("RELEASE", "bin", "conf", "jars", "kubernetes", "sbin")
-"""What the home of a distribution has and Spark looks for; pip installs some of it, others a user may add."""
+"""Parts of a Spark distribution's home that Spark looks for; pip installs some of them, users may add others."""
 _PACKAGES = ("pyspark", "py4j")
 
 _log = logging.getLogger(__name__)

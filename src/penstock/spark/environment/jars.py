@@ -1,4 +1,4 @@
-"""Jars that Spark needs beside its own: resolved once at set-up, by name and version, into the user's cache folder.
+"""Additional jars for Spark: resolved once at set-up, by name and version, into the user's cache folder.
 
 ``python -m penstock.spark.environment.jars`` (or ``make jars``) has Maven fetch them; a run only checks that they
 exist. ``spark.jars.packages`` is not used: it downloads at every start, and fails where the local Maven cache holds
@@ -22,7 +22,7 @@ __all__ = ["DELTA", "delta_jars", "delta_settings", "folder", "is_set_up", "main
 DELTA = {"4.1": "io.delta:delta-spark_4.1_2.13:4.4.0", "4.2": "io.delta:delta-spark_4.2_2.13:4.4.0"}
 """The Delta Lake that runs on each version of Spark; its artefacts carry the version in their names."""
 _GROUPS = "io.delta,io.unitycatalog"
-"""What is fetched with it. Everything else that it names comes with Spark."""
+"""Groups of artefacts that are downloaded; other dependencies are part of Spark."""
 _RESOLVE_S = 600.0
 _POM = """\
 <project xmlns="http://maven.apache.org/POM/4.0.0">
@@ -43,7 +43,7 @@ _SETTINGS = {
 
 
 def folder(artefact: str) -> Path:
-    """Where the jars of ``artefact`` (group:name:version) are kept."""
+    """Return the directory of the jars of ``artefact`` (group:name:version)."""
     return cache_directory("jars") / artefact.replace(":", "_")
 
 
@@ -66,7 +66,7 @@ def delta_jars(spark: str | None = None) -> list[Path]:
 
 
 def is_set_up() -> bool:
-    """Whether the installed Spark has its Delta Lake here."""
+    """Return True if the Delta Lake jars for the installed Spark exist."""
     try:
         return bool(delta_jars())
     except ConfigError:
@@ -74,7 +74,7 @@ def is_set_up() -> bool:
 
 
 def delta_settings(given: dict[str, str] | None = None, spark: str | None = None) -> dict[str, str]:
-    """Spark's options with which ``format("delta")`` works, beside those ``given``; raises as ``delta_jars``."""
+    """Return the Spark options for ``format("delta")``, merged with those ``given``; raises as ``delta_jars``."""
     before = given or {}
     jars = ",".join(map(str, delta_jars(spark)))
     settings = _SETTINGS | {"spark.jars": jars}

@@ -100,7 +100,7 @@ class _Probe:
 
 
 def _probe(program: Path) -> _Probe | None:
-    """What ``program`` says of itself; None if it cannot be run or does not know modules (Java 8)."""
+    """Ask ``program`` for its version and modules; None if it cannot be run or has no modules (Java 8)."""
     try:
         result = subprocess.run(  # noqa: S603 - the user's own java
             [program, "-XshowSettings:properties", "--list-modules"],

@@ -1,1 +1,1 @@
-"""Sources that pipelines make themselves, with the columns of the tube's: files, Delta tables, the clock."""
+"""Files and Delta tables as sources of pipelines, with the columns of ``tubemq``."""

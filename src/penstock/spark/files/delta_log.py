@@ -35,18 +35,18 @@ class DeltaFile:
     modified_ms: int
     columns: dict[str, Any]
     records: int | None
-    """How many rows it has, if the log says so."""
+    """Number of rows, if the log has it."""
 
 
 @dataclass(slots=True)
 class DeltaVersion:
-    """What one transaction did."""
+    """Changes of one transaction."""
 
     number: int
     added: list[DeltaFile] = field(default_factory=list)
     """Files with rows that were not in the table before; those that only hold other files' rows anew are left out."""
     takes_away: bool = False
-    """Whether rows were deleted or replaced: files that had them were removed."""
+    """True if rows were deleted or replaced: files with these rows were removed."""
     transactions: dict[str, int] = field(default_factory=dict)
     """The writer's own number of this transaction, by the id of the writer."""
 
@@ -90,11 +90,11 @@ class DeltaLog:
         return newest, sorted(files.values(), key=lambda file: (file.modified_ms, file.path))
 
     def versions(self, after: int) -> Iterator[DeltaVersion]:
-        """What each version after ``after`` did, in order.
+        """Yield the changes of each version after ``after``, in order.
 
         Raises:
-            DataLossError: one is no longer in the log.
-            ConfigError, StorageError: as of ``snapshot``.
+            DataLossError: a version is no longer in the log.
+            ConfigError, StorageError: as for ``snapshot``.
         """
         if not self._types:
             self.snapshot()  # which tells the types of the columns

@@ -1,6 +1,6 @@
-"""Which files a query reads, in which order: noted once, so that a batch means the same files when it is run again.
+"""Log of the files that a query reads, in order, so that a repeated batch has the same files.
 
-One line of JSON for each file in a log beside the query's checkpoint; the position in it is the offset of the source.
+The log is next to the query's checkpoint and has one line of JSON per file; the line number is the source's offset.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class FileEntry(NamedTuple):
 
     @property
     def is_packed(self) -> bool:
-        """Whether it is compressed, so that reading can only begin at its start."""
+        """True for a compressed file, which can only be read from its start."""
         return Path(self.path).suffix in _PACKED
 
 
@@ -113,7 +113,7 @@ class FileLog:
 
 
 def _stored(entry: FileEntry) -> tuple[Any, ...]:
-    """What only files of Delta tables have is left out for others."""
+    """Return the fields of a log line; those of Delta tables are omitted for other files."""
     return tuple(entry) if entry.version is not None else entry[:6]
 
 
@@ -143,7 +143,7 @@ def found_files(path: str, content: Content, skip: int, known: set[str]) -> Iter
 
 
 def found_versions(table: DeltaLog, known: list[FileEntry], *, skip_changes: bool) -> Iterator[FileEntry]:
-    """The files with rows that are new in the Delta ``table`` since those ``known``: at first all that hold its rows.
+    """Return the files with new rows in the Delta ``table`` since those ``known``: initially all files with its rows.
 
     Raises:
         DataLossError: versions between are no longer in the table's log; a file is gone.
@@ -183,7 +183,7 @@ def check_unchanged(entry: FileEntry) -> None:
     """See that the file is what it was when it was first read.
 
     Raises:
-        DataLossError: it is gone, or another one stands there.
+        DataLossError: it no longer exists, or was replaced by another one.
     """
     try:
         state = Path(entry.path).stat()
@@ -203,7 +203,7 @@ def check_unchanged(entry: FileEntry) -> None:
 
 
 def count_records(path: str, content: Content, skip: int) -> int:
-    """How many records the file holds; of lines also one at the end that has no line break."""
+    """Count the records of the file, including a last line without a line break."""
     if content == "whole":
         return 1
     if content == "parquet":

@@ -48,7 +48,7 @@ Piece = tuple[FileEntry, int, int]
 
 
 class FilesPartition(InputPartition):
-    """What one task reads."""
+    """Input of one task."""
 
     def __init__(self, pieces: list[Piece]) -> None:
         super().__init__(None)
@@ -73,7 +73,7 @@ class FilesReader(DataSourceReader):
 
 
 class FilesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Files as they come. Lives in one process beside the driver; ``read`` runs elsewhere, on a copy."""
+    """Stream of new files. Runs in one process next to the driver; ``read`` runs in executors, on a copy."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
         # Spark hands names over in lower case.
@@ -97,7 +97,7 @@ class FilesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         start: Mapping[str, Mapping[str, int]] | None = None,
         limit: ReadLimit | None = None,
     ) -> dict[str, dict[str, int]]:
-        """Where the next batch ends: at most so many files after ``start``."""
+        """Return the end of the next batch: at most ``maxFiles`` files after ``start``."""
         begin = self._position if start is None else start[STREAM]["0"]
         known = self._log.entries()
         if self._target is None and len(known) <= begin:

@@ -1,1 +1,1 @@
-"""What penstock adds to Spark's JVM: one class, as source and compiled (`tools/jvm.py`)."""
+"""One Java class for Spark's JVM, as source and compiled (`tools/jvm.py`)."""

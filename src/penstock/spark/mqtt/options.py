@@ -20,7 +20,7 @@ READ_OPTIONS: Mapping[str, str] = {
     "tubemq.master": options.OPTIONS["tubemq.master"],
     **{name: meaning for name, meaning in options.OPTIONS.items() if name not in _OWN},
 }
-"""Options of the source. A broker keeps no history: the tube is what makes a batch repeatable."""
+"""Options of the source. A broker keeps no history: TubeMQ makes a batch repeatable."""
 
 WRITE_OPTIONS: Mapping[str, str] = {
     "mqtt.broker": "URL of the broker, mqtt://HOST:PORT; also mqtts, ws, wss (required)",
@@ -36,14 +36,14 @@ UNSUPPORTED: Mapping[str, str] = {
     "path": "set topic, or tubemq.topic to read",
     "subscribe": "set tubemq.topic and topicFilter",
 }
-"""What users may expect here, and what to do instead."""
+"""Unsupported options that users may expect, with the alternative."""
 
 _DEFAULT_TIMEOUT_MS = 30_000
 
 
 @dataclass(frozen=True, slots=True)
 class MqttReadOptions:
-    """The options of one read, checked: the filter, and the read of the tube topic behind it."""
+    """Validated options of one read: the filter, and the options of the TubeMQ topic."""
 
     topic_filter: str
     tube: SourceOptions

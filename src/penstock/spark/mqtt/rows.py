@@ -1,4 +1,4 @@
-"""Rows of the mqtt source: the MQTT messages among the messages of a tube, as Arrow record batches.
+"""Rows of the mqtt source: MQTT messages in a TubeMQ topic as Arrow record batches.
 
 A message that a rule brought carries its topic as the attribute ``mqtt.topic``; others are left out.
 """
@@ -42,7 +42,7 @@ _SCHEMA = pa.schema(_COLUMNS)
 
 
 class _Layout(NamedTuple):
-    """Where the headers of a message have what; None: nowhere. User properties stand from ``own`` on."""
+    """Indices of attributes among the headers of a message; None if missing. User properties begin at ``own``."""
 
     topic: int | None
     id: int | None
@@ -51,7 +51,7 @@ class _Layout(NamedTuple):
 
     @classmethod
     def of(cls, names: tuple[str, ...]) -> _Layout:
-        """Where each attribute stands among ``names``; what is left are user properties."""
+        """Return the index of each attribute among ``names``; the remaining names are user properties."""
         places: dict[str, int] = {}
         later = iter(_FIXED)
         for place, name in enumerate(names):

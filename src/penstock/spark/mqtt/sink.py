@@ -61,17 +61,17 @@ _SINK_SCHEMA = sink_rows.SinkSchema(
 
 
 def check_columns(schema: StructType, options: MqttWriteOptions) -> None:
-    """Whether rows of ``schema`` can be published.
+    """Check that rows of ``schema`` can be published.
 
     Raises:
-        ConfigError: a column too many, too few, or of another type.
+        ConfigError: a column is missing, unknown, or has another type.
     """
     _SINK_SCHEMA.check(schema, ["payload", "topic"], topic=options.topic)
 
 
 @dataclass
 class PublishedRows(WriterCommitMessage):
-    """How many rows of one task were acknowledged."""
+    """Number of acknowledged rows of one task."""
 
     rows: int
 

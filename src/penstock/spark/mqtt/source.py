@@ -1,7 +1,7 @@
 """``format("mqtt")``: messages of an MQTT broker as a batch and streaming source, and a sink that publishes.
 
-A broker keeps no history, so the source reads the tube topic that a rule of the node brings the messages to: a range is
-replayed exactly, and nothing is missed while no query runs. Where there is no such topic it says so.
+A broker keeps no history, so the source reads the TubeMQ topic that a rule of the node copies messages to: a range is
+replayed exactly, and nothing is missed while no query runs. A missing topic is an error with an explanation.
 
 The sink is in ``mqtt_sink``.
 
@@ -60,16 +60,16 @@ class MqttDataSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """What ``format`` is given."""
+        """Name for ``format``."""
         return "mqtt"
 
     def schema(self) -> StructType:
-        """``timestamp`` is when the tube took the message; ``properties`` are its user properties, in order."""
+        """Return the columns. ``timestamp``: when TubeMQ received the message; ``properties``: user properties, in order."""
         MqttReadOptions.parse(self.options)
         return _SCHEMA
 
     def reader(self, schema: StructType) -> MqttReader:
-        """A batch of what the tube has of these messages. Raises ConfigError: an option or column is wrong."""
+        """Return a reader of one batch of the stored messages. Raises ConfigError: an option or column is wrong."""
         return MqttReader(self._read_options(schema))
 
     def streamReader(self, schema: StructType) -> MqttStreamReader:
@@ -103,14 +103,14 @@ class MqttDataSource(DataSource):
 
 
 class MqttReader(TubeReader):
-    """Messages between two positions of the tube topic."""
+    """Messages between two offsets of the TubeMQ topic."""
 
     def __init__(self, options: MqttReadOptions, servers: ServerAccess | None = None) -> None:
         super().__init__(options.tube, servers)
         self._filter = options.topic_filter
 
     def partitions(self) -> list[InputPartition]:
-        """As a reader of the tube; a topic that is not there is explained by the rule that it needs."""
+        """As for ``tubemq``; the error of a missing topic names the rule that it needs."""
         with _telling_of_rules(self._options):
             return super().partitions()
 
@@ -120,19 +120,19 @@ class MqttReader(TubeReader):
 
 
 class MqttStreamReader(TubeStreamReader):
-    """Messages as they come, with the offsets of the tube topic."""
+    """Stream of messages, with the offsets of the TubeMQ topic."""
 
     def __init__(self, options: MqttReadOptions, servers: ServerAccess | None = None) -> None:
         super().__init__(options.tube, servers)
         self._filter = options.topic_filter
 
     def initialOffset(self) -> dict[str, dict[str, int]]:
-        """As a reader of the tube; a topic that is not there is explained by the rule that it needs."""
+        """As for ``tubemq``; the error of a missing topic names the rule that it needs."""
         with _telling_of_rules(self._options):
             return super().initialOffset()
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """As a reader of the tube; a topic that is not there is explained by its rule."""
+        """As for ``tubemq``; the error of a missing topic names its rule."""
         with _telling_of_rules(self._options):
             super().prepareForTriggerAvailableNow()
 
@@ -151,7 +151,7 @@ def _messages(
 
 @contextmanager
 def _telling_of_rules(options: SourceOptions) -> Iterator[None]:
-    """Where topic or tube are not there, say what they are for: a reader of MQTT may know of neither."""
+    """Explain a missing topic or an unreachable TubeMQ in terms of MQTT, whose users may know neither."""
     try:
         with explain_missing_topic(
             "no message can be read",

@@ -1,10 +1,10 @@
-"""The stream of ``format("aio-statestore")``: the keys as they are, then every change, out of a topic of the tube.
+"""The stream of ``format("aio-statestore")``: a snapshot of the keys, then every change, from a TubeMQ topic.
 
 The node copies each change into the topic (``statestore.capture_topic``), in the order of the versions and once, so the
 offsets are those of the topic, and a range of them gives the same rows whenever it is read.
 
 A stream that starts with a snapshot notes the end of the topic *before* it reads the keys. So nothing is missed between
-the two; what changed while the snapshot was read comes again as a change, with a version that the snapshot has already
+the two; a change during the snapshot appears again as a change, with a version that the snapshot may already have
 or an older one. A snapshot that is read again, since the first batch failed, may be newer than it was.
 """
 
@@ -35,13 +35,13 @@ if TYPE_CHECKING:
 __all__ = ["SNAPSHOT_DONE", "StoreStreamReader", "position_of"]
 
 SNAPSHOT_DONE: Final = "$snapshot"
-"""Where the offset says whether the snapshot was read (0 or 1); no topic can have this name."""
+"""Key in the offset: 1 if the snapshot was read, else 0. No topic can have this name."""
 
 Offset = dict[str, dict[str, int]]
 
 
 class StoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """A stream. Lives in one process beside the driver for the whole query; ``read`` runs elsewhere, on a copy."""
+    """A stream. Runs in one process next to the driver for the whole query; ``read`` runs in executors, on a copy."""
 
     def __init__(self, options: FeedOptions, servers: ServerAccess | None = None) -> None:
         self._options = options
@@ -52,14 +52,14 @@ class StoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._changes = TubeStreamReader(replace(options.source, starting=starting), servers)
         self._initial: Offset | None = None
         self._ends = False
-        """Whether the run ends with what is there now."""
+        """True if the run ends with the changes that exist now."""
         self._is_placed = False
-        """Whether this process knows where the query is; Spark 4.1 does not say it."""
+        """True if this process knows the query's offsets; Spark 4.1 does not pass them."""
         self._done: int | None = None
-        """Whether the snapshot was read, up to where the query is; None: this query has none."""
+        """1 if the snapshot was read, else 0; None for a query without a snapshot."""
 
     def initialOffset(self) -> Offset:
-        """Where a query without a checkpoint starts. Spark asks twice, so the first answer is kept."""
+        """Return the start of a query without a checkpoint. Spark calls it twice, so the first result is kept."""
         self._is_placed = True
         if self._initial is None:
             starting = self._options.starting
@@ -79,7 +79,7 @@ class StoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(
         self, start: Mapping[str, Mapping[str, int]] | None = None, limit: ReadLimit | None = None
     ) -> Offset:
-        """Where the next batch ends. The snapshot is a batch of its own, as large as it is."""
+        """Return the end of the next batch. The snapshot is one batch, whatever its size."""
         if start is None and not self._is_placed:  # Spark 4.1, first call of a query
             self.initialOffset()
         done = self._done if start is None else _done(start)
@@ -99,7 +99,7 @@ class StoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return newest if newest is None or self._done is None else {**newest, SNAPSHOT_DONE: {"done": 1}}
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """Fix where the run ends: after the snapshot, and what the topic has now. Spark says so before all else."""
+        """Fix the end of the run: the snapshot, and the current end of the topic. Spark calls this method first."""
         self._ends = True
         with self._telling_of_capture():
             self._changes.prepareForTriggerAvailableNow()
@@ -140,7 +140,7 @@ class StoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._changes.stop()
 
     def _start(self, starting: Hlc | str) -> Positions:
-        """Where changes begin: at the end of the topic before the snapshot, or at a version."""
+        """Return the offsets at which changes begin: the end of the topic before the snapshot, or a version."""
         with TubeClient.of(self._options.source, servers=self._servers) as tube:
             bounds = tube.bounds(tube.partitions(self._options.source.topics))
             if not isinstance(starting, Hlc):
@@ -149,7 +149,7 @@ class StoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return {p: position_of(tube, p, bound, starting, may_lose=loses) for p, bound in bounds.items()}
 
     def _telling_of_capture(self) -> AbstractContextManager[None]:
-        """Where the topic is not there, that is most likely since nobody told the node to fill it."""
+        """Explain a missing topic: most likely the node is not configured to write changes to it."""
         return explain_missing_topic(
             "the changes of the state store are not there",
             why="a node copies changes into a topic only where statestore.capture_topic names it",
@@ -158,13 +158,13 @@ class StoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def position_of(tube: TubeClient, partition: Partition, bounds: Bounds, version: Hlc, *, may_lose: bool = False) -> int:
-    """Where the first change stands that has ``version`` or a later one; the end where there is none yet.
+    """Return the offset of the first change with ``version`` or a later one; the end if there is none yet.
 
-    Versions rise along the topic, so halving finds it: two small requests for each halving.
+    Versions increase along the topic, so a binary search finds it, with two small requests per step.
 
     Raises:
-        DataLossError: the topic does not go back so far (not with ``may_lose``).
-        PenstockError: a record on the way is not a change.
+        DataLossError: the topic's oldest change is newer (not with ``may_lose``).
+        PenstockError: a record is not a change.
     """
     from penstock.spark.statestore.rows import version_at
 

@@ -63,17 +63,17 @@ UNSUPPORTED: Mapping[str, str] = {
     "startingOffsets": "set startingVersion",
     "subscribe": "set tubemq.topic",
 }
-"""What users may expect here, and what to do instead."""
+"""Unsupported options that users may expect, with the alternative."""
 
 _DEFAULT_TIMEOUT_MS = 10_000
 
 Starting = Literal["snapshot", "earliest", "latest"] | Hlc
-"""Where a stream starts; a version is the first one that is wanted."""
+"""Start of a stream; a version is the first to be read."""
 
 
 @dataclass(frozen=True, slots=True)
 class SnapshotOptions:
-    """How to read the keys as they are."""
+    """Options for reading the current keys."""
 
     broker: str
     keys: str = "*"
@@ -81,12 +81,12 @@ class SnapshotOptions:
     timeout_s: float = _DEFAULT_TIMEOUT_MS / 1000
     include_expiry: bool = False
     changes: SourceOptions | None = None
-    """Where to look for who wrote what; None: nowhere."""
+    """Source of the changes that name the writers; None if writers are not read."""
 
 
 @dataclass(frozen=True, slots=True)
 class FeedOptions:
-    """How to read what changes: ``source`` is the read of the tube topic behind it."""
+    """Options for reading changes; ``source`` are those of the TubeMQ topic."""
 
     source: SourceOptions
     keys: str

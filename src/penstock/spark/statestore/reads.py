@@ -15,18 +15,18 @@ CONCURRENT_GETS = 256
 """Requests for one key under way at once; the broker's receive maximum may allow fewer, the client then waits."""
 CONCURRENT_MGETS = 8
 KEYS_A_REQUEST = 256
-"""Keys of one MGET at most: the request itself costs little beside so many, which keep the store for a millisecond."""
+"""Maximum number of keys in one MGET: it keeps the store busy for a millisecond; larger requests save little."""
 FIRST_KEYS = 4
 """Keys of one MGET while nobody knows how large the values are."""
 ANSWER_BYTES = 1 << 20
-"""How large an answer shall be about: a broker bounds what waits for one client."""
+"""Approximate size of a response: a broker limits the data queued for one client."""
 
 
 T = TypeVar("T")
 
 
 class Store(Protocol):
-    """What is needed of :class:`penstock.statestore.client.client.StateStoreClient`."""
+    """Required part of :class:`penstock.statestore.client.client.StateStoreClient`."""
 
     async def get(self, key: bytes, /) -> Entry | None: ...
     async def get_many(self, keys: Sequence[bytes], /) -> Snapshot: ...

@@ -1,6 +1,6 @@
 """Rows of the aio-statestore source as Arrow record batches: keys as they are, and what changed.
 
-A change is a record of the tube topic that ``statestore.capture_topic`` of the node names; the reference page of the
+A change is a record of the TubeMQ topic that ``statestore.capture_topic`` of the node names; the reference page of the
 state store has its attributes.
 """
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["SNAPSHOT", "KeyRow", "change_batches", "key_batch", "version_at"]
 
 SNAPSHOT: Final = "SNAPSHOT"
-"""``operation`` of a row that says what a key is, beside ``SET`` and ``DELETE`` of what happened to it."""
+"""``operation`` of a row with the state of a key; those of changes are ``SET`` and ``DELETE``."""
 
 MOST_LAYOUTS: Final = 64
 """Orders of attributes remembered; the node writes a handful."""
@@ -54,7 +54,7 @@ class KeyRow(NamedTuple):
 
 
 class _Layout(NamedTuple):
-    """Where the headers of a change have what; None: nowhere."""
+    """Indices of the attributes of a change among its headers; None if missing."""
 
     operation: int
     version: int

@@ -38,7 +38,7 @@ class Written(NamedTuple):
 
 
 class KeysPartition(InputPartition):
-    """What one task reads: some of the keys. ``writers``: who made which version of them, where that is wanted."""
+    """Input of one task: some of the keys. ``writers``: the writer of each version, if requested."""
 
     def __init__(self, keys: Sequence[bytes], writers: Mapping[bytes, Written] | None = None) -> None:
         super().__init__(keys)
@@ -81,7 +81,7 @@ def plan_keys(options: SnapshotOptions) -> list[KeysPartition]:
 
 
 def _writers(changes: SourceOptions, keys: str) -> dict[bytes, Written]:
-    """Who made the last change of each key that matches, by all that the topic has."""
+    """Find the writer of the last change of each matching key, from all changes in the topic."""
     from penstock.spark.statestore.rows import change_batches
     from penstock.spark.tube.offsets import Slice
     from penstock.spark.tube.tube_client import TubeClient

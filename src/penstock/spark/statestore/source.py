@@ -73,15 +73,15 @@ class StateStoreDataSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """What ``format`` is given."""
+        """Name for ``format``."""
         return NAME
 
     def schema(self) -> StructType:
-        """What a key is (``operation`` SNAPSHOT) or what happened to it (SET, DELETE, also where it expired).
+        """Return the columns: the state of a key (``operation`` SNAPSHOT) or a change (SET, DELETE, also on expiry).
 
-        ``version`` is the text of the hybrid logical clock, ``timestamp`` its wall clock. ``writer`` is the client id
-        of who made a change, null where the key expired; for what a key is see the option includeWriter. ``value`` is
-        null for a delete, and for a value too large for the topic of the changes: ``omitted_bytes`` says how large.
+        ``version`` is the hybrid logical clock as text, ``timestamp`` its wall clock. ``writer`` is the client id that
+        made a change, null if the key expired; for a snapshot see the option includeWriter. ``value`` is null for a
+        delete, and for a value too large for the topic of changes: ``omitted_bytes`` is its size.
         """
         StoreReadOptions.parse(self.options)
         return _SCHEMA

@@ -29,7 +29,7 @@ class Row(NamedTuple):
 
 
 class Store(Protocol):
-    """What is needed of :class:`penstock.statestore.client.client.StateStoreClient`."""
+    """Required part of :class:`penstock.statestore.client.client.StateStoreClient`."""
 
     async def write_many(
         self, writes: Sequence[Write], /, *, fencing_token: Hlc | None, stop: bool
@@ -37,10 +37,10 @@ class Store(Protocol):
 
 
 def last_of_each(rows: Iterable[Row], order_by: str | None) -> dict[str | bytes, list[Change]]:
-    """What each key comes to: the row that ``order_by`` puts last.
+    """Return the last row of each key, by ``order_by``.
 
     Raises:
-        PenstockError: two rows of a key, and nothing that says which is the last.
+        PenstockError: a key has two rows and their order is undefined.
     """
     last: dict[str | bytes, Row] = {}
     for row in rows:
@@ -70,7 +70,7 @@ def last_of_each(rows: Iterable[Row], order_by: str | None) -> dict[str | bytes,
 
 
 def _nowhere(*orders: Any) -> str | None:
-    """What has no place in the order: null, and the number that is none (it differs from itself)."""
+    """Return the name of a value without an order: null or NaN; None if all have one."""
     if None in orders:
         return "null"
     return "NaN" if any(order != order for order in orders) else None  # noqa: PLR0124 - see above

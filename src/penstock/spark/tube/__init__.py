@@ -1,1 +1,1 @@
-"""``format("tubemq")``: the tube log as a source and a sink of Spark."""
+"""``format("tubemq")``: TubeMQ as a source and a sink of Spark."""

@@ -119,7 +119,7 @@ class Headers:
         return len(self._starts)
 
     def values(self) -> pa.Array[Any]:
-        """What follows the attributes of each message."""
+        """Return the body of each message, without its attributes."""
         return _pieces(np.frombuffer(self._data, np.uint8), self._bodies, self._ends, pa.binary())
 
     def keys(self) -> pa.Array[Any]:
@@ -187,13 +187,13 @@ class Headers:
 
     @property
     def _buffer(self) -> npt.NDArray[np.uint8]:
-        """What the groups refer to."""
+        """The bytes that the groups refer to."""
         return self._parsed[1]
 
     def _spans_of(
         self, choose: Callable[[_Group], tuple[Numbers, Numbers] | None]
     ) -> tuple[Numbers, Numbers, npt.NDArray[np.bool_]]:
-        """Where the chosen value of each message begins and ends, and whether it has one."""
+        """Return start and end of the chosen value of each message, and which messages have one."""
         count = len(self)
         starts, ends = np.zeros(count, np.int64), np.zeros(count, np.int64)
         found = np.zeros(count, np.bool_)
@@ -306,7 +306,7 @@ def _are_integers(texts: pa.Array[Any]) -> npt.NDArray[np.bool_]:
 
 
 def _bodies(data: bytes, starts: Numbers, ends: Numbers, flags: Numbers) -> Numbers:
-    """Where the bodies of messages begin: behind their attributes, of those that have some that make sense."""
+    """Return the offsets of the bodies of messages, after valid attributes if a message has some."""
     found = np.flatnonzero((flags & HAS_ATTRIBUTES != 0) & (ends - starts >= _LENGTH_BYTES))
     if not len(found):
         return starts

@@ -1,4 +1,4 @@
-"""Offsets of the tube log as Spark sees them. Pure: no sockets, no Spark.
+"""Offsets of TubeMQ in Spark's form. Pure: no sockets, no Spark.
 
 A **position** is the place of a message in its store's index on the wire: a multiple of 28, shared by all partitions
 of the store. So the difference of two positions says nothing about the number of a partition's *own* messages; whoever
@@ -7,7 +7,7 @@ needs that number asks the broker and passes it in.
 A partition is known by broker and partition id together: ids repeat across brokers, and step by 10,000 from store to
 store. In JSON, which is what Spark keeps in its checkpoint, offsets are ``{topic: {"<brokerId>:<partitionId>": n}}``.
 People may leave the broker out where one broker holds the topic, and may write -2 for the earliest and -1 for the
-latest; checkpoints never hold either. Beside a position may stand a *mark* (``"<brokerId>:<partitionId>@data"``, see
+latest; checkpoints never have either. Next to an offset there may be a *mark* (``"<brokerId>:<partitionId>@data"``, see
 ``marks``), which says nothing of what is read.
 
 Ranges are half-open: ``[start, end)``."""
@@ -96,7 +96,7 @@ class Bounds(NamedTuple):
 
 
 class Slice(NamedTuple):
-    """What one task reads: the messages of ``partition`` in ``[start, end)``."""
+    """Range of one task: the messages of ``partition`` in ``[start, end)``."""
 
     partition: Partition
     start: int
@@ -111,10 +111,10 @@ Named = dict[str, dict[str, int]]
 
 
 class Times(NamedTuple):
-    """Where the first message stands that the broker took at a time (ms since 1970) or later.
+    """Offset of the first message that the broker received at a time (ms since 1970) or later.
 
-    ``at`` is one time for all partitions, or one for each. Where there is no such message yet, it is the latest with
-    ``or_latest``, else an error.
+    ``at`` is one time for all partitions, or one for each. If there is no such message yet, it is the latest offset
+    with ``or_latest``, else an error.
     """
 
     at: int | Named
@@ -122,7 +122,7 @@ class Times(NamedTuple):
 
 
 Wanted = str | Named | Times
-"""What an option asks for: ``"earliest"``, ``"latest"``, positions, or times."""
+"""Value of an offset option: ``"earliest"``, ``"latest"``, offsets, or times."""
 
 
 def round_down(position: int) -> int:
@@ -267,7 +267,7 @@ Assigned = Mapping[str, Sequence[str]]
 
 
 def is_selected(partition: Partition, topics: Collection[str], assigned: Assigned | None) -> bool:
-    """Whether a source that reads ``topics``, or only ``assigned`` of them, reads ``partition``."""
+    """Return True if a source that reads ``topics``, or only ``assigned`` of them, reads ``partition``."""
     if assigned is None:
         return partition.topic in topics
     names = assigned.get(partition.topic, ())
@@ -341,10 +341,10 @@ def by_partition(named: Named, known: Collection[Partition], option: str) -> dic
 
 
 def stops(named: Named, known: Collection[Partition], option: str) -> Positions:
-    """Where reading ends in those of the ``known`` partitions that ``named`` names, rounded down to an index record.
+    """Return the end offsets of the ``known`` partitions that ``named`` names, rounded down to an index record.
 
     Raises:
-        ConfigError: one is named without a broker while several brokers hold the topic.
+        ConfigError: a partition is named without a broker while several brokers have the topic.
     """
     positions: Positions = {}
     for partition in known:

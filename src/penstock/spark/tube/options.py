@@ -102,16 +102,16 @@ UNSUPPORTED: Mapping[str, str] = {
 
 _DEFAULT_TIMEOUT_MS = 60_000
 MOST_BATCH_BYTES = 4 << 20
-"""What a broker gives in one answer at most."""
+"""Maximum size of one response of a broker."""
 _DEFAULT_DELAY_MS = 15 * 60_000
 _TOPIC = re.compile(r"\w+", re.ASCII)
 _ADDRESS = re.compile(r"(?:\[[^\]]+\]|[^:,\s]+):(?P<port>\d{1,5})")
 
 
 class Peer(NamedTuple):
-    """Whom to ask and as whom. ``http``: administration of a master; None: port 8080 of the first of ``masters``.
+    """Masters and login. ``http``: administration of a master; None: port 8080 of the first of ``masters``.
 
-    ``group`` begins the names under which ranges are read where a broker wants a group.
+    ``group`` is the prefix of group names for brokers that require a group.
     """
 
     masters: str
@@ -128,7 +128,7 @@ class Peer(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SourceOptions:
-    """The options of one read, checked. What depends on the tube (do these partitions exist?) is not known here.
+    """Validated options of one read. Checks that need a master (whether partitions exist) are made later.
 
     ``topics`` are in the order given, without repeats; none with ``pattern``. ``assigned`` are the partition names as
     written, by topic, None without ``assign``. ``starting`` and ``ending`` are None where the option was not given: the
@@ -192,20 +192,20 @@ class SourceOptions:
 
     @property
     def peer(self) -> Peer:
-        """Whom to ask, and as whom."""
+        """Masters and login."""
         return Peer(self.masters, self.login, self.http, self.group or DEFAULT_GROUP, self.batch_bytes)
 
     def selects(self, partition: Partition) -> bool:
-        """Whether ``partition`` is read, if it exists."""
+        """Return True if ``partition`` is read, provided that it exists."""
         if self.pattern is not None:
             return re.fullmatch(self.pattern, partition.topic) is not None
         return is_selected(partition, self.topics, self.assigned)
 
     def for_batch(self) -> tuple[Wanted, Wanted]:
-        """Where a batch starts and ends.
+        """Return the start and end of a batch.
 
         Raises:
-            ConfigError: it would start at the latest.
+            ConfigError: the batch would start at the latest offset.
         """
         starting = "earliest" if self.starting is None else self.starting
         codes = [code for named in starting.values() for code in named.values()] if isinstance(starting, dict) else []
@@ -218,10 +218,10 @@ class SourceOptions:
         return starting, "latest" if self.ending is None else self.ending
 
     def for_stream(self) -> Wanted:
-        """Where a new query starts. A query with a checkpoint goes on from there, whatever this says.
+        """Return the start of a new query. A query with a checkpoint ignores it and continues from there.
 
         Raises:
-            ConfigError: an end was given, and not as positions.
+            ConfigError: an end was given in another form than offsets.
         """
         if self.ending is not None and self.last_positions() is None:
             raise ConfigError(
@@ -233,7 +233,7 @@ class SourceOptions:
         return "latest" if self.starting is None else self.starting
 
     def last_positions(self) -> Named | None:
-        """Where a stream ends, which reads only the partitions that are named; None where it does not end."""
+        """Return the end of a stream, which then reads the named partitions only; None if it does not end."""
         if not isinstance(self.ending, dict):
             return None
         codes = [code for named in self.ending.values() for code in named.values() if code < 0]

@@ -8,7 +8,7 @@ whole if, after it was read, the broker still has that byte.
 A position in the middle of the log has the mark of the last planned end before it. That is on the safe side: where
 retention removes data between the two, a loss is reported that may be none.
 
-In offsets a mark stands beside its position, as ``{"topic": {"1:0": 280, "1:0@data": 4000}}``. Brokers of ours notice
+In offsets a mark is next to its position, as ``{"topic": {"1:0": 280, "1:0@data": 4000}}``. Brokers of ours notice
 such a loss by themselves and have no marks.
 """
 

@@ -1,4 +1,4 @@
-"""Rows into a tube: the sink of ``format("tubemq")``, for batches and streams, with any TubeMQ server.
+"""The sink of ``format("tubemq")``, for batches and streams, with any TubeMQ server.
 
 Delivery: exactly once with penstock's brokers (:mod:`penstock.spark.tube.sink_writes`). At least once with others, or
 where that is asked for: a task ends when every row of it is acknowledged; a task or batch that failed is run again, and
@@ -50,17 +50,17 @@ _SINK_SCHEMA = sink_rows.SinkSchema(
 
 
 def check_columns(schema: StructType, options: SinkOptions) -> None:
-    """Whether rows of ``schema`` can be written.
+    """Check that rows of ``schema`` can be written.
 
     Raises:
-        ConfigError: a column too many, too few, or of another type.
+        ConfigError: a column is missing, unknown, or has another type.
     """
     _SINK_SCHEMA.check(schema, ["value", "topic"], topic=options.topic)
 
 
 @dataclass
 class SentRows(WriterCommitMessage):
-    """What one task did: how many rows it wrote, and what of them it staged (of which batch) for the commit."""
+    """Result of one task: number of written rows, and the staged rows (with their batch) for the commit."""
 
     rows: int
     batch: BatchId
@@ -68,7 +68,7 @@ class SentRows(WriterCommitMessage):
 
 
 class TubeWriter(DataSourceArrowWriter):
-    """Rows of a batch into a tube."""
+    """Writes the rows of a batch."""
 
     def __init__(self, options: SinkOptions) -> None:
         self._options = options
@@ -88,7 +88,7 @@ class TubeWriter(DataSourceArrowWriter):
 
 
 class TubeStreamWriter(DataSourceStreamArrowWriter):
-    """Rows of micro-batches into a tube."""
+    """Writes the rows of micro-batches."""
 
     def __init__(self, options: SinkOptions) -> None:
         if options.transaction is not None:

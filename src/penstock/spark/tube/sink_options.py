@@ -18,7 +18,7 @@ __all__ = ["OPTIONS", "UNSUPPORTED", "Delivery", "SinkOptions", "Transaction"]
 
 
 class Delivery(StrEnum):
-    """What a write promises."""
+    """Delivery guarantee of a write."""
 
     EXACTLY_ONCE = "exactly-once"
     AT_LEAST_ONCE = "at-least-once"
@@ -58,7 +58,7 @@ _LONGEST_NAME = 512
 
 @dataclass(frozen=True, slots=True)
 class Transaction:
-    """What names a batch write: the same name and number are written once."""
+    """Identity of a batch write: the same name and number are written once."""
 
     app_id: str
     version: int

@@ -26,7 +26,7 @@ Row = tuple[str, int | None, Record, str]
 
 
 def batch_of(options: SinkOptions, properties: Callable[[str], str | None], job: str, *, streaming: bool) -> BatchId:
-    """Which batch a task writes. ``properties`` are the task's, ``job`` names the write where they do not."""
+    """Return the batch that a task writes. ``properties`` are the task's; ``job`` names the write if they do not."""
     epoch = _epoch(options.token)
     run = job if options.token is None else str(options.token)[-128:]
     if streaming:
@@ -114,7 +114,7 @@ async def finish(options: SinkOptions, batch: BatchId, staged: Sequence[Staged],
 
 
 TOPIC_S = 10.0
-"""How long the masters may take to announce a topic that exists."""
+"""Seconds that the masters may take to announce an existing topic."""
 
 
 def check_topic(options: SinkOptions, timeout_s: float) -> None:

@@ -1,4 +1,4 @@
-"""``format("tubemq")``: the tube log as a batch and streaming source; its sink is in ``tube_sink``.
+"""``format("tubemq")``: TubeMQ as a batch and streaming source; its sink is in ``sink``.
 
 Contract: ``apache/spark: python/pyspark/sql/datasource.py``. The streaming offset is small JSON (see ``offsets``);
 ``partitions(start, end)`` asks nobody where ``start`` has what ``end`` has; ``read`` opens its own connection and gives
@@ -98,7 +98,7 @@ class TubeDataSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """What ``format`` is given."""
+        """Name for ``format``."""
         return "tubemq"
 
     def schema(self) -> StructType:
@@ -185,7 +185,7 @@ class TubeReader(DataSourceReader):
 
 
 class TubeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """A stream. Lives in one process beside the driver for the whole query; ``read`` runs elsewhere, on a copy."""
+    """A stream. Runs in one process next to the driver for the whole query; ``read`` runs in executors, on a copy."""
 
     def __init__(self, options: SourceOptions, servers: ServerAccess | None = None) -> None:
         self._options = options
@@ -196,7 +196,7 @@ class TubeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._is_anchored = True
         self._position: Positions | None = None
         self._planned = False
-        """Whether a batch was planned: then the end of the last one is where the next one begins."""
+        """True if a batch was planned: the next one begins at its end."""
         self._target: Positions | None = None
         self._newest: Positions | None = None
         self._ends = LogEnds()
@@ -212,7 +212,7 @@ class TubeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self.__dict__ | {"_tube": None, "_progress": None, "_ends": None}
 
     def initialOffset(self) -> dict[str, dict[str, int]]:
-        """Where a query without a checkpoint starts. Spark asks twice, so the first answer is kept."""
+        """Return the start of a query without a checkpoint. Spark calls it twice, so the first result is kept."""
         if self._initial is None:
             tube = self._connected()
             bounds = tube.bounds(selected(self._options, tube))
@@ -231,11 +231,11 @@ class TubeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(
         self, start: Mapping[str, Mapping[str, int]] | None = None, limit: ReadLimit | None = None
     ) -> dict[str, dict[str, int]]:
-        """Where the next batch ends: never before ``start``, at most ``limit`` messages after it.
+        """Return the end of the next batch: never before ``start``, at most ``limit`` messages after it.
 
-        The first batch of a query that starts at the latest is empty on purpose. Spark writes down where a batch ends,
-        not where a query starts: were the driver killed during a first batch with rows in it, the restarted query
-        would take "latest" anew, and those rows were lost.
+        The first batch of a query that starts at the latest offset is deliberately empty. Spark stores where a batch
+        ends, not where a query starts: if the driver were killed during a first batch with rows, the restarted query
+        would resolve "latest" again, and these rows would be lost.
         """
         begin = self._begin(start)
         if start is not None or self._planned:
@@ -337,7 +337,7 @@ class TubeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._position
 
     def _bounds(self, begin: Positions, before: Marks) -> dict[Partition, Bounds]:
-        """How far each partition reaches that is read; checks that what follows ``begin`` is still there."""
+        """Return the bounds of each partition that is read; check that the data after ``begin`` still exist."""
         options, tube = self._options, self._connected()
         mine = [partition for partition in begin if options.selects(partition)]
         bounds = tube.bounds(selected(options, tube, required=mine, max_age_s=_LOOK_FOR_NEW_S))
@@ -352,11 +352,11 @@ class TubeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return bounds
 
     def _reachable(self, begin: Positions, bounds: Mapping[Partition, Bounds]) -> dict[Partition, Bounds]:
-        """What may be read of each partition: from where to where, without a limit.
+        """Return the range of each partition that can be read, without a limit.
 
-        A partition that is new to the query gets its oldest position as both: the batch notes where it begins, the
-        next one reads. Partitions of topics that are no longer subscribed do not appear. Of a stream with an end, a
-        partition that the end does not name is not read.
+        For a partition that is new to the query both ends are its oldest offset: this batch stores where the partition
+        begins, the next one reads it. Partitions of topics that are no longer subscribed do not appear. If the stream
+        has an end, partitions that the end does not name are not read.
         """
         named = self._options.last_positions()
         last = None if named is None else stops(named, bounds, "endingOffsets")
@@ -376,9 +376,9 @@ class TubeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return reachable
 
     def _limited(self, begin: Positions, reachable: Mapping[Partition, Bounds], limit: int | None) -> Positions:
-        """Where the batch ends in each partition of ``begin`` and ``reachable``; ``begin`` while too little is there.
+        """Return the end of the batch in each partition of ``begin`` and ``reachable``; ``begin`` if it must wait for rows.
 
-        A run with ``availableNow`` takes what there is: to wait would end it.
+        A run with ``availableNow`` does not wait for more rows: waiting would end it.
         """
         ends = begin | {partition: bounds.end for partition, bounds in reachable.items()}
         waiting = [Slice(p, b.oldest, b.end) for p, b in sorted(reachable.items()) if b.oldest < b.end]

@@ -1,6 +1,6 @@
-"""The tasks of a batch of the tube's log: which partitions are read, what each task reads, and its rows.
+"""Tasks of a batch: the partitions that are read, the ranges of each task, and its rows.
 
-Planned beside the driver; read in executors, which get a :class:`RangePartition` and the options and nothing else.
+Planned next to the driver; read in executors, which get a :class:`RangePartition` and the options and nothing else.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Range(NamedTuple):
 
 
 class RangePartition(InputPartition):
-    """What one task reads, one range after the other."""
+    """Ranges of one task, read one after the other."""
 
     def __init__(self, ranges: Sequence[Range]) -> None:
         super().__init__([range_.piece for range_ in ranges])
@@ -79,7 +79,7 @@ def planned(
     tube: TubeClient | None,
     marks: Mapping[Partition, int],
 ) -> list[InputPartition]:
-    """The tasks that read ``pieces``, one a partition: cut where the options say so, else short ones together."""
+    """Return the tasks that read ``pieces``: one per partition, split by the options, else short ones together."""
     if options.min_partitions is None and options.max_records is None:
         tasks = packed(pieces, _SHORT)
     else:

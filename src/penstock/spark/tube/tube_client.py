@@ -581,7 +581,7 @@ _TYPE = MSG_TYPE.encode() + b"="
 
 
 def only(types: Collection[str]) -> Callable[[MessageBatch], MessageBatch]:
-    """What leaves of a batch the messages whose type is one of ``types``; those without a type are not."""
+    """Return a filter of batches that keeps messages of ``types``; messages without a type are dropped."""
     from penstock.tube.record import encode_msg_type
 
     wanted = frozenset(encode_msg_type(text).encode() for text in types)
