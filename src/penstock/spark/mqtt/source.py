@@ -64,7 +64,7 @@ class MqttDataSource(DataSource):
         return "mqtt"
 
     def schema(self) -> StructType:
-        """Return the columns. ``timestamp``: when TubeMQ received the message; ``properties``: user properties, in order."""
+        """Return the columns. ``timestamp``: when TubeMQ received it; ``properties``: user properties, in order."""
         MqttReadOptions.parse(self.options)
         return _SCHEMA
 

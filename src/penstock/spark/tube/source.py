@@ -376,7 +376,7 @@ class TubeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return reachable
 
     def _limited(self, begin: Positions, reachable: Mapping[Partition, Bounds], limit: int | None) -> Positions:
-        """Return the end of the batch in each partition of ``begin`` and ``reachable``; ``begin`` if it must wait for rows.
+        """Return the end of the batch in each partition of ``begin`` and ``reachable``, or ``begin`` to wait.
 
         A run with ``availableNow`` does not wait for more rows: waiting would end it.
         """
