@@ -132,7 +132,7 @@ async def test_producers_are_told_which_broker_stores_nothing_and_why(tmp_path: 
         with pytest.raises(RefusedError) as caught:
             await producer.send("demo", b"refused")
     assert caught.value.what == "tube: topic 'demo' has no partition"
-    assert f"broker 1 ({host}:{port}) stores nothing: " in str(caught.value.why)
+    assert f"broker 1 ({host}:{port}) does not store records: " in str(caught.value.why)
     assert os.strerror(errno.EIO) in str(caught.value.why)
     await broker.close()
     await running.close()

@@ -227,7 +227,7 @@ class ServerConnection(asyncio.Protocol):
         peers.held += held - self._held
         self._held = held
         if peers.held > peers.max_partial_frame_bytes and held > _SMALL_FRAME:
-            peers.refuse(f"unfinished frames of all connections take {peers.held} bytes")
+            peers.refuse(f"incomplete frames of all connections take {peers.held} bytes")
             self._decoder = FrameDecoder()  # at once: the next frame may still fit
             peers.held -= held
             self._held = 0

@@ -224,7 +224,7 @@ def test_a_second_broker_with_a_number_that_is_taken_is_refused() -> None:
     )  # fmt: skip
     refused = ask(engine, MethodId.BROKER_REGISTER, again)
     assert (refused.success, refused.errCode) == (False, 400)
-    assert "broker 1 is registered from 10.0.0.1:8123: give this one another number" in refused.errMsg
+    assert "broker 1 is registered from 10.0.0.1:8123: give this broker another id" in refused.errMsg
     assert engine.cluster.broker_infos() == ["1:10.0.0.1: "], "the first one serves on"
     ask(engine, MethodId.BROKER_CLOSE, pb.CloseRequestB2M(brokerId="1"))
     assert ask(engine, MethodId.BROKER_REGISTER, again).success, "it said goodbye: nobody has the number"

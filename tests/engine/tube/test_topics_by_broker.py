@@ -310,14 +310,14 @@ def test_a_producer_is_told_why_there_is_no_partition() -> None:
     )  # fmt: skip
     ask(engine, MethodId.BROKER_HEARTBEAT, beat)
     assert why("demo")[0].split("; ") == [
-        "broker 1 (10.0.0.1:8123) takes no records: an administrator stopped that",
-        "broker 2 (10.0.0.2:8123) stores nothing: no space left on device",
+        "broker 1 (10.0.0.1:8123) does not accept records: an administrator stopped it",
+        "broker 2 (10.0.0.2:8123) does not store records: no space left on device",
     ]
     (row,) = query(engine, "admin_query_broker_run_status", withDetail="true", brokerId="2")["data"]
     assert (row["isRepAbnormal"], row["failure"]) == (True, "no space left on device")
     beat.failure = ""
     ask(engine, MethodId.BROKER_HEARTBEAT, beat)
-    assert "broker 2 (10.0.0.2:8123) stores nothing: its disk failed" in why("demo")[0], "Apache's say no more"
+    assert "broker 2 (10.0.0.2:8123) does not store records: its disk failed" in why("demo")[0], "Apache's say no more"
     engine.cluster.lost(engine.cluster.brokers[2])
     topic = engine.cluster.topics["demo"]
     engine.stored(topic.changed({1: TopicDeployment(accept_publish=False), 2: TopicDeployment(4)}), NOW)

@@ -532,5 +532,5 @@ def remove_staged(admin: BrokerAdmin, params: Params) -> list[dict[str, Any]]:
 def _staging(admin: BrokerAdmin) -> Staging:
     staging = admin.engine.transactions.staging
     if staging is None:
-        raise BadParameter("this broker stages nothing")
+        raise BadParameter("this broker does not stage rows")
     return staging

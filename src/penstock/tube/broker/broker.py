@@ -234,7 +234,7 @@ class TubeBroker:
         self._commands = MasterCommands(storage, engine, maintenance, self._commits, self.broker_id, self.clock)
         self._commits.schedule()  # continues publications of an earlier process
         for key, offset, end in maintenance.reset_beyond_end(offsets):
-            text = f"group {key[0]} stood at offset {offset} of partition {key[2]} of {key[1]}, the log ends at {end}"
+            text = f"group {key[0]} was at offset {offset} of partition {key[2]} of {key[1]}, but the log ends at {end}"
             self._lost(text)
         self._commits.changed()
         if self._masters:
@@ -442,7 +442,7 @@ class TubeBroker:
 
     def _failed(self, error: StorageError) -> None:
         fields = {"broker_id": self.broker_id, **error_fields(error)}
-        _log.error("tube broker stores nothing any more", extra={"fields": fields})
+        _log.error("tube broker does not store messages any more", extra={"fields": fields})
         if self.on_failure is not None:
             self.on_failure(error)
         self.poke()

@@ -46,7 +46,7 @@ __all__ = ["DurabilityOf", "Maintenance", "Opened", "newest", "open_logs"]
 _log = logging.getLogger("penstock.tube.broker.broker")
 
 UNDECIDED = (
-    "start the query or the missing broker again, or penstock tube staged settle QUERY; where a broker is gone for"
+    "start the query or the missing broker again, or penstock tube staged settle QUERY; if a broker is lost for"
     " good, penstock tube staged delete QUERY --force"
 )
 

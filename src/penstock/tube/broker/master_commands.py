@@ -80,7 +80,7 @@ class MasterCommands:
         try:
             self._engine.fetch.rules = parse_rules(text)
         except ConfigError as error:
-            _log.error("flow control rules are not in force", extra={"fields": {"error": error.what}})
+            _log.error("flow control rules are invalid and not applied", extra={"fields": {"error": error.what}})
 
     def _remove_topic(self, name: str) -> None:
         commit = self._commits.next

@@ -51,13 +51,13 @@ def read_token(path: Path) -> str:
         raise StorageError(
             f"tube: the administration token in {path} is blank",
             path=str(path),
-            do="remove the file, a new one is made",
+            do="remove the file, a new one is created",
         )
     if token in KNOWN_TOKENS:
         raise StorageError(
             f"tube: the administration token in {path} is one of TubeMQ's samples",
             path=str(path),
-            why="everybody knows it",
-            do="remove the file, a new one is made",
+            why="it is public",
+            do="remove the file, a new one is created",
         )
     return token

@@ -167,8 +167,8 @@ class TubeMaster:
         if not await self._until(lambda: self.engine.cluster.topic_info(name) is not None, timeout_s):
             raise UnavailableError(
                 f"tube: no broker serves topic {name!r} after {timeout_s:g} s",
-                why="a broker learns of a topic by its heartbeat to the master; none that came has it",
-                do="look whether a broker is registered, then try again",
+                why="brokers learn of a topic by their heartbeats to the master, and none has reported it",
+                do="check that a broker is registered, then try again",
             )
 
     async def wait_taken_up(self, names: Iterable[str], timeout_s: float = TAKEN_UP_S) -> bool:
@@ -341,4 +341,4 @@ def _report(future: asyncio.Future[None]) -> None:
         return
     error = future.exception()
     if isinstance(error, StorageError):
-        _log.error("what a broker did could not be stored", extra={"fields": error_fields(error)})
+        _log.error("change by a broker could not be stored", extra={"fields": error_fields(error)})

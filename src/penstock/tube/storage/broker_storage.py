@@ -109,8 +109,8 @@ class BrokerStorage:
                 raise StorageError(
                     f"tube: {directory} has lost its directory meta",
                     path=str(directory / "meta"),
-                    why="it has messages; where its consumer groups were with them, nothing says any more",
-                    do="restore the whole directory from one copy; or, to go on with the messages alone: "
+                    why="it contains messages, but the offsets of the consumer groups are lost",
+                    do="restore the whole directory from one copy; or, to continue with the messages alone: "
                     f"penstock tube broker fsck {directory} --repair",
                 )
             self.meta = MetaStore(directory / "meta")

@@ -100,7 +100,7 @@ def repair(directory: Path) -> Report:
             count = (loss.end - loss.start) // INDEX_RECORD_BYTES
             report.findings.append(Finding(loss.path, "damaged", str(loss), count))
         if disk.recovery.torn_bytes:
-            text = f"{disk.recovery.torn_bytes} bytes that no commit had finished were cut"
+            text = f"{disk.recovery.torn_bytes} bytes of an unfinished commit were cut"
             report.findings.append(Finding(str(directory), "torn tail", text))
         if disk.recovery.rebuilt_indexes:
             text = f"{disk.recovery.rebuilt_indexes} indexes were rebuilt from their data"
@@ -113,7 +113,7 @@ def repair(directory: Path) -> Report:
 def _check_meta(path: Path, report: Report) -> bool:
     """Whether the last process closed the directory."""
     if not path.is_dir():
-        report.findings.append(Finding(str(path), "meta", "positions of groups and the configuration are missing"))
+        report.findings.append(Finding(str(path), "meta", "group offsets and the configuration are missing"))
         return False
     meta = MetaStore(path)
     try:
@@ -136,7 +136,7 @@ def _check_store(directory: Path, report: Report, *, clean: bool) -> None:
             text = f"damaged bytes ({(directory / name).stat().st_size}) that were set aside earlier"
             report.findings.append(Finding(str(directory / name), "set aside", text))
         elif name.endswith(".index") and f"{name[:20]}-" not in {match[0][:21] for match in segments}:
-            report.findings.append(Finding(str(directory / name), "index", "an index whose data are missing"))
+            report.findings.append(Finding(str(directory / name), "index", "an index without data"))
     for place, match in enumerate(segments):
         following = segments[place + 1] if place + 1 < len(segments) else None
         end = (int(following[1]), int(following[2])) if following else None
@@ -168,7 +168,7 @@ def _check_segment(
         report.messages += 1
         byte, ordinal = found.position + found.size, found.ordinal + 1
     if wrong:
-        yield Finding(str(index_path), "index", f"{wrong} records do not say what the data say; it can be rebuilt")
+        yield Finding(str(index_path), "index", f"{wrong} records do not match the data; it can be rebuilt")
     if not index and data:
         yield Finding(str(index_path), "index", "the index is missing; it can be rebuilt")
     elif len(records) < ordinal:
@@ -182,9 +182,9 @@ def _check_segment(
             yield Finding(str(path), "damaged", f"it ends at byte {byte}, before the next segment begins", lost)
     elif clean and len(records) > ordinal:
         lost = len(records) - ordinal
-        yield Finding(str(path), "damaged", f"closed in order, but nothing can be read from byte {byte} on", lost)
+        yield Finding(str(path), "damaged", f"closed cleanly, but nothing can be read from byte {byte} on", lost)
     elif clean and tail and not index:
-        text = f"closed in order, but {tail} bytes from {byte} on cannot be read: one message at least"
+        text = f"closed cleanly, but {tail} bytes from {byte} on cannot be read: at least one message"
         yield Finding(str(path), "damaged", text, 1)
     elif tail:
-        yield Finding(str(path), "torn tail", f"{tail} bytes from {byte} on that no commit had finished")
+        yield Finding(str(path), "torn tail", f"{tail} bytes of an unfinished commit from byte {byte} on")

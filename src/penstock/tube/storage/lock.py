@@ -27,7 +27,7 @@ class DirectoryLock:
             raise StorageError(
                 f"tube: {directory} is in use by another process",
                 path=str(directory),
-                do="stop the other one, or give this one its own data directory",
+                do="stop the other process, or use another data directory",
             ) from error
 
     def close(self) -> None:

@@ -187,7 +187,7 @@ class StagingDirectory(StagingStore):
                     raise StorageError(
                         f"tube: staged rows in {staged.path} are damaged at byte {position}",
                         path=str(staged.path),
-                        why="they were whole when they were written: the disk lost them",
+                        why="they were complete when they were written: the disk lost them",
                     )
                 if position:
                     yield record

@@ -61,4 +61,4 @@ def test_what_is_prepared_is_let_go_by_force_only() -> None:
 
 def test_an_engine_without_staging_says_so() -> None:
     answer, _ = handle(BrokerAdmin(Talk().engine, 1, dict, 0), {"method": "admin_query_staged_rows"}, None)
-    assert answer["errMsg"] == "this broker stages nothing"
+    assert answer["errMsg"] == "this broker does not stage rows"

@@ -205,7 +205,7 @@ class FetchHandler:
                 self._registrations.expire(key)
                 refusal = Refusal(ErrCode.HB_NO_NODE, "the session has ended: no get and no heartbeat for too long")
             elif topic is None or not topic.has(key[2]) or topic.removing:
-                refusal = Refusal(ErrCode.FORBIDDEN, f"topic {key[1]} is not served here (any more)")
+                refusal = Refusal(ErrCode.FORBIDDEN, f"topic {key[1]} is not served by this broker")
             else:
                 holder.deadline = context.now_ms + holder.session_ms
                 return self._fetch(key, topic, holder, message, context.now_ms)
@@ -299,7 +299,7 @@ class FetchHandler:
         request = decode(pb.CommitOffsetRequestC2B, payload)
         refusal = self._checks.refuse_reader(None, request.clientId)
         if refusal is None and self._checks.failure is not None:
-            text = f"positions cannot be stored: {self._checks.failure.what}"
+            text = f"offsets cannot be stored: {self._checks.failure.what}"
             refusal = Refusal(ErrCode.SERVICE_UNAVAILABLE, text)
         if refusal is None:
             key = (java_trim(request.groupName), java_trim(request.topicName), request.partitionId)
@@ -419,14 +419,14 @@ def answer_range(store: LogStore, partition_id: int, wanted: pb.RangeRequest) ->
     cut = _truncated(store, start, wanted.logEpoch) if wanted.HasField("logEpoch") else None
     if cut is not None:
         answer.lostStart, answer.lostEnd, answer.truncatedTo = cut, start, cut
-        text = f"a restart lost the messages from offset {cut} on, which had been readable"
+        text = f"a restart lost the messages from offset {cut} on, which were readable before"
         return _range_failure(ErrCode.INTERNAL_SERVER_ERROR, text, answer), 0
     end = min(wanted.endOffset, high) if wanted.HasField("endOffset") else high
     if start < low:
-        text = f"offset {start} is no longer kept, the oldest is {low}"
+        text = f"offset {start} is no longer stored (earliest: {low})"
         return _range_failure(ErrCode.MOVED, text, answer), 0
     if start > high or start % INDEX_RECORD_BYTES or end % INDEX_RECORD_BYTES:
-        text = f"offsets {start} to {end} are not positions of this store (0 to {high}, 28 a message)"
+        text = f"offsets {start} to {end} are not valid in this store: multiples of 28 from 0 to {high}"
         return _range_failure(ErrCode.BAD_REQUEST, text, answer), 0
     most = wanted.maxMessages if wanted.HasField("maxMessages") and wanted.maxMessages > 0 else 1 << 31
     if wanted.planOnly:
@@ -449,7 +449,7 @@ def answer_range(store: LogStore, partition_id: int, wanted: pb.RangeRequest) ->
         answer.nextOffset = gap[0]
         if gap[0] == start:
             answer.lostStart, answer.lostEnd = gap
-            text = f"messages at offsets {gap[0]} to {gap[1]} are damaged or gone"
+            text = f"messages at offsets {gap[0]} to {gap[1]} are damaged or lost"
             return _range_failure(ErrCode.INTERNAL_SERVER_ERROR, text, answer), 0
         count = bisect_left(offsets, gap[0])
         messages, offsets = messages[:count], offsets[:count]

@@ -99,7 +99,7 @@ def parse_rules(text: str) -> FlowRules:
     for row in rows:
         kind, items = row.get("type"), row.get("rule", [])
         if kind not in range(_MAX_TYPE + 1) or isinstance(kind, bool) or not isinstance(items, list):
-            raise ConfigError(f"tube: flow control type {kind!r}: 0 to {_MAX_TYPE} with a list of rules are possible")
+            raise ConfigError(f"tube: flow control type {kind!r}: expected 0 to {_MAX_TYPE} with a list of rules")
         for item in items:
             if not isinstance(item, dict):
                 raise ConfigError(f"tube: flow control rule {item!r} is not an object")
@@ -117,7 +117,7 @@ def _limit(item: dict[str, Any]) -> Limit:
     start, end = _minute(item, "start"), _minute(item, "end")
     if start >= end:
         raise ConfigError(
-            f"tube: flow control rule from {item['start']} to {item['end']}: start before end is possible"
+            f"tube: flow control rule from {item['start']} to {item['end']}: the start must be before the end"
         )
     lag = _number(item, "dltInM", _LEAST_LAG_MB + 1)
     volume = _number(item, "limitInM", 0)
@@ -126,23 +126,24 @@ def _limit(item: dict[str, Any]) -> Limit:
 
 def _frequencies(item: dict[str, Any], count: int) -> None:
     if count > 1:
-        raise ConfigError("tube: flow control type 3 has one rule at most")
+        raise ConfigError("tube: flow control type 3 has at most one rule")
     values = [_number(item, key, 0) for key in ("normFreqInMs", "filterFreqInMs", "minDataFilterFreqInMs")]
     if max(values) > _MAX_FREQUENCY_MS or values[2] < values[1]:
         raise ConfigError(
-            f"tube: flow control frequencies {values}: 0 to {_MAX_FREQUENCY_MS} ms, minDataFilterFreqInMs the larger"
+            f"tube: flow control frequencies {values}: expected 0 to {_MAX_FREQUENCY_MS} ms,"
+            " and minDataFilterFreqInMs not below filterFreqInMs"
         )
 
 
 def _minute(item: dict[str, Any], key: str) -> int:
     match = _TIME.fullmatch(str(item.get(key, "")))
     if match is None:
-        raise ConfigError(f"tube: flow control {key} {item.get(key)!r}: HH:mm from 00:00 to 24:00 is possible")
+        raise ConfigError(f"tube: flow control {key} {item.get(key)!r}: expected HH:mm from 00:00 to 24:00")
     return min(int(match[1]) * 60 + int(match[2]), _DAY_MINUTES)
 
 
 def _number(item: dict[str, Any], key: str, least: int) -> int:
     value = item.get(key)
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise ConfigError(f"tube: flow control {key} {value!r}: a number of at least {least} is needed")
+        raise ConfigError(f"tube: flow control {key} {value!r}: expected a number of at least {least}")
     return value

@@ -170,7 +170,7 @@ class BrokerMembership:
                 text=answer.errMsg,
                 peer="master",
                 do=remedy(answer.errCode)
-                or "give each broker a number of its own, and the address and TLS port that the master has for it",
+                or "give each broker its own id, and the address and TLS port that the master has for it",
             )
         self.registered = self._online = True
         update = self._common(answer)

@@ -144,7 +144,7 @@ class ProduceHandler:
             if send.checksum != NO_SUM:
                 for own, other in zip(sums, sends, strict=True):
                     if other is send and own != send.checksum:
-                        text = f"checkSum {send.checksum} does not fit the data ({own})"
+                        text = f"checkSum {send.checksum} does not match the data ({own})"
                         return Refusal(ErrCode.FORBIDDEN, text)
         flags = [send.flag for send in sends]
         return self._append(topic, partition_id, datas, flags, sums, [keys[send] for send in sends], now_ms)
@@ -198,7 +198,7 @@ class ProduceHandler:
         if key is not None:
             return key
         if len(msg_type) > _MAX_TYPE_CHARS:
-            text = f"msgType has {len(msg_type)} characters, at most {_MAX_TYPE_CHARS} are possible"
+            text = f"msgType has {len(msg_type)} characters, at most {_MAX_TYPE_CHARS} are accepted"
             return Refusal(ErrCode.BAD_REQUEST, text)
         if len(self._keys) >= _KEYS_CACHED:
             self._keys.clear()
@@ -232,9 +232,9 @@ class ProduceHandler:
         if request.HasField("producer"):
             sequence = _Sequence(request.producer.producerId, request.producer.sequence)
             if sequence.producer <= 0 or sequence.first < 0:
-                return self._refused(Refusal(ErrCode.BAD_REQUEST, "producerId has to be > 0, sequence >= 0"))
+                return self._refused(Refusal(ErrCode.BAD_REQUEST, "producerId must be > 0 and sequence >= 0"))
             if sequence.first > known:
-                text = f"sequence {sequence.first} of producer {sequence.producer}: {known} has to come first"
+                text = f"sequence {sequence.first} of producer {sequence.producer}: expected {known}"
                 result = pb.SendResult(extensions=EXTENSIONS, expectedSequence=known)
                 return self._refused(Refusal(ErrCode.BAD_REQUEST, text), result)
             duplicates = min(known - sequence.first, len(datas))
@@ -249,7 +249,7 @@ class ProduceHandler:
 
     def _refuse_batch(self, request: pb.SendMessageRequestP2B, topic: Topic, datas: Sequence[bytes]) -> Refusal | None:
         if not request.HasField("batch") and request.checkSum not in (-1, check_sum(datas[0])):
-            return Refusal(ErrCode.FORBIDDEN, f"checkSum {request.checkSum} does not fit the data")
+            return Refusal(ErrCode.FORBIDDEN, f"checkSum {request.checkSum} does not match the data")
         refusal = self.refuse_messages(topic, request.batch, datas, request.msgType)
         return refusal or self.refuse_space(topic, request.partitionId)
 
@@ -264,7 +264,7 @@ class ProduceHandler:
         if count > 1 and size > MAX_BATCH_BYTES:
             return Refusal(ErrCode.BAD_REQUEST, f"a batch of {size} bytes; at most {MAX_BATCH_BYTES} are accepted")
         if len(batch.flags) not in (0, count) or len(batch.msgTypes) not in (0, count):
-            text = f"{len(batch.flags)} flags and {len(batch.msgTypes)} types do not fit {count} messages"
+            text = f"{len(batch.flags)} flags and {len(batch.msgTypes)} types for {count} messages"
             return Refusal(ErrCode.BAD_REQUEST, text)
         for length in (min(map(len, datas)), max(map(len, datas))):
             if not 0 < length <= topic.max_data_bytes:
@@ -373,7 +373,7 @@ class ProduceHandler:
         raise RefusedError(what, code=refusal.code, text=refusal.text, peer="broker", why=refusal.text)
 
 
-OVERFLOW = Refusal(ErrCode.SERVER_RECEIVE_OVERFLOW, "the disk does not keep up with what is sent")
+OVERFLOW = Refusal(ErrCode.SERVER_RECEIVE_OVERFLOW, "the disk is slower than the producers")
 
 
 def _refuse_size(topic: Topic, size: int) -> Refusal:

@@ -101,9 +101,11 @@ class Registrations:
             if not key[0] or not key[1]:
                 refusal = Refusal(ErrCode.BAD_REQUEST, "groupName or topicName is blank")
             elif len(key[0]) > _MAX_GROUP or "\0" in key[0]:
-                refusal = Refusal(ErrCode.BAD_REQUEST, f"groupName is longer than {_MAX_GROUP} or holds a zero")
+                refusal = Refusal(
+                    ErrCode.BAD_REQUEST, f"groupName is longer than {_MAX_GROUP} characters or contains a NUL"
+                )
             elif topic is None or not topic.readable:
-                state = "is unknown on this broker" if topic is None else "does not accept readers"
+                state = "is unknown on this broker" if topic is None else "does not accept consumers"
                 refusal = Refusal(ErrCode.FORBIDDEN, f"topic {key[1]} {state}")
             elif not topic.has(request.partitionId):
                 refusal = Refusal(ErrCode.FORBIDDEN, f"topic {key[1]} has no partition {key[2]} on this broker")
@@ -126,12 +128,12 @@ class Registrations:
     def _refuse_more(self, key: Key, filters: Sequence[str]) -> Refusal | None:
         """Reason why no further filter, registration or offset is accepted, if any."""
         if len(filters) > _MAX_FILTERS or any(len(text) > _MAX_FILTER_CHARS for text in filters):
-            text = f"at most {_MAX_FILTERS} filters of {_MAX_FILTER_CHARS} characters are possible"
+            text = f"at most {_MAX_FILTERS} filters of {_MAX_FILTER_CHARS} characters are accepted"
             return Refusal(ErrCode.BAD_REQUEST, text)
         if key not in self._held and len(self._held) >= self._limits.max_registrations:
-            return Refusal(ErrCode.INTERNAL_SERVER_ERROR, f"{len(self._held)} partitions are held: no more")
+            return Refusal(ErrCode.INTERNAL_SERVER_ERROR, f"the limit of {len(self._held)} registrations is reached")
         if self._offsets.committed(key) is None and len(self._offsets) >= self._limits.max_group_offsets:
-            return Refusal(ErrCode.INTERNAL_SERVER_ERROR, f"{len(self._offsets)} positions are kept: no more")
+            return Refusal(ErrCode.INTERNAL_SERVER_ERROR, f"the limit of {len(self._offsets)} group offsets is reached")
         return None
 
     def _occupied(self, key: Key, client_id: str, context: RequestContext) -> Refusal | None:
@@ -140,7 +142,7 @@ class Registrations:
             holder.client_id == client_id and holder.origin.passes_to(self._checks.origins.of(context))
         ):
             return None
-        text = f"partition {key[2]} of {key[1]} is held by another consumer{_at(holder)}"
+        text = f"partition {key[2]} of {key[1]} is registered by another consumer{_at(holder)}"
         if self.is_over(holder, context.now_ms):
             # The session is over, but the answer is still 410: the client retries and then succeeds (tubemq.md 10.2).
             self.expire(key)
@@ -226,7 +228,7 @@ class Registrations:
         if holder is None:
             return Refusal(ErrCode.HB_NO_NODE, f"partition {key[2]} of {key[1]} is not registered by group {key[0]}")
         if holder.client_id != client_id:
-            text = f"partition {key[2]} of {key[1]} is held by another consumer{_at(holder)}"
+            text = f"partition {key[2]} of {key[1]} is registered by another consumer{_at(holder)}"
             return Refusal(ErrCode.DUPLICATE_PARTITION, text)
         origin = self._checks.origins.of(context)
         if holder.origin is not origin:

@@ -66,7 +66,9 @@ class RequestChecks:
     ) -> Refusal | None:
         """Reason why the client may not send to ``topics``, if any."""
         if self.failure is not None:
-            return Refusal(ErrCode.SERVICE_UNAVAILABLE, f"the broker stores nothing any more: {self.failure.what}")
+            return Refusal(
+                ErrCode.SERVICE_UNAVAILABLE, f"the broker does not store messages any more: {self.failure.what}"
+            )
         if self.write_stopped:
             return Refusal(ErrCode.SERVICE_UNAVAILABLE, "writing is stopped on this broker")
         access = self.access
@@ -128,7 +130,7 @@ class RequestChecks:
 
     def _refuse_token(self, token: int) -> Refusal | None:
         if self.check_tokens and token not in self.tokens:
-            return Refusal(ErrCode.CERTIFICATE_FAILURE, "the visit token is not one of this cluster (any more)")
+            return Refusal(ErrCode.CERTIFICATE_FAILURE, "the visit token is unknown or expired")
         return None
 
     def add_tokens(self, tokens: Iterable[int]) -> None:
@@ -140,7 +142,7 @@ class RequestChecks:
         del self.tokens[:-_TOKENS_KEPT]
 
 
-_UNKNOWN_USER = Refusal(ErrCode.CERTIFICATE_FAILURE, "authentication failed: no valid token of a user of this cluster")
+_UNKNOWN_USER = Refusal(ErrCode.CERTIFICATE_FAILURE, "authentication failed: no valid token of a user")
 
 
 def _who(user: str) -> str:

@@ -58,7 +58,9 @@ class BrokerHandler:
         info = BrokerInfo.parse(":".join(pieces[:3]))
         self._check_unique(info)
         if info.id not in cluster.brokers and len(cluster.brokers) >= self._master.config.limits.max_brokers:
-            raise RefusedRequest(ErrCode.INTERNAL_SERVER_ERROR, f"{len(cluster.brokers)} brokers are known: no more")
+            raise RefusedRequest(
+                ErrCode.INTERNAL_SERVER_ERROR, f"the limit of {len(cluster.brokers)} brokers is reached"
+            )
         setting = self._master.controls.brokers.get(info.id)
         if setting is not None:
             _check_setting(setting, info, request.tlsPort)
@@ -162,7 +164,7 @@ class BrokerHandler:
             raise RefusedRequest(
                 ErrCode.BAD_REQUEST,
                 f"broker {info.id} is registered from {known.info.host}:{known.info.port}: "
-                "give this one another number, or stop that one",
+                "give this broker another id, or stop the other one",
             )
 
     def _report(

@@ -135,7 +135,7 @@ class ClientBalanceHandler:
         group_name = group_name_of(request.groupName)
         passed = self._master.admit(request, group_name, context)
         if request.sourceCount > 0 and not 0 <= request.nodeId < request.sourceCount:
-            text = f"instance {request.nodeId} of {request.sourceCount}: 0 to {request.sourceCount - 1} are possible"
+            text = f"instance {request.nodeId} of {request.sourceCount}: expected 0 to {request.sourceCount - 1}"
             raise RefusedRequest(ErrCode.BAD_REQUEST, text)
         topics, filters = subscription_of(self._master, passed.user, group_name, request)
         if self.taken_elsewhere(group_name):
@@ -145,7 +145,7 @@ class ClientBalanceHandler:
         self._master.check_free(None if group is None else group.members.get(client_id), client_id, context)
         if group is None:
             if sum(len(g.members) for g in self.groups.values()) >= self._master.config.limits.max_consumers:
-                raise RefusedRequest(ErrCode.INTERNAL_SERVER_ERROR, "too many consumers are registered")
+                raise RefusedRequest(ErrCode.INTERNAL_SERVER_ERROR, "the limit of registered consumers is reached")
             group = self.groups[group_name] = ClientGroup(group_name, topics, filters, request.sourceCount)
         refusal = group.refuse(client_id, topics, filters, request.sourceCount, request.nodeId)
         if refusal is not None:

@@ -256,9 +256,9 @@ class Cluster:
         if here.status or not here.accept_publish:
             return f"on {who} it is {'deleted' if here.status else 'closed for producers'}"
         if broker.stop_write:
-            return f"{who} takes no records: an administrator stopped that"
+            return f"{who} does not accept records: an administrator stopped it"
         if broker.write_status:
-            return f"{who} stores nothing: {broker.failure or 'its disk failed'}"
+            return f"{who} does not store records: {broker.failure or 'its disk failed'}"
         return f"{who} does not serve it yet"
 
     def _served(self, broker: RegisteredBroker, name: str) -> TopicConfig | None:

@@ -80,7 +80,7 @@ class ConsumerHandler:
                 text = f"[Inconsistency subscribe] {client_id}: the group balances by itself (client balance)"
                 raise RefusedRequest(ErrCode.CLIENT_INCONSISTENT_CONSUMETYPE, text)
             if sum(len(g.members) for g in self.groups.values()) >= self._master.config.limits.max_consumers:
-                raise RefusedRequest(ErrCode.INTERNAL_SERVER_ERROR, "too many consumers are registered")
+                raise RefusedRequest(ErrCode.INTERNAL_SERVER_ERROR, "the limit of registered consumers is reached")
             allocated = group is not None and group.allocated and bound is None
             group = self.groups[group_name] = Group(group_name, topics, filters, bound=bound is not None)
             group.allocated = allocated or bool(held)
@@ -207,7 +207,7 @@ def subscription_of(master: MasterContext, user: str, group: str, request: Any) 
     """Topics and filters that a consumer of either kind asks for and ``user`` may read. Raises RefusedRequest."""
     topics = frozenset({java_trim(name) for name in request.topicList} - {""})
     if not topics or len(topics) > MAX_TOPICS:
-        raise RefusedRequest(ErrCode.BAD_REQUEST, f"{len(topics)} topics, 1 to {MAX_TOPICS} are possible")
+        raise RefusedRequest(ErrCode.BAD_REQUEST, f"{len(topics)} topics; 1 to {MAX_TOPICS} are accepted")
     forbidden = sorted(name for name in topics if not master.may_consume(user, name, group))
     if forbidden:
         text = f"{master.who(user)} may not consume topics {forbidden} as group {group}"
@@ -217,7 +217,7 @@ def subscription_of(master: MasterContext, user: str, group: str, request: Any) 
         raise RefusedRequest(ErrCode.TOPIC_NOT_DEPLOYED, f"Requested topic [[{', '.join(missing)}]] not deployed!")
     filters = {topic: items for topic, items in map(parse_condition, request.topicCondition) if items}
     if any(len(items) > MAX_FILTERS for items in filters.values()):
-        raise RefusedRequest(ErrCode.BAD_REQUEST, f"at most {MAX_FILTERS} filters a topic are possible")
+        raise RefusedRequest(ErrCode.BAD_REQUEST, f"at most {MAX_FILTERS} filters per topic are accepted")
     refusal = master.controls.refuse(group, topics, filters)
     if refusal is not None:
         raise RefusedRequest(*refusal)
@@ -241,7 +241,9 @@ def _check_same(
     """Refuse a member whose subscription differs from that of the group's first member."""
     how = f"[Inconsistency subscribe] {client_id}"
     if group.bound != (bound is not None):
-        raise RefusedRequest(ErrCode.CLIENT_INCONSISTENT_CONSUMETYPE, f"{how}: bound and not bound do not go together")
+        raise RefusedRequest(
+            ErrCode.CLIENT_INCONSISTENT_CONSUMETYPE, f"{how}: bound and unbound members cannot share a group"
+        )
     if topics != group.topics:
         raise RefusedRequest(
             ErrCode.CLIENT_INCONSISTENT_TOPICSET, f"{how}: topics {sorted(topics)}, not {sorted(group.topics)}"

@@ -115,7 +115,7 @@ class MasterContext:
     def check_free(self, session: HasOrigin | None, client_id: str, context: RequestContext) -> None:
         """Refuse to register a client id whose session belongs to another connection. Raises RefusedRequest (430)."""
         if session is not None and not session.origin.passes_to(self.origins.of(context)):
-            text = f"{client_id} is registered over another connection that is open, or was over one of another host"
+            text = f"{client_id} is registered over another open connection, or from another host"
             raise RefusedRequest(ErrCode.CLIENT_DUPLICATE_INDEXID, text)
 
     def refresh_tokens(self, now: int) -> None:

@@ -211,7 +211,7 @@ class MasterEngine:
             )
         if not (1 <= deployment.partitions <= 9999 and 1 <= deployment.stores <= 1000):
             raise RefusedError(
-                f"tube: {deployment.partitions} partitions in {deployment.stores} stores are not possible",
+                f"tube: {deployment.partitions} partitions in {deployment.stores} stores are not supported",
                 code=407,
                 why="a store has 1 to 9999 partitions, a topic 1 to 1000 stores on a broker",
             )
@@ -221,7 +221,7 @@ class MasterEngine:
         for deployment in topic.deployments:
             self.check_topic(topic.name, deployment)
         if topic.name in self.cluster.topics or topic.name in self.storing:
-            raise RefusedError(f"tube: topic {topic.name!r} exists", code=402)
+            raise RefusedError(f"tube: topic {topic.name!r} already exists", code=402)
 
     def topic_stored(self, topic: TopicSetting) -> None:
         """Use a topic that is durable now: brokers get it with their next heartbeat."""

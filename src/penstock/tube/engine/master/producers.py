@@ -68,7 +68,7 @@ class ProducerHandler:
         answer = pb.HeartResponseM2P(
             success=True,
             errCode=ErrCode.NOT_READY if waits else ErrCode.SUCCESS,
-            errMsg="no broker that has these topics is here" if waits else OK,
+            errMsg="no broker that serves these topics is registered" if waits else OK,
             brokerCheckSum=self._master.cluster.version,
             topicInfos=infos,
             authorizedInfo=self._master.authorized(passed, context.now_ms),
@@ -94,14 +94,14 @@ class ProducerHandler:
         """Register an unknown producer, renew its session and set its topics."""
         names = sorted({java_trim(name) for name in topics} - {""})
         if len(names) > MAX_TOPICS:
-            raise RefusedRequest(ErrCode.BAD_REQUEST, f"{len(names)} topics, at most {MAX_TOPICS} are possible")
+            raise RefusedRequest(ErrCode.BAD_REQUEST, f"{len(names)} topics; at most {MAX_TOPICS} are accepted")
         if OFFSET_HISTORY_TOPIC in names:
-            raise RefusedRequest(ErrCode.BAD_REQUEST, f"{OFFSET_HISTORY_TOPIC} is written by brokers only")
+            raise RefusedRequest(ErrCode.BAD_REQUEST, f"{OFFSET_HISTORY_TOPIC} is only written by brokers")
         producer = self.known.get(client_id)
         if producer is None:
             if len(self.known) >= self._master.config.limits.max_producers:
                 raise RefusedRequest(
-                    ErrCode.INTERNAL_SERVER_ERROR, f"{len(self.known)} producers are registered: no more"
+                    ErrCode.INTERNAL_SERVER_ERROR, f"the limit of {len(self.known)} producers is reached"
                 )
             producer = self.known[client_id] = Producer(context.now_ms, self._master.origins.of(context))
         elif producer.origin.passes_to(origin := self._master.origins.of(context)):

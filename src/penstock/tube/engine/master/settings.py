@@ -381,11 +381,11 @@ class Controls:
                 continue
             given = filters.get(topic, frozenset())
             if not given:
-                text = f"group {group} has to filter topic {topic}: {', '.join(control.filters)}"
+                text = f"group {group} must filter topic {topic} by: {', '.join(control.filters)}"
                 return ErrCode.CONSUME_CONTENT_FORBIDDEN, text
             foreign = sorted(given - set(control.filters))
             if foreign:
-                text = f"group {group} may not have {', '.join(foreign)} of topic {topic}"
+                text = f"group {group} may not consume {', '.join(foreign)} of topic {topic}"
                 return ErrCode.CONSUME_CONTENT_FORBIDDEN, text
         return None
 

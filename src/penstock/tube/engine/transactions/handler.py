@@ -121,7 +121,7 @@ class TransactionHandler:
             context, request.clientId, auth.visitAuthorizedToken, auth.authAuthorizedToken, topics
         )
         if refusal is None and staging is None:
-            refusal = Refusal(ErrCode.BAD_REQUEST, "this broker stages nothing")
+            refusal = Refusal(ErrCode.BAD_REQUEST, "this broker does not stage rows")
         refusal = refusal or _refuse_names(asked)
         if refusal is not None or staging is None:
             assert refusal is not None
@@ -144,7 +144,7 @@ class TransactionHandler:
         else:
             query = staging.queries.get(asked.query)
             if query is None:
-                text = f"query {asked.query} is not known here: begin its run first"
+                text = f"query {asked.query} is unknown on this broker: begin its run first"
                 return _No(_Why.NOT_STAGED, Refusal(ErrCode.NOT_FOUND, text))
             query = query if query.run == asked.run else None
         if query is None:
@@ -167,7 +167,7 @@ class TransactionHandler:
         if asked.attempt.rows + count <= there:
             return True  # a repetition; the commit of the first may still be running
         if asked.attempt.rows != there:
-            text = f"attempt {asked.attempt.attempt} has {there} rows here, these follow on {asked.attempt.rows}"
+            text = f"attempt {asked.attempt.attempt} has {there} rows on this broker, not {asked.attempt.rows}"
             return _No(_Why.NOT_STAGED, Refusal(ErrCode.NOT_FOUND, text))
         full = self._refuse_space(staging, asked.ByteSize(), new=attempt is None)
         if full is not None:
@@ -181,7 +181,7 @@ class TransactionHandler:
     def _refuse_rows(self, asked: pb.Transaction, count: int) -> _No | None:
         refusal: Refusal | None = None
         if not asked.attempt.attempt or len(asked.attempt.attempt) > _LONGEST_NAME:
-            refusal = Refusal(ErrCode.BAD_REQUEST, f"an attempt is named with 1 to {_LONGEST_NAME} characters")
+            refusal = Refusal(ErrCode.BAD_REQUEST, f"the name of an attempt has 1 to {_LONGEST_NAME} characters")
         elif not 0 < count <= MAX_BATCH:
             refusal = Refusal(ErrCode.BAD_REQUEST, f"{count} rows; 1 to {MAX_BATCH} are accepted in one request")
         elif count > 1 and asked.ByteSize() > 2 * MAX_BATCH_BYTES:
@@ -219,7 +219,7 @@ class TransactionHandler:
         if query.decision is not None:
             return True if query.decision.transaction == asked.transactionId else _undecided(query.decision)
         if not 1 < len(asked.participants) <= _MOST_PARTICIPANTS:
-            text = f"{len(asked.participants)} participants; 2 to {_MOST_PARTICIPANTS} are possible"
+            text = f"{len(asked.participants)} participants; 2 to {_MOST_PARTICIPANTS} are accepted"
             return _No(_Why.OTHER, Refusal(ErrCode.BAD_REQUEST, text))
         return self._decide(staging, asked, query, now_ms, publish=False)
 
@@ -231,7 +231,7 @@ class TransactionHandler:
             return _undecided(decision)
         if decision is None:
             if asked.participants:
-                text = f"transaction {asked.transactionId} is not prepared here (any more)"
+                text = f"transaction {asked.transactionId} is not prepared on this broker"
                 return _No(_Why.NOT_STAGED, Refusal(ErrCode.NOT_FOUND, text))
             outcome = self._decide(staging, asked, query, now_ms, publish=True)
             if isinstance(outcome, _No):
@@ -327,7 +327,7 @@ def _undecided(decision: Decision) -> _No:
 
 def _refuse_names(asked: pb.Transaction) -> Refusal | None:
     if not 0 < len(asked.query) <= _LONGEST_QUERY or not 0 < len(asked.run) <= _LONGEST_NAME:
-        text = f"a query is named with 1 to {_LONGEST_QUERY} characters, a run with 1 to {_LONGEST_NAME}"
+        text = f"the name of a query has 1 to {_LONGEST_QUERY} characters, that of a run 1 to {_LONGEST_NAME}"
         return Refusal(ErrCode.BAD_REQUEST, text)
     if not _Step.BEGIN <= asked.step <= _Step.ABORT or asked.batch < 0 or asked.epoch < 0:
         return Refusal(ErrCode.BAD_REQUEST, f"step {asked.step}, batch {asked.batch}, epoch {asked.epoch}")

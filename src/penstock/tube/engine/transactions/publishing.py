@@ -97,7 +97,7 @@ class Publishing:
         if topic is None:
             self.lost.append(
                 f"query {publication.query.name}, batch {decision.batch}: {count} rows for partition "
-                f"{part.partitionId} of topic {part.topicName}, which is gone"
+                f"{part.partitionId} of topic {part.topicName}, which does not exist any more"
             )
             return
         self.published += self._produce.append_staged(

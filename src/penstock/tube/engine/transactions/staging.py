@@ -193,7 +193,7 @@ class Staging:
                 found = query.attempts.get(name)
                 there = 0 if found is None else found.file.rows
                 if there < rows:
-                    yield f"query {query.name}: {rows - there} of {rows} staged rows of attempt {name} are gone"
+                    yield f"query {query.name}: {rows - there} of {rows} staged rows of attempt {name} are lost"
 
     def _count(self, query: Query, attempt: Attempt) -> None:
         query.attempts[attempt.name] = attempt
@@ -272,9 +272,9 @@ class Staging:
         for name, rows in winners:
             attempt = query.attempts.get(name)
             if attempt is None or attempt.run != query.run or attempt.batch != batch:
-                return f"attempt {name} of batch {batch} is not staged here (any more)"
+                return f"attempt {name} of batch {batch} is not staged on this broker"
             if attempt.file.durable_rows != rows:
-                return f"attempt {name} has {attempt.file.durable_rows} rows staged here, not {rows}"
+                return f"attempt {name} has {attempt.file.durable_rows} rows staged on this broker, not {rows}"
         return None
 
     def decide(self, query: Query, decision: Decision, now_ms: int) -> None:
