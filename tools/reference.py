@@ -11,7 +11,8 @@ import importlib
 import inspect
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,12 +55,43 @@ def cli() -> str:
     found = [(root, context)]
     for name, entry in COMMANDS.items():
         found += commands_below(typer.main.get_command(importlib.import_module(entry.module).app), name, context)
-    for command, ctx in found:
-        lines += command_section(command, ctx)
+    common = common_options(found)
+    lines += command_section(*found[0], common)
+    lines += ["## Common options", "", "Several commands have these options, with the same meaning.", ""]
+    for families in sorted(set(common.values())):
+        lines += [f"### Options of {', '.join(families)}", ""]
+        for option, users in common.items():
+            lines += option if users == families else ()
+    for command, ctx in found[1:]:
+        lines += command_section(command, ctx, common)
     return "\n".join(lines)
 
 
-def command_section(command: Any, context: Any) -> list[str]:
+def common_options(found: Sequence[tuple[Any, Any]]) -> dict[tuple[str, str, str], tuple[str, ...]]:
+    """Options that several commands describe alike, with the first words of these commands."""
+    users: dict[tuple[str, str, str], list[str]] = defaultdict(list)
+    for command, context in found:
+        for option in described_options(command, context):
+            if option[0].startswith("`-"):
+                users[option].append(" ".join(context.command_path.split()[:2]))
+    return {option: tuple(sorted(set(paths))) for option, paths in users.items() if len(paths) >= COMMON}
+
+
+COMMON = 5
+"""An option of so many commands is described once."""
+
+
+def described_options(command: Any, context: Any) -> list[tuple[str, str, str]]:
+    """Name, description and an empty line of each option and argument."""
+    found = []
+    for parameter in command.get_params(context):
+        if "--help" not in parameter.opts and not getattr(parameter, "hidden", False):
+            names, text, facts = parameter_texts(parameter, context)
+            found.append((f"`{names}`", f": {sentence(text)}{facts}".rstrip(), ""))
+    return found
+
+
+def command_section(command: Any, context: Any, common: Collection[tuple[str, str, str]]) -> list[str]:
     """Usage, description, subcommands and options of one command."""
     usage = " ".join([context.command_path, *command.collect_usage_pieces(context)])
     lines = [f"## {context.command_path}", "", "```text", usage, "```", ""]
@@ -72,11 +104,11 @@ def command_section(command: Any, context: Any) -> list[str]:
         about = child.help if context.parent is None else child.get_short_help_str(limit=200)
         lines += [f"* [`{name}`](#{anchor}): {paragraph(about)}"]
     lines += [""] if children else []
-    for parameter in command.get_params(context):
-        if "--help" in parameter.opts or getattr(parameter, "hidden", False):
-            continue
-        names, text, facts = parameter_texts(parameter, context)
-        lines += [f"`{names}`", f": {sentence(text)}{facts}".rstrip(), ""]
+    options = described_options(command, context)
+    for option in options:
+        lines += option if option not in common else ()
+    if shared := [option[0] for option in options if option in common]:
+        lines += [f"[Common options](#common-options): {', '.join(shared)}.", ""]
     return lines
 
 
