@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-import secrets
 import ssl
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -14,11 +13,10 @@ from penstock.errors import PenstockError
 from penstock.runtime.backoff import Backoff
 from penstock.runtime.io.clock import wall_clock_ms
 from penstock.runtime.observability.logs import error_fields
-from penstock.security.tube_key import tube_key
 from penstock.tube.client.connection import ClientConnection
+from penstock.tube.client.identity import credentials
 from penstock.tube.codec.methods import Service
-from penstock.tube.codec.proto.shared_pb2 import AuthenticateInfo, MasterCertificateInfo
-from penstock.tube.engine.access import sign
+from penstock.tube.codec.proto.shared_pb2 import MasterCertificateInfo
 from penstock.tube.engine.broker.membership import BrokerMembership, MasterUpdate
 
 __all__ = ["MasterConnection"]
@@ -49,7 +47,7 @@ class MasterConnection:
         user: tuple[str, str] | None = None,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        self._user = None if user is None else (user[0], tube_key(user[0], user[1].encode()))
+        self._credentials = None if user is None else credentials(*user)
         self._tls = tls
         self.membership = membership
         self.heartbeats = 0
@@ -89,13 +87,7 @@ class MasterConnection:
 
     def _signed(self) -> MasterCertificateInfo | None:
         """Credentials of the broker with the present time: a signature is valid for seconds."""
-        if self._user is None:
-            return None
-        name, key = self._user
-        now, nonce = wall_clock_ms(), secrets.randbelow(1 << 31)
-        signature = sign(name, key, now, nonce)
-        info = AuthenticateInfo(userName=name, timestamp=now, nonce=nonce, othParams="", signature=signature)
-        return MasterCertificateInfo(authInfo=info)
+        return None if self._credentials is None else self._credentials.certificate()
 
     async def _run(self) -> None:
         place = 0

@@ -36,8 +36,8 @@ from penstock.tube.engine.client.apache_range_reader import (
     PartitionRef,
     Pause,
     RangeSession,
+    RangeSteps,
     SendRequest,
-    Steps,
     commit_offset,
     read_range,
 )
@@ -114,7 +114,7 @@ class DirectConsumer(BrokerClient):
         for _ in self._drive(commit_offset(session, PartitionRef(topic, partition), offset)):
             raise AssertionError("nothing is read")
 
-    def _drive(self, steps: Steps) -> Iterator[Fetched]:
+    def _drive(self, steps: RangeSteps) -> Iterator[Fetched]:
         answer: Answer | None = None
         waiting_since: float | None = None
         while True:

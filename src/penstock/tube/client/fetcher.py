@@ -32,7 +32,7 @@ from penstock.tube.codec.proto import broker_pb2
 from penstock.tube.codec.schema import decode
 from penstock.tube.codec.strings import Partition, parse_failure
 from penstock.tube.engine.client.consumer_group import GroupMember, Orders
-from penstock.tube.engine.client.partition_consumer import PartitionConsumer, Start, Step
+from penstock.tube.engine.client.partition_consumer import FetchStep, PartitionConsumer, Start
 from penstock.tube.engine.client.request_session import Outcome
 from penstock.tube.record import Record
 
@@ -432,12 +432,14 @@ class Fetcher:
         while True:
             try:
                 step = reading.next_step(monotonic_ms())
-                if step is Step.WAIT:
+                if step is FetchStep.WAIT:
                     await asyncio.sleep(max(0.0, (reading.ready_at - monotonic_ms()) / 1000))
                     continue
                 connection = await self._connections.connect((partition.broker.host, partition.broker.port), user=self)
                 step = await (
-                    self._register(connection, reading) if step is Step.REGISTER else self._get(connection, reading)
+                    self._register(connection, reading)
+                    if step is FetchStep.REGISTER
+                    else self._get(connection, reading)
                 )
                 failing_since = None
                 backoff.reset()
@@ -446,18 +448,18 @@ class Fetcher:
                 now = time.monotonic()
                 failing_since = failing_since or now
                 if now - failing_since > UNREACHABLE_S:
-                    step = Step.DROP
+                    step = FetchStep.DROP
                 else:
                     await asyncio.sleep(backoff.failed())
                     continue
             except PenstockError as error:
                 self._deliver(error)
-                step = Step.DROP
-            if step is Step.DROP:
+                step = FetchStep.DROP
+            if step is FetchStep.DROP:
                 self._drop(partition)
                 return
 
-    async def _register(self, connection: ClientConnection, reading: PartitionConsumer) -> Step:
+    async def _register(self, connection: ClientConnection, reading: PartitionConsumer) -> FetchStep:
         partition = reading.partition
         unanswered = self._unanswered.pop(partition, None)
         if unanswered is not None and not unanswered.done():
@@ -476,27 +478,27 @@ class Fetcher:
             timeout_s=self._settings.timeout_s,
         )
         if reading.moves != moves:
-            return Step.REGISTER
+            return FetchStep.REGISTER
         step = reading.register_answer(answer, monotonic_ms())
-        if step is Step.GET:
+        if step is FetchStep.GET:
             self._revoke(partition)  # what was not confirmed before comes again
             self._member.held.add(partition)
             self._registered.pop(partition, asyncio.Event()).set()
         return step
 
-    async def _get(self, connection: ClientConnection, reading: PartitionConsumer) -> Step:
+    async def _get(self, connection: ClientConnection, reading: PartitionConsumer) -> FetchStep:
         moves = reading.moves
         answer = await self._ask(connection, reading)
         if reading.moves != moves:
-            return Step.REGISTER
+            return FetchStep.REGISTER
         step = reading.get_answer(answer, monotonic_ms())
-        if step is Step.DELIVER:
+        if step is FetchStep.DELIVER:
             partition = reading.partition
             messages, damaged = messages_of(partition, answer, self._member.filters.get(partition.topic))
             self.damaged += damaged
             if not messages:
                 reading.confirmed()
-                return Step.GET
+                return FetchStep.GET
             batch = self._in_hand[partition] = FetchedBatch(reading, messages)
             self._deliver(batch)
             await (batch.finished if reading.reads_on else batch.settled).wait()

@@ -11,7 +11,7 @@ from penstock import __version__
 from penstock.runtime.io.clock import wall_clock_ms
 from penstock.security.tube_key import tube_key
 from penstock.tube.addresses import local_ipv4
-from penstock.tube.engine.client.credentials import Credentials
+from penstock.tube.engine.client.credentials import ClientCredentials
 
 __all__ = ["credentials", "new_client_id"]
 
@@ -26,12 +26,12 @@ def new_client_id(kind: str, group: str | None = None) -> str:
     return tail if group is None else f"{group}_{tail}"
 
 
-def credentials(user: str | None, password: str | None) -> Credentials | None:
+def credentials(user: str | None, password: str | None) -> ClientCredentials | None:
     """Return the credentials of ``user``; None without a user."""
     if user is None:
         return None
     key = tube_key(user, (password or "").encode())
-    return Credentials(user, key, wall_clock_ms, lambda: random.randrange(1 << 31))  # noqa: S311 - the protocol's
+    return ClientCredentials(user, key, wall_clock_ms, lambda: random.randrange(1 << 31))  # noqa: S311 - the protocol's
 
 
 @cache

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from penstock.tube.codec.proto import shared_pb2
-from penstock.tube.engine.client.credentials import Credentials
+from penstock.tube.engine.client.credentials import ClientCredentials
 
 
 def test_signature_then_token_then_signature() -> None:
-    shown = Credentials("usr", "pw", lambda: 1_700_000_000_000, lambda: 12345)
+    shown = ClientCredentials("usr", "pw", lambda: 1_700_000_000_000, lambda: 12345)
     signed = shown.certificate()
     assert signed.authInfo.signature == "HK11ZMNACviy1YCSTtEn0rhCAJM%3D"
     assert signed.IsInitialized()

@@ -6,7 +6,7 @@ import pytest
 
 from penstock.tube.codec.proto import broker_pb2
 from penstock.tube.codec.strings import BrokerInfo, Partition
-from penstock.tube.engine.client.partition_consumer import PartitionConsumer, Start, Step
+from penstock.tube.engine.client.partition_consumer import FetchStep, PartitionConsumer, Start
 
 PARTITIONS = tuple(Partition(BrokerInfo(1, "h", 1), "demo", number) for number in range(2))
 
@@ -24,15 +24,15 @@ def get_answer(code: int, messages: int = 0, *, start: int = 0, end: int = 28) -
 
 def reading() -> PartitionConsumer:
     ours = PartitionConsumer(PARTITIONS[0], Start.LATEST, most_wait_ms=40)
-    assert ours.next_step(0) is Step.REGISTER
-    assert ours.register_answer(register_answer(200), 0) is Step.GET
+    assert ours.next_step(0) is FetchStep.REGISTER
+    assert ours.register_answer(register_answer(200), 0) is FetchStep.GET
     return ours
 
 
 def test_verdict_travels_with_the_next_get() -> None:
     ours = reading()
     assert not ours.get_request("c", "g").lastPackConsumed
-    assert ours.get_answer(get_answer(200, 2), 0) is Step.DELIVER
+    assert ours.get_answer(get_answer(200, 2), 0) is FetchStep.DELIVER
     assert ours.leave_status == 1
     assert not ours.get_request("c", "g").lastPackConsumed
     ours.confirmed()
@@ -46,18 +46,18 @@ def test_only_the_first_registration_may_begin_at_the_end() -> None:
     ours.register_answer(register_answer(200), 0)
     ours.disconnected()
     assert ours.read_status == 0
-    assert ours.next_step(0) is Step.REGISTER
+    assert ours.next_step(0) is FetchStep.REGISTER
 
 
 def test_idle_partition_is_asked_less_and_less_often() -> None:
     ours = reading()
     waits = []
     for _ in range(5):
-        assert ours.get_answer(get_answer(404), 100) is Step.WAIT
+        assert ours.get_answer(get_answer(404), 100) is FetchStep.WAIT
         waits.append(ours.ready_at - 100)
     assert waits == [5, 10, 20, 40, 40]
-    assert ours.next_step(139) is Step.WAIT
-    assert ours.next_step(140) is Step.GET
+    assert ours.next_step(139) is FetchStep.WAIT
+    assert ours.next_step(140) is FetchStep.GET
     ours.get_answer(get_answer(200, 1), 0)
     ours.get_answer(get_answer(404), 0)
     assert ours.ready_at == 5
@@ -65,26 +65,26 @@ def test_idle_partition_is_asked_less_and_less_often() -> None:
 
 def test_success_without_messages_goes_on_at_once_unless_at_the_end() -> None:
     ours = reading()
-    assert ours.get_answer(get_answer(200, start=0, end=280), 0) is Step.GET
+    assert ours.get_answer(get_answer(200, start=0, end=280), 0) is FetchStep.GET
     assert ours.get_request("c", "g").lastPackConsumed
-    assert ours.get_answer(get_answer(200, start=28, end=28), 0) is Step.WAIT
+    assert ours.get_answer(get_answer(200, start=28, end=28), 0) is FetchStep.WAIT
 
 
 @pytest.mark.parametrize(
     ("code", "step", "wait"),
     [
-        (301, Step.WAIT, 200),
-        (403, Step.WAIT, 2000),
-        (411, Step.REGISTER, 0),
-        (412, Step.DROP, 0),
-        (415, Step.DROP, 0),
-        (452, Step.WAIT, 10),
-        (500, Step.WAIT, 300),
-        (503, Step.WAIT, 200),
-        (999, Step.WAIT, 300),
+        (301, FetchStep.WAIT, 200),
+        (403, FetchStep.WAIT, 2000),
+        (411, FetchStep.REGISTER, 0),
+        (412, FetchStep.DROP, 0),
+        (415, FetchStep.DROP, 0),
+        (452, FetchStep.WAIT, 10),
+        (500, FetchStep.WAIT, 300),
+        (503, FetchStep.WAIT, 200),
+        (999, FetchStep.WAIT, 300),
     ],
 )
-def test_other_answers_to_a_get(code: int, step: Step, wait: int) -> None:
+def test_other_answers_to_a_get(code: int, step: FetchStep, wait: int) -> None:
     ours = reading()
     assert ours.get_answer(get_answer(code), 0) is step
     assert ours.ready_at == wait
@@ -94,11 +94,11 @@ def test_other_answers_to_a_get(code: int, step: Step, wait: int) -> None:
 def test_occupied_partition_is_tried_again_then_left() -> None:
     ours = PartitionConsumer(PARTITIONS[0], Start.EARLIEST)
     steps = [ours.register_answer(register_answer(410), 0) for _ in range(4)]
-    assert steps == [Step.WAIT, Step.WAIT, Step.WAIT, Step.DROP]
+    assert steps == [FetchStep.WAIT, FetchStep.WAIT, FetchStep.WAIT, FetchStep.DROP]
     ours = PartitionConsumer(PARTITIONS[0], Start.EARLIEST)
-    assert ours.register_answer(register_answer(415), 0) is Step.WAIT, "the next heartbeat brings a token"
-    assert PartitionConsumer(PARTITIONS[0], Start.EARLIEST).register_answer(register_answer(503), 0) is Step.WAIT
-    assert PartitionConsumer(PARTITIONS[0], Start.EARLIEST).register_answer(register_answer(403), 0) is Step.DROP
+    assert ours.register_answer(register_answer(415), 0) is FetchStep.WAIT, "the next heartbeat brings a token"
+    assert PartitionConsumer(PARTITIONS[0], Start.EARLIEST).register_answer(register_answer(503), 0) is FetchStep.WAIT
+    assert PartitionConsumer(PARTITIONS[0], Start.EARLIEST).register_answer(register_answer(403), 0) is FetchStep.DROP
 
 
 def test_broker_with_extensions_waits_itself() -> None:
@@ -110,7 +110,7 @@ def test_broker_with_extensions_waits_itself() -> None:
     ours.register_answer(answer, 0)
     request = ours.get_request("c", "g")
     assert (request.maxWaitMs, request.wantOffsets) == (500, True)
-    assert ours.get_answer(get_answer(404), 0) is Step.GET
+    assert ours.get_answer(get_answer(404), 0) is FetchStep.GET
 
 
 def test_start_offset_and_seek() -> None:
@@ -122,5 +122,5 @@ def test_start_offset_and_seek() -> None:
     ours.get_answer(get_answer(404), 0)
     ours.seek(28)
     assert (ours.start_offset, ours.moves) == (28, 1)
-    assert ours.next_step(0) is Step.REGISTER
+    assert ours.next_step(0) is FetchStep.REGISTER
     assert not ours.get_request("c", "g").lastPackConsumed

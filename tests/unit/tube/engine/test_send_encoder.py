@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from penstock.tube.codec.proto import broker_pb2 as pb
 from penstock.tube.codec.strings import BrokerInfo, Partition
 from penstock.tube.engine.broker.send_decoder import SendDecoder
-from penstock.tube.engine.client.send_encoder import SendEncoder
+from penstock.tube.engine.client.send_encoder import SendEncoder, Token
 
 TARGET = Partition(BrokerInfo(1, "h", 1), "demo", 10_002)
 
@@ -54,3 +56,51 @@ def test_numbers_and_question() -> None:
     question = pb.SendMessageRequestP2B.FromString(writer.question(TARGET, (7, "")))
     assert question.HasField("batch")
     assert not question.batch.datas
+
+
+TEXTS = st.text(max_size=5)
+MESSAGES = st.tuples(st.binary(max_size=300), st.integers(0, 3), st.none() | TEXTS, st.none() | TEXTS)
+TOKENS = st.tuples(st.integers(-(2**63), 2**63 - 1), TEXTS)
+
+
+def expected(
+    target: Partition, datas: list[bytes], flags: list[int], types: list[str | None], time: str | None, token: Token
+) -> pb.SendMessageRequestP2B:
+    request = pb.SendMessageRequestP2B(
+        clientId="p1", topicName=target.topic, partitionId=target.id, flag=flags[0], checkSum=-1, sentAddr=-5,
+        msgType=types[0], msgTime=time, data=datas[0] if len(datas) == 1 else b"",
+    )  # fmt: skip
+    request.authInfo.visitAuthorizedToken = token[0]
+    if token[1]:
+        request.authInfo.authAuthorizedToken = token[1]
+    if len(datas) > 1:
+        request.batch.datas.extend(datas)
+        if len(set(flags)) > 1:
+            request.batch.flags.extend(flags)
+        if len(set(types)) > 1:
+            request.batch.msgTypes.extend([text or "" for text in types])
+    return request
+
+
+@given(
+    st.lists(st.tuples(st.lists(MESSAGES, min_size=1, max_size=3), st.integers(0, 20_000), TEXTS, TOKENS), max_size=4)
+)
+def test_any_requests_one_after_the_other(
+    requests: list[tuple[list[tuple[bytes, int, str | None, str | None]], int, str, Token]],
+) -> None:
+    """Whatever the encoder remembers of earlier requests, each reads as the one that protobuf would have written."""
+    encoder = SendEncoder("p1", -5)
+    for messages, partition, topic, token in requests:
+        target = Partition(BrokerInfo(1, "h", 1), topic, partition)
+        datas, flags, types, times = map(list, zip(*messages, strict=True))
+        if len(datas) == 1:
+            payload = encoder.one(target, datas[0], flags[0], types[0], times[0], token)
+        else:
+            payload = encoder.many(target, datas, flags, types, token)
+            times = [None]
+        found = pb.SendMessageRequestP2B.FromString(payload)
+        assert found == expected(target, datas, flags, types, times[0], token)
+        numbered = pb.SendMessageRequestP2B.FromString(encoder.numbered(payload, 9, 4, 2))
+        assert (numbered.producer.producerId, numbered.producer.sequence, numbered.producer.oldest) == (9, 4, 2)
+        numbered.ClearField("producer")
+        assert numbered == found

@@ -6,7 +6,7 @@ is read by getting, checking every offset, and cutting what the last get returne
 registration *at* the end returns first. The order matters: first the batch, then the look at the end. Everything up to
 the end of the batch was already written when the look was taken, so its result is final.
 
-Nothing here reads or waits. :func:`read_range` yields one :data:`Step` after the other; its driver sends back the
+Nothing here reads or waits. :func:`read_range` yields one :data:`RangeStep` after the other; its driver sends back the
 response to a :class:`SendRequest`, and None to the others.
 """
 
@@ -28,9 +28,9 @@ __all__ = [
     "PartitionRef",
     "Pause",
     "RangeSession",
+    "RangeStep",
+    "RangeSteps",
     "SendRequest",
-    "Step",
-    "Steps",
     "commit_offset",
     "read_range",
 ]
@@ -88,9 +88,9 @@ class Fetched(NamedTuple):
     messages: Encoded
 
 
-Step = SendRequest | Pause | Fetched
-Steps = Generator[Step, "Answer | None", None]
-Positioned = Generator[Step, "Answer | None", int]
+RangeStep = SendRequest | Pause | Fetched
+RangeSteps = Generator[RangeStep, "Answer | None", None]
+Positioned = Generator[RangeStep, "Answer | None", int]
 
 
 class RangeSession:
@@ -166,7 +166,7 @@ class RangeSession:
         )
 
 
-def read_range(session: RangeSession, ref: PartitionRef, start: int, end: int) -> Steps:
+def read_range(session: RangeSession, ref: PartitionRef, start: int, end: int) -> RangeSteps:
     """The messages of ``ref`` in ``[start, end)``, in order, each once; then the partition is given back.
 
     ``start`` and ``end`` are positions of the store (multiples of 28). The driver ends the generator early where its
@@ -188,7 +188,7 @@ def read_range(session: RangeSession, ref: PartitionRef, start: int, end: int) -
     yield from commit_offset(session, ref, end)
 
 
-def commit_offset(session: RangeSession, ref: PartitionRef, position: int) -> Steps:
+def commit_offset(session: RangeSession, ref: PartitionRef, position: int) -> RangeSteps:
     """Store exactly ``position`` as the group's offset, and leave the partition unregistered."""
     yield from _register(session, ref, position, position)
     answer = yield session.leave(ref)
@@ -197,7 +197,7 @@ def commit_offset(session: RangeSession, ref: PartitionRef, position: int) -> St
         raise _refused(ref, answer.errCode, answer.errMsg)
 
 
-def _register(session: RangeSession, ref: PartitionRef, start: int, end: int) -> Steps:
+def _register(session: RangeSession, ref: PartitionRef, start: int, end: int) -> RangeSteps:
     """Register at ``start``, of a log that must reach ``end``."""
     while True:
         answer = yield session.register(ref, _REGISTER, start)
@@ -230,7 +230,7 @@ def _register(session: RangeSession, ref: PartitionRef, start: int, end: int) ->
 
 def _fetch(
     session: RangeSession, ref: PartitionRef, position: int, end: int
-) -> Generator[Step, Answer | None, tuple[Encoded, int]]:
+) -> Generator[RangeStep, Answer | None, tuple[Encoded, int]]:
     """The messages of one get at ``position``, and the offset of the first entry that it did not reach."""
     while True:
         answer = yield session.get(ref)
@@ -272,7 +272,7 @@ def _fetch(
         yield Pause(_RETRY_MS, f"{ref}: nothing can be read at offset {position} yet: {got.errMsg}")
 
 
-def _register_anew(session: RangeSession, ref: PartitionRef, position: int, end: int) -> Steps:
+def _register_anew(session: RangeSession, ref: PartitionRef, position: int, end: int) -> RangeSteps:
     """Register at ``position`` again: the broker's stored offset was lower.
 
     It forgot the offset of the name's earlier user, or lost the end of its log; the registration shows which.

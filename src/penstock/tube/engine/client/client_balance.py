@@ -25,7 +25,7 @@ from penstock.tube.codec.strings import (
     partition_ids,
 )
 from penstock.tube.engine.client.consumer_group import FRESH, GroupMember, Orders
-from penstock.tube.engine.client.credentials import Credentials
+from penstock.tube.engine.client.credentials import ClientCredentials
 
 __all__ = ["ClientBalance"]
 
@@ -46,7 +46,7 @@ class ClientBalance(GroupMember):
         source_count: int = 0,
         node_id: int = 0,
         priority: int = FRESH,
-        credentials: Credentials | None = None,
+        credentials: ClientCredentials | None = None,
         session_ms: int = 0,
         default_port: int = DEFAULT_BROKER_PORT,
     ) -> None:

@@ -20,7 +20,7 @@ from penstock.tube.codec.strings import (
     valid_group,
     valid_topic,
 )
-from penstock.tube.engine.client.credentials import Credentials
+from penstock.tube.engine.client.credentials import ClientCredentials
 from penstock.tube.record import encode_msg_type
 
 __all__ = ["FRESH", "Bound", "GroupMember", "Membership", "Orders"]
@@ -46,7 +46,7 @@ class GroupMember:
         filters: Mapping[str, Iterable[str]],
         *,
         priority: int = FRESH,
-        credentials: Credentials | None = None,
+        credentials: ClientCredentials | None = None,
         session_ms: int = 0,
     ) -> None:
         names = list(topics)
@@ -168,7 +168,7 @@ class Membership(GroupMember):
         *,
         bound: Bound | None = None,
         priority: int = FRESH,
-        credentials: Credentials | None = None,
+        credentials: ClientCredentials | None = None,
         session_ms: int = 0,
     ) -> None:
         super().__init__(

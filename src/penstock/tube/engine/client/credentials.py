@@ -10,10 +10,10 @@ from collections.abc import Callable
 from penstock.tube.codec.proto import shared_pb2
 from penstock.tube.engine.access import sign
 
-__all__ = ["Credentials"]
+__all__ = ["ClientCredentials"]
 
 
-class Credentials:
+class ClientCredentials:
     """Credentials of one client, which signs with ``key``.
 
     ``now`` (ms since 1970) and ``nonce`` (31 random bits) are called for each signature.

@@ -11,7 +11,7 @@ from penstock.tube.codec.codes import ErrCode
 from penstock.tube.codec.proto import broker_pb2
 from penstock.tube.codec.strings import Partition
 
-__all__ = ["LATEST_OFFSET", "PartitionConsumer", "Start", "Step"]
+__all__ = ["LATEST_OFFSET", "FetchStep", "PartitionConsumer", "Start"]
 
 LATEST_OFFSET = (1 << 63) - 28
 """A start offset beyond every log: brokers begin at the end then."""
@@ -26,7 +26,7 @@ class Start(Enum):
     LATEST = 1
 
 
-class Step(Enum):
+class FetchStep(Enum):
     """The next step of a partition."""
 
     REGISTER = "register"
@@ -105,13 +105,13 @@ class PartitionConsumer:
         self.moves += 1
         self.ready_at = 0
 
-    def next_step(self, now: int) -> Step:
+    def next_step(self, now: int) -> FetchStep:
         """The step to take at ``now``: register, get, or wait."""
         if now < self.ready_at:
-            return Step.WAIT
-        return Step.GET if self.registered else Step.REGISTER
+            return FetchStep.WAIT
+        return FetchStep.GET if self.registered else FetchStep.REGISTER
 
-    def register_answer(self, answer: broker_pb2.RegisterResponseB2C, now: int) -> Step:
+    def register_answer(self, answer: broker_pb2.RegisterResponseB2C, now: int) -> FetchStep:
         """Process the response to a registration: get, register again later, or drop the partition."""
         if answer.errCode == ErrCode.SUCCESS:
             self.registered = self._known = True
@@ -121,17 +121,17 @@ class PartitionConsumer:
             self.extensions = answer.extensions
             self.offset = answer.currOffset
             self.max_offset = answer.maxOffset
-            return Step.GET
+            return FetchStep.GET
         if answer.errCode in {ErrCode.PARTITION_OCCUPIED, ErrCode.CERTIFICATE_FAILURE}:
             # Occupied: the last owner's session is not over yet, or it just was and the next try succeeds. Certificate:
             # the token ran out, and a heartbeat to the master brings the next one.
             self._attempts += 1
             if self._attempts > 3:
-                return Step.DROP
+                return FetchStep.DROP
             return self._later(100 * self._attempts, now)
         if answer.errCode == ErrCode.SERVICE_UNAVAILABLE:
             return self._later(500, now)
-        return Step.DROP
+        return FetchStep.DROP
 
     def get_request(self, client_id: str, group: str) -> broker_pb2.GetMessageRequestC2B:
         """The next get; it carries what became of the batch before."""
@@ -151,7 +151,7 @@ class PartitionConsumer:
                 request.wantOffsets = True
         return request
 
-    def get_answer(self, answer: broker_pb2.GetMessageResponseB2C, now: int) -> Step:
+    def get_answer(self, answer: broker_pb2.GetMessageResponseB2C, now: int) -> FetchStep:
         """Process the response to a get: deliver its messages, get again now or later, register anew, or drop it."""
         code = answer.errCode
         if code == ErrCode.SUCCESS:
@@ -160,19 +160,19 @@ class PartitionConsumer:
             if answer.messages:
                 self._wait_ms = self.FIRST_WAIT_MS
                 self._verdict = False
-                return Step.DELIVER
+                return FetchStep.DELIVER
             self._verdict = True  # nothing matched; the broker has moved on by itself
-            return Step.GET if answer.maxOffset > answer.currOffset else self._idle(now)
+            return FetchStep.GET if answer.maxOffset > answer.currOffset else self._idle(now)
         if code == ErrCode.NOT_FOUND:
             self._verdict = True
             # It waited for us already; a broker that waits less than it was asked to is not asked without a pause.
-            return Step.GET if self.extensions and self._long_poll_ms >= 100 else self._idle(now)
+            return FetchStep.GET if self.extensions and self._long_poll_ms >= 100 else self._idle(now)
         if code in {ErrCode.HB_NO_NODE, ErrCode.UNAUTHORIZED}:
             # The broker forgot us (it restarted, the session ended): register again, it knows the position.
             self.disconnected()
-            return Step.REGISTER
+            return FetchStep.REGISTER
         if code in {ErrCode.DUPLICATE_PARTITION, ErrCode.CERTIFICATE_FAILURE}:
-            return Step.DROP
+            return FetchStep.DROP
         if code == ErrCode.SERVER_CONSUME_SPEED_LIMIT:
             return self._later(max(answer.minLimitTime, 10), now)
         return self._later(_WAITS_MS.get(code, 300), now)
@@ -191,14 +191,14 @@ class PartitionConsumer:
         """readStatus of the release: 0 commits the last batch, 1 gives it back."""
         return 0 if self._verdict and not self.reads_on else 1
 
-    def _idle(self, now: int) -> Step:
+    def _idle(self, now: int) -> FetchStep:
         wait = self._wait_ms
         self._wait_ms = min(wait * 2, self._most_wait_ms)
         return self._later(wait, now)
 
-    def _later(self, ms: int, now: int) -> Step:
+    def _later(self, ms: int, now: int) -> FetchStep:
         self.ready_at = now + ms
-        return Step.WAIT
+        return FetchStep.WAIT
 
 
 # The reference's waits after an answer that brings nothing.

@@ -15,7 +15,7 @@ from penstock.tube.codec.strings import (
     TopicInfo,
     partition_ids,
 )
-from penstock.tube.engine.client.credentials import Credentials
+from penstock.tube.engine.client.credentials import ClientCredentials
 
 __all__ = ["AVOID_MS", "UNTIL_RESTORED", "Routes"]
 
@@ -36,7 +36,7 @@ class Routes:
         host: str,
         *,
         start: int = 0,
-        credentials: Credentials | None = None,
+        credentials: ClientCredentials | None = None,
         default_port: int = DEFAULT_BROKER_PORT,
         reads: bool = False,
     ) -> None:
