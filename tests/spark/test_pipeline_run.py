@@ -138,7 +138,7 @@ def test_a_file_that_changed_is_followed_or_refused(setup: Setup, node: Node, ne
     node.append(other, [(0, message(f"o{n}", n)) for n in range(2)])
     run((f'["{setup.topic}"]', f'["{setup.topic}", "{other}"]'))
     assert setup.rows() == ["m0", "m1", "m2", "o0", "o1"]
-    # What was taken out and is put back goes on where it ended.
+    # What was taken out and is put back continues where it ended.
     setup.send(message("m3", 3))
     run()
     assert setup.rows() == ["m0", "m1", "m2", "m3", "o0", "o1"]

@@ -144,7 +144,7 @@ def test_a_replay_needs_a_target_of_its_own(tmp_path: Path, capsys: pytest.Captu
     for options, words in [
         (["--from", "2024-05-01"], "a replay needs a target of its own"),
         (["--live"], "a replay needs a target of its own"),
-        (["--into", str(tmp_path / "a"), "--to", "never"], "is no place in the log"),
+        (["--into", str(tmp_path / "a"), "--to", "never"], "is no offset or time"),
         (["--into", str(tmp_path / "a"), "--state-dir", "s"], "a replay has its own"),
     ]:
         assert main([*command, *options]) == 2

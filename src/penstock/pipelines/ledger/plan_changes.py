@@ -92,7 +92,7 @@ def _sinks(pipeline: Pipeline, state: Path, before: Mapping[str, Any], now: Mapp
         elif not layout.checkpoint(state, name).exists():
             yield Change(ADDED, f"sink {name}", "begins where its sources begin: with the first record that they hold")
         else:
-            text = "goes on where it ended" if last is None else f"goes on after batch {last.batch}"
+            text = "continues where it ended" if last is None else f"continues after batch {last.batch}"
             if (was := were.get(name, is_)) == is_:
                 yield Change(KEPT, f"sink {name}", text)
             else:
@@ -101,7 +101,7 @@ def _sinks(pipeline: Pipeline, state: Path, before: Mapping[str, Any], now: Mapp
         yield Change(
             REMOVED,
             f"sink {name}",
-            "is not written any more; what it wrote stays, and a sink of this name goes on where it ended",
+            "is not written any more; what it wrote stays, and a sink of this name continues where it ended",
         )
 
 

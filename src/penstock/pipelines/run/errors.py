@@ -109,7 +109,7 @@ class Passing(NamedTuple):
 
 AWAY = Passing(120.0, "start the node, then the run")
 """Something that the query needs is unavailable."""
-FULL = Passing(120.0, "make room where its state and tables are, then start it: it goes on where its checkpoints end")
+FULL = Passing(120.0, "make room for its state and tables, then start it: it continues from its checkpoints")
 """A disk is full."""
 BUSY = Passing(600.0, "give the machine more room, or fewer pipelines and sinks, then start the run", 5.0)
 """The machine is too busy to start what Spark needs: to end the run would not make it less so, and all queries at once
@@ -220,5 +220,5 @@ def ended() -> UnavailableError:
     return UnavailableError(
         "Spark's Java process has ended",
         why="it was killed, or the machine ran out of memory",
-        do="start the pipeline again: it goes on where its checkpoints end",
+        do="start the pipeline again: it continues from its checkpoints",
     )

@@ -47,7 +47,7 @@ RATE_S: Final = 10.0
 class SinkProgress(Counts):
     """One sink's query at one moment. Counts are of this run; None is what is not known (yet).
 
-    ``lag_*``: all records that the query has not finished; of those ``waiting_*`` is in no batch yet, and
+    ``lag_*``: all records that the query has not finished; of those ``waiting_*`` are in no batch yet, and
     ``in_batch_*`` in the one under way. Seconds of ``lag`` and ``waiting`` are the age of the oldest record, by the
     time at which the tube took it; those of ``in_batch`` are since the batch began. ``behind_s``: how far the
     watermark is behind the clock. ``state_*``: rows and bytes that Spark keeps for dedupes and windows.

@@ -68,7 +68,7 @@ __all__ = ["LEASE_WAIT_S", "Event", "Options", "run"]
 
 Event = dict[str, Any]
 
-MEND = "mend the cause and start the pipeline again: it goes on where its checkpoints end"
+MEND = "fix the cause and start the pipeline again: it continues from its checkpoints"
 LEASE_WAIT_S = 60.0
 """Seconds to wait for the lease. A driver that died keeps it until it expires, a running one keeps renewing it."""
 NAMED_TRIES = 3

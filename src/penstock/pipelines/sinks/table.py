@@ -193,7 +193,7 @@ def _files(path: Path) -> Iterator[Path]:
                     f"table {str(path)!r}: batch {commit.batch} of {commit.writer!r} lacks its file {name!r}",
                     path=str(file),
                     why="the file was removed after the batch was committed",
-                    do="restore the file, or replay the batch from the tube into a new table",
+                    do="restore the file, or replay the batch from TubeMQ into a new table",
                 )
             yield file
 

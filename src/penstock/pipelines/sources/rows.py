@@ -118,7 +118,7 @@ def _quoted(character: str) -> str:
 def told_of_capture(topic: str) -> AbstractContextManager[None]:
     """Explain a missing topic of changes: name the option that makes the node fill it."""
     return explain_missing_topic(
-        "the changes of the state store are not there",
+        "the changes of the state store are not stored",
         why="a node copies changes into a topic only where statestore.capture_topic names it",
         do=f"set statestore.capture_topic: {topic} in the node's configuration and start it again",
         option="tube_topic",

@@ -51,7 +51,7 @@ class TableSink(Part):
     @model_validator(mode="after")
     def _what_goes_together(self) -> TableSink:
         if self.mode == "merge" and self.format != "delta":
-            raise ValueError("expected `format: delta` beside `mode: merge`")
+            raise ValueError("expected `format: delta` with `mode: merge`")
         if (self.mode == "merge") != bool(self.keys):
             raise ValueError("expected keys with `mode: merge`, and only there")
         if self.order_by is not None and self.mode != "merge":

@@ -157,7 +157,7 @@ class Window(Part):
             raise ValueError("expected exactly one of duration, gap")
         if self.slide is not None:
             if self.duration is None:
-                raise ValueError("expected slide only beside duration")
+                raise ValueError("expected slide only with duration")
             if duration_ms(self.slide) > duration_ms(self.duration):
                 raise ValueError("expected slide no longer than duration: events between two windows would be lost")
         if self.gap is not None and self.emit == "changes":
@@ -220,5 +220,5 @@ class Step(Part):
             found = " and ".join(given) if given else "none"
             raise ValueError(f"expected exactly one of {', '.join(STEP_KINDS)}, found {found}")
         if self.concat is not None and self.source is not None:
-            raise ValueError("expected no `from` beside `concat`, which names what it reads")
+            raise ValueError("expected no `from` with `concat`, which names its inputs")
         return self

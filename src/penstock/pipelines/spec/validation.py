@@ -347,7 +347,7 @@ def _start(template: str) -> str:
 def _tube(pipeline: Pipeline, sink: TubeSink, where: tuple[str | int, ...]) -> Iterator[Problem]:
     of_pipeline = [name for name in sink.options if not name.lower().startswith("tubemq.")]
     if sink.master is None and pipeline.master is None:
-        yield Problem((*where, "master"), None, "expected the masters of a tube: no source of this file names any")
+        yield Problem((*where, "master"), None, "expected the TubeMQ masters: no source of this file names any")
     elif of_pipeline:
         known = ", ".join(LOGIN_OPTIONS)
         yield Problem((*where, "options", of_pipeline[0]), of_pipeline[0], f"expected one of {known}")
@@ -385,5 +385,5 @@ def _named(templates: dict[str, str], where: tuple[str | int, ...]) -> Iterator[
     for name, template in templates.items():
         if name == _ID or not name:
             yield Problem(
-                (*where, name), template, "expected another name: the pipeline sets `id`, by which copies are told"
+                (*where, name), template, "expected another name: the pipeline sets `id`, which identifies copies"
             )

@@ -145,7 +145,7 @@ def _failed(path: Path, what: str, error: OSError) -> StorageError:
     return StorageError(
         f"{str(path)!r} cannot be {what}: {error.strerror}",
         path=str(path),
-        do=_REMEDIES.get(error.errno or 0, "look what stands there, and whether the disk is sound"),
+        do=_REMEDIES.get(error.errno or 0, "check what the path is, and the health of the disk"),
     )
 
 

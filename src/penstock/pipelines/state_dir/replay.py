@@ -68,7 +68,7 @@ def place(text: str, option: str) -> Wanted:
         at = datetime.fromisoformat(given)
     except ValueError:
         raise ConfigError(
-            f"{option} {text!r} is no place in the log",
+            f"{option} {text!r} is no offset or time",
             option=option,
             do="write a time (2024-05-01, 2024-05-01T06:00Z, ms since 1970), "
             'offsets ({"topic": {"<brokerId>:<partitionId>": position}}), earliest or latest',
@@ -178,5 +178,5 @@ def _remember(state: Path, asked: dict[str, object]) -> None:
         raise ConfigError(
             f"{str(state.parent)!r} holds another replay: {json.dumps(before)}",
             option="--into",
-            do="name a new directory, or repeat the same options to go on where that replay ended",
+            do="name a new directory, or repeat the same options to continue that replay",
         )

@@ -54,7 +54,8 @@ class Input(_Part):
     source: str | None = Field(default=None, description="the source that gives it; every source when left out")
     topic: str | None = Field(default=None, description="the first topic of the source when left out")
     at: str | None = Field(
-        default=None, description="when the tube took it, ISO 8601; a second after the one before, the first one now"
+        default=None,
+        description="when TubeMQ received it, ISO 8601; default: a second after the previous record, the first now",
     )
 
     @model_validator(mode="after")

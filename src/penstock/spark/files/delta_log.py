@@ -133,7 +133,7 @@ class DeltaLog:
             if number != expected:
                 raise DataLossError(
                     f"version {expected} of the Delta table {str(self.path)!r} is no longer in its log",
-                    why=f"the log goes on with version {number}: what is older was removed (logRetentionDuration)",
+                    why=f"the log continues with version {number}: older versions were removed (logRetentionDuration)",
                     do="begin anew with a new state directory, and keep the log of the table for longer",
                 )
             yield number, self._actions(self.path / "_delta_log" / f"{number:020}.json")

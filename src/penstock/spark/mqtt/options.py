@@ -71,7 +71,7 @@ class MqttReadOptions:
             raise ConfigError(
                 "tubemq.topic is not set",
                 option="tubemq.topic",
-                why="an MQTT broker keeps no history, so messages are read from the tube topic that a rule fills",
+                why="an MQTT broker keeps no history, so messages are read from the TubeMQ topic that a rule fills",
                 do="add a rule to the node (topic filter to tube topic) and name its tube topic here",
             )
         return cls(topic_filter, SourceOptions.parse(named | {"subscribe": topic, "includeHeaders": "true"}))

@@ -155,7 +155,7 @@ def _telling_of_rules(options: SourceOptions) -> Iterator[None]:
     try:
         with explain_missing_topic(
             "no message can be read",
-            why="an MQTT broker keeps no history, so messages are read from the tube topic that a rule fills",
+            why="an MQTT broker keeps no history, so messages are read from the TubeMQ topic that a rule fills",
             do=f"add a rule to the node that brings them to {options.topics[0]}, or correct tubemq.topic",
         ):
             yield

@@ -151,7 +151,7 @@ class StoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _telling_of_capture(self) -> AbstractContextManager[None]:
         """Explain a missing topic: most likely the node is not configured to write changes to it."""
         return explain_missing_topic(
-            "the changes of the state store are not there",
+            "the changes of the state store are not stored",
             why="a node copies changes into a topic only where statestore.capture_topic names it",
             do=f"set statestore.capture_topic: {self._topic} in the node's configuration and start it again",
         )

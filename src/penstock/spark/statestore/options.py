@@ -150,12 +150,12 @@ class StoreReadOptions:
             ConfigError: no tube, no topic, or no broker for the snapshot.
         """
         starting: Starting = "snapshot" if self.starting is None else self.starting
-        source = self._changes("a stream reads the tube topic that gets its changes")
+        source = self._changes("a stream reads the TubeMQ topic of its changes")
         return FeedOptions(source, self.keys, starting, self._snapshot() if starting == "snapshot" else None)
 
     def _snapshot(self) -> SnapshotOptions:
         broker = option_parsing.broker_url(self.given, "statestore.broker")
-        changes = self._changes("the tube topic that gets its changes tells who wrote") if self.include_writer else None
+        changes = self._changes("the TubeMQ topic of its changes has the writers") if self.include_writer else None
         return SnapshotOptions(broker, self.keys, self.tasks, self.timeout_s, self.include_expiry, changes)
 
     def _changes(self, why: str) -> SourceOptions:

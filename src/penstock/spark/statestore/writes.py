@@ -97,7 +97,7 @@ async def write_changes(store: Store, by_key: Mapping[Any, Sequence[Change]], to
         raise PenstockError(
             f"the state store refused key {_shown(error.first.key)}: {error.text}",
             why=f"the run writes under fencing token {token}; a key with a higher one belongs to a later run",
-            do="let the later run go on; to start over, stop it first",
+            do="let the later run continue; to start over, stop it first",
         ) from error
     return len(writes)
 

@@ -395,7 +395,7 @@ def check_kept(position: int, bounds: Bounds, partition: Partition, option: str 
         raise DataLossError(
             f"{partition}: position {position} is no longer kept, the oldest is {bounds.oldest}",
             why="retention removed what lies between before it was read",
-            do=f"keep data longer, or set {option}=false to go on at the oldest and accept the gap",
+            do=f"keep data longer, or set {option}=false to continue at the oldest record and accept the gap",
         )
     if position > round_down(bounds.end):
         raise DataLossError(

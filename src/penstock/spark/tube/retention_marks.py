@@ -60,7 +60,7 @@ def check_data(position: int, mark: int | None, bounds: Bounds, partition: Parti
             f"{partition}: data from position {position} on are no longer kept (oldest position {bounds.oldest}): "
             f"they begin at byte {mark} or later, the oldest byte kept is {bounds.oldest_data}",
             why="retention removed data before they were read",
-            do="keep data longer, or set failOnDataLoss=false to go on with what is left and accept the gap",
+            do="keep data longer, or set failOnDataLoss=false to continue with the rest and accept the gap",
         )
 
 

@@ -67,7 +67,7 @@ def selected(
         raise DataLossError(
             f"topic {gone[0]!r} matched subscribePattern and is gone",
             why="it was removed, with what was not read of it",
-            do="set failOnDataLoss=false to go on with the other topics",
+            do="set failOnDataLoss=false to continue with the other topics",
         )
     still = [partition for partition in required if partition.topic in matching]
     return tube.partitions(matching, required=still, max_age_s=max_age_s, announced=False)

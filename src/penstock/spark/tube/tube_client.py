@@ -52,7 +52,7 @@ T = TypeVar("T")
 
 
 class Address(NamedTuple):
-    """Where a broker is. ``http``: its administration, of a broker without ranges; "" for ours, None if not known."""
+    """Address of a broker. ``http``: its administration if it has no ranges; "" for penstock's, None if unknown."""
 
     host: str
     port: int
@@ -185,7 +185,7 @@ class TubeClient:
         return found
 
     def address(self, partition: Partition) -> Address | None:
-        """Where the broker of ``partition`` was seen last; a task that is told need not ask a master."""
+        """Return the last known address of the broker of ``partition``, which saves tasks a request to a master."""
         found = self._addresses.get((partition.topic, partition.broker_id))
         return None if found is None else Address(*found[:2], self._https.get(found[:2]))
 
@@ -200,12 +200,12 @@ class TubeClient:
         return result
 
     def offset_at(self, partition: Partition, time_ms: int) -> int:
-        """Where the first message stands that the partition's store took at ``time_ms`` or later; its end if none."""
+        """Return the offset of the store's first message received at ``time_ms`` or later; its end if there is none."""
         topic, _, number = partition
         return self._ask(partition, lambda reader: reader.offset_at(topic, number, time_ms))
 
     def positions(self, wanted: Wanted, bounds: Mapping[Partition, Bounds], option: str) -> Positions:
-        """What ``wanted``, of the option ``option``, means for exactly the partitions in ``bounds``.
+        """Resolve ``wanted``, the value of the option ``option``, for exactly the partitions in ``bounds``.
 
         Raises:
             ConfigError: as :func:`resolve`; or a partition has nothing so new as is asked for.
@@ -262,7 +262,7 @@ class TubeClient:
     ) -> Iterator[MessageBatch]:
         """Exactly the messages of ``piece``, in order, each time the same; resumes where a connection broke.
 
-        ``address`` is where the broker was when the range was planned; a master is asked if it is not there now.
+        ``address`` is where the broker was when the range was planned; a master is asked if it is no longer there.
         ``mark`` is that of the start, see ``marks``.
 
         Raises:
@@ -345,7 +345,7 @@ class TubeClient:
         return reader
 
     def has_ranges(self, partition: Partition) -> bool:
-        """Whether the broker of the partition answers exact ranges: penstock's do, Apache's do not."""
+        """Return True if the broker of the partition serves exact ranges: penstock's do, Apache's do not."""
         return self._ask(partition, lambda reader: not reader.http)
 
     def _forget(self, partition: Partition) -> None:
@@ -513,7 +513,7 @@ class _Retries:
                 f"{error.what} (tried for {self._timeout_s:g} s)",
                 applied=error.applied,
                 why=error.why,
-                do=error.do or "start the tube, check tubemq.master, or raise tubemq.timeoutMs",
+                do=error.do or "start TubeMQ, check tubemq.master, or raise tubemq.timeoutMs",
             ) from error
         self._sleep(pause_s)
 
@@ -526,7 +526,7 @@ def count_rows(
     *,
     exact: bool = True,
 ) -> int:
-    """How many messages the source gives for a batch from ``start`` to ``end``, counted by the brokers.
+    """Count the messages of a batch from ``start`` to ``end``; the brokers count them.
 
     ``options`` are those of the source; ``start`` and ``end`` are its offsets, as dictionaries or as the JSON text
     that progress reports and checkpoints hold. Partitions that only one of them has are not counted, except that
@@ -557,7 +557,7 @@ def _stuck(piece: Slice, position: int) -> DataLossError:
     return DataLossError(
         f"{piece.partition}: nothing between position {position} and {piece.end} can be counted",
         why="the log ends before that position: the broker lost its newest messages",
-        do="check the broker's data directory; set failOnDataLoss=false to go on",
+        do="check the broker's data directory; set failOnDataLoss=false to continue",
     )
 
 

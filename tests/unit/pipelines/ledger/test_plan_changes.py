@@ -34,12 +34,12 @@ def test_where_nobody_ran_nothing_changes(tmp_path: Path) -> None:
 def test_the_same_file_goes_on(tmp_path: Path) -> None:
     ran(tmp_path)
     assert changes(parse(), tmp_path) == [
-        Change("=", "sink rows", "goes on where it ended"),
-        Change("=", "sink alarms", "goes on where it ended"),
+        Change("=", "sink rows", "continues where it ended"),
+        Change("=", "sink alarms", "continues where it ended"),
     ]
     (tmp_path / "other").mkdir()
     Ledger(layout.ledger(tmp_path)).write(Books(tmp_path / "other").entries[1])
-    assert changes(parse(), tmp_path)[0].text == "goes on after batch 1"  # type: ignore[index]  # a run was there
+    assert changes(parse(), tmp_path)[0].text == "continues after batch 1"  # type: ignore[index]  # a run was there
 
 
 def test_parts_that_came_went_or_are_others(tmp_path: Path) -> None:

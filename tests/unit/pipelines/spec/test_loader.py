@@ -102,7 +102,7 @@ def test_a_step_knows_its_kind() -> None:
         ('"alarm/{branch}"', '"alarm/{branch"', "expected every brace"),
         ("duration: 3 hours", "slide: 1 hour", "expected exactly one of duration, gap"),
         ("duration: 3 hours", "duration: 1 hour, gap: 1 hour", "expected exactly one of duration, gap"),
-        ("duration: 3 hours", "gap: 1 hour, slide: 1 hour", "expected slide only beside duration"),
+        ("duration: 3 hours", "gap: 1 hour, slide: 1 hour", "expected slide only with duration"),
         ("duration: 3 hours", "duration: 1 hour, slide: 2 hours", "expected slide no longer than duration"),
         ("duration: 3 hours", "gap: 1 hour, emit: changes", "expected `emit: closed`"),
         ("{schema: ", "{delimiter: ;, schema: ", "expected delimiter only with `format: csv`"),

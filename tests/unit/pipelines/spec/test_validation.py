@@ -205,7 +205,7 @@ sinks:
         ),
         ("[parsed, old]", "[parsed, parsed]", "expected each name once"),
         ("[parsed, old]", "[parsed]", "at least 2"),
-        ("concat: [parsed, old]", "from: old, concat: [parsed, old]", "expected no `from` beside `concat`"),
+        ("concat: [parsed, old]", "from: old, concat: [parsed, old]", "expected no `from` with `concat`"),
         (
             "{format: rate}",
             "{format: kafka}",
