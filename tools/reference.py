@@ -324,6 +324,43 @@ def pipeline_file() -> str:
     return "\n".join([*lines, *Keys(Pipeline, "pipeline.yaml").sections()])
 
 
+SOURCES = {
+    "node": "Node",
+    "disk": "Disk space",
+    "mqtt": "MQTT broker",
+    "mqtt_storage": "Storage of MQTT sessions and retained messages",
+    "mqtt_listener": "MQTT listeners, with the label `listener`",
+    "audit": "Audit trail",
+    "access": "Users, policies and certificates",
+    "statestore": "State store",
+    "tube": "TubeMQ broker",
+    "rule": "Rules, with the labels `filter` and `topic`",
+    "capture": "Change capture, with the label `topic`",
+    "bridge": "Bridges, with the label `bridge`",
+}
+
+
+def metrics() -> str:
+    from penstock.node.metric_help import METRICS
+
+    lines = ["# Metrics", "", NOTE, ""]
+    lines += [
+        (
+            "`/metrics` of a node ([HTTP](http.md)) returns these metrics in the Prometheus text format. Counters "
+            "start at 0 with the process. [Operate pipelines](../operations/pipelines.md) lists the metrics of pipelines."
+        ),
+        "",
+    ]
+    for source, entries in METRICS.items():
+        lines += [f"## {SOURCES[source]}", "", "| metric | type | meaning |", "| --- | --- | --- |"]
+        for attribute, metric in entries.items():
+            name = f"penstock_{source}_{metric.name or attribute}"
+            kind, suffix = ("gauge", "") if metric.gauge else ("counter", "_total")
+            lines.append(f"| `{name}{suffix}` | {kind} | {cell(metric.text)} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
 def record_table() -> str:
     lines = ["# Record format", "", NOTE, ""]
     lines += [
@@ -472,6 +509,7 @@ GENERATED = {
     "cli.md": cli,
     "configuration.md": configuration,
     "pipeline-file.md": pipeline_file,
+    "metrics.md": metrics,
     "mqtt-conformance.md": mqtt_conformance,
     "mqtt-differences.md": mqtt_differences,
     "record.md": record_table,

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from penstock.node.config.node import load_config
+from penstock.node.metric_help import METRICS
 from penstock.pipelines.spec.loader import load
 from tests.docs.pages import ROOT, blocks, page_paths
 
@@ -56,4 +57,16 @@ def test_tests_that_pages_name_exist() -> None:
         for named in re.findall(r"`(tests/[\w/.]+\.py)`|covered by (tests/[\w/.]+\.py)", text):
             assert (ROOT / (named[0] or named[1])).exists(), f"{page.relative_to(ROOT)}: {named}"
         for name in re.findall(r"`(test_\w+\.py)`", text):
+            assert name in known, f"{page.relative_to(ROOT)}: {name}"
+
+
+def test_metrics_that_pages_name_exist() -> None:
+    known = {
+        f"penstock_{source}_{metric.name or attribute}" + ("" if metric.gauge else "_total")
+        for source, entries in METRICS.items()
+        for attribute, metric in entries.items()
+    }
+    sources = "|".join(METRICS)
+    for page in page_paths():
+        for name in re.findall(rf"`(penstock_(?:{sources})_\w*[a-z])`", page.read_text(encoding="utf-8")):
             assert name in known, f"{page.relative_to(ROOT)}: {name}"

@@ -32,6 +32,8 @@ QUERIES = {
     "mosquitto": "Migrate from Mosquitto",
     "websocket": "Connect from a browser over WebSocket",
     "tls": "Encrypt MQTT with TLS",
+    "metrics": "Metrics",
+    "configuration": "Configuration",
 }
 """What a reader types, and the title of the page that must come first."""
 
