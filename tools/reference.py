@@ -347,7 +347,7 @@ def metrics() -> str:
     lines += [
         (
             "`/metrics` of a node ([HTTP](http.md)) returns these metrics in the Prometheus text format. Counters "
-            "start at 0 with the process. [Operate pipelines](../operations/pipelines.md) lists the metrics of pipelines."
+            "start at 0 with the process. [Operate pipelines](../operations/pipelines.md) has those of pipelines."
         ),
         "",
     ]
