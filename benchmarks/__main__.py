@@ -21,6 +21,7 @@ PEERS = {
     "connections": "mosquitto",
     "statestore": "redis-server",
     "statestore-keys": "redis-server",
+    "core": "redis-server",
     "durable": "redis-server",
 }
 

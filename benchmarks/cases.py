@@ -9,6 +9,7 @@ from functools import partial
 
 from benchmarks import servers
 from benchmarks.connections import connections_possible, memory_of_connections
+from benchmarks.core import core
 from benchmarks.durable import durable
 from benchmarks.figures import Figure, Settings, alternate
 from benchmarks.keys import keys
@@ -70,6 +71,7 @@ CASES: dict[str, Callable[[Settings], list[Figure]]] = {
     "connections": connections,
     "statestore": state_store,
     "statestore-keys": many_keys,
+    "core": core,
     "durable": durable,
     "tube": tube,
     "spark": spark_source,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import socket
 import subprocess
@@ -76,18 +77,24 @@ def wait_for(port: int, process: subprocess.Popen[bytes], seconds: float = 20) -
 
 
 @contextmanager
-def penstock(durability: str, topics: Sequence[str] = (), **sections: Mapping[str, object]) -> Iterator[dict[str, str]]:
+def penstock(
+    durability: str, topics: Sequence[str] = (), *, core: str = "", **sections: Mapping[str, object]
+) -> Iterator[dict[str, str]]:
     """``penstock up`` in a temporary data directory; yields its ready line (addresses as host:port).
 
-    ``sections`` of the configuration beside that of the tube.
+    ``core``: the form of the core; default: compiled where it was built. ``sections`` of the configuration beside that
+    of the tube.
     """
-    with tempfile.TemporaryDirectory() as folder, penstock_in(folder, durability, topics, **sections) as ready:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        penstock_in(folder, durability, topics, core=core, **sections) as ready,
+    ):
         yield ready
 
 
 @contextmanager
 def penstock_in(
-    folder: str, durability: str, topics: Sequence[str] = (), **sections: Mapping[str, object]
+    folder: str, durability: str, topics: Sequence[str] = (), *, core: str = "", **sections: Mapping[str, object]
 ) -> Iterator[dict[str, str]]:
     """As :func:`penstock`, over a folder that outlives it: a second start finds what the first one stored."""
     zero = "127.0.0.1:0"
@@ -97,7 +104,8 @@ def penstock_in(
     settings.write_text(json.dumps({"tube": tube, **sections}), encoding="utf-8")
     argv = [str(Path(sys.executable).parent / "penstock"), "up", "--json", f"--data-dir={folder}/data"]
     argv += [f"--config={settings}", "--log-level=warning"]
-    process = subprocess.Popen([*argv, f"--durability={durability}", *listeners], stdout=subprocess.PIPE)
+    argv += [f"--durability={durability}", *listeners]
+    process = subprocess.Popen(argv, stdout=subprocess.PIPE, env={**os.environ, "PENSTOCK_CORE": core})
     with ended(process):
         assert process.stdout is not None
         line = process.stdout.readline()
