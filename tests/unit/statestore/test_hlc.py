@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from penstock.errors import RemoteProtocolError
+from penstock.statestore import hlc
 from penstock.statestore.hlc import (
     MAX_COUNTER,
     MAX_DRIFT_MS,
@@ -155,3 +156,21 @@ def test_following_is_greater_than_both_and_stays_printable(own: Hlc, other: Hlc
 def test_the_position_is_wall_clock_and_counter_whoever_asks() -> None:
     assert Hlc(5, 2, "a").position == Hlc(5, 2, "z").position == (5, 2)
     assert Hlc(5, 2, "z").position < Hlc(5, 10, "a").position < Hlc(6, 0, "a").position
+
+
+@given(
+    st.one_of(
+        st.binary(max_size=30),
+        st.from_regex(rb"\A[0-9]{0,21}:[0-9]{0,21}:[a-z:]{0,3}\Z"),
+        values.map(lambda value: value.padded_wire()),
+    )
+)
+def test_both_forms_read_the_same_values(raw: bytes) -> None:
+    """Interpreted, they are one; compiled, a loop over bytes is compared with bulk methods."""
+    assert hlc.parse_wire(raw) == hlc._parse_in_bulk(raw)
+
+
+@given(st.integers(0, 2**64 - 1), st.integers(0, 2**31), st.text(st.characters(exclude_characters=":"), min_size=1))
+def test_every_value_is_printed_with_its_digits(wall: int, counter: int, node: str) -> None:
+    assume(node.isprintable())
+    assert Hlc(wall, counter, node).padded() == f"{wall:015d}:{counter:05d}:{node}"

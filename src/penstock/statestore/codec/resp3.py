@@ -49,6 +49,7 @@ __all__ = [
 OK: Final = b"+OK\r\n"
 MISSING: Final = b"$-1\r\n"
 
+_COMPILED: Final = not __file__.endswith(".py")
 _ARRAY: Final = 0x2A
 _BULK: Final = 0x24
 # Ten digits hold every length an MQTT payload can have (268,435,455); more can only be an overflow.
@@ -242,6 +243,8 @@ _BULK_HEADS: Final = [b"$%d\r\n" % size for size in range(_HEADS)]
 
 def _header(payload: bytes, position: i64, kind: i64) -> tuple[i64, i64]:
     """The number in the line at ``position``, which must begin with ``kind``, and where the next byte after it is."""
+    if not _COMPILED:
+        return _header_in_bulk(payload, position, kind)
     size: i64 = len(payload)
     if position >= size or payload[position] != kind:
         raise _malformed(payload, position, f"{chr(kind)!r} expected")
@@ -258,6 +261,17 @@ def _header(payload: bytes, position: i64, kind: i64) -> tuple[i64, i64]:
     if digits == 0 or leading_zero or at + 2 > size or payload[at] != 0x0D or payload[at + 1] != 0x0A:
         raise _malformed(payload, position + 1, f"a length of at most {_MAX_DIGITS} digits and CRLF expected")
     return number, at + 2
+
+
+def _header_in_bulk(payload: bytes, position: int, kind: int) -> tuple[int, int]:
+    """The second form of :func:`_header`: without a loop over bytes, which costs the interpreter four times as much."""
+    if position >= len(payload) or payload[position] != kind:
+        raise _malformed(payload, position, f"{chr(kind)!r} expected")
+    end = payload.find(b"\r\n", position + 1, position + _MAX_DIGITS + 3)
+    digits = payload[position + 1 : end] if end > position + 1 else b""
+    if not digits.isdigit() or (len(digits) > 1 and digits[0] == 0x30):
+        raise _malformed(payload, position + 1, f"a length of at most {_MAX_DIGITS} digits and CRLF expected")
+    return int(digits), end + 2
 
 
 def _bulk(payload: bytes, position: i64) -> tuple[bytes, i64]:

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import LocalProtocolError, RemoteProtocolError
-from penstock.mqtt.codec.primitives import MAX_VARINT, Reader, encode_binary, encode_frame, encode_string, encode_varint
+from penstock.mqtt.codec.primitives import (
+    MAX_VARINT,
+    Reader,
+    check_text,
+    decode_text,
+    encode_binary,
+    encode_frame,
+    encode_string,
+    encode_varint,
+)
 
 
 @pytest.mark.parametrize(
@@ -73,3 +84,16 @@ def test_binary_is_limited() -> None:
     with pytest.raises(LocalProtocolError):
         encode_binary(bytes(65_536), "x")
     assert encode_string("é", "x") == b"\x00\x02\xc3\xa9"
+
+
+@given(st.one_of(st.binary(max_size=12), st.text(max_size=12).map(lambda text: text.encode("utf-8", "surrogatepass"))))
+def test_text_is_checked_as_it_is_decoded(raw: bytes) -> None:
+    def refusal(check: Callable[[], object]) -> str:
+        try:
+            check()
+        except RemoteProtocolError as error:
+            return str(error)
+        return ""
+
+    data = b"\xff" + raw + b"\0"
+    assert refusal(lambda: check_text(data, 1, 1 + len(raw))) == refusal(lambda: decode_text(raw))

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import RemoteProtocolError
+from penstock.statestore.codec import resp3
 from penstock.statestore.codec.resp3 import (
     MISSING,
     OK,
@@ -221,3 +222,17 @@ def test_what_are_no_replies_of_a_batch(payload: bytes) -> None:
 def test_what_is_no_page_of_scan(payload: bytes) -> None:
     with pytest.raises(RemoteProtocolError):
         decode_page(payload)
+
+
+@given(st.binary(max_size=4), st.sampled_from([b"$", b"*"]), st.from_regex(rb"\A[0-9]{0,12}[\r\n0-9x]{0,4}\Z"))
+def test_both_forms_read_the_same_headers(before: bytes, kind: bytes, rest: bytes) -> None:
+    """Interpreted, they are one; compiled, a loop over bytes is compared with bulk methods."""
+    payload = before + b"$" + rest
+
+    def read(form: Any) -> Any:
+        try:
+            return form(payload, len(before), kind[0])
+        except RemoteProtocolError as error:
+            return str(error)
+
+    assert read(resp3._header) == read(resp3._header_in_bulk)
