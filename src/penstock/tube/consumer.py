@@ -22,7 +22,7 @@ from penstock.tube.client.arguments import check_login, check_offsets, check_sec
 from penstock.tube.client.connection import ConnectionPool
 from penstock.tube.client.fetcher import FetchedBatch, Fetcher, Message, ReadSettings
 from penstock.tube.client.identity import credentials, new_client_id
-from penstock.tube.client.member_session import MemberSession
+from penstock.tube.client.master_sessions import MemberSession
 from penstock.tube.codec.strings import (
     DEFAULT_BROKER_PORT,
     DEFAULT_BROKER_TLS_PORT,

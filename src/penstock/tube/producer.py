@@ -22,7 +22,7 @@ from penstock.tube.addresses import Address, local_ipv4, parse_masters
 from penstock.tube.client.arguments import check_login, check_seconds, check_topic, check_whole
 from penstock.tube.client.connection import ConnectionPool
 from penstock.tube.client.identity import credentials, new_client_id
-from penstock.tube.client.producer_session import ProducerSession
+from penstock.tube.client.master_sessions import ProducerSession
 from penstock.tube.client.sender import PendingRecord, Sender, SenderSettings, SendOutcome, SendResult
 from penstock.tube.codec.proto import broker_pb2
 from penstock.tube.codec.strings import (

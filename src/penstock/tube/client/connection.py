@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Self, TypeVar, cast
 
@@ -24,7 +24,7 @@ from penstock.tube.codec.methods import MethodId
 from penstock.tube.codec.schema import decode
 from penstock.tube.engine.client.request_session import Outcome, RequestSession
 
-__all__ = ["ClientConnection", "ConnectionPool", "MasterClient"]
+__all__ = ["ClientConnection", "ConnectionPool"]
 
 M = TypeVar("M", bound=Message)
 Done = Callable[[Outcome], None]
@@ -271,47 +271,3 @@ class ConnectionPool:
         self._users.pop(connection, None)
         if self._connections.get(connection.address) is connection:
             del self._connections[connection.address]
-
-
-class MasterClient:
-    """The active one of several masters: stays with it while it answers, else tries each other once a call."""
-
-    def __init__(self, masters: Sequence[Address], tls: ssl.SSLContext | None = None) -> None:
-        self._masters = sorted(masters)
-        self._tls = tls
-        self._current = 0
-        self._connection: ClientConnection | None = None
-        self._lock = asyncio.Lock()
-
-    async def call(self, method: MethodId, message: Message, kind: type[M], *, timeout_s: float = 10.0) -> M:
-        """As :meth:`ClientConnection.call`; UnavailableError when no master answers."""
-        last: UnavailableError | None = None
-        for _ in self._masters:
-            connection = None
-            try:
-                connection = await self._connected()
-                return await connection.call(1, method, message, kind, timeout_s=timeout_s)
-            except UnavailableError as error:
-                last = error
-                self._leave(connection)
-        assert last is not None
-        raise last
-
-    async def close(self) -> None:
-        """Close the connection, if there is one."""
-        if self._connection is not None:
-            await self._connection.close()
-            self._connection = None
-
-    async def _connected(self) -> ClientConnection:
-        async with self._lock:
-            if self._connection is None or self._connection.closed:
-                self._connection = await ClientConnection.connect(self._masters[self._current], tls=self._tls)
-            return self._connection
-
-    def _leave(self, connection: ClientConnection | None) -> None:
-        if connection is self._connection:  # else another call has moved on already
-            self._current = (self._current + 1) % len(self._masters)
-            if connection is not None:
-                connection.abort()
-            self._connection = None

@@ -1,0 +1,366 @@
+"""Sessions of producers and group members at the master: registration, heartbeats, topics, assigned partitions."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import ssl
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from google.protobuf.message import Message
+
+from penstock.errors import PenstockError, RefusedError, UnavailableError
+from penstock.runtime.backoff import Backoff
+from penstock.runtime.io.clock import wall_clock_ms
+from penstock.tube.addresses import Address
+from penstock.tube.client.connection import REQUEST_TIMEOUT_S, ClientConnection
+from penstock.tube.client.fetcher import Fetcher
+from penstock.tube.codec.codes import ErrCode, remedy
+from penstock.tube.codec.methods import MethodId, Service
+from penstock.tube.codec.proto import master_pb2
+from penstock.tube.codec.strings import Partition
+from penstock.tube.engine.client.client_balance import ClientBalance
+from penstock.tube.engine.client.consumer_group import Membership, Orders
+from penstock.tube.engine.client.routes import Routes
+
+__all__ = ["MasterClient", "MemberSession", "ProducerSession"]
+
+M = TypeVar("M", bound=Message)
+
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 0.5  # before the partitions of a published topic are asked for again
+QUESTION_S = 10.0  # interval at which a member that balances itself asks which partitions exist
+RETRY_S = 1.0
+
+
+class MasterClient:
+    """A client of the active one of several masters. While it does not answer, each call tries every master once."""
+
+    def __init__(self, masters: Sequence[Address], tls: ssl.SSLContext | None = None) -> None:
+        self._masters = sorted(masters)
+        self._tls = tls
+        self._current = 0
+        self._connection: ClientConnection | None = None
+        self._lock = asyncio.Lock()
+
+    async def call(
+        self, method: MethodId, message: Message, kind: type[M], *, timeout_s: float = REQUEST_TIMEOUT_S
+    ) -> M:
+        """As :meth:`ClientConnection.call`; UnavailableError when no master answers."""
+        last: UnavailableError | None = None
+        for _ in self._masters:
+            connection = None
+            try:
+                connection = await self._connected()
+                return await connection.call(Service.MASTER, method, message, kind, timeout_s=timeout_s)
+            except UnavailableError as error:
+                last = error
+                self._leave(connection)
+        assert last is not None
+        raise last
+
+    async def close(self) -> None:
+        """Close the connection, if there is one."""
+        if self._connection is not None:
+            await self._connection.close()
+            self._connection = None
+
+    async def _connected(self) -> ClientConnection:
+        async with self._lock:
+            if self._connection is None or self._connection.closed:
+                self._connection = await ClientConnection.connect(self._masters[self._current], tls=self._tls)
+            return self._connection
+
+    def _leave(self, connection: ClientConnection | None) -> None:
+        if connection is self._connection:  # else another call has moved on already
+            self._current = (self._current + 1) % len(self._masters)
+            if connection is not None:
+                connection.abort()
+            self._connection = None
+
+
+class ProducerSession:
+    """``heard(partitions)`` is called after each heartbeat with the partitions of all topics that are published.
+
+    ``settled(topic, error)``: a topic has partitions (None), or none within ``topic_timeout_s``.
+    """
+
+    def __init__(
+        self,
+        masters: Sequence[Address],
+        tls: ssl.SSLContext | None,
+        routes: Routes,
+        *,
+        request_timeout_s: float,
+        topic_timeout_s: float,
+        heartbeat_s: float,
+        heard: Callable[[list[Partition]], None],
+        settled: Callable[[str, PenstockError | None], None],
+    ) -> None:
+        self._routes = routes
+        self._request_timeout_s = request_timeout_s
+        self._topic_timeout_s = topic_timeout_s
+        self._heartbeat_s = heartbeat_s
+        self._heard = heard
+        self._settled = settled
+        self._master = MasterClient(masters, tls)
+        self._beating = asyncio.Lock()
+        self._publishing: dict[str, asyncio.Task[None]] = {}
+        self._heart: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Register, then send heartbeats.
+
+        Raises:
+            UnavailableError: no master answers. RefusedError: it does not want this producer.
+        """
+        try:
+            await self._register()
+        except BaseException:
+            await self._master.close()
+            raise
+        self._heart = asyncio.create_task(self._beat(), name=f"tube-producer-{self._routes.client_id}")
+
+    async def stop(self) -> None:
+        """Stop heartbeats and publishing."""
+        tasks = [*([] if self._heart is None else [self._heart]), *self._publishing.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def close(self) -> None:
+        """Close the session; a master that does not receive this lets it expire."""
+        with contextlib.suppress(PenstockError):
+            await self._master.call(
+                MethodId.PRODUCER_CLOSE, self._routes.close(), master_pb2.CloseResponseM2P, timeout_s=2
+            )
+        await self._master.close()
+
+    async def heartbeat(self) -> None:
+        """Send the published topics, receive their partitions. Raises PenstockError."""
+        async with self._beating:
+            answer = await self._master.call(
+                MethodId.PRODUCER_HEARTBEAT, self._routes.heartbeat(), master_pb2.HeartResponseM2P,
+                timeout_s=self._request_timeout_s,
+            )  # fmt: skip
+            if answer.errCode == ErrCode.CERTIFICATE_FAILURE and self._routes.credentials is not None:
+                self._routes.credentials.refused()
+                await self._register()
+                return
+            if answer.errCode == ErrCode.HB_NO_NODE:
+                await self._register()
+                return
+            if answer.errCode != ErrCode.NOT_READY:
+                _check_accepted(answer.errCode, answer.errMsg, "the master refuses this producer's heartbeat")
+            self._routes.heard(answer)
+        for topic in self._routes.topics:
+            self._heard(self._routes.partitions(topic))
+
+    def published(self, topic: str) -> asyncio.Task[None]:
+        """The task that publishes ``topic``, started if there is none."""
+        task = self._publishing.get(topic)
+        if task is None:
+            task = self._publishing[topic] = asyncio.create_task(self._publish(topic))
+        return task
+
+    def unknown(self, topic: str) -> RefusedError:
+        """The error for a topic that the master does not announce."""
+        return RefusedError(
+            f"tube: topic {topic!r} has no partition",
+            code=444,
+            why=self._routes.unavailable.get(topic)
+            or f"the master announced no broker for it within {self._topic_timeout_s:g} s",
+            do=f"create the topic (penstock tube topic create {topic}), enable publishing to it (penstock tube topic "
+            "alter --publish), or check that its brokers run (penstock tube broker list)",
+        )
+
+    async def _register(self) -> None:
+        answer = await self._master.call(
+            MethodId.PRODUCER_REGISTER, self._routes.register(), master_pb2.RegisterResponseM2P,
+            timeout_s=self._request_timeout_s,
+        )  # fmt: skip
+        _check_accepted(answer.errCode, answer.errMsg, "the master refuses this producer")
+        self._routes.registered(answer)
+
+    async def _beat(self) -> None:
+        while True:
+            await asyncio.sleep(self._heartbeat_s)
+            with contextlib.suppress(PenstockError):  # the next one tries again; what is known stays in use
+                await self.heartbeat()
+
+    async def _publish(self, topic: str) -> None:
+        """Publish a topic and wait for its partitions; then continue or fail the records that wait for them."""
+        self._routes.topics.add(topic)
+        failure: PenstockError | None = None
+        try:
+            await self._learn(topic)
+        except PenstockError as error:
+            failure = error
+        finally:
+            self._publishing.pop(topic, None)
+        if failure is not None:
+            self._routes.topics.discard(topic)
+        self._settled(topic, failure)
+
+    async def _learn(self, topic: str) -> None:
+        until = asyncio.get_running_loop().time() + self._topic_timeout_s
+        backoff = Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S, random.random)
+        while not self._routes.partitions(topic):
+            failure: PenstockError | None = None
+            try:
+                await self.heartbeat()
+            except UnavailableError as error:
+                failure = error
+            if self._routes.partitions(topic):
+                return
+            pause_s = backoff.failed()
+            if asyncio.get_running_loop().time() + pause_s > until:
+                raise failure if failure is not None else self.unknown(topic)
+            await asyncio.sleep(pause_s)
+
+
+class MemberSession:
+    """``refused(error)`` is called when the master does not want the member any more: its rights or its group changed.
+
+    ``timeout_s``: how long one answer may take.
+    """
+
+    def __init__(
+        self,
+        masters: Sequence[Address],
+        tls: ssl.SSLContext | None,
+        member: Membership | ClientBalance,
+        *,
+        heartbeat_s: float,
+        timeout_s: float,
+        refused: Callable[[RefusedError], None],
+    ) -> None:
+        self._member = member
+        self._heartbeat_s = heartbeat_s
+        self._timeout_s = timeout_s
+        self._refused = refused
+        self._master = MasterClient(masters, tls)
+        self._refusal = f"the master refuses consumer {member.client_id}"
+        self._wake = asyncio.Event()
+        self._heart: asyncio.Task[None] | None = None
+
+    async def start(self, fetcher: Fetcher) -> None:
+        """Join the group, then send heartbeats; ``fetcher`` carries out the assignment.
+
+        Raises:
+            UnavailableError: no master answers.
+            RefusedError: it does not want this member.
+        """
+        try:
+            await self._register()
+        except BaseException:
+            await self._master.close()
+            raise
+        member = self._member
+        beating = self._choose(member, fetcher) if isinstance(member, ClientBalance) else self._follow(member, fetcher)
+        self._heart = asyncio.create_task(beating, name=f"tube-consumer-{member.client_id}")
+
+    def wake(self) -> None:
+        """Send a heartbeat now: there is something to report, or the member has to choose anew."""
+        self._wake.set()
+
+    async def question(self, member: ClientBalance) -> Orders:
+        """Ask which partitions there are. Raises PenstockError."""
+        answer = await self._master.call(
+            MethodId.GET_PARTITION_META, member.question(), master_pb2.GetPartMetaResponseM2C,
+            timeout_s=self._timeout_s,
+        )  # fmt: skip
+        return member.told(answer, wall_clock_ms())
+
+    async def stop(self) -> None:
+        """Stop heartbeats."""
+        if self._heart is not None:
+            self._heart.cancel()
+            await asyncio.gather(self._heart, return_exceptions=True)
+
+    async def close(self) -> None:
+        """Close the session; a master that does not receive this lets it expire."""
+        with contextlib.suppress(PenstockError):
+            await self._master.call(
+                MethodId.CONSUMER_CLOSE, self._member.close(), master_pb2.CloseResponseM2C, timeout_s=2
+            )
+        await self._master.close()
+
+    async def _register(self) -> None:
+        member = self._member
+        if isinstance(member, ClientBalance):
+            own = await self._master.call(
+                MethodId.CONSUMER_REGISTER_V2, member.register(), master_pb2.RegisterResponseM2CV2,
+                timeout_s=self._timeout_s,
+            )  # fmt: skip
+            _check_accepted(own.errCode, own.errMsg, self._refusal)
+            member.registered(own)
+            return
+        answer = await self._master.call(
+            MethodId.CONSUMER_REGISTER, member.register(), master_pb2.RegisterResponseM2C, timeout_s=self._timeout_s
+        )
+        _check_accepted(answer.errCode, answer.errMsg, self._refusal)
+        member.registered(answer)
+
+    async def _follow(self, member: Membership, fetcher: Fetcher) -> None:
+        """Send heartbeats; carry the master's orders out and report at once."""
+        while True:
+            pause = self._heartbeat_s
+            try:
+                request = member.heartbeat()
+                answer = await self._master.call(
+                    MethodId.CONSUMER_HEARTBEAT, request, master_pb2.HeartResponseM2C, timeout_s=self._timeout_s
+                )
+                orders = member.heard(request, answer)
+                if orders.register:
+                    await self._register()
+                    continue
+                if orders.take or orders.release:
+                    await fetcher.obey(orders)
+                    member.finished()
+                    continue
+            except RefusedError as error:
+                self._refused(error)
+            except PenstockError:
+                pause = min(pause, RETRY_S)
+            await self._pause(pause)
+
+    async def _choose(self, member: ClientBalance, fetcher: Fetcher) -> None:
+        """Send heartbeats, sometimes ask which partitions exist, and hold the chosen ones."""
+        loop = asyncio.get_running_loop()
+        asked_at = -QUESTION_S
+        while True:
+            pause = self._heartbeat_s
+            try:
+                if loop.time() - asked_at >= QUESTION_S or not member.partitions():
+                    asked_at = loop.time()
+                    orders = await self.question(member)
+                else:
+                    answer = await self._master.call(
+                        MethodId.CONSUMER_HEARTBEAT_V2, member.heartbeat(), master_pb2.HeartResponseM2CV2,
+                        timeout_s=self._timeout_s,
+                    )  # fmt: skip
+                    orders = member.heard(answer, wall_clock_ms())
+                if orders.register:
+                    await self._register()
+                    continue
+                if orders.take or orders.release:
+                    await fetcher.obey(orders)
+                    member.changed()
+            except RefusedError as error:
+                self._refused(error)
+            except PenstockError:
+                pause = min(pause, RETRY_S)
+            await self._pause(pause if member.partitions() else min(pause, RETRY_S))
+
+    async def _pause(self, seconds: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._wake.wait()
+        self._wake.clear()
+
+
+def _check_accepted(code: int, text: str, what: str) -> None:
+    if code != ErrCode.SUCCESS:
+        raise RefusedError(f"tube: {what}: {text}", code=code, text=text, do=remedy(code))
