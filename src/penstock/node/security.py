@@ -56,7 +56,7 @@ from penstock.security.tokens import load_tokens
 from penstock.statestore.binding import INVOKE
 from penstock.statestore.codec.commands import Access as KeyAccess
 from penstock.statestore.engine.store import Context
-from penstock.tube.engine.access import Access
+from penstock.tube.engine.access import ClientAccess
 
 __all__ = ["DEFAULT_LISTENER", "NodeSecurity", "StorePolicy"]
 
@@ -110,7 +110,7 @@ class NodeSecurity:
         self._web: dict[str, HttpServer] = {}
         self._sources: dict[Source, Rights | None] = {}
         self.server.check_retained(self._may_still_publish)
-        self._tube: list[tuple[Access, bool, tuple[str, str]]] = []
+        self._tube: list[tuple[ClientAccess, bool, tuple[str, str]]] = []
 
     @property
     def enforced(self) -> bool:
@@ -155,7 +155,7 @@ class NodeSecurity:
             return user in named
         return may_administer(rights_of(self.access_rules.policy), user)
 
-    def tube_access(self, listener: ListenerSection, part: tuple[str, str]) -> Access | None:
+    def tube_access(self, listener: ListenerSection, part: tuple[str, str]) -> ClientAccess | None:
         """What a tube server of the node accepts; None: every client, for everything.
 
         ``part``: user and password of the node's own broker, which no policy limits.
@@ -163,7 +163,7 @@ class NodeSecurity:
         if self.access_rules.users is None and self.access_rules.policy is None:
             return None
         exempt = self.config.tube.access
-        access = Access({}, networks=exempt.networks, groups=exempt.groups)
+        access = ClientAccess({}, networks=exempt.networks, groups=exempt.groups)
         self._tube.append((access, listener.anonymous is not None, part))
         self._change_tube()
         return access

@@ -32,7 +32,7 @@ from penstock.security.policy_file import load_policy
 from penstock.tube.admin import broker as broker_admin
 from penstock.tube.admin.caller import Caller
 from penstock.tube.broker.broker import TubeBroker
-from penstock.tube.engine.access import Access
+from penstock.tube.engine.access import ClientAccess
 from penstock.tube.engine.transactions.staging import StagingLimits
 from penstock.tube.master.admin_token import kept_token
 
@@ -164,7 +164,7 @@ async def _start(settings: BrokerSettings, parts: AsyncExitStack) -> ReadyBroker
     )
     access = None
     if users is not None or rights is not None:
-        access = Access(signing_keys(users), anonymous=settings.anonymous or users is None, rights=rights)
+        access = ClientAccess(signing_keys(users), anonymous=settings.anonymous or users is None, rights=rights)
     trail = AuditTrail(settings.data_dir / "audit")
     administer = audited(webapi, "broker", trail, token, broker_admin.is_protected)
     pages = broker_app(administer, names=names_of(settings.http, told), identify=identify)
@@ -195,7 +195,7 @@ async def _start(settings: BrokerSettings, parts: AsyncExitStack) -> ReadyBroker
     )
 
 
-def _broker(settings: BrokerSettings, web_address: str, token: str, access: Access | None) -> TubeBroker:
+def _broker(settings: BrokerSettings, web_address: str, token: str, access: ClientAccess | None) -> TubeBroker:
     """The broker, not started."""
     return TubeBroker(
         settings.data_dir,

@@ -12,7 +12,7 @@ import logging
 import socket
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, cast
+from typing import cast
 
 from penstock.errors import RemoteProtocolError
 from penstock.runtime.io.loop import after_reading
@@ -20,8 +20,9 @@ from penstock.tube.codec import exceptions
 from penstock.tube.codec.envelope import Request, decode_request, encode_error
 from penstock.tube.codec.framing import FrameDecoder, encode_frame
 from penstock.tube.engine.limits import TubeLimits
+from penstock.tube.engine.sessions import RequestContext
 
-__all__ = ["AnsweringProtocol", "Peer", "Peers", "ServerConnection"]
+__all__ = ["AnsweringProtocol", "Peers", "ServerConnection"]
 
 _log = logging.getLogger("penstock.tube")
 
@@ -30,14 +31,6 @@ TURN_BYTES = 4 << 20
 STALLED_S = 60.0
 """Time after which a peer that reads nothing is disconnected: it is gone, or holds memory on purpose."""
 _SMALL_FRAME = 1 << 20
-
-
-class Peer(NamedTuple):
-    """The sender of a request: its address, whether it uses TLS, and the connection as ``address:port``."""
-
-    address: str
-    tls: bool
-    connection: str
 
 
 class Peers:
@@ -89,10 +82,10 @@ class ServerConnection(asyncio.Protocol):
         """Answer a frame."""
         raise NotImplementedError
 
-    def settle(self) -> None:
+    def answer_collected(self) -> None:
         """Answer requests that `receive` only collected; called before the turn's responses are sent."""
 
-    def turned(self) -> None:
+    def on_turn_end(self) -> None:
         """Called when everything that could be answered in this turn was answered."""
 
     def now_ms(self) -> int:
@@ -204,9 +197,9 @@ class ServerConnection(asyncio.Protocol):
         receive = self.receive
         while frames and self._out_bytes < TURN_BYTES:
             receive(*frames.popleft())
-        self.settle()
+        self.answer_collected()
         self.flush()
-        self.turned()
+        self.on_turn_end()
         if frames and not self._full:
             asyncio.get_running_loop().call_soon(self._work)
         self._steer()
@@ -249,13 +242,21 @@ class ServerConnection(asyncio.Protocol):
 
 
 class AnsweringProtocol(ServerConnection):
-    """Answers each request at once, by ``answer(request, peer) -> body``; ``lost(connection)`` when it has ended."""
+    """Answers each request at once with ``answer(request, context)``; the connection is named ``address:port``.
+
+    ``lost(connection)`` is called when the connection has ended.
+    """
 
     def __init__(
-        self, answer: Callable[[Request, Peer], bytes], peers: Peers, lost: Callable[[str], None] | None = None
+        self,
+        answer: Callable[[Request, RequestContext], bytes],
+        peers: Peers,
+        clock: Callable[[], int],
+        lost: Callable[[str], None] | None = None,
     ) -> None:
         super().__init__(peers)
         self._answer = answer
+        self._clock = clock
         self._lost = lost
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -269,4 +270,5 @@ class AnsweringProtocol(ServerConnection):
         except RemoteProtocolError as error:
             self.put(serial, encode_error(exceptions.EXCEPTION, error.what, fatal=True))
             return
-        self.put(serial, self._answer(request, Peer(self.peer, self.tls, self.place)))
+        context = RequestContext(self._clock(), self.peer, self.place, serial, self.tls)
+        self.put(serial, self._answer(request, context))

@@ -24,7 +24,7 @@ from penstock.tube.engine.master.master import MasterEngine
 from tests.engine.tube.broker_talk import NOW as BROKER_NOW
 from tests.engine.tube.broker_talk import Talk
 from tests.engine.tube.talk import NOW, ask, join_broker, master
-from tests.unit.tube.admin.desk import change, query
+from tests.unit.tube.admin.admin_requests import change, query
 
 RECORDED = json.loads((Path(__file__).parents[2] / "vectors/tubemq/administration.json").read_text(encoding="utf-8"))
 ANSWERS = RECORDED["answers"]

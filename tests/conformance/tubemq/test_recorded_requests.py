@@ -19,7 +19,7 @@ from penstock.tube.codec.framing import FrameDecoder, encode_frame
 from penstock.tube.codec.methods import METHODS
 from penstock.tube.codec.proto import broker_pb2
 from penstock.tube.codec.schema import decode
-from penstock.tube.engine.access import Access
+from penstock.tube.engine.access import ClientAccess
 from penstock.tube.engine.master.settings import TopicSetting
 from penstock.tube.master.master import TubeMaster
 from penstock.tube.producer import Producer
@@ -206,7 +206,7 @@ async def test_clients_of_other_versions_with_unknown_fields_and_trailing_bytes(
 
 async def test_recorded_clients_that_are_refused(tmp_path: Path) -> None:
     """A master that asks for signatures: a consumer without one, heartbeats with a token that nobody issued."""
-    master = TubeMaster(tmp_path, access=Access({"vecuser": "another password"}))
+    master = TubeMaster(tmp_path, access=ClientAccess({"vecuser": "another password"}))
     _, port = await master.start("127.0.0.1", 0)
     servers = Servers(tmp_path / "clients")
     servers.ports = {"master": port, "broker": 1}

@@ -14,7 +14,7 @@ from penstock.tube.codec.schema import decode
 from penstock.tube.codec.strings import TopicConfig
 from penstock.tube.engine.broker.group_offsets import GroupOffsets
 from penstock.tube.engine.broker.topics import Topics
-from penstock.tube.engine.broker_engine import Answer, BrokerEngine
+from penstock.tube.engine.broker_engine import BrokerEngine, BrokerResponse
 from penstock.tube.engine.sessions import RequestContext
 from penstock.tube.storage.store import Store
 from tests.unit.runtime.recorded_disk import RecordedDisk
@@ -47,7 +47,7 @@ class Talk:
         config = TopicConfig(name, partitions=partitions, stores=stores, **more)
         self.engine.topics.apply(self.engine.topics.default, [config])
 
-    def answer(self, request: Request, *, waited_ms: int = 0, address: object | None = None) -> Answer | None:
+    def answer(self, request: Request, *, waited_ms: int = 0, address: object | None = None) -> BrokerResponse | None:
         request = decode_request(request.serial, encode_request(request))
         connection = self.connection if address is None else address
         context = RequestContext(self.now, self.peer, connection, request.serial)

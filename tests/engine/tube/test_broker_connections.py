@@ -7,7 +7,7 @@ from penstock.tube.codec.methods import MethodId
 from penstock.tube.codec.proto import broker_pb2 as pb
 from penstock.tube.codec.schema import decode
 from penstock.tube.codec.strings import BrokerInfo, Partition
-from penstock.tube.engine.access import Access
+from penstock.tube.engine.access import ClientAccess
 from tests.engine.tube.broker_talk import SESSION_MS, Talk, texts
 
 OURS, THEIRS = "ours", "theirs"
@@ -80,7 +80,7 @@ def test_a_waiting_get_is_answered_on_its_own_connection() -> None:
 def test_a_waiting_get_is_authenticated_with_its_own_address() -> None:
     """Requests of other connections in between change nothing: neither for it, nor for them."""
     talk = Talk()
-    talk.engine.checks.access = Access({}, networks=["10.0.0.0/8"])
+    talk.engine.checks.access = ClientAccess({}, networks=["10.0.0.0/8"])
     wanted = pb.GetMessageRequestC2B(
         clientId="c1", partitionId=0, groupName="group", topicName="demo", maxWaitMs=1000,
         range=pb.RangeRequest(startOffset=0),

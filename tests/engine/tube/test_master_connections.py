@@ -8,7 +8,7 @@ from penstock.tube.codec.envelope import Request, decode_request, decode_respons
 from penstock.tube.codec.methods import METHODS, MethodId
 from penstock.tube.codec.proto import master_pb2 as pb
 from penstock.tube.codec.schema import decode
-from penstock.tube.engine.access import Access
+from penstock.tube.engine.access import ClientAccess
 from penstock.tube.engine.client.client_balance import ClientBalance
 from penstock.tube.engine.client.consumer_group import Membership
 from penstock.tube.engine.client.routes import Routes
@@ -78,7 +78,7 @@ def test_a_producers_session_is_closed_by_its_own_connection() -> None:
 
 
 def test_interleaved_requests_are_authenticated_with_their_own_addresses() -> None:
-    engine = MasterEngine([TopicSetting("demo")], NOW, access=Access({}, networks=["10.0.0.0/8"]))
+    engine = MasterEngine([TopicSetting("demo")], NOW, access=ClientAccess({}, networks=["10.0.0.0/8"]))
     register, beat = MethodId.PRODUCER_REGISTER, MethodId.PRODUCER_HEARTBEAT
     inside, outside = Routes("p1", "h"), Routes("p2", "h")
     for _ in range(2):

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from penstock.tube.admin.master import METHODS, Change, handle
+from penstock.tube.admin.master import METHODS, SettingChange, handle
 from penstock.tube.codec.methods import MethodId
 from penstock.tube.codec.proto import master_pb2 as pb
 from penstock.tube.engine.client.consumer_group import Membership
@@ -25,8 +25,8 @@ def do(engine: MasterEngine, method: str, **params: str) -> list[dict[str, Any]]
     """Carry a method out as the shell does; its data."""
     users = {"createUser": "admin", "modifyUser": "admin", "confModAuthToken": TOKEN}
     outcome = handle(engine, {**users, "method": method, **params}, TOKEN, NOW)
-    assert isinstance(outcome, Change) == METHODS[method].changes, outcome
-    if isinstance(outcome, Change):
+    assert isinstance(outcome, SettingChange) == METHODS[method].changes, outcome
+    if isinstance(outcome, SettingChange):
         for setting in outcome.settings:
             engine.stored(setting, NOW)
         outcome = outcome.answer

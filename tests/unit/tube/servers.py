@@ -13,7 +13,7 @@ from penstock.security.tube_key import tube_key
 from penstock.tube.broker.broker import TubeBroker
 from penstock.tube.codec.envelope import Request, decode_request
 from penstock.tube.codec.framing import FrameDecoder, encode_frame
-from penstock.tube.engine.access import Access
+from penstock.tube.engine.access import ClientAccess
 from penstock.tube.master.master import TubeMaster
 from penstock.tube.reader import PartitionInfo, TopicUnavailableError, partitions
 from tests.ports import free_port
@@ -83,11 +83,11 @@ class Tube:
         if broker is not None:
             await broker.close()
 
-    def _access(self) -> Access | None:
+    def _access(self) -> ClientAccess | None:
         if self.users is None:
             return None
         keys = keys_of({**self.users, BROKER_USER[0]: BROKER_USER[1]})
-        return Access(keys, groups=self.groups, networks=self.networks, anonymous=self.anonymous)
+        return ClientAccess(keys, groups=self.groups, networks=self.networks, anonymous=self.anonymous)
 
     async def close(self) -> None:
         for number in list(self.brokers):

@@ -13,7 +13,7 @@ import trustme
 from penstock.errors import PenstockError
 from penstock.tube.broker.broker import TubeBroker
 from penstock.tube.consumer import Consumer
-from penstock.tube.engine.access import Access
+from penstock.tube.engine.access import ClientAccess
 from penstock.tube.engine.master.master import MasterConfig
 from penstock.tube.master.master import TubeMaster
 from penstock.tube.producer import Producer
@@ -24,11 +24,11 @@ USERS = {"edge": "secret"}
 
 async def test_users_sign_and_go_on_by_token(tmp_path: Path) -> None:
     # Tokens are good for a second: both are renewed several times.
-    master = TubeMaster(tmp_path / "master", access=Access(keys_of(USERS), token_ms=1000), config=MasterConfig())
+    master = TubeMaster(tmp_path / "master", access=ClientAccess(keys_of(USERS), token_ms=1000), config=MasterConfig())
     _, port = await master.start("127.0.0.1", 0)
     masters = f"127.0.0.1:{port}"
     broker = TubeBroker(
-        tmp_path / "broker", masters=[masters], heartbeat_s=0.05, access=Access(keys_of(USERS), token_ms=1000),
+        tmp_path / "broker", masters=[masters], heartbeat_s=0.05, access=ClientAccess(keys_of(USERS), token_ms=1000),
         master_user=("edge", "secret"),
     )  # fmt: skip
     await broker.start("127.0.0.1", 0)

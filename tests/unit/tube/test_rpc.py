@@ -22,7 +22,9 @@ async def port() -> AsyncIterator[int]:
     peers = Peers("test", TubeLimits())
 
     def protocol() -> AnsweringProtocol:
-        return AnsweringProtocol(lambda request, _: encode_response(request.method, request.payload * 2), peers)
+        return AnsweringProtocol(
+            lambda request, _: encode_response(request.method, request.payload * 2), peers, lambda: 0
+        )
 
     server = await asyncio.get_running_loop().create_server(protocol, "127.0.0.1", 0)
     yield server.sockets[0].getsockname()[1]

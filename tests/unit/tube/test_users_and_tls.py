@@ -14,7 +14,7 @@ from penstock.tube.broker.broker import TubeBroker
 from penstock.tube.codec.methods import MethodId
 from penstock.tube.codec.proto import broker_pb2, shared_pb2
 from penstock.tube.codec.proto import master_pb2 as pb
-from penstock.tube.engine.access import Access, sign
+from penstock.tube.engine.access import ClientAccess, sign
 from penstock.tube.engine.client.consumer_group import Membership
 from penstock.tube.master.master import TubeMaster
 from tests.unit.tube.broker_client import Client
@@ -47,14 +47,18 @@ def client_context(authority: trustme.CA, *, certificate: bool) -> ssl.SSLContex
 
 class Cluster:
     def __init__(self, path: Path) -> None:
-        self.master = TubeMaster(path / "master", access=Access(keys_of(USERS)))
+        self.master = TubeMaster(path / "master", access=ClientAccess(keys_of(USERS)))
         self.path = path
 
     async def start(self) -> None:
         self.address = await self.master.start("127.0.0.1", 0)
         masters = [f"127.0.0.1:{self.address[1]}"]
         self.broker = TubeBroker(
-            self.path, masters=masters, heartbeat_s=0.05, access=Access(keys_of(USERS)), master_user=("broker", "other")
+            self.path,
+            masters=masters,
+            heartbeat_s=0.05,
+            access=ClientAccess(keys_of(USERS)),
+            master_user=("broker", "other"),
         )
         self.broker_address = await self.broker.start("127.0.0.1", 0)
         await self.master.create_topic("demo", ready_s=10)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from penstock.tube.admin.changes import (
     NOT_USED,
     Answer,
-    Change,
+    SettingChange,
     has_properties,
     item,
     refuse_unchangeable,
@@ -58,7 +58,7 @@ def _ids(params: Params) -> list[int]:
     return ids
 
 
-def add(engine: MasterEngine, params: Params, now: int) -> Change:
+def add(engine: MasterEngine, params: Params, now: int) -> SettingChange:
     """Configure a broker; it is a draft, which may not register, until it is set online."""
     params.required("createUser", "cur")
     refuse_unchangeable(params)
@@ -85,10 +85,12 @@ def add(engine: MasterEngine, params: Params, now: int) -> Change:
     # The reference allows one broker per host; here several brokers of a host differ in their ports.
     taken = next((b.id for b in configured.values() if (b.host, b.port) == (host, port) and b.id != number), None)
     if number in configured:
-        return Change([], success([item(402, f"broker {number} exists", brokerId=number, brokerIp=host)]))
+        return SettingChange([], success([item(402, f"broker {number} exists", brokerId=number, brokerIp=host)]))
     if taken is not None:
-        return Change([], success([item(402, f"{host}:{port} is broker {taken}", brokerId=number, brokerIp=host)]))
-    return Change([setting], success([item(brokerId=number, brokerIp=host)]))
+        return SettingChange(
+            [], success([item(402, f"{host}:{port} is broker {taken}", brokerId=number, brokerIp=host)])
+        )
+    return SettingChange([setting], success([item(brokerId=number, brokerIp=host)]))
 
 
 def _status(params: Params, present: int) -> int:
@@ -102,7 +104,7 @@ def _status(params: Params, present: int) -> int:
     return found
 
 
-def update(engine: MasterEngine, params: Params, now: int) -> Change:
+def update(engine: MasterEngine, params: Params, now: int) -> SettingChange:
     """Change ports, status and topic defaults of brokers."""
     params.required("modifyUser", "mur")
     refuse_unchangeable(params)
@@ -122,10 +124,10 @@ def update(engine: MasterEngine, params: Params, now: int) -> Change:
         )
         changed += [] if wanted == old else [wanted]
         rows.append(item(201 if wanted == old else 200, brokerId=number))
-    return Change(changed, success(rows))
+    return SettingChange(changed, success(rows))
 
 
-def _switch(engine: MasterEngine, params: Params, wanted: Callable[[int], int | None]) -> Change:
+def _switch(engine: MasterEngine, params: Params, wanted: Callable[[int], int | None]) -> SettingChange:
     """Set the status of brokers. ``wanted`` maps the present status to the new one; None: not possible for a draft."""
     params.required("modifyUser", "mur")
     changed: list[Setting | Removal] = []
@@ -142,7 +144,7 @@ def _switch(engine: MasterEngine, params: Params, wanted: Callable[[int], int | 
             continue
         changed += [] if old.status == status else [old._replace(status=status)]
         rows.append(item(201 if old.status == status else 200, brokerId=number))
-    return Change(changed, success(rows))
+    return SettingChange(changed, success(rows))
 
 
 def known(engine: MasterEngine) -> dict[int, BrokerSetting]:
@@ -174,17 +176,17 @@ def defaults_on(engine: MasterEngine, number: int | None = None) -> TopicDefault
     return cluster if setting is None else setting.topic_defaults.over(cluster)
 
 
-def online(engine: MasterEngine, params: Params, now: int) -> Change:
+def online(engine: MasterEngine, params: Params, now: int) -> SettingChange:
     """Let brokers register, and allow reading and writing."""
     return _switch(engine, params, lambda _: Status.ONLINE)
 
 
-def offline(engine: MasterEngine, params: Params, now: int) -> Change:
+def offline(engine: MasterEngine, params: Params, now: int) -> SettingChange:
     """Stop reading and writing on brokers."""
     return _switch(engine, params, lambda _: Status.OFFLINE)
 
 
-def read_or_write(engine: MasterEngine, params: Params, now: int) -> Change:
+def read_or_write(engine: MasterEngine, params: Params, now: int) -> SettingChange:
     """Allow or stop reading and writing on brokers; an unnamed one of both is not changed."""
     write = params.given_flag("acceptPublish", "accPub", "isAcceptPublish")
     read = params.given_flag("acceptSubscribe", "accSub", "isAcceptSubscribe")
@@ -203,7 +205,7 @@ def read_or_write(engine: MasterEngine, params: Params, now: int) -> Change:
     return _switch(engine, params, wanted)
 
 
-def reload(engine: MasterEngine, params: Params, now: int) -> Change:
+def reload(engine: MasterEngine, params: Params, now: int) -> SettingChange:
     """Send brokers their whole configuration with the next heartbeat, and have them report what they serve."""
     params.required("modifyUser", "mur")
     rows = []
@@ -211,10 +213,10 @@ def reload(engine: MasterEngine, params: Params, now: int) -> Change:
         sent = engine.send_configuration(number)
         text = "Ok!" if sent else f"broker {number} is not here: it gets its configuration when it registers"
         rows.append(item(200 if sent else 401, text, brokerId=number))
-    return Change([], success(rows))
+    return SettingChange([], success(rows))
 
 
-def delete(engine: MasterEngine, params: Params, now: int) -> Change:
+def delete(engine: MasterEngine, params: Params, now: int) -> SettingChange:
     """Delete brokers that are offline or drafts, or not configured and not online.
 
     No topic may be configured on them by broker; with `isReservedData` such topics stay there.
@@ -240,7 +242,7 @@ def delete(engine: MasterEngine, params: Params, now: int) -> Change:
         else:
             changed += [Removal(kind.__name__, str(number)) for kind in (BrokerSeen, BrokerSetting)]
             rows.append(item(brokerId=number))
-    return Change(changed, success(rows))
+    return SettingChange(changed, success(rows))
 
 
 def configured(engine: MasterEngine, params: Params, now: int) -> Answer:

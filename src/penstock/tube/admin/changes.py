@@ -32,8 +32,8 @@ __all__ = [
     "MAX_STORES",
     "NOT_USED",
     "Answer",
-    "Change",
     "Run",
+    "SettingChange",
     "batch",
     "delete_policy",
     "failure",
@@ -106,7 +106,7 @@ AUTHOR = ("dataVersionId", "serialId", "createUser", "createDate", "modifyUser",
 """Names of the fields of `who_and_when`."""
 
 
-class Change(NamedTuple):
+class SettingChange(NamedTuple):
     """``settings`` to make durable and then to apply; ``answer`` to send after that."""
 
     settings: list[Setting | Removal]
@@ -218,13 +218,13 @@ MAX_OBJECTS = 1000
 _JSON_TEXTS = frozenset({"flowCtrlInfo", "flowCtrlSet"})
 _NAMES = ("brokerId", "brokerIp", "topicName", "groupName")
 
-Run = Callable[[MasterEngine, Params, int], Change]
+Run = Callable[[MasterEngine, Params, int], SettingChange]
 
 
 def batch(run: Run, *names: str) -> Run:
     """Batch form of ``run``: once for each object of the array that one of ``names`` contains."""
 
-    def together(engine: MasterEngine, params: Params, now: int) -> Change:
+    def together(engine: MasterEngine, params: Params, now: int) -> SettingChange:
         changed: dict[tuple[str, str], Setting | Removal] = {}
         rows: list[dict[str, Any]] = []
         for given in _objects(params, names):
@@ -244,7 +244,7 @@ def batch(run: Run, *names: str) -> Run:
                 continue
             changed |= {key_of(setting): setting for setting in change.settings}
             rows += change.answer["data"]
-        return Change(list(changed.values()), success(rows))
+        return SettingChange(list(changed.values()), success(rows))
 
     together.__doc__ = f"{(run.__doc__ or '').strip().splitlines()[0].rstrip('.')}: several at once, in `{names[0]}`."
     return together

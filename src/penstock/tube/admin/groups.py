@@ -5,7 +5,7 @@ from __future__ import annotations
 from penstock.tube.admin.brokers import defaults_on
 from penstock.tube.admin.changes import (
     Answer,
-    Change,
+    SettingChange,
     flow_rules,
     flow_text,
     item,
@@ -161,7 +161,7 @@ def _balancing(engine: MasterEngine, group: Group) -> Answer:
     }
 
 
-def rebalance(engine: MasterEngine, params: Params, now: int) -> Change:
+def rebalance(engine: MasterEngine, params: Params, now: int) -> SettingChange:
     """Take all partitions from members of a group and assign them to others."""
     params.required("modifyUser", "mur")
     group_name = names_of(params)[0]
@@ -173,10 +173,10 @@ def rebalance(engine: MasterEngine, params: Params, now: int) -> Change:
     for member in members:
         done = engine.expel(group_name, member, wait, now)
         rows.append(item(200 if done else 401, "Ok!" if done else "not a member of the group", consumerId=member))
-    return Change([], success(rows))
+    return SettingChange([], success(rows))
 
 
-def consume_from_max(engine: MasterEngine, params: Params, now: int) -> Change:
+def consume_from_max(engine: MasterEngine, params: Params, now: int) -> SettingChange:
     """Have groups that balance by themselves continue at the newest messages; in memory only, as in the reference."""
     params.required("modifyUser", "mur")
     rows = []
@@ -185,7 +185,7 @@ def consume_from_max(engine: MasterEngine, params: Params, now: int) -> Change:
         if group is not None:
             group.from_max_id = now
         rows.append(item(200 if group else 401, "Ok!" if group else "no member is registered", groupName=name))
-    return Change([], success(rows))
+    return SettingChange([], success(rows))
 
 
 # Access control.
@@ -211,7 +211,7 @@ def consume_controls(engine: MasterEngine, params: Params, now: int) -> Answer:
     )
 
 
-def set_consume(engine: MasterEngine, params: Params, now: int) -> Change:
+def set_consume(engine: MasterEngine, params: Params, now: int) -> SettingChange:
     """Allow or deny groups the consumption of topics, or restrict them to filters."""
     _user(params)
     changed: Changed = []
@@ -233,16 +233,18 @@ def set_consume(engine: MasterEngine, params: Params, now: int) -> Change:
             )
             changed.append(wanted)
             rows.append(item(groupName=group, topicName=topic))
-    return Change(changed, success(rows))
+    return SettingChange(changed, success(rows))
 
 
-def delete_consume(engine: MasterEngine, params: Params, now: int) -> Change:
+def delete_consume(engine: MasterEngine, params: Params, now: int) -> SettingChange:
     """Remove rules of groups: then the topic's access control decides."""
     params.required("modifyUser", "mur")
     groups, topics = set(names_of(params)), set(params.items("topicName"))
     found = [key for key in sorted(engine.controls.consume) if key[0] in groups and (not topics or key[1] in topics)]
     rows = [item(groupName=group, topicName=topic) for group, topic in found]
-    return Change([Removal(ConsumeControl.__name__, f"{group}\0{topic}") for group, topic in found], success(rows))
+    return SettingChange(
+        [Removal(ConsumeControl.__name__, f"{group}\0{topic}") for group, topic in found], success(rows)
+    )
 
 
 def topic_controls(engine: MasterEngine, params: Params, now: int) -> Answer:
@@ -293,7 +295,7 @@ def who_may(engine: MasterEngine, topic: str) -> Answer:
     }
 
 
-def set_topic_control(engine: MasterEngine, params: Params, now: int) -> Change:
+def set_topic_control(engine: MasterEngine, params: Params, now: int) -> SettingChange:
     """Enable or disable the access control of topics, and set their message size."""
     _user(params)
     changed: Changed = []
@@ -309,14 +311,16 @@ def set_topic_control(engine: MasterEngine, params: Params, now: int) -> Change:
         if size is not None and size != topic.max_message_bytes:
             changed.append(topic._replace(max_message_bytes=size))
         rows.append(item(topicName=name))
-    return Change(changed, success(rows))
+    return SettingChange(changed, success(rows))
 
 
-def delete_topic_control(engine: MasterEngine, params: Params, now: int) -> Change:
+def delete_topic_control(engine: MasterEngine, params: Params, now: int) -> SettingChange:
     """Remove the access control of topics."""
     params.required("modifyUser", "mur")
     names = [name for name in _topics(params) if name in engine.controls.topics]
-    return Change([Removal(TopicControl.__name__, name) for name in names], success([item(topicName=n) for n in names]))
+    return SettingChange(
+        [Removal(TopicControl.__name__, name) for name in names], success([item(topicName=n) for n in names])
+    )
 
 
 # Resources.
@@ -349,7 +353,7 @@ def _priority(params: Params, present: int) -> int:
     return value
 
 
-def set_resources(engine: MasterEngine, params: Params, now: int) -> Change:
+def set_resources(engine: MasterEngine, params: Params, now: int) -> SettingChange:
     """Set resources of groups."""
     _user(params)
     changed: Changed = []
@@ -368,14 +372,16 @@ def set_resources(engine: MasterEngine, params: Params, now: int) -> Change:
                 max(now, old.serial + 1),
             )
         )
-    return Change(changed, success([item(groupName=name) for name in names_of(params)]))
+    return SettingChange(changed, success([item(groupName=name) for name in names_of(params)]))
 
 
-def delete_resources(engine: MasterEngine, params: Params, now: int) -> Change:
+def delete_resources(engine: MasterEngine, params: Params, now: int) -> SettingChange:
     """Remove settings of groups."""
     params.required("modifyUser", "mur")
     names = [name for name in names_of(params) if name in engine.controls.groups]
-    return Change([Removal(GroupSetting.__name__, name) for name in names], success([item(groupName=n) for n in names]))
+    return SettingChange(
+        [Removal(GroupSetting.__name__, name) for name in names], success([item(groupName=n) for n in names])
+    )
 
 
 def cluster_setting(engine: MasterEngine, params: Params, now: int) -> Answer:
@@ -402,7 +408,7 @@ def cluster_setting(engine: MasterEngine, params: Params, now: int) -> Answer:
     )
 
 
-def set_cluster(engine: MasterEngine, params: Params, now: int) -> Change:
+def set_cluster(engine: MasterEngine, params: Params, now: int) -> SettingChange:
     """Set the cluster's defaults."""
     _user(params)
     refuse_unchangeable(params)
@@ -419,4 +425,4 @@ def set_cluster(engine: MasterEngine, params: Params, now: int) -> Change:
         params.number("brokerTLSPort", default=old.broker_tls_port, least=1, most=65535),
         params.number("brokerWebPort", default=old.broker_web_port, least=1, most=65535),
     )
-    return Change([wanted], success([item()]))
+    return SettingChange([wanted], success([item()]))

@@ -6,7 +6,7 @@ Each is a view of the settings that the newer methods show completely (``…_csm
 from __future__ import annotations
 
 from penstock.tube.admin import groups
-from penstock.tube.admin.changes import AUTHOR, Answer, Change, Run, item, success
+from penstock.tube.admin.changes import AUTHOR, Answer, Run, SettingChange, item, success
 from penstock.tube.admin.parameters import BadParameter, Params
 from penstock.tube.engine.master.master import MasterEngine
 from penstock.tube.engine.master.settings import ClusterSetting, GroupSetting, Removal, Setting
@@ -32,23 +32,23 @@ __all__ = [
 
 
 def _with(run: Run, **fixed: str) -> Run:
-    def fixing(engine: MasterEngine, params: Params, now: int) -> Change:
+    def fixing(engine: MasterEngine, params: Params, now: int) -> SettingChange:
         return run(engine, params.fixed(fixed), now)
 
     return fixing
 
 
-def allow(engine: MasterEngine, params: Params, now: int) -> Change:
+def allow(engine: MasterEngine, params: Params, now: int) -> SettingChange:
     """Allow groups to consume topics with access control."""
     return _with(groups.set_consume, consumeEnable="true")(engine, params, now)
 
 
-def forbid(engine: MasterEngine, params: Params, now: int) -> Change:
+def forbid(engine: MasterEngine, params: Params, now: int) -> SettingChange:
     """Deny groups the consumption of topics."""
     return _with(groups.set_consume, consumeEnable="false")(engine, params, now)
 
 
-def withdraw(engine: MasterEngine, params: Params, now: int) -> Change:
+def withdraw(engine: MasterEngine, params: Params, now: int) -> SettingChange:
     """Remove groups from the list of those that may, or may not, consume topics."""
     return groups.delete_consume(engine, params, now)
 
@@ -68,14 +68,14 @@ def _listed(engine: MasterEngine, params: Params, now: int, *, enabled: bool) ->
     return success([{**row, "reason": row["disableCsmRsn"]} for row in rows if row["consumeEnable"] is enabled])
 
 
-def bind_filters(engine: MasterEngine, params: Params, now: int) -> Change:
+def bind_filters(engine: MasterEngine, params: Params, now: int) -> SettingChange:
     """Restrict the consumption of groups to message types of topics."""
     status = params.number("condStatus", default=0, least=0, most=groups.FILTERED)
     fixed = {"filterEnable": "true" if status == groups.FILTERED else "false"} if params.text("condStatus") else {}
     return _with(groups.set_consume, **fixed)(engine, params, now)
 
 
-def free_filters(engine: MasterEngine, params: Params, now: int) -> Change:
+def free_filters(engine: MasterEngine, params: Params, now: int) -> SettingChange:
     """Remove restrictions of groups to message types."""
     params.required("modifyUser", "mur")
     changed: list[Setting | Removal] = []
@@ -85,7 +85,7 @@ def free_filters(engine: MasterEngine, params: Params, now: int) -> Change:
         if group in wanted and (not topics or topic in topics):
             changed.append(control._replace(filter_enabled=False, filters=()))
             rows.append(item(groupName=group, topicName=topic))
-    return Change(changed, success(rows))
+    return SettingChange(changed, success(rows))
 
 
 def filters(engine: MasterEngine, params: Params, now: int) -> Answer:
@@ -122,7 +122,7 @@ def group_settings(engine: MasterEngine, params: Params, now: int) -> Answer:
     )
 
 
-def set_group(engine: MasterEngine, params: Params, now: int) -> Change:
+def set_group(engine: MasterEngine, params: Params, now: int) -> SettingChange:
     """Set limits of clients of a group per broker."""
     bind = params.text("enableBind")
     if bind not in {"", "0", "1"}:
@@ -148,7 +148,7 @@ def _rules(name: str, row: Answer) -> Answer:
     }
 
 
-def set_rules(engine: MasterEngine, params: Params, now: int) -> Change:
+def set_rules(engine: MasterEngine, params: Params, now: int) -> SettingChange:
     """Set flow control rules of groups; they are enabled unless `statusId` is 0."""
     return _with(groups.set_resources, flowCtrlEnable=_status(params))(engine, params, now)
 
@@ -157,7 +157,7 @@ def _status(params: Params) -> str:
     return "true" if params.number("statusId", default=1, least=0, most=1) else "false"
 
 
-def forget_rules(engine: MasterEngine, params: Params, now: int) -> Change:
+def forget_rules(engine: MasterEngine, params: Params, now: int) -> SettingChange:
     """Remove flow control rules of groups."""
     params.required("modifyUser", "mur")
     changed: list[Setting | Removal] = []
@@ -172,7 +172,7 @@ def forget_rules(engine: MasterEngine, params: Params, now: int) -> Change:
             old._replace(flow_enabled=empty.flow_enabled, flow_info=empty.flow_info, serial=max(now, old.serial + 1))
         )
         rows.append(item(groupName=name))
-    return Change(changed, success(rows))
+    return SettingChange(changed, success(rows))
 
 
 def cluster_rules(engine: MasterEngine, params: Params, now: int) -> Answer:
@@ -181,14 +181,14 @@ def cluster_rules(engine: MasterEngine, params: Params, now: int) -> Answer:
     return success([_rules("default_master_ctrl", row)])
 
 
-def set_cluster_rules(engine: MasterEngine, params: Params, now: int) -> Change:
+def set_cluster_rules(engine: MasterEngine, params: Params, now: int) -> SettingChange:
     """Set flow control rules of all groups; they are enabled unless `statusId` is 0."""
     return _with(groups.set_cluster, flowCtrlEnable=_status(params))(engine, params, now)
 
 
-def reset_cluster_rules(engine: MasterEngine, params: Params, now: int) -> Change:
+def reset_cluster_rules(engine: MasterEngine, params: Params, now: int) -> SettingChange:
     """Remove the flow control rules of all groups."""
     params.required("modifyUser", "mur")
     old, empty = engine.controls.cluster, ClusterSetting()
     wanted = old._replace(flow_enabled=empty.flow_enabled, flow_info=empty.flow_info, serial=max(now, old.serial + 1))
-    return Change([wanted], success([item()]))
+    return SettingChange([wanted], success([item()]))

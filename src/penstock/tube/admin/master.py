@@ -12,17 +12,17 @@ from typing import NamedTuple
 import penstock
 from penstock.tube.admin import brokers, groups, legacy, topics, views
 from penstock.tube.admin.caller import UNAUTHORIZED, UNKNOWN, Caller
-from penstock.tube.admin.changes import Answer, Change, Run, batch, failure, success
+from penstock.tube.admin.changes import Answer, Run, SettingChange, batch, failure, success
 from penstock.tube.admin.parameters import BadParameter, Params, format_time
 from penstock.tube.engine.master.master import MasterEngine
 from penstock.tube.engine.master.settings import Authorship, Removal, Setting, key_of
 
-__all__ = ["METHODS", "BadParameter", "Change", "Method", "authors", "failure", "handle", "is_protected"]
+__all__ = ["METHODS", "BadParameter", "MasterMethod", "SettingChange", "authors", "failure", "handle", "is_protected"]
 
 
 def handle(
     engine: MasterEngine, params: Mapping[str, str], token: str | None, now: int, caller: Caller = UNKNOWN
-) -> Answer | Change:
+) -> Answer | SettingChange:
     """Answer a request of ``caller``.
 
     ``token`` is the administration token, which a request contains as ``confModAuthToken``; None: only users may make
@@ -40,7 +40,7 @@ def handle(
         if method.only is not None:
             given.check_unused(method.only)
         outcome = method.run(engine, given, now)
-        if isinstance(outcome, Change) and outcome.settings and not method.batch:
+        if isinstance(outcome, SettingChange) and outcome.settings and not method.batch:
             given.check_unused()
         return outcome
     except BadParameter as error:
@@ -115,43 +115,45 @@ def _date(params: Params, now: int, *names: str) -> int:
     return params.time_ms(*names) if params.text(*names) else now
 
 
-class Method(NamedTuple):
+class MasterMethod(NamedTuple):
     """One method. The docstring of ``run`` is its line on the reference page.
 
     ``only``: all parameters of a change that takes effect at once; others are rejected before it runs. Any other change
     is rejected afterwards if a parameter was not used. ``batch``: its objects are checked one by one.
     """
 
-    run: Callable[[MasterEngine, Params, int], Answer | Change]
+    run: Callable[[MasterEngine, Params, int], Answer | SettingChange]
     changes: bool = False
     only: frozenset[str] | None = None
     batch: bool = False
 
 
-def _change(run: Callable[[MasterEngine, Params, int], Change], *names: str) -> dict[str, Method]:
-    return dict.fromkeys(names, Method(run, changes=True))
+def _change(run: Callable[[MasterEngine, Params, int], SettingChange], *names: str) -> dict[str, MasterMethod]:
+    return dict.fromkeys(names, MasterMethod(run, changes=True))
 
 
-def _order(run: Callable[[MasterEngine, Params, int], Change], name: str, *only: str) -> dict[str, Method]:
+def _order(run: Callable[[MasterEngine, Params, int], SettingChange], name: str, *only: str) -> dict[str, MasterMethod]:
     """A change that takes effect at once and is not stored."""
-    return {name: Method(run, changes=True, only=frozenset(only))}
+    return {name: MasterMethod(run, changes=True, only=frozenset(only))}
 
 
-def _query(run: Callable[[MasterEngine, Params, int], Answer], *names: str) -> dict[str, Method]:
-    return dict.fromkeys(names, Method(run))
+def _query(run: Callable[[MasterEngine, Params, int], Answer], *names: str) -> dict[str, MasterMethod]:
+    return dict.fromkeys(names, MasterMethod(run))
 
 
-def _batches(names: tuple[str, ...], *rows: tuple[Run | str, ...]) -> dict[str, Method]:
+def _batches(names: tuple[str, ...], *rows: tuple[Run | str, ...]) -> dict[str, MasterMethod]:
     """Each row: the function for each object of the array in one of ``names``, and the methods that call it."""
-    found: dict[str, Method] = {}
+    found: dict[str, MasterMethod] = {}
     for run, *methods in rows:
         assert not isinstance(run, str)
-        found |= dict.fromkeys((str(name) for name in methods), Method(batch(run, *names), changes=True, batch=True))
+        found |= dict.fromkeys(
+            (str(name) for name in methods), MasterMethod(batch(run, *names), changes=True, batch=True)
+        )
     return found
 
 
 _GROUP = ("groupName", "group", "consumeGroup")
-METHODS: dict[str, Method] = {
+METHODS: dict[str, MasterMethod] = {
     **_query(topics.info, "admin_query_topic_info"),
     **_query(topics.deployed, "admin_query_topic_deploy_info"),
     **_query(topics.places, "admin_query_topic_deploy_configure"),

@@ -12,7 +12,7 @@ from penstock.tube.admin.changes import (
     MAX_STORES,
     NOT_USED,
     Answer,
-    Change,
+    SettingChange,
     delete_policy,
     has_properties,
     item,
@@ -75,7 +75,7 @@ def _made(params: Params, default: TopicDefaults, engine: MasterEngine) -> Topic
     )
 
 
-def add(engine: MasterEngine, params: Params, now: int) -> Change:
+def add(engine: MasterEngine, params: Params, now: int) -> SettingChange:
     """Create topics, or add brokers to topics; each with the given properties, otherwise with the broker's defaults."""
     params.required("createUser", "cur")
     refuse_unchangeable(params)
@@ -102,7 +102,7 @@ def add(engine: MasterEngine, params: Params, now: int) -> Change:
                 topic = topic.joined(number, own[number]) if code == OK else topic
             rows += _rows(engine, [number], name, code, text)
         topics += [topic] if topic != before else []
-    return Change([*topics], success(rows))
+    return SettingChange([*topics], success(rows))
 
 
 def _judged(check: Callable[[], None]) -> tuple[int, str]:
@@ -117,7 +117,7 @@ Edit = Callable[[TopicDeployment], tuple[TopicDeployment, int, str]]
 """Changes a topic on one broker; returns code 200 if it changed something."""
 
 
-def _edit(engine: MasterEngine, params: Params, edit: Edit, size: int | None = None) -> Change:
+def _edit(engine: MasterEngine, params: Params, edit: Edit, size: int | None = None) -> SettingChange:
     """Change topics on the named brokers. Without names, or with all brokers, it holds for new brokers too."""
     params.required("modifyUser", "mur")
     broker_ids = params.numbers("brokerId")
@@ -147,7 +147,7 @@ def _edit(engine: MasterEngine, params: Params, edit: Edit, size: int | None = N
             rows += _rows(engine, [number], name, *((OK, "Ok!") if unlike else (code, text)))
         wanted = sized.changed({number: each for number, (each, _, _) in outcomes.items()}, common)
         changed += [wanted] if wanted != topic else []
-    return Change([*changed], success(rows))
+    return SettingChange([*changed], success(rows))
 
 
 def _agreed(there: list[TopicDeployment], common: TopicDeployment) -> TopicDeployment:
@@ -156,7 +156,7 @@ def _agreed(there: list[TopicDeployment], common: TopicDeployment) -> TopicDeplo
     return TopicDeployment._make(column[-1] if len(set(column[1:])) == 1 else column[0] for column in columns)
 
 
-def modify(engine: MasterEngine, params: Params, now: int) -> Change:
+def modify(engine: MasterEngine, params: Params, now: int) -> SettingChange:
     """Change the given properties of topics, on the named brokers or on all.
 
     Partitions and stores can only be added: offsets keep their meaning.
@@ -182,7 +182,7 @@ def modify(engine: MasterEngine, params: Params, now: int) -> Change:
     return _edit(engine, params, edit, message_bytes(params))
 
 
-def _status(engine: MasterEngine, params: Params, status: int, needed: int, hint: str) -> Change:
+def _status(engine: MasterEngine, params: Params, status: int, needed: int, hint: str) -> SettingChange:
     def edit(here: TopicDeployment) -> tuple[TopicDeployment, int, str]:
         if here.status == status:
             return here, UNCHANGED, "nothing to change"
@@ -195,17 +195,17 @@ def _status(engine: MasterEngine, params: Params, status: int, needed: int, hint
     return _edit(engine, params, edit)
 
 
-def delete(engine: MasterEngine, params: Params, now: int) -> Change:
+def delete(engine: MasterEngine, params: Params, now: int) -> SettingChange:
     """Disable topics on the named brokers or on all; their data stay until they are removed."""
     return _status(engine, params, TOPIC_DELETED, 0, "the topic is being removed")
 
 
-def redo(engine: MasterEngine, params: Params, now: int) -> Change:
+def redo(engine: MasterEngine, params: Params, now: int) -> SettingChange:
     """Undo a deletion, on the named brokers or on all."""
     return _status(engine, params, 0, TOPIC_DELETED, "the topic is being removed")
 
 
-def remove(engine: MasterEngine, params: Params, now: int) -> Change:
+def remove(engine: MasterEngine, params: Params, now: int) -> SettingChange:
     """Remove deleted topics with their data, on the named brokers or on all.
 
     Brokers do it with their next heartbeat; once none has a topic, its name is free.

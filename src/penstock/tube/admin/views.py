@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.tube.admin.changes import Answer, Change, failure, item, success
+from penstock.tube.admin.changes import Answer, SettingChange, failure, item, success
 from penstock.tube.admin.parameters import Params
 from penstock.tube.engine.master.balance import Group
 from penstock.tube.engine.master.client_balance import ClientGroup
@@ -192,7 +192,7 @@ def statistics_off(engine: MasterEngine, params: Params, now: int) -> Answer:
     return failure("counters are always on: they cannot be disabled")
 
 
-def release(engine: MasterEngine, params: Params, now: int) -> Change:
+def release(engine: MasterEngine, params: Params, now: int) -> SettingChange:
     """Refused for each broker: this master never disables one; restart a broker whose disk failed."""
     params.required("modifyUser", "mur")
     rows = []
@@ -205,7 +205,7 @@ def release(engine: MasterEngine, params: Params, now: int) -> Change:
             rows.append(item(405, f"the master cannot release it, start the broker again: {failure}", brokerId=number))
         else:
             rows.append(item(405, "it is not forbidden: this master forbids no broker by itself", brokerId=number))
-    return Change([], success(rows))
+    return SettingChange([], success(rows))
 
 
 def transfer(engine: MasterEngine, params: Params, now: int) -> Answer:

@@ -17,7 +17,6 @@ from typing import Final, NamedTuple
 
 from penstock.errors import PenstockError, StorageError
 from penstock.runtime.io.commit_queue import CommitQueue, CommitWaiter
-from penstock.tube.broker.connection import BrokerConnection
 from penstock.tube.broker.maintenance import Maintenance
 from penstock.tube.codec.codes import ErrCode
 from penstock.tube.codec.envelope import encode_response
@@ -25,6 +24,7 @@ from penstock.tube.codec.methods import METHODS, MethodId
 from penstock.tube.engine.broker_engine import AppendResult, BrokerEngine
 from penstock.tube.engine.interfaces import LogStore
 from penstock.tube.engine.transactions.publishing import Publication
+from penstock.tube.rpc import ServerConnection
 from penstock.tube.storage.broker_storage import BrokerStorage, StorageCommit
 from penstock.tube.storage.meta import GroupOffset
 from penstock.tube.storage.store import Store
@@ -46,7 +46,7 @@ AppendDone = Callable[["AppendResult | PenstockError"], None]
 class _Response(NamedTuple):
     """Responses of one kind to a connection; dropped after the instant ``expires_ms``, 0 = never."""
 
-    connection: BrokerConnection
+    connection: ServerConnection
     serials: Sequence[int]
     method: int
     bodies: Sequence[bytes]
@@ -162,7 +162,7 @@ class Commits:
 
     def wait(
         self,
-        connection: BrokerConnection,
+        connection: ServerConnection,
         serials: Sequence[int],
         method: int,
         bodies: Sequence[bytes],
@@ -218,11 +218,11 @@ class Commits:
 
     def answer_ready(self) -> None:
         """Send the responses to fetches that need not wait any more."""
-        touched: dict[BrokerConnection, None] = {}
+        touched: dict[ServerConnection, None] = {}
         self._collect_ready(touched)
         for connection in touched:
             connection.flush()
-            connection.turned()
+            connection.on_turn_end()
 
     async def close(self) -> None:
         """Commit what is scheduled, with what producers have sent; later changes are refused."""
@@ -286,7 +286,7 @@ class Commits:
     def _show(self, stores: Sequence[LogStore]) -> None:
         """Show readers what is new in ``stores``, and send the responses to fetches that waited for it."""
         self._engine.readable(stores, self._clock())
-        touched: dict[BrokerConnection, None] = {}
+        touched: dict[ServerConnection, None] = {}
         self._collect_ready(touched)
         for connection in touched:
             connection.flush()
@@ -303,7 +303,7 @@ class Commits:
         """Let responses to commits of staged rows leave with the commit of their last rows."""
         transactions = self._engine.transactions
         for address, serial, body in transactions.answered:
-            if isinstance(address, BrokerConnection):
+            if isinstance(address, ServerConnection):
                 responses.append(_Response(address, [serial], MethodId.SEND_MESSAGE, [body], 0))
         transactions.answered.clear()
         publishing = transactions.publishing
@@ -323,7 +323,7 @@ class Commits:
             if engine.transactions.dirty:
                 self.schedule()
             engine.readable([store for store, _, _ in commit.works], now)
-        touched: dict[BrokerConnection, None] = {}
+        touched: dict[ServerConnection, None] = {}
         self._collect_ready(touched)
         for connection, serials, method, bodies, expires_ms in pending.responses:
             if expires_ms and now >= expires_ms:
@@ -333,12 +333,12 @@ class Commits:
             touched[connection] = None
         for connection in touched:
             connection.flush()
-            connection.turned()
+            connection.on_turn_end()
 
-    def _collect_ready(self, touched: dict[BrokerConnection, None]) -> None:
+    def _collect_ready(self, touched: dict[ServerConnection, None]) -> None:
         """Put the responses to fetches that waited; their connections go into ``touched``."""
         for address, serial, answer in self._engine.ready:
-            assert isinstance(address, BrokerConnection)
+            assert isinstance(address, ServerConnection)
             address.put(serial, answer.body, one_block=answer.one_block)
             touched[address] = None
         self._engine.ready.clear()

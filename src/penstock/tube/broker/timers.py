@@ -10,12 +10,12 @@ from penstock.tube.broker.commits import Commits
 from penstock.tube.broker.maintenance import Maintenance
 from penstock.tube.engine.broker_engine import BrokerEngine
 
-__all__ = ["Timers"]
+__all__ = ["BrokerTimers"]
 
 _RETENTION_S = 60.0
 
 
-class Timers:
+class BrokerTimers:
     """The timers of one broker, in the loop that they are created in; they run until :meth:`stop`."""
 
     def __init__(

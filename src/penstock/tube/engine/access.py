@@ -16,7 +16,7 @@ from typing import NamedTuple, Protocol
 
 from penstock.tube.codec.proto import shared_pb2
 
-__all__ = ["Access", "Passed", "Rights", "RightsOf", "sign"]
+__all__ = ["ClientAccess", "Passed", "RightsOf", "TopicRights", "sign"]
 
 _REMEMBERED = 4096
 _SIGNED_PIECES = 4  # user, timestamp, nonce, signature: what a Java client sends to brokers
@@ -26,7 +26,7 @@ _WINDOW_MS = 20_000
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
-class Rights(Protocol):
+class TopicRights(Protocol):
     """Rights of a user."""
 
     def may_produce(self, topic: str) -> bool:
@@ -42,7 +42,7 @@ class Rights(Protocol):
         ...
 
 
-RightsOf = Callable[[str], Rights | None]
+RightsOf = Callable[[str], TopicRights | None]
 """Rights by user name; None: unrestricted."""
 
 
@@ -61,7 +61,7 @@ class Passed(NamedTuple):
     renew: bool = False
 
 
-class Access:
+class ClientAccess:
     """Users and their rights.
 
     ``users``: signing keys by name. ``anonymous``: clients need not sign. ``networks`` and ``groups``: clients that
@@ -85,7 +85,7 @@ class Access:
         self._anonymous = anonymous
         self._known: dict[str, tuple[str, int]] = {}
         self._rights_of = rights
-        self._rights: dict[str, Rights | None] = {}
+        self._rights: dict[str, TopicRights | None] = {}
 
     def change(self, users: Mapping[str, str], rights: RightsOf | None, *, anonymous: bool) -> None:
         """Replace users and rights."""
@@ -114,7 +114,7 @@ class Access:
         """Whether a consumer that was accepted as ``user`` still is after :meth:`change`."""
         return (not user or user in self._users) and self.may_consume(user, topic, group)
 
-    def _of(self, user: str) -> Rights | None:
+    def _of(self, user: str) -> TopicRights | None:
         if self._rights_of is None:
             return None
         if user not in self._rights:

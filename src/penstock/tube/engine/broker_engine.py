@@ -1,10 +1,10 @@
 """The broker as a state machine: registrations, fetches, produce requests and transactions.
 
-    answer = broker.receive(request, context, arrived_ms)     # an Answer, or None: send nothing now
+    answer = broker.receive(request, context, arrived_ms)     # a BrokerResponse, or None: send nothing now
     deadline = broker.next_deadline()                         # ms or None; then broker.tick(now_ms)
 
-An answer with ``wait`` may be sent once everything appended and every offset changed until now is committed; the others
-are sent at once. The shell takes stores with something to write (`dirty_stores`) and offsets to store
+A response with ``wait`` may be sent once everything appended and every offset changed until now is committed, others
+at once. The shell takes stores with something to write (`dirty_stores`) and offsets to store
 (`offsets.take_dirty`). A get that waits for messages is answered later: `readable` and `tick` append to `ready`. A
 commit of staged rows is answered through `transactions`.
 
@@ -26,7 +26,7 @@ from penstock.tube.engine.broker.fetch_handler import DelayedAnswer, FetchHandle
 from penstock.tube.engine.broker.group_offsets import GroupOffsets
 from penstock.tube.engine.broker.produce_handler import AppendResult, ProduceHandler
 from penstock.tube.engine.broker.registrations import Registrations
-from penstock.tube.engine.broker.request_checks import LATER, Answer, RequestChecks
+from penstock.tube.engine.broker.request_checks import LATER, BrokerResponse, RequestChecks
 from penstock.tube.engine.broker.send_decoder import Send
 from penstock.tube.engine.broker.topics import (
     Topics,
@@ -37,7 +37,7 @@ from penstock.tube.engine.sessions import RequestContext
 from penstock.tube.engine.transactions.handler import TransactionHandler
 from penstock.tube.engine.transactions.staging import Staging
 
-__all__ = ["Answer", "AppendResult", "BrokerEngine"]
+__all__ = ["AppendResult", "BrokerEngine", "BrokerResponse"]
 
 
 class BrokerEngine:
@@ -75,7 +75,7 @@ class BrokerEngine:
         self.fetch = FetchHandler(self.checks, topics, offsets, self.registrations, limits)
         self.dirty_stores = self.produce.dirty_stores
         self.append = self.produce.append
-        self._handlers: dict[int, Callable[[bytes, RequestContext], Answer]] = {
+        self._handlers: dict[int, Callable[[bytes, RequestContext], BrokerResponse]] = {
             MethodId.SEND_MESSAGE: self.produce.send,
             MethodId.PARTITION_REGISTER: self.registrations.register,
             MethodId.PARTITION_HEARTBEAT: self.registrations.heartbeat,
@@ -92,7 +92,7 @@ class BrokerEngine:
         """Responses to gets that waited; the shell sends them and clears the list."""
         return self.fetch.ready
 
-    def receive(self, request: Request, context: RequestContext, arrived_ms: int) -> Answer | None:
+    def receive(self, request: Request, context: RequestContext, arrived_ms: int) -> BrokerResponse | None:
         """Handle ``request``, which arrived at ``arrived_ms``. None: send nothing now.
 
         That is so if the request's timeout has passed, and if the answer comes later: to a get that waits for messages
@@ -113,10 +113,10 @@ class BrokerEngine:
         except RemoteProtocolError as error:
             self.checks.refused += 1
             text = f"{error.what} {error.why or ''}".strip()
-            return Answer(encode_error(exceptions.EXCEPTION, text, version=request.version, fatal=True))
+            return BrokerResponse(encode_error(exceptions.EXCEPTION, text, version=request.version, fatal=True))
         except (OSError, PenstockError) as error:
             self.checks.refused += 1
-            return Answer(encode_error(exceptions.EXCEPTION, str(error), version=request.version))
+            return BrokerResponse(encode_error(exceptions.EXCEPTION, str(error), version=request.version))
         return None if answer is LATER else answer
 
     def send_of(self, request: Request, body: bytes) -> tuple[Send, bytes] | None:
@@ -147,13 +147,13 @@ class BrokerEngine:
             text = str(error)
             return [encode_error(exceptions.EXCEPTION, text, version=send.version) for send in sends], False
 
-    def _unknown(self, request: Request) -> Answer:
+    def _unknown(self, request: Request) -> BrokerResponse:
         self.checks.refused += 1
         method = METHODS.get(request.method)
         if method is None and request.method not in RESERVED:
             # The C++ client sends method 0 when it closes; the connection stays open.
             text = f"method {request.method} does not exist"
-            return Answer(encode_error(exceptions.UNKNOWN_PROTOCOL, text, version=request.version, fatal=True))
+            return BrokerResponse(encode_error(exceptions.UNKNOWN_PROTOCOL, text, version=request.version, fatal=True))
         if request.service not in set(Service):
             text = f"service type {request.service} does not exist"
         elif method is not None and method.answers is Role.BROKER:
@@ -162,7 +162,7 @@ class BrokerEngine:
             text = f"{method.name} is answered by a master, this is a broker"
         else:
             text = f"method {request.method} is reserved and not implemented"
-        return Answer(encode_error(exceptions.EXCEPTION, text, version=request.version))
+        return BrokerResponse(encode_error(exceptions.EXCEPTION, text, version=request.version))
 
     def next_deadline(self) -> int | None:
         """When `tick` must be called next: no session and no wait of a get ends before."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-__all__ = ["LEAST_SESSION_MS", "Origin", "Origins", "RequestContext", "session_of"]
+__all__ = ["LEAST_SESSION_MS", "RequestContext", "SessionOrigin", "SessionOrigins", "session_of"]
 
 LEAST_SESSION_MS = 3_000
 """The shortest session timeout that a consumer can ask for."""
@@ -43,7 +43,7 @@ class RequestContext:
         return replace(self, now_ms=now_ms)
 
 
-class Origin:
+class SessionOrigin:
     """One connection. ``host``: address of the peer; ``ended``: it is closed."""
 
     __slots__ = ("ended", "host")
@@ -52,27 +52,27 @@ class Origin:
         self.host = host
         self.ended = False
 
-    def passes_to(self, other: Origin) -> bool:
+    def passes_to(self, other: SessionOrigin) -> bool:
         """Whether ``other`` may continue the sessions of this connection."""
         return self is other or (self.ended and self.host == other.host)
 
 
-class Origins:
+class SessionOrigins:
     """The open connections with requests, by the key that the shell gives each."""
 
     def __init__(self) -> None:
-        self._open: dict[object, Origin] = {}
+        self._open: dict[object, SessionOrigin] = {}
 
-    def of(self, context: RequestContext) -> Origin:
+    def of(self, context: RequestContext) -> SessionOrigin:
         """The connection of a request. A session that begins without a connection belongs to none."""
         connection = context.connection
         if connection is None:
-            origin = Origin(context.peer)
+            origin = SessionOrigin(context.peer)
             origin.ended = True
             return origin
         found = self._open.get(connection)
         if found is None:
-            found = self._open[connection] = Origin(context.peer)
+            found = self._open[connection] = SessionOrigin(context.peer)
         return found
 
     def end(self, connection: object) -> None:

@@ -18,7 +18,7 @@ from penstock.tube.admin import master as admin
 from penstock.tube.admin.caller import UNKNOWN, Caller
 from penstock.tube.codec.envelope import Request
 from penstock.tube.codec.methods import MethodId
-from penstock.tube.engine.access import Access
+from penstock.tube.engine.access import ClientAccess
 from penstock.tube.engine.master.master import MasterConfig, MasterEngine
 from penstock.tube.engine.master.settings import (
     TOPIC_KIND,
@@ -30,7 +30,7 @@ from penstock.tube.engine.master.settings import (
 from penstock.tube.engine.sessions import RequestContext
 from penstock.tube.listeners import Listeners
 from penstock.tube.master.metadata import SettingStore
-from penstock.tube.rpc import AnsweringProtocol, Peer, Peers
+from penstock.tube.rpc import AnsweringProtocol, Peers
 
 __all__ = ["TubeMaster"]
 
@@ -61,8 +61,7 @@ class TubeMaster:
         *,
         config: MasterConfig | None = None,
         admin_token: str | None = None,
-        access: Access | None = None,
-        clock: Callable[[], int] | None = None,
+        access: ClientAccess | None = None,
     ) -> None:
         self.on_change: Callable[[], None] = lambda: None
         """Called when there is something new for the brokers: a broker in this process can ask at once."""
@@ -70,14 +69,14 @@ class TubeMaster:
         self._config = config if config is not None else MasterConfig()
         self._admin_token = admin_token
         self._access = access
-        self._clock = clock if clock is not None else steady_clock()
+        self._clock = steady_clock()
         self._engine: MasterEngine | None = None
         self._store: SettingStore | None = None
         self._queue: CommitQueue[list[Setting | Removal]] | None = None
         self._unstored: list[Setting | Removal] = []
         """Settings for the next commit."""
         self._peers = Peers("master", self._config.limits)
-        self._listeners = Listeners(lambda: AnsweringProtocol(self._answer, self._peers, self._lost))
+        self._listeners = Listeners(lambda: AnsweringProtocol(self._answer, self._peers, self._clock, self._lost))
         self._timer: asyncio.TimerHandle | None = None
         self._stalls: StallWatch | None = None
         self._timer_at = 0
@@ -171,10 +170,10 @@ class TubeMaster:
                 do="check that a broker is registered, then try again",
             )
 
-    async def wait_taken_up(self, names: Iterable[str], timeout_s: float = TAKEN_UP_S) -> bool:
+    async def wait_taken_up(self, names: Iterable[str]) -> bool:
         """Wait until every online penstock broker serves its part of ``names``; False: not in time."""
         wanted = list(names)
-        return await self._until(lambda: all(map(self.engine.cluster.taken_up, wanted)), timeout_s)
+        return await self._until(lambda: all(map(self.engine.cluster.taken_up, wanted)), TAKEN_UP_S)
 
     async def _until(self, reached: Callable[[], bool], timeout_s: float) -> bool:
         """Wait until ``reached()``, which reports of brokers change; False: not in time."""
@@ -247,8 +246,7 @@ class TubeMaster:
         taken, self._unstored = self._unstored, []
         return taken
 
-    def _answer(self, request: Request, peer: Peer) -> bytes:
-        context = RequestContext(self._clock(), peer.address, peer.connection, tls=peer.tls)
+    def _answer(self, request: Request, context: RequestContext) -> bytes:
         body = self.engine.answer(request, context)
         self._store_news()
         if self._timer is None:

@@ -10,7 +10,7 @@ import pytest
 from penstock.tube.admin.master import handle
 from penstock.tube.engine.master.settings import ConsumeControl, Status
 from tests.engine.tube.talk import NOW, join_broker, master
-from tests.unit.tube.admin.desk import TOKEN, change, query
+from tests.unit.tube.admin.admin_requests import TOKEN, change, query
 
 
 def test_brokers_are_configured_together() -> None:

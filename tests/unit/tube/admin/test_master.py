@@ -10,7 +10,7 @@ from penstock.tube.codec.methods import MethodId
 from penstock.tube.engine.client.consumer_group import Membership
 from penstock.tube.engine.master.master import MasterEngine
 from tests.engine.tube.talk import NOW, ask, broker_beat, join_broker, master, report
-from tests.unit.tube.admin.desk import TOKEN, change, query
+from tests.unit.tube.admin.admin_requests import TOKEN, change, query
 
 
 def test_topic_is_added_once() -> None:

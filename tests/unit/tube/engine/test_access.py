@@ -9,7 +9,7 @@ import pytest
 from penstock.tube.codec.methods import MethodId
 from penstock.tube.codec.proto import master_pb2 as pb
 from penstock.tube.codec.proto import shared_pb2
-from penstock.tube.engine.access import Access, sign
+from penstock.tube.engine.access import ClientAccess, sign
 from penstock.tube.engine.master.master import MasterEngine
 from penstock.tube.engine.master.settings import TopicSetting
 from tests.engine.tube.talk import NOW, ask
@@ -29,8 +29,8 @@ def with_token(token: str) -> shared_pb2.MasterCertificateInfo:
     return shared_pb2.MasterCertificateInfo(authorizedToken=token)
 
 
-def access(**options: Any) -> Access:
-    return Access({"usr": "pw", "two": "other"}, **options)
+def access(**options: Any) -> ClientAccess:
+    return ClientAccess({"usr": "pw", "two": "other"}, **options)
 
 
 def test_the_reference_sample_of_a_signature() -> None:
@@ -69,7 +69,7 @@ def test_a_signature_gives_a_token_that_any_server_with_the_users_takes() -> Non
     assert soon.renew
     assert other.admit(with_token(passed.token), "10.0.0.1", None, NOW + HOUR) is None
     assert other.admit_token(passed.token, "10.0.0.1", None, NOW) == "usr"
-    assert not Access({"usr": "changed"}).admit_token(passed.token, "", None, NOW)
+    assert not ClientAccess({"usr": "changed"}).admit_token(passed.token, "", None, NOW)
     assert not other.admit_token(passed.token.replace("usr", "two"), "", None, NOW)
 
 

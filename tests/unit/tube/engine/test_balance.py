@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from penstock.tube.codec.codes import RebalanceOp
 from penstock.tube.codec.strings import BrokerInfo, Partition
 from penstock.tube.engine.master.balance import (
-    Bound,
+    BoundMember,
     Event,
     Group,
 )
@@ -280,10 +280,10 @@ def test_loads_are_even_over_topics_too() -> None:
 def test_bound_group_waits_for_all_and_gives_what_each_named() -> None:
     g = group(bound=True)
     keys = [p.key for p in parts(2)]
-    g.join("a", (), 0, Bound("s", 2, select_big=True, offsets={keys[0]: 28, keys[1]: 28}))
+    g.join("a", (), 0, BoundMember("s", 2, select_big=True, offsets={keys[0]: 28, keys[1]: 28}))
     g.rebalance(parts(3), {1}, 0)
     assert not g.owned
-    g.join("b", (), 0, Bound("s", 2, select_big=True, offsets={keys[1]: 56}))
+    g.join("b", (), 0, BoundMember("s", 2, select_big=True, offsets={keys[1]: 56}))
     g.rebalance(parts(3), {1}, 0)
     assert g.owned[parts(2)[0]] == "a"
     assert g.owned[parts(2)[1]] == "b"

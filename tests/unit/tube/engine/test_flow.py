@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from penstock.errors import ConfigError
-from penstock.tube.engine.broker.flow_control import FlowRules, Meter, parse_rules
+from penstock.tube.engine.broker.flow_control import FlowRules, ReadWindow, parse_rules
 
 NOON_GMT8 = 4 * 3_600_000  # 1970-01-01 12:00 in GMT+8
 MB = 1 << 20
@@ -39,7 +39,7 @@ def test_the_rule_for_the_greatest_lag_exceeded_is_in_force() -> None:
 
 
 def test_a_window_of_five_seconds_gets_a_twelfth_of_a_minute() -> None:
-    meter, found = Meter(), rules(volume(limit=60))
+    meter, found = ReadWindow(), rules(volume(limit=60))
     now = NOON_GMT8
     assert meter.wait_ms(found, 200 * MB, now) == 0
     meter.count(5 * MB - 1)
@@ -54,7 +54,7 @@ def test_a_window_of_five_seconds_gets_a_twelfth_of_a_minute() -> None:
 
 
 def test_a_limit_of_nothing_stops_the_reader() -> None:
-    assert Meter().wait_ms(rules(volume(limit=0, wait=300)), 200 * MB, NOON_GMT8) == 300
+    assert ReadWindow().wait_ms(rules(volume(limit=0, wait=300)), 200 * MB, NOON_GMT8) == 300
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from penstock.tube.engine.broker.flow_control import FlowRules
 from penstock.tube.engine.broker.group_offsets import GroupOffsets, Key
 from penstock.tube.engine.broker.read_ahead import PendingRead, ReadAhead
 from penstock.tube.engine.broker.registrations import Registration, Registrations
-from penstock.tube.engine.broker.request_checks import OK, Answer, Refusal, RequestChecks, answer
+from penstock.tube.engine.broker.request_checks import OK, BrokerResponse, Refusal, RequestChecks, make_response
 from penstock.tube.engine.broker.topics import (
     Topic,
     Topics,
@@ -54,7 +54,7 @@ class DelayedAnswer(NamedTuple):
 
     connection: object
     serial: int
-    answer: Answer
+    answer: BrokerResponse
 
 
 class _WaitingFetch:
@@ -105,12 +105,12 @@ class FetchHandler:
         """Number of fetches that wait for messages."""
         return self._parked_count
 
-    def get(self, request: Request, context: RequestContext) -> Answer | None:
+    def get(self, request: Request, context: RequestContext) -> BrokerResponse | None:
         """Answer method 17. None: the get waits for messages, which only a request over a connection does."""
         message = decode(pb.GetMessageRequestC2B, request.payload)
         self.gets += 1
         found = self._try(message, context)
-        if isinstance(found, Answer):
+        if isinstance(found, BrokerResponse):
             return found
         wait_ms = (
             0 if context.connection is None or self._parked_count >= self._max_waiting else _patience_ms(message, found)
@@ -134,7 +134,7 @@ class FetchHandler:
         still = []
         for parked in waiting:
             found = _REPLACED if self._replaced(parked) else self._try(parked.message, parked.context.at(now_ms))
-            if isinstance(found, Answer):
+            if isinstance(found, BrokerResponse):
                 self._finish(parked, found)
             else:
                 still.append(parked)
@@ -180,15 +180,15 @@ class FetchHandler:
         holder = self._registrations.of(_key(parked.message))
         return holder is not None and holder is not parked.holder and holder.client_id == parked.holder.client_id
 
-    def _finish(self, parked: _WaitingFetch, found: Answer) -> None:
+    def _finish(self, parked: _WaitingFetch, found: BrokerResponse) -> None:
         self._parked_count -= 1
         self.ready.append(DelayedAnswer(parked.context.connection, parked.context.serial, found))
 
-    def _answer(self, parked: _WaitingFetch, now_ms: int) -> Answer:
+    def _answer(self, parked: _WaitingFetch, now_ms: int) -> BrokerResponse:
         found = self._try(parked.message, parked.context.at(now_ms))
-        return found if isinstance(found, Answer) else _nothing(parked.message, found)
+        return found if isinstance(found, BrokerResponse) else _nothing(parked.message, found)
 
-    def _try(self, message: pb.GetMessageRequestC2B, context: RequestContext) -> Answer | LogStore:
+    def _try(self, message: pb.GetMessageRequestC2B, context: RequestContext) -> BrokerResponse | LogStore:
         """Return the response, or the store if it has no message to read yet."""
         if message.HasField("range"):
             return self._range(message, context)
@@ -214,7 +214,7 @@ class FetchHandler:
 
     def _fetch(
         self, key: Key, topic: Topic, holder: Registration, message: pb.GetMessageRequestC2B, now_ms: int
-    ) -> Answer | LogStore:
+    ) -> BrokerResponse | LogStore:
         store = self._topics.store(topic, key[2])
         end = store.durable_end
         manual = message.manualCommitOffset
@@ -256,7 +256,7 @@ class FetchHandler:
         )
         if message.wantOffsets:
             body.append(self._offsets_of(store, read))
-        return Answer(join_response(MethodId.GET_MESSAGES, body))
+        return BrokerResponse(join_response(MethodId.GET_MESSAGES, body))
 
     def _offsets_of(self, store: LogStore, read: LogRead) -> bytes:
         offsets = read.offsets
@@ -271,7 +271,7 @@ class FetchHandler:
             )
         )
 
-    def _range(self, message: pb.GetMessageRequestC2B, context: RequestContext) -> Answer | LogStore:
+    def _range(self, message: pb.GetMessageRequestC2B, context: RequestContext) -> BrokerResponse | LogStore:
         """Read an exact range for a batch reader, without a registration and without moving an offset."""
         name = java_trim(message.topicName)
         refusal = self._checks.refuse_range_reader(
@@ -292,9 +292,9 @@ class FetchHandler:
         body, count = answer_range(store, message.partitionId, wanted)
         self.messages += count
         # Only penstock's clients read ranges, and they accept blocks of any length.
-        return Answer(join_response(MethodId.GET_MESSAGES, body), one_block=True)
+        return BrokerResponse(join_response(MethodId.GET_MESSAGES, body), one_block=True)
 
-    def commit(self, payload: bytes, context: RequestContext) -> Answer:
+    def commit(self, payload: bytes, context: RequestContext) -> BrokerResponse:
         """Answer method 18."""
         request = decode(pb.CommitOffsetRequestC2B, payload)
         refusal = self._checks.refuse_reader(None, request.clientId)
@@ -323,12 +323,12 @@ class FetchHandler:
                     )
                     # An offset of messages that are in memory only needs no more durability than they have.
                     wait = consumed and not store.immediate
-                    return answer(MethodId.COMMIT_OFFSET, done.SerializeToString(), wait=wait)
+                    return make_response(MethodId.COMMIT_OFFSET, done.SerializeToString(), wait=wait)
                 text = f"offset {request.confirmedOffset} was not delivered since the registration"
                 refusal = Refusal(ErrCode.BAD_REQUEST, text)
         self._checks.refused += 1
         failed = pb.CommitOffsetResponseB2C(success=False, errCode=refusal.code, errMsg=refusal.text, currOffset=-1)
-        return answer(MethodId.COMMIT_OFFSET, failed.SerializeToString())
+        return make_response(MethodId.COMMIT_OFFSET, failed.SerializeToString())
 
     def _commit(self, key: Key, request: pb.CommitOffsetRequestC2B, *, consumed: bool) -> int | None:
         """Commit and return the offset; None if the requested offset cannot be committed."""
@@ -350,16 +350,16 @@ def _patience_ms(message: pb.GetMessageRequestC2B, store: LogStore) -> int:
     return _COMMIT_WAIT_MS if store.unwritten_bytes and not store.immediate else 0
 
 
-def _nothing(message: pb.GetMessageRequestC2B, store: LogStore) -> Answer:
+def _nothing(message: pb.GetMessageRequestC2B, store: LogStore) -> BrokerResponse:
     """The response to a get for which ``store`` has no message."""
     if message.HasField("range"):
         body, _ = answer_range(store, message.partitionId, message.range)
-        return Answer(join_response(MethodId.GET_MESSAGES, body))
+        return BrokerResponse(join_response(MethodId.GET_MESSAGES, body))
     return _AT_END
 
 
-def _failed(refusal: Refusal, wait_ms: int = -1) -> Answer:
-    return answer(MethodId.GET_MESSAGES, get_failure(refusal.code, refusal.text, wait_ms))
+def _failed(refusal: Refusal, wait_ms: int = -1) -> BrokerResponse:
+    return make_response(MethodId.GET_MESSAGES, get_failure(refusal.code, refusal.text, wait_ms))
 
 
 def _near_the_head(topic: Topic, left: int) -> bool:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from penstock.errors import ConfigError
 
-__all__ = ["FlowRules", "Limit", "Meter", "parse_rules"]
+__all__ = ["FlowRules", "Limit", "ReadWindow", "parse_rules"]
 
 _TIME = re.compile(r"([01]?\d|2[0-4]):([0-5]\d)", re.ASCII)
 _GMT8_MS = 8 * 3_600_000
@@ -52,7 +52,7 @@ class FlowRules(NamedTuple):
         return found
 
 
-class Meter:
+class ReadWindow:
     """Bytes that one registration read in the current window of five seconds."""
 
     __slots__ = ("_bytes", "_evaluated_at", "_limit", "_window_at")

@@ -18,10 +18,10 @@ from penstock.tube.codec.strings import java_trim
 from penstock.tube.engine.broker.producer_sequences import ProducerSequences
 from penstock.tube.engine.broker.request_checks import (
     OK,
-    Answer,
+    BrokerResponse,
     Refusal,
     RequestChecks,
-    answer,
+    make_response,
 )
 from penstock.tube.engine.broker.send_decoder import NO_SUM, Send, SendDecoder, encode_sent
 from penstock.tube.engine.broker.topics import (
@@ -64,7 +64,7 @@ class ProduceHandler:
         self.messages = 0
         self.bytes = 0
         self.duplicates = 0
-        self.transactions: Callable[[pb.SendMessageRequestP2B, RequestContext], Answer] | None = None
+        self.transactions: Callable[[pb.SendMessageRequestP2B, RequestContext], BrokerResponse] | None = None
         """Handles requests that stage rows or commit batches (`engine.transactions`)."""
         self._checks = checks
         self._topics = topics
@@ -73,7 +73,7 @@ class ProduceHandler:
         self._keys: dict[str, int] = {}
         self.reader = SendDecoder()
 
-    def send(self, payload: bytes, context: RequestContext) -> Answer:
+    def send(self, payload: bytes, context: RequestContext) -> BrokerResponse:
         """Answer method 13."""
         found = self.reader.read(payload)
         if isinstance(found, pb.SendMessageRequestP2B):
@@ -82,7 +82,7 @@ class ProduceHandler:
             return self._send_extended(found, context)
         send, data = found
         bodies, wait = self.send_all([send], [data], context)
-        return Answer(bodies[0], wait=wait)
+        return BrokerResponse(bodies[0], wait=wait)
 
     def send_all(
         self, sends: Sequence[Send], datas: Sequence[bytes], context: RequestContext
@@ -112,10 +112,10 @@ class ProduceHandler:
         each = [self.send_all([send], [data], context) for send, data in zip(sends, datas, strict=True)]
         return [bodies[0] for bodies, _ in each], any(wait for _, wait in each)
 
-    def _refused(self, refusal: Refusal, result: pb.SendResult | None = None) -> Answer:
+    def _refused(self, refusal: Refusal, result: pb.SendResult | None = None) -> BrokerResponse:
         self._checks.refused += 1
         failed = pb.SendMessageResponseB2P(success=False, errCode=refusal.code, errMsg=refusal.text, result=result)
-        return answer(MethodId.SEND_MESSAGE, failed.SerializeToString())
+        return make_response(MethodId.SEND_MESSAGE, failed.SerializeToString())
 
     def _store(
         self,
@@ -207,7 +207,7 @@ class ProduceHandler:
 
     # The extensions: batches, and messages numbered by their producer.
 
-    def _send_extended(self, request: pb.SendMessageRequestP2B, context: RequestContext) -> Answer:
+    def _send_extended(self, request: pb.SendMessageRequestP2B, context: RequestContext) -> BrokerResponse:
         name = java_trim(request.topicName)
         topic = self._topics.by_name.get(name)
         auth = request.authInfo
@@ -240,12 +240,12 @@ class ProduceHandler:
             duplicates = min(known - sequence.first, len(datas))
         return self._append_batch(topic, request, datas, sequence, duplicates, context.now_ms)
 
-    def _about(self, expected: int | None) -> Answer:
+    def _about(self, expected: int | None) -> BrokerResponse:
         result = pb.SendResult(extensions=EXTENSIONS, count=0, expectedSequence=expected)
         done = pb.SendMessageResponseB2P(
             success=True, errCode=ErrCode.SUCCESS, errMsg=OK, requireAuth=False, result=result
         )
-        return answer(MethodId.SEND_MESSAGE, done.SerializeToString())
+        return make_response(MethodId.SEND_MESSAGE, done.SerializeToString())
 
     def _refuse_batch(self, request: pb.SendMessageRequestP2B, topic: Topic, datas: Sequence[bytes]) -> Refusal | None:
         if not request.HasField("batch") and request.checkSum not in (-1, check_sum(datas[0])):
@@ -303,7 +303,7 @@ class ProduceHandler:
         sequence: _Sequence | None,
         duplicates: int,
         now_ms: int,
-    ) -> Answer:
+    ) -> BrokerResponse:
         partition = request.partitionId
         count = len(datas)
         flags = list(request.batch.flags) or [request.flag] * count
@@ -333,7 +333,7 @@ class ProduceHandler:
         )
         # Responses to duplicates wait as well: the commit of the original may still be running.
         wait = not self._topics.store(topic, partition).immediate
-        return answer(MethodId.SEND_MESSAGE, done.SerializeToString(), wait=wait)
+        return make_response(MethodId.SEND_MESSAGE, done.SerializeToString(), wait=wait)
 
     def append_system(
         self, topic: Topic, partition_id: int, data: bytes, flag: int, msg_type: str, now_ms: int

@@ -11,18 +11,18 @@ from penstock.tube.codec.methods import MethodId
 from penstock.tube.codec.proto import broker_pb2 as pb
 from penstock.tube.codec.schema import decode
 from penstock.tube.codec.strings import Partition, format_failure, java_trim
-from penstock.tube.engine.broker.flow_control import Meter
+from penstock.tube.engine.broker.flow_control import ReadWindow
 from penstock.tube.engine.broker.group_offsets import GroupOffsets, Key
 from penstock.tube.engine.broker.request_checks import (
     OK,
-    Answer,
+    BrokerResponse,
     Refusal,
     RequestChecks,
-    answer,
+    make_response,
 )
 from penstock.tube.engine.broker.topics import Topic, Topics
 from penstock.tube.engine.limits import TubeLimits
-from penstock.tube.engine.sessions import Origin, RequestContext, session_of
+from penstock.tube.engine.sessions import RequestContext, SessionOrigin, session_of
 
 __all__ = ["Registration", "Registrations"]
 
@@ -43,7 +43,7 @@ class Registration:
                  "user")  # fmt: skip
 
     def __init__(
-        self, client_id: str, origin: Origin, filters: Sequence[str], priority: int, now_ms: int, session_ms: int
+        self, client_id: str, origin: SessionOrigin, filters: Sequence[str], priority: int, now_ms: int, session_ms: int
     ) -> None:
         self.client_id = client_id
         self.origin = origin
@@ -53,7 +53,7 @@ class Registration:
         self.since = now_ms
         self.session_ms = session_ms
         self.deadline = now_ms + session_ms
-        self.meter = Meter()
+        self.meter = ReadWindow()
         self.user = ""
 
 
@@ -89,7 +89,7 @@ class Registrations:
         """The registration of a group for a partition, if any."""
         return self._held.get(key)
 
-    def register(self, payload: bytes, context: RequestContext) -> Answer:
+    def register(self, payload: bytes, context: RequestContext) -> BrokerResponse:
         """Answer method 15: register (31) or unregister (32)."""
         request = decode(pb.RegisterRequestC2B, payload)
         refusal = self._checks.refuse_member(
@@ -123,7 +123,7 @@ class Registrations:
                 refusal = Refusal(ErrCode.BAD_REQUEST, f"opType {request.opType} is unknown")
         self._checks.refused += 1
         failed = pb.RegisterResponseB2C(success=False, errCode=refusal.code, errMsg=refusal.text, currOffset=-1)
-        return answer(MethodId.PARTITION_REGISTER, failed.SerializeToString())
+        return make_response(MethodId.PARTITION_REGISTER, failed.SerializeToString())
 
     def _refuse_more(self, key: Key, filters: Sequence[str]) -> Refusal | None:
         """Reason why no further filter, registration or offset is accepted, if any."""
@@ -148,7 +148,7 @@ class Registrations:
             self.expire(key)
         return Refusal(ErrCode.PARTITION_OCCUPIED, text)
 
-    def _take(self, key: Key, topic: Topic, request: pb.RegisterRequestC2B, context: RequestContext) -> Answer:
+    def _take(self, key: Key, topic: Topic, request: pb.RegisterRequestC2B, context: RequestContext) -> BrokerResponse:
         store = self._topics.store(topic, key[2])
         filters = [text for text in map(java_trim, request.filterCondStr) if text]
         wanted = request.currOffset if request.HasField("currOffset") else None
@@ -173,15 +173,15 @@ class Registrations:
         )
         if request.HasField("extensions"):
             done.extensions = EXTENSIONS
-        return answer(MethodId.PARTITION_REGISTER, done.SerializeToString())
+        return make_response(MethodId.PARTITION_REGISTER, done.SerializeToString())
 
-    def _release(self, key: Key, *, consumed: bool) -> Answer:
+    def _release(self, key: Key, *, consumed: bool) -> BrokerResponse:
         self._offsets.commit(key, consumed=consumed)
         del self._held[key]
         done = pb.RegisterResponseB2C(success=True, errCode=ErrCode.SUCCESS, errMsg=OK, currOffset=-1)
-        return answer(MethodId.PARTITION_REGISTER, done.SerializeToString(), wait=consumed)
+        return make_response(MethodId.PARTITION_REGISTER, done.SerializeToString(), wait=consumed)
 
-    def heartbeat(self, payload: bytes, context: RequestContext) -> Answer:
+    def heartbeat(self, payload: bytes, context: RequestContext) -> BrokerResponse:
         """Answer method 16."""
         request = decode(pb.HeartBeatRequestC2B, payload)
         group = java_trim(request.groupName)
@@ -200,7 +200,7 @@ class Registrations:
             )
             if refusal.code == ErrCode.CERTIFICATE_FAILURE and self._checks.access is not None:
                 failed.requireAuth = True
-            return answer(MethodId.PARTITION_HEARTBEAT, failed.SerializeToString())
+            return make_response(MethodId.PARTITION_HEARTBEAT, failed.SerializeToString())
         failures = []
         for text, partition in told:
             key = (group, partition.topic, partition.id)
@@ -220,7 +220,7 @@ class Registrations:
             failureInfo=failures,
             requireAuth=False,
         )
-        return answer(MethodId.PARTITION_HEARTBEAT, done.SerializeToString())
+        return make_response(MethodId.PARTITION_HEARTBEAT, done.SerializeToString())
 
     def not_held(self, key: Key, client_id: str, context: RequestContext) -> Refusal | None:
         """Reason why ``client_id`` may not use the partition over the connection of the request, if any."""

@@ -9,17 +9,17 @@ from penstock.errors import StorageError
 from penstock.tube.codec.codes import ErrCode
 from penstock.tube.codec.envelope import encode_response
 from penstock.tube.codec.proto.shared_pb2 import AuthorizedInfo
-from penstock.tube.engine.access import Access
-from penstock.tube.engine.sessions import Origins, RequestContext
+from penstock.tube.engine.access import ClientAccess
+from penstock.tube.engine.sessions import RequestContext, SessionOrigins
 
-__all__ = ["LATER", "OK", "Answer", "Refusal", "RequestChecks", "answer"]
+__all__ = ["LATER", "OK", "BrokerResponse", "Refusal", "RequestChecks", "make_response"]
 
 OK = "OK!"
 _MAX_CLIENT_ID = 1024
 _TOKENS_KEPT = 6
 
 
-class Answer:
+class BrokerResponse:
     """The body of a response frame. ``wait``: it is sent after the commit of everything that happened before.
 
     ``one_block``: the client accepts a frame of one long block.
@@ -33,7 +33,7 @@ class Answer:
         self.one_block = one_block
 
 
-LATER = Answer(b"")
+LATER = BrokerResponse(b"")
 """Stands for a response that is sent later."""
 
 
@@ -48,9 +48,9 @@ class RequestChecks:
     """Access and state of the broker. ``refused`` counts rejected requests."""
 
     def __init__(self) -> None:
-        self.access: Access | None = None
+        self.access: ClientAccess | None = None
         """Users that clients authenticate as; None: clients need not authenticate."""
-        self.origins = Origins()
+        self.origins = SessionOrigins()
         self.read_stopped = False
         self.write_stopped = False
         self.failure: StorageError | None = None
@@ -149,9 +149,9 @@ def _who(user: str) -> str:
     return f"user {user}" if user else "an anonymous client"
 
 
-def answer(method: int, payload: bytes, *, wait: bool = False) -> Answer:
-    """A successful response to ``method``."""
-    return Answer(encode_response(method, payload), wait=wait)
+def make_response(method: int, payload: bytes, *, wait: bool = False) -> BrokerResponse:
+    """The response to ``method`` with an encoded message of the protocol; its error code is part of the message."""
+    return BrokerResponse(encode_response(method, payload), wait=wait)
 
 
 def _refuse_client(client_id: str) -> Refusal | None:

@@ -20,9 +20,9 @@ from typing import Final, NamedTuple
 
 from penstock.tube.codec.codes import RebalanceOp
 from penstock.tube.codec.strings import Partition
-from penstock.tube.engine.sessions import Origin
+from penstock.tube.engine.sessions import SessionOrigin
 
-__all__ = ["Bound", "Event", "Group", "Member", "most_brokers"]
+__all__ = ["BoundMember", "Event", "Group", "Member", "most_brokers"]
 
 
 _RELEASES: Final = frozenset({RebalanceOp.DISCONNECT, RebalanceOp.ONLY_DISCONNECT})
@@ -36,7 +36,7 @@ class Event(NamedTuple):
     partitions: tuple[Partition, ...]
 
 
-class Bound(NamedTuple):
+class BoundMember(NamedTuple):
     """Bound consumption of a member: start offsets by partition key; assignment waits until all members have joined."""
 
     session_key: str
@@ -57,9 +57,11 @@ class Member:
         "to_renew", "yields",
     )  # fmt: skip
 
-    def __init__(self, member_id: str, now: int, bound: Bound | None = None, origin: Origin | None = None) -> None:
+    def __init__(
+        self, member_id: str, now: int, bound: BoundMember | None = None, origin: SessionOrigin | None = None
+    ) -> None:
         self.id = member_id
-        self.origin = Origin("") if origin is None else origin
+        self.origin = SessionOrigin("") if origin is None else origin
         self.last_seen = now
         self.session_ms = 0  # set by the handler
         self.bound = bound
@@ -95,8 +97,8 @@ class Group:
         member_id: str,
         held: Iterable[Partition],
         now: int,
-        bound: Bound | None = None,
-        origin: Origin | None = None,
+        bound: BoundMember | None = None,
+        origin: SessionOrigin | None = None,
     ) -> Member:
         """Register a member, possibly again: its earlier orders are void, its report of held partitions counts."""
         self.leave(member_id)

@@ -17,7 +17,7 @@ from penstock.tube.codec.strings import UNDEFINED
 from penstock.tube.engine.access import Passed
 from penstock.tube.engine.master.consumers import subscription_of
 from penstock.tube.engine.master.context import OK, MasterContext, RefusedRequest, client_id_of, group_name_of
-from penstock.tube.engine.sessions import Origin, RequestContext, session_of
+from penstock.tube.engine.sessions import RequestContext, SessionOrigin, session_of
 
 __all__ = ["ClientBalanceHandler", "ClientGroup", "ClientMember"]
 
@@ -30,7 +30,7 @@ class ClientMember:
 
     __slots__ = ("assigned_at", "id", "last_seen", "node_id", "origin", "partitions", "session_ms")
 
-    def __init__(self, client_id: str, node_id: int, now: int, origin: Origin) -> None:
+    def __init__(self, client_id: str, node_id: int, now: int, origin: SessionOrigin) -> None:
         self.origin = origin
         self.id = client_id
         self.node_id = node_id
@@ -77,7 +77,7 @@ class ClientGroup:
                 return ErrCode.CLIENT_DUPLICATE_INDEXID, f"instance {node_id} is another member"
         return None
 
-    def join(self, client_id: str, node_id: int, now: int, origin: Origin) -> ClientMember:
+    def join(self, client_id: str, node_id: int, now: int, origin: SessionOrigin) -> ClientMember:
         """Register a member, possibly again."""
         member = self.members[client_id] = ClientMember(client_id, node_id, now, origin)
         return member

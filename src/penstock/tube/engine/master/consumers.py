@@ -18,7 +18,7 @@ from penstock.tube.codec.strings import (
     parse_condition,
 )
 from penstock.tube.engine.access import Passed
-from penstock.tube.engine.master.balance import Bound, Group, most_brokers
+from penstock.tube.engine.master.balance import BoundMember, Group, most_brokers
 from penstock.tube.engine.master.context import (
     MAX_FILTERS,
     MAX_TOPICS,
@@ -224,7 +224,7 @@ def subscription_of(master: MasterContext, user: str, group: str, request: Any) 
     return topics, filters
 
 
-def _bound(request: pb.RegisterRequestC2M, topics: frozenset[str]) -> Bound:
+def _bound(request: pb.RegisterRequestC2M, topics: frozenset[str]) -> BoundMember:
     session_key = java_trim(request.sessionKey)
     if not session_key or request.totalCount <= 0:
         raise RefusedRequest(ErrCode.BAD_REQUEST, "bound consumption needs a session key and the number of members")
@@ -232,11 +232,11 @@ def _bound(request: pb.RegisterRequestC2M, topics: frozenset[str]) -> Bound:
     foreign = sorted(key for key in offsets if key.split(":")[1] not in topics)
     if foreign:
         raise RefusedRequest(ErrCode.BAD_REQUEST, f"required partitions {foreign} are not of the topics subscribed")
-    return Bound(session_key, request.totalCount, request.selectBig, offsets)
+    return BoundMember(session_key, request.totalCount, request.selectBig, offsets)
 
 
 def _check_same(
-    group: Group, client_id: str, topics: frozenset[str], filters: dict[str, frozenset[str]], bound: Bound | None
+    group: Group, client_id: str, topics: frozenset[str], filters: dict[str, frozenset[str]], bound: BoundMember | None
 ) -> None:
     """Refuse a member whose subscription differs from that of the group's first member."""
     how = f"[Inconsistency subscribe] {client_id}"

@@ -10,11 +10,11 @@ from google.protobuf.message import Message
 from penstock.tube.codec.codes import ErrCode
 from penstock.tube.codec.proto import shared_pb2
 from penstock.tube.codec.strings import GROUP_RULE, UNDEFINED, DefaultConfig, java_trim, valid_group
-from penstock.tube.engine.access import Access, Passed
+from penstock.tube.engine.access import ClientAccess, Passed
 from penstock.tube.engine.limits import DEFAULT_LIMITS, TubeLimits
 from penstock.tube.engine.master.cluster import Cluster
 from penstock.tube.engine.master.settings import Controls
-from penstock.tube.engine.sessions import Origin, Origins, RequestContext
+from penstock.tube.engine.sessions import RequestContext, SessionOrigin, SessionOrigins
 
 __all__ = [
     "DEFAULTS",
@@ -72,20 +72,20 @@ class RefusedRequest(Exception):
 class HasOrigin(Protocol):
     """A session of a producer or consumer."""
 
-    origin: Origin
+    origin: SessionOrigin
 
 
 class MasterContext:
     """State that all handlers of the master share. ``access`` None: clients do not authenticate."""
 
     def __init__(
-        self, config: MasterConfig, cluster: Cluster, controls: Controls, access: Access | None, now: int
+        self, config: MasterConfig, cluster: Cluster, controls: Controls, access: ClientAccess | None, now: int
     ) -> None:
         self.config = config
         self.cluster = cluster
         self.controls = controls
         self.access = access
-        self.origins = Origins()
+        self.origins = SessionOrigins()
         self.newcomers: set[int] = set()
         """Brokers that registered for the first time."""
         self.visit_token = self.fresh_token = now

@@ -21,7 +21,7 @@ from penstock.tube.codec.methods import METHODS, RESERVED, MethodId, Role, Servi
 from penstock.tube.codec.proto import master_pb2 as pb
 from penstock.tube.codec.schema import decode
 from penstock.tube.codec.strings import OFFSET_HISTORY_TOPIC, java_trim, valid_topic
-from penstock.tube.engine.access import Access
+from penstock.tube.engine.access import ClientAccess
 from penstock.tube.engine.master.brokers import BrokerHandler
 from penstock.tube.engine.master.client_balance import ClientBalanceHandler
 from penstock.tube.engine.master.cluster import (
@@ -70,7 +70,7 @@ class MasterEngine:
         config: MasterConfig | None = None,
         address: str = "",
         active: bool = True,
-        access: Access | None = None,
+        access: ClientAccess | None = None,
     ) -> None:
         self.config = config if config is not None else MasterConfig()
         self.address = address

@@ -10,17 +10,17 @@ from penstock.tube.codec.codes import ErrCode
 from penstock.tube.codec.proto import master_pb2 as pb
 from penstock.tube.codec.strings import OFFSET_HISTORY_TOPIC, java_trim, valid_topic
 from penstock.tube.engine.master.context import MAX_TOPICS, OK, MasterContext, RefusedRequest, client_id_of
-from penstock.tube.engine.sessions import Origin, RequestContext
+from penstock.tube.engine.sessions import RequestContext, SessionOrigin
 
-__all__ = ["Producer", "ProducerHandler"]
+__all__ = ["ProducerHandler", "RegisteredProducer"]
 
 
-class Producer:
+class RegisteredProducer:
     """A producer and the topics that it sends to."""
 
     __slots__ = ("last_seen", "origin", "topics")
 
-    def __init__(self, now: int, origin: Origin) -> None:
+    def __init__(self, now: int, origin: SessionOrigin) -> None:
         self.origin = origin
         self.last_seen = now
         self.topics: list[str] = []
@@ -30,7 +30,7 @@ class ProducerHandler:
     """Answers producers. ``known``: those with a session, by client id."""
 
     def __init__(self, master: MasterContext) -> None:
-        self.known: dict[str, Producer] = {}
+        self.known: dict[str, RegisteredProducer] = {}
         self._master = master
 
     def tick(self, now: int) -> None:
@@ -90,7 +90,7 @@ class ProducerHandler:
         self.known.pop(client_id, None)
         return pb.CloseResponseM2P(success=True, errCode=ErrCode.SUCCESS, errMsg=OK)
 
-    def _update(self, client_id: str, topics: Iterable[str], context: RequestContext) -> Producer:
+    def _update(self, client_id: str, topics: Iterable[str], context: RequestContext) -> RegisteredProducer:
         """Register an unknown producer, renew its session and set its topics."""
         names = sorted({java_trim(name) for name in topics} - {""})
         if len(names) > MAX_TOPICS:
@@ -103,7 +103,7 @@ class ProducerHandler:
                 raise RefusedRequest(
                     ErrCode.INTERNAL_SERVER_ERROR, f"the limit of {len(self.known)} producers is reached"
                 )
-            producer = self.known[client_id] = Producer(context.now_ms, self._master.origins.of(context))
+            producer = self.known[client_id] = RegisteredProducer(context.now_ms, self._master.origins.of(context))
         elif producer.origin.passes_to(origin := self._master.origins.of(context)):
             producer.origin = origin
         # Heartbeats over other connections are answered too: brokers and topics are no secret, and C++ clients give up

@@ -23,7 +23,7 @@ from penstock.tube.engine.broker.produce_handler import (
     ProduceHandler,
     refuse_place,
 )
-from penstock.tube.engine.broker.request_checks import LATER, OK, Answer, Refusal, RequestChecks
+from penstock.tube.engine.broker.request_checks import LATER, OK, BrokerResponse, Refusal, RequestChecks
 from penstock.tube.engine.broker.topics import Topics
 from penstock.tube.engine.sessions import RequestContext
 from penstock.tube.engine.transactions.publishing import Publication, Publishing
@@ -112,7 +112,7 @@ class TransactionHandler:
 
     # Requests.
 
-    def receive(self, request: pb.SendMessageRequestP2B, context: RequestContext) -> Answer:
+    def receive(self, request: pb.SendMessageRequestP2B, context: RequestContext) -> BrokerResponse:
         """Answer a send that has ``transaction``; `LATER` for a commit, whose response is added to `answered`."""
         now_ms = context.now_ms
         asked, auth, staging = request.transaction, request.authInfo, self.staging
@@ -135,7 +135,7 @@ class TransactionHandler:
         if isinstance(outcome, Publication):
             outcome.waiters.append((context.connection, context.serial))
             return LATER
-        return Answer(self._result(found, asked), wait=outcome)
+        return BrokerResponse(self._result(found, asked), wait=outcome)
 
     def _query(self, staging: Staging, asked: pb.Transaction, now_ms: int) -> Query | _No:
         """The query, if the request is from its current run; only BEGIN changes the run."""
@@ -314,9 +314,9 @@ class TransactionHandler:
         )
         return encode_response(MethodId.SEND_MESSAGE, answer.SerializeToString())
 
-    def _refused(self, query: Query | None, no: _No) -> Answer:
+    def _refused(self, query: Query | None, no: _No) -> BrokerResponse:
         self._checks.refused += 1
-        return Answer(self._result(query, None, no.why, no.refusal))
+        return BrokerResponse(self._result(query, None, no.why, no.refusal))
 
 
 def _undecided(decision: Decision) -> _No:

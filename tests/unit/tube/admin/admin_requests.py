@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from penstock.tube.admin.master import Change, handle
+from penstock.tube.admin.master import SettingChange, handle
 from penstock.tube.engine.master.master import MasterEngine
 from tests.engine.tube.talk import NOW
 
@@ -22,7 +22,7 @@ def query(engine: MasterEngine, method: str, **params: str) -> dict[str, Any]:
 def change(engine: MasterEngine, method: str, **params: str) -> dict[str, Any]:
     """Carry the change out as the shell does."""
     answer = handle(engine, {"method": method, "confModAuthToken": TOKEN, "createUser": "u", **params}, TOKEN, NOW)
-    assert isinstance(answer, Change)
+    assert isinstance(answer, SettingChange)
     for setting in answer.settings:
         engine.stored(setting, NOW)
     return answer.answer
