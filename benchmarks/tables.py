@@ -27,6 +27,8 @@ def page(results: dict[str, Any]) -> str:
     """The page of results by the name of their benchmark."""
     lines = [HEAD]
     for name, result in results.items():
+        if "machine" not in result:  # a comparison of versions, which the benchmarks' own page describes
+            continue
         machine = result["machine"]
         versions = ", ".join(f"{k} {v}" for k, v in (machine["versions"] | machine.get("peers", {})).items())
         where = f"{machine['cpu']}, {machine['cores']} cores, load {machine['load']:.1f} before it"

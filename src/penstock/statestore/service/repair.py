@@ -9,7 +9,7 @@ from penstock.runtime.io.clock import boot_id, boot_ms
 from penstock.statestore.engine.record import Change
 from penstock.statestore.engine.renumbering import Renumbering
 from penstock.statestore.hlc import Hlc
-from penstock.statestore.service.storage import NODE, Recovered, Storage
+from penstock.statestore.service.storage import NODE, Storage, StoredState
 
 __all__ = ["Repair", "repair_versions"]
 
@@ -70,7 +70,7 @@ def _logged(storage: Storage) -> list[Change]:
     return changes
 
 
-def _steady_ms(found: Recovered, now_ms: int) -> int:
+def _steady_ms(found: StoredState, now_ms: int) -> int:
     """Now, on the clock that expiry is measured on, as the next start will have it."""
     if found.steady is not None and found.steady[0] == boot_id():
         return boot_ms() + found.steady[1]

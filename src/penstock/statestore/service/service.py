@@ -49,7 +49,7 @@ from penstock.statestore.service.changelog import ChangeLog
 from penstock.statestore.service.deduplication import RecentWrites
 from penstock.statestore.service.delivery import ResponseSender
 from penstock.statestore.service.interfaces import Capture, StoreAuthorizer, StoreStats
-from penstock.statestore.service.storage import NODE, Recovered, Storage
+from penstock.statestore.service.storage import NODE, Storage, StoredState
 from penstock.statestore.service.writer import ChangeWriter
 
 __all__ = ["StateStoreService"]
@@ -105,7 +105,7 @@ class StateStoreService:
         capture: Capture | None = None,
     ) -> None:
         self.stats = StoreStats()
-        self.recovered: Recovered | None = None
+        self.recovered: StoredState | None = None
         self.options = options
         self._given_steady = steady or (None if isinstance(clock, SteppedClock) else clock)
         self._own_clock: SteppedClock | None = None
@@ -276,7 +276,7 @@ class StateStoreService:
         """Ask the policies again whether any client may observe requests."""
         self._voice.requests_observed = self._policy is not None and self._policy.requests_observed
 
-    def _keep_time(self, recovered: Recovered) -> None:
+    def _keep_time(self, recovered: StoredState) -> None:
         """Go on with the clock that the stored expiry instants were measured on, if the machine has run since.
 
         The wall clock may have been set while the store was down: within one boot the machine's own count is better.

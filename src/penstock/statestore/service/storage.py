@@ -47,7 +47,7 @@ from penstock.statestore.service.rows import (
     version_key,
 )
 
-__all__ = ["NODE", "SCHEMA", "Recovered", "Storage"]
+__all__ = ["NODE", "SCHEMA", "Storage", "StoredState"]
 
 SCHEMA: Final = 3
 """Layout of the databases; a newer one is refused. From 2 on there may be commits in a log next to them, from 3 on
@@ -60,7 +60,7 @@ _LAG: Final = Struct(">qI")  # ms, crc32 of them
 _STEADY: Final = Struct(">qI")  # offset of the steady clock, crc32 of boot id and offset; the boot id follows
 
 
-class Recovered(NamedTuple):
+class StoredState(NamedTuple):
     """State found on start. ``quarantined`` are the digests (hex) of values with a wrong checksum.
 
     The log of changes is complete after the version ``floor`` (None: there is no log). ``steady`` is the boot id and
@@ -97,7 +97,7 @@ class Storage:
         self._tables = self._environment.tables
         self._lag: int | None = None
 
-    def open(self) -> Recovered:
+    def open(self) -> StoredState:
         """Open, check the schema and load everything but the log of changes, which is checked.
 
         Raises:
@@ -237,7 +237,7 @@ class Storage:
         """Make everything durable and close; may be called twice."""
         self._environment.close()
 
-    def _load(self, transaction: lmdb.Transaction[bytes]) -> Recovered:
+    def _load(self, transaction: lmdb.Transaction[bytes]) -> StoredState:
         records: list[Record] = []
         corrupt: list[tuple[bytes, bytes]] = []
         cursor = transaction.cursor(db=self._tables["keys"])
@@ -274,7 +274,7 @@ class Storage:
         steady = _decode_steady(transaction.get(b"steady", db=self._tables["meta"]))
         lag = _decode_lag(transaction.get(b"lag", db=self._tables["meta"]))
         quarantined = [name.hex() for name, _ in corrupt + damaged]
-        return Recovered(records, clock, quarantined, fences, floor, steady, lag)
+        return StoredState(records, clock, quarantined, fences, floor, steady, lag)
 
 
 @contextmanager

@@ -325,7 +325,7 @@ class TubeBroker:
         if self.durability_of(topic) is Durability.MEMORY:
             self._loop.call_soon(done, result)
         else:
-            self.commits.tell(done, result)
+            self.commits.call_after_commit(done, result)
         self.commits.changed()
 
     def append_run(
@@ -361,7 +361,7 @@ class TubeBroker:
                 else:
                     done(stored, refused)
 
-            self.commits.tell(committed, result)
+            self.commits.call_after_commit(committed, result)
         if stored:
             self.commits.changed()
 

@@ -174,7 +174,7 @@ class Commits:
             self._offsets_due = True
         self.schedule()
 
-    def tell(self, done: AppendDone, result: AppendResult) -> None:
+    def call_after_commit(self, done: AppendDone, result: AppendResult) -> None:
         """Call ``done`` with ``result``, or the error, after the next commit."""
         self.queue.wait(self.queue.number, _Appended(done, result))
 

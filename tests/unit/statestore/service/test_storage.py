@@ -16,7 +16,7 @@ from penstock.runtime.io.lmdb_environment import LmdbEnvironment
 from penstock.runtime.io.wal.frames import PUT
 from penstock.statestore.engine.record import Change, Record, digest_of
 from penstock.statestore.hlc import Hlc
-from penstock.statestore.service.storage import NODE, Recovered, Storage
+from penstock.statestore.service.storage import NODE, Storage, StoredState
 
 START = Hlc(0, 0, "")
 
@@ -45,7 +45,7 @@ def edit(path: Path, database: bytes, key: bytes, value: bytes) -> None:
 @pytest.mark.parametrize("durability", Durability)
 def test_what_was_committed_comes_back(tmp_path: Path, durability: Durability) -> None:
     storage = Storage(tmp_path / "deep" / "store", durability)
-    assert storage.open() == Recovered([], None, [], [], None, None)
+    assert storage.open() == StoredState([], None, [], [], None, None)
     huge = b"\x00\xff" * 600
     storage.commit([put(b"a", b"1", 1), put(huge, b"", 2, expires_at=99), put(b"b", b"2", 3)])
     storage.commit([put(b"a", b"3", 4), delete(b"b", 5), delete(b"never there", 6)])
