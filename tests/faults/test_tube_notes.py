@@ -41,14 +41,12 @@ BROKER = """
 import asyncio, os, sys
 from pathlib import Path
 from penstock.errors import PenstockError
-from penstock.tube.broker import commits
 from penstock.tube.broker.broker import TubeBroker
-
-commits._INLINE_S = 0.0  # every commit in its thread: strace counts the fsyncs of each
 
 async def main():
     broker = TubeBroker(Path(sys.argv[1]))
     await broker.start("127.0.0.1", 0)
+    broker.commits.queue.inline_s = 0.0  # every commit in its thread: strace counts the fsyncs of each
     broker.create_topic("demo")
     for n in range(16):
         broker.engine.offsets.set((f"group{n}", "demo", 0), 28 * n)
