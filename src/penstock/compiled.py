@@ -29,6 +29,7 @@ __all__ = ["MANIFEST", "build_folder", "cached_build", "core_modules", "digest",
 _PATTERNS: Final = (
     "mqtt/codec/*.py",
     "mqtt/engine/*.py",
+    "mqtt/engine/*/*.py",
     "mqtt/service.py",
     "runtime/io/clock.py",
     "runtime/io/commit_queue.py",
@@ -48,8 +49,8 @@ _PATTERNS: Final = (
 """The modules of the core, inside the package."""
 
 _INTERPRETED: Final = (
-    "mqtt/engine/limits.py",  # the reference pages and the help take the texts of options from its source
-    "mqtt/engine/client_events.py",  # mypyc does not find the type of a dataclass field that is an object
+    "mqtt/engine/model/limits.py",  # the reference pages and the help take the texts of options from its source
+    "mqtt/engine/client/events.py",  # mypyc does not find the type of a dataclass field that is an object
 )
 
 MANIFEST: Final = "manifest.json"

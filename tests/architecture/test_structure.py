@@ -60,7 +60,7 @@ def test_a_limit_is_one_field(tmp_path: Path) -> None:
     shutil.copytree(ROOT / "src", tmp_path / "src", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copytree(ROOT / "tools", tmp_path / "tools", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
-    limits = tmp_path / "src" / "penstock" / "mqtt" / "engine" / "limits.py"
+    limits = tmp_path / "src" / "penstock" / "mqtt" / "engine" / "model" / "limits.py"
     head, fields = limits.read_text(encoding="utf-8").split("    max_connections:", 1)
     limits.write_text(f"{head}{NEW_LIMIT}    max_connections:{fields}", encoding="utf-8")
     program = (

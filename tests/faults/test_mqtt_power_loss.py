@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import pytest
 
 from penstock.mqtt.codec.packets import Publish
-from penstock.mqtt.engine.journal import Journal, Recovered, SessionRow
-from penstock.mqtt.engine.message import Message
+from penstock.mqtt.engine.model.journal import Journal, Recovered, SessionRow
+from penstock.mqtt.engine.model.message import Message
 from penstock.mqtt.storage.store import SessionStore
 from penstock.runtime.io.lmdb_environment import LmdbEnvironment
 from tests.unit.runtime.recorded_disk import RecordedDisk, after_power_loss

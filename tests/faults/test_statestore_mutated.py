@@ -21,7 +21,7 @@ from penstock.mqtt.client import MqttClient
 from penstock.mqtt.codec.encoder import encode
 from penstock.mqtt.codec.packets import Connect, Publish, Subscribe, Subscription, Will
 from penstock.mqtt.codec.properties import Properties
-from penstock.mqtt.engine.limits import BrokerLimits
+from penstock.mqtt.engine.model.limits import BrokerLimits
 from penstock.mqtt.persistence import Persistence
 from penstock.mqtt.server import MqttServer
 from penstock.runtime.io.files import Durability

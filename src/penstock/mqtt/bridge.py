@@ -22,7 +22,7 @@ from penstock.mqtt.codec.packets import Publish, Subscription, Will
 from penstock.mqtt.codec.properties import Properties
 from penstock.mqtt.codec.reasons import ReasonCode
 from penstock.mqtt.codec.topics import matches
-from penstock.mqtt.engine.access import Access
+from penstock.mqtt.engine.model.access import Access
 from penstock.mqtt.in_process import InProcessLink
 from penstock.mqtt.server import MqttServer
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from penstock.mqtt.client.link import ClientLink, ClientLinkOwner
-from penstock.mqtt.engine.access import Access, Action, Answer, Credentials, Granted, Principal
-from penstock.mqtt.engine.connection import BrokerConnection
+from penstock.mqtt.engine.connections.connection import BrokerConnection
+from penstock.mqtt.engine.model.access import Access, Action, Answer, Credentials, Granted, Principal
 
 __all__ = ["AllowAll", "InProcessLink", "InProcessServer"]
 

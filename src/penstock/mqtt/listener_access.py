@@ -13,8 +13,8 @@ from enum import StrEnum
 from typing import Final, NamedTuple
 
 from penstock.mqtt.codec.reasons import ReasonCode
-from penstock.mqtt.engine.access import Action, Answer, Challenge, Credentials, Granted, Origin, Refused
-from penstock.mqtt.engine.access import Principal as Someone
+from penstock.mqtt.engine.model.access import Action, Answer, Challenge, Credentials, Granted, Origin, Refused
+from penstock.mqtt.engine.model.access import Principal as Someone
 from penstock.mqtt.password_checks import PasswordChecks
 from penstock.security import scram
 from penstock.security.passwords import Credential

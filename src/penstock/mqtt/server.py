@@ -12,16 +12,16 @@ import uuid
 from collections.abc import Callable, Sequence
 
 from penstock.mqtt.codec.reasons import ReasonCode, reason_name
-from penstock.mqtt.engine.access import Access, Origin, Rights
 from penstock.mqtt.engine.broker import Broker
-from penstock.mqtt.engine.connection import BrokerConnection
-from penstock.mqtt.engine.journal import Recovered
-from penstock.mqtt.engine.limits import BrokerLimits
+from penstock.mqtt.engine.connections.connection import BrokerConnection
+from penstock.mqtt.engine.model.access import Access, Origin, Rights
+from penstock.mqtt.engine.model.journal import Recovered
+from penstock.mqtt.engine.model.limits import BrokerLimits
+from penstock.mqtt.engine.model.stats import BrokerStats
 from penstock.mqtt.engine.outlet import BrokerOutlet
-from penstock.mqtt.engine.recovery import restore
-from penstock.mqtt.engine.retained import Allows
-from penstock.mqtt.engine.session import NOTIFICATIONS_LOST
-from penstock.mqtt.engine.stats import BrokerStats
+from penstock.mqtt.engine.sessions.recovery import restore
+from penstock.mqtt.engine.sessions.retained import Allows
+from penstock.mqtt.engine.sessions.session import NOTIFICATIONS_LOST
 from penstock.mqtt.in_process import InProcessLink
 from penstock.mqtt.listener_access import AuthenticatedClient, Certificate
 from penstock.mqtt.persistence import Persistence

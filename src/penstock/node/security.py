@@ -20,10 +20,10 @@ from starlette.applications import Starlette
 
 from penstock.errors import PenstockError
 from penstock.mqtt.bridge import bridge_client_id
-from penstock.mqtt.engine.access import UNKNOWN, Rights
-from penstock.mqtt.engine.access import Access as MqttAccess
-from penstock.mqtt.engine.journal import Source
-from penstock.mqtt.engine.limits import BrokerLimits
+from penstock.mqtt.engine.model.access import UNKNOWN, Rights
+from penstock.mqtt.engine.model.access import Access as MqttAccess
+from penstock.mqtt.engine.model.journal import Source
+from penstock.mqtt.engine.model.limits import BrokerLimits
 from penstock.mqtt.in_process import AllowAll
 from penstock.mqtt.listener_access import (
     AccessRules,

@@ -22,7 +22,7 @@ from penstock.mqtt.codec.packets import (
     Will,
 )
 from penstock.mqtt.codec.properties import Properties
-from penstock.mqtt.engine.limits import BrokerLimits
+from penstock.mqtt.engine.model.limits import BrokerLimits
 from tests.engine.mqtt.harness import Bench, RecordingService
 
 

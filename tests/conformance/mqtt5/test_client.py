@@ -21,8 +21,8 @@ from penstock.mqtt.codec.packets import (
     Unsubscribe,
 )
 from penstock.mqtt.codec.properties import Properties
-from penstock.mqtt.engine.client import ClientEngine, ClientState
-from penstock.mqtt.engine.client_events import Closed
+from penstock.mqtt.engine.client.client import ClientEngine, ClientState
+from penstock.mqtt.engine.client.events import Closed
 
 
 def started(connect: Connect | None = None) -> ClientEngine:

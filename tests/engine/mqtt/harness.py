@@ -10,10 +10,10 @@ from penstock.mqtt.codec.encoder import encode
 from penstock.mqtt.codec.packets import ConnAck, Connect, Packet, Publish, SubAck, Subscribe, Subscription, Will
 from penstock.mqtt.codec.properties import Properties
 from penstock.mqtt.codec.version311 import encode_311
-from penstock.mqtt.engine.access import Access
 from penstock.mqtt.engine.broker import Broker
-from penstock.mqtt.engine.connection import BrokerConnection
-from penstock.mqtt.engine.limits import BrokerLimits
+from penstock.mqtt.engine.connections.connection import BrokerConnection
+from penstock.mqtt.engine.model.access import Access
+from penstock.mqtt.engine.model.limits import BrokerLimits
 from penstock.mqtt.service import Inbound
 
 __all__ = ["Bench", "Peer", "RecordingService"]

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from penstock.mqtt.codec.packets import Packet, Subscription
-from penstock.mqtt.engine.access import Rights
 from penstock.mqtt.engine.broker import Broker
-from penstock.mqtt.engine.connection import BrokerConnection
-from penstock.mqtt.engine.journal import Journal, Recovered
-from penstock.mqtt.engine.limits import BrokerLimits
-from penstock.mqtt.engine.recovery import restore
+from penstock.mqtt.engine.connections.connection import BrokerConnection
+from penstock.mqtt.engine.model.access import Rights
+from penstock.mqtt.engine.model.journal import Journal, Recovered
+from penstock.mqtt.engine.model.limits import BrokerLimits
+from penstock.mqtt.engine.sessions.recovery import restore
 from penstock.mqtt.storage.store import SessionStore
 from penstock.runtime.io.files import Durability
 

@@ -26,8 +26,8 @@ from penstock.mqtt.codec.packets import (
     Will,
 )
 from penstock.mqtt.codec.properties import Properties
-from penstock.mqtt.engine.access import Action, Answer, Challenge, Credentials, Granted, Principal, Refused
-from penstock.mqtt.engine.limits import BrokerLimits
+from penstock.mqtt.engine.model.access import Action, Answer, Challenge, Credentials, Granted, Principal, Refused
+from penstock.mqtt.engine.model.limits import BrokerLimits
 from tests.engine.mqtt.harness import Bench, Peer, RecordingService
 
 

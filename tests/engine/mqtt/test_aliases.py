@@ -6,7 +6,7 @@ import pytest
 
 from penstock.mqtt.codec.packets import Disconnect, PubAck, Publish, Subscription
 from penstock.mqtt.codec.properties import Properties
-from penstock.mqtt.engine.limits import BrokerLimits
+from penstock.mqtt.engine.model.limits import BrokerLimits
 from tests.engine.mqtt.harness import Bench, Peer
 
 

@@ -21,8 +21,8 @@ from penstock.mqtt.codec.packets import (
     Subscription,
 )
 from penstock.mqtt.codec.properties import Properties
-from penstock.mqtt.engine.client import ClientEngine, ClientState
-from penstock.mqtt.engine.client_events import (
+from penstock.mqtt.engine.client.client import ClientEngine, ClientState
+from penstock.mqtt.engine.client.events import (
     Answered,
     Closed,
     Connected,
@@ -30,7 +30,7 @@ from penstock.mqtt.engine.client_events import (
     Refused,
     Unsubscribed,
 )
-from penstock.mqtt.engine.connection import BrokerConnection
+from penstock.mqtt.engine.connections.connection import BrokerConnection
 from tests.engine.mqtt.harness import Bench
 
 
@@ -242,7 +242,7 @@ def test_withdrawn_operations_are_not_sent_unless_they_were() -> None:
 
 
 def test_operations_without_an_answer_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.mqtt.engine.outgoing.MAX_OPEN", 3)
+    monkeypatch.setattr("penstock.mqtt.engine.client.outgoing.MAX_OPEN", 3)
     engine = start()
     for n in range(3):
         engine.subscribe([Subscription("s")], Properties(), n, 0)

@@ -25,7 +25,7 @@ from penstock.mqtt.codec.packets import (
 )
 from penstock.mqtt.codec.primitives import encode_varint
 from penstock.mqtt.codec.properties import Properties
-from penstock.mqtt.engine.limits import BrokerLimits
+from penstock.mqtt.engine.model.limits import BrokerLimits
 from tests.engine.mqtt.harness import Bench
 
 

@@ -6,7 +6,7 @@ import pytest
 
 import penstock
 from penstock.mqtt.codec.packets import PubAck, Publish, Subscription, Unsubscribe
-from penstock.mqtt.engine.limits import BrokerLimits
+from penstock.mqtt.engine.model.limits import BrokerLimits
 from tests.engine.mqtt.harness import Bench, Peer
 
 

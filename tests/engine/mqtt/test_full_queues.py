@@ -12,7 +12,7 @@ from penstock.mqtt.codec.packets import (
     Will,
 )
 from penstock.mqtt.codec.properties import Properties
-from penstock.mqtt.engine.limits import BrokerLimits, QueueOverflowPolicy
+from penstock.mqtt.engine.model.limits import BrokerLimits, QueueOverflowPolicy
 from tests.engine.mqtt.harness import Bench
 from tests.engine.mqtt.test_access import Gate
 

@@ -14,7 +14,7 @@ from penstock.mqtt.codec.packets import (
     Will,
 )
 from penstock.mqtt.codec.properties import Properties
-from penstock.mqtt.engine.access import UNKNOWN, Rights
+from penstock.mqtt.engine.model.access import UNKNOWN, Rights
 from tests.engine.mqtt.test_access import Gate, User
 
 from .harness import RecordingService

@@ -23,7 +23,7 @@ from penstock.mqtt.codec.packets import (
     Unsubscribe,
 )
 from penstock.mqtt.codec.properties import Properties
-from penstock.mqtt.engine.limits import BrokerLimits
+from penstock.mqtt.engine.model.limits import BrokerLimits
 
 from .kept import HOUR, KeptBench, reader
 

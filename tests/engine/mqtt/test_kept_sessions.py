@@ -16,7 +16,7 @@ from penstock.mqtt.codec.packets import (
     Unsubscribe,
 )
 from penstock.mqtt.codec.properties import Properties
-from penstock.mqtt.engine.limits import BrokerLimits, QueueOverflowPolicy
+from penstock.mqtt.engine.model.limits import BrokerLimits, QueueOverflowPolicy
 
 from .harness import RecordingService
 from .kept import HOUR, KeptBench, back, reader

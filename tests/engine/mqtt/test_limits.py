@@ -18,7 +18,7 @@ from penstock.mqtt.codec.packets import (
     Will,
 )
 from penstock.mqtt.codec.properties import Properties
-from penstock.mqtt.engine.limits import BrokerLimits
+from penstock.mqtt.engine.model.limits import BrokerLimits
 from tests.engine.mqtt.harness import Bench, Peer, RecordingService
 
 TEXT = Properties(payload_format_indicator=1)
@@ -93,7 +93,7 @@ def test_a_hundred_thousand_filters() -> None:
 
 
 def test_remembered_routes_are_bounded_by_their_receivers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.mqtt.engine.router.TARGETS_KEPT", 1_000)
+    monkeypatch.setattr("penstock.mqtt.engine.routing.router.TARGETS_KEPT", 1_000)
     bench = Bench()
     for n in range(30):
         bench.connect(f"s{n}").subscribe(Subscription("#", 0))

@@ -14,9 +14,9 @@ from penstock.errors import RemoteProtocolError
 from penstock.mqtt.codec.decoder import Decoder, TopicNames
 from penstock.mqtt.codec.encoder import encode
 from penstock.mqtt.codec.packets import ConnAck, Connect, Publish
-from penstock.mqtt.engine.client import ClientEngine
-from penstock.mqtt.engine.connection import BrokerConnection
-from penstock.mqtt.engine.limits import BrokerLimits
+from penstock.mqtt.engine.client.client import ClientEngine
+from penstock.mqtt.engine.connections.connection import BrokerConnection
+from penstock.mqtt.engine.model.limits import BrokerLimits
 from penstock.tube.codec.framing import FrameDecoder
 from tests.engine.mqtt.harness import Bench, Peer
 
@@ -133,7 +133,7 @@ def test_topic_names_are_bounded_in_bytes() -> None:
 @pytest.mark.parametrize("character", ["x", "\U0001f30a"], ids=["1 byte", "4 bytes"])
 def test_routes_are_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch, character: str) -> None:
     """A client that publishes to ever new long topics makes the node remember no more than it may."""
-    monkeypatch.setattr("penstock.mqtt.engine.router.BYTES_KEPT", 100_000)
+    monkeypatch.setattr("penstock.mqtt.engine.routing.router.BYTES_KEPT", 100_000)
     bench = Bench(limits=BrokerLimits(max_queued_messages=10))
     publisher, subscriber = bench.connect("p"), bench.connect("s")
     routes = bench.broker.router.routes

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from penstock.mqtt.codec.packets import Disconnect, PubAck, Publish, Subscription
-from penstock.mqtt.engine.limits import BrokerLimits, QueueOverflowPolicy
+from penstock.mqtt.engine.model.limits import BrokerLimits, QueueOverflowPolicy
 from tests.engine.mqtt.harness import Bench, Peer
 from tests.engine.mqtt.kept import HOUR, KeptBench
 

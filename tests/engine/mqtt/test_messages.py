@@ -21,7 +21,7 @@ from penstock.mqtt.codec.packets import (
     Unsubscribe,
 )
 from penstock.mqtt.codec.properties import Properties
-from penstock.mqtt.engine.limits import BrokerLimits, QueueOverflowPolicy
+from penstock.mqtt.engine.model.limits import BrokerLimits, QueueOverflowPolicy
 from tests.engine.mqtt.harness import Bench, RecordingService
 
 

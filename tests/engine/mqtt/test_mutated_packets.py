@@ -32,8 +32,8 @@ from penstock.mqtt.codec.packets import (
     UnsubAck,
 )
 from penstock.mqtt.codec.properties import Properties
-from penstock.mqtt.engine.client import ClientEngine, ClientState
-from penstock.mqtt.engine.limits import BrokerLimits, QueueOverflowPolicy
+from penstock.mqtt.engine.client.client import ClientEngine, ClientState
+from penstock.mqtt.engine.model.limits import BrokerLimits, QueueOverflowPolicy
 from tests.engine.mqtt.harness import Bench, Peer, RecordingService
 from tests.mutations import mutated
 from tests.unit.mqtt.codec.vectors import ROUND_TRIP_FILES, load

@@ -14,7 +14,7 @@ from penstock.mqtt.codec.packets import (
     Subscription,
 )
 from penstock.mqtt.codec.properties import Properties
-from penstock.mqtt.engine.limits import BrokerLimits, RateLimitPolicy
+from penstock.mqtt.engine.model.limits import BrokerLimits, RateLimitPolicy
 from tests.engine.mqtt.harness import Bench
 
 

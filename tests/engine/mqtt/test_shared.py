@@ -17,7 +17,7 @@ from penstock.mqtt.codec.packets import (
     Unsubscribe,
 )
 from penstock.mqtt.codec.properties import Properties
-from penstock.mqtt.engine.limits import BrokerLimits
+from penstock.mqtt.engine.model.limits import BrokerLimits
 from tests.engine.mqtt.harness import Bench, Peer
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from penstock.mqtt.codec.packets import Disconnect, PingReq, PingResp, Publish, Subscription, Will
-from penstock.mqtt.engine.limits import BrokerLimits
+from penstock.mqtt.engine.model.limits import BrokerLimits
 from tests.engine.mqtt.harness import Bench, Peer
 
 PAUSE = 30_000

@@ -23,7 +23,7 @@ from penstock.mqtt.codec.packets import (
     Will,
 )
 from penstock.mqtt.codec.properties import Properties
-from penstock.mqtt.engine.limits import BrokerLimits, RateLimitPolicy
+from penstock.mqtt.engine.model.limits import BrokerLimits, RateLimitPolicy
 from tests.engine.mqtt.harness import Bench, Peer, RecordingService
 
 

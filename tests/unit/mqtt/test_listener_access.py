@@ -8,7 +8,7 @@ import hashlib
 import pytest
 from scramp import ScramClient
 
-from penstock.mqtt.engine.access import Action, Challenge, Credentials, Decision, Granted, Origin, Refused
+from penstock.mqtt.engine.model.access import Action, Challenge, Credentials, Decision, Granted, Origin, Refused
 from penstock.mqtt.listener_access import (
     AccessRules,
     AccessStats,

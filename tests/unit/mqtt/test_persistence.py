@@ -25,7 +25,7 @@ from penstock.mqtt.codec.packets import (
     Subscription,
 )
 from penstock.mqtt.codec.properties import Properties
-from penstock.mqtt.engine.journal import Batch
+from penstock.mqtt.engine.model.journal import Batch
 from penstock.mqtt.persistence import Persistence
 from penstock.mqtt.server import MqttServer
 from penstock.mqtt.storage.store import SessionStore

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from penstock.errors import ConfigError
-from penstock.mqtt.engine.limits import BrokerLimits
+from penstock.mqtt.engine.model.limits import BrokerLimits
 from penstock.mqtt.transport.connection_limits import ConnectionLimits
 from penstock.mqtt.transport.tls import ClientCertificates
 from penstock.node.config.mqtt import MqttLimits, Tls, broker_limits, network_limits

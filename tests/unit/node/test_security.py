@@ -18,7 +18,7 @@ from penstock.errors import ConfigError, PenstockError, RefusedError
 from penstock.mqtt.client import MqttClient, ScramAuthentication, TlsOptions, TokenAuthentication
 from penstock.mqtt.codec.encoder import encode
 from penstock.mqtt.codec.packets import Connect, Publish
-from penstock.mqtt.engine.access import UNKNOWN
+from penstock.mqtt.engine.model.access import UNKNOWN
 from penstock.node.config.mqtt import Security
 from penstock.node.config.node import NodeConfig
 from penstock.node.node import Node

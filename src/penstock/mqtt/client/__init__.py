@@ -13,7 +13,7 @@
 from penstock.mqtt.client.authentication import ScramAuthentication, TokenAuthentication
 from penstock.mqtt.client.client import MqttClient
 from penstock.mqtt.client.inbox import MessageStream
-from penstock.mqtt.engine.client import EnhancedAuthentication
+from penstock.mqtt.engine.client.client import EnhancedAuthentication
 from penstock.runtime.io.tls import TlsOptions
 
 __all__ = [

@@ -25,7 +25,7 @@ from penstock.mqtt.codec.packets import ConnAck, Connect, Publish, Subscription,
 from penstock.mqtt.codec.properties import Properties
 from penstock.mqtt.codec.reasons import ReasonCode
 from penstock.mqtt.codec.topics import validate_topic_filter, validate_topic_name
-from penstock.mqtt.engine.client import ClientEngine, EnhancedAuthentication
+from penstock.mqtt.engine.client.client import ClientEngine, EnhancedAuthentication
 from penstock.mqtt.url import BrokerUrl, broker_url
 from penstock.runtime.io.tls import TlsOptions
 

@@ -1,6 +1,6 @@
 """Connection of an MQTT client: one task connects and reconnects, and moves bytes, timers and results.
 
-The protocol is in :mod:`penstock.mqtt.engine.client`; this module has the sockets, the clock and the futures.
+The protocol is in :mod:`penstock.mqtt.engine.client.client`; this module has the sockets, the clock and the futures.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from penstock.mqtt.client import errors
 from penstock.mqtt.client.link import ClientLink, ClientLinkOwner
 from penstock.mqtt.codec.packets import ConnAck, Publish
 from penstock.mqtt.codec.reasons import reason_name
-from penstock.mqtt.engine.client import ClientEngine, ClientState
-from penstock.mqtt.engine.client_events import Answered, Closed, Connected, Event, Refused, Unsubscribed
+from penstock.mqtt.engine.client.client import ClientEngine, ClientState
+from penstock.mqtt.engine.client.events import Answered, Closed, Connected, Event, Refused, Unsubscribed
 from penstock.mqtt.url import BrokerUrl
 from penstock.runtime.backoff import Backoff
 from penstock.runtime.io.loop import after_reading

@@ -7,7 +7,7 @@ from typing import Final
 from penstock.errors import PenstockError, RefusedError, UnavailableError
 from penstock.mqtt.codec.packets import ConnAck
 from penstock.mqtt.codec.reasons import ReasonCode, reason_name
-from penstock.mqtt.engine.client_events import Closed
+from penstock.mqtt.engine.client.events import Closed
 from penstock.mqtt.url import BrokerUrl
 from penstock.runtime.io.network import connection_failure, tls_alert_failure
 

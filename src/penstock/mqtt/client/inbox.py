@@ -19,7 +19,7 @@ from typing import Final, Protocol, Self
 from penstock.errors import PenstockError
 from penstock.mqtt.codec.packets import Publish
 from penstock.mqtt.codec.topics import SHARE_PREFIX, validate_topic_filter
-from penstock.mqtt.engine.filter_tree import FilterTree
+from penstock.mqtt.engine.routing.filter_tree import FilterTree
 
 __all__ = ["FIRST_IDENTIFIER", "MAX_UNREAD", "Inbox", "MessageListener", "MessageStream", "StreamIdentifiers"]
 

@@ -19,22 +19,22 @@ from penstock.mqtt.codec.packets import Publish
 from penstock.mqtt.codec.property_blocks import HAS_USER_PROPERTY
 from penstock.mqtt.codec.reasons import ReasonCode
 from penstock.mqtt.codec.topics import validate_topic_filter, validate_topic_name
-from penstock.mqtt.engine.access import LOCAL, Access, Origin, Rights, may_hurry
-from penstock.mqtt.engine.connection import BrokerConnection
-from penstock.mqtt.engine.journal import Journal, Source
-from penstock.mqtt.engine.limits import BrokerLimits, QueueOverflowPolicy
-from penstock.mqtt.engine.message import Message, Notification
-from penstock.mqtt.engine.message_queue import QueueTotals
-from penstock.mqtt.engine.outbound import Outbound, PendingWrite
-from penstock.mqtt.engine.retained import Allows, Retained
-from penstock.mqtt.engine.router import Route, Router
-from penstock.mqtt.engine.session import Session
-from penstock.mqtt.engine.session_manager import SessionManager
-from penstock.mqtt.engine.shared_delivery import deliver_shared, take_over
-from penstock.mqtt.engine.shared_groups import SharedGroup
-from penstock.mqtt.engine.stats import BrokerStats
-from penstock.mqtt.engine.sys_topics import SysTopics
-from penstock.mqtt.engine.timers import Timers
+from penstock.mqtt.engine.connections.connection import BrokerConnection
+from penstock.mqtt.engine.connections.outbound import Outbound, PendingWrite
+from penstock.mqtt.engine.model.access import LOCAL, Access, Origin, Rights, may_hurry
+from penstock.mqtt.engine.model.journal import Journal, Source
+from penstock.mqtt.engine.model.limits import BrokerLimits, QueueOverflowPolicy
+from penstock.mqtt.engine.model.message import Message, Notification
+from penstock.mqtt.engine.model.stats import BrokerStats
+from penstock.mqtt.engine.model.sys_topics import SysTopics
+from penstock.mqtt.engine.model.timers import Timers
+from penstock.mqtt.engine.routing.router import Route, Router
+from penstock.mqtt.engine.routing.shared_groups import SharedGroup
+from penstock.mqtt.engine.sessions.message_queue import QueueTotals
+from penstock.mqtt.engine.sessions.retained import Allows, Retained
+from penstock.mqtt.engine.sessions.session import Session
+from penstock.mqtt.engine.sessions.session_manager import SessionManager
+from penstock.mqtt.engine.sessions.shared_delivery import deliver_shared, take_over
 from penstock.mqtt.service import Inbound, Service
 
 __all__ = ["Broker"]

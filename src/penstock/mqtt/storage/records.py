@@ -17,8 +17,8 @@ from penstock.errors import RemoteProtocolError
 from penstock.mqtt.codec.packets import Will
 from penstock.mqtt.codec.properties import WILL
 from penstock.mqtt.codec.property_blocks import decode_properties, encode_properties
-from penstock.mqtt.engine.journal import DeliveryRow, MessageRow, ProgressRow, SessionRow, Source, SubscriptionRow
-from penstock.mqtt.engine.message import Message
+from penstock.mqtt.engine.model.journal import DeliveryRow, MessageRow, ProgressRow, SessionRow, Source, SubscriptionRow
+from penstock.mqtt.engine.model.message import Message
 
 __all__ = [
     "checked",

@@ -21,7 +21,7 @@ from typing import Final, TypeVar
 import lmdb
 
 from penstock.errors import StorageError
-from penstock.mqtt.engine.journal import (
+from penstock.mqtt.engine.model.journal import (
     Batch,
     DeliveryRow,
     MessageRow,

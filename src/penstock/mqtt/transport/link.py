@@ -14,7 +14,7 @@ from penstock.mqtt.transport.tls import certificate_of, trust_anchor
 from penstock.security.certificates import certificate_identity, name_in_certificate
 
 if TYPE_CHECKING:
-    from penstock.mqtt.engine.connection import BrokerConnection
+    from penstock.mqtt.engine.connections.connection import BrokerConnection
 
 __all__ = ["CLOSE_GRACE_S", "RefusingLink", "ServerLink", "ServerLinkOwner"]
 

@@ -16,7 +16,7 @@ import socket
 from collections.abc import Coroutine
 from typing import Final, Protocol
 
-from penstock.mqtt.engine.limits import BrokerLimits
+from penstock.mqtt.engine.model.limits import BrokerLimits
 from penstock.mqtt.transport.connection_limits import Abortable, ConnectionLimiter, address_group
 from penstock.mqtt.transport.link import RefusingLink, ServerLink, ServerLinkOwner
 from penstock.mqtt.transport.listener_settings import ListenerSettings, ListenerState, Transport

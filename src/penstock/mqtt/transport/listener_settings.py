@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from penstock.mqtt.engine.access import Access
-from penstock.mqtt.engine.limits import BrokerLimits
+from penstock.mqtt.engine.model.access import Access
+from penstock.mqtt.engine.model.limits import BrokerLimits
 from penstock.mqtt.transport.connection_limits import (
     Abortable,
     ConnectionLimiter,

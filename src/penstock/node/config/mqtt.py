@@ -16,7 +16,7 @@ from typing import Annotated, Any, Final, Literal, cast
 
 from pydantic import AfterValidator, BaseModel, Field, create_model, model_validator
 
-from penstock.mqtt.engine.limits import BrokerLimits
+from penstock.mqtt.engine.model.limits import BrokerLimits
 from penstock.mqtt.listener_access import AuthenticationMethod
 from penstock.mqtt.transport.connection_limits import ConnectionLimits
 from penstock.mqtt.transport.listener_settings import Transport

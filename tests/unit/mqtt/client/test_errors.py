@@ -10,7 +10,7 @@ from penstock.errors import RefusedError
 from penstock.mqtt.client import errors
 from penstock.mqtt.codec.packets import ConnAck
 from penstock.mqtt.codec.properties import Properties
-from penstock.mqtt.engine.client_events import Closed
+from penstock.mqtt.engine.client.events import Closed
 from penstock.mqtt.url import parse_broker_url
 
 PLAIN = parse_broker_url("mqtt://plant:1883")

@@ -9,8 +9,8 @@ from penstock.mqtt.codec.decoder import Decoder
 from penstock.mqtt.codec.encoder import encode
 from penstock.mqtt.codec.packets import Auth, ConnAck, Connect, Disconnect, Packet, Publish, PubRec
 from penstock.mqtt.codec.properties import Properties
-from penstock.mqtt.engine.client import ClientEngine, ClientState
-from penstock.mqtt.engine.client_events import Answered, Closed, Connected
+from penstock.mqtt.engine.client.client import ClientEngine, ClientState
+from penstock.mqtt.engine.client.events import Answered, Closed, Connected
 
 
 class Method:

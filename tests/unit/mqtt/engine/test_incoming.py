@@ -8,9 +8,9 @@ from penstock.errors import RemoteProtocolError
 from penstock.mqtt.codec.decoder import Decoder
 from penstock.mqtt.codec.packets import Packet, PubAck, PubComp, Publish, PubRec, PubRel
 from penstock.mqtt.codec.properties import Properties
-from penstock.mqtt.engine.client_events import Event
-from penstock.mqtt.engine.incoming import Incoming
-from penstock.mqtt.engine.outbox import Outbox
+from penstock.mqtt.engine.client.events import Event
+from penstock.mqtt.engine.client.incoming import Incoming
+from penstock.mqtt.engine.client.outbox import Outbox
 
 
 class Receiver:

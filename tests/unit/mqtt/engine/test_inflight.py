@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.mqtt.engine.inflight import Inflight
+from penstock.mqtt.engine.model.inflight import Inflight
 
 
 def test_identifiers() -> None:

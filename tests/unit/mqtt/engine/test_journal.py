@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from penstock.mqtt.codec.packets import Publish
 from penstock.mqtt.codec.properties import Properties
-from penstock.mqtt.engine.journal import Journal, SessionRow, Stage, SubscriptionRow
-from penstock.mqtt.engine.message import Message
+from penstock.mqtt.engine.model.journal import Journal, SessionRow, Stage, SubscriptionRow
+from penstock.mqtt.engine.model.message import Message
 
 
 def session(number: int = 1, *, promised: bool = True) -> SessionRow:

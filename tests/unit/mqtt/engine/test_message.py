@@ -8,7 +8,7 @@ from penstock.mqtt.codec.decoder import Decoder
 from penstock.mqtt.codec.encoder import encode, publish_head
 from penstock.mqtt.codec.packets import Publish
 from penstock.mqtt.codec.properties import Properties
-from penstock.mqtt.engine.message import Message, identifier_block
+from penstock.mqtt.engine.model.message import Message, identifier_block
 
 
 def as_sent(message: Message, identifiers: bytes, now: int) -> Publish:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from penstock.mqtt.codec.encoder import encode
 from penstock.mqtt.codec.packets import Connect, Disconnect, PingReq, Publish
 from penstock.mqtt.engine.broker import Broker
-from penstock.mqtt.engine.connection import BrokerConnection
+from penstock.mqtt.engine.connections.connection import BrokerConnection
 
 PINGRESP = b"\xd0\x00"
 

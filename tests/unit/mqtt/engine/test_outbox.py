@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from penstock.mqtt.codec.packets import PingReq
-from penstock.mqtt.engine.outbox import Outbox
+from penstock.mqtt.engine.client.outbox import Outbox
 
 
 def test_everything_in_one_piece_and_in_order() -> None:

@@ -10,9 +10,9 @@ from penstock.errors import LocalProtocolError, RemoteProtocolError
 from penstock.mqtt.codec.decoder import Decoder
 from penstock.mqtt.codec.packets import Packet, PubAck, PubComp, Publish, PubRec, PubRel, Subscription
 from penstock.mqtt.codec.properties import Properties
-from penstock.mqtt.engine.client_events import Answered, Event
-from penstock.mqtt.engine.outbox import Outbox
-from penstock.mqtt.engine.outgoing import Outgoing
+from penstock.mqtt.engine.client.events import Answered, Event
+from penstock.mqtt.engine.client.outbox import Outbox
+from penstock.mqtt.engine.client.outgoing import Outgoing
 
 
 class Sender:

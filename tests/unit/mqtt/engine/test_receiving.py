@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.mqtt.engine.publish import is_text
+from penstock.mqtt.engine.connections.publish import is_text
 
 
 @pytest.mark.parametrize(

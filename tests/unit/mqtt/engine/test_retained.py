@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from penstock.mqtt.codec.packets import Publish
 from penstock.mqtt.codec.properties import Properties
 from penstock.mqtt.codec.topics import matches
-from penstock.mqtt.engine.message import Message
-from penstock.mqtt.engine.retained import Retained
+from penstock.mqtt.engine.model.message import Message
+from penstock.mqtt.engine.sessions.retained import Retained
 from tests.unit.mqtt.engine.test_subscriptions import filters, topics
 
 

@@ -8,9 +8,9 @@ import pytest
 
 from penstock.mqtt.codec.packets import Publish
 from penstock.mqtt.engine.broker import Broker
-from penstock.mqtt.engine.limits import BrokerLimits, QueueOverflowPolicy
-from penstock.mqtt.engine.message import Message
-from penstock.mqtt.engine.session import Session
+from penstock.mqtt.engine.model.limits import BrokerLimits, QueueOverflowPolicy
+from penstock.mqtt.engine.model.message import Message
+from penstock.mqtt.engine.sessions.session import Session
 
 
 def offline(**limits: Any) -> Session:

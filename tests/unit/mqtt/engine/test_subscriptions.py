@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.mqtt.codec.topics import filter_problem, matches
-from penstock.mqtt.engine.filter_tree import FilterTree
+from penstock.mqtt.engine.routing.filter_tree import FilterTree
 
 level = st.sampled_from(["a", "b", "", "$x", "+", "#"])
 filters = st.lists(level, min_size=1, max_size=4).map("/".join).filter(lambda f: filter_problem(f) is None)

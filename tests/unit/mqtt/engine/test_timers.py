@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.mqtt.engine.timers import Timed, Timers
+from penstock.mqtt.engine.model.timers import Timed, Timers
 
 
 class Owner(Timed):

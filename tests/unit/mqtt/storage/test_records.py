@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from penstock.mqtt.codec.packets import Publish, Will
 from penstock.mqtt.codec.properties import Properties
-from penstock.mqtt.engine.journal import (
+from penstock.mqtt.engine.model.journal import (
     DeliveryRow,
     MessageRow,
     ProgressRow,
@@ -20,7 +20,7 @@ from penstock.mqtt.engine.journal import (
     Stage,
     SubscriptionRow,
 )
-from penstock.mqtt.engine.message import Message, identifier_block
+from penstock.mqtt.engine.model.message import Message, identifier_block
 from penstock.mqtt.storage import records
 
 OFFSET = 1_700_000_000_000

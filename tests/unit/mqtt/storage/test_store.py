@@ -10,7 +10,7 @@ import pytest
 
 from penstock.errors import StorageError
 from penstock.mqtt.codec.packets import Publish, Will
-from penstock.mqtt.engine.journal import (
+from penstock.mqtt.engine.model.journal import (
     Batch,
     Journal,
     ProgressRow,
@@ -20,7 +20,7 @@ from penstock.mqtt.engine.journal import (
     Stage,
     SubscriptionRow,
 )
-from penstock.mqtt.engine.message import Message
+from penstock.mqtt.engine.model.message import Message
 from penstock.mqtt.storage.records import digest_of, encode_message, number_key
 from penstock.mqtt.storage.store import SessionStore
 from penstock.runtime.io.files import Durability

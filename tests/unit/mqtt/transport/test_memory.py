@@ -14,8 +14,8 @@ from websockets.server import ServerProtocol
 from penstock.errors import RemoteProtocolError
 from penstock.mqtt.codec.encoder import encode
 from penstock.mqtt.codec.packets import Connect, PingReq, Subscribe, Subscription
-from penstock.mqtt.engine.connection import BrokerConnection
-from penstock.mqtt.engine.session import Session
+from penstock.mqtt.engine.connections.connection import BrokerConnection
+from penstock.mqtt.engine.sessions.session import Session
 from penstock.mqtt.server import MqttServer
 from penstock.mqtt.transport.link import ServerLink
 from penstock.mqtt.transport.listener_settings import ListenerSettings, Transport

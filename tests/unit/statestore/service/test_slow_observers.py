@@ -14,7 +14,7 @@ from penstock.mqtt.codec.decoder import Decoder, Role
 from penstock.mqtt.codec.encoder import encode
 from penstock.mqtt.codec.packets import Connect, Disconnect, Packet, PubAck, Publish, Subscribe, Subscription
 from penstock.mqtt.codec.properties import Properties
-from penstock.mqtt.engine.limits import BrokerLimits
+from penstock.mqtt.engine.model.limits import BrokerLimits
 from penstock.mqtt.server import MqttServer
 from penstock.runtime.io.files import Durability
 from penstock.statestore.binding import client_response_topic, key_of_notification, request

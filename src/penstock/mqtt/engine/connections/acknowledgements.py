@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Final
 
 from penstock.errors import RemoteProtocolError
 from penstock.mqtt.codec.reasons import ReasonCode
-from penstock.mqtt.engine.packet_writer import PacketWriter
-from penstock.mqtt.engine.pending_ack import PendingAck
-from penstock.mqtt.engine.session_journal import TAKEN
+from penstock.mqtt.engine.connections.packet_writer import PacketWriter
+from penstock.mqtt.engine.connections.pending_ack import PendingAck
+from penstock.mqtt.engine.sessions.session_journal import TAKEN
 
 if TYPE_CHECKING:
     from penstock.mqtt.engine.broker import Broker
-    from penstock.mqtt.engine.session import Session
+    from penstock.mqtt.engine.sessions.session import Session
 
 __all__ = ["Acknowledgements"]
 

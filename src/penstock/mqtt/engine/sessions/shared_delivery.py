@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from penstock.mqtt.engine.message import Message
-from penstock.mqtt.engine.session import Delivery, Session
-from penstock.mqtt.engine.shared_groups import SharedGroup
-from penstock.mqtt.engine.subscription import SessionSubscription
+from penstock.mqtt.engine.model.message import Message
+from penstock.mqtt.engine.routing.shared_groups import SharedGroup
+from penstock.mqtt.engine.routing.subscription import SessionSubscription
+from penstock.mqtt.engine.sessions.session import Delivery, Session
 
 __all__ = ["deliver_shared", "leave_group", "share_out", "take_over"]
 

@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING
 
 from penstock.mqtt.codec.packets import ConnAck, Connect, Publish
 from penstock.mqtt.codec.reasons import ReasonCode
-from penstock.mqtt.engine.access import UNKNOWN, Granted, Rights
-from penstock.mqtt.engine.connack import capabilities, expiry_asked, will_problem
-from penstock.mqtt.engine.journal import PERSISTENCE_PROPERTY
-from penstock.mqtt.engine.session import NEVER, Session
-from penstock.mqtt.engine.session_journal import SessionJournal
-from penstock.mqtt.engine.shared_delivery import share_out, take_over
-from penstock.mqtt.engine.subscribing import check_again
+from penstock.mqtt.engine.connections.connack import capabilities, expiry_asked, will_problem
+from penstock.mqtt.engine.model.access import UNKNOWN, Granted, Rights
+from penstock.mqtt.engine.model.journal import PERSISTENCE_PROPERTY
+from penstock.mqtt.engine.sessions.session import NEVER, Session
+from penstock.mqtt.engine.sessions.session_journal import SessionJournal
+from penstock.mqtt.engine.sessions.shared_delivery import share_out, take_over
+from penstock.mqtt.engine.sessions.subscribing import check_again
 from penstock.mqtt.service import Inbound
 
 if TYPE_CHECKING:
     from penstock.mqtt.engine.broker import Broker
-    from penstock.mqtt.engine.connection import BrokerConnection
-    from penstock.mqtt.engine.handshake import Handshake
+    from penstock.mqtt.engine.connections.connection import BrokerConnection
+    from penstock.mqtt.engine.connections.handshake import Handshake
 
 __all__ = ["SessionManager"]
 

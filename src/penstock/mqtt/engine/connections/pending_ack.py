@@ -8,7 +8,7 @@ from penstock.mqtt.codec.reasons import ALLOWED, PacketType, ReasonCode
 from penstock.mqtt.service import NO_ANSWER, Answerable
 
 if TYPE_CHECKING:
-    from penstock.mqtt.engine.acknowledgements import Acknowledgements
+    from penstock.mqtt.engine.connections.acknowledgements import Acknowledgements
 
 __all__ = ["PendingAck"]
 

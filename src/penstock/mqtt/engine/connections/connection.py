@@ -30,16 +30,16 @@ from penstock.mqtt.codec.packets import (
 )
 from penstock.mqtt.codec.primitives import protocol_error
 from penstock.mqtt.codec.reasons import ALLOWED, PacketType, ReasonCode
-from penstock.mqtt.engine.access import LOCAL, Access, Credentials, Granted, Origin, Principal, Rights
-from penstock.mqtt.engine.aliases import AliasesIn, AliasesOut
-from penstock.mqtt.engine.backpressure import Backpressure
-from penstock.mqtt.engine.handshake import Handshake, Reauthentication, check_method
-from penstock.mqtt.engine.packet_writer import diagnosis
-from penstock.mqtt.engine.publish import handle_publish, handle_pubrel
-from penstock.mqtt.engine.reason_strings import SUBSCRIPTION_REASONS
-from penstock.mqtt.engine.session import Session
-from penstock.mqtt.engine.subscribing import as_bridge, subscribe, subscribed, unsubscribe
-from penstock.mqtt.engine.token_bucket import TokenBucket
+from penstock.mqtt.engine.connections.aliases import AliasesIn, AliasesOut
+from penstock.mqtt.engine.connections.backpressure import Backpressure
+from penstock.mqtt.engine.connections.handshake import Handshake, Reauthentication, check_method
+from penstock.mqtt.engine.connections.packet_writer import diagnosis
+from penstock.mqtt.engine.connections.publish import handle_publish, handle_pubrel
+from penstock.mqtt.engine.connections.reason_strings import SUBSCRIPTION_REASONS
+from penstock.mqtt.engine.connections.token_bucket import TokenBucket
+from penstock.mqtt.engine.model.access import LOCAL, Access, Credentials, Granted, Origin, Principal, Rights
+from penstock.mqtt.engine.sessions.session import Session
+from penstock.mqtt.engine.sessions.subscribing import as_bridge, subscribe, subscribed, unsubscribe
 
 if TYPE_CHECKING:
     from penstock.mqtt.engine.broker import Broker

@@ -9,11 +9,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from penstock.mqtt.codec.reasons import ReasonCode
-from penstock.mqtt.engine.uncommitted_output import UncommittedOutput
+from penstock.mqtt.engine.connections.uncommitted_output import UncommittedOutput
 
 if TYPE_CHECKING:
     from penstock.mqtt.engine.broker import Broker
-    from penstock.mqtt.engine.connection import BrokerConnection
+    from penstock.mqtt.engine.connections.connection import BrokerConnection
 
 __all__ = ["Outbound", "PendingWrite"]
 

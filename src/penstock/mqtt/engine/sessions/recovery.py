@@ -11,12 +11,12 @@ from penstock.mqtt.codec.packets import Publish, Subscription
 from penstock.mqtt.codec.property_blocks import decode_properties
 from penstock.mqtt.codec.reasons import PacketType
 from penstock.mqtt.engine.broker import Broker
-from penstock.mqtt.engine.journal import DeliveryRow, MessageRow, ProgressRow, Recovered, SessionRow, Stage
-from penstock.mqtt.engine.message import Message
-from penstock.mqtt.engine.message_queue import RELEASED, Delivery
-from penstock.mqtt.engine.session import LARGE, NEVER, Session
-from penstock.mqtt.engine.session_journal import ROUTED, SessionJournal
-from penstock.mqtt.engine.subscription import SessionSubscription
+from penstock.mqtt.engine.model.journal import DeliveryRow, MessageRow, ProgressRow, Recovered, SessionRow, Stage
+from penstock.mqtt.engine.model.message import Message
+from penstock.mqtt.engine.routing.subscription import SessionSubscription
+from penstock.mqtt.engine.sessions.message_queue import RELEASED, Delivery
+from penstock.mqtt.engine.sessions.session import LARGE, NEVER, Session
+from penstock.mqtt.engine.sessions.session_journal import ROUTED, SessionJournal
 
 __all__ = ["restore"]
 

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 from penstock.mqtt.codec.packets import Publish
 from penstock.mqtt.codec.reasons import ReasonCode
-from penstock.mqtt.engine.access import may_hurry
-from penstock.mqtt.engine.acknowledgements import Acknowledgements
-from penstock.mqtt.engine.limits import RateLimitPolicy
-from penstock.mqtt.engine.token_bucket import TokenBucket
+from penstock.mqtt.engine.connections.acknowledgements import Acknowledgements
+from penstock.mqtt.engine.connections.token_bucket import TokenBucket
+from penstock.mqtt.engine.model.access import may_hurry
+from penstock.mqtt.engine.model.limits import RateLimitPolicy
 
 if TYPE_CHECKING:
     from penstock.mqtt.engine.broker import Broker

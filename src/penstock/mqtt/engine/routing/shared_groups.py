@@ -16,8 +16,8 @@ from penstock.mqtt.codec.packets import Publish
 from penstock.mqtt.codec.topics import SHARE_PREFIX, has_wildcard
 
 if TYPE_CHECKING:
-    from penstock.mqtt.engine.session import Session
-    from penstock.mqtt.engine.subscription import SessionSubscription
+    from penstock.mqtt.engine.routing.subscription import SessionSubscription
+    from penstock.mqtt.engine.sessions.session import Session
 
 __all__ = ["PARTITION", "SharedGroup", "by_hash", "split_shared"]
 

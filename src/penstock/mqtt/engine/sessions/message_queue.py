@@ -15,13 +15,13 @@ from collections import deque
 from typing import TYPE_CHECKING, Final, final
 
 from penstock.mqtt.codec.packets import Publish
-from penstock.mqtt.engine.limits import BrokerLimits, QueueOverflowPolicy
-from penstock.mqtt.engine.message import Message, Notification
-from penstock.mqtt.engine.stats import BrokerStats
+from penstock.mqtt.engine.model.limits import BrokerLimits, QueueOverflowPolicy
+from penstock.mqtt.engine.model.message import Message, Notification
+from penstock.mqtt.engine.model.stats import BrokerStats
 
 if TYPE_CHECKING:
-    from penstock.mqtt.engine.session_journal import SessionJournal
-    from penstock.mqtt.engine.shared_groups import SharedGroup
+    from penstock.mqtt.engine.routing.shared_groups import SharedGroup
+    from penstock.mqtt.engine.sessions.session_journal import SessionJournal
 
 __all__ = ["RELEASED", "Delivery", "MessageQueue", "QueueTotals"]
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 from penstock.mqtt.codec.packets import Connect, Will
 from penstock.mqtt.codec.properties import Properties
 from penstock.mqtt.codec.reasons import ReasonCode
-from penstock.mqtt.engine.access import Granted, Rights
-from penstock.mqtt.engine.handshake import Handshake
-from penstock.mqtt.engine.limits import BrokerLimits
-from penstock.mqtt.engine.publish import is_text
-from penstock.mqtt.engine.session import NEVER, Session
+from penstock.mqtt.engine.connections.handshake import Handshake
+from penstock.mqtt.engine.connections.publish import is_text
+from penstock.mqtt.engine.model.access import Granted, Rights
+from penstock.mqtt.engine.model.limits import BrokerLimits
+from penstock.mqtt.engine.sessions.session import NEVER, Session
 
 __all__ = ["capabilities", "expiry_asked", "will_problem"]
 

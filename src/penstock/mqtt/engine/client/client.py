@@ -1,9 +1,9 @@
 """The client without IO: what is asked for goes in, bytes and events come out; it outlives its network connections.
 
 After each call the shell handles :meth:`ClientEngine.take_events` and sends what :meth:`ClientEngine.take` returns.
-Operations carry a token of the caller, which comes back in :class:`Answered`. What has no answer when a connection ends
-is kept and sent again after the next CONNACK (:mod:`penstock.mqtt.engine.outgoing`); what comes in is acknowledged as
-:mod:`penstock.mqtt.engine.incoming` says.
+Operations carry a token of the caller, which comes back in :class:`Answered`. Operations without an answer when a
+connection ends are sent again after the next CONNACK (:mod:`penstock.mqtt.engine.client.outgoing`); received messages
+are acknowledged as :mod:`penstock.mqtt.engine.client.incoming` describes.
 
 Source: MQTT 5.0 chapters 3 and 4.
 """
@@ -36,10 +36,10 @@ from penstock.mqtt.codec.packets import (
 from penstock.mqtt.codec.primitives import protocol_error
 from penstock.mqtt.codec.properties import Properties
 from penstock.mqtt.codec.reasons import ReasonCode
-from penstock.mqtt.engine.client_events import Answered, Closed, Connected, Event, Refused
-from penstock.mqtt.engine.incoming import Incoming
-from penstock.mqtt.engine.outbox import Outbox
-from penstock.mqtt.engine.outgoing import Outgoing
+from penstock.mqtt.engine.client.events import Answered, Closed, Connected, Event, Refused
+from penstock.mqtt.engine.client.incoming import Incoming
+from penstock.mqtt.engine.client.outbox import Outbox
+from penstock.mqtt.engine.client.outgoing import Outgoing
 
 __all__ = ["ClientEngine", "ClientState", "EnhancedAuthentication"]
 
@@ -242,7 +242,7 @@ class ClientEngine:
         self._outgoing.unsubscribe(topic_filters, properties, token, now)
 
     def acknowledge(self, publish: Publish, now: int, reason_code: int = 0) -> None:
-        """The owner is done with a message that came in (see :class:`~penstock.mqtt.engine.incoming.Incoming`)."""
+        """Acknowledge a received message, which its owner has handled."""
         self._incoming.acknowledge(publish, reason_code, now)
 
     def authenticate_again(self, token: object, now: int) -> None:

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 from penstock.mqtt.codec.packets import Publish, PubRel
 from penstock.mqtt.codec.primitives import protocol_error
 from penstock.mqtt.codec.reasons import ReasonCode
-from penstock.mqtt.engine.pending_ack import PendingAck
-from penstock.mqtt.engine.session_journal import ROUTED, TAKEN
+from penstock.mqtt.engine.connections.pending_ack import PendingAck
+from penstock.mqtt.engine.sessions.session_journal import ROUTED, TAKEN
 from penstock.mqtt.service import Inbound, Service
 
 if TYPE_CHECKING:
-    from penstock.mqtt.engine.connection import BrokerConnection
-    from penstock.mqtt.engine.session import Session
+    from penstock.mqtt.engine.connections.connection import BrokerConnection
+    from penstock.mqtt.engine.sessions.session import Session
 
 __all__ = ["handle_publish", "handle_pubrel", "is_text"]
 

@@ -15,10 +15,10 @@ from penstock.mqtt.codec.packets import Auth, Connect, Disconnect, Packet
 from penstock.mqtt.codec.primitives import protocol_error
 from penstock.mqtt.codec.properties import Properties
 from penstock.mqtt.codec.reasons import ALLOWED, PacketType, ReasonCode
-from penstock.mqtt.engine.access import Access, Challenge, Credentials, Decision, Granted, Refused
+from penstock.mqtt.engine.model.access import Access, Challenge, Credentials, Decision, Granted, Refused
 
 if TYPE_CHECKING:
-    from penstock.mqtt.engine.connection import BrokerConnection
+    from penstock.mqtt.engine.connections.connection import BrokerConnection
 
 __all__ = ["Handshake", "Reauthentication", "check_method"]
 

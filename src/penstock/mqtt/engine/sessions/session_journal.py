@@ -10,16 +10,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from penstock.mqtt.engine.journal import Journal, SessionRow, SubscriptionRow
-from penstock.mqtt.engine.message_queue import RELEASED
+from penstock.mqtt.engine.model.journal import Journal, SessionRow, SubscriptionRow
+from penstock.mqtt.engine.sessions.message_queue import RELEASED
 
 if TYPE_CHECKING:
-    from penstock.mqtt.engine.message import Message
-    from penstock.mqtt.engine.message_queue import Delivery
-    from penstock.mqtt.engine.packet_writer import PacketWriter
-    from penstock.mqtt.engine.session import Session
-    from penstock.mqtt.engine.shared_groups import SharedGroup
-    from penstock.mqtt.engine.subscription import SessionSubscription
+    from penstock.mqtt.engine.connections.packet_writer import PacketWriter
+    from penstock.mqtt.engine.model.message import Message
+    from penstock.mqtt.engine.routing.shared_groups import SharedGroup
+    from penstock.mqtt.engine.routing.subscription import SessionSubscription
+    from penstock.mqtt.engine.sessions.message_queue import Delivery
+    from penstock.mqtt.engine.sessions.session import Session
 
 __all__ = ["ROUTED", "TAKEN", "SessionJournal"]
 

@@ -16,8 +16,8 @@ from penstock.errors import RemoteProtocolError
 from penstock.mqtt.codec.packets import PubAck, PubComp, Publish, PubRec, PubRel
 from penstock.mqtt.codec.primitives import protocol_error
 from penstock.mqtt.codec.reasons import ReasonCode
-from penstock.mqtt.engine.client_events import Event
-from penstock.mqtt.engine.outbox import Outbox
+from penstock.mqtt.engine.client.events import Event
+from penstock.mqtt.engine.client.outbox import Outbox
 
 __all__ = ["Incoming"]
 

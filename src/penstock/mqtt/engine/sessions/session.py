@@ -14,22 +14,22 @@ from typing import TYPE_CHECKING, Final
 from penstock.mqtt.codec.packets import Will
 from penstock.mqtt.codec.primitives import protocol_error
 from penstock.mqtt.codec.reasons import ReasonCode
-from penstock.mqtt.engine.access import Rights
-from penstock.mqtt.engine.inflight import Inflight
-from penstock.mqtt.engine.limits import BrokerLimits, QueueOverflowPolicy
-from penstock.mqtt.engine.message import Message, Notification
-from penstock.mqtt.engine.message_queue import RELEASED, Delivery, MessageQueue
-from penstock.mqtt.engine.pending_ack import PendingAck
-from penstock.mqtt.engine.retained_delivery import RetainedDelivery
-from penstock.mqtt.engine.stats import BrokerStats
-from penstock.mqtt.engine.subscription import SessionSubscription
-from penstock.mqtt.engine.timers import Timed
+from penstock.mqtt.engine.connections.pending_ack import PendingAck
+from penstock.mqtt.engine.model.access import Rights
+from penstock.mqtt.engine.model.inflight import Inflight
+from penstock.mqtt.engine.model.limits import BrokerLimits, QueueOverflowPolicy
+from penstock.mqtt.engine.model.message import Message, Notification
+from penstock.mqtt.engine.model.stats import BrokerStats
+from penstock.mqtt.engine.model.timers import Timed
+from penstock.mqtt.engine.routing.subscription import SessionSubscription
+from penstock.mqtt.engine.sessions.message_queue import RELEASED, Delivery, MessageQueue
+from penstock.mqtt.engine.sessions.retained_delivery import RetainedDelivery
 
 if TYPE_CHECKING:
     from penstock.mqtt.engine.broker import Broker
-    from penstock.mqtt.engine.connection import BrokerConnection
-    from penstock.mqtt.engine.session_journal import SessionJournal
-    from penstock.mqtt.engine.shared_groups import SharedGroup
+    from penstock.mqtt.engine.connections.connection import BrokerConnection
+    from penstock.mqtt.engine.routing.shared_groups import SharedGroup
+    from penstock.mqtt.engine.sessions.session_journal import SessionJournal
 
 __all__ = ["LARGE", "NEVER", "NOTIFICATIONS_LOST", "Delivery", "Session"]
 

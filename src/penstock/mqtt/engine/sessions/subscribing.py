@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 from penstock.mqtt.codec.packets import Subscribe, Subscription
 from penstock.mqtt.codec.reasons import ReasonCode
 from penstock.mqtt.codec.topics import SHARE_PREFIX, filter_problem
-from penstock.mqtt.engine.message import identifier_block
-from penstock.mqtt.engine.session import Session
-from penstock.mqtt.engine.shared_delivery import leave_group, take_over
-from penstock.mqtt.engine.subscription import SessionSubscription
-from penstock.mqtt.engine.sys_topics import SYS_PREFIX
+from penstock.mqtt.engine.model.message import identifier_block
+from penstock.mqtt.engine.model.sys_topics import SYS_PREFIX
+from penstock.mqtt.engine.routing.subscription import SessionSubscription
+from penstock.mqtt.engine.sessions.session import Session
+from penstock.mqtt.engine.sessions.shared_delivery import leave_group, take_over
 
 if TYPE_CHECKING:
     from penstock.mqtt.engine.broker import Broker

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from penstock.mqtt.engine.journal import Journal, Source
-from penstock.mqtt.engine.message import Message
+from penstock.mqtt.engine.model.journal import Journal, Source
+from penstock.mqtt.engine.model.message import Message
 
 __all__ = ["Allows", "Retained"]
 

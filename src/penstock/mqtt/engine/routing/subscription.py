@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from penstock.mqtt.codec.packets import Subscription
 
 if TYPE_CHECKING:
-    from penstock.mqtt.engine.session import Session
-    from penstock.mqtt.engine.shared_groups import SharedGroup
+    from penstock.mqtt.engine.routing.shared_groups import SharedGroup
+    from penstock.mqtt.engine.sessions.session import Session
 
 __all__ = ["SessionSubscription"]
 

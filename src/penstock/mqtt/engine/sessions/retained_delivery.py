@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
-from penstock.mqtt.engine.message import Message
-from penstock.mqtt.engine.message_queue import Delivery
-from penstock.mqtt.engine.subscription import SessionSubscription
+from penstock.mqtt.engine.model.message import Message
+from penstock.mqtt.engine.routing.subscription import SessionSubscription
+from penstock.mqtt.engine.sessions.message_queue import Delivery
 
 if TYPE_CHECKING:
-    from penstock.mqtt.engine.connection import BrokerConnection
-    from penstock.mqtt.engine.retained import Retained
-    from penstock.mqtt.engine.session import Session
+    from penstock.mqtt.engine.connections.connection import BrokerConnection
+    from penstock.mqtt.engine.sessions.retained import Retained
+    from penstock.mqtt.engine.sessions.session import Session
 
 __all__ = ["RetainedDelivery"]
 

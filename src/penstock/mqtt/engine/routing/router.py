@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Final
 
 from penstock.mqtt.codec.reasons import ReasonCode
 from penstock.mqtt.codec.topics import has_wildcard
-from penstock.mqtt.engine.filter_tree import FilterTree
-from penstock.mqtt.engine.limits import BrokerLimits
-from penstock.mqtt.engine.shared_groups import SharedGroup, split_shared
-from penstock.mqtt.engine.subscription import SessionSubscription
-from penstock.mqtt.engine.sys_topics import SYS_PREFIX, belongs_to_broker
+from penstock.mqtt.engine.model.limits import BrokerLimits
+from penstock.mqtt.engine.model.sys_topics import SYS_PREFIX, belongs_to_broker
+from penstock.mqtt.engine.routing.filter_tree import FilterTree
+from penstock.mqtt.engine.routing.shared_groups import SharedGroup, split_shared
+from penstock.mqtt.engine.routing.subscription import SessionSubscription
 from penstock.mqtt.service import OTHERS_TOPIC, SHARED_TOPIC, Service
 
 if TYPE_CHECKING:
-    from penstock.mqtt.engine.session import Session
+    from penstock.mqtt.engine.sessions.session import Session
 
 __all__ = ["Route", "Router", "SharedTarget", "Target"]
 

@@ -12,14 +12,14 @@ from penstock.mqtt.codec.encoder import PUBLISH_HEADS, encode, encode_within, pu
 from penstock.mqtt.codec.packets import Packet, PubAck, PubComp, PubRec, PubRel
 from penstock.mqtt.codec.properties import Properties
 from penstock.mqtt.codec.version311 import encode_311
-from penstock.mqtt.engine.aliases import AliasesOut, with_alias
-from penstock.mqtt.engine.message import Message
-from penstock.mqtt.engine.reason_strings import IDENTIFIER_REASONS, PUBLISH_REASONS
-from penstock.mqtt.engine.timers import Timed
+from penstock.mqtt.engine.connections.aliases import AliasesOut, with_alias
+from penstock.mqtt.engine.connections.reason_strings import IDENTIFIER_REASONS, PUBLISH_REASONS
+from penstock.mqtt.engine.model.message import Message
+from penstock.mqtt.engine.model.timers import Timed
 
 if TYPE_CHECKING:
     from penstock.mqtt.engine.broker import Broker
-    from penstock.mqtt.engine.uncommitted_output import UncommittedOutput
+    from penstock.mqtt.engine.connections.uncommitted_output import UncommittedOutput
 
 __all__ = ["PacketWriter", "Sink", "diagnosis"]
 

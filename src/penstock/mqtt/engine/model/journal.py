@@ -17,7 +17,7 @@ from penstock.mqtt.codec.packets import Will
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from penstock.mqtt.engine.message import Message
+    from penstock.mqtt.engine.model.message import Message
 
 __all__ = [
     "PERSISTENCE_PROPERTY",

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from typing import Final
 
 import penstock
-from penstock.mqtt.engine.stats import BrokerStats
-from penstock.mqtt.engine.timers import Timed, Timers
+from penstock.mqtt.engine.model.stats import BrokerStats
+from penstock.mqtt.engine.model.timers import Timed, Timers
 
 __all__ = ["SYS_PREFIX", "SysTopics", "belongs_to_broker", "sys_messages"]
 

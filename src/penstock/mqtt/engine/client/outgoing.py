@@ -30,9 +30,9 @@ from penstock.mqtt.codec.packets import (
 from penstock.mqtt.codec.primitives import protocol_error
 from penstock.mqtt.codec.properties import Properties
 from penstock.mqtt.codec.reasons import ReasonCode
-from penstock.mqtt.engine.client_events import Answered, Event, Unsubscribed
-from penstock.mqtt.engine.inflight import Inflight
-from penstock.mqtt.engine.outbox import Outbox
+from penstock.mqtt.engine.client.events import Answered, Event, Unsubscribed
+from penstock.mqtt.engine.client.outbox import Outbox
+from penstock.mqtt.engine.model.inflight import Inflight
 
 __all__ = ["MAX_OPEN", "Outgoing"]
 

@@ -1,0 +1,1 @@
+"""The MQTT client without IO."""

@@ -1,0 +1,1 @@
+"""Network connections of the broker: handshake, acknowledgements, backpressure, output."""

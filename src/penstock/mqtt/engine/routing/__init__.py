@@ -1,0 +1,1 @@
+"""Which subscriptions and services receive a topic."""

@@ -1,0 +1,1 @@
+"""Sessions: their subscriptions, queues, deliveries and persistent state."""
