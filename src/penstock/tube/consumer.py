@@ -20,7 +20,7 @@ from penstock.runtime.io.clock import wall_clock_ms
 from penstock.tube.addresses import Address, local_ipv4, parse_masters
 from penstock.tube.client.arguments import check_login, check_offsets, check_seconds, check_whole
 from penstock.tube.client.connection import ConnectionPool
-from penstock.tube.client.fetcher import FetchedBatch, Fetcher, Message, ReadSettings
+from penstock.tube.client.fetcher import FetchedBatch, Fetcher, FetchSettings, Message
 from penstock.tube.client.identity import credentials, new_client_id
 from penstock.tube.client.master_sessions import MemberSession
 from penstock.tube.codec.strings import (
@@ -124,10 +124,10 @@ class Consumer:
             )  # fmt: skip
         if start_offsets is None and bound is not None:
             start_offsets = bound.offsets
-        settings = ReadSettings(
+        settings = FetchSettings(
             start=Start[start.upper()], timeout_s=request_timeout_s, most_wait_ms=most_wait_ms,
             long_poll_ms=long_poll_ms, want_offsets=with_offsets, auto_confirm=auto_confirm,
-            obey_s=min(request_timeout_s, (session_timeout_s or 30.0) / 3),
+            apply_s=min(request_timeout_s, (session_timeout_s or 30.0) / 3),
             start_offset=_start_offset(start_offsets), own_positions=callable(start_offsets),
         )  # fmt: skip
         self._connections = connections if connections is not None else ConnectionPool(tls)
@@ -165,7 +165,7 @@ class Consumer:
     @property
     def positions(self) -> dict[Partition, Position]:
         """The offset up to which each partition was read."""
-        return {reading.partition: Position(reading.offset, reading.max_offset) for reading in self._fetcher.readings}
+        return {read.partition: Position(read.offset, read.max_offset) for read in self._fetcher.consumers}
 
     @property
     def damaged(self) -> int:
@@ -237,7 +237,7 @@ class Consumer:
     @property
     def blocked(self) -> frozenset[Partition]:
         """Partitions that are not read on before their messages are confirmed (Apache's brokers only)."""
-        return frozenset(batch.reading.partition for batch in self._waiting())
+        return frozenset(batch.consumer.partition for batch in self._waiting())
 
     async def confirm(self, *, wait: bool = True) -> None:
         """Confirm every message handed out so far; the positions are stored when this returns.
@@ -254,7 +254,7 @@ class Consumer:
         """
         current = self._current
         if current is not None and current.next:
-            self._handed_out[current.reading] = current
+            self._handed_out[current.consumer] = current
             if current.handed_out:
                 self._current = None
                 self._pass_on(current)
@@ -267,8 +267,8 @@ class Consumer:
             *(self._fetcher.commit(position) for position in positions), return_exceptions=True
         )
         for batch, _, _ in positions:
-            if batch.settled.is_set() and self._handed_out.get(batch.reading) is batch:
-                del self._handed_out[batch.reading]
+            if batch.settled.is_set() and self._handed_out.get(batch.consumer) is batch:
+                del self._handed_out[batch.consumer]
         for outcome in outcomes:
             if isinstance(outcome, BaseException):
                 raise outcome
@@ -355,13 +355,13 @@ class Consumer:
         if self._auto_confirm:
             batch.confirm()
         elif not batch.settled.is_set():
-            self._handed_out[batch.reading] = batch
+            self._handed_out[batch.consumer] = batch
             self._pass_on(batch)
 
     def _pass_on(self, batch: FetchedBatch) -> None:
         """A batch is handed out to its last message, and not confirmed yet."""
         batch.finish()
-        if not batch.reading.reads_on and batch.waiting_since is None:
+        if not batch.consumer.reads_on and batch.waiting_since is None:
             batch.waiting_since = asyncio.get_running_loop().time()
 
     def _waiting(self) -> list[FetchedBatch]:

@@ -212,7 +212,12 @@ class Producer:
         await self._session.start()
         self._loop = asyncio.get_running_loop()
         self._sender = Sender(
-            self._settings, self._routes, self._writer, self._connections, self._tell_and_admit, self._session.heartbeat
+            self._settings,
+            self._routes,
+            self._writer,
+            self._connections,
+            self._finish_and_admit,
+            self._session.heartbeat,
         )
 
     async def publish(self, *topics: str) -> None:
@@ -262,8 +267,8 @@ class Producer:
         self, topic: str, record: Record | bytes, partition: int | Partition | None = None, key: bytes | None = None
     ) -> asyncio.Future[SendResult]:
         """Take ``record`` once there is a place for it; the future has what :meth:`send` returns or raises."""
-        while self._crowded(topic):
-            await self._place()
+        while self._must_wait(topic):
+            await self._wait_for_room()
         return self._accept(topic, record, partition, key)
 
     async def send_all(
@@ -281,8 +286,8 @@ class Producer:
         futures = []
         try:
             for record in records:
-                while self._crowded(topic):
-                    await self._place()
+                while self._must_wait(topic):
+                    await self._wait_for_room()
                 futures.append(self._accept(topic, record, partition, key))
         finally:
             for future in futures:
@@ -336,7 +341,7 @@ class Producer:
             self._admit(topic)
             return
         for message in self._pending.pop(topic, ()):
-            self._tell(message, failure)
+            self._finish(message, failure)
 
     # --- admission ---
 
@@ -344,11 +349,11 @@ class Producer:
     def _full(self) -> bool:
         return self._in_flight >= self._max_in_flight or self._bytes >= self._max_bytes
 
-    def _crowded(self, topic: str) -> bool:
+    def _must_wait(self, topic: str) -> bool:
         """Whether a message of ``topic`` has to wait before it is taken."""
         return self._full or len(self._pending.get(topic, ())) >= self._max_in_flight
 
-    async def _place(self) -> None:
+    async def _wait_for_room(self) -> None:
         """Wait until there may be a place."""
         future: asyncio.Future[None] = self._running().create_future()
         self._room.append(future)
@@ -396,7 +401,7 @@ class Producer:
             target = self._routes.choose(message.topic, message.key, message.partition, monotonic_ms())
             assert target is not None, "admitted only while the topic has partitions"
         except PenstockError as error:
-            self._tell(message, error)
+            self._finish(message, error)
             return
         self.sent += 1
         self._sender.push(target, message)
@@ -414,14 +419,14 @@ class Producer:
         if not queue:
             self._pending.pop(topic, None)
 
-    def _tell_and_admit(self, message: PendingRecord, outcome: SendOutcome) -> None:
+    def _finish_and_admit(self, message: PendingRecord, outcome: SendOutcome) -> None:
         """Tell the caller; the message's place goes to the next."""
-        self._tell(message, outcome)
+        self._finish(message, outcome)
         if self._pending:
             for topic in list(self._pending):
                 self._admit(topic)
 
-    def _tell(self, message: PendingRecord, outcome: SendOutcome) -> None:
+    def _finish(self, message: PendingRecord, outcome: SendOutcome) -> None:
         if message.admitted:
             message.admitted = False
             self._in_flight -= 1

@@ -36,7 +36,7 @@ from penstock.tube.engine.client.partition_consumer import FetchStep, PartitionC
 from penstock.tube.engine.client.request_session import Outcome
 from penstock.tube.record import Record
 
-__all__ = ["FetchedBatch", "Fetcher", "HandedOut", "Message", "ReadSettings", "messages_of"]
+__all__ = ["FetchSettings", "FetchedBatch", "Fetcher", "HandedOut", "Message", "decode_messages"]
 
 READ = Service.BROKER_READ
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 0.5  # before a broker that does not answer is tried again
@@ -100,11 +100,21 @@ class FetchedBatch:
     revoked. ``waiting_since`` (s): since when the partition is not read because this is not confirmed.
     """
 
-    __slots__ = ("confirmed", "count", "end", "finished", "messages", "next", "reading", "revoked", "settled",
-                 "waiting_since")  # fmt: skip
+    __slots__ = (
+        "confirmed",
+        "consumer",
+        "count",
+        "end",
+        "finished",
+        "messages",
+        "next",
+        "revoked",
+        "settled",
+        "waiting_since",
+    )  # fmt: skip
 
-    def __init__(self, reading: PartitionConsumer, messages: list[Message]) -> None:
-        self.reading = reading
+    def __init__(self, consumer: PartitionConsumer, messages: list[Message]) -> None:
+        self.consumer = consumer
         self.messages = messages
         self.count = len(messages)
         self.end = _behind(messages[-1])
@@ -138,7 +148,7 @@ class FetchedBatch:
     def confirm(self) -> None:
         """Confirm the batch: the next get commits it, unless that was done."""
         if not self.revoked and not self.settled.is_set():
-            self.reading.confirmed()
+            self.consumer.confirmed()
             self.finished.set()
             self.settled.set()
 
@@ -153,7 +163,7 @@ def _behind(message: Message) -> int | None:
     return None if message.offset is None else message.offset + INDEX_RECORD_BYTES
 
 
-def messages_of(
+def decode_messages(
     partition: Partition, answer: broker_pb2.GetMessageResponseB2C, filters: Set[str] | None
 ) -> tuple[list[Message], int]:
     """Decode a response: the messages that pass the checks of the reference's readers, and the number of damaged ones.
@@ -186,7 +196,7 @@ def _msg_type(data: bytes, flag: int) -> str | None:
 
 
 @dataclass(frozen=True, slots=True)
-class ReadSettings:
+class FetchSettings:
     """Options of a consumer; see :class:`penstock.tube.consumer.Consumer`."""
 
     start: Start
@@ -195,7 +205,7 @@ class ReadSettings:
     long_poll_ms: int
     want_offsets: bool
     auto_confirm: bool
-    obey_s: float
+    apply_s: float
     """An order of the master is reported as carried out after this time at the latest, so that heartbeats continue."""
     start_offset: Callable[[Partition], int | None]
     own_positions: bool
@@ -203,7 +213,7 @@ class ReadSettings:
 
 
 class Fetcher:
-    """Fetches the partitions that :meth:`obey` assigns.
+    """Fetches the partitions that :meth:`apply` assigns.
 
     ``deliver`` gets batches and errors; ``lost`` is called when this member has lost a partition.
     """
@@ -211,7 +221,7 @@ class Fetcher:
     def __init__(
         self,
         member: GroupMember,
-        settings: ReadSettings,
+        settings: FetchSettings,
         connections: ConnectionPool,
         deliver: Callable[[FetchedBatch | PenstockError], None],
         lost: Callable[[], None],
@@ -221,8 +231,8 @@ class Fetcher:
         self._settings = settings
         self._connections = connections
         self._deliver = deliver
-        self._tell_lost = lost
-        self._readings: dict[Partition, tuple[PartitionConsumer, asyncio.Task[None]]] = {}
+        self._report_lost = lost
+        self._consumers: dict[Partition, tuple[PartitionConsumer, asyncio.Task[None]]] = {}
         self._in_hand: dict[Partition, FetchedBatch] = {}
         self._unconfirmed: dict[Partition, FetchedBatch] = {}  # the last one handed out, where the partition is read on
         self._to_commit: dict[PartitionConsumer, HandedOut] = {}
@@ -234,23 +244,23 @@ class Fetcher:
         self._unanswered: dict[Partition, asyncio.Future[Outcome]] = {}
 
     @property
-    def readings(self) -> list[PartitionConsumer]:
+    def consumers(self) -> list[PartitionConsumer]:
         """The partitions that are read now."""
-        return [reading for reading, _ in self._readings.values()]
+        return [consumer for consumer, _ in self._consumers.values()]
 
-    async def obey(self, orders: Orders) -> None:
+    async def apply(self, orders: Orders) -> None:
         """Release and assign partitions; return when each was registered, or could not be for now."""
         settings = self._settings
-        wait_s = min(RELEASE_WAIT_S, settings.obey_s)
+        wait_s = min(RELEASE_WAIT_S, settings.apply_s)
         await asyncio.gather(*(self.release(partition, wait_s=wait_s) for partition in orders.release))
         waiting = []
         for partition in orders.take:
-            if partition in self._readings:
+            if partition in self._consumers:
                 registering = self._registered.get(partition)
                 if registering is not None:  # offered again: the master must not hear "not held" without a pause
                     waiting.append(registering.wait())
             else:
-                reading = PartitionConsumer(
+                consumer = PartitionConsumer(
                     partition,
                     settings.start,
                     most_wait_ms=settings.most_wait_ms,
@@ -260,10 +270,10 @@ class Fetcher:
                     offset=settings.start_offset(partition),
                 )
                 self._registered[partition] = asyncio.Event()
-                task = asyncio.create_task(self._read(reading), name=f"tube-read-{partition.key}")
-                self._readings[partition] = (reading, task)
+                task = asyncio.create_task(self._read(consumer), name=f"tube-read-{partition.key}")
+                self._consumers[partition] = (consumer, task)
                 waiting.append(self._registered[partition].wait())
-        await self._wait(waiting, settings.obey_s)
+        await self._wait(waiting, settings.apply_s)
 
     async def seek(self, offsets: dict[Partition, int]) -> None:
         """Continue at other offsets; return when the brokers have stored them.
@@ -273,7 +283,7 @@ class Fetcher:
         """
         waiting = []
         for partition, offset in offsets.items():
-            entry = self._readings.get(partition)
+            entry = self._consumers.get(partition)
             if entry is None:
                 continue
             entry[0].seek(offset)
@@ -285,11 +295,11 @@ class Fetcher:
 
     async def release(self, partition: Partition, *, wait_s: float) -> None:
         """Stop reading a partition and give its registration back."""
-        entry = self._readings.pop(partition, None)
+        entry = self._consumers.pop(partition, None)
         if entry is None:
             self._member.held.discard(partition)
             return
-        reading, task = entry
+        consumer, task = entry
         in_hand = [*self._batches_of(partition)]
         if wait_s and any(batch.next for batch in in_hand):
             with contextlib.suppress(TimeoutError):
@@ -299,8 +309,8 @@ class Fetcher:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         connection = self._connection_of(partition)
-        if reading.registered and connection is not None:
-            request = self._member.partition_register(partition, reading.leave_status, leave=True)
+        if consumer.registered and connection is not None:
+            request = self._member.partition_register(partition, consumer.leave_status, leave=True)
             with contextlib.suppress(PenstockError):  # the broker lets the registration expire
                 await connection.call(
                     READ, MethodId.PARTITION_REGISTER, request, broker_pb2.RegisterResponseB2C, timeout_s=2
@@ -311,7 +321,7 @@ class Fetcher:
         """Give everything back."""
         for task in list(self._beating.values()):
             task.cancel()
-        await asyncio.gather(*(self.release(partition, wait_s=0) for partition in list(self._readings)))
+        await asyncio.gather(*(self.release(partition, wait_s=0) for partition in list(self._consumers)))
 
     async def commit(self, position: HandedOut) -> None:
         """Store a position. Brokers that do not commit at offsets can do so only behind the last message of a batch.
@@ -320,10 +330,10 @@ class Fetcher:
             UnavailableError: it may or may not be stored, or it is known that it is not.
         """
         batch, count, offset = position
-        partition, reading = batch.reading.partition, batch.reading
+        partition, consumer = batch.consumer.partition, batch.consumer
         if batch.settled.is_set() or count == batch.confirmed:
             return
-        if count < batch.count and not reading.commits_at_offsets:
+        if count < batch.count and not consumer.commits_at_offsets:
             return
         connection = self._connection_of(partition)
         if connection is None:
@@ -337,7 +347,7 @@ class Fetcher:
             groupName=self._member.group,
             lastPackConsumed=True,
         )
-        if count < batch.count or reading.reads_on:
+        if count < batch.count or consumer.reads_on:
             offset = await self._planned_end(batch, count) if offset is None else offset
             if offset is None:
                 return
@@ -362,30 +372,30 @@ class Fetcher:
 
     def commit_soon(self, position: HandedOut) -> None:
         """As :meth:`commit`, after the previous commit was answered; of several only the last one is sent."""
-        reading = position.batch.reading
-        self._to_commit[reading] = position
-        if reading not in self._committing:
-            task = asyncio.create_task(self._commit_all(reading), name=f"tube-commit-{reading.partition.key}")
-            self._committing[reading] = task
+        consumer = position.batch.consumer
+        self._to_commit[consumer] = position
+        if consumer not in self._committing:
+            task = asyncio.create_task(self._commit_all(consumer), name=f"tube-commit-{consumer.partition.key}")
+            self._committing[consumer] = task
 
     async def committed(self) -> None:
         """Return when nothing is being committed."""
         await asyncio.gather(*self._committing.values(), return_exceptions=True)
 
-    async def _commit_all(self, reading: PartitionConsumer) -> None:
+    async def _commit_all(self, consumer: PartitionConsumer) -> None:
         try:
-            while (position := self._to_commit.pop(reading, None)) is not None:
+            while (position := self._to_commit.pop(consumer, None)) is not None:
                 with contextlib.suppress(PenstockError):  # its messages are delivered again
                     await self.commit(position)
         finally:
-            del self._committing[reading]
+            del self._committing[consumer]
 
     async def _planned_end(self, batch: FetchedBatch, count: int) -> int | None:
         """The offset after the first ``count`` messages of ``batch``, which has none; None: it cannot be known."""
-        if self._member.filters.get(batch.reading.partition.topic):
+        if self._member.filters.get(batch.consumer.partition.topic):
             return None
-        wanted = broker_pb2.RangeRequest(startOffset=batch.reading.offset, maxMessages=count, planOnly=True)
-        plan = await self._range(batch.reading.partition, wanted)
+        wanted = broker_pb2.RangeRequest(startOffset=batch.consumer.offset, maxMessages=count, planOnly=True)
+        plan = await self._range(batch.consumer.partition, wanted)
         return plan.nextOffset if plan is not None and plan.messageCount == count else None
 
     async def offsets_at(self, partition: Partition, time_ms: int) -> int:
@@ -406,45 +416,45 @@ class Fetcher:
     def heartbeats(self) -> None:
         """Send a heartbeat to every broker that answered the last one, for the partitions registered there."""
         by_broker: dict[tuple[str, int], list[PartitionConsumer]] = {}
-        for partition, (reading, _) in self._readings.items():
-            if reading.registered:
-                by_broker.setdefault((partition.broker.host, partition.broker.port), []).append(reading)
-        for address, readings in by_broker.items():
+        for partition, (consumer, _) in self._consumers.items():
+            if consumer.registered:
+                by_broker.setdefault((partition.broker.host, partition.broker.port), []).append(consumer)
+        for address, consumers in by_broker.items():
             connection = self._connections.find(address)
             if connection is not None and address not in self._beating:
-                self._beating[address] = asyncio.create_task(self._beat_once(address, connection, readings))
+                self._beating[address] = asyncio.create_task(self._beat_once(address, connection, consumers))
 
     async def _beat_once(
-        self, address: Address, connection: ClientConnection, readings: list[PartitionConsumer]
+        self, address: Address, connection: ClientConnection, consumers: list[PartitionConsumer]
     ) -> None:
         try:
-            with contextlib.suppress(PenstockError):  # the reading tasks see the same and act
-                await self._beat(connection, readings)
+            with contextlib.suppress(PenstockError):  # the tasks of the partitions see the same and act
+                await self._beat(connection, consumers)
         finally:
             del self._beating[address]
 
     # --- a partition ---
 
-    async def _read(self, reading: PartitionConsumer) -> None:
-        partition = reading.partition
+    async def _read(self, consumer: PartitionConsumer) -> None:
+        partition = consumer.partition
         failing_since: float | None = None
         backoff = Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S, random.random)
         while True:
             try:
-                step = reading.next_step(monotonic_ms())
+                step = consumer.next_step(monotonic_ms())
                 if step is FetchStep.WAIT:
-                    await asyncio.sleep(max(0.0, (reading.ready_at - monotonic_ms()) / 1000))
+                    await asyncio.sleep(max(0.0, (consumer.ready_at - monotonic_ms()) / 1000))
                     continue
                 connection = await self._connections.connect((partition.broker.host, partition.broker.port), user=self)
                 step = await (
-                    self._register(connection, reading)
+                    self._register(connection, consumer)
                     if step is FetchStep.REGISTER
-                    else self._get(connection, reading)
+                    else self._get(connection, consumer)
                 )
                 failing_since = None
                 backoff.reset()
             except UnavailableError:
-                reading.disconnected()
+                consumer.disconnected()
                 now = time.monotonic()
                 failing_since = failing_since or now
                 if now - failing_since > UNREACHABLE_S:
@@ -459,17 +469,17 @@ class Fetcher:
                 self._drop(partition)
                 return
 
-    async def _register(self, connection: ClientConnection, reading: PartitionConsumer) -> FetchStep:
-        partition = reading.partition
+    async def _register(self, connection: ClientConnection, consumer: PartitionConsumer) -> FetchStep:
+        partition = consumer.partition
         unanswered = self._unanswered.pop(partition, None)
         if unanswered is not None and not unanswered.done():
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(asyncio.shield(unanswered), self._settings.timeout_s)
-        moves = reading.moves
-        offset = reading.start_offset
+        moves = consumer.moves
+        offset = consumer.start_offset
         if offset is None and self._settings.own_positions:
             offset = self._settings.start_offset(partition)
-        request = self._member.partition_register(partition, reading.read_status, leave=False, offset=offset)
+        request = self._member.partition_register(partition, consumer.read_status, leave=False, offset=offset)
         answer = await connection.call(
             READ,
             MethodId.PARTITION_REGISTER,
@@ -477,41 +487,41 @@ class Fetcher:
             broker_pb2.RegisterResponseB2C,
             timeout_s=self._settings.timeout_s,
         )
-        if reading.moves != moves:
+        if consumer.moves != moves:
             return FetchStep.REGISTER
-        step = reading.register_answer(answer, monotonic_ms())
+        step = consumer.register_answer(answer, monotonic_ms())
         if step is FetchStep.GET:
             self._revoke(partition)  # what was not confirmed before comes again
             self._member.held.add(partition)
             self._registered.pop(partition, asyncio.Event()).set()
         return step
 
-    async def _get(self, connection: ClientConnection, reading: PartitionConsumer) -> FetchStep:
-        moves = reading.moves
-        answer = await self._ask(connection, reading)
-        if reading.moves != moves:
+    async def _get(self, connection: ClientConnection, consumer: PartitionConsumer) -> FetchStep:
+        moves = consumer.moves
+        answer = await self._ask(connection, consumer)
+        if consumer.moves != moves:
             return FetchStep.REGISTER
-        step = reading.get_answer(answer, monotonic_ms())
+        step = consumer.get_answer(answer, monotonic_ms())
         if step is FetchStep.DELIVER:
-            partition = reading.partition
-            messages, damaged = messages_of(partition, answer, self._member.filters.get(partition.topic))
+            partition = consumer.partition
+            messages, damaged = decode_messages(partition, answer, self._member.filters.get(partition.topic))
             self.damaged += damaged
             if not messages:
-                reading.confirmed()
+                consumer.confirmed()
                 return FetchStep.GET
-            batch = self._in_hand[partition] = FetchedBatch(reading, messages)
+            batch = self._in_hand[partition] = FetchedBatch(consumer, messages)
             self._deliver(batch)
-            await (batch.finished if reading.reads_on else batch.settled).wait()
+            await (batch.finished if consumer.reads_on else batch.settled).wait()
             if self._in_hand.get(partition) is batch:
                 del self._in_hand[partition]
                 if not batch.settled.is_set():
                     self._unconfirmed[partition] = batch
         return step
 
-    async def _ask(self, connection: ClientConnection, reading: PartitionConsumer) -> broker_pb2.GetMessageResponseB2C:
+    async def _ask(self, connection: ClientConnection, consumer: PartitionConsumer) -> broker_pb2.GetMessageResponseB2C:
         """Send one get. Without a response in time abort the connection: a late one would move the stored offset."""
-        partition = reading.partition
-        request = reading.get_request(self._member.client_id, self._member.group)
+        partition = consumer.partition
+        request = consumer.get_request(self._member.client_id, self._member.group)
         timeout_s = self._settings.timeout_s + request.maxWaitMs / 1000
         future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
 
@@ -537,11 +547,11 @@ class Fetcher:
 
     def _drop(self, partition: Partition) -> None:
         """The partition is lost; called by its own task."""
-        self._readings.pop(partition, None)
+        self._consumers.pop(partition, None)
         self._revoke(partition)
         self._member.lost(partition)
         self._registered.pop(partition, asyncio.Event()).set()
-        self._tell_lost()
+        self._report_lost()
 
     def _batches_of(self, partition: Partition) -> list[FetchedBatch]:
         """The batches that the application has not confirmed, oldest first."""
@@ -575,8 +585,8 @@ class Fetcher:
         )
         return answer.range if answer.HasField("range") else None
 
-    async def _beat(self, connection: ClientConnection, readings: list[PartitionConsumer]) -> None:
-        request = self._member.partition_heartbeat(reading.partition for reading in readings)
+    async def _beat(self, connection: ClientConnection, consumers: list[PartitionConsumer]) -> None:
+        request = self._member.partition_heartbeat(consumer.partition for consumer in consumers)
         answer = await connection.call(
             READ,
             MethodId.PARTITION_HEARTBEAT,
@@ -586,12 +596,12 @@ class Fetcher:
         )
         if answer.errCode == ErrCode.CERTIFICATE_FAILURE:
             # The token has run out: the master's next answer has a new one, and registering again brings it here.
-            for reading in readings:
-                reading.disconnected()
+            for consumer in consumers:
+                consumer.disconnected()
             return
         for text in answer.failureInfo:
             code, partition = parse_failure(text)
-            entry = self._readings.get(partition)
+            entry = self._consumers.get(partition)
             if entry is None:
                 continue
             if code == ErrCode.HB_NO_NODE:

@@ -317,7 +317,7 @@ class MemberSession:
                     await self._register()
                     continue
                 if orders.take or orders.release:
-                    await fetcher.obey(orders)
+                    await fetcher.apply(orders)
                     member.finished()
                     continue
             except RefusedError as error:
@@ -346,7 +346,7 @@ class MemberSession:
                     await self._register()
                     continue
                 if orders.take or orders.release:
-                    await fetcher.obey(orders)
+                    await fetcher.apply(orders)
                     member.changed()
             except RefusedError as error:
                 self._refused(error)

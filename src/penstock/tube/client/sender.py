@@ -4,8 +4,8 @@ A penstock broker accepts many records in one request, so the next request is ma
 their way; Apache's accept one record a request, and many requests are on their way at once. A connection is made before
 the first record needs it, closed after ten idle minutes until the next one, and aborted if a response is late.
 
-A broker that hangs delays its own partitions only: once it has owed a response for ``availability_timeout_s``, records
-without a fixed partition go to other brokers until it answers again.
+A broker that hangs delays its own partitions only: once a request was unanswered for ``availability_timeout_s``,
+records without a fixed partition go to other brokers until it answers again.
 """
 
 from __future__ import annotations
@@ -131,8 +131,8 @@ class SenderSettings:
     availability_timeout_s: float
 
 
-class _Debt:
-    """The responses that a broker owes. ``since``: when it last answered, or began to owe one (loop time)."""
+class _BrokerState:
+    """The ``unanswered`` requests of a broker. ``since``: when it last answered, or the first was sent (loop time)."""
 
     __slots__ = ("late", "since", "timer", "unanswered")
 
@@ -144,7 +144,7 @@ class _Debt:
 
 
 class Sender:
-    """Sends records to their partitions. ``tell(record, outcome)`` is called once a record (twice is harmless).
+    """Sends records to their partitions. ``finish(record, outcome)`` is called once a record (twice is harmless).
 
     ``refresh()`` asks the master for the routes again; it may raise PenstockError.
     """
@@ -155,7 +155,7 @@ class Sender:
         routes: Routes,
         writer: SendEncoder,
         connections: ConnectionPool,
-        tell: Callable[[PendingRecord, SendOutcome], None],
+        finish: Callable[[PendingRecord, SendOutcome], None],
         refresh: Callable[[], Awaitable[None]],
     ) -> None:
         self.retried = 0
@@ -163,15 +163,15 @@ class Sender:
         self._routes = routes
         self._writer = writer
         self._connections = connections
-        self._tell = tell
+        self._finish = finish
         self._refresh = refresh
-        self._strays: list[tuple[Partition, PendingRecord, PenstockError]] = []
-        self._leading: asyncio.Task[None] | None = None
+        self._to_reroute: list[tuple[Partition, PendingRecord, PenstockError]] = []
+        self._rerouting: asyncio.Task[None] | None = None
         self._loop = asyncio.get_running_loop()
         self._queues: dict[tuple[str, int, int], PartitionQueue[PendingRecord]] = {}
         self._ready: dict[int, ClientConnection] = {}
         self._used: dict[int, float] = {}
-        self._debts: dict[int, _Debt] = {}
+        self._states: dict[int, _BrokerState] = {}
         self._idle: set[int] = set()  # brokers without a connection because nothing was sent to them for a while
         self._connecting: dict[int, asyncio.Task[None]] = {}
         self._timers: set[asyncio.TimerHandle] = set()
@@ -187,7 +187,7 @@ class Sender:
         queue.push(message)
         if not queue.scheduled:
             queue.scheduled = True
-            self._loop.call_soon(self._pump, queue)
+            self._loop.call_soon(self._send_ready, queue)
 
     def connect_ahead(self, targets: list[Partition]) -> None:
         """Connect to the brokers of ``targets``."""
@@ -199,21 +199,21 @@ class Sender:
         """All messages without an outcome."""
         return [
             *(message for queue in self._queues.values() for message in queue.messages()),
-            *(message for _, message, _ in self._strays),
+            *(message for _, message, _ in self._to_reroute),
         ]
 
     async def close(self) -> None:
         """Stop; requests in flight are abandoned."""
         self._closing = True
-        tasks = [self._sweeper, *self._connecting.values(), *([] if self._leading is None else [self._leading])]
+        tasks = [self._sweeper, *self._connecting.values(), *([] if self._rerouting is None else [self._rerouting])]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         for timer in self._timers:
             timer.cancel()
-        for debt in self._debts.values():
-            if debt.timer is not None:
-                debt.timer.cancel()
+        for state in self._states.values():
+            if state.timer is not None:
+                state.timer.cancel()
 
     # --- a partition ---
 
@@ -225,10 +225,10 @@ class Sender:
         )
         connection = self._ready.get(target.broker.id)
         if connection is not None:
-            self._fit(queue, connection)
+            self._configure(queue, connection)
         return queue
 
-    def _fit(self, queue: PartitionQueue[PendingRecord], connection: ClientConnection) -> None:
+    def _configure(self, queue: PartitionQueue[PendingRecord], connection: ClientConnection) -> None:
         """Use batches if the broker accepts them."""
         settings = self._settings
         if connection.extensions:
@@ -238,7 +238,7 @@ class Sender:
             queue.batch = (1, 0)
             queue.requests = settings.window
 
-    def _pump(self, queue: PartitionQueue[PendingRecord]) -> None:
+    def _send_ready(self, queue: PartitionQueue[PendingRecord]) -> None:
         """Send what may go now."""
         queue.scheduled = False
         broker_id = queue.target.broker.id
@@ -248,12 +248,12 @@ class Sender:
                 self._connect_soon(queue.target)
             return
         if self._settings.idempotent and connection.extensions == 0:
-            self._refuse_numbers(queue)
+            self._refuse_idempotence(queue)
             return
         while (item := queue.ready()) is not None:
             self._send(connection, queue, *item)
         for message in queue.abandoned:
-            self._tell(message, _overtaken(queue.target, None))
+            self._finish(message, _order_error(queue.target, None))
         queue.abandoned.clear()
 
     def _send(
@@ -277,7 +277,7 @@ class Sender:
             message.attempts += 1
         timeout_s = self._settings.request_timeout_s
         self._used[target.broker.id] = now = self._loop.time()
-        self._owe(target.broker.id, now)
+        self._count_request(target.broker.id, now)
         answered = partial(self._answered, connection, queue, number)
         connection.submit(Service.BROKER_WRITE, MethodId.SEND_MESSAGE, payload, answered, timeout_s=timeout_s)
 
@@ -286,27 +286,27 @@ class Sender:
     ) -> None:
         target = queue.target
         error: PenstockError
-        debt = self._debts[target.broker.id]
-        debt.unanswered -= 1
-        debt.since = self._loop.time()
+        state = self._states[target.broker.id]
+        state.unanswered -= 1
+        state.since = self._loop.time()
         try:
             if isinstance(outcome, PenstockError):
                 raise outcome
-            if debt.late:
-                self._paid(target.broker.id)
+            if state.late:
+                self._restore(target.broker.id)
             payload = payload_of(outcome, MethodId.SEND_MESSAGE, connection.peer)
             answer = decode(broker_pb2.SendMessageResponseB2P, payload)
         except UnavailableError as failure:
             error, retry = failure, True
             if failure is outcome and not connection.closed:  # no response in time
-                self._leave_out(target.broker.id)
+                self._avoid(target.broker.id)
                 connection.abort()
         except PenstockError as failure:
             error, retry = failure, False
         else:
             if answer.errCode == ErrCode.SUCCESS:
                 self._stored(queue.succeeded(number), answer, target)
-                self._settle(queue)
+                self._continue(queue)
                 return
             # A number that is not the next: what comes before it has to be sent again, too.
             retry = answer.errCode in RETRIABLE or answer.result.HasField("expectedSequence")
@@ -320,36 +320,36 @@ class Sender:
             if answer.errCode == ErrCode.SERVICE_UNAVAILABLE:
                 self._routes.avoid(target.broker.id, monotonic_ms() + AVOID_MS)
             if answer.errCode == ErrCode.FORBIDDEN:
-                self._stray(target, queue.refused(number), error)
-                self._settle(queue)
+                self._reroute_soon(target, queue.refused(number), error)
+                self._continue(queue)
                 return
         for message in queue.failed(number) if retry else queue.refused(number):
             message.error = error
             if not retry:
-                self._tell(message, error)
-        self._settle(queue)
+                self._finish(message, error)
+        self._continue(queue)
 
-    def _stray(self, target: Partition, messages: list[PendingRecord], error: PenstockError) -> None:
+    def _reroute_soon(self, target: Partition, messages: list[PendingRecord], error: PenstockError) -> None:
         """A partition refuses records: perhaps it was closed after the master had announced it."""
-        self._strays += [(target, message, error) for message in messages]
-        if self._leading is None or self._leading.done():
-            self._leading = asyncio.create_task(self._lead())
+        self._to_reroute += [(target, message, error) for message in messages]
+        if self._rerouting is None or self._rerouting.done():
+            self._rerouting = asyncio.create_task(self._reroute())
 
-    async def _lead(self) -> None:
+    async def _reroute(self) -> None:
         """Send records of partitions that are no longer announced to others; refuse the rest."""
-        while strays := list(self._strays):
+        while waiting := list(self._to_reroute):
             with contextlib.suppress(PenstockError):
                 await self._refresh()
-            del self._strays[: len(strays)]
-            for target, message, error in strays:
-                other = self._instead(target, message)
+            del self._to_reroute[: len(waiting)]
+            for target, message, error in waiting:
+                other = self._other_partition(target, message)
                 if other is None:
-                    self._tell(message, error)
+                    self._finish(message, error)
                 else:
                     message.error, message.sequence = error, -1
                     self.push(other, message)
 
-    def _instead(self, target: Partition, message: PendingRecord) -> Partition | None:
+    def _other_partition(self, target: Partition, message: PendingRecord) -> Partition | None:
         routes = self._routes
         if any((p.broker.id, p.id) == (target.broker.id, target.id) for p in routes.partitions(message.topic)):
             return None
@@ -367,24 +367,24 @@ class Sender:
         partition, broker_id = target.id, target.broker.id
         old = answer.result.duplicates
         for message in messages[:old]:
-            self._tell(message, SendResult(-1, time_ms, -1, partition, broker_id))
-        tell = self._tell
+            self._finish(message, SendResult(-1, time_ms, -1, partition, broker_id))
+        finish = self._finish
         for message in messages[old:] if old else messages:
-            tell(message, SendResult(message_id, time_ms, offset, partition, broker_id))
+            finish(message, SendResult(message_id, time_ms, offset, partition, broker_id))
             message_id += 1
             offset += INDEX_RECORD_BYTES
 
-    def _settle(self, queue: PartitionQueue[PendingRecord]) -> None:
+    def _continue(self, queue: PartitionQueue[PendingRecord]) -> None:
         """After an outcome: continue sending, or retry the failed records once all in flight have an outcome."""
         outcome = queue.again()
         if outcome is None:
             if not queue.scheduled:
                 queue.scheduled = True
-                self._loop.call_soon(self._pump, queue)
+                self._loop.call_soon(self._send_ready, queue)
             return
         retry, given_up = outcome
         for message in given_up:
-            self._tell(message, _overtaken(queue.target, message.error))
+            self._finish(message, _order_error(queue.target, message.error))
         self.retried += len(retry)
         if any(_overflowed(message) for message in (*retry, *given_up)):
             # Apache's brokers have room for some thousand messages not yet on disk, for all producers together.
@@ -396,8 +396,8 @@ class Sender:
             self._timers.discard(timer)
             queue.held = False
             self._expire(queue, None)
-            self._move(queue)
-            self._pump(queue)
+            self._move_elsewhere(queue)
+            self._send_ready(queue)
 
         timer = self._loop.call_later(self._settings.retry_s, resume)
         self._timers.add(timer)
@@ -406,20 +406,22 @@ class Sender:
         """Give up waiting records whose time is over. A numbered one stays in its queue, its caller gets the error."""
         now = self._loop.time()
         for message in queue.take(lambda message: message.deadline <= now or message.future.done()):
-            self._late(queue, message, error)
+            self._give_up(queue, message, error)
         if self._settings.idempotent:
             for message in queue.numbered():
                 if message.deadline <= now:
-                    self._late(queue, message, error)
+                    self._give_up(queue, message, error)
 
-    def _late(self, queue: PartitionQueue[PendingRecord], message: PendingRecord, error: PenstockError | None) -> None:
+    def _give_up(
+        self, queue: PartitionQueue[PendingRecord], message: PendingRecord, error: PenstockError | None
+    ) -> None:
         cause = error if error is not None else message.error
         why = cause.what if cause is not None else f"no connection to broker {queue.target.broker.address}"
         limit = self._settings.delivery_timeout_s
         text = f"tube: a message for {queue.target.key} was not acknowledged within {limit:g} s"
-        self._tell(message, UnavailableError(text, applied=None if message.attempts else False, why=why))
+        self._finish(message, UnavailableError(text, applied=None if message.attempts else False, why=why))
 
-    def _move(self, queue: PartitionQueue[PendingRecord]) -> None:
+    def _move_elsewhere(self, queue: PartitionQueue[PendingRecord]) -> None:
         """Move records without a fixed partition away from a broker that is avoided."""
         now = monotonic_ms()
         avoided = self._routes.avoided
@@ -431,54 +433,55 @@ class Sender:
                 other = queue.target
             self.push(other, message)
 
-    def _refuse_numbers(self, queue: PartitionQueue[PendingRecord]) -> None:
+    def _refuse_idempotence(self, queue: PartitionQueue[PendingRecord]) -> None:
         error = RefusedError(
             f"tube: broker {queue.target.broker.address} does not know idempotent producers",
             code=ErrCode.BAD_REQUEST,
             why="it is not a penstock broker; Apache's brokers store a message as often as it is sent",
-            do="produce with idempotent=False, and tell copies by the record's id",
+            do="produce with idempotent=False, and detect copies by the record's id",
         )
         for message in queue.take(lambda _: True):
-            self._tell(message, error)
+            self._finish(message, error)
 
     # --- the brokers ---
 
-    def _owe(self, broker_id: int, now: float) -> None:
-        """Count one more response that the broker owes."""
-        debt = self._debts.get(broker_id)
-        if debt is None:
-            debt = self._debts[broker_id] = _Debt()
-        if not debt.unanswered:
-            debt.since = now
-        debt.unanswered += 1
-        if debt.timer is None:
-            debt.timer = self._loop.call_later(self._settings.availability_timeout_s, self._look, broker_id)
+    def _count_request(self, broker_id: int, now: float) -> None:
+        """Count a request; watch whether the broker answers in time."""
+        state = self._states.get(broker_id)
+        if state is None:
+            state = self._states[broker_id] = _BrokerState()
+        if not state.unanswered:
+            state.since = now
+        state.unanswered += 1
+        if state.timer is None:
+            timeout_s = self._settings.availability_timeout_s
+            state.timer = self._loop.call_later(timeout_s, self._check_available, broker_id)
 
-    def _look(self, broker_id: int) -> None:
-        """Avoid a broker that has owed a response for too long, until it answers."""
-        debt = self._debts[broker_id]
-        debt.timer = None
-        if not debt.unanswered or debt.late:
+    def _check_available(self, broker_id: int) -> None:
+        """Avoid a broker that has left a request unanswered for too long, until it answers."""
+        state = self._states[broker_id]
+        state.timer = None
+        if not state.unanswered or state.late:
             return
-        left = debt.since + self._settings.availability_timeout_s - self._loop.time()
+        left = state.since + self._settings.availability_timeout_s - self._loop.time()
         if left > 0:
-            debt.timer = self._loop.call_later(left, self._look, broker_id)
+            state.timer = self._loop.call_later(left, self._check_available, broker_id)
             return
-        debt.late = True
-        self._leave_out(broker_id)
+        state.late = True
+        self._avoid(broker_id)
 
-    def _paid(self, broker_id: int) -> None:
-        debt = self._debts.get(broker_id)
-        if debt is not None:
-            debt.late = False
+    def _restore(self, broker_id: int) -> None:
+        state = self._states.get(broker_id)
+        if state is not None:
+            state.late = False
         self._routes.restore(broker_id)
 
-    def _leave_out(self, broker_id: int) -> None:
+    def _avoid(self, broker_id: int) -> None:
         """Avoid the broker until it answers: records without a fixed partition go to others."""
         if not self._routes.avoided(broker_id, monotonic_ms()):
             self._routes.avoid(broker_id, UNTIL_RESTORED)
         for queue in self._queues_to(broker_id):
-            self._move(queue)
+            self._move_elsewhere(queue)
 
     def _connect_soon(self, target: Partition) -> None:
         broker_id = target.broker.id
@@ -490,7 +493,7 @@ class Sender:
         """Connect to a broker; retry while the master announces it or records wait for it."""
         broker = target.broker
         backoff = Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S, random.random)
-        late = self._loop.call_later(self._settings.availability_timeout_s, self._leave_out, broker.id)
+        late = self._loop.call_later(self._settings.availability_timeout_s, self._avoid, broker.id)
         try:
             while True:
                 broker = self._routes.brokers.get(broker.id, broker)
@@ -501,22 +504,22 @@ class Sender:
                 except UnavailableError as error:
                     for queue in self._queues_to(broker.id):
                         self._expire(queue, error)
-                    self._leave_out(broker.id)
+                    self._avoid(broker.id)
                     waited_for = any(not queue.empty for queue in self._queues_to(broker.id))
                     if not waited_for and broker.id not in self._routes.brokers:
-                        self._paid(broker.id)  # it may be announced again
+                        self._restore(broker.id)  # it may be announced again
                         return
                 await asyncio.sleep(backoff.failed())
         finally:
             late.cancel()
             self._connecting.pop(broker.id, None)
-        self._paid(broker.id)
+        self._restore(broker.id)
         self._ready[broker.id] = connection
         self._used[broker.id] = self._loop.time()
         connection.on_lost.append(partial(self._lost, target, connection))
         for queue in self._queues_to(broker.id):
-            self._fit(queue, connection)
-            self._pump(queue)
+            self._configure(queue, connection)
+            self._send_ready(queue)
 
     async def _ask(self, connection: ClientConnection, target: Partition) -> None:
         """Ask for the broker's extensions: 400 is the answer of one without, other codes leave it open."""
@@ -570,7 +573,7 @@ def _overflowed(message: PendingRecord) -> bool:
     return isinstance(error, RefusedError) and error.code == ErrCode.SERVER_RECEIVE_OVERFLOW
 
 
-def _overtaken(target: Partition, error: PenstockError | None) -> PenstockError:
+def _order_error(target: Partition, error: PenstockError | None) -> PenstockError:
     """The error of a record that is given up because later ones are stored; ``error``: that of its last attempt."""
     do = "send it again if its place does not matter; reorder=True does so always; or keep fewer in flight"
     if isinstance(error, RefusedError):
