@@ -1,18 +1,18 @@
-"""The errors penstock raises. Who is at fault comes first, what the caller can do comes second.
+"""Errors of penstock, by who is at fault first, and by what the caller can do second.
 
 PenstockError                 retriable: bool, hint: str | None
-├── ProtocolError             the bytes or the order of messages broke a protocol
-│   ├── LocalProtocolError    we were asked to send something the protocol forbids
-│   └── RemoteProtocolError   the peer sent it; carries the reason code to answer with
-├── RefusedError              the peer understood and said no: code, text, who answered
-├── UnavailableError          lost, timed out, not the leader: worth retrying; says what is unknown
-├── ConfigError               an option: value received, values accepted, where it stands
-├── DataLossError             data that was asked for is gone: what, from where to where
-└── StorageError              which file, which byte, what was kept
-    └── OutOfSpaceError       no disk space: nothing of the write counts, the same one may be tried again
+├── ProtocolError             bytes or order of messages violated a protocol
+│   ├── LocalProtocolError    the caller requested something the protocol forbids
+│   └── RemoteProtocolError   the peer violated it; has the reason code to respond with
+├── RefusedError              the peer rejected the request: code, text, address
+├── UnavailableError          connection lost, timeout, not the leader: may be retried
+├── ConfigError               a setting: value, accepted values, place
+├── DataLossError             requested data no longer exists: its range
+└── StorageError              file and position
+    └── OutOfSpaceError       no disk space: the write has no effect and can be repeated
 
-A message says what happened; ``why`` and ``do`` say the cause and the remedy. ``str()`` of an error gives all three,
-so that a traceback or a log line is already the whole story. Values of peers are quoted, secrets are never shown.
+The message says what failed, ``why`` the cause and ``do`` the action; ``str()`` of an error has all three. Values of
+peers are quoted, secrets are never shown.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ __all__ = [
 
 
 class PenstockError(Exception):
-    """Root of every error that penstock raises on purpose."""
+    """Base class of all errors of penstock."""
 
     retriable: bool = False
-    """Whether the same call may succeed later without a change by the caller."""
+    """True if the same call may succeed later without a change by the caller."""
 
     def __init__(self, what: str, *, why: str | None = None, do: str | None = None) -> None:
         super().__init__(what)
@@ -45,7 +45,7 @@ class PenstockError(Exception):
 
     @property
     def hint(self) -> str | None:
-        """What to do about it, or None."""
+        """The action to take, or None."""
         return self.do
 
     def __str__(self) -> str:
@@ -58,18 +58,18 @@ class PenstockError(Exception):
 
 
 class ProtocolError(PenstockError):
-    """A protocol was broken, by us or by the peer."""
+    """A protocol was violated, by this side or by the peer."""
 
 
 class LocalProtocolError(ProtocolError):
-    """The caller asked for something that the protocol forbids; nothing was sent."""
+    """The caller requested something that the protocol forbids; nothing was sent."""
 
 
 class RemoteProtocolError(ProtocolError):
-    """The peer broke the protocol.
+    """The peer violated the protocol.
 
-    ``reason_code`` is what the protocol lets us answer (MQTT: the reason code of the DISCONNECT or CONNACK; 0 where the
-    protocol has no such answer).
+    ``reason_code`` is the code to respond with (MQTT: reason code of DISCONNECT or CONNACK; 0 if the protocol has
+    none).
     """
 
     def __init__(self, what: str, *, reason_code: int = 0, why: str | None = None, do: str | None = None) -> None:
@@ -77,19 +77,19 @@ class RemoteProtocolError(ProtocolError):
         self.reason_code = reason_code
 
     def copy(self) -> RemoteProtocolError:
-        """The same error without traceback, cause and context.
+        """Copy the error without traceback, cause and context.
 
-        A decoder keeps a copy of the error that ended it: the traceback of the original refers to the decoder and to
-        the bytes that it was fed, a cycle that would hold all of them until the next full garbage collection.
+        A decoder keeps a copy of the error that stopped it: the traceback of the original refers to the decoder and its
+        input, a cycle that would keep all of them until the next full garbage collection.
         """
         return RemoteProtocolError(self.what, reason_code=self.reason_code, why=self.why, do=self.do)
 
 
 class RefusedError(PenstockError):
-    """The peer understood the request and refused it.
+    """The peer understood the request and rejected it.
 
-    ``code`` is the protocol's own (MQTT reason code, TubeMQ error code; 0 where errors are text only), ``text`` the
-    peer's words, ``peer`` who answered.
+    ``code`` is the code of the protocol (MQTT reason code, TubeMQ error code; 0 if errors are text only), ``text`` the
+    message of the peer, ``peer`` its address.
     """
 
     def __init__(
@@ -102,9 +102,9 @@ class RefusedError(PenstockError):
 
 
 class UnavailableError(PenstockError):
-    """No answer: connection lost, timed out, or the peer is not the one in charge.
+    """No response: the connection was lost, the request timed out, or the peer is not responsible.
 
-    ``applied`` says what is known of the request: False = certainly not carried out, None = unknown.
+    ``applied``: False if the request was certainly not executed, None if unknown.
     """
 
     retriable = True
@@ -117,7 +117,7 @@ class UnavailableError(PenstockError):
 
 
 class ConfigError(PenstockError):
-    """An option has a value that cannot be used. Names the option, the value, what is accepted and where it stands."""
+    """A setting has an invalid value. The message has the setting, the value, the accepted values and the place."""
 
     def __init__(
         self,
@@ -134,10 +134,10 @@ class ConfigError(PenstockError):
 
 
 class DataLossError(PenstockError):
-    """Records that were asked for no longer exist; the message names the range that is gone.
+    """Requested records no longer exist; the message has their range.
 
-    ``start`` and ``end`` are the offsets of a gap inside the log (half-open): reading can go on at ``end``. None where
-    the loss is not a gap (older than what is kept, beyond the end).
+    ``start`` and ``end`` are the offsets of a gap inside the log (half-open): reading can continue at ``end``. None if
+    the loss is not a gap (older than the stored records, or beyond the end).
     """
 
     def __init__(
@@ -155,7 +155,7 @@ class DataLossError(PenstockError):
 
 
 class StorageError(PenstockError):
-    """A file or a database failed, or holds what it must not. Names the file and the place in it."""
+    """A file or a database failed, or has invalid content. The message has the file and the position."""
 
     def __init__(
         self, what: str, *, path: str = "", position: int | None = None, why: str | None = None, do: str | None = None
@@ -166,4 +166,4 @@ class StorageError(PenstockError):
 
 
 class OutOfSpaceError(StorageError):
-    """A write found no space on the disk, and nothing of it counts: the same write succeeds once there is space."""
+    """A write failed for lack of disk space and has no effect: it can be repeated when there is space."""

@@ -1,23 +1,23 @@
-"""Change capture: every change of the state store becomes a record of a tube topic, in the order of the versions.
+"""Change capture: every change of the state store becomes a record of a TubeMQ topic, in the order of the versions.
 
-The store logs a change in the same transaction that makes it; what is in the log goes into one partition of the topic,
-in order. After a restart the last record of the partition says where to go on, so nothing is lost or written twice,
-wherever the process died. While the tube takes nothing the log grows on disk, and the store goes on: a bounded part of
-what waits is kept in memory, the rest is read from the log when its turn comes.
+The store logs a change in the transaction that makes it, and the log is copied into one partition of the topic, in
+order. After a restart the last record of the partition shows where to continue, so that no change is lost or written
+twice after a crash. While TubeMQ accepts nothing, the log grows on disk and the store continues: a limited part of the
+waiting changes is kept in memory, the rest is read from the log later.
 
-A record carries the value as its body (empty for a delete) and these attributes:
+The value is the body of the record (empty for a delete). Its attributes:
 
 ======================  ================================================================
 ``key``                 the key, as bytes
 ``id``                  the version, 15 and 5 digits, so that text sorts as versions do
 ``event-time``          wall clock of the version, ms
-``$msgType$``           ``SET`` or ``DELETE`` (also of a key that expired)
+``$msgType$``           ``SET`` or ``DELETE`` (also for an expired key)
 ``u.operation``         the same
 ``u.version``           the version as the store prints it
-``u.writer``            client id of the writer, empty where the key expired
-``u.expires-at``        when the key will expire, ms; absent where it will not
-``u.omitted``           bytes of a value that is larger than the topic takes; the body is empty then
-``u.fence``             the fencing token that protects the key; absent where none does
+``u.writer``            client identifier of the writer, empty for an expired key
+``u.expires-at``        expiry of the key, ms; absent without expiry
+``u.omitted``           bytes of a value that exceeds the topic's limit; the body is empty
+``u.fence``             fencing token that protects the key; absent without one
 ======================  ================================================================
 """
 
@@ -56,20 +56,26 @@ _POSITION = attrgetter("position")
 
 
 class Backlog:
-    """Waiting changes after the version ``last``; of them in memory at most about ``max_bytes`` and one more."""
+    """Waiting changes after the version ``last``, of which about ``max_bytes`` are kept in memory.
+
+    All waiting changes are in the store's log, so memory is a shortcut: while it is full, changes are only counted, and
+    read from the log later. A page of the log may contain changes that are announced afterwards, and changes older than
+    announced ones. Versions resolve both: a change that is not newer than the newest known one is a duplicate, and the
+    log is read until it returned that one.
+    """
 
     def __init__(self, last: Hlc, max_bytes: int) -> None:
         self.held_bytes = 0
         self.last_taken = last
-        """Version of the last change that left."""
+        """Version of the last change that was appended to the topic."""
         self._max_bytes = max_bytes
         self._held: deque[Change] = deque()
         self._left = 0
-        """Number of changes that only the log holds."""
+        """Number of changes that are only in the log."""
         self._through = last
-        """Every change up to this version came into memory, or was before ``last``."""
+        """Every change up to this version was in memory, or is not newer than ``last``."""
         self._newest = last
-        """Version of the newest change that is known of; greater than ``_through`` while the log has more."""
+        """Version of the newest known change; greater than ``_through`` while more changes are in the log."""
         self._asked = last
 
     def __len__(self) -> int:
@@ -78,18 +84,18 @@ class Backlog:
 
     @property
     def is_behind(self) -> bool:
-        """True if only the log holds some changes."""
+        """True if some changes are only in the log."""
         return self._through.position < self._newest.position
 
     def resume(self, tail: LogTail) -> None:
-        """What the log has after ``last``; before anything is announced."""
+        """Start with the changes in the log after ``last``; before the first :meth:`announce`."""
         self._left, self._newest = tail
 
     def announce(self, changes: Iterable[Change]) -> None:
-        """More changes, in order; the log has them."""
+        """Add changes that are in the log, in order."""
         for change in changes:
             if change.version.position <= self._newest.position:
-                continue  # it came with a page, or was there on start
+                continue  # a duplicate of a page, or of the start
             if self.is_behind or self.held_bytes >= self._max_bytes:
                 self._left += 1
             else:
@@ -98,28 +104,28 @@ class Backlog:
             self._newest = change.version
 
     def ask(self) -> Hlc:
-        """The version after which the log is to be read now; its page comes with :meth:`add`."""
+        """Version after which the log must be read now; pass the page to :meth:`add`."""
         self._asked = self._newest
         return self._through
 
     def add(self, page: LogPage) -> None:
-        """The page that was asked for."""
+        """Add the page that was requested by :meth:`ask`."""
         known = self._newest.position
         for change in page.changes:
             self._hold(change)
             self._left -= change.version.position <= known
-        # Where the log ends it has given all that was known when it was asked, if it has it at all (damaged ones).
+        # At its end the log has returned all changes known at the request, except damaged ones.
         self._through = max(page.through, self._asked, key=_POSITION) if page.complete else page.through
         self._newest = max(self._newest, self._through, key=_POSITION)
         if not self.is_behind:
             self._left = 0
 
     def first(self, count: int) -> list[Change]:
-        """The first in memory, ``count`` at most; they stay."""
+        """The first changes in memory, at most ``count``, without removing them."""
         return list(islice(self._held, count))
 
     def drop(self, count: int) -> None:
-        """The first ``count`` are where they should be."""
+        """Remove the first ``count`` changes: they are in the topic."""
         for _ in range(count):
             change = self._held.popleft()
             self.held_bytes -= change.held_bytes
@@ -133,27 +139,27 @@ class Backlog:
 _log = logging.getLogger("penstock.capture")
 
 CAPTURE_PARTITION: Final = 0
-"""The partition that gets everything: order between keys holds within one."""
+"""The partition of all changes: the order between keys holds within one partition."""
 
 _AT_ONCE: Final = 256
-"""Changes appended in one go; the next go starts when the tube's commit has them."""
+"""Changes appended at once; the next ones follow after their commit."""
 
 _FIRST_RETRY_S: Final = 0.1
 _LONGEST_RETRY_S: Final = 1.0
 
 MAX_WAITING_BYTES: Final = 64 << 20
-"""Of changes in memory that the tube has not taken yet: some seconds of the fastest writers. The log alone has more."""
+"""Limit of waiting changes in memory, some seconds of the fastest writers; the others are only in the log."""
 
 _STUCK_S: Final = 10.0
-"""How long nothing may move before it is called a warning: a disk that stalls is back by then."""
+"""Time without progress before a warning; a stalled disk recovers sooner."""
 
 _RUN = Sequence[tuple[bytes, int, str | None]]
 
 
 class AppendRun(Protocol):
-    """The tube broker's in-process path for messages that must stay in order.
+    """In-process append of the TubeMQ broker for messages that must stay in order.
 
-    ``done`` gets how many of the first were stored, and the error that stopped the rest.
+    ``done`` gets the number of messages that were stored, and the error that prevented the others.
     """
 
     def __call__(
@@ -169,13 +175,13 @@ class CaptureStats:
     def __init__(self) -> None:
         self.captured = 0
         self.failures = 0
-        """Times that the tube did not take what was offered, or the log could not be read; it is tried again."""
+        """Failed appends to TubeMQ and failed reads of the log; they are retried."""
 
 
 class ChangeCapture:
-    """Carries changes into ``partition`` of ``topic``. ``last``: the version of the last record there, None = none.
+    """Copies changes to ``partition`` of ``topic``. ``last``: version of the last record there, None if there is none.
 
-    It does one thing at a time: it waits for the tube to take a run, or for a page of the log, or to try again.
+    One operation is active at a time: an append to TubeMQ, a read of the log, or a wait before a retry. At most
     ``max_bytes`` of changes are kept in memory; the others wait in the log.
     """
 
@@ -200,23 +206,23 @@ class ChangeCapture:
         self._max_bytes = max_bytes
         self._backlog = Backlog(self.last, max_bytes)
         self._too_large = False
-        """The first that waits is refused with its value: offer it without."""
+        """The first waiting change exceeds the limit of the topic: send it without its value."""
         self._busy = False
         self._moved_at = 0.0
-        """When there was something to do at last after there was not, or some of it was done."""
+        """Time of the last progress, or of the first change after an idle time."""
         self._backoff = Backoff(_FIRST_RETRY_S, _LONGEST_RETRY_S)
         self._error: PenstockError | None = None
-        """Reason why it is stopped; None while it works."""
+        """Error of the last attempt; None if it succeeded."""
         self._read: ReadLog = _no_log
         self._trim: Callable[[Hlc], None] = lambda _: None
 
     @property
     def waiting(self) -> int:
-        """Number of changes that wait for the TubeMQ log, in memory or only in the write-ahead log."""
+        """Number of changes that are not in the topic."""
         return len(self._backlog)
 
     def figures(self) -> dict[str, int | float]:
-        """For the metrics; ``oldest_age_seconds``: how long ago the first that waits was made."""
+        """Values of the metrics; ``oldest_age_seconds`` is the age of the first waiting change."""
         first = self._backlog.first(1)
         age_ms = max(0, wall_clock_ms() - first[0].version.wall_ms) if first else 0
         return {
@@ -228,34 +234,35 @@ class ChangeCapture:
         }
 
     def warning(self) -> str | None:
-        """Warning for the operator that nothing has moved for a while, with the reason; None if all is well."""
+        """Warning without progress for some time, with the reason; None otherwise."""
         stuck_s = self._now() - self._moved_at
         if not self._busy or stuck_s < _STUCK_S:
             return None
         why = "it does not answer" if self._error is None else self._error.what
         return (
-            f"capture: topic '{self._topic}' has taken no change of the state store for {stuck_s:.0f} s,"
-            f" {self.waiting} wait in the store's log: {why}"
+            f"capture: topic '{self._topic}' has accepted no change of the state store for {stuck_s:.0f} s,"
+            f" {self.waiting} wait in the log of the store: {why}"
         )
 
     def rewind(self, version: Hlc) -> None:
-        """The store's versions were renumbered: begin after this one; some changes are captured twice [Capture]."""
+        """Continue after this version, because the store's versions were renumbered; some changes are captured twice
+        [Capture]."""
         _log.warning(
-            "the store has no version as new as the topic's last; what its log still has is captured again",
+            "the last version of the topic is newer than the store; changes in its log are captured again",
             extra={"fields": {"topic": self._topic, "last": str(self.last), "from": str(version)}},
         )
         self.last = version
         self._backlog = Backlog(version, self._max_bytes)
 
     def resume(self, tail: LogTail, read: ReadLog, trim: Callable[[Hlc], None]) -> None:
-        """Take up the log where the topic ends [Capture]."""
+        """Start to read the log after the last record of the topic [Capture]."""
         self._read = read
         self._trim = trim
         self._backlog.resume(tail)
         self._start()
 
     def append(self, changes: Iterable[Change]) -> None:
-        """More changes, in order [Capture]."""
+        """Add changes, in order [Capture]."""
         self._backlog.announce(changes)
         self._start()
 
@@ -279,7 +286,7 @@ class ChangeCapture:
 
     def _found(self, page: LogPage | StorageError) -> None:
         if isinstance(page, StorageError):
-            self._fail(page, "the log of the state store's changes cannot be read; they wait")
+            self._fail(page, "the log of the state store cannot be read; its changes wait")
             return
         self._backlog.add(page)
         self._moved_at = self._now()
@@ -300,14 +307,14 @@ class ChangeCapture:
             self._too_large = True
             self._go_on()
         else:
-            self._fail(error, "the tube did not take changes of the state store; they wait")
+            self._fail(error, "TubeMQ rejected changes of the state store; they wait")
 
     def _clear_error(self) -> None:
         self._error = None
         self._backoff.reset()
 
     def _fail(self, error: PenstockError, what: str) -> None:
-        if self._error is None:  # once for a series
+        if self._error is None:  # once per series of failures
             fields = {"topic": self._topic, "waiting": self.waiting}
             _log.warning("%s: %s", what, error.what, extra={"fields": fields})
         self._error = error
@@ -316,12 +323,12 @@ class ChangeCapture:
 
 
 def _no_log(version: Hlc, done: Callable[[LogPage | StorageError], None]) -> None:
-    """Before :meth:`ChangeCapture.resume` nothing waits in the log alone."""
+    """Placeholder before :meth:`ChangeCapture.resume`: no changes are only in the log."""
     raise AssertionError(f"resume() comes before {done} can be told of what is after {version}")
 
 
 def record_of(change: Change, *, with_value: bool = True) -> Record:
-    """``change`` as a record of the tube; without the value where the topic takes none so large."""
+    """Convert a change to a record; without the value if it exceeds the limit of the topic."""
     operation = "SET" if change.record is not None else "DELETE"
     headers: list[tuple[str, str | bytes]] = [
         ("operation", operation),
@@ -349,5 +356,5 @@ def record_of(change: Change, *, with_value: bool = True) -> Record:
 
 
 def version_of(data: bytes, flag: int) -> Hlc | None:
-    """The version in a record of :func:`record_of`; None where it is somebody else's."""
+    """Version in a record of :func:`record_of`; None for other records."""
     return parse(Record.decode(data, flag).id or "")

@@ -1,8 +1,8 @@
-"""The data directory: one process at a time, and a format that later versions can tell.
+"""The data directory: used by one process at a time, with a format version.
 
-``lock`` is held by flock as long as the process lives, so that a killed node leaves no stale lock behind; the process
-id in it is for people only. ``format.json`` says what layout the directory has, and which environments of LMDB were
-made in it: one that is missing later was lost, and is not made anew without a word.
+``lock`` is held with flock while the process lives, so that a killed node leaves no stale lock; the process id in it is
+informational. ``format.json`` has the version of the layout, and the LMDB environments that were created: if one is
+missing later, the start fails instead of creating an empty one.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ FORMAT = 1
 
 
 class DataDirectory:
-    """The directory at ``path``, ours alone until ``close``. Context manager.
+    """The directory at ``path``, locked until ``close``. Context manager.
 
-    Who has opened environments in it notes them with ``keep``.
+    Record created environments with ``keep``.
     """
 
     def __init__(self, path: Path) -> None:
-        """Make it where it is missing, lock it and check its format and that nothing of it is lost.
+        """Create it if it is missing, lock it, and check its format and completeness.
 
         Raises:
-            StorageError: it cannot be made, written, has a format this version does not know, or lost an environment.
-            UnavailableError: another process holds it; names its id.
+            StorageError: it cannot be created or written, has an unknown format, or an environment is missing.
+            UnavailableError: another process uses it; the error has its id.
         """
         self.path = path.absolute()
         self._format = self.path / "format.json"
@@ -83,12 +83,10 @@ class DataDirectory:
         return self.tube / "master"
 
     def keep(self, environments: Iterable[Path]) -> None:
-        """Note that these directories have their environment now: a start without one of them is refused from here on.
-
-        Written only where it says something new.
+        """Record that these directories have environments: later starts fail if one is missing.
 
         Raises:
-            StorageError: it cannot be written.
+            StorageError: the record cannot be written.
         """
         kept = sorted({*self._kept, *(str(path.relative_to(self.path)) for path in environments)})
         if kept != self._kept:
@@ -96,7 +94,7 @@ class DataDirectory:
             self._kept = kept
 
     def close(self) -> None:
-        """Let another process have it. The file stays: removing it would race with whoever opens it next."""
+        """Release the lock. The file stays: deleting it would race with the next process."""
         if self._lock >= 0:
             with contextlib.suppress(OSError):
                 os.ftruncate(self._lock, 0)
@@ -118,17 +116,17 @@ class DataDirectory:
             raise UnavailableError(
                 f"data directory {self.path} is in use by {who}",
                 applied=False,
-                why="one node owns a data directory; two would overwrite each other",
+                why="a data directory can be used by one node only",
                 do=f"end {who} (SIGTERM drains it), or choose another directory: --data-dir PATH",
             ) from error
         except OSError as error:
             raise _cannot_write(self.path, error) from error
-        with contextlib.suppress(OSError):  # a full disk; the lock is held without it
+        with contextlib.suppress(OSError):  # a full disk; the id is informational
             os.ftruncate(self._lock, 0)
             os.pwrite(self._lock, f"{os.getpid()}\n".encode("ascii"), 0)
 
     def _read_format(self) -> list[str]:
-        """Check the format, in a new directory write it; the environments that are noted there."""
+        """Check the format, or write it in a new directory; the recorded environments."""
         try:
             text = self._format.read_bytes()
         except FileNotFoundError:
@@ -140,12 +138,12 @@ class DataDirectory:
         try:
             content: dict[str, Any] = json.loads(text)
             found = content["format"]
-            kept = [str(name) for name in content.get("environments", [])]  # earlier versions noted none
+            kept = [str(name) for name in content.get("environments", [])]  # earlier versions recorded none
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise StorageError(
-                f"{self._format} does not say which format the directory has",
+                f"{self._format} has no format version",
                 path=str(self._format),
-                why="it was damaged, or the directory belongs to something else",
+                why="it is damaged, or the directory belongs to another program",
                 do=f'if penstock wrote the directory, put {{"format": {FORMAT}}} there',
             ) from error
         if found != FORMAT:
@@ -164,17 +162,17 @@ class DataDirectory:
                 raise StorageError(
                     f"data directory {self.path} has lost {name}/data.mdb",
                     path=str(file),
-                    why="an earlier start made it; without it the node would begin anew, and all it held would be gone",
-                    do=f"restore the whole directory from one copy; or, to go on without what it held, take {name!r} "
-                    f"out of the list in {self._format}",
+                    why="an earlier start created it; without it the node would start empty",
+                    do=f"restore the whole directory from one backup; or, to start without its content, remove "
+                    f"{name!r} from the list in {self._format}",
                 )
 
     def _refuse_strangers(self) -> None:
-        # Nothing is taken over silently: a directory with other people's files is not ours.
+        # A directory with unknown files is not used.
         strangers = sorted(p.name for p in self.path.iterdir() if p.name not in {"lock", "format.json.new"})
         if strangers:
             raise StorageError(
-                f"{self.path} is not a data directory of penstock: it holds {strangers[0]!r} and no format.json",
+                f"{self.path} is not a data directory of penstock: it contains {strangers[0]!r} and no format.json",
                 path=str(self.path),
                 do="choose an empty or a new directory: --data-dir PATH",
             )

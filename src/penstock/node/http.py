@@ -1,8 +1,8 @@
-"""HTTP of a node: health, metrics and the administration pages of TubeMQ.
+"""HTTP of a node: health, metrics and the administration of TubeMQ.
 
-``/livez`` says that the loop turns; ``/readyz`` that every part works, or why not (503); ``/metrics`` is for
-Prometheus; ``/webapi.htm`` (master) and ``/broker.htm`` (broker, on a listener of its own) answer the administration
-methods of TubeMQ.
+``/livez`` reports that the event loop runs, ``/readyz`` that every part works, or the reasons why not (503),
+``/metrics`` is for Prometheus. ``/webapi.htm`` (master) and ``/broker.htm`` (broker, on a listener of its own) accept
+the administration methods of TubeMQ.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ __all__ = ["Administer", "Denied", "HttpServer", "Identify", "broker_app", "mast
 _log = logging.getLogger("penstock.http")
 
 MAX_FORM_BYTES = 1024 * 1024
-"""Bound of a POST form: TubeMQ's lists have 500 items at most, and nobody else posts here."""
+"""Limit of a POST form: TubeMQ's lists have at most 500 items."""
 
 MAX_CONNECTIONS = 256
-"""Connections of one listener; scrapers, health checks and administrators are few."""
+"""Limit of connections of a listener; scrapers, health checks and administrators are few."""
 
 TLS_HANDSHAKE_S = 10.0
 """Time limit of a TLS handshake."""
@@ -54,9 +54,9 @@ REQUEST_S = 10.0
 """Seconds from the connection, or the previous response, to the end of a request, head and body."""
 
 _PLACES: Final = {
-    "/livez": "the event loop turns",
-    "/readyz": "every part works, or why not",
-    "/metrics": "counters and gauges, in the text format of Prometheus",
+    "/livez": "liveness: the event loop runs",
+    "/readyz": "readiness, with reasons",
+    "/metrics": "metrics in the text format of Prometheus",
     "/webapi.htm?method=admin_get_methods": "administration of the tube: its methods",
     "/webapi.htm?method=admin_query_topic_info": "topics",
     "/webapi.htm?method=admin_query_broker_run_status": "brokers",
@@ -67,14 +67,14 @@ _PLACES: Final = {
 _CALLBACK = re.compile(r"[_A-Za-z0-9]{1,128}")
 
 Administer = Callable[[Mapping[str, str], Caller], Awaitable[Mapping[str, object]]]
-"""Answers one administration request of a caller: its parameters in, the JSON object of the reply out."""
+"""Handles an administration request of a caller: parameters in, JSON object of the response out."""
 
 Identify = Callable[[str, str], Awaitable[Caller]]
-"""Finds the caller of a request by its ``Authorization`` header (blank: none) and the peer's address. Raises Denied."""
+"""Finds the caller of a request by its ``Authorization`` header ("": none) and address. Raises Denied."""
 
 
 class Denied(Exception):
-    """The credentials of a request are wrong (401), or cannot be checked now (503)."""
+    """The credentials of a request are wrong (401), or cannot be checked at present (503)."""
 
     def __init__(self, status: int, text: str) -> None:
         super().__init__(text)
@@ -97,11 +97,11 @@ def master_app(
 ) -> Starlette:
     """The application of the node's HTTP listener.
 
-    ``identify`` finds the caller of administration requests, and of ``/metrics`` unless ``open_metrics``. Health is
-    answered without credentials: probes have none.
+    ``identify`` finds the caller of administration requests, and of ``/metrics`` unless ``open_metrics``. Health needs
+    no credentials, since probes have none.
 
-    ``problems`` says why the node is not ready, ``warnings`` what is not as it was told to be; ``names`` are further
-    host names by which its administration is asked over loopback (a name that the operator announces).
+    ``problems`` returns the reasons why the node is not ready, ``warnings`` parts that do not work as configured;
+    ``names`` are further host names for administration requests over loopback (an advertised name).
     """
 
     async def livez(_: Request) -> Response:
@@ -140,7 +140,7 @@ def master_app(
 
 
 def _index_page() -> str:
-    """The same for people: what there is, to be clicked on."""
+    """The first page, with links."""
     rows = "".join(
         f'<tr><td><a href="{escape(path)}">{escape(path)}</a></td><td>{text}</td></tr>'
         for path, text in _PLACES.items()
@@ -154,17 +154,17 @@ def _index_page() -> str:
 
 
 async def _nothing_there(request: Request, _: Exception) -> Response:
-    return PlainTextResponse(f"nothing is at {request.url.path!r}; / lists what there is\n", status_code=404)
+    return PlainTextResponse(f"nothing is at {request.url.path!r}; see / for the list\n", status_code=404)
 
 
 def broker_app(administer: Administer, *, names: Collection[str] = (), identify: Identify = _anybody) -> Starlette:
-    """The application of the tube broker's HTTP listener. As in the reference, any path works."""
+    """The application of the TubeMQ broker's HTTP listener. As with Apache's broker, any path works."""
     answer = _administration(administer, names, identify)
     return Starlette(routes=[Route("/{path:path}", answer, methods=["GET", "POST"])])
 
 
 async def _caller(request: Request, identify: Identify) -> Caller | Response:
-    """The caller of ``request``, or the answer to wrong credentials."""
+    """The caller of ``request``, or the response to wrong credentials."""
     address = request.client.host if request.client is not None else ""
     try:
         return await identify(request.headers.get("authorization", ""), address)
@@ -196,7 +196,7 @@ def _administration(
                     if len(body) > MAX_FORM_BYTES:
                         return _failure(f"the form is longer than {MAX_FORM_BYTES} bytes")
             except ClientDisconnect:
-                return _failure("the form did not come whole")  # that nobody reads: the connection is gone
+                return _failure("the form is incomplete")  # not received: the connection is closed
             try:
                 parameters |= dict(parse_qsl(body.decode("utf-8"), keep_blank_values=True, max_num_fields=1000))
             except ValueError as error:
@@ -217,12 +217,12 @@ def _administration(
 
 
 def _of_another_site(request: Request, names: Collection[str]) -> str | None:
-    """Why the request may be one that a browser makes for a page of somebody else; None where it is not.
+    """Reason why a browser may have sent the request for a page of another site; None if not.
 
-    Such a page could change the tube through a visitor who sits beside it: on loopback the token is no secret.
+    Such a page could change TubeMQ through a visitor on the same machine: on loopback the token is no secret.
 
     Raises:
-        ValueError: a header that must hold a host or a URL holds none.
+        ValueError: a header that must contain a host or a URL does not.
     """
     headers = request.headers
     host = urlsplit(f"//{headers.get('host', '')}")
@@ -243,7 +243,7 @@ def _of_another_site(request: Request, names: Collection[str]) -> str | None:
 
 
 def names_of(*addresses: Address | None) -> frozenset[str]:
-    """Host names that the operator gave (what is listened on, what is announced), and that of the machine."""
+    """Host names of the bound and advertised addresses, and of the machine."""
     return frozenset({socket.gethostname().lower()} | {each.host.lower() for each in addresses if each is not None})
 
 
@@ -261,20 +261,20 @@ def _is_address(text: str) -> bool:
 
 
 def _failure(message: str) -> Response:
-    # The reference answers every failure with status 200 and says so in the body.
+    # Apache's servers respond to every failure with status 200, and report it in the body.
     return JSONResponse({"result": False, "errCode": 400, "errMsg": message})
 
 
 class _Connection(H11Protocol):
-    """A connection that ends where a request does not come whole: uvicorn waits for heads and bodies for ever.
+    """A connection with a time limit for requests; uvicorn waits indefinitely for heads and bodies.
 
-    Descriptors are shared with the MQTT and tube listeners, whose clients must not lose theirs to connections here.
+    File descriptors are shared with the MQTT and TubeMQ listeners, whose clients must not run out of them.
     """
 
     _deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn types it
-        """Close what is too many, and expect a request of the others."""
+        """Close the connection beyond the limit, else start the time limit."""
         super().connection_made(transport)
         if len(self.connections) > MAX_CONNECTIONS:
             transport.close()
@@ -282,15 +282,15 @@ class _Connection(H11Protocol):
             self._expect_request()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Expect nothing any more."""
+        """Stop the time limit."""
         self._expect_nothing()
         super().connection_lost(exc)
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse bytes that are no HTTP: with status 400 where the answer to the request has not begun, then close.
+        """Reject bytes that are not HTTP: with status 400 if the response has not begun, then close.
 
-        uvicorn answers twice when the body of a request turns out to be malformed: once here and once from the
-        application, and h11 raises for the second answer.
+        uvicorn responds twice to a malformed body: once here and once from the application, and h11 raises for the
+        second response.
         """
         cycle = cast("RequestResponseCycle | None", self.cycle)  # None before the first request
         if cycle is not None and not cycle.response_complete:
@@ -302,7 +302,7 @@ class _Connection(H11Protocol):
             self.transport.close()
 
     def on_response_complete(self) -> None:
-        """The next request has its time from now on."""
+        """Start the time limit of the next request."""
         self._expect_request()
         super().on_response_complete()
 
@@ -316,25 +316,25 @@ class _Connection(H11Protocol):
             self._deadline = None
 
     def _close_if_incomplete(self) -> None:
-        # A request that is whole may take its time to be answered.
+        # A complete request has no time limit.
         if self.conn.their_state in {h11.IDLE, h11.SEND_BODY}:
             self.transport.close()
 
 
 class _Server(uvicorn.Server):
-    """uvicorn without its signal handlers (the node ends it), and with a TLS context that can be replaced."""
+    """uvicorn without its signal handlers, and with a TLS context that can be replaced."""
 
     def __init__(self, config: uvicorn.Config, listener: socket.socket) -> None:
         super().__init__(config)
         self.tls: ssl.SSLContext | None = None
-        """For connections from now on; those that are open keep theirs."""
+        """Use the context for new connections; open connections keep theirs."""
         self.servers = []
         self._listener = listener
         self._accepting: asyncio.Task[None] | None = None
         self._handshakes: set[asyncio.Task[None]] = set()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Accept connections of the socket that the server was made with."""
+        """Accept connections of the given socket."""
         assert sockets is None
         await self.lifespan.startup()
         self._listener.setblocking(False)  # noqa: FBT003 - the socket module's
@@ -357,7 +357,7 @@ class _Server(uvicorn.Server):
             try:
                 connection, _ = await loop.sock_accept(self._listener)
             except OSError:
-                await asyncio.sleep(ACCEPT_AGAIN_S)  # out of descriptors, or the peer is gone already
+                await asyncio.sleep(ACCEPT_AGAIN_S)  # out of file descriptors, or the peer has disconnected
                 continue
             if len(self._handshakes) >= MAX_CONNECTIONS:
                 connection.close()
@@ -376,11 +376,11 @@ class _Server(uvicorn.Server):
                 protocol, connection, ssl=self.tls, ssl_handshake_timeout=limit
             )
         except (OSError, TimeoutError):
-            connection.close()  # a failed handshake is logged with its reason, the rest are peers that left
+            connection.close()  # a failed handshake is logged with its reason, the other errors are disconnected peers
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Leave the signals to the node."""
+        """Do not handle signals."""
         yield
 
 
@@ -389,20 +389,20 @@ def _handshake_failed(error: ssl.SSLError) -> None:
 
 
 class HttpServer:
-    """One application on one listener, in the caller's loop; with ``tls`` it speaks HTTPS alone."""
+    """An application on a listener, in the running loop; with ``tls`` it accepts HTTPS only."""
 
     def __init__(self, app: Starlette, tls: ServerTls | None = None) -> None:
         self._app = app
         self.tls = tls
-        """Certificates as they were read last; None for plain HTTP."""
+        """Certificates that were read last; None for plain HTTP."""
         self._server: _Server | None = None
         self._task: asyncio.Task[None] | None = None
 
     async def start(self, option: str, address: Address) -> Address:
-        """Listen; returns the bound address. ``option`` names the setting in messages.
+        """Listen; returns the bound address. ``option`` names the setting in errors.
 
         Raises:
-            UnavailableError: the address cannot be listened on.
+            UnavailableError: the server cannot listen on the address.
         """
         listener = await _listen(option, address)
         bound = Address(address.host, listener.getsockname()[1])
@@ -412,7 +412,7 @@ class HttpServer:
             ws="none",
             lifespan="off",
             log_config=None,
-            log_level="error",  # what strangers send is no event of the node
+            log_level="error",  # invalid requests are not events of the node
             access_log=False,
             server_header=False,
             timeout_graceful_shutdown=2,
@@ -429,7 +429,7 @@ class HttpServer:
         return bound
 
     def replace_tls(self, tls: ServerTls) -> None:
-        """Use these certificates for connections from now on."""
+        """Use these certificates for new connections."""
         self.tls = tls
         if self._server is not None:
             self._server.tls = tls.context

@@ -26,15 +26,15 @@ from penstock.tube.admin.caller import UNAUTHORIZED, Caller
 __all__ = ["HttpAccess", "audited"]
 
 MAX_HEADER: Final = 4096
-"""Characters of an Authorization header: a longer one holds no name and password of ours."""
+"""Longest Authorization header in characters; valid ones are shorter."""
 
 
 class HttpAccess:
     """Finds the caller of a request. ``token``: the administration token.
 
-    ``users`` gives the users of the password file as it is now, None without one; then nobody needs credentials for
-    queries. ``administers(user)``: whether that user may change something. ``anonymous``: nobody needs credentials for
-    queries, although there are users.
+    ``users`` returns the current users of the password file; None without a file, then queries need no credentials.
+    ``administers(user)``: whether the user may make changes. ``anonymous``: queries need no credentials although there
+    are users.
     """
 
     def __init__(
@@ -53,10 +53,10 @@ class HttpAccess:
         self._anonymous = anonymous
 
     async def __call__(self, authorization: str, address: str) -> Caller:
-        """Return the caller that sent an ``Authorization`` header (blank: none) from ``address``.
+        """Return the caller that sent an ``Authorization`` header ("": none) from ``address``.
 
         Raises:
-            Denied: the credentials are wrong, or cannot be checked now.
+            Denied: the credentials are wrong, or cannot be checked at present.
         """
         users = self._users()
         scheme, _, credentials = authorization.strip().partition(" ")
@@ -69,15 +69,15 @@ class HttpAccess:
                 raise Denied(401, "the bearer token is not the administration token of this data directory")
             return Caller(address=address, administers=True, token=True)
         if scheme.lower() != "basic":
-            raise Denied(401, f"authorization scheme {scheme[:20]!r}: Basic and Bearer are possible")
+            raise Denied(401, f"authorization scheme {scheme[:20]!r}: Basic and Bearer are supported")
         user, password = _basic(credentials)
         if users is None or self._checks is None:
-            return Caller(address=address)  # a server without users asks nobody who they are
+            return Caller(address=address)  # without users there is no authentication
         right = await _check(self._checks, address, user, users.get(user), password)
         if right is None:
-            raise Denied(503, "too many passwords wait to be checked; try again")
+            raise Denied(503, "too many password checks are waiting; try again")
         if not right:
-            raise Denied(401, f"user {user[:64]!r}: the name or the password is wrong")
+            raise Denied(401, f"user {user[:64]!r}: wrong name or password")
         return Caller(user, address, administers=self._administers(user))
 
 
@@ -108,7 +108,7 @@ async def _check(
 _log = logging.getLogger("penstock.audit")
 
 MAX_VALUE: Final = 2000
-"""Characters of a parameter that are kept: a batch of a thousand objects must not fill the trail."""
+"""Longest recorded parameter in characters: a batch of a thousand objects must not fill the audit trail."""
 MAX_FAILURES: Final = 10
 _NOT_KEPT: Final = frozenset({"confModAuthToken", "callback", "method", "type"})
 
@@ -116,10 +116,10 @@ _NOT_KEPT: Final = frozenset({"confModAuthToken", "callback", "method", "type"})
 def audited(
     administer: Administer, server: str, trail: AuditTrail, token: str, recorded: Callable[[str], bool]
 ) -> Administer:
-    """``administer`` with a row in ``trail`` for each request of a method that is ``recorded``.
+    """Wrap ``administer`` so that each request of a method that is ``recorded`` has an entry in ``trail``.
 
-    The row is durable before the answer leaves. Requests without a valid credential change nothing: they are counted
-    and not recorded, since a flood of them would push the changes out of the bounded trail.
+    The entry is durable before the response is sent. Requests without valid credentials change nothing: they are
+    counted and not recorded, since a flood of them would push changes out of the bounded trail.
     """
 
     async def answer(params: Mapping[str, str], caller: Caller) -> Mapping[str, object]:
@@ -130,13 +130,13 @@ def audited(
         if reply.get("errMsg") == UNAUTHORIZED:
             fields = {"server": server, "method": method, "address": caller.address, "user": caller.user}
             trail.refused += 1
-            _log.debug("administration refused: no valid credential", extra={"fields": fields})
+            _log.debug("administration refused: no valid credentials", extra={"fields": fields})
             return reply
         row = _row(server, method, params, caller.showing(params, token), reply)
         try:
             await asyncio.get_running_loop().run_in_executor(None, trail.append, row)
         except StorageError as error:
-            _log.error("a change is missing in the audit trail", extra={"fields": {**row, **error_fields(error)}})
+            _log.error("the audit trail lacks a change", extra={"fields": {**row, **error_fields(error)}})
         return reply
 
     return answer

@@ -1,4 +1,4 @@
-"""The composition root: which parts there are, in which order they start and stop, and when the node is ready."""
+"""The composition root: creates the parts of a node, starts and stops them in order, and reports when it is ready."""
 
 from __future__ import annotations
 
@@ -52,14 +52,14 @@ __all__ = ["Node", "Ready"]
 _log = logging.getLogger("penstock.node")
 
 READY_S = 30.0
-"""How long the broker and its topics may take to be announced. Both run in this process: it is a matter of a second."""
+"""Time limit for the registration of broker and topics, which takes about a second within the process."""
 
 _SCHEMES = {Transport.TCP: "mqtt", Transport.TLS: "mqtts", Transport.WS: "ws", Transport.WSS: "wss"}
 
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """What a ready node says of itself; addresses are HOST:PORT as others reach them."""
+    """Addresses and settings of a ready node; addresses are HOST:PORT for clients."""
 
     version: str
     pid: int
@@ -77,9 +77,9 @@ class Ready:
     """True: HTTPS; None: plain HTTP."""
     tube_broker_http_tls: bool | None = None
     admin_token_file: str | None = None
-    """File with the administration token; None where the configuration sets the token."""
+    """File with the administration token; None if the configuration sets the token."""
     listeners: Mapping[str, str] = field(default_factory=dict)
-    """Name of each MQTT listener to its URL."""
+    """URLs of the MQTT listeners by name."""
 
     def as_json(self) -> dict[str, object]:
         """The line of ``penstock up --json``."""
@@ -87,12 +87,12 @@ class Ready:
 
 
 class Node:
-    """All parts over one data directory. ``await start()``, and ``await close()`` also after a start that failed."""
+    """All parts of a node on one data directory. Call ``close()`` also after a failed ``start()``."""
 
     def __init__(self, config: NodeConfig) -> None:
         self.config = config
         self.clock = SteppedClock(hold_s=config.clock_step_hold_s)
-        """What versions and deadlines follow."""
+        """Clock of versions and deadlines."""
         self.security = NodeSecurity(config, self.clock.now)
         self.metrics = Metrics()
         self._parts = AsyncExitStack()
@@ -122,12 +122,15 @@ class Node:
         failure = self.security.failure
         broken = [] if failure is None else [f"the last reload changed nothing: {failure}"]
         late = [] if self._tube_broker is None else self._tube_broker.maintenance.undecided.late
-        stuck = [f"tube: batch {item.batch} of query {item.query} is prepared, nobody decides it" for item in late]
+        stuck = [
+            f"tube: batch {item.batch} of query {item.query} is prepared, neither committed nor aborted"
+            for item in late
+        ]
         told = [warning for tell in (self.clock.problem, *self._warnings) if (warning := tell()) is not None]
         return broken + self.security.expiring(time.time()) + stuck + told
 
     def reload(self, read: Callable[[], NodeConfig]) -> bool:
-        """Go by the configuration and the files it names as they are now; False where that cannot be."""
+        """Reload the configuration and the files that it names; False if one is invalid."""
         done = self.security.reload(read)
         if self._store is not None:
             self._store.policies_changed()
@@ -136,14 +139,14 @@ class Node:
         return done
 
     async def start(self) -> Ready:
-        """Start every part; returns when all of them are ready.
+        """Start every part; returns when all are ready.
 
-        HTTP comes first, so that health can be asked while the log recovers; MQTT comes last, so that no message
-        arrives before there is somewhere to put it.
+        HTTP starts first, so that health can be queried during the recovery of the log; MQTT starts last, so that no
+        message arrives before its receivers are ready.
 
         Raises:
-            StorageError: the data directory or something in it cannot be used.
-            UnavailableError: the data directory or an address is taken, or the tube did not come up.
+            StorageError: the data directory or a part of it cannot be used.
+            UnavailableError: the data directory or an address is in use, or the TubeMQ broker did not register.
         """
         config = self.config
         self.clock.start()
@@ -195,7 +198,7 @@ class Node:
         tube_master = await self._listen("tube-master", config.tube_master, start)
         self._parts.push_async_callback(master.close)
         self._parts.callback(self.security.close)
-        # Closed after the broker and the store, whose last acknowledgements leave through it.
+        # Closed after the broker and the store, which send their last acknowledgements through it.
         server = self.security.server
         self._parts.push_async_callback(server.close)
         broker, tube_broker = await self._broker(
@@ -232,12 +235,13 @@ class Node:
         )
 
     async def close(self) -> None:
-        """Take no more messages, commit and acknowledge what was accepted, then say goodbye and close the files."""
+        """Stop accepting messages, commit and acknowledge the accepted ones, then disconnect clients and close the
+        files."""
         self._state = "shutting down"
         await self._parts.aclose()
 
     async def _check_addresses(self) -> None:
-        """Report all addresses that other processes use in one error, not only the first.
+        """Report all addresses that other processes use in one error.
 
         Raises:
             UnavailableError: at least one is in use.
@@ -258,13 +262,13 @@ class Node:
         taken = await asyncio.to_thread(
             lambda: {option: address for option, address in wanted.items() if address.port and in_use(address)}
         )
-        if len(taken) > 1:  # a single one is reported when it is opened, with the flag that changes it
+        if len(taken) > 1:  # a single one is reported when it is opened, with its option
             shown = ", ".join(f"{address} ({option})" for option, address in taken.items())
             raise UnavailableError(
                 f"cannot listen on {len(taken)} addresses: {shown}",
                 applied=False,
-                why="other processes listen there, maybe another node",
-                do="end them, or choose other ports: "
+                why="other processes use them, perhaps another node",
+                do="stop them, or choose other ports: "
                 + " ".join(f"--{option} {Address(a.host, 0)}" for option, a in taken.items() if "." not in option),
             )
 
@@ -326,8 +330,8 @@ class Node:
         except TimeoutError:
             raise UnavailableError(
                 f"tube: the broker did not register at its master {tube_master} within {READY_S:g} s",
-                why="the log above says what the master answered",
-                do="start again; if it stays so, report it with the log",
+                why="the log above has the response of the master",
+                do="restart; if it happens again, report it with the log",
             ) from None
         return broker, bound
 
@@ -346,21 +350,23 @@ class Node:
                 topic.stores,
             ):
                 _log.warning(
-                    "topic keeps the shape it was made with",
+                    "topic keeps its partitions and stores",
                     extra={"fields": {"topic": name, "partitions": found.partitions, "stores": found.stores}},
                 )
         for made in master.topics():
             if made.name in wanted and made.writable:
                 await master.wait_topic(made.name, READY_S)
             elif made.name in wanted:
-                _log.warning("topic takes no records: it is closed or deleted", extra={"fields": {"topic": made.name}})
-        # Topics of earlier runs, too: who comes as soon as the node is ready finds them.
+                _log.warning(
+                    "topic does not accept records: it is closed or deleted", extra={"fields": {"topic": made.name}}
+                )
+        # Topics of earlier runs as well: clients may use them as soon as the node is ready.
         await master.wait_taken_up(known)
 
     async def _mqtt(
         self, server: MqttServer, directory: DataDirectory, master: TubeMaster, broker: TubeBroker
     ) -> dict[str, Address]:
-        """Start the state store, the rules and the listeners; where each of these is bound."""
+        """Start the state store, the rules and the listeners; return the bound addresses."""
         capture = self._capture(broker)
         store = StateStoreService(
             directory.statestore,
@@ -377,7 +383,7 @@ class Node:
         self._failures["statestore"] = lambda: store.failure or store.stalled
         add_metrics(self.metrics, "statestore", lambda: _store_figures(store))
         server.add_service(store)
-        # Clock and entropy: neither a clock that was set back nor two starts in one millisecond repeat a run.
+        # Clock and entropy: unique after a clock step and for two starts in one millisecond.
         identities = Identities(f"{wall_clock_ms():x}{secrets.token_hex(3)}")
         shapes = {topic.name: topic for topic in master.topics()}
         for rule in self.config.rules:
@@ -396,7 +402,7 @@ class Node:
         persistence = Persistence(directory.mqtt, self.config.durability)
         add_metrics(self.metrics, "mqtt_storage", persistence.figures)
         self._failures["mqtt sessions"] = lambda: persistence.failure or persistence.stalled
-        # After the services, which may be due the wills of those that died while the node was down.
+        # After the services, which may get wills of clients that died while the node was down.
         recall = self.security.recall if self.security.enforced else None
         await server.recover(persistence, recall=recall, steady=store.steady)
         self._disk.add(Writer("MQTT messages to store", server.refuse_stored, persistence.reusable_bytes))
@@ -414,7 +420,7 @@ class Node:
         return await self._listen(_listener_option(name), entry, lambda _host, _port: server.listen(settings))
 
     async def _faults(self, mqtt: Address) -> Address | None:
-        """The listener that obeys the fault switches, where the operator asked for one."""
+        """The listener with fault injection, if configured."""
         asked = self.config.mqtt_faults
         if asked is None:
             return None
@@ -422,11 +428,11 @@ class Node:
         listener = FaultListener(behind.host, behind.port)
         bound = await self._listen("mqtt-faults", ListenerSection(bind=asked), listener.start)
         self._parts.push_async_callback(listener.close)
-        _log.warning("clients may ask for faults: for tests alone", extra={"fields": {"mqtt_faults": str(bound)}})
+        _log.warning("fault injection is enabled: for tests only", extra={"fields": {"mqtt_faults": str(bound)}})
         return bound
 
     async def _bridges(self, server: MqttServer) -> None:
-        """Start the bridges before the listeners, so that the first message finds them; closed after them."""
+        """Start the bridges before the listeners, so that no message is missed; they are closed after them."""
         for entry in self.config.bridges:
             bridge = Bridge(entry.settings(), server, self.security.acting_as(entry.acts_as, entry.name))
             await bridge.start()
@@ -434,7 +440,7 @@ class Node:
             add_metrics(self.metrics, "bridge", partial(counters_of, bridge.stats), labels={"bridge": entry.name})
 
     def _capture(self, broker: TubeBroker) -> ChangeCapture | None:
-        """What carries the changes of the state store into its tube topic; None where nobody wants them."""
+        """The change capture of the state store; None if it is not configured."""
         topic = self.config.statestore.capture_topic
         if topic is None:
             return None
@@ -464,12 +470,12 @@ class Node:
 
 
 def _listener_option(name: str) -> str:
-    """Name of an MQTT listener's setting in errors."""
+    """Setting of an MQTT listener, for errors."""
     return name if name == DEFAULT_LISTENER else f"mqtt.listeners.{name}"
 
 
 def _in_a_line(error: PenstockError) -> str:
-    """What, why and what to do."""
+    """The error with its cause and hint, as one line."""
     return "; ".join(" ".join(line.split()) for line in str(error).splitlines())
 
 
@@ -491,7 +497,7 @@ def _reachable(address: Address) -> Address:
 
 
 def _beside(listener: ListenerSection, bound: tuple[str, int] | None) -> str | None:
-    """What others are told of the TLS listener beside ``listener``; None where there is none."""
+    """Advertised address of the TLS listener of ``listener``; None without one."""
     if bound is None:
         return None
     host = listener.bind.host if listener.advertise is None else listener.advertise.host
@@ -499,12 +505,12 @@ def _beside(listener: ListenerSection, bound: tuple[str, int] | None) -> str | N
 
 
 def _web_address(listener: TubeBrokerHttpListener, bound: Address) -> str:
-    """Where the broker's administration is, for the master to tell; plain HTTP has no scheme."""
+    """Address of the broker's administration, reported to the master; without a scheme for plain HTTP."""
     return ("" if listener.tls is None else "https://") + _told(listener, bound)
 
 
 def _told(listener: ListenerSection, bound: Address) -> str:
-    """What others are told: what the operator said, else where it listens, by the name of the machine if everywhere."""
+    """Advertised address: as configured, else the bound address, with the host name for a wildcard."""
     if listener.advertise is not None:
         return str(listener.advertise)
     return str(Address(socket.gethostname(), bound.port) if bound.is_wildcard else bound)

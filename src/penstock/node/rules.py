@@ -1,13 +1,13 @@
-"""Rules: what matches an MQTT topic filter becomes a record of a tube topic, and is acknowledged once the log has it.
+"""Rules: MQTT messages that match a topic filter become records of a TubeMQ topic, acknowledged after the append.
 
-The PUBACK (at QoS 2 the PUBREC) leaves after the tube's own acknowledgement, so a publisher that has it can forget the
-message. What the log does not take is answered by its kind:
+The PUBACK (PUBREC at QoS 2) is sent after the acknowledgement of TubeMQ, so a publisher with a PUBACK can forget the
+message. If the log rejects a message:
 
-* A log that is full or does not accept writes for now: the message waits and is tried again, in order. Once more than
-  ``max_pending_bytes`` wait, the connections that brought them are not read, so that their senders wait too.
-* A record that can never be taken is an answer with a failure code and the reason.
-* A log whose disk failed gives no answer at all but ends the connection, because a publisher keeps what has no answer
-  and sends it again, and drops what has one. MQTT 3.1.1 has no failure codes: there every refusal is such an end.
+* A log that is full or unavailable: the message waits and is retried, in order. Beyond ``max_pending_bytes`` of waiting
+  messages, the connections of their publishers are not read.
+* A record that can never be accepted: the message gets a failure code with the reason.
+* A log whose disk failed: the connection is closed without a response, because a publisher keeps an unacknowledged
+  message and sends it again. With MQTT 3.1.1, which has no failure codes, every rejection closes the connection.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ __all__ = ["Append", "Identities", "RuleService", "RuleStats"]
 _log = logging.getLogger("penstock.rules")
 
 _RECORD_OVERHEAD: Final = 512
-"""Bytes that a waiting message is counted with beside its payload and topic: the objects that hold it."""
+"""Overhead of a waiting message in bytes, besides payload and topic."""
 _FIRST_RETRY_S: Final = 0.02
 _LONGEST_RETRY_S: Final = 2.0
-"""Pauses before a log that was full or stopped is tried again."""
+"""Shortest and longest pause before a retry."""
 _HIGH_PRIORITY: Final = "$high_priority"
-"""User property of control traffic, which back pressure of data traffic must not stop."""
+"""User property of control messages, which backpressure of data messages must not delay."""
 
 Done = Callable[[object], None]
 
 
 class Append(Protocol):
-    """The tube broker's in-process path; ``done`` gets the result or a PenstockError, later, in the loop."""
+    """In-process append of the TubeMQ broker; ``done`` gets the result or a PenstockError later, in the loop."""
 
     def __call__(
         self, topic: str, partition: int | None, data: bytes, flag: int, msg_type: str | None, done: Done
@@ -52,11 +52,11 @@ class Append(Protocol):
 
 
 class Identities:
-    """Ids for messages that bring none: ``<client id>/<run>-<number>``.
+    """Ids of messages without an id: ``<client id>/<run>-<number>``.
 
-    ``run`` is unique to this run of the node (the shell makes it from clock and entropy) and the number is counted over
-    all clients, so an id repeats neither after a reconnect nor after a restart. A publisher that resends gets a second
-    id, since nothing in MQTT tells the copy from a new message: whoever wants copies dropped sends a property ``id``.
+    ``run`` is unique to the run of the node (from clock and entropy), and numbers are counted over all clients, so an
+    id is not repeated after a reconnect or restart. A message that is published again gets another id, since MQTT does
+    not identify duplicates: to have duplicates dropped, set the user property ``id``.
     """
 
     __slots__ = ("_number", "_run")
@@ -72,7 +72,7 @@ class Identities:
 
 
 class RuleStats:
-    """Counters of one rule since the start; ``pending``, ``pending_bytes``, ``waiting`` and ``held`` fall again."""
+    """Counters of one rule since the start; ``pending``, ``pending_bytes``, ``waiting`` and ``held`` are gauges."""
 
     __slots__ = (
         "bytes_received",
@@ -92,22 +92,22 @@ class RuleStats:
         self.bytes_received = 0
         self.logged = 0
         self.refused = 0
-        """QoS 1 and 2 messages that the log did not take; their publishers were told."""
+        """QoS 1 and 2 messages that the log rejected; their publishers got a failure."""
         self.dropped = 0
-        """Messages that the log did not take and nobody can be told of: QoS 0, wills."""
+        """QoS 0 messages and wills that the log rejected."""
         self.retried = 0
-        """Attempts to append a message that the log had not accepted for the time being."""
+        """Retries of messages that the log had rejected temporarily."""
         self.pending = 0
-        """Messages taken and not settled: on their way into the log, or waiting for it."""
+        """Messages neither appended nor rejected."""
         self.pending_bytes = 0
         self.waiting = 0
-        """Those of them that the log did not accept for the time being."""
+        """Pending messages that the log rejected temporarily."""
         self.held = 0
-        """Connections that are not read because of it."""
+        """Connections that are not read because of waiting messages."""
 
 
 class _Item:
-    """A message on its way into the log."""
+    """A message that is being appended."""
 
     __slots__ = ("data", "flag", "message", "msg_type", "number", "partition", "size")
 
@@ -124,12 +124,12 @@ class _Item:
 
 
 class RuleService:
-    """One rule as a service of the MQTT broker.
+    """A rule as a service of the MQTT broker.
 
-    Bound: ``rule.max_pending_bytes`` of messages that wait for the log. Beyond it the connections that go on sending
-    are not read (what one read brought may still come on top), or messages are refused with Quota exceeded, as
-    ``rule.when_full`` says. At twice the bound every message is refused. A ``$high_priority`` message passes the first
-    bound without its connection being held.
+    At most ``rule.max_pending_bytes`` of messages wait for the log. Beyond this limit the connections of further
+    publishers are not read, or messages are rejected with Quota exceeded, as set by ``rule.when_full``. At twice the
+    limit every message is rejected. A ``$high_priority`` message may exceed the first limit without pausing its
+    connection.
     """
 
     exclusive = False
@@ -157,14 +157,14 @@ class RuleService:
         self._failing = False
         self._closed = False
         self._waiting: list[tuple[int, _Item]] = []
-        """What the log did not accept for the time being: a heap, by the order in which it came."""
+        """Messages that the log rejected temporarily: a heap in the order of arrival."""
         self._backoff = Backoff(_FIRST_RETRY_S, _LONGEST_RETRY_S)
-        """The last pause before a retry; 0 while none is under way."""
+        """Last pause before a retry; 0 if no retry is scheduled."""
         self._probing: _Item | None = None
         self._held: dict[Connection, None] = {}
 
     def receive(self, message: Inbound) -> None:
-        """Append the message; settle it when the log answers."""
+        """Append the message; acknowledge it when the log responds."""
         publish, stats = message.publish, self.stats
         size = len(publish.payload) + len(publish.topic) + _RECORD_OVERHEAD
         stats.received += 1
@@ -184,21 +184,21 @@ class RuleService:
             return
         partition = self.rule.partition
         if partition is None:
-            # As producers choose it, so that a key has one partition whoever writes.
+            # As producers choose it, so that all writers use the same partition for a key.
             partition = self._partitions[zlib.crc32(record.key or b"") % len(self._partitions)]
         stats.pending += 1
         stats.pending_bytes += size
         item = _Item(stats.received, message, size, partition, data, flag, msg_type)
-        if self._backoff.failures:  # behind those that wait already
+        if self._backoff.failures:  # after the messages that already wait
             self._push(item)
         else:
             self._submit(item)
 
     def disconnected(self, client_id: str) -> None:
-        """Nothing: what was taken goes into the log, whether its publisher is still there or not."""
+        """Do nothing: accepted messages are appended even if their publisher has disconnected."""
 
     def close(self) -> None:
-        """The node ends: what waits gets no answer, so that its publishers keep it."""
+        """Shut down: waiting messages stay unacknowledged, so their publishers keep them."""
         self._closed = True
         while self._waiting:
             self.stats.waiting -= 1
@@ -217,18 +217,20 @@ class RuleService:
                 lambda result: self._answered(item, result),
             )
         except PenstockError as error:
-            raised = error  # later, like every answer: what waits behind it must not be overtaken
+            raised = error  # later, like every response, to keep the order of messages
             self._later(0.0, lambda: self._answered(item, raised))
 
     def _answered(self, item: _Item, result: object) -> None:
-        """The log took the message, or why it did not."""
+        """Handle the result of an append."""
         if isinstance(result, PenstockError) and _for_now(result) and not self._closed:
             self._wait(item, result)
             return
         self._forget(item)
         if isinstance(result, PenstockError):
             self._failed(item.message, result)
-            if self._probing is item:  # refused for good: so the log decides again, about those behind it too
+            if (
+                self._probing is item
+            ):  # rejected permanently: the log is available again, for the following messages as well
                 self._log_is_back()
             return
         self.stats.logged += 1
@@ -238,7 +240,7 @@ class RuleService:
             self._log_is_back()
 
     def _wait(self, item: _Item, error: PenstockError) -> None:
-        """Try again later. The item is the one that was tried, or one that was sent before its failure was known."""
+        """Schedule a retry. The item is the one that failed, or one that was sent before the failure was known."""
         self._warn(item.message, error)
         self._push(item)
         if self._backoff.failures and self._probing is not item:
@@ -247,7 +249,7 @@ class RuleService:
         self._later(self._backoff.failed(), self._probe)
 
     def _probe(self) -> None:
-        """Try the oldest; the others follow when the log takes it."""
+        """Retry the oldest message; the others follow when it is accepted."""
         if self._waiting and not self._closed:
             self._probing = self._next()
             self._submit(self._probing)
@@ -268,7 +270,7 @@ class RuleService:
         return heappop(self._waiting)[1]
 
     def _make_wait(self, message: Inbound, size: int) -> bool:
-        """Whether there is room for it beyond the bound; then its connection is not read for a while."""
+        """Whether a message may exceed the limit; its connection is then not read for a while."""
         bound = self.rule.max_pending_bytes
         if self.rule.when_full is WhenFull.REFUSE or self.stats.pending_bytes + size > 2 * bound:
             return False
@@ -313,11 +315,11 @@ class RuleService:
         return record
 
     def _warn(self, message: Inbound, error: PenstockError) -> None:
-        """Once for a series: a log that is away fails every message."""
+        """Log the first failure of a series: an unavailable log rejects every message."""
         if not self._failing:
             self._failing = True
             _log.warning(
-                "the tube did not take a message: %s%s",
+                "TubeMQ rejected a message: %s%s",
                 error.what,
                 f" ({error.why})" if error.why else "",
                 extra={"fields": {"rule": self.rule.name or self.rule.topic, "topic": message.publish.topic}},
@@ -337,13 +339,13 @@ class RuleService:
             return
         self.stats.refused += 1
         if message.protocol_version < 5:
-            # Nothing where the client came back on another connection: it sends this message again there.
+            # Not for a client that reconnected: it sends this message again.
             message.disconnect(code, reason)
         else:
             message.settle(code, reason)
 
     def _end(self, message: Inbound, reason: str) -> None:
-        """No answer, but the end of the connection: the publisher keeps the message."""
+        """Close the connection without a response: the publisher keeps the message."""
         if message.publish.qos == 0 or message.connection is None:
             self.stats.dropped += 1
             message.settle()

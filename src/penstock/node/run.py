@@ -27,12 +27,12 @@ def run_node(
     on_ready: Callable[[Ready], None],
     read_again: Callable[[], NodeConfig] | None = None,
 ) -> None:
-    """Run a node until SIGTERM or SIGINT; returns once it has drained. A second signal ends the process at once.
+    """Run a node until SIGTERM or SIGINT; returns after the shutdown. A second signal stops the process immediately.
 
-    On SIGHUP the configuration is read again, as ``read_again`` gives it, with the files that it names.
+    On SIGHUP the configuration is reloaded with ``read_again``.
 
     Raises:
-        PenstockError: it could not start.
+        PenstockError: the node could not start.
     """
     logs.configure(config.log_level, config.log_format)
     tune_process()
@@ -42,7 +42,7 @@ def run_node(
 async def serve(
     config: NodeConfig, on_ready: Callable[[Ready], None], read_again: Callable[[], NodeConfig] | None = None
 ) -> None:
-    """Start a node, say so, wait for a signal, close it."""
+    """Start a node, report that it is ready, wait for a signal, close it."""
     stop = install_signal_handlers()
     node = Node(config)
     loop = asyncio.get_running_loop()
@@ -77,4 +77,4 @@ def _warn_of_anonymous(config: NodeConfig) -> None:
         if part.anonymous is not None and not part.bind.is_loopback
     }
     if found:
-        _log.warning("anonymous clients of other machines are accepted", extra={"fields": found})
+        _log.warning("anonymous clients from other machines are accepted", extra={"fields": found})

@@ -1,7 +1,7 @@
-"""Who may come in and do what, for a node: made from the configuration at the start, and again at each reload.
+"""Authentication and authorization of a node, from its configuration: created at the start, and again at each reload.
 
-A reload is all or nothing: every file is read and checked first. When one of them is broken, everything stays as it
-was, and the log, a metric and ``/readyz`` say so until a reload succeeds.
+A reload is atomic: every file is read and checked first. If one is invalid, nothing changes, and the log, a metric and
+``/readyz`` report it until a reload succeeds.
 """
 
 from __future__ import annotations
@@ -65,32 +65,32 @@ _log = logging.getLogger("penstock.security")
 DEFAULT_LISTENER: Final = "mqtt"
 
 NODE_TOPICS: Final = ("clients/statestore/",)
-"""Topics of state store notifications, which only the observer may receive, if it may read the key."""
+"""Topics of state store notifications, which only an observer with the right to read the key may receive."""
 
 SOURCES_KEPT: Final = 10_000
-"""Publishers of retained messages whose rights are remembered."""
+"""Limit of cached permissions of publishers of retained messages."""
 
 _READ_ONCE: Final = ("max_retained_messages", "max_retained_bytes", "queue_overflow")
-"""Limits that the engine takes into its own books at the start."""
+"""Limits that the engine reads at the start only."""
 
 EXPIRY_WARNING_S: Final = 14 * 86_400
-"""How long before a certificate or a revocation list ends the node begins to say so."""
+"""Time before the expiry of a certificate or revocation list from which on the node warns."""
 
 _CERTIFICATE_EXPIRES: Final = "certificate_expires_timestamp_seconds"
 _REVOCATIONS_EXPIRE: Final = "revocation_lists_expire_timestamp_seconds"
 
 
 class NodeSecurity:
-    """The access rules, the listeners' access control, and their reload.
+    """Access rules, access control of the listeners, and their reload.
 
-    ``server`` is made here, since its limits come from the same configuration.
+    ``server`` is created here, since its limits come from the same configuration.
     """
 
     def __init__(self, config: NodeConfig, clock: Callable[[], int] = wall_clock_ms) -> None:
         """Read every file. ``clock``: wall clock in ms, for the server.
 
         Raises:
-            ConfigError: one of them cannot be used; it is named.
+            ConfigError: a file cannot be used.
         """
         self.config = config
         self.failure: str | None = None
@@ -124,7 +124,7 @@ class NodeSecurity:
         return policy is not None and policy.requests_observed
 
     def acting_as(self, user: str | None, bridge: str) -> MqttAccess | None:
-        """Permissions of a bridge that acts for ``user``; None if it may do everything."""
+        """Permissions of a bridge that acts as ``user``; None for all permissions."""
         if user is None:
             return None
         return self._part_gate(user, bridge_client_id(bridge))
@@ -135,7 +135,7 @@ class NodeSecurity:
         return gate
 
     def http_server(self, option: str, app: Starlette) -> HttpServer:
-        """The server of the HTTP listener ``option``; reloads read its certificates again. Raises ConfigError."""
+        """Create the server of the HTTP listener ``option``, whose certificates are reloaded. Raises ConfigError."""
         server = self._web[option] = HttpServer(app, _web_tls(self.config, option))
         return server
 
@@ -156,9 +156,9 @@ class NodeSecurity:
         return may_administer(rights_of(self.access_rules.policy), user)
 
     def tube_access(self, listener: ListenerSection, part: tuple[str, str]) -> ClientAccess | None:
-        """What a tube server of the node accepts; None: every client, for everything.
+        """Access rules of a TubeMQ server of the node; None if every client has all permissions.
 
-        ``part``: user and password of the node's own broker, which no policy limits.
+        ``part``: user and password of the node's own broker, which has all permissions.
         """
         if self.access_rules.users is None and self.access_rules.policy is None:
             return None
@@ -175,7 +175,7 @@ class NodeSecurity:
             access.change(keys, rights_of(policy, part), anonymous=anonymous or users is None)
 
     def recall(self, owner: str, client_id: str) -> Rights | None:
-        """What the owner of a session from before the start may do now; None where no listener lets it in any more."""
+        """Current permissions of the owner of a recovered session; None if no listener accepts the owner any more."""
         for entry in self.config.bridges:
             if bridge_client_id(entry.name) == owner:
                 return self._recall_bridge(entry)
@@ -219,9 +219,8 @@ class NodeSecurity:
         return _entries(self.config)
 
     def expiring(self, now: float) -> list[str]:
-        """What of the listeners' certificates and revocation lists has ended by ``now`` (seconds since 1970), or soon
-        will: words for people, the file first.
-        """
+        """Warnings about the listeners' certificates and revocation lists that expired by ``now`` (seconds since 1970)
+        or expire soon, beginning with the file."""
         ends = {
             path: end
             for listener in self.server.listeners
@@ -232,22 +231,22 @@ class NodeSecurity:
         return [_expiry_words(path, end, now) for path, end in ends.items() if end < now + EXPIRY_WARNING_S]
 
     def warn_of_expiry(self) -> None:
-        """Log what :meth:`expiring` says now."""
+        """Log the warnings of :meth:`expiring`."""
         for words in self.expiring(time.time()):
             _log.warning("%s", words)
 
     def show(self, metrics: Metrics) -> None:
-        """Add the figures of access and of each listener that is there."""
+        """Add the metrics of access control and of each listener."""
         add_metrics(metrics, "access", self._figures)
         for listener in self.server.listeners:
             labels = {"listener": listener.name}
             add_metrics(metrics, "mqtt_listener", partial(_listener_figures, listener), labels=labels)
 
     def reload(self, read: Callable[[], NodeConfig]) -> bool:
-        """Read the configuration and every file it names again, and go by them; False where something is broken.
+        """Reload the configuration and every file that it names; False if one is invalid.
 
-        Clients that may not be here any more are disconnected, all others stay. Addresses and transports, and what
-        does not belong to MQTT or security, only change with a restart: the log says so.
+        Clients that lost their access are disconnected, all others stay connected. Addresses, transports and settings
+        outside MQTT and security change at a restart only, which is logged.
         """
         try:
             config = read()
@@ -263,7 +262,7 @@ class NodeSecurity:
         except PenstockError as error:
             self.failure = str(error)
             self.failed_reloads += 1
-            _log.error("nothing was reloaded, what held before holds on: %s", error)
+            _log.error("reload failed, the previous settings remain: %s", error)
             return False
         for option in _needs_restart(self.config, config):
             _log.warning("this change needs a restart", extra={"fields": {"option": option}})
@@ -298,10 +297,10 @@ class NodeSecurity:
         return True
 
     def close(self) -> None:
-        """End the threads that check passwords."""
+        """Stop the threads that check passwords."""
         self.checks.close()
 
-    # Inside
+    # Private
 
     def _access_of(self, entry: MqttListenerEntry) -> ListenerAccess | None:
         methods = _methods(entry, self.access_rules)
@@ -310,20 +309,20 @@ class NodeSecurity:
             and self.access_rules.policy is None
             and not _has_files(self.config.security)
         ):
-            return None  # everybody may do everything, and nobody pays for asking
+            return None  # all permissions, and no cost of checks
         return ListenerAccess(
             methods, self.access_rules, self.checks, self.stats, now=self.server.now, node_topics=NODE_TOPICS
         )
 
     def _warn_of_open_rules(self) -> None:
-        """Log the rules that anonymous clients have without being named, where a listener accepts such clients."""
+        """Log the rules that apply to anonymous clients without naming them, if a listener accepts such clients."""
         policy = self.access_rules.policy
         keepers = self._listener_access.values()
         if policy is None or not any(k is not None and AuthenticationMethod.ANONYMOUS in k.methods for k in keepers):
             return
         for name in policy.open_to_anonymous:
             _log.warning(
-                "this rule is for every client, so for anonymous ones too: write `anonymous: true` if that is meant,"
+                "this rule applies to anonymous clients as well: write `anonymous: true` if that is intended,"
                 " or `usernames: ['*']`",
                 extra={"fields": {"rule": name, "policies": str(self.config.security.policies)}},
             )
@@ -363,15 +362,15 @@ class NodeSecurity:
 
 
 def _web_tls(config: NodeConfig, option: str) -> ServerTls | None:
-    """The certificates of an HTTP listener as they are now; None without any. Raises ConfigError."""
+    """Read the certificates of an HTTP listener; None without any. Raises ConfigError."""
     tls = config.http.tls if option == "http" else config.tube_broker_http.tls
     return None if tls is None else ServerTls(tls.files(), protocol="http/1.1")
 
 
 class StorePolicy:
-    """What the policies say of clients of the state store. What the node itself asks is allowed.
+    """Permissions of state store clients by the policies. Requests of the node itself are permitted.
 
-    Nothing is to the will of a client that did not come back after a restart: it is not known any more who that was.
+    A will of a client that did not reconnect after a restart has no permissions: its user is not known any more.
     """
 
     def __init__(self, security: NodeSecurity) -> None:
@@ -379,7 +378,7 @@ class StorePolicy:
 
     @property
     def requests_observed(self) -> bool:
-        """Whether anybody may read what the store and others say to each other."""
+        """Whether the policies permit observing requests of other clients."""
         return self._security.requests_observed
 
     def may_access(self, context: Context, access: KeyAccess, key: bytes) -> bool:
@@ -391,7 +390,7 @@ class StorePolicy:
         )
 
     def may_answer_on(self, context: Context, topic: str) -> bool:
-        """Whether the requester may subscribe to the topic on which it wants its answer; nobody else gets it there."""
+        """True if the requester may subscribe to its response topic; other clients do not get the response there."""
         permissions = _permissions(context)
         return permissions is None or permissions.may_receive(topic)
 
@@ -403,7 +402,7 @@ class StorePolicy:
         )
 
     def has_high_priority(self, context: Context) -> bool:
-        """Whether the requester's ``$high_priority`` counts on the store's own topic."""
+        """True if ``$high_priority`` of the requester is honoured on the store's topic."""
         permissions = _permissions(context)
         return permissions is None or permissions.may_pass_first(INVOKE)
 
@@ -430,7 +429,7 @@ def _listener_figures(listener: Listener) -> dict[str, int | float]:
 
 def _expiry_words(path: Path, end: float, now: float) -> str:
     day = datetime.fromtimestamp(end, UTC).strftime("%Y-%m-%d %H:%M UTC")
-    return f"{path}: {'ended' if end <= now else 'ends'} on {day}; put a new one in its place and send SIGHUP"
+    return f"{path}: {'ended' if end <= now else 'ends'} on {day}; replace it and send SIGHUP"
 
 
 def _entries(config: NodeConfig) -> dict[str, MqttListenerEntry]:
@@ -475,7 +474,7 @@ def _has_files(security: Security) -> bool:
 
 
 def _methods(entry: MqttListenerEntry, access_rules: AccessRules) -> frozenset[AuthenticationMethod]:
-    """What the listener accepts: what it names, else everything for which there is something to check by."""
+    """Authentication methods of the listener: configured ones, else all that have a file."""
     methods: set[AuthenticationMethod] = set() if entry.anonymous is None else {AuthenticationMethod.ANONYMOUS}
     if entry.authentication is not None:
         return frozenset(methods.union(entry.authentication))
@@ -489,7 +488,7 @@ def _methods(entry: MqttListenerEntry, access_rules: AccessRules) -> frozenset[A
 
 
 def _needs_restart(old: NodeConfig, new: NodeConfig) -> list[str]:
-    """Options that changed and are only read at the start."""
+    """Changed options that are read at the start only."""
     others = [name for name in type(old).model_fields if name not in {"mqtt", "security"}]
     found = [name for name in others if getattr(old, name) != getattr(new, name)]
     before, after = _entries(old), _entries(new)
@@ -509,7 +508,7 @@ def _needs_restart(old: NodeConfig, new: NodeConfig) -> list[str]:
 
 
 def _warn_of_readers(security: Security) -> None:
-    """Secrets that other users of the machine can read: allowed, and said."""
+    """Log secret files that other users of the machine can access."""
     for path in (security.passwords, security.tokens):
         if path is not None and _mode(path) & (stat.S_IRGRP | stat.S_IROTH | stat.S_IWGRP | stat.S_IWOTH):
             _log.warning("other users can read or write this file: chmod 600", extra={"fields": {"path": str(path)}})
@@ -519,4 +518,4 @@ def _mode(path: Path) -> int:
     try:
         return path.stat().st_mode
     except OSError:
-        return 0  # gone since it was read; the next reload says so
+        return 0  # deleted since it was read; the next reload reports it

@@ -1,4 +1,4 @@
-"""A tube broker as a process of its own, at the master of another node: what a cluster has beside its first node."""
+"""A TubeMQ broker as a process of its own, for clusters: it registers at the master of another node."""
 
 from __future__ import annotations
 
@@ -43,16 +43,15 @@ _log = logging.getLogger("penstock.node")
 
 @dataclass(frozen=True, slots=True)
 class BrokerSettings:
-    """``masters``: of the cluster. ``advertise``: where clients reach the broker, if not where it listens.
+    """Settings of the broker. ``advertise``: address for clients, if it differs from ``bind``.
 
-    ``passwords``: password file of the users that clients have to be; ``policies``: policy file with their rights;
-    ``user``: name and password with which the broker signs. ``anonymous``, ``http_anonymous``: clients without
-    credentials are accepted at ``bind``, at ``http``.
-    ``tls``: a TLS listener beside ``bind``; ``master_tls``: how it reaches the masters, at their TLS ports then.
-    ``admin_token``: the administration token; None: that of the data directory, which the first start creates.
-    ``consumer_session_s``: a silent consumer's partitions are free after so long.
-    ``max_store_bytes`` of each store and ``staging``: how much is kept.
-    ``register_s``: give up where no master takes it for so long; None: try until one does.
+    ``passwords``: password file of the clients' users; ``policies``: policy file with their permissions; ``user``: name
+    and password with which the broker signs. ``anonymous``, ``http_anonymous``: accept clients without credentials at
+    ``bind``, at ``http``. ``tls``: additional TLS listener; ``master_tls``: TLS context for connections to the masters,
+    at their TLS ports. ``admin_token``: administration token; None for that of the data directory, created at the first
+    start. ``consumer_session_s``: timeout after which the partitions of a silent consumer are released.
+    ``max_store_bytes`` (per store) and ``staging``: size limits. ``register_s``: timeout of the registration at a
+    master; None for no timeout.
     """
 
     broker_id: int
@@ -90,15 +89,15 @@ class ReadyBroker:
     """Address of the TLS listener; None if there is none."""
 
     def as_json(self) -> dict[str, object]:
-        """The line of ``penstock tube broker run --json``; without what there is not."""
+        """The line of ``penstock tube broker run --json``, without absent values."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 
 def run_broker(settings: BrokerSettings, *, log_level: LogLevel, on_ready: Callable[[ReadyBroker], None]) -> None:
-    """Run a broker until SIGTERM or SIGINT; returns once it has drained.
+    """Run a broker until SIGTERM or SIGINT; returns after the shutdown.
 
     Raises:
-        PenstockError: its directory is of something else, it could not start, or no master takes it.
+        PenstockError: the directory belongs to another program, the broker could not start, or no master accepts it.
     """
     logs.configure(log_level, LogFormat.TEXT)
     tune_process()
@@ -106,26 +105,26 @@ def run_broker(settings: BrokerSettings, *, log_level: LogLevel, on_ready: Calla
 
 
 def _check_directory(path: Path) -> None:
-    """Refuse a directory of something else, which a broker would leave as it is and start empty beside.
+    """Refuse a directory with unknown files, in which a broker would start empty.
 
     Raises:
-        StorageError: it has files, and none of penstock's.
+        StorageError: the directory has files, and none of penstock.
     """
     found = sorted(entry.name for entry in path.iterdir()) if path.is_dir() else []
     if not found or "tube" in found:
         return
     apache = any((path / name / "index").is_dir() for name in found)
     raise StorageError(
-        f"{path} is not a data directory of penstock: it holds {found[0]!r} and no 'tube'",
+        f"{path} is not a data directory of penstock: it contains {found[0]!r} and no 'tube'",
         path=str(path),
-        why="it looks like that of Apache's broker, whose files are not read" if apache else None,
+        why="it looks like a directory of Apache's broker, whose files cannot be read" if apache else None,
         do="choose an empty or a new directory: --data-dir PATH"
-        + ("; penstock's how-to on moving from Apache TubeMQ says how messages come over" if apache else ""),
+        + ("; to move messages see the page 'Migrate from Apache TubeMQ'" if apache else ""),
     )
 
 
 async def serve_broker(settings: BrokerSettings, on_ready: Callable[[ReadyBroker], None]) -> None:
-    """Start a broker, say so when its master has taken it, wait for a signal, close it."""
+    """Start a broker, report when a master has accepted it, wait for a signal, close it."""
     _check_directory(settings.data_dir)
     stop = install_signal_handlers()
     async with AsyncExitStack() as parts:
@@ -139,7 +138,7 @@ async def serve_broker(settings: BrokerSettings, on_ready: Callable[[ReadyBroker
 
 
 async def _start(settings: BrokerSettings, parts: AsyncExitStack) -> ReadyBroker:
-    """Start what ``parts`` closes, and wait until a master has taken the broker."""
+    """Start the parts that ``parts`` closes, and wait for the registration at a master."""
     told = settings.advertise
     started = asyncio.Event()
 
@@ -148,7 +147,7 @@ async def _start(settings: BrokerSettings, parts: AsyncExitStack) -> ReadyBroker
             return {"result": False, "errCode": 503, "errMsg": "the broker has not started yet"}
         return await broker.webapi(params, caller)
 
-    # Before the broker, which tells the master where its administration is.
+    # Before the broker, which reports the address of its administration to the master.
     token = settings.admin_token or kept_token(settings.data_dir / "tube" / "admin-token")
     users = None if settings.passwords is None else read_passwords(settings.passwords)
     rights = rights_of(None if settings.policies is None else load_policy(settings.policies))
@@ -216,14 +215,14 @@ def _broker(settings: BrokerSettings, web_address: str, token: str, access: Clie
 
 
 def _told(web: Address, advertised: Address | None) -> Address:
-    """Where others reach what listens at ``web``."""
+    """Address of the HTTP listener ``web`` for other machines."""
     if not web.is_wildcard:
         return web
     return Address(socket.gethostname() if advertised is None else advertised.host, web.port)
 
 
 async def _registered(broker: TubeBroker, settings: BrokerSettings) -> None:
-    """Return when a master has taken the broker."""
+    """Return when a master has accepted the broker."""
     registered = broker.registered
     assert registered is not None, "it was given masters"
     try:
@@ -233,6 +232,6 @@ async def _registered(broker: TubeBroker, settings: BrokerSettings) -> None:
         masters = ", ".join(map(str, settings.masters))
         raise UnavailableError(
             f"tube: broker {settings.broker_id} did not register at {masters} within {settings.register_s:g} s",
-            why="the log above says what the master answered, or that none does",
-            do="start the node with the master (penstock up); give each broker an id of its own",
+            why="the log above has the response of the master, or the failed connections",
+            do="start the node with the master (penstock up); give each broker a unique id",
         ) from None

@@ -1,4 +1,4 @@
-"""The users of a node and their rights, as the tube's master and brokers check them."""
+"""Users of a node and their permissions, as the TubeMQ master and brokers check them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["may_administer", "rights_of", "signing_keys"]
 
 
 def signing_keys(users: Mapping[str, Credential] | None, part: tuple[str, str] | None = None) -> dict[str, str]:
-    """User name to signing key. ``part``: name and password of a part of the node, which no other process knows."""
+    """Signing keys by user name. ``part``: name and password of a part of the node, known to this process only."""
     keys = {name: user.tube for name, user in (users or {}).items() if user.tube}
     if part is not None:
         keys[part[0]] = tube_key(part[0], part[1].encode())
@@ -22,7 +22,7 @@ def signing_keys(users: Mapping[str, Credential] | None, part: tuple[str, str] |
 
 
 def rights_of(policy: Policy | None, part: tuple[str, str] | None = None) -> RightsOf | None:
-    """User name ("": anonymous) to rights; None without a policy. ``part`` may do everything."""
+    """Function from user name ("": anonymous) to permissions; None without a policy. ``part`` has all permissions."""
     if policy is None:
         return None
 

@@ -26,18 +26,18 @@ __all__ = [
 
 
 class CertificateName(StrEnum):
-    """The part of a client certificate that names its holder."""
+    """The part of a client certificate that identifies its holder."""
 
     COMMON_NAME = "common_name"
     """CN of the subject."""
     DNS = "dns"
     """The first DNS name of the subject alternative name."""
     URI = "uri"
-    """The first URI of it, as SPIFFE has it."""
+    """The first URI of the subject alternative name, as used by SPIFFE."""
     EMAIL = "email"
-    """The first e-mail address of it."""
+    """The first e-mail address of the subject alternative name."""
     SUBJECT = "subject"
-    """The whole subject: ``CN=press-7,O=plant``, as it is ordered in the certificate."""
+    """The whole subject, in the order of the certificate: ``CN=press-7,O=plant``."""
 
 
 _KINDS = {CertificateName.DNS: "DNS", CertificateName.URI: "URI", CertificateName.EMAIL: "email"}
@@ -52,9 +52,9 @@ _SHORT = {
 
 
 def name_in_certificate(certificate: Mapping[str, object] | None, which: CertificateName) -> str | None:
-    """The name in a verified certificate, as :meth:`ssl.SSLObject.getpeercert` gives it; None where it has none.
+    """Name in a verified certificate, as returned by :meth:`ssl.SSLObject.getpeercert`; None without one.
 
-    A name that appears twice in the subject is none: which of them counts must not depend on the reader.
+    A name that appears twice in the subject is ignored: the result must not depend on the order.
     """
     if not certificate:
         return None
@@ -68,12 +68,12 @@ def name_in_certificate(certificate: Mapping[str, object] | None, which: Certifi
 
 
 def _escaped(value: str) -> str:
-    """RFC 4514: what separates is written with a backslash."""
+    """Escape separators with a backslash [RFC 4514]."""
     return "".join(f"\\{c}" if c in ',+"\\<>;=' else c for c in value)
 
 
 def _pairs(certificate: Mapping[str, object], name: str) -> list[tuple[str, str]]:
-    """All name and value pairs of a field; those of a subject are nested one deeper."""
+    """All name and value pairs of a field; those of a subject are nested deeper."""
     found: list[tuple[str, str]] = []
     pending: list[object] = [certificate.get(name, ())]
     while pending:
@@ -98,9 +98,9 @@ class Revocations(NamedTuple):
     """The union of several revocation lists."""
 
     identities: frozenset[bytes]
-    """Of the certificates that are revoked, as :func:`certificate_identity` gives them."""
+    """Identities of the revoked certificates, see :func:`certificate_identity`."""
     next_update: float | None
-    """Seconds since 1970: from then on the first of the lists counts for nothing, and OpenSSL refuses everybody."""
+    """Expiry of the first list in seconds since 1970; OpenSSL rejects every client afterwards."""
 
 
 class _Element(NamedTuple):
@@ -110,20 +110,20 @@ class _Element(NamedTuple):
 
 
 def certificate_identity(der: bytes) -> bytes:
-    """What a revocation list knows the certificate by, issuer and serial number, as a digest.
+    """Digest of issuer and serial number, by which revocation lists identify a certificate.
 
     Raises:
-        ValueError: ``der`` is no certificate.
+        ValueError: ``der`` is not a certificate.
     """
     fields = _fields_of_certificate(der)
     return _identity(fields[2].whole, fields[0].content)
 
 
 def certificate_expiry(pem: str) -> float:
-    """When the first certificate of ``pem`` ends, in seconds since 1970.
+    """Expiry of the first certificate in ``pem``, in seconds since 1970.
 
     Raises:
-        ValueError: there is none.
+        ValueError: ``pem`` has no certificate.
     """
     found = _CERTIFICATE.search(pem)
     if found is None:
@@ -131,15 +131,15 @@ def certificate_expiry(pem: str) -> float:
     fields = _fields_of_certificate(_der(found[1]))
     validity = list(_elements(fields[3].content))
     if len(validity) != 2:
-        raise ValueError("validity is not two times")
+        raise ValueError("the validity does not have two times")
     return _time(validity[1])
 
 
 def read_revocations(pem: str) -> Revocations:
-    """The revocation lists of ``pem``, one after another.
+    """Read the revocation lists in ``pem``.
 
     Raises:
-        ValueError: there is none, or one is cut.
+        ValueError: there is none, or one is truncated.
     """
     identities: set[bytes] = set()
     ends: list[float] = []
@@ -151,7 +151,7 @@ def read_revocations(pem: str) -> Revocations:
         if fields and fields[0].tag == _INTEGER:  # the version
             del fields[0]
         if len(fields) < 3:
-            raise ValueError("a revocation list is cut")
+            raise ValueError("a revocation list is truncated")
         issuer, rest = fields[1].whole, fields[3:]
         if rest and rest[0].tag in (_UTC_TIME, _GENERALIZED_TIME):
             ends.append(_time(rest.pop(0)))
@@ -176,35 +176,35 @@ def _identity(issuer: bytes, serial: bytes) -> bytes:
 
 
 def _fields_of_certificate(der: bytes) -> list[_Element]:
-    """Serial number, signature algorithm, issuer, validity and what follows."""
+    """Serial number, signature algorithm, issuer, validity and the following fields."""
     fields = list(_elements(_sequence(_sequence(der).content).content))
     if fields and fields[0].tag == _VERSION:
         del fields[0]
     if len(fields) < 4:
-        raise ValueError("a certificate is cut")
+        raise ValueError("a certificate is truncated")
     return fields
 
 
 def _sequence(data: bytes) -> _Element:
     element = next(_elements(data), None)
     if element is None or element.tag != _SEQUENCE:
-        raise ValueError("no sequence where one is expected")
+        raise ValueError("expected a sequence")
     return element
 
 
 def _elements(data: bytes) -> Iterator[_Element]:
-    """The DER elements that stand one after another in ``data``."""
+    """The DER elements of ``data``, in order."""
     at = 0
     while at < len(data):
         if at + 2 > len(data):
-            raise ValueError("cut within an element")
+            raise ValueError("truncated within an element")
         length, start = data[at + 1], at + 2
         if length & 0x80:
             size = length & 0x7F
             length, start = int.from_bytes(data[start : start + size]), start + size
         end = start + length
         if end > len(data):
-            raise ValueError("an element is longer than what holds it")
+            raise ValueError("an element is longer than its parent")
         yield _Element(data[at], data[start:end], data[at:end])
         at = end
 

@@ -1,15 +1,15 @@
-"""The password file: users, a slow hash of each password, and what SCRAM and TubeMQ need of it. Never the password.
+"""The password file: users with a slow hash of their passwords, and the keys of SCRAM and TubeMQ.
 
-A line a user, four fields with a tab between them; lines that begin with ``#`` and empty ones are skipped:
+One line per user with four fields, separated by tabs; empty lines and lines that begin with ``#`` are ignored:
 
     name <TAB> $argon2id$v=19$m=19456,t=2,p=1$<salt>$<hash> <TAB> SCRAM-SHA-256$4096:<salt>$<StoredKey>:<ServerKey>
     <TAB> tube1.<key>
 
-The third field may be empty: then the user has no SCRAM. It is written as PostgreSQL writes it. The fourth is the key
-with which the user signs in the TubeMQ protocol (:mod:`penstock.security.tube_key`); without it the user has no access
+The third field has the format of PostgreSQL; if it is empty, the user cannot use SCRAM. The fourth is the key with
+which the user signs in the TubeMQ protocol (:mod:`penstock.security.tube_key`); without it the user has no access
 there.
 
-Source: RFC 9106 (Argon2), RFC 5802 and 7677 (SCRAM-SHA-256), RFC 5803 (how a verifier is stored).
+Source: RFC 9106 (Argon2), RFC 5802 and 7677 (SCRAM-SHA-256), RFC 5803 (format of a verifier).
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ __all__ = ["Credential", "ScramVerifier", "edit_passwords", "make_credential", "
 
 LONGEST_NAME: Final = 256
 LONGEST_PASSWORD: Final = 1024
-"""Bytes; a longer one is refused before it is hashed. MQTT itself would allow 65,535."""
+"""Longest password in bytes; longer ones are rejected before hashing. MQTT permits 65,535."""
 SCRAM_ITERATIONS: Final = 4096
-"""Of PBKDF2, which RFC 7677 asks for at least; each client pays for them on every connect."""
+"""Iterations of PBKDF2: the minimum of RFC 7677, since each client computes them at every connect."""
 MAX_USERS: Final = 1_000_000
 
 _HASHER: Final = PasswordHasher(time_cost=2, memory_cost=19 * 1024, parallelism=1)
-"""19 MiB, two passes, one lane, as OWASP advises where memory is scarce: 20 ms of one core, and an edge box lives."""
+"""19 MiB, two passes, one lane, as recommended by OWASP for little memory: 20 ms of one core."""
 _MECHANISM: Final = ScramMechanism("SCRAM-SHA-256")
 _SCRAM: Final = re.compile(r"SCRAM-SHA-256\$([0-9]{1,9}):([A-Za-z0-9+/=]+)\$([A-Za-z0-9+/=]+):([A-Za-z0-9+/=]+)")
 _HEAD: Final = (
@@ -51,7 +51,7 @@ _HEAD: Final = (
 
 
 class ScramVerifier(NamedTuple):
-    """SCRAM credentials derived from a password: they prove nothing to another server."""
+    """SCRAM credentials derived from a password; they do not permit authentication to another server."""
 
     iterations: int
     salt: bytes
@@ -60,16 +60,16 @@ class ScramVerifier(NamedTuple):
 
 
 class Credential(NamedTuple):
-    """One user of the file. Two are equal exactly where nothing about the user was changed."""
+    """A user of the file. Two are equal if nothing about the user was changed."""
 
     name: str
     hash: str
     scram: str = ""
     tube: str = ""
-    """The TubeMQ signing key: secret, unlike the other fields. Empty: the user cannot use the tube."""
+    """TubeMQ signing key, a secret; empty if the user cannot use TubeMQ."""
 
     def verifier(self) -> ScramVerifier | None:
-        """The third field, or None where there is none."""
+        """The third field; None if it is empty."""
         found = _SCRAM.fullmatch(self.scram)
         if found is None:
             return None
@@ -78,7 +78,7 @@ class Credential(NamedTuple):
 
 
 def make_credential(name: str, password: bytes) -> Credential:
-    """Hash a password for the file; takes some 30 ms.
+    """Hash a password for the file, in about 30 ms.
 
     Raises:
         ConfigError: the name or the password cannot be used.
@@ -105,9 +105,9 @@ _NOBODY: Final = "$argon2id$v=19$m=19456,t=2,p=1$AAAAAAAAAAAAAAAAAAAAAA$" + "A" 
 
 
 def verify_password(credential: Credential | None, password: bytes) -> bool:
-    """Whether it is the user's password; takes as long for a user that does not exist (None), to say nothing of that.
+    """True if ``password`` is correct. Takes the same time for an unknown user (None), to reveal nothing.
 
-    Some 20 ms of one core without the interpreter's lock: call it in a thread.
+    About 20 ms of one core without the interpreter's lock: call it in a thread.
     """
     if len(password) > LONGEST_PASSWORD:
         return False
@@ -119,10 +119,10 @@ def verify_password(credential: Credential | None, password: bytes) -> bool:
 
 
 def read_passwords(path: Path) -> dict[str, Credential]:
-    """All users of the file at ``path``, by name.
+    """Read the users of the file at ``path``, by name.
 
     Raises:
-        ConfigError: it cannot be read, or a line of it cannot be used; the line is named, never its hash.
+        ConfigError: the file cannot be read, or a line is invalid; the error has its number, not its content.
     """
     try:
         text = path.read_bytes().decode("utf-8-sig")
@@ -130,7 +130,7 @@ def read_passwords(path: Path) -> dict[str, Credential]:
         raise ConfigError(
             f"{path}: cannot be read: {error.strerror}",
             where=str(path),
-            do="check the path and its permissions; `penstock user create` makes the file",
+            do="check the path and its permissions; `penstock user create` creates the file",
         ) from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: byte {error.start} is not UTF-8", where=str(path), do="write UTF-8") from error
@@ -143,10 +143,10 @@ def read_passwords(path: Path) -> dict[str, Credential]:
         credential = Credential(name, *fields) if 1 <= len(fields) <= 3 else None
         problem = "expected name, hash, verifier and key with tabs between them" if credential is None else ""
         if credential is not None:
-            problem = _line_problem(credential) or ("the name stands there twice" if name in found else "")
+            problem = _line_problem(credential) or ("the name is used twice" if name in found else "")
         if credential is None or problem:
             raise ConfigError(
-                f"{where}: this line cannot be used", where=where, why=problem, do="set it with `penstock user`"
+                f"{where}: this line is invalid", where=where, why=problem, do="set it with `penstock user`"
             )
         found[name] = credential
     if len(found) > MAX_USERS:
@@ -155,14 +155,14 @@ def read_passwords(path: Path) -> dict[str, Credential]:
 
 
 def edit_passwords(path: Path, change: Callable[[dict[str, Credential]], Mapping[str, Credential]]) -> None:
-    """Rewrite the file with what ``change`` makes of its users; an absent file has none.
+    """Replace the users of the file with the result of ``change``; a missing file has none.
 
-    The new file is complete, on disk and readable by its owner only (mode 0600) before it takes the place of the old
-    one; the owner stays who it was. Two that edit at once wait for each other.
+    The new file is complete and durable, with mode 0600 and the owner of the old one, before it replaces the old one.
+    Concurrent edits wait for each other.
 
     Raises:
-        ConfigError: the old file cannot be used; it is left as it is.
-        StorageError: the new one cannot be written; the old one is left as it is.
+        ConfigError: the old file is invalid; it is not changed.
+        StorageError: the new file cannot be written; the old one is not changed.
     """
     path = path.resolve()
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
@@ -189,7 +189,7 @@ def edit_passwords(path: Path, change: Callable[[dict[str, Credential]], Mapping
 def _write(path: Path, text: str, owner: os.stat_result | None) -> None:
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as out:
         if owner is not None and (owner.st_uid, owner.st_gid) != (os.geteuid(), os.getegid()):
-            # The administrator edits the file of the account that the node runs as.
+            # An administrator edits the file of the node's account.
             os.fchown(out.fileno(), owner.st_uid, owner.st_gid)
         out.write(text)
         out.flush()
@@ -200,7 +200,7 @@ def _name_problem(name: str) -> str:
     if not 0 < len(name) <= LONGEST_NAME:
         return f"it has {len(name)} characters; 1 to {LONGEST_NAME} are allowed"
     if not name.isprintable() or name.startswith("#") or name != name.strip():
-        return "it begins with #, begins or ends with a blank, or holds what cannot be printed"
+        return "it begins with #, begins or ends with a blank, or has unprintable characters"
     return ""
 
 
@@ -210,12 +210,12 @@ def _line_problem(credential: Credential) -> str:
     try:
         extract_parameters(credential.hash)
     except InvalidHashError:
-        return "its second field is no argon2 hash"
+        return "its second field is not an argon2 hash"
     try:
         if credential.scram and credential.verifier() is None:
-            return "its third field is no SCRAM-SHA-256 verifier"
+            return "its third field is not a SCRAM-SHA-256 verifier"
     except binascii.Error:
-        return "its third field holds base64 that is none"
+        return "its third field has invalid base64"
     if credential.tube and TUBE_KEY.fullmatch(credential.tube) is None:
-        return "its fourth field is no TubeMQ signing key"
+        return "its fourth field is not a TubeMQ signing key"
     return ""

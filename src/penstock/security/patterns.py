@@ -25,7 +25,7 @@ from penstock.security.principal import Principal
 __all__ = ["BoundGlob", "BoundTopic", "GlobPattern", "TopicPattern"]
 
 MAX_PATTERN: Final = 65_535
-"""Characters of one pattern: as many as a topic filter may have bytes."""
+"""Longest pattern in characters; the limit of a topic filter in bytes."""
 
 _KNOWN: Final = "{clientId}, {clientIdHex}, {user}, {attributes.NAME}"
 _BRACE = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
@@ -37,9 +37,9 @@ Piece = tuple[bool, str]
 
 
 class BoundTopic:
-    """A topic filter of a policy with the placeholders filled in. ``None`` stands for ``+``.
+    """A topic filter of a policy without placeholders; ``None`` is ``+``.
 
-    ``exceptions``: what is not meant although the filter matches it.
+    ``exceptions``: topics that are excluded although the filter matches them.
     """
 
     __slots__ = ("_exceptions", "_levels", "_rest")
@@ -61,9 +61,9 @@ class BoundTopic:
         return not any(exception.matches(levels) for exception in self._exceptions)
 
     def covers(self, levels: list[str]) -> bool:
-        """Whether every topic that the well-formed filter, split into levels, matches is one of those meant.
+        """True if every topic that matches the well-formed filter, split into levels, is granted.
 
-        A filter that is wider than an exception is covered; whoever sends asks :meth:`matches` for each topic.
+        A filter wider than an exception is granted; :meth:`matches` is asked for each topic when messages are sent.
         """
         mine = self._levels
         asked_rest = levels[-1] == "#"
@@ -72,7 +72,7 @@ class BoundTopic:
             return False
         if asked_rest and not asked:
             asked = ["+"]  # a topic has at least one level, so # is +/#
-        # A filter x/# matches x as well, so its levels must reach as far as mine all the same.
+        # A filter x/# matches x as well, so it needs at least as many levels as this one.
         if len(asked) < len(mine) or (len(asked) > len(mine) and not self._rest):
             return False
         if asked and asked[0][:1] == "$" and (not mine or mine[0] is None):
@@ -85,18 +85,17 @@ class BoundTopic:
 
 
 class TopicPattern:
-    """A topic filter with placeholders, as it stands in a policy."""
+    """A topic filter of a policy, with placeholders."""
 
     __slots__ = ("_exceptions", "_levels", "_rest", "personal", "text")
 
     def __init__(self, text: str, exceptions: Sequence[TopicPattern] = ()) -> None:
-        """Parse ``text``; raises ValueError saying what is accepted. ``exceptions`` hold no placeholders: one without
-        a value would except nothing.
-        """
+        """Parse ``text``; raises ValueError with the accepted syntax. ``exceptions`` have no placeholders: one without
+        a value would exclude nothing."""
         if not text or "\0" in text or len(text.encode(errors="replace")) > MAX_PATTERN:
             raise ValueError("expected a topic filter of 1 to 65,535 bytes without U+0000")
         if text.startswith("$share/"):
-            raise ValueError("expected the plain filter: what it allows may also be shared")
+            raise ValueError("expected a filter without $share: it grants shared subscriptions as well")
         levels = text.split("/")
         self._rest = levels[-1] == "#"
         if self._rest:
@@ -111,14 +110,14 @@ class TopicPattern:
                 self._levels.append(_pieces(level))
         self.text = text
         self.personal = any(_personal(level) for level in self._levels if level is not None)
-        """True if the pattern differs between principals."""
+        """True if the pattern depends on the principal."""
         if any(exception.personal for exception in exceptions):
             raise ValueError("expected exceptions without placeholders")
         bound = [exception.bind(_NOBODY) for exception in exceptions]
         self._exceptions = tuple(exception for exception in bound if exception is not None)
 
     def bind(self, principal: Principal) -> BoundTopic | None:
-        """The filter for one principal; None where a placeholder has no value."""
+        """Bind the filter to a principal; None if a placeholder has no value."""
         levels: list[str | None] = []
         for pieces in self._levels:
             if pieces is None:
@@ -137,11 +136,11 @@ class TopicPattern:
 _STAR: Final = "*"
 _ANY: Final = "?"
 Token = str | frozenset[str] | tuple[frozenset[str]]
-"""Of a bound glob: ``*``, ``?``, one of a set, none of a set (in a tuple), or ``=`` and a literal character."""
+"""Part of a bound glob: ``*``, ``?``, a set, an excluded set (in a tuple), or ``=`` and a literal character."""
 
 
 class BoundGlob:
-    """A glob with the placeholders filled in: fixed-length parts, with any text between them."""
+    """A glob without placeholders: parts of fixed length, with any text between them."""
 
     __slots__ = ("_first", "_last", "_middle", "_open")
 
@@ -158,7 +157,7 @@ class BoundGlob:
         self._last = _PatternPart(parts[-1]) if self._open else self._first
 
     def matches(self, text: str) -> bool:
-        """True if it matches all of ``text``. Linear: the earliest position of each part in turn is the best one."""
+        """True if it matches all of ``text``, in linear time: the earliest position of each part is the best one."""
         if not self._open:
             return len(text) == self._first.length and self._first.at(text, 0)
         end = len(text) - self._last.length
@@ -174,7 +173,7 @@ class BoundGlob:
 
 
 class _PatternPart:
-    """A piece of a glob without a star. Literal text, as nearly all are, is compared and searched for as such."""
+    """A part of a glob without a star. Literal text, the usual case, is compared and searched directly."""
 
     __slots__ = ("_literal", "_regex", "length")
 
@@ -187,7 +186,7 @@ class _PatternPart:
             self._regex = re.compile("".join(map(_regex, tokens)), re.DOTALL)
 
     def at(self, text: str, position: int) -> bool:
-        """True if ``text`` has it at ``position``."""
+        """True if ``text`` matches at ``position``."""
         if self._literal is not None:
             return text.startswith(self._literal, position)
         return self._regex is not None and self._regex.match(text, position) is not None
@@ -209,12 +208,12 @@ def _regex(token: Token) -> str:
 
 
 class GlobPattern:
-    """A glob with placeholders, as it stands in a policy. ``keys``: it is for keys, whose text is bytes."""
+    """A glob of a policy, with placeholders. ``keys``: it is compared with keys, as bytes."""
 
     __slots__ = ("_keys", "_parts", "personal", "text")
 
     def __init__(self, text: str, *, keys: bool = False) -> None:
-        """Parse ``text``; raises ValueError saying what is accepted."""
+        """Parse ``text``; raises ValueError with the accepted syntax."""
         if not text or len(text) > MAX_PATTERN:
             raise ValueError("expected a pattern of 1 to 65,535 characters")
         self.text = text
@@ -224,18 +223,18 @@ class GlobPattern:
         for is_name, piece in pieces:
             self._parts.append(piece if is_name else _tokens(_as_bytes(piece) if keys else piece))
         self.personal = any(is_name for is_name, _ in pieces)
-        """True if the pattern differs between principals."""
+        """True if the pattern depends on the principal."""
 
     @classmethod
     def exactly(cls, key: bytes) -> GlobPattern:
-        """One that matches this key and no other."""
+        """A glob that matches only this key."""
         glob = cls("?", keys=True)
         glob.text = repr(key)
         glob._parts = [[f"={character}" for character in key.decode("latin-1")]]
         return glob
 
     def bind(self, principal: Principal) -> BoundGlob | None:
-        """The glob for one principal; None where a placeholder has no value."""
+        """Bind the glob to a principal; None if a placeholder has no value."""
         tokens: list[Token] = []
         for part in self._parts:
             if isinstance(part, list):
@@ -249,7 +248,7 @@ class GlobPattern:
 
 
 def _as_bytes(text: str) -> str:
-    """The UTF-8 of ``text``, a character for each byte, as keys are compared."""
+    """The UTF-8 of ``text`` as characters, one per byte, as keys are compared."""
     return text.encode(errors="surrogatepass").decode("latin-1")
 
 
@@ -278,7 +277,7 @@ def _tokens(text: str) -> list[Token]:
 
 
 def _set(text: str, start: int) -> tuple[Token, int]:
-    """The set that begins at ``start``, after its bracket, and where the text goes on."""
+    """Parse the set that begins at ``start``, after its bracket; the set and the end position."""
     end = text.find("]", start + 1 + (text[start : start + 1] in ("!", "^")))
     if end < 0:
         raise ValueError("expected a ] after [; a [ itself is written \\[")
@@ -315,7 +314,7 @@ def _pieces(text: str) -> list[Piece]:
         name = (match[1] or "").removeprefix("principal.")
         name = {"username": "user"}.get(name, name)
         if name not in {"clientId", "clientIdHex", "user"} and not (name.startswith("attributes.") and len(name) > 11):
-            raise ValueError(f"expected one of {_KNOWN} in place of {match[0]}; a lone brace is written twice")
+            raise ValueError(f"expected one of {_KNOWN} in place of {match[0]}; write a literal brace twice")
         pieces.append((True, name))
     pieces.append((False, text[position:]))
     joined: list[Piece] = []

@@ -1,8 +1,8 @@
-"""What a principal may do. Deny by default: without a rule that allows it, nothing is.
+"""Permissions of principals. Denied by default: every permission needs a rule.
 
-A :class:`Policy` is made from a policy file (``policy_file``), once a load. For each connection it gives
-:class:`Permissions`, which answer the questions of the broker and of the state store. Decisions about topics and keys
-are remembered, within bounds: a client publishes to few topics, many times.
+A :class:`Policy` is created from a policy file (``policy_file``) at each load. It returns :class:`Permissions` for each
+connection, which broker, state store and TubeMQ ask. Decisions about topics and keys are cached within limits, since a
+client uses few topics many times.
 """
 
 from __future__ import annotations
@@ -16,32 +16,32 @@ from penstock.security.principal import Principal
 __all__ = ["NOTHING", "Consumption", "Grants", "Permissions", "Policy", "PolicyStatement", "Profile", "Subjects"]
 
 DECISIONS_KEPT: Final = 1024
-"""Decisions remembered for each kind of question and connection; then they are forgotten and made anew."""
+"""Limit of cached decisions per question and connection; beyond it the cache is cleared."""
 LONGEST_KEPT: Final = 1024
-"""Characters of a topic or bytes of a key whose decision is remembered: so a hostile client fills 1 MB at most."""
+"""Longest cached topic in characters or key in bytes, so that a hostile client fills at most 1 MB."""
 SHARED_KEPT: Final = 1024
-"""Permissions that principals share because no placeholder tells them apart."""
+"""Limit of cached permissions that principals without placeholders share."""
 
 
 class Consumption(NamedTuple):
-    """Topics of the tube, and the consumer groups that may read them."""
+    """TubeMQ topics, and the consumer groups that may read them."""
 
     topic: GlobPattern
     group: GlobPattern
 
     @property
     def personal(self) -> bool:
-        """True if it differs between principals."""
+        """True if it depends on the principal."""
         return self.topic.personal or self.group.personal
 
     def bind(self, principal: Principal) -> tuple[BoundGlob, BoundGlob] | None:
-        """The same for one principal; None where a placeholder has no value."""
+        """Bind it to a principal; None if a placeholder has no value."""
         topic, group = self.topic.bind(principal), self.group.bind(principal)
         return None if topic is None or group is None else (topic, group)
 
 
 class Grants:
-    """Permissions of one rule. Every list is a list of alternatives; an empty one allows nothing."""
+    """Permissions of a rule. Each list contains alternatives; an empty list grants nothing."""
 
     __slots__ = (
         "administer",
@@ -62,27 +62,27 @@ class Grants:
         self.publish: list[TopicPattern] = []
         self.subscribe: list[TopicPattern] = []
         self.high_priority: list[TopicPattern] = []
-        """Topics on which ``$high_priority`` counts."""
+        """Topics on which ``$high_priority`` is honoured."""
         self.observe_requests: list[TopicPattern] = []
-        """Topics on which what the state store and others say to each other may be read too."""
+        """Topics on which requests and responses of other clients may be observed."""
         self.read: list[GlobPattern] = []
-        """Keys of the state store, as are those of ``write``."""
+        """Keys of the state store, as for ``write``."""
         self.write: list[GlobPattern] = []
         self.produce: list[GlobPattern] = []
-        """Topics of the tube, as are those of ``administer``."""
+        """TubeMQ topics, as for ``administer``."""
         self.consume: list[Consumption] = []
         self.administer: list[GlobPattern] = []
 
     @property
     def personal(self) -> bool:
-        """True if a placeholder makes it differ between principals."""
+        """True if a placeholder makes it depend on the principal."""
         return any(pattern.personal for name in self.__slots__ for pattern in getattr(self, name))
 
 
 class Subjects:
-    """Whom a rule is for: anyone who is in one of its lists. An attribute mapping asks for all of its attributes.
+    """Subjects of a rule: clients that match one of its lists. A mapping of attributes requires all of them.
 
-    ``anonymous``: clients that proved neither a user nor a certificate, whatever their client identifier.
+    ``anonymous``: clients without a user or certificate, with any client identifier.
     """
 
     __slots__ = ("anonymous", "attributes", "certificates", "client_ids", "groups", "usernames")
@@ -107,7 +107,7 @@ class Subjects:
     @property
     def includes_everyone(self) -> bool:
         """True if a pattern of ``client_ids`` matches every client identifier."""
-        nobody = Principal("\0")  # which no client can be called
+        nobody = Principal("\0")  # not a valid client identifier
         return any(_matches(glob, nobody, nobody.client_id) for glob in self.client_ids)
 
     def includes(self, principal: Principal) -> bool:
@@ -130,7 +130,7 @@ class Subjects:
 
 
 class PolicyStatement:
-    """One rule: whom it is for, and what it allows. ``name`` is for people."""
+    """A statement of a policy: subjects and grants. ``name`` is for people."""
 
     __slots__ = ("grants", "name", "who")
 
@@ -151,7 +151,7 @@ class Profile:
 
 
 class Permissions:
-    """The answers for one principal, or for several that no placeholder tells apart; only its memory changes."""
+    """Permissions of a principal, or of several without placeholders; only the cache changes."""
 
     __slots__ = (
         "_administer",
@@ -189,11 +189,11 @@ class Permissions:
         self._writes: dict[bytes, bool] = {}
 
     def may_connect(self, client_id: str) -> bool:
-        """With this client identifier."""
+        """May connect with this client identifier."""
         return any(glob.matches(client_id) for glob in self._connect)
 
     def may_publish(self, topic: str) -> bool:
-        """To this topic name; asked for every message."""
+        """May publish to this topic; asked for every message."""
         decision = self._published.get(topic)
         if decision is None:
             levels = topic.split("/")
@@ -202,9 +202,9 @@ class Permissions:
         return decision
 
     def may_subscribe(self, topic_filter: str) -> bool:
-        """To everything that the well-formed filter matches: it must lie within one that is allowed.
+        """May subscribe to the well-formed filter, which must lie within a granted one.
 
-        Of a shared subscription it is the filter that counts, not the name.
+        For a shared subscription this is the filter without the share name.
         """
         if topic_filter.startswith("$share/"):
             topic_filter = topic_filter.split("/", 2)[2]
@@ -212,7 +212,7 @@ class Permissions:
         return any(allowed.covers(levels) for allowed in self._subscribe)
 
     def may_receive(self, topic: str) -> bool:
-        """Messages of this topic name: it lies within a filter that may be subscribed to."""
+        """May receive messages of this topic: it lies within a granted filter."""
         decision = self._received.get(topic)
         if decision is None:
             levels = topic.split("/")
@@ -226,20 +226,20 @@ class Permissions:
         return any(allowed.matches(levels) for allowed in self._high_priority)
 
     def may_observe_requests(self, topic: str) -> bool:
-        """Whether what the state store and others say to each other on this topic comes to its subscriptions."""
+        """True if subscriptions may observe requests and responses of other clients on this topic."""
         levels = topic.split("/")
         return any(allowed.matches(levels) for allowed in self._observe_requests)
 
     def may_read(self, key: bytes) -> bool:
-        """This key of the state store: GET, KEYNOTIFY, SCAN."""
+        """May read this key: GET, KEYNOTIFY, SCAN."""
         return self._key(self._reads, self._read, key)
 
     def may_write(self, key: bytes) -> bool:
-        """This key of the state store: SET, DEL, VDEL."""
+        """May write this key: SET, DEL, VDEL."""
         return self._key(self._writes, self._write, key)
 
     def may_produce(self, topic: str) -> bool:
-        """Send to this topic of the tube; asked for every request."""
+        """May produce to this TubeMQ topic; asked for every request."""
         decision = self._produced.get(topic)
         if decision is None:
             decision = any(glob.matches(topic) for glob in self._produce)
@@ -247,11 +247,11 @@ class Permissions:
         return decision
 
     def may_consume(self, topic: str, group: str | None) -> bool:
-        """Read this topic of the tube as a member of the consumer group; None: without a group, by offsets."""
+        """May consume this TubeMQ topic as a member of the group; None: by offsets, without a group."""
         return any(t.matches(topic) and (group is None or g.matches(group)) for t, g in self._consume)
 
     def may_administer(self, topic: str = "") -> bool:
-        """Change this topic of the tube; without a topic: the cluster, which takes a rule for every topic."""
+        """May administer this TubeMQ topic; without a topic: the cluster, which needs a rule for all topics."""
         return any(glob.matches(topic) for glob in self._administer)
 
     @staticmethod
@@ -286,11 +286,12 @@ class Policy:
 
     @property
     def open_to_anonymous(self) -> list[str]:
-        """Names of the rules that grant to anonymous clients only because they are for every client identifier."""
+        """Names of rules that grant permissions to anonymous clients only because they apply to every client
+        identifier."""
         return [rule.name for rule in self._rules if rule.who.includes_everyone and not rule.who.anonymous]
 
     def describe(self, principal: Principal) -> Principal:
-        """The principal with the groups and attributes that the file gives to its user and certificate."""
+        """Add the groups and attributes of the principal's user and certificate in the file."""
         found = [
             profiles[name]
             for profiles, name in ((self._certificates, principal.certificate), (self._users, principal.user))
@@ -312,7 +313,7 @@ class Policy:
         )
 
     def permissions(self, principal: Principal) -> Permissions:
-        """What it may do; ``principal`` as :meth:`describe` gave it."""
+        """Permissions of a principal returned by :meth:`describe`."""
         indexes = tuple(i for i, rule in enumerate(self._rules) if rule.who.includes(principal))
         shared = self._shared.get(indexes)
         if shared is not None:
@@ -357,4 +358,4 @@ def _bound(patterns: Sequence[Sequence[P]], bind: Callable[[P], B | None]) -> li
 
 
 NOTHING: Final = Permissions((), Principal(""))
-"""Nothing is allowed."""
+"""No permissions."""

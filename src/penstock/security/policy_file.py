@@ -1,9 +1,8 @@
-"""The policy file: rules as YAML, in the shape of Azure IoT Operations' BrokerAuthorization, checked with positions.
+"""The policy file: rules as YAML, in the format of Azure IoT Operations' BrokerAuthorization.
 
-``rules`` of that resource work here as they are. Beyond it: ``groups``, ``certificates`` and ``anonymous`` as
-principals, patterns in place of plain names, the methods ``HighPriority`` and ``ObserveRequests``, the short
-placeholders ``{clientId}`` and ``{user}``, and ``users`` and ``certificates``, which say to which groups a user belongs
-and which attributes it has.
+``rules`` of that resource work here unchanged. Extensions: ``groups``, ``certificates`` and ``anonymous`` as
+principals, patterns instead of plain names, the methods ``HighPriority`` and ``ObserveRequests``, the short
+placeholders ``{clientId}`` and ``{user}``, and ``users`` and ``certificates`` with groups and attributes.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ def _reader(make: Callable[[str], T], kind: type[T]) -> Callable[[object], T]:
 
 
 def _spelled(*names: str) -> BeforeValidator:
-    """Any case of these words, as BrokerAuthorization has it."""
+    """Case-insensitive names, as in BrokerAuthorization."""
     by_lower = {name.lower(): name for name in names}
     return BeforeValidator(lambda value: by_lower.get(value.lower(), value) if isinstance(value, str) else value)
 
@@ -76,15 +75,15 @@ class _PolicySection(BaseModel):
 
 
 class Principals(_PolicySection):
-    """Whom a rule is for: a client that is in one of these lists."""
+    """Subjects of a rule: clients in one of these lists."""
 
     anonymous: bool = Field(default=False, description="clients without a user or certificate")
     clientIds: list[GlobText] = Field(
         default_factory=list, description="client identifiers; `*` is every client, anonymous ones included"
     )
-    usernames: list[GlobText] = Field(default_factory=list, description="users that proved who they are")
+    usernames: list[GlobText] = Field(default_factory=list, description="authenticated users")
     certificates: list[GlobText] = Field(default_factory=list, description="names in client certificates")
-    groups: list[str] = Field(default_factory=list, description="groups that `users` or `certificates` give")
+    groups: list[str] = Field(default_factory=list, description="groups, as set by `users` or `certificates`")
     attributes: list[dict[str, str]] = Field(
         default_factory=list, description="attributes; a client needs all those of one of the mappings"
     )
@@ -100,7 +99,7 @@ class Principals(_PolicySection):
         return self
 
     def subjects(self) -> Subjects:
-        """As a rule asks it."""
+        """Subjects for the policy."""
         return Subjects(
             anonymous=self.anonymous,
             client_ids=self.clientIds,
@@ -135,11 +134,11 @@ class BrokerResource(_PolicySection):
         if any(pattern.personal for pattern in self.exceptTopics):
             raise ValueError("expected `exceptTopics` without placeholders")
         if self.method != "Connect" and self.clientIds:
-            raise ValueError(f"{self.method} takes `topics`, not `clientIds`; whom a rule is for is in `principals`")
+            raise ValueError(f"{self.method} takes `topics`, not `clientIds`; use `principals` for the subjects")
         return self
 
     def add_to(self, grants: Grants) -> None:
-        """Add what this allows to the ``grants`` of its rule."""
+        """Add these permissions to the ``grants`` of the rule."""
         if self.method == "Connect":
             grants.connect += self.clientIds or [GlobPattern("*")]
             return
@@ -184,7 +183,7 @@ class StateStoreResource(_PolicySection):
         return GlobPattern.exactly(key.encode(errors="surrogatepass"))
 
     def add_to(self, grants: Grants) -> None:
-        """Add what this allows to the ``grants`` of its rule."""
+        """Add these permissions to the ``grants`` of the rule."""
         globs = self.globs()
         if self.method != "Write":
             grants.read += globs
@@ -197,7 +196,7 @@ class TubeResource(_PolicySection):
 
     method: TubeMethod = Field(description="what is allowed")
     topics: list[GlobText] = Field(
-        default_factory=list, description="names of tube topics; Administer: default `*`, which includes the cluster"
+        default_factory=list, description="TubeMQ topics; Administer: default `*`, which includes the cluster"
     )
     groups: list[GlobText] = Field(default_factory=list, description="Consume: consumer groups, default any")
 
@@ -210,7 +209,7 @@ class TubeResource(_PolicySection):
         return self
 
     def add_to(self, grants: Grants) -> None:
-        """Add what this allows to the ``grants`` of its rule."""
+        """Add these permissions to the ``grants`` of the rule."""
         if self.method == "Produce":
             grants.produce += self.topics
         elif self.method == "Administer":
@@ -221,19 +220,19 @@ class TubeResource(_PolicySection):
 
 
 class PolicyRule(_PolicySection):
-    """One rule. What no rule allows is denied."""
+    """A rule. Everything that no rule grants is denied."""
 
     name: str = Field(default="", max_length=128, description="for people")
     principals: Principals = Field(description="whom it is for")
-    brokerResources: list[BrokerResource] = Field(default_factory=list, description="what it allows at the broker")
+    brokerResources: list[BrokerResource] = Field(default_factory=list, description="permissions at the broker")
     stateStoreResources: list[StateStoreResource] = Field(
-        default_factory=list, description="what it allows in the state store"
+        default_factory=list, description="permissions in the state store"
     )
 
-    tubeResources: list[TubeResource] = Field(default_factory=list, description="what it allows in the tube")
+    tubeResources: list[TubeResource] = Field(default_factory=list, description="permissions in TubeMQ")
 
     def statement(self, unnamed: str) -> PolicyStatement:
-        """The rule, with all that it allows; called ``unnamed`` where the file gives it no name."""
+        """Statement of the policy; called ``unnamed`` if the rule has no name."""
         grants = Grants()
         for broker_resource in self.brokerResources:
             broker_resource.add_to(grants)
@@ -251,21 +250,21 @@ class Known(_PolicySection):
     attributes: dict[str, str] = Field(default_factory=dict, description="attributes, for `principals` and patterns")
 
     def profile(self) -> Profile:
-        """As a policy looks it up."""
+        """Attributes for the policy."""
         return Profile(self.groups, self.attributes)
 
 
 class PolicyFile(_PolicySection):
     """A policy file. An empty one denies everything."""
 
-    rules: list[PolicyRule] = Field(default_factory=list, description="what is allowed, and to whom")
+    rules: list[PolicyRule] = Field(default_factory=list, description="rules that grant permissions")
     users: dict[str, Known] = Field(default_factory=dict, description="user name to groups and attributes")
     certificates: dict[str, Known] = Field(
         default_factory=dict, description="name in a client certificate to groups and attributes"
     )
 
     def policy(self) -> Policy:
-        """The rules, ready to be asked."""
+        """Create the policy."""
         return Policy(
             [rule.statement(f"rule {number}") for number, rule in enumerate(self.rules, start=1)],
             users={name: known.profile() for name, known in self.users.items()},
@@ -274,14 +273,14 @@ class PolicyFile(_PolicySection):
 
 
 def load_policy(path: Path) -> Policy:
-    """Read the policy file at ``path``; ``${NAME}`` is filled in from the environment, as in every file.
+    """Read the policy file at ``path``; ``${NAME}`` is replaced from the environment.
 
     Raises:
-        ConfigError: it cannot be read or used; file, line and column are named.
+        ConfigError: it is invalid; the error has file, line and column.
     """
     return load(path, PolicyFile).policy()
 
 
 def parse_policy(text: str, name: str = "policies") -> Policy:
-    """As :func:`load_policy`, from text that is already in memory."""
+    """Parse a policy file that is already in memory."""
     return parse(text, PolicyFile, name=name).policy()

@@ -1,4 +1,4 @@
-"""The principal: what is known for certain of the client behind a connection."""
+"""The principal: identity of the client of a connection."""
 
 from __future__ import annotations
 
@@ -11,15 +11,14 @@ __all__ = ["ANONYMOUS", "Principal"]
 _NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
 
 ANONYMOUS: Final = "anonymous"
-"""The name of every client that proved nothing: they all are one."""
+"""Name of all clients without credentials."""
 
 
 class Principal:
-    """Who is connected. Made once a connection, never changed.
+    """Identity of a connected client, immutable.
 
-    ``user`` was proved by a password, SCRAM or a token, ``certificate`` by a client certificate; None where that was
-    not so. A user name that was only claimed is in neither. ``client_id`` is what the client chose to be called, or
-    what the broker called it.
+    ``user`` was authenticated by password, SCRAM or token, ``certificate`` by a client certificate; None if not. A user
+    name without authentication is in neither. ``client_id`` was chosen by the client or assigned by the broker.
     """
 
     __slots__ = ("attributes", "certificate", "client_id", "groups", "user")
@@ -46,7 +45,7 @@ class Principal:
 
     @property
     def anonymous(self) -> bool:
-        """True if the client proved nothing: neither a user nor a certificate."""
+        """True if the client has neither a user nor a certificate."""
         return self.user is None and self.certificate is None
 
     @property

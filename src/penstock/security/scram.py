@@ -1,7 +1,7 @@
-"""SCRAM-SHA-256 on the server's side: the client proves that it knows the password, and never sends it.
+"""SCRAM-SHA-256, server side: a client proves that it knows the password without sending it.
 
-Two messages each way. A user that does not exist is played to the end, with a salt that is always the same for the
-same name, so that nobody learns who exists.
+There are two messages in each direction. The exchange with an unknown user is completed, with a salt that depends on
+the name only, to reveal nothing.
 
 Source: RFC 5802, RFC 7677; MQTT 5.0 section 4.12.
 """
@@ -21,16 +21,16 @@ __all__ = ["METHOD", "ScramExchange"]
 
 METHOD: Final = "SCRAM-SHA-256"
 LONGEST_MESSAGE: Final = 4096
-"""Bytes of a message of the client; a name may be long, nothing else is."""
+"""Longest client message in bytes, to allow long names."""
 
 _MECHANISM: Final = ScramMechanism(METHOD)
 
 
 class ScramExchange:
-    """One authentication. ``secret`` is the server's own, for users that do not exist; ``nonce`` fresh and random.
+    """An authentication. ``secret``: secret of the server, for unknown users; ``nonce``: new and random.
 
-    Call :meth:`first` with the client's first message, then :meth:`final` with its second. None is a refusal, for
-    whatever reason: a client that cannot authenticate is told no more.
+    Call :meth:`first` with the client's first message, then :meth:`final` with the second. None means rejection;
+    clients get no reason.
     """
 
     __slots__ = ("_server", "_users", "secret", "user")
@@ -39,7 +39,7 @@ class ScramExchange:
         self._users = users
         self.secret = secret
         self.user: Credential | None = None
-        """The user; verified once :meth:`final` returned an answer."""
+        """The user; authenticated after :meth:`final` returned a message."""
         self._server = _MECHANISM.make_server(self._verifier, s_nonce=nonce)
 
     def first(self, message: bytes) -> bytes | None:
@@ -47,7 +47,7 @@ class ScramExchange:
         return self._step(message, self._server.set_client_first, self._server.get_server_first)
 
     def final(self, message: bytes) -> bytes | None:
-        """client-final-message in, server-final-message out: the proof that the server knows the password, too."""
+        """client-final-message in, server-final-message with the proof of the server out."""
         answer = self._step(message, self._server.set_client_final, self._server.get_server_final)
         return answer if self.user is not None else None
 
@@ -58,7 +58,7 @@ class ScramExchange:
             put(message.decode())
             return get().encode()
         except (ScramException, ValueError):
-            # ValueError: not UTF-8, or base64 that is none.
+            # ValueError: not UTF-8, or invalid base64.
             return None
 
     def _verifier(self, name: str) -> tuple[bytes, bytes, bytes, int]:

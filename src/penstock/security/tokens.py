@@ -1,8 +1,8 @@
-"""The token file: bearer tokens for enhanced authentication, and whom each stands for.
+"""The token file: bearer tokens for enhanced authentication, and their users.
 
-A client names the method in CONNECT (``K8S-SAT`` is what the SDKs of Azure IoT Operations use) and sends the token as
-authentication data. The file holds only the SHA-256 of each: tokens are long and random, so that is as good as a slow
-hash, and a copy of the file lets nobody in.
+A client sends the method in CONNECT (``K8S-SAT`` is used by the SDKs of Azure IoT Operations) and the token as
+authentication data. The file has only the SHA-256 of each token: tokens are long and random, so a fast hash is
+sufficient, and a copy of the file permits no access.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ __all__ = ["METHOD", "Token", "TokenEntry", "TokenFile", "load_tokens", "parse_t
 
 METHOD: Final = "K8S-SAT"
 LONGEST_TOKEN: Final = 16 * 1024
-"""Bytes; Kubernetes' are about one thousand."""
+"""Longest token in bytes; those of Kubernetes have about one thousand."""
 
 
 class Token(NamedTuple):
-    """Whom a token stands for."""
+    """User, groups and attributes of a token."""
 
     user: str
     groups: frozenset[str]
@@ -39,9 +39,9 @@ class TokenEntry(BaseModel):
     sha256: Annotated[str, StringConstraints(pattern="^[0-9a-f]{64}$")] = Field(
         description="SHA-256 of the token in hexadecimal digits, as `sha256sum` prints it"
     )
-    user: Annotated[str, StringConstraints(min_length=1, max_length=256)] = Field(description="whom it stands for")
-    groups: list[str] = Field(default_factory=list, description="groups of whoever has it")
-    attributes: dict[str, str] = Field(default_factory=dict, description="attributes of whoever has it")
+    user: Annotated[str, StringConstraints(min_length=1, max_length=256)] = Field(description="user of the token")
+    groups: list[str] = Field(default_factory=list, description="groups of the user")
+    attributes: dict[str, str] = Field(default_factory=dict, description="attributes of the user")
 
 
 class TokenFile(BaseModel):
@@ -54,11 +54,11 @@ class TokenFile(BaseModel):
     @model_validator(mode="after")
     def _once(self) -> TokenFile:
         if len({entry.sha256 for entry in self.tokens}) < len(self.tokens):
-            raise ValueError("a token stands there twice: it can only be one user's")
+            raise ValueError("a token is listed twice: it can have one user only")
         return self
 
     def table(self) -> dict[bytes, Token]:
-        """Digest to whom it stands for."""
+        """Tokens by digest."""
         return {
             bytes.fromhex(entry.sha256): Token(entry.user, frozenset(entry.groups), dict(entry.attributes))
             for entry in self.tokens
@@ -69,24 +69,24 @@ def load_tokens(path: Path) -> dict[bytes, Token]:
     """Read the token file at ``path``.
 
     Raises:
-        ConfigError: it cannot be read or used; file, line and column are named.
+        ConfigError: it is invalid; the error has file, line and column.
     """
     return load(path, TokenFile).table()
 
 
 def parse_tokens(text: str, name: str = "tokens") -> dict[bytes, Token]:
-    """As :func:`load_tokens`, from text that is already in memory."""
+    """Parse a token file that is already in memory."""
     return parse(text, TokenFile, name=name).table()
 
 
 def token_digest(data: bytes) -> bytes:
-    """By what a token stands in the table. Blanks and line ends around it are those of the file it came from."""
+    """Digest of a token, by which it is looked up. Surrounding blanks and line ends are ignored."""
     return hashlib.sha256(data.strip()).digest()
 
 
 def token_of(table: Mapping[bytes, Token], data: bytes) -> Token | None:
-    """Whom the token that a client sent stands for.
+    """Look up the token of a client.
 
-    Looked up by digest, so the time it takes says nothing about the tokens that there are.
+    The lookup by digest takes the same time for every token.
     """
     return table.get(token_digest(data)) if len(data) <= LONGEST_TOKEN else None

@@ -52,11 +52,11 @@ def test_a_whole_section(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("{name: a, url: 'http://h', topics: [{filter: x}]}", "write HOST:PORT, mqtt://HOST"),
-        ("{name: a, url: 'mqtt://u:p@h', topics: [{filter: x}]}", "name a password_file"),
+        ("{name: a, url: 'mqtt://u:p@h', topics: [{filter: x}]}", "use password_file"),
         ("{name: a b, url: 'mqtt://h', topics: [{filter: x}]}", "name"),
         ("{name: a, url: 'mqtt://h', topics: []}", "topics"),
         ("{name: a, url: 'mqtt://h', topics: [{filter: 'a/#/b'}]}", "must be the whole last level"),
-        ("{name: a, url: 'mqtt://h', topics: [{filter: '$share/g/a'}]}", "shares with nobody"),
+        ("{name: a, url: 'mqtt://h', topics: [{filter: '$share/g/a'}]}", "has no shared subscriptions"),
         ("{name: a, url: 'mqtt://h', topics: [{filter: x, local_prefix: '+/'}]}", "without wildcards"),
         ("{name: a, url: 'mqtt://h', topics: [{filter: x}], status_topic: 'a/#'}", "topic name"),
         (

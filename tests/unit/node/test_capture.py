@@ -247,7 +247,7 @@ def test_a_log_that_cannot_be_read_is_read_again(caplog: pytest.LogCaptureFixtur
         capture.append([change(2)])
         log.later.pop()()
     assert [record.getMessage() for record in caplog.records] == [
-        "the log of the state store's changes cannot be read; they wait: state store x cannot be read"
+        "the log of the state store cannot be read; its changes wait: state store x cannot be read"
     ]
     outbox.changes.append(change(2))
     outbox.answer()
@@ -265,7 +265,9 @@ def test_a_capture_that_does_not_move_says_so() -> None:
     clock[0] += 9
     assert capture.warning() is None
     clock[0] += 3
-    silent = "capture: topic 'changes' has taken no change of the state store for 12 s, 3 wait in the store's log: "
+    silent = (
+        "capture: topic 'changes' has accepted no change of the state store for 12 s, 3 wait in the log of the store: "
+    )
     assert capture.warning() == silent + "it does not answer"
     log.take(0, UnavailableError("the disk is full", applied=False))
     assert capture.warning() == silent + "the disk is full"

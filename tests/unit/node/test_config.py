@@ -146,15 +146,15 @@ REFUSED = [
         "rules:\n- filter: 'a/#/b'\n  topic: tt\n",
         "penstock.yaml:2:11: option 'rules[0].filter': got 'a/#/b', expect",
     ),
-    ("rules: [{filter: $share/g/a, topic: tt}]\n", "expected a plain topic filter"),
-    ("rules: [{filter: a, topic: a-b}]\n", "option 'rules[0].topic': got 'a-b', expected a tube topic: a letter"),
+    ("rules: [{filter: $share/g/a, topic: tt}]\n", "expected a topic filter without a shared"),
+    ("rules: [{filter: a, topic: a-b}]\n", "option 'rules[0].topic': got 'a-b', expected a TubeMQ topic: a letter"),
     (
         "rules: [{filter: a, topic: tt, key: '{nope}'}]\n",
         "option 'rules[0].key': got '{nope}', expected one of",
     ),
     ("rules: [{topic: tt}]\n", "option 'rules[0].filter': is missing"),
     ("rules: [{filter: a, topic: tt, partition: 3}]\n", "rules[0].partition: topic 'tt' has partitions 0 to 2"),
-    ("tube: {topics: {'1x': {}}}\n", "got '1x', expected a tube topic"),
+    ("tube: {topics: {'1x': {}}}\n", "got '1x', expected a TubeMQ topic"),
     ("tube: {topics: {tt: {partitions: 0}}}\n", "option 'tube.topics.tt.partitions': got 0, expected greater than"),
     ("tube: {topics: {tt: {retention: 3 days}}}\n", "option 'tube.topics.tt.retention': got '3 days'"),
     ("tube: {max_store_bytes: 5}\n", "option 'tube.max_store_bytes': got 5, expected greater than"),
@@ -176,7 +176,7 @@ def test_a_refused_flag_or_variable_is_named() -> None:
         load_config(None, {"mqtt": "x"}, {})
     with pytest.raises(ConfigError, match="PENSTOCK_DURABILITY: option 'durability': got 'x', expected 'durable'"):
         load_config(None, {}, {"PENSTOCK_DURABILITY": "x"})
-    with pytest.raises(ConfigError, match="--data-dir: the data directory has no name"):
+    with pytest.raises(ConfigError, match="--data-dir: the data directory is empty"):
         load_config(None, {"data-dir": " "}, {})
 
 

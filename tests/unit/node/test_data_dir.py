@@ -74,7 +74,7 @@ def test_a_lock_that_cannot_say_who_has_it_holds_all_the_same(tmp_path: Path, mo
 
 def test_a_directory_of_something_else_is_not_taken_over(tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("x")
-    with pytest.raises(StorageError, match=r"holds 'thesis.txt' and no format.json"):
+    with pytest.raises(StorageError, match=r"contains 'thesis.txt' and no format.json"):
         DataDirectory(tmp_path)
     assert not (tmp_path / "format.json").exists()
 
@@ -84,10 +84,10 @@ def test_a_directory_of_something_else_is_not_taken_over(tmp_path: Path) -> None
     [
         ('{"format": 2}', "has format 2, this version knows 1"),
         ('{"format": "x"}', "has format 'x', this version knows 1"),
-        ("{}", "does not say which format"),
-        ("[]", "does not say which format"),
-        ('{"format": 1, "environments": 4}', "does not say which format"),
-        ("{", "does not say which format"),
+        ("{}", "has no format version"),
+        ("[]", "has no format version"),
+        ('{"format": 1, "environments": 4}', "has no format version"),
+        ("{", "has no format version"),
     ],
 )
 def test_an_unknown_format_is_left_alone(tmp_path: Path, text: str, message: str) -> None:
@@ -120,7 +120,7 @@ def test_a_lost_environment_is_no_new_one(tmp_path: Path, *, whole: bool) -> Non
         with pytest.raises(StorageError, match=r"has lost tube/master/data\.mdb") as caught:
             DataDirectory(tmp_path)
     assert not (master / "data.mdb").exists()
-    assert f"take 'tube/master' out of the list in {tmp_path / 'format.json'}" in str(caught.value.do)
+    assert f"remove 'tube/master' from the list in {tmp_path / 'format.json'}" in str(caught.value.do)
     # As the operator is told.
     (tmp_path / "format.json").write_text('{"format": 1, "environments": ["mqtt"]}')
     with DataDirectory(tmp_path) as directory:

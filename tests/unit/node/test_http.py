@@ -80,7 +80,7 @@ async def test_metrics_and_other_paths(node: Node) -> None:
     assert (status, "penstock_mqtt_packets_total 3.0" in text) == (200, True)
     assert headers["content-type"].startswith("text/plain; version=")
     status, _, text = await ask(node.address, "/nothing%3Cb%3E")
-    assert (status, text) == (404, "nothing is at '/nothing<b>'; / lists what there is\n")
+    assert (status, text) == (404, "nothing is at '/nothing<b>'; see / for the list\n")
     assert (await ask(node.address, "/livez", ""))[0] == 405
 
 

@@ -49,7 +49,7 @@ def test_client_certificates_are_asked_for_where_there_is_an_authority() -> None
         ),
         ({"mqtt": {"authentication": ["magic"]}}, "anonymous"),
         ({"mqtt": {"path": "mqtt"}}, "begins with /"),
-        ({"mqtt": {"listeners": {"mqtt": {"bind": "127.0.0.1:0"}}}}, "choose another one"),
+        ({"mqtt": {"listeners": {"mqtt": {"bind": "127.0.0.1:0"}}}}, "is reserved for the default listener"),
         ({"mqtt": {"listeners": {"x": {}}}}, "bind"),
         ({"mqtt": {"listeners": {"x": {"bind": "a:1", "advertise": "0.0.0.0:1"}}}}, "no client can connect"),
         ({"mqtt": {"limits": {"max_conections": 1}}}, "max_conections"),

@@ -194,7 +194,7 @@ async def test_a_node_comes_back_on_its_directory_and_keeps_the_shape_of_its_top
         assert json.loads(body)["data"][0]["topicInfo"][0]["numPartitions"] == 2
         await node.close()
         DataDirectory(tmp_path).close()
-    assert "topic keeps the shape it was made with" in caplog.text
+    assert "topic keeps its partitions and stores" in caplog.text
 
 
 def token_of(data_dir: Path) -> str:
@@ -241,7 +241,7 @@ async def test_a_node_starts_though_a_topic_of_its_configuration_is_closed(
         assert json.loads(body)["data"][0]["errCode"] == (200 if served else 201)
         await node.close()
         DataDirectory(tmp_path).close()
-    assert "topic takes no records" in caplog.text
+    assert "topic does not accept records" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -395,7 +395,7 @@ async def test_fault_switches_are_obeyed_on_a_listener_of_their_own(tmp_path: Pa
 
 
 def test_fault_switches_need_plain_tcp_behind_them(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="mqtt_faults: it stands in front of `mqtt`"):
+    with pytest.raises(ValueError, match="mqtt_faults forwards to `mqtt`"):
         config(tmp_path, mqtt={"bind": FREE, "transport": "ws"}, mqtt_faults="127.0.0.1:0")
 
 

@@ -176,10 +176,10 @@ rules:
                 assert await client.publish(topic, qos=1) in (0, 0x10)
                 with pytest.raises(RefusedError, match="0x87"):
                     await client.publish(other, qos=1)
-        assert "for every client" not in caplog.text
+        assert "applies to anonymous clients" not in caplog.text
         policies.write_text(EVERYTHING)
         assert security.reload(lambda: security.config)
-    (warning,) = [record for record in caplog.records if "for every client" in record.getMessage()]
+    (warning,) = [record for record in caplog.records if "applies to anonymous clients" in record.getMessage()]
     assert warning.fields == {"rule": "rule 1", "policies": str(policies)}  # type: ignore[attr-defined]
 
 

@@ -81,7 +81,7 @@ def test_dynamic_persistence_can_be_switched_off(tmp_path: Path) -> None:
     [
         ("dialect: english", "dialect"),
         ("extensions: [time-travel]", "extensions"),
-        ("capture_topic: 3x", "tube topic"),
+        ("capture_topic: 3x", "TubeMQ topic"),
         ("persistence: {keys: [{key_type: binary, keys: ['?']}]}", "base64"),
         ("max_keys: -1", "max_keys"),
     ],

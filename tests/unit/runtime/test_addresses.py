@@ -50,7 +50,7 @@ def test_loopback_is_known() -> None:
     ("number", "why"),
     [
         (errno.EADDRINUSE, "another process listens there"),
-        (errno.EACCES, "this user may not listen on that port"),
+        (errno.EACCES, "this user may not use that port"),
         (errno.EADDRNOTAVAIL, "this machine has no such address"),
         (errno.EMFILE, "Too many open files"),
     ],
@@ -65,4 +65,4 @@ def test_a_listener_that_cannot_open_says_why_and_what_to_do(number: int, why: s
 
 def test_an_unknown_host_name_is_said() -> None:
     error = bind_error(socket.gaierror(-2, "Name or service not known"), "http", Address("nowhere.invalid", 1))
-    assert error.why == "the host name is not known here"
+    assert error.why == "the host name is unknown"

@@ -51,7 +51,7 @@ async def test_below_the_floor_writes_are_refused_until_there_is_a_tenth_more(
         f"disk space: the file system of {tmp_path} has 999 bytes free, disk.min_free_bytes is 1000: writes are "
         "refused; hint: free space on the file system, or lower disk.min_free_bytes"
     )
-    assert "enough again" in ended
+    assert "sufficient again" in ended
 
 
 async def test_beyond_the_limit_writes_are_refused_until_files_were_deleted(tmp_path: Path) -> None:
@@ -87,7 +87,7 @@ async def test_a_part_that_has_free_pages_may_write(tmp_path: Path) -> None:
     few.reusable = none.reusable = REUSABLE
     await space.check()
     assert (few.told[-1], none.told[-1]) == ("", "")
-    assert "nothing is refused while the free pages of the files last" in (space.warning() or "")
+    assert "nothing is refused while the files have free pages" in (space.warning() or "")
 
 
 async def test_the_check_repeats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

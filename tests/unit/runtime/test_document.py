@@ -149,7 +149,7 @@ ERRORS = [
     ("a: [${B}]\n", "f.yaml:1:6: expected ',' or ']'"),
     ("a: 'x", "f.yaml:1:6: found unexpected end of stream"),
     ("a: *x\n", "f.yaml:1:4: *x refers to nothing"),
-    ("a: &x [*x]\n", "f.yaml:1:8: *x refers to the value that it is part of"),
+    ("a: &x [*x]\n", "f.yaml:1:8: *x refers to a value that contains it"),
     ("--- {a: 1}\n--- {b: 1}\n", "f.yaml:2:1: a second document begins here"),
     ("- a\n- b\n", "f.yaml:1:1: the file is a list, expected options"),
     ("just text\n", "f.yaml:1:1: the file is the single value 'just text'"),

@@ -93,7 +93,7 @@ def test_a_transaction_that_raises_leaves_nothing(tmp_path: Path) -> None:
         environment.transact(write, "writing one row")
     assert caught.value.what == f"notes {tmp_path}: writing one row failed: mdb_txn_commit: Input/output error"
     assert not isinstance(caught.value, OutOfSpaceError)
-    assert (caught.value.why or "").endswith(" KiB are left on its file system")
+    assert (caught.value.why or "").endswith(" KiB are free on its file system")
     environment.close()
     assert rows_of(environment) == []
     environment.close()

@@ -83,8 +83,8 @@ def test_names_rename_remove(tmp_path: Path) -> None:
 
 
 def test_what_is_left_is_said_in_words(tmp_path: Path) -> None:
-    assert re.fullmatch(r"\d+ KiB are left on its file system", room(tmp_path))
-    assert room(tmp_path / "gone") == "its file system does not say what is left: No such file or directory"
+    assert re.fullmatch(r"\d+ KiB are free on its file system", room(tmp_path))
+    assert room(tmp_path / "gone") == "its file system does not report its free space: No such file or directory"
 
 
 def fails_with(number: int) -> Any:

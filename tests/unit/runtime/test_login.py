@@ -23,7 +23,7 @@ def test_a_login_holds_names_of_files_only(tmp_path: Path) -> None:
 
 def test_what_cannot_be_used(tmp_path: Path) -> None:
     for user, file in (("edge", None), (None, tmp_path)):
-        with pytest.raises(ConfigError, match="a user needs a password file"):
+        with pytest.raises(ConfigError, match="a user and a password file must be set together"):
             Login(user, file)
     with pytest.raises(ConfigError, match="cannot be read"):
         Login("edge", tmp_path / "none").client()

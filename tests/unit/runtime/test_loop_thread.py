@@ -35,7 +35,7 @@ def test_runs_in_its_own_thread_and_hands_errors_on() -> None:
         thread.run(fail())
     thread.close()
     thread.close()
-    with pytest.raises(LocalProtocolError, match="mine: nothing can be run here"):
+    with pytest.raises(LocalProtocolError, match="mine: the call was refused"):
         thread.run(where())
 
 

@@ -16,11 +16,11 @@ from penstock.runtime.io.network import connection_failure, no_response
         (ConnectionRefusedError(111, "refused"), "nothing listens there", None),
         (OSError("Multiple exceptions: [Errno 111] Connect call refused"), "nothing listens there", None),
         (socket.gaierror(-2, "Name or service not known"), "'plant' is not known", "correct the address"),
-        (TimeoutError(), "nobody answered in time", None),
-        (OSError(113, "No route"), "no route", "look at the network"),
+        (TimeoutError(), "no response in time", None),
+        (OSError(113, "No route"), "no route", "check the network"),
         (ssl.SSLCertVerificationError(1, "no"), "certificate was not accepted", "--ca-file"),
-        (ssl.SSLError(1, "[SSL: WRONG_VERSION_NUMBER] wrong"), "TLS failed", "speaks TLS"),
-        (ConnectionResetError(104, "reset"), "cut as soon as", "speaks what the address says"),
+        (ssl.SSLError(1, "[SSL: WRONG_VERSION_NUMBER] wrong"), "TLS failed", "uses TLS"),
+        (ConnectionResetError(104, "reset"), "closed immediately", "the protocol of this port matches"),
         (OSError(5, "Input/output error"), "Input/output error", None),
     ],
 )
@@ -39,6 +39,6 @@ def test_a_reset_without_tls_is_no_question_of_tls() -> None:
 @pytest.mark.parametrize(("tls", "do"), [(True, "--cert-file"), (False, "--ca-file")])
 def test_a_peer_that_never_answered(tls: bool, do: str) -> None:
     said = no_response(tls=tls)
-    assert "before any answer" in said.why
+    assert "before any response" in said.why
     assert said.do is not None
     assert do in said.do

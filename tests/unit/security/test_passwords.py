@@ -105,10 +105,10 @@ GOOD = make_credential("a", b"b").hash
     [
         ("ann", "tabs between"),
         ("ann:" + GOOD, "tabs between"),
-        ("ann\tplain", "no argon2 hash"),
-        ("ann\t" + GOOD + "\tSCRAM-SHA-256$x", "no SCRAM-SHA-256 verifier"),
+        ("ann\tplain", "not an argon2 hash"),
+        ("ann\t" + GOOD + "\tSCRAM-SHA-256$x", "not a SCRAM-SHA-256 verifier"),
         ("ann\t" + GOOD + "\tSCRAM-SHA-256$4096:a$b:c", "base64"),
-        ("ann\t" + GOOD + "\t\tmore", "no TubeMQ signing key"),
+        ("ann\t" + GOOD + "\t\tmore", "not a TubeMQ signing key"),
         ("ann\t" + GOOD + "\t\t\tmore", "tabs between"),
         ("ok\t" + GOOD, "twice"),
         (" x\t" + GOOD, "its name"),

@@ -60,9 +60,9 @@ def test_when_a_certificate_ends(authority: Authority, year: int) -> None:
     [
         ("", "BEGIN X509 CRL"),
         ("-----BEGIN X509 CRL-----\n!\n-----END X509 CRL-----", "not base64"),
-        ("-----BEGIN X509 CRL-----\nMAA=\n-----END X509 CRL-----", "no sequence"),
-        ("-----BEGIN X509 CRL-----\nMAIwAA==\n-----END X509 CRL-----", "cut"),
-        ("-----BEGIN X509 CRL-----\nMIL//w==\n-----END X509 CRL-----", "longer than what holds it"),
+        ("-----BEGIN X509 CRL-----\nMAA=\n-----END X509 CRL-----", "expected a sequence"),
+        ("-----BEGIN X509 CRL-----\nMAIwAA==\n-----END X509 CRL-----", "truncated"),
+        ("-----BEGIN X509 CRL-----\nMIL//w==\n-----END X509 CRL-----", "longer than its parent"),
     ],
 )
 def test_what_is_no_list(text: str, words: str) -> None:

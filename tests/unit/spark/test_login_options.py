@@ -36,7 +36,7 @@ def test_source_and_sink_take_the_same() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"tubemq.user": "edge"}, "a user needs a password file"),
+        ({"tubemq.user": "edge"}, "a user and a password file must be set together"),
         ({"tubemq.tls": "perhaps"}, "tubemq.tls 'perhaps'"),
         ({"tubemq.tlsCA2": "x"}, "not known"),
     ],

@@ -1,4 +1,4 @@
-"""The section ``bridges``: other MQTT brokers that topics go to and come from."""
+"""The section ``bridges``: topics that are forwarded to and from other MQTT brokers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _url(value: str) -> str:
     except ConfigError as error:
         raise ValueError(error.do or error.what) from error
     if url.password is not None:
-        raise ValueError("expected no password in the URL: name a password_file")
+        raise ValueError("expected a URL without a password: use password_file")
     return value
 
 
@@ -51,14 +51,16 @@ class BridgeTopicEntry(Section):
         for topic_filter in (topic.local_filter, topic.remote_filter):
             problem = filter_problem(topic_filter)
             if problem is not None or topic_filter.startswith(SHARE_PREFIX):
-                raise ValueError(f"filter {topic_filter!r} cannot be used: {problem or 'a bridge shares with nobody'}")
+                raise ValueError(
+                    f"filter {topic_filter!r} cannot be used: {problem or 'a bridge has no shared subscriptions'}"
+                )
         for prefix in (self.local_prefix, self.remote_prefix):
             if "+" in prefix or "#" in prefix:
                 raise ValueError(f"prefix {prefix!r} cannot be used: it is part of a topic name, without wildcards")
         return self
 
     def topic(self) -> BridgeTopic:
-        """As the bridge takes it."""
+        """Settings of the bridge."""
         return BridgeTopic(self.filter, self.direction, self.qos, self.local_prefix, self.remote_prefix)
 
 
@@ -115,7 +117,7 @@ class BridgeEntry(Section):
     )
 
     def settings(self) -> BridgeSettings:
-        """As the bridge takes it.
+        """Settings of the bridge.
 
         Raises:
             ConfigError: the password file cannot be read.

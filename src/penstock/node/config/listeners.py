@@ -1,6 +1,6 @@
 """Listener sections, and the check that no listener is open to other machines by accident.
 
-A listener that other machines can reach needs users, unless its section says ``anonymous: allow``.
+A listener that other machines can reach needs users, unless its section has ``anonymous: allow``.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ AddressText = Annotated[
 
 
 def bind(default: str) -> Any:
-    """The option of a listener that says where it listens."""
+    """The address option of a listener."""
     return Field(
         default=parse_address(default),
         json_schema_extra={"default": default},
@@ -39,13 +39,13 @@ def bind(default: str) -> Any:
 
 
 class Section(BaseModel):
-    """A section of the file: options that are not known are errors."""
+    """A section of the configuration file; unknown options are errors."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True)
 
 
 class ListenerSection(Section):
-    """Where a part listens, and the address that it tells others where that differs (a container, a proxy)."""
+    """Address of a listener, and its advertised address if they differ (container, proxy)."""
 
     bind: AddressText = bind("127.0.0.1:0")
     advertise: AddressText | None = Field(
@@ -68,10 +68,10 @@ CREATE_USER = "penstock user create passwords NAME"
 
 
 class OpenListener(NamedTuple):
-    """A listener that accepts clients without credentials, and is not told to.
+    """A listener that accepts clients without credentials although it is not configured to.
 
-    ``setting`` is its place in the configuration, or the flag of a command; ``allow`` accepts such clients; ``why`` it
-    would.
+    ``setting``: its place in the configuration, or the option of a command; ``allow``: the setting that permits such
+    clients; ``why``: the reason why it accepts them.
     """
 
     setting: str
@@ -81,9 +81,9 @@ class OpenListener(NamedTuple):
 
 
 def refuse_open_listeners(found: Sequence[OpenListener], *, users: str) -> None:
-    """Raise ConfigError if a listener of ``found`` is reachable from other machines.
+    """Raise ConfigError if other machines can reach a listener of ``found``.
 
-    ``users``: the setting, or flag, that names the password file.
+    ``users``: the setting, or option, of the password file.
     """
     reachable = [listener for listener in found if not listener.address.is_loopback]
     if not reachable:

@@ -1,6 +1,6 @@
-"""The sections ``mqtt`` and ``security``: listeners, TLS, authentication, limits, files of passwords and policies.
+"""The sections ``mqtt`` and ``security``: listeners, TLS, authentication, limits, password and policy files.
 
-The limits are those of the broker's engine and of admission, by their own names: one description serves all.
+The limits are defined once, in the engine of the broker and in the transport; options, checks and documentation follow.
 """
 
 from __future__ import annotations
@@ -58,15 +58,15 @@ _BOUNDS: Final[dict[str, tuple[int, int | None]]] = {
     "max_session_expiry_s": (0, 0xFFFFFFFF),
     "max_keep_alive_s": (0, 65_535),
 }
-"""What the protocol can say, and below what nothing works; all others are from 0 on."""
+"""Bounds of options: the protocol's range, and the smallest useful value; all other options are 0 or more."""
 
 
 def limits_section(
     name: str, doc: str, *kinds: type[Any], bounds: Mapping[str, tuple[int, int | None]] = _BOUNDS
 ) -> type[BaseModel]:
-    """A section with every field of dataclasses that hold limits; their docstrings describe the options.
+    """A section with every field of dataclasses of limits; their docstrings describe the options.
 
-    ``bounds``: least and greatest value of options; an option that is not listed is 0 or more.
+    ``bounds``: smallest and greatest values; an option without bounds is 0 or more.
     """
     fields: dict[str, Any] = {}
     for kind in kinds:
@@ -85,7 +85,7 @@ def limits_section(
 
 
 def _docstrings(kind: type[Any]) -> dict[str, str]:
-    """The texts under the fields of a dataclass."""
+    """Docstrings of the fields of a dataclass."""
     source = inspect.getsource(sys.modules[kind.__module__])
     body = next(n for n in ast.parse(source).body if isinstance(n, ast.ClassDef) and n.name == kind.__name__).body
     found: dict[str, str] = {}
@@ -139,11 +139,11 @@ class Tls(Section):
     @model_validator(mode="after")
     def _lists_are_of_somebody(self) -> Tls:
         if self.revoked is not None and self.client_ca is None:
-            raise ValueError("`revoked` is about client certificates: it needs `client_ca`")
+            raise ValueError("`revoked` lists client certificates: it needs `client_ca`")
         return self
 
     def files(self) -> TlsFiles:
-        """As the listener takes it; without a ``client_ca`` nobody is asked for a certificate."""
+        """Certificate files of the listener; without ``client_ca`` no client certificate is requested."""
         return TlsFiles(
             certificate=self.certificate,
             key=self.key,
@@ -190,10 +190,10 @@ class MqttListenerEntry(ListenerSection):
         if self.transport.encrypted and self.tls is None:
             raise ValueError(f"transport {self.transport} needs `tls` with `certificate` and `key`")
         if self.tls is not None and not self.transport.encrypted:
-            raise ValueError(f"`tls` is for the transports tls and wss, not {self.transport}: add `transport: tls`")
+            raise ValueError(f"`tls` needs the transport tls or wss, not {self.transport}: add `transport: tls`")
         methods = self.authentication
         if methods is not None and not methods:
-            raise ValueError("authentication: expected at least one method; `[anonymous]` lets everybody in")
+            raise ValueError("authentication: expected at least one method; `[anonymous]` accepts every client")
         if methods and AuthenticationMethod.CERTIFICATE in methods and (self.tls is None or self.tls.client_ca is None):
             raise ValueError("authentication: `certificate` needs `tls.client_ca`")
         return self
@@ -203,7 +203,7 @@ class MqttListenerMore(MqttListenerEntry):
     """Additional MQTT listener."""
 
     bind: AddressText = Field(description="HOST:PORT to listen on; port 0 selects a free port")
-    limits: ListenerLimits = Field(  # type: ignore[valid-type] # a model that is made above
+    limits: ListenerLimits = Field(  # type: ignore[valid-type] # a model that is created above
         default_factory=lambda: ListenerLimits(max_unauthenticated=0), description="limits of this listener"
     )
 
@@ -220,7 +220,7 @@ class MqttListener(MqttListenerEntry):
     @model_validator(mode="after")
     def _names(self) -> MqttListener:
         if "mqtt" in self.listeners:
-            raise ValueError("listeners: the name mqtt is that of the default listener: choose another one")
+            raise ValueError("listeners: the name mqtt is reserved for the default listener")
         for name, listener in self.listeners.items():
             if listener.advertise is not None and listener.advertise.is_wildcard:
                 raise ValueError(f"listeners.{name}: advertise {listener.advertise}: no client can connect to it")
@@ -253,7 +253,7 @@ class Security(Section):
     )
 
     def check(self, listeners: Mapping[str, MqttListenerEntry]) -> None:
-        """Raise ValueError where a listener names a method for which there is no file."""
+        """Raise ValueError if a listener has an authentication method without its file."""
         for name, listener in listeners.items():
             place = "mqtt" if name == "mqtt" else f"mqtt.listeners.{name}"
             for method, path, option in (

@@ -1,7 +1,7 @@
-"""What a node can be told: ``penstock.yaml``, ``PENSTOCK_<OPTION>`` and the flags of ``penstock up``.
+"""Configuration of a node: ``penstock.yaml``, ``PENSTOCK_<OPTION>`` and the options of ``penstock up``.
 
-A flag goes before a variable of the environment, that before the file, that before the default. The models below are
-the one description: validation, the command line and the reference page read them.
+Options override environment variables, these override the file. Validation, command line and reference pages are
+derived from the models below.
 """
 
 from __future__ import annotations
@@ -72,13 +72,13 @@ def _filter(value: str) -> str:
     if problem is not None:
         raise ValueError(f"expected a topic filter: {problem}")
     if value.startswith(SHARE_PREFIX):
-        raise ValueError("expected a plain topic filter: a rule takes every message, it shares with nobody")
+        raise ValueError("expected a topic filter without a shared subscription")
     return value
 
 
 def _tube_topic(value: str) -> str:
     if not valid_topic(value):
-        raise ValueError("expected a tube topic: a letter, then letters, digits and _, 2 to 64 in all")
+        raise ValueError("expected a TubeMQ topic: a letter, then letters, digits and _, 2 to 64 in all")
     return value
 
 
@@ -115,7 +115,7 @@ class HttpTls(Section):
     )
 
     def files(self) -> TlsFiles:
-        """As the listener takes it."""
+        """Certificate files of the listener."""
         return TlsFiles(
             certificate=self.certificate,
             key=self.key,
@@ -183,7 +183,7 @@ class StagingSection(Section):
 
     @property
     def limits(self) -> StagingLimits:
-        """The same for the broker."""
+        """Limits for the broker."""
         return StagingLimits(
             max_bytes=self.max_bytes,
             max_attempts=self.max_attempts,
@@ -242,7 +242,7 @@ class Tube(Section):
     @model_validator(mode="before")
     @classmethod
     def _short(cls, value: object) -> object:
-        # `topics: [a_topic]` and `a_topic:` without a body take the defaults.
+        # `topics: [a_topic]` and `a_topic:` without a body use the defaults.
         if isinstance(value, dict):
             topics = value.get("topics")
             if isinstance(topics, list) and all(isinstance(name, str) for name in topics):
@@ -271,12 +271,12 @@ class Disk(Section):
 
 
 class WhenFull(StrEnum):
-    """What a rule does with messages for which there is no room while the log is away."""
+    """Reaction of a rule to messages that exceed its limit while the log is unavailable."""
 
     WAIT = "wait"
-    """The connections that go on sending are not read, so that their senders wait."""
+    """Connections of publishers are not read, so publishers wait."""
     REFUSE = "refuse"
-    """QoS 1 and 2 messages are answered 0x97 Quota exceeded, QoS 0 ones are dropped."""
+    """QoS 1 and 2 messages are rejected with 0x97 Quota exceeded, QoS 0 messages are dropped."""
 
 
 class RuleSection(Section):
@@ -378,11 +378,11 @@ class NodeConfig(Section):
             if part.advertise is not None and part.advertise.is_wildcard:
                 raise ValueError(f"advertise {part.advertise}: no client can connect to every interface")
         if self.mqtt_faults is not None and self.mqtt.transport is not Transport.TCP:
-            raise ValueError("mqtt_faults: it stands in front of `mqtt`, which must have the transport tcp then")
+            raise ValueError("mqtt_faults forwards to `mqtt`, which needs the transport tcp")
         names = [bridge.name for bridge in self.bridges]
         for index, name in enumerate(names):
             if name in names[:index]:
-                raise ValueError(f"bridges[{index}].name: {name!r} names another bridge as well")
+                raise ValueError(f"bridges[{index}].name: {name!r} is the name of another bridge")
         for index, rule in enumerate(self.rules):
             topic = self.tube.topics.get(rule.topic, TopicSection())
             if rule.partition is not None and rule.partition % 10_000 >= topic.partitions:
@@ -393,21 +393,21 @@ class NodeConfig(Section):
         return self
 
     def topics(self) -> dict[str, TopicSection]:
-        """The topics that must exist once the node is ready: those named, and those that rules write to."""
+        """Topics that are created at the start: configured ones, and those of rules."""
         capture = self.statestore.capture_topic
         captured = {} if capture is None else {capture: TopicSection(partitions=1)}
         return {**captured, **{rule.topic: TopicSection() for rule in self.rules}, **self.tube.topics}
 
 
 class Option(NamedTuple):
-    """An option that has a flag and an environment variable beside its place in the file."""
+    """A setting that has a command line option and an environment variable."""
 
     flag: str
     location: tuple[str, ...]
 
     @property
     def variable(self) -> str:
-        """Its environment variable: ``PENSTOCK_DATA_DIR`` for ``data-dir``."""
+        """Environment variable: ``PENSTOCK_DATA_DIR`` for ``data-dir``."""
         return "PENSTOCK_" + self.flag.upper().replace("-", "_")
 
 
@@ -450,13 +450,13 @@ def tube_section(flags: Mapping[str, str | int | None]) -> Tube:
 
 
 def load_config(path: Path | None, flags: Mapping[str, str | None], environment: Mapping[str, str]) -> NodeConfig:
-    """The configuration of a node.
+    """Load the configuration of a node.
 
-    ``path`` is the file (None: ``./penstock.yaml`` where it exists), ``flags`` maps names of ``OPTIONS`` to what the
-    command line said. Relative paths of the file are relative to the file, any other to the working directory.
+    ``path`` is the file (None: ``./penstock.yaml`` if it exists), ``flags`` maps names of ``OPTIONS`` to values of the
+    command line. Relative paths in the file are relative to the file, others to the working directory.
 
     Raises:
-        ConfigError: an option cannot be used; it says where that option came from.
+        ConfigError: a setting cannot be used; it names the source of the setting.
     """
     if path is None and DEFAULT_FILE.exists():
         path = DEFAULT_FILE
@@ -467,18 +467,18 @@ def load_config(path: Path | None, flags: Mapping[str, str | None], environment:
         given = flags.get(option.flag)
         where = f"--{option.flag}"
         if given is None:
-            # An empty variable counts as not set, as in most of the tools that set them.
+            # An empty variable counts as unset.
             given, where = environment.get(option.variable) or None, option.variable
         if given is None:
             continue
         if option.location == ("data_dir",) and not given.strip():
-            raise ConfigError(f"{where}: the data directory has no name", option="data_dir", where=where)
+            raise ConfigError(f"{where}: the data directory is empty", option="data_dir", where=where)
         _put(document, option, given, where)
     return validate(document, NodeConfig)
 
 
 def _beside_the_file(value: object, kind: Any, directory: Path) -> Any:
-    """``value``, which the file has for an option of the type ``kind``, with the paths in it relative to the file."""
+    """Make the paths in ``value``, of type ``kind``, relative to the directory of the file."""
     inner = get_args(kind)
     if kind is Path and isinstance(value, str):
         return str(directory / Path(value).expanduser())

@@ -1,4 +1,4 @@
-"""The section ``statestore``: dialect, quotas, extensions, what is kept in memory mode, change capture."""
+"""The section ``statestore``: dialect, quotas, extensions, persistence in memory mode, change capture."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ __all__ = ["ExtensionName", "KeyResource", "PersistenceConfig", "StateStoreSecti
 
 
 class ExtensionName(StrEnum):
-    """What can be switched on beside the published protocol."""
+    """Extensions of the published protocol."""
 
     MGET = "mget"
     TTL = "ttl"
@@ -52,7 +52,7 @@ _EXTENSIONS: Final = {
 
 def _topic(value: str | None) -> str | None:
     if value is not None and not valid_topic(value):
-        raise ValueError("expected a tube topic: a letter, then letters, digits and _, 2 to 64 in all")
+        raise ValueError("expected a TubeMQ topic: a letter, then letters, digits and _, 2 to 64 in all")
     return value
 
 
@@ -102,7 +102,7 @@ class PersistenceConfig(Section):
     value: str = Field(default="true", description="value of that user property")
 
     def as_options(self) -> KeyPersistence:
-        """What the store takes."""
+        """Settings of the store."""
         patterns = [name for r in self.keys if r.key_type is KeyType.PATTERN for name in r.names()]
         names = [name for r in self.keys if r.key_type is not KeyType.PATTERN for name in r.names()]
         return KeyPersistence(
@@ -149,7 +149,7 @@ class StateStoreSection(Section):
     )
 
     def options(self, *, strict_read: bool) -> StoreOptions:
-        """What the store takes."""
+        """Options of the store."""
         return StoreOptions(
             dialect=self.dialect,
             max_keys=self.max_keys,

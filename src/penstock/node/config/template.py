@@ -1,8 +1,8 @@
-"""Text made from a message: ``{topic}``, ``{level.2}``, ``{levels.2}``, ``{user.line|none}``.
+"""Templates that are filled from a message: ``{topic}``, ``{level.2}``, ``{levels.2}``, ``{user.line|none}``.
 
-A part names what it takes from the message, and after ``|`` what stands there when the message does not have it (else
-nothing). Levels of the topic count from 1, or from the end with a minus; ``levels.N`` is that level and all after it.
-User properties are the MQTT ones, the first of a repeated name. ``{{`` and ``}}`` stand for the braces themselves.
+A placeholder names a field of the message, and after ``|`` the default if the message does not have it (empty without
+one). Topic levels count from 1, or from the end with a minus; ``levels.N`` is that level and all following ones.
+``user.NAME`` is the first user property of that name. ``{{`` and ``}}`` are literal braces.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Template:
     __slots__ = ("_parts", "text")
 
     def __init__(self, text: str) -> None:
-        """Parse ``text``; raises ValueError saying what is accepted."""
+        """Parse ``text``; raises ValueError with the accepted placeholders."""
         self.text = text
         self._parts: list[str | tuple[_Take, str, str]] = []
         position = 0
@@ -83,11 +83,11 @@ class Template:
 
     @property
     def is_topic(self) -> bool:
-        """True if it is just ``{topic}``, which the caller can handle without formatting."""
+        """True for ``{topic}`` alone, which needs no formatting."""
         return self._parts == [(_PLAIN["topic"], "", "")]
 
     def expand(self, message: Inbound) -> str:
-        """The text for one message."""
+        """Fill the template from a message."""
         return "".join(
             [part if isinstance(part, str) else part[0](message, part[1]) or part[2] for part in self._parts]
         )
@@ -107,7 +107,7 @@ def _part(match: re.Match[str]) -> str | tuple[_Take, str, str]:
         return match[0][0]
     inside = match[1]
     if inside is None:
-        raise ValueError(f"expected text with {_KNOWN}; a lone brace is written {match[0] * 2}")
+        raise ValueError(f"expected text with {_KNOWN}; write a literal brace as {match[0] * 2}")
     what, _, default = inside.partition("|")
     if what in _PLAIN:
         return _PLAIN[what], "", default

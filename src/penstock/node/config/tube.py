@@ -18,7 +18,7 @@ from penstock.tube.engine.limits import TubeLimits
 __all__ = ["Start", "TubeAccess", "TubeLimitOptions", "TubeTls", "tube_limits"]
 
 Start = Callable[..., Awaitable[tuple[str, int]]]
-"""``start`` of a master or broker: host, port, and by name ``tls`` and ``tls_port``; gives the plain address."""
+"""``start`` of a master or broker: host, port, and the keywords ``tls`` and ``tls_port``; returns the plain address."""
 
 
 def _network(value: object) -> object:
@@ -43,7 +43,7 @@ class TubeAccess(Section):
     @classmethod
     def _one_file(cls, value: object) -> object:
         if isinstance(value, dict) and "users" in value:
-            raise ValueError("users: tube clients sign as users of `security.passwords` (penstock user create)")
+            raise ValueError("users: TubeMQ clients sign as users of `security.passwords` (penstock user create)")
         return value
 
 
@@ -59,7 +59,7 @@ class TubeTls(Section):
     broker_port: int = Field(default=8124, ge=0, le=65535, description="TLS port of the broker; 0 selects a free port")
 
     def beside(self, start: Start, port: int) -> Start:
-        """``start`` with a TLS listener on ``port``. Raises ConfigError where a file cannot be used."""
+        """Wrap ``start`` to open a TLS listener on ``port`` as well. Raises ConfigError if a file cannot be used."""
         context = ServerTls(self._files(), protocol="tubemq").context
         return lambda host, plain: start(host, plain, tls=context, tls_port=port)
 

@@ -1,8 +1,8 @@
-"""Configuration files into typed models, with errors that point at the line.
+"""Load YAML configuration files into typed models, with errors that have line and column.
 
-One loader for every YAML file of penstock (``penstock.yaml``, pipelines). A model is a pydantic model; what it refuses
-comes back as one ConfigError that says for each option: file, line and column, the option's path, the value, what is
-accepted, and the nearest known name where a name was not known.
+All YAML files of penstock are loaded here (``penstock.yaml``, pipelines). Models are pydantic models; their errors
+become one ConfigError with file, line and column, path of the option, value, accepted values, and the nearest known
+name for an unknown one.
 """
 
 from __future__ import annotations
@@ -51,23 +51,23 @@ _EXPECTED = {
 def load(path: Path | str, model: type[Model], *, environment: Mapping[str, str] | None = None) -> Model:
     """Read the YAML file at ``path`` into a ``model``.
 
-    ``environment`` answers ``${NAME}`` (default: the process's own).
+    ``environment`` replaces ``${NAME}`` (default: that of the process).
 
     Raises:
-        ConfigError: the file cannot be read or is not YAML, or an option cannot be used: see the module's docstring.
+        ConfigError: the file cannot be read or is not YAML, or an option is invalid.
     """
     return validate(read_document(Path(path), _environment(environment)), model)
 
 
 def parse(text: str, model: type[Model], *, name: str, environment: Mapping[str, str] | None = None) -> Model:
-    """As ``load``, from text that is already in memory; ``name`` stands for the file in messages."""
+    """Parse text as ``load`` does a file; ``name`` is the file name in errors."""
     return validate(parse_document(text, name, _environment(environment)), model)
 
 
 def validate(
     document: Document, model: type[Model], check: Callable[[Model], ValidationError | None] | None = None
 ) -> Model:
-    """Check a document (possibly with values put over it) against ``model``, then the whole of it with ``check``."""
+    """Validate a document against ``model``, and then the model with ``check``."""
     try:
         found = model.model_validate(document.data)
         error = None if check is None else check(found)
@@ -88,13 +88,13 @@ def _config_error(error: ValidationError, document: Document, model: type[BaseMo
     for detail in error.errors(include_url=False):
         where, option, text, do = _explain(detail, document, schema)
         text = document.without_secrets(text)
-        # The branches of a union repeat themselves; one line each is enough.
+        # Branches of a union repeat errors; one line each is sufficient.
         found.setdefault(f"{where}: option {option!r}: {text}" if option else f"{where}: {text}", (where, option, do))
-    # In the order of the file, in which they will be mended.
+    # In the order of the file.
     lines = sorted(found, key=lambda line: _line_and_column(found[line][0]))
     where, option, do = found[lines[0]]
     if len(lines) > 1:
-        # Hints belong to their lines once there are several.
+        # Several errors have their hints on their lines.
         lines = [line + (f" ({found[line][2]})" if found[line][2] else "") for line in lines]
         do = None
     shown = lines[:SHOWN_ERRORS]
@@ -109,7 +109,7 @@ def _line_and_column(where: str) -> tuple[int, ...]:
 
 
 def _explain(detail: Any, document: Document, schema: _Schema) -> tuple[str, str, str, str | None]:
-    """``(where, option, what was wrong, what to do or None)`` of one pydantic error."""
+    """``(where, option, error, hint or None)`` of one pydantic error."""
     kind: str = detail["type"]
     location = _in_data(detail["loc"], document.data)
     option = path_text(location)
@@ -129,7 +129,7 @@ def _explain(detail: Any, document: Document, schema: _Schema) -> tuple[str, str
         accepted = str(context.get("expected") or context.get("expected_tags") or context.get("discriminator"))
         if kind == "union_tag_not_found":
             name = accepted.strip("'")
-            return where, option, f"{name!r} is missing: it says which kind this is", f"add `{name}: ...`"
+            return where, option, f"{name!r} is missing: it selects the kind", f"add `{name}: ...`"
         if kind == "union_tag_invalid":
             tag_name = str(context["discriminator"]).strip("'")
             location = (*location, tag_name)
@@ -151,7 +151,7 @@ def _expected(text: str) -> str:
 
 
 def _in_data(loc: tuple[str | int, ...], data: Value) -> Location:
-    """The part of a pydantic location that the file has: union branches and validators add parts of their own."""
+    """The part of a pydantic location that exists in the file: union branches and validators add parts of their own."""
     location: list[str | int] = []
     node = data
     for part in loc:
@@ -189,14 +189,14 @@ def _did_you_mean(name: str, known: list[str]) -> str | None:
 
 
 def _put_under(name: str, below: Mapping[str, list[str]]) -> str | None:
-    """Where in the options beside it ``name`` is known."""
+    """Neighbouring options below which ``name`` is known."""
     wanted = name.lower().replace("-", "_")
     places = [repr(option) for option, names in below.items() if wanted in map(str.lower, names)]
     return f"put it under {' or '.join(places)}" if places else None
 
 
 class _QuietSchema(GenerateJsonSchema):
-    """Only names are read from the schema, so a default that JSON cannot hold is no matter here."""
+    """JSON Schema without warnings: only its names are used, so defaults need not be JSON."""
 
     ignored_warning_kinds: set[JsonSchemaWarningKind] = {  # noqa: RUF012 - declared so by pydantic
         "skipped-choice",
@@ -205,18 +205,18 @@ class _QuietSchema(GenerateJsonSchema):
 
 
 class _Schema:
-    """The names a model knows at a location, read from its JSON Schema (which unfolds unions and aliases for us)."""
+    """Names of the options of a model by location, from its JSON Schema, which resolves unions and aliases."""
 
     def __init__(self, model: type[BaseModel]) -> None:
         self._root: dict[str, Any] = model.model_json_schema(by_alias=True, schema_generator=_QuietSchema)
         self._defs: dict[str, Any] = self._root.get("$defs", {})
 
     def names(self, loc: tuple[str | int, ...]) -> list[str]:
-        """The options that are known at a pydantic location, sorted; empty where anything may stand."""
+        """Options at a pydantic location, sorted; empty if any name is accepted."""
         return sorted({name for node in self._at(loc) for name in node.get("properties", ())})
 
     def below(self, loc: tuple[str | int, ...]) -> dict[str, list[str]]:
-        """The names known at ``loc``, and the names that are known inside of each."""
+        """Options at ``loc``, with the options below each."""
         return {name: self.names((*loc, name)) for name in self.names(loc)}
 
     def _at(self, loc: tuple[str | int, ...]) -> list[dict[str, Any]]:

@@ -1,12 +1,12 @@
-"""A YAML 1.2 file as plain values that remember where they stand.
+"""A YAML 1.2 file as plain values with their positions.
 
-The parser's events are read directly, for two reasons: every value keeps its line and column, so that an error found
-long after reading can point at it; and scalars mean what YAML 1.2's core schema says and nothing more (no dates, no
-``yes``, no base 60), which no loader at hand does exactly.
+The events of the parser are read directly, for two reasons: every value keeps its line and column for later errors; and
+scalars have exactly the types of YAML 1.2's core schema (no dates, no ``yes``, no base 60), which no available loader
+provides.
 
-``${NAME}`` and ``${NAME:-default}`` in a value are replaced from the environment, ``$${`` stays ``${``. The value is
-typed after the replacement, so that ``port: ${PORT:-1883}`` is a number, unless it is quoted. What is put in is always
-one scalar: a variable cannot add keys or lists.
+``${NAME}`` and ``${NAME:-default}`` in a value are replaced from the environment, ``$${`` is a literal ``${``. The type
+is determined after the replacement, so that ``port: ${PORT:-1883}`` is a number unless it is quoted. The replacement is
+always one scalar: a variable cannot add keys or lists.
 
 ``${file:PATH}`` is the first line of a file, for secrets: always text, and never shown.
 """
@@ -30,7 +30,7 @@ Value = None | bool | int | float | str | list["Value"] | dict[str, "Value"]
 Location = tuple[str | int, ...]
 
 MAX_VALUES = 100_000
-"""Bound of what one file may hold, aliases unfolded: a page of nested aliases must not fill the memory."""
+"""Limit of values in a file, with aliases expanded, so that nested aliases cannot fill the memory."""
 MAX_DEPTH = 64
 
 _INT = re.compile(r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+")
@@ -47,10 +47,10 @@ _TAGS = {f"tag:yaml.org,2002:{name}": name for name in ("str", "int", "float", "
 
 @dataclass(slots=True)
 class Document:
-    """The values of one file and where each stands.
+    """The values of a file and their positions.
 
-    ``places`` maps the path of a value to ``file:line:column``; ``keys`` does so for the key that introduces it.
-    ``secrets`` are texts that came out of files, which no message may repeat.
+    ``places`` maps the path of a value to ``file:line:column``, ``keys`` that of its key. ``secrets`` are texts of
+    files, which no message may contain.
     """
 
     name: str
@@ -60,23 +60,24 @@ class Document:
     secrets: set[str] = field(default_factory=set)
 
     def without_secrets(self, text: str) -> str:
-        """``text``, a message, without what came out of files."""
+        """Remove secrets from a message."""
         for secret in sorted(self.secrets, key=len, reverse=True):
             text = text.replace(secret, "***")
         return text
 
     def where(self, location: Location) -> str:
-        """The place of the value at ``location``, or of the nearest value around it that the file has."""
+        """Position of the value at ``location``, or of the nearest enclosing value in the file."""
         while location and location not in self.places:
             location = location[:-1]
         return self.places.get(location, self.name)
 
     def where_key(self, location: Location) -> str:
-        """The place of the key that introduces ``location``; its value's place where there is no key."""
+        """Position of the key at ``location``; that of its value if there is no key."""
         return self.keys.get(location) or self.where(location)
 
     def put(self, location: tuple[str, ...], value: Value, where: str) -> None:
-        """Set the value at ``location`` (keys only), making the mappings on the way; later errors name ``where``."""
+        """Set the value at ``location`` (keys only) and create missing mappings; later errors have the position
+        ``where``."""
         node = self.data
         for depth, key in enumerate(location[:-1], start=1):
             inner = node.get(key)
@@ -92,7 +93,7 @@ def read_document(path: Path, environment: Mapping[str, str]) -> Document:
     """Read and parse the file at ``path``.
 
     Raises:
-        ConfigError: it cannot be read, is not UTF-8 or not YAML, repeats a key, or names a variable that is not set.
+        ConfigError: the file is unreadable, not UTF-8 or not YAML, has a duplicate key or an unset variable.
     """
     try:
         text = path.read_bytes().decode("utf-8-sig")
@@ -108,13 +109,13 @@ def read_document(path: Path, environment: Mapping[str, str]) -> Document:
 
 
 def parse_document(text: str, name: str, environment: Mapping[str, str], directory: Path = Path()) -> Document:
-    """Parse ``text``; ``name`` stands for the file in messages. An empty text is an empty mapping.
+    """Parse ``text``; ``name`` is the file name in errors. An empty text is an empty mapping.
 
-    ``directory`` is where paths of ``${file:PATH}`` begin.
+    Paths of ``${file:PATH}`` are relative to ``directory``.
     """
     document = Document(name, {})
     try:
-        # Event by event, so that the bounds below also end the parser, which is quadratic in the depth.
+        # Event by event, so that the limits below stop the parser as well, which is quadratic in the depth.
         root = _Builder(document, iter(YAML(typ="safe", pure=True).parse(text)), environment, directory).document()
     except MarkedYAMLError as error:
         raise _syntax_error(name, error, text) from error
@@ -136,7 +137,7 @@ def parse_document(text: str, name: str, environment: Mapping[str, str], directo
 
 
 class _Builder:
-    """Turns the events of one document into values. Recursion is bounded by ``MAX_DEPTH``."""
+    """Converts the events of a document to values. The recursion is limited by ``MAX_DEPTH``."""
 
     def __init__(
         self, document: Document, events: Iterator[Any], environment: Mapping[str, str], directory: Path
@@ -150,7 +151,7 @@ class _Builder:
         self.count = 0
 
     def document(self) -> Value:
-        """The value of the one document; None where the file is empty."""
+        """Value of the document; None for an empty file."""
         root: Value = None
         seen = False
         for event in self.events:
@@ -167,7 +168,7 @@ class _Builder:
         return root
 
     def value(self, event: Any, at: Location) -> Value:
-        """The value that begins with ``event`` and stands at the path ``at``; its events are consumed."""
+        """Value that begins with ``event``, at the path ``at``; consumes its events."""
         place = self._place(event)
         self.count += 1
         if self.count > MAX_VALUES or len(at) > MAX_DEPTH:
@@ -226,7 +227,7 @@ class _Builder:
         name: str = event.anchor
         place = self._place(event)
         if name in self.open_anchors:
-            raise ConfigError(f"{place}: *{name} refers to the value that it is part of", where=place)
+            raise ConfigError(f"{place}: *{name} refers to a value that contains it", where=place)
         if name not in self.anchors:
             raise ConfigError(
                 f"{place}: *{name} refers to nothing", where=place, do=f"write &{name} before the value it repeats"
@@ -234,7 +235,7 @@ class _Builder:
         return self._copy(self.anchors[name], at, place)
 
     def _copy(self, value: Value, at: Location, place: str) -> Value:
-        """A copy of an anchored value, so that its parts have places of their own (that of the alias)."""
+        """Copy an anchored value, with the positions of the alias."""
         self.count += 1
         if self.count > MAX_VALUES or len(at) > MAX_DEPTH:
             raise ConfigError(f"{place}: aliases unfold to more than {MAX_VALUES} values", where=place)
@@ -295,7 +296,7 @@ class _Builder:
                     where=place,
                     do="write $${ where a literal ${ is meant",
                 )
-            # As in a shell, `:-` stands in for an empty variable too.
+            # As in a shell, `:-` applies to an empty variable as well.
             value = self.environment.get(name)
             if value is None and default is None:
                 raise ConfigError(
@@ -309,7 +310,7 @@ class _Builder:
         return _VARIABLE.sub(replace, text)
 
     def _secret(self, name: str, place: str, at: Location) -> str:
-        """The first line of the file ``name``."""
+        """First line of the file ``name``."""
         why: str | None = None
         try:
             with (self.directory / name).open("rb") as file:
@@ -329,7 +330,7 @@ class _Builder:
                 f"{place}: option {path_text(at)!r}: the file {str(self.directory / name)!r} cannot be used: {why}",
                 option=path_text(at),
                 where=place,
-                do="write the secret into its first line; a path that is not absolute begins beside this file",
+                do="write the secret to its first line; a relative path is relative to this file",
             )
         self.out.secrets.add(text)
         return text
@@ -348,13 +349,13 @@ def path_text(location: Location) -> str:
 
 
 def _plain(text: str) -> Value:
-    """The value of an unquoted scalar: YAML 1.2, core schema."""
+    """Value of an unquoted scalar by the core schema of YAML 1.2."""
     if text in _NULL:
         return None
     if text in _BOOL:
         return _BOOL[text]
     if _INT.fullmatch(text):
-        # A number of a thousand digits is text to us: int() is quadratic, and Python refuses it by itself.
+        # Very long numbers stay text: int() is quadratic, and Python rejects them.
         return int(text, 0 if text[:2] in {"0o", "0x"} else 10) if len(text) < 100 else text
     if _FLOAT.fullmatch(text):
         return float(text.replace(".", "", 1) if text.lstrip("+-").lower() in {".inf", ".nan"} else text)
@@ -371,7 +372,7 @@ def _syntax_error(name: str, error: MarkedYAMLError, text: str) -> ConfigError:
     problem = str(error.problem or error.context or "it is not YAML")
     do = "check the indentation and the quotes of this line and the one before"
     if "'\\t'" in problem:
-        do = "indent with blanks: YAML allows no tabs there"
+        do = "indent with blanks: YAML does not permit tabs there"
     elif "mapping values are not allowed" in problem:
         do = "give neighbouring options the same indentation, and quote a value that has ': ' in it"
     elif "flow" in str(error.context) and mark is not None and mark.index >= len(text.rstrip()):

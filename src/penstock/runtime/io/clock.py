@@ -1,4 +1,4 @@
-"""The clocks of the IO shells; engines are handed what these say. All in milliseconds."""
+"""Clocks in milliseconds; engines get their values as arguments."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 def wall_clock_ms() -> int:
-    """Milliseconds since 1970, UTC; jumps when the machine's clock is set."""
+    """Milliseconds since 1970, UTC; may step."""
     return time.time_ns() // 1_000_000
 
 
 def monotonic_ms() -> int:
-    """Milliseconds of a clock that never jumps, from an arbitrary start."""
+    """Milliseconds of a clock that never steps, from an arbitrary start."""
     return time.monotonic_ns() // 1_000_000
 
 
 def steady_clock() -> Callable[[], int]:
-    """Milliseconds since 1970 that never jump: the wall clock of now, advanced by the monotonic clock.
+    """Clock of milliseconds since 1970 that never steps: the current wall clock, advanced by the monotonic clock.
 
-    Setting the machine's clock must not end sessions or leases.
+    A step of the system clock must not end sessions or leases.
     """
     offset = time.time_ns() - time.monotonic_ns()
     return lambda: (time.monotonic_ns() + offset) // 1_000_000
@@ -39,5 +39,5 @@ def boot_id() -> str | None:
 
 
 def boot_ms() -> int:
-    """Milliseconds since the machine was booted, the time that it was suspended included. Linux only."""
+    """Milliseconds since boot, including suspended time. Linux only."""
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000

@@ -1,4 +1,4 @@
-"""Who a client is and whom it trusts, as names of files: what commands and Spark options say of it."""
+"""Credentials and TLS files of clients, as given by commands and Spark options."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["ANONYMOUS_LOGIN", "ClientOptions", "Login", "read_password"]
 
 
 class ClientOptions(TypedDict):
-    """The arguments of a producer, consumer or reader that say who it is."""
+    """Credentials and TLS arguments of a producer, consumer or reader."""
 
     user: str | None
     password: str | None
@@ -23,9 +23,9 @@ class ClientOptions(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class Login:
-    """``password_file``: its first line is the password of ``user``. ``tls`` None: no TLS.
+    """User, password file and TLS files of a client. ``tls`` None: no TLS.
 
-    It holds no secret, so it may be written down and sent to other machines; the files are read where they are used.
+    It has no secrets, so it can be stored and sent to other machines; files are read where they are used.
     """
 
     user: str | None = None
@@ -35,13 +35,13 @@ class Login:
     def __post_init__(self) -> None:
         if (self.user is None) != (self.password_file is None):
             raise ConfigError(
-                "a user needs a password file, and a password file its user",
+                "a user and a password file must be set together",
                 option="user",
-                do="give both, or neither where the server has no users",
+                do="set both, or neither if the server has no users",
             )
 
     def password(self) -> str | None:
-        """The password in the file.
+        """Read the password.
 
         Raises:
             ConfigError: the file cannot be read.
@@ -51,7 +51,7 @@ class Login:
         return read_password(Path(self.password_file))
 
     def client(self) -> ClientOptions:
-        """What a client is made with.
+        """Arguments of a client.
 
         Raises:
             ConfigError: a file cannot be used.
@@ -64,7 +64,7 @@ class Login:
 
 
 def read_password(path: Path, option: str = "password_file") -> str:
-    """The password in the file that ``option`` names: its first line, without its line end.
+    """Read the password in the file named by ``option``: its first line.
 
     Raises:
         ConfigError: the file cannot be read.
@@ -76,9 +76,9 @@ def read_password(path: Path, option: str = "password_file") -> str:
             f"{option}: {str(path)!r} cannot be read",
             option=option,
             why=getattr(error, "strerror", None) or "it is not UTF-8 text",
-            do="name a file that this user may read, on each machine that needs it; its first line is the password",
+            do="use a file that this user can read, on each machine that needs it; its first line is the password",
         ) from error
 
 
 ANONYMOUS_LOGIN = Login()
-"""No user, no TLS."""
+"""Neither user nor TLS."""

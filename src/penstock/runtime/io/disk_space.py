@@ -1,16 +1,15 @@
-"""Disk space of a data directory: a size limit and a floor of free space, checked once a second in a thread.
+"""Disk space of a data directory: a size limit and a minimum of free space, checked once a second in a thread.
 
-While the directory is larger than its limit, or its file system has less free space than the floor, every part that
-stores data refuses what would grow it. Reads, deletes, expiry, retention and stored offsets continue: they free space
-or are small, and the floor is what they still may use. Without this, the first sign of a full disk is a write that
-fails in the middle of a commit.
+While the directory exceeds its limit, or its file system has less free space than the minimum, every part rejects
+requests that need space. Reads, deletes, expiry, retention and stored offsets continue: they free space or are small,
+and may use the minimum. Otherwise the first sign of a full disk would be a write that fails in the middle of a commit.
 
-Space that an LMDB environment has freed stays in its file and is used again. So a part with at least :data:`REUSABLE`
-bytes of such pages may write even while the node is out of space: this is how deletes make room in it.
+LMDB reuses freed space inside its file, which does not shrink. So a part with at least :data:`REUSABLE` bytes of free
+pages may write even while the node is out of space: deletes make room in this way.
 
-A refusal ends at 95 % of the limit, or at 110 % of the floor, so that the node does not alternate at the boundary.
-RabbitMQ (``disk_free_limit``) and Elasticsearch (flood-stage watermark) have the floor, etcd (``quota-backend-bytes``)
-and NATS (``max_file_store``) the limit.
+Rejection ends at 95 % of the limit, or 110 % of the minimum, so that the node does not alternate. RabbitMQ
+(``disk_free_limit``) and Elasticsearch (flood-stage watermark) have the minimum, etcd (``quota-backend-bytes``) and
+NATS (``max_file_store``) the limit.
 """
 
 from __future__ import annotations
@@ -27,30 +26,30 @@ __all__ = ["REFUSAL", "REUSABLE", "DiskSpace", "FileSystem", "Writer", "default_
 _log = logging.getLogger("penstock.runtime")
 
 REUSABLE: Final = 4 << 20
-"""Free pages, in bytes, with which a part may write while the node is out of space: more than a commit needs."""
+"""Bytes of free pages with which a part may write while the node is out of space: more than a commit needs."""
 
 REFUSAL: Final = "out of disk space: until there is more, nothing is stored that needs space (see /readyz)"
-"""The reason that clients get; the one for operators has paths and settings."""
+"""Reason for clients; the one for operators has paths and settings."""
 
 _CHECK_S: Final = 1.0
 _SIZE_EVERY: Final = 30
-"""Without a limit the size is only a metric, read with every thirtieth check."""
+"""Without a limit the size is only a metric, measured at every thirtieth check."""
 _LARGEST_FLOOR: Final = 256 << 20
 _FLOOR_SHARE: Final = 20
 
 
 class FileSystem(NamedTuple):
-    """Bytes of a file system: in all, and available to this process."""
+    """Bytes of a file system: total, and available to this process."""
 
     total: int
     free: int
 
 
 class Writer(NamedTuple):
-    """A part that stores data. ``writes``: the requests that it refuses without space, for people.
+    """A part that stores data. ``writes``: requests that it rejects without space, for people.
 
-    ``refuse`` gets the reason to refuse what grows the part, "" = none; called in the loop. ``reusable`` returns the
-    bytes that the part can write without growing its files; called in a thread.
+    ``refuse`` is called in the loop with the reason to reject requests that need space, "" for none. ``reusable``
+    returns the bytes that the part can write without growing its files; called in a thread.
     """
 
     writes: str
@@ -59,20 +58,21 @@ class Writer(NamedTuple):
 
 
 def file_system_of(path: Path) -> FileSystem:
-    """The file system of ``path`` now."""
+    """Size and free space of the file system of ``path``."""
     found = os.statvfs(path)
     return FileSystem(found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize)
 
 
 def default_floor(total: int) -> int:
-    """The floor where none is configured: 5 % of the file system, at most 256 MiB."""
+    """Default minimum of free space: 5 % of the file system, at most 256 MiB."""
     return min(_LARGEST_FLOOR, total // _FLOOR_SHARE)
 
 
 class DiskSpace:
-    """Watches the directory ``path``. ``max_bytes``: 0 = no limit; ``min_free_bytes``: None = :func:`default_floor`.
+    """Watches the directory ``path``. ``max_bytes``: 0 for no limit; ``min_free_bytes``: None for
+    :func:`default_floor`.
 
-    Call everything in the loop's thread.
+    All methods are called in the thread of the loop.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class DiskSpace:
         file_system: Callable[[Path], FileSystem] = file_system_of,
     ) -> None:
         self.reason = ""
-        """Reason why requests that need space are refused, with the action; "" = they are accepted."""
+        """Reason why requests that need space are rejected, with the action; "" if they are accepted."""
         self.used_bytes = 0
         self.free_bytes = 0
         self._path = path
@@ -96,7 +96,7 @@ class DiskSpace:
         self._task: asyncio.Task[None] | None = None
 
     def add(self, writer: Writer) -> None:
-        """Tell ``writer`` from now on."""
+        """Notify ``writer`` from now on."""
         self._writers.append(writer)
         writer.refuse(REFUSAL if self.reason else "")
 
@@ -113,7 +113,7 @@ class DiskSpace:
             await asyncio.wait([task])
 
     def figures(self) -> dict[str, int]:
-        """For the metrics."""
+        """Values of the metrics."""
         return {
             "used_bytes": self.used_bytes,
             "free_bytes": self.free_bytes,
@@ -121,11 +121,11 @@ class DiskSpace:
         }
 
     def warning(self) -> str | None:
-        """For ``/readyz``: the reason, None where there is none."""
+        """The reason, for ``/readyz``; None if there is none."""
         return self.reason or None
 
     async def check(self) -> None:
-        """Measure, and tell the writers."""
+        """Measure, and notify the writers."""
         cause, hint, reusable = await asyncio.to_thread(self._measure)
         measured = list(zip(self._writers, reusable, strict=False))
         refused = [writer.writes for writer, room in measured if room < REUSABLE]
@@ -134,7 +134,7 @@ class DiskSpace:
             if reason:
                 _log.error(reason)
             else:
-                _log.warning("disk space: enough again, nothing is refused any more path=%s", self._path)
+                _log.warning("disk space: sufficient again, all requests are accepted path=%s", self._path)
         self.reason = reason
         for writer, room in measured:
             writer.refuse(REFUSAL if cause and room < REUSABLE else "")
@@ -145,11 +145,11 @@ class DiskSpace:
             try:
                 await self.check()
             except OSError as error:
-                # The parts meet the same file system, and say what they cannot do.
+                # The parts report errors of the file system themselves.
                 _log.warning("disk space cannot be measured path=%s: %s", self._path, error)
 
     def _measure(self) -> tuple[str, str, list[int]]:
-        """The cause to refuse and the hint, and what each writer can reuse (not asked where there is no cause)."""
+        """Cause and hint, and the reusable bytes of each writer (only with a cause)."""
         total, self.free_bytes = self._file_system(self._path)
         if self._max_bytes or self._checks % _SIZE_EVERY == 0:
             self.used_bytes = _size_of(self._path)
@@ -173,14 +173,14 @@ class DiskSpace:
 
 
 def _refused(refused: list[str], measured: list[tuple[Writer, int]]) -> str:
-    """The parts that refuse writes now, for people; a part with free pages in its file refuses nothing."""
+    """Requests that are rejected now, for people; parts with free pages reject nothing."""
     if refused or not measured:
         return f"{' and '.join(refused) or 'writes that need space'} are refused"
-    return "nothing is refused while the free pages of the files last"
+    return "nothing is refused while the files have free pages"
 
 
 def _size_of(path: Path) -> int:
-    """Bytes that the files below ``path`` take on the disk; a file that is removed meanwhile takes none."""
+    """Disk usage of the files below ``path``; files deleted meanwhile are skipped."""
     size = 0
     directories = [str(path)]
     while directories:

@@ -25,24 +25,24 @@ class Durability(StrEnum):
     FLUSHED = "flushed"
     """After the write: survives the end of the process, not loss of power."""
     MEMORY = "memory"
-    """At once; written behind. A crash may lose what was acknowledged last."""
+    """Immediately; written asynchronously. A crash may lose the last acknowledged data."""
 
 
 SECTOR: Final = 512
 """Bytes that a disk writes atomically; unbuffered writes begin and end at a multiple of it."""
 
 _UNBUFFERED_BYTES: Final = 64 << 10
-"""The largest unbuffered write; beyond it, whole pages are most of what is written anyway."""
+"""Largest unbuffered write; larger ones consist mostly of whole pages anyway."""
 
 
 NO_SPACE: Final = frozenset((errno.ENOSPC, errno.EDQUOT))
-"""Errors of a write that succeeds once there is space: the disk is full, or the user's quota."""
+"""Errors of a write that succeeds when there is space: full disk, or quota of the user."""
 
 
 class DiskFullError(OSError):
-    """A file cannot be created or written for lack of space. What was written in part may be written again.
+    """A file cannot be created or written for lack of space. A partial write may be repeated.
 
-    Not raised by ``sync``: after a sync that failed, whatever the reason, the content of the file is not known.
+    Not raised by ``sync``: after a failed sync the content of the file is unknown.
     """
 
 
@@ -53,49 +53,49 @@ class File(Protocol):
         """At most ``size`` bytes from ``position``; fewer only at the end of the file."""
 
     def write(self, position: int, data: bytes) -> None:
-        """Write all of ``data``; into the page cache, not yet durable. The file grows as needed.
+        """Write all of ``data`` to the page cache, not yet durable. The file grows as needed.
 
         Raises:
-            DiskFullError: for lack of space; another OSError: what the file holds now is not known.
+            DiskFullError: no space. After another OSError the content of the file is unknown.
         """
 
     def truncate(self, size: int) -> None:
         """Cut the file to ``size`` bytes; durable after ``sync``."""
 
     def sync(self) -> None:
-        """Make content and size durable. After an error nothing is known about either."""
+        """Make content and size durable. After an error both are unknown."""
 
     def size(self) -> int:
         """Length in bytes."""
 
     def close(self) -> None:
-        """Release the descriptor; twice is harmless."""
+        """Close the descriptor; may be called twice."""
 
 
 class Files(Protocol):
-    """A file system, as much of it as an append-only log needs."""
+    """File system operations of an append-only log."""
 
     def make_dir(self, path: Path) -> None:
-        """Make ``path`` and its parents; each new one is synced into its parent."""
+        """Create ``path`` and its parents; each new one is synced into its parent."""
 
     def create(self, path: Path) -> File:
-        """An empty new file (an existing one is emptied); durable after ``sync`` and ``sync_dir`` of its directory."""
+        """Create an empty file or truncate an existing one; durable after ``sync`` and ``sync_dir``."""
 
     def open(self, path: Path) -> File:
-        """An existing file, for reading and writing."""
+        """Open an existing file for reading and writing."""
 
     def open_unbuffered(self, path: Path) -> File:
-        """The same; writes of whole sectors bypass the page cache if the file system supports it.
+        """Open an existing file; writes of whole sectors bypass the page cache if the file system supports it.
 
-        A write through the page cache writes at least a whole page to the disk, these write what they are given. Only
-        for blocks that the file already has.
+        A write through the page cache writes at least a whole page to disk, these only what they are given. For
+        existing blocks only.
         """
 
     def names(self, path: Path) -> list[str]:
-        """Names in directory ``path``, sorted; empty when it does not exist."""
+        """Names in directory ``path``, sorted; empty if it does not exist."""
 
     def rename(self, old: Path, new: Path) -> None:
-        """Give a file another name in the same directory, replacing what had it; durable after ``sync_dir``."""
+        """Rename a file within its directory, replacing an existing one; durable after ``sync_dir``."""
 
     def remove(self, path: Path) -> None:
         """Unlink a file; durable after ``sync_dir``."""
@@ -105,9 +105,9 @@ class Files(Protocol):
 
 
 class DirectFile:
-    """A file of the operating system; ``direct``: a second descriptor of it, opened with ``O_DIRECT``.
+    """A file of the operating system; ``direct``: a second descriptor, opened with ``O_DIRECT``.
 
-    Errors name the file by its ``path``.
+    Errors have the ``path``.
     """
 
     __slots__ = ("_aligned", "_direct", "_fd", "_path")
@@ -119,7 +119,7 @@ class DirectFile:
         self._aligned: memoryview | None = None
 
     def read(self, position: int, size: int) -> bytes:
-        """With ``pread``, again where the kernel gave less [File]."""
+        """With ``pread``, repeated after a short read [File]."""
         data = os.pread(self._fd, size, position)
         if len(data) == size or not data:
             return data
@@ -131,7 +131,7 @@ class DirectFile:
         return b"".join(parts)
 
     def write(self, position: int, data: bytes) -> None:
-        """With ``pwrite``, again where the kernel took less [File]."""
+        """With ``pwrite``, repeated after a short write [File]."""
         try:
             self._write(position, data)
         except OSError as error:
@@ -143,12 +143,12 @@ class DirectFile:
             done = self._write_unbuffered(position, data, size)
         else:
             done = os.pwrite(self._fd, data, position)
-        # A disk that fills up writes short first; the next call then says ENOSPC.
+        # A disk that becomes full returns a short write first, and ENOSPC for the next one.
         while done < size:
             done += os.pwrite(self._fd, memoryview(data)[done:], position + done)
 
     def _write_unbuffered(self, position: int, data: bytes, size: int) -> int:
-        """Write from an aligned buffer and return how much was written."""
+        """Write from an aligned buffer; the number of bytes written."""
         aligned = self._aligned
         if aligned is None:
             aligned = self._aligned = memoryview(mmap.mmap(-1, _UNBUFFERED_BYTES))
@@ -179,7 +179,7 @@ class DirectFile:
         return os.fstat(self._fd).st_size
 
     def close(self) -> None:
-        """Also where the last reference goes [File]."""
+        """Also called when the last reference is dropped [File]."""
         self._close_direct()
         fd, self._fd = self._fd, -1
         if fd >= 0:
@@ -195,18 +195,18 @@ class DirectFile:
 
 
 def _named(error: OSError, path: str | None) -> OSError:
-    """The error of a write or a creation with the file's name, as a DiskFullError if it is one."""
+    """Add the file name to an error, as DiskFullError if it is one."""
     kind = DiskFullError if error.errno in NO_SPACE else OSError
     return kind(error.errno, error.strerror, error.filename or path)
 
 
 def room(path: Path) -> str:
-    """How much the file system of ``path`` has left, in words: what an error of a write does not always say."""
+    """Free space of the file system of ``path``, as text for errors."""
     try:
         found = os.statvfs(path)
     except OSError as error:
-        return f"its file system does not say what is left: {error.strerror}"
-    return f"{found.f_bavail * found.f_frsize // 1024} KiB are left on its file system"
+        return f"its file system does not report its free space: {error.strerror}"
+    return f"{found.f_bavail * found.f_frsize // 1024} KiB are free on its file system"
 
 
 class DirectFiles:
@@ -220,7 +220,7 @@ class DirectFiles:
             path = path.parent
         for directory in reversed(missing):
             try:
-                directory.mkdir(mode=0o750, exist_ok=True)  # values and queued messages are not for every user
+                directory.mkdir(mode=0o750, exist_ok=True)  # other users must not read values and messages
             except OSError as error:
                 raise _named(error, str(directory)) from error
             self.sync_dir(directory.parent)
@@ -234,11 +234,11 @@ class DirectFiles:
         return DirectFile(fd, path=path)
 
     def open(self, path: Path) -> DirectFile:
-        """Not handed on to processes that this one starts [Files]."""
+        """Not inherited by child processes [Files]."""
         return DirectFile(os.open(path, os.O_RDWR | os.O_CLOEXEC), path=path)
 
     def open_unbuffered(self, path: Path) -> DirectFile:
-        """With ``O_DIRECT``, where the system has it [Files]."""
+        """With ``O_DIRECT``, if the system supports it [Files]."""
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         if hasattr(os, "O_DIRECT"):
             with contextlib.suppress(OSError):  # the file system does not support the flag
@@ -246,18 +246,18 @@ class DirectFiles:
         return DirectFile(fd, path=path)
 
     def names(self, path: Path) -> list[str]:
-        """Of files and directories alike [Files]."""
+        """Files and directories [Files]."""
         try:
             return sorted(entry.name for entry in path.iterdir())
         except FileNotFoundError:
             return []
 
     def rename(self, old: Path, new: Path) -> None:
-        """With ``rename``, which replaces in one step [Files]."""
+        """With ``rename``, which replaces atomically [Files]."""
         old.replace(new)
 
     def remove(self, path: Path) -> None:
-        """Nothing where it is gone already [Files]."""
+        """Does nothing if it does not exist [Files]."""
         path.unlink(missing_ok=True)
 
     def sync_dir(self, path: Path) -> None:

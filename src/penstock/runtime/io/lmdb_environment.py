@@ -1,8 +1,8 @@
-"""An LMDB environment in a directory: opened once a process, with a schema, grown when it is full.
+"""An LMDB environment in a directory: opened once per process, with a schema, grown when it is full.
 
-What all stores of that kind need beside their own keys and values. A transaction is all of it or nothing; what its
-commit promises depends on the durability: ``durable`` = fsynced; ``flushed`` and ``memory`` = written to the page
-cache, fsynced when the kernel likes, when somebody asks for it and on :meth:`LmdbEnvironment.close`.
+Shared by all stores in LMDB. A transaction is atomic; the guarantee of its commit depends on the durability:
+``durable`` = fsynced; ``flushed`` and ``memory`` = written to the page cache, fsynced by the kernel, on request and in
+:meth:`LmdbEnvironment.close`.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from penstock.runtime.io.files import DirectFiles, Durability, room
 __all__ = ["INITIAL_MAP_BYTES", "LmdbEnvironment"]
 
 INITIAL_MAP_BYTES: Final = 1 << 30
-"""Address space, not disk: the file grows with its content. Doubled whenever it is full."""
+"""Initial address space, doubled when it is full; the file grows with its content."""
 
 _LEAST_SPACE: Final = 1 << 20
-"""Free space for a transaction, beyond what it writes: inner pages, and a file that is extended."""
+"""Minimum of free space for a transaction in addition to its data, for inner pages and growth of the file."""
 
 _SCHEMA: Final = Struct(">I")
 
@@ -36,10 +36,10 @@ T = TypeVar("T")
 
 
 class LmdbEnvironment:
-    """The environment at ``path``, made where it does not exist, with the databases ``tables``; ``meta`` is one.
+    """The environment at ``path``, created if it does not exist, with the databases ``tables``, among them ``meta``.
 
-    ``name`` is what errors call it (``many``: a plural), ``owner`` who has it open. ``schema`` is the layout of the
-    databases: a newer one is refused, an older one becomes this one.
+    ``name`` is its name in errors (``many``: a plural), ``owner`` the part that uses it. ``schema`` is the version of
+    the databases: a newer one is rejected, an older one is replaced.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class LmdbEnvironment:
     ) -> None:
         self.path = path.resolve()
         self.tables: dict[str, lmdb._Database] = {}
-        """By name, once it is open."""
+        """Databases by name, after :meth:`open`."""
         self.label = name
         self.names = tuple(tables)
         self.durability = durability
@@ -68,14 +68,14 @@ class LmdbEnvironment:
         self._env: lmdb.Environment | None = None
         self._stored_bytes = 0
         self._lock = threading.Lock()
-        """One transaction at a time: the map must not grow while another thread looks at it."""
+        """One transaction at a time: the map must not grow while another thread reads."""
 
     def open(self, load: Callable[[lmdb.Transaction[bytes]], T]) -> T:
-        """Open, check the schema and give what ``load`` reads, in a transaction that may write (again where what it
-        writes did not fit).
+        """Open, check the schema and return the result of ``load``, in a write transaction (repeated if the map was too
+        small).
 
         Raises:
-            StorageError: already open in this process, made by a newer version, or not readable as a whole.
+            StorageError: already open in this process, written by a newer version, or damaged.
         """
         if self.path in _open_paths:
             raise StorageError(
@@ -97,9 +97,9 @@ class LmdbEnvironment:
             )
             _open_paths.add(self.path)
             self._make_whole(env)
-            # A reopened environment keeps the size that it had grown to.
+            # A reopened environment keeps its size.
             self._map_bytes = max(self._map_bytes, env.info()["map_size"])
-            # LMDB syncs what its files hold; that they are there must last as well.
+            # LMDB syncs the content of its files; their directory entries must be durable as well.
             files.sync_dir(self.path)
             self.tables.update({name: env.open_db(name.encode()) for name in self.names})
 
@@ -116,15 +116,15 @@ class LmdbEnvironment:
             raise StorageError(
                 f"{self._name} cannot be opened: {error}",
                 path=str(self.path),
-                do="look at the disk and the permissions, or restore the directory from a copy",
+                do="check disk and permissions, or restore the directory from a backup",
             ) from error
 
     def _make_whole(self, env: lmdb.Environment) -> None:
-        """Let the file have every page that it speaks of.
+        """Extend a truncated file to the size that its header states.
 
-        LMDB reads through a map: a page beyond the end of a file that was cut off would end the process (SIGBUS). A
-        page of zeros is an error that can be told. The last pages of a sound file may be missing too, where nothing
-        uses them.
+        LMDB reads through a map: access to a page beyond the end of a truncated file would kill the process (SIGBUS),
+        whereas a page of zeros is a reportable error. The last pages of an intact file may be missing if they are
+        unused.
         """
         file = self.path / "data.mdb"
         end = (env.info()["last_pgno"] + 1) * env.stat()["psize"]
@@ -139,14 +139,14 @@ class LmdbEnvironment:
         sync: bool = False,
         size: int = 0,
     ) -> None:
-        """Run ``write`` in one transaction, again where it did not fit; ``sync``: fsynced whatever the durability.
+        """Run ``write`` in one transaction, again if the map was too small; ``sync``: fsynced with any durability.
 
-        ``size``: bytes of what is written. Without space for them nothing is begun: LMDB reports a write that a full
-        disk cut short as an input/output error, which cannot be told from one of the device.
+        ``size``: bytes of the data. Without space for them nothing is begun: LMDB reports a write that a full disk
+        truncated as an input/output error, like an error of the device.
 
         Raises:
-            OutOfSpaceError: the disk is full; nothing of it counts, and it may be run again.
-            StorageError: ``what`` failed; nothing of it is known to be on disk.
+            OutOfSpaceError: the disk is full; nothing was written, and it may be repeated.
+            StorageError: ``what`` failed; the data may not be on disk.
         """
         assert self._env is not None, "open() comes first"
         try:
@@ -161,7 +161,7 @@ class LmdbEnvironment:
             raise StorageError(
                 f"{self._name}: {what} failed: {error}",
                 path=str(self.path),
-                # LMDB calls a write that a full disk cut short an input/output error.
+                # LMDB reports a write truncated by a full disk as an input/output error.
                 why="the operating system refused a write or an fsync; nothing of it counts as written; "
                 + room(self.path),
                 do="look at the disk (space, health), then restart: what was acknowledged is kept",
@@ -189,10 +189,10 @@ class LmdbEnvironment:
                     self._env.set_mapsize(self._map_bytes)
 
     def read(self, look: Callable[[lmdb.Transaction[bytes]], T]) -> T:
-        """What ``look`` reads in one transaction, during which nothing is written; from any thread.
+        """Run ``look`` in a read transaction; from any thread, without concurrent writes.
 
         Raises:
-            StorageError: it cannot be read.
+            StorageError: the environment cannot be read.
         """
         assert self._env is not None, "open() comes first"
         try:
@@ -202,17 +202,17 @@ class LmdbEnvironment:
             raise StorageError(
                 f"{self._name} cannot be read: {error}",
                 path=str(self.path),
-                do="look at the disk, or restore the directory from a copy",
+                do="check the disk, or restore the directory from a backup",
             ) from error
 
     def stored_bytes(self) -> int:
-        """Size of what is in use, as of the last transaction."""
+        """Bytes in use, as of the last transaction."""
         return self._stored_bytes
 
     def reusable_bytes(self) -> int:
-        """Bytes of the file that no table uses: the next transactions write there.
+        """Bytes of free pages, which the next transactions reuse.
 
-        From any thread; 0 where it is closed or cannot be read.
+        From any thread; 0 if it is closed or cannot be read.
         """
         with self._lock:
             if self._env is None:
@@ -248,7 +248,7 @@ class LmdbEnvironment:
                 f"{self._name} {self._has} schema {stored.hex()}, this version reads up to {self._schema}",
                 path=str(self.path),
                 why=f"a newer version of penstock has written {self._it}",
-                do="start that version, or restore the directory from a copy",
+                do="start that version, or restore the directory from a backup",
             )
         if stored != _SCHEMA.pack(self._schema):
             transaction.put(b"schema", _SCHEMA.pack(self._schema), db=self.tables["meta"])

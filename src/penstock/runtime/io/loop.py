@@ -54,7 +54,7 @@ Client = TypeVar("Client")
 Client_co = TypeVar("Client_co", covariant=True)
 
 MOST_DESCRIPTORS = 1 << 20
-"""Beyond that, tables of the kernel cost more than anybody has clients."""
+"""Upper limit of file descriptors: larger tables of the kernel cost more than the clients need."""
 M_TRIM_THRESHOLD = -1
 M_MMAP_THRESHOLD = -3
 
@@ -66,7 +66,7 @@ class CallLater(Protocol):
 
 
 def loop_name() -> str:
-    """``uvloop`` where it is installed, unless ``PENSTOCK_LOOP=asyncio`` asks for the plain loop."""
+    """``uvloop`` if it is installed, unless ``PENSTOCK_LOOP=asyncio``."""
     if os.environ.get("PENSTOCK_LOOP", "uvloop") != "asyncio":
         with contextlib.suppress(ImportError):
             import uvloop  # noqa: F401 - whether it is there
@@ -76,7 +76,7 @@ def loop_name() -> str:
 
 
 def loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
-    """What makes the loop: 12 to 27 % more packets with uvloop, nothing else differs."""
+    """Factory of the loop: uvloop processes 12 to 27 % more packets, with the same results."""
     if loop_name() == "uvloop":
         import uvloop
 
@@ -85,29 +85,29 @@ def loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
 
 
 def joins_writes(loop: asyncio.AbstractEventLoop) -> bool:
-    """True if the loop's transports collect writes until the end of the turn and send them as one."""
+    """True if the loop's transports collect writes of a turn and send them together."""
     return type(loop).__module__ == "uvloop"
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
-    """Run ``main`` to its end in a new loop."""
+    """Run ``main`` in a new loop."""
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         return runner.run(main)
 
 
 def tune_process() -> None:
-    """Set what a server process wants before it allocates much. Call once, early.
+    """Set process-wide options of a server. Call once, before large allocations.
 
-    glibc gives large buffers back to the kernel and faults them in again; keeping them doubled what a tube consumer
-    got (1 KiB messages). The price: the resident size stays at its peak.
+    glibc returns large buffers to the kernel and faults them in again; keeping them doubled the throughput of a TubeMQ
+    consumer (1 KiB messages). The resident size stays at its peak.
 
-    The shorter switch interval lets a commit thread have the interpreter sooner while the loop is busy (+7 % of
-    durable SETs measured; ten times shorter costs more than it gives).
+    The shorter switch interval gives commit threads the interpreter sooner while the loop is busy (+7 % of durable SETs
+    measured; a tenth of it costs more than it gains).
 
-    Descriptors: as many as the system lets the process have, since each client is one.
+    The limit of file descriptors is raised to the hard limit, since each client needs one.
     """
     if sys.platform == "linux" and "MALLOC_MMAP_THRESHOLD_" not in os.environ:
-        # A C library without mallopt (musl) simply keeps its own ways.
+        # musl has no mallopt.
         with contextlib.suppress(OSError, AttributeError):
             libc = ctypes.CDLL(None)
             libc.mallopt(M_MMAP_THRESHOLD, 256 * 1024 * 1024)
@@ -117,9 +117,9 @@ def tune_process() -> None:
 
 
 def _raise_descriptor_limit() -> None:
-    """Let the process have as many descriptors as it may: shells give 1,024, which is as many clients.
+    """Raise the limit of file descriptors: shells set 1,024, which would limit the clients.
 
-    Nothing here uses ``select()``, for whose sake that number is so low.
+    That default exists for ``select()``, which is not used here.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MOST_DESCRIPTORS)
@@ -129,10 +129,10 @@ def _raise_descriptor_limit() -> None:
 
 
 def freeze_memory() -> None:
-    """Take everything allocated so far out of garbage collection; call once after start and recovery.
+    """Exclude all current objects from garbage collection; call once after start and recovery.
 
-    A full collection of 300,000 recovered objects stops the loop for 32 ms; frozen, for none. The oldest generation is
-    then collected less often, because what the hot path keeps is bytes, which hold no cycles.
+    A full collection of 300,000 recovered objects would stop the loop for 32 ms. The oldest generation is then
+    collected less often, since the hot path keeps bytes, which have no cycles.
     """
     gc.collect()
     gc.freeze()
@@ -141,14 +141,14 @@ def freeze_memory() -> None:
 
 
 _STOP_S = 5.0
-"""Seconds that cancelled tasks may take to end."""
+"""Time limit for cancelled tasks to end."""
 
 
 class RunsInLoopThread(Protocol[Client_co]):
     """A blocking wrapper of an asyncio client that runs in a :class:`LoopThread`."""
 
     def _opened(self) -> tuple[LoopThread, Client_co]:
-        """The thread and the client; raises LocalProtocolError where it is closed."""
+        """Thread and client; raises LocalProtocolError if closed."""
 
 
 def blocking(
@@ -165,7 +165,7 @@ def blocking(
 
 
 class LoopThread:
-    """Runs coroutines for other threads, until :meth:`close`. A daemon: a program may end without closing it."""
+    """Runs coroutines for other threads, until :meth:`close`. A daemon: a program may exit without closing it."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -173,20 +173,20 @@ class LoopThread:
         self._thread = threading.Thread(target=self._main, name=name, daemon=True)
         self._closed = False
         self._closing = threading.Lock()
-        """Held while work is submitted, so that none comes behind the end, where nobody would ever answer it."""
+        """Held while work is submitted, so that none follows the end, where it would never complete."""
         self._thread.start()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run ``work`` in the loop and wait for what it gives; from any thread but the loop's own.
+        """Run ``work`` in the loop and wait for its result; from any other thread.
 
         An interrupt (Ctrl-C) cancels it.
 
         Raises:
-            LocalProtocolError: closed, or called from the loop's thread, which would wait for itself.
+            LocalProtocolError: closed, or called from the thread of the loop, which would wait for itself.
         """
         if threading.current_thread() is self._thread:
             work.close()
-            raise self._refused("this call comes from its own thread, which would wait for itself")
+            raise self._refused("it was called from its own thread, which would wait for itself")
         future = self.submit(work)
         try:
             return future.result()
@@ -209,18 +209,18 @@ class LoopThread:
         raise self._refused("it was closed")
 
     def close(self) -> None:
-        """Cancel what is under way and end the thread; may be called again."""
+        """Cancel running work and stop the thread; may be called again."""
         if threading.current_thread() is self._thread:
             return
         with self._closing:
             if not self._closed:
                 self._closed = True
-                # Behind all that was submitted, which has begun then, and is cancelled.
+                # After all submitted work, which has begun by then and is cancelled.
                 self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
 
     def _refused(self, why: str) -> LocalProtocolError:
-        return LocalProtocolError(f"{self._name}: nothing can be run here", why=why)
+        return LocalProtocolError(f"{self._name}: the call was refused", why=why)
 
     def _main(self) -> None:
         loop = self._loop
@@ -243,21 +243,21 @@ _log = logging.getLogger("penstock.loop")
 
 BEAT_S: Final = 1.0
 STALL_S: Final = 1.5
-"""Time between two beats that makes a stall."""
+"""Time between two timer callbacks that counts as a stall."""
 MAX_GRACE_S: Final = 60.0
-"""The longest grace: the longest interval at which TCP sends again, about."""
+"""Longest extension of timeouts: about the longest retransmission interval of TCP."""
 
 
 def after_reading(loop: asyncio.AbstractEventLoop, callback: Callable[[], object]) -> None:
-    """Call back when the loop has looked at all its sockets once and read what was there.
+    """Call ``callback`` when the loop has polled all sockets once and read their data.
 
-    asyncio looks before it calls what was scheduled, uvloop after: the second turn is behind one look in both.
+    asyncio polls before scheduled callbacks, uvloop after them: the second turn follows a poll in both.
     """
     loop.call_soon(loop.call_soon, callback)
 
 
 class StallWatch:
-    """Notices stalls of one loop; made by :func:`watch_stalls`. ``stalls`` counts them."""
+    """Detects stalls of a loop; created by :func:`watch_stalls`. ``stalls`` counts them."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, clock: Callable[[], float] = time.monotonic) -> None:
         self.stalls = 0
@@ -268,14 +268,14 @@ class StallWatch:
         self._told: list[Callable[[int], None]] = []
 
     def add(self, told: Callable[[int], None]) -> None:
-        """Call ``told`` with the grace in ms after each stall, until it is removed."""
+        """Call ``told`` after each stall with the extension in ms, until it is removed."""
         self._told.append(told)
         if self._timer is None:
             self._beat = self._clock()
             self._timer = self._loop.call_later(BEAT_S, self._next)
 
     def remove(self, told: Callable[[int], None]) -> None:
-        """Call it no more; twice is harmless."""
+        """Remove a callback; may be called twice."""
         if told in self._told:
             self._told.remove(told)
         if not self._told and self._timer is not None:
@@ -283,7 +283,7 @@ class StallWatch:
             self._timer = None
 
     def look(self) -> None:
-        """Notice a stall that has just ended; before anybody's silence is judged."""
+        """Detect a stall that has just ended; call it before timeouts are checked."""
         if self._clock() - self._beat > STALL_S and self._timer is not None:
             self._stalled()
 
@@ -298,7 +298,7 @@ class StallWatch:
         self.stalls += 1
         grace_s = min(stall_s, MAX_GRACE_S)
         _log.warning(
-            "the process did not run for up to %.1f s; the silence of clients is judged %.1f s later", stall_s, grace_s
+            "the process did not run for up to %.1f s; timeouts of clients are extended by %.1f s", stall_s, grace_s
         )
         for told in list(self._told):
             told(int(grace_s * 1000))
@@ -308,7 +308,7 @@ _watches: WeakKeyDictionary[asyncio.AbstractEventLoop, StallWatch] = WeakKeyDict
 
 
 def watch_stalls(told: Callable[[int], None]) -> StallWatch:
-    """The watch of the running loop, which all servers in it share; it calls ``told`` with the grace in ms."""
+    """Stall watch of the running loop, shared by its servers; it calls ``told`` with the extension in ms."""
     loop = asyncio.get_running_loop()
     watch = _watches.get(loop)
     if watch is None:

@@ -25,7 +25,7 @@ __all__ = [
 
 
 class Address(NamedTuple):
-    """A host (name or number, IPv6 without brackets) and a port; port 0 lets the system choose."""
+    """Host (name or address, IPv6 without brackets) and port; port 0 selects a free one."""
 
     host: str
     port: int
@@ -35,12 +35,13 @@ class Address(NamedTuple):
 
     @property
     def is_wildcard(self) -> bool:
-        """True if the host means every interface, which no client can connect to."""
+        """True for a wildcard address, to which no client can connect."""
         return self.host in {"0.0.0.0", "::", ""}  # noqa: S104 - a comparison, nothing is bound here
 
     @property
     def is_loopback(self) -> bool:
-        """True if only this machine can reach it. Names other than ``localhost`` count as reachable from elsewhere."""
+        """True if only this machine can connect to it. Names other than ``localhost`` count as reachable from other
+        machines."""
         if self.host == "localhost":
             return True
         try:
@@ -50,10 +51,10 @@ class Address(NamedTuple):
 
 
 def parse_address(text: str) -> Address:
-    """The address written as ``HOST:PORT`` or ``[IPv6]:PORT``.
+    """Parse ``HOST:PORT`` or ``[IPv6]:PORT``.
 
     Raises:
-        ValueError: it is not; the message says what was expected, for the caller to name the option.
+        ValueError: it is invalid; the message has the accepted format, for the caller to add the option.
     """
     host, colon, port = text.strip().rpartition(":")
     if host.startswith("[") and host.endswith("]"):
@@ -72,7 +73,7 @@ def parse_address(text: str) -> Address:
 
 
 def is_host(host: str) -> bool:
-    """Whether the resolver can be asked for ``host``: of other text it says so with an error that is no ``OSError``."""
+    """True if the resolver accepts ``host``; for other text it raises an error that is not an ``OSError``."""
     try:
         return bool(host.encode("idna"))
     except UnicodeError:
@@ -80,25 +81,25 @@ def is_host(host: str) -> bool:
 
 
 def without_secret(url: str) -> str:
-    """``url`` as it may be shown: without the user and the password before its host."""
+    """Replace user and password in ``url``."""
     scheme, colon, rest = url.partition("://") if "://" in url else ("", "", url)
     return f"{scheme}{colon}***@{rest.rpartition('@')[2]}" if "@" in rest else url
 
 
 def bind_error(error: OSError, option: str, address: Address) -> PenstockError:
-    """Error for an ``address``, set by ``option``, on which the process cannot listen."""
+    """Error for an ``address`` of the setting ``option`` on which the process cannot listen."""
     why = error.strerror or str(error)
     do = f"choose another address: --{option} HOST:PORT"
     if error.errno == errno.EADDRINUSE:
         why = "another process listens there"
-        do = f"end it, or choose another port: --{option} {Address(address.host, 0)} takes a free one"
+        do = f"stop it, or choose another port: --{option} {Address(address.host, 0)} takes a free one"
     elif error.errno == errno.EACCES:
-        why = "this user may not listen on that port"
+        why = "this user may not use that port"
         do = f"choose a port above 1023: --{option} HOST:PORT"
     elif error.errno == errno.EADDRNOTAVAIL:
         why = "this machine has no such address"
     elif isinstance(error, socket.gaierror):
-        why = "the host name is not known here"
+        why = "the host name is unknown"
     failure = UnavailableError(f"{option}: cannot listen on {address}", applied=False, why=why, do=do)
     failure.__cause__ = error
     return failure
@@ -142,14 +143,14 @@ _MISSING_CERTIFICATE: Final = "set the client certificate (--cert-file, cert_fil
 
 
 class ConnectionFailure(NamedTuple):
-    """``why`` there is no connection and what to ``do``; None: start the server, or correct the address."""
+    """Reason of a failed connection; ``do`` None: start the server, or correct the address."""
 
     why: str
     do: str | None = None
 
 
 def tls_alert_failure(error: BaseException | None, certificate: str | None = None) -> ConnectionFailure | None:
-    """Why the server ended the connection, if ``error`` carries its TLS alert; else None.
+    """Reason of the closed connection if ``error`` has a TLS alert of the server; else None.
 
     ``certificate`` is the file of the client certificate. With TLS 1.3 the server checks it after the client's
     handshake, so the alert arrives with the first read.
@@ -181,9 +182,9 @@ def tls_alert_failure(error: BaseException | None, certificate: str | None = Non
 
 
 def connection_failure(error: OSError, host: str, *, tls: bool, certificate: str | None = None) -> ConnectionFailure:
-    """What ``error`` says of a connection to ``host`` that was tried, with TLS or without.
+    """Reason of a failed connection to ``host``, with TLS or without.
 
-    ``certificate`` is the file of the client certificate, if one was given.
+    ``certificate`` is the file of the client certificate, if any.
     """
     alert = tls_alert_failure(error, certificate)
     if alert is not None:
@@ -191,25 +192,25 @@ def connection_failure(error: OSError, host: str, *, tls: bool, certificate: str
     if isinstance(error, ssl.SSLCertVerificationError):
         return ConnectionFailure(
             f"the server's certificate was not accepted: {error.verify_message}",
-            "trust its authority (ca_file, --ca-file), or connect by the name that the certificate bears",
+            "trust its authority (ca_file, --ca-file), or connect to the name in the certificate",
         )
     if isinstance(error, ssl.SSLError):
         return ConnectionFailure(
             f"TLS failed: {getattr(error, 'reason', None) or error}",
-            "check that this port speaks TLS, and whether the server wants a client certificate",
+            "check that this port uses TLS, and whether the server requires a client certificate",
         )
     if isinstance(error, socket.gaierror):
         return ConnectionFailure(f"the host name {host!r} is not known: {error.strerror}", "correct the address")
     if isinstance(error, TimeoutError):
-        return ConnectionFailure("nobody answered in time: the host is down, or a firewall drops what is sent to it")
+        return ConnectionFailure("no response in time: the host is down, or a firewall drops the packets")
     if isinstance(error, ConnectionRefusedError) or _all_refused(error):
         return ConnectionFailure("nothing listens there (connection refused)")
     if error.errno in (errno.ENETUNREACH, errno.EHOSTUNREACH):
-        return ConnectionFailure("there is no route to that host", "correct the address, or look at the network")
+        return ConnectionFailure("there is no route to the host", "correct the address, or check the network")
     if isinstance(error, ConnectionResetError):
         return ConnectionFailure(
-            "the connection was cut as soon as it was made",
-            "check that this port speaks what the address says" if tls else None,
+            "the connection was closed immediately",
+            "check that the protocol of this port matches the address" if tls else None,
         )
     return ConnectionFailure(error.strerror or str(error) or type(error).__name__)
 
@@ -219,12 +220,12 @@ def no_response(*, tls: bool) -> ConnectionFailure:
     if tls:
         # TLS 1.3 checks the client's certificate after the client's handshake, and some servers send no alert.
         return ConnectionFailure(
-            "it was ended before any answer, as by a server that wants the client's certificate",
-            "give the client's certificate (--cert-file) if the server wants one",
+            "it was closed before any response, as by a server that requires a client certificate",
+            "set the client certificate (--cert-file) if the server requires one",
         )
     return ConnectionFailure(
-        "it was ended before any answer, as by a port that speaks TLS or another protocol",
-        "look whether the port is TubeMQ's without TLS, or connect with TLS (--tls, --ca-file)",
+        "it was closed before any response, as by a port with TLS or another protocol",
+        "check that it is the TubeMQ port without TLS, or connect with TLS (--tls, --ca-file)",
     )
 
 

@@ -1,4 +1,4 @@
-"""Stop a server process on SIGTERM or SIGINT, also while it starts; a second signal ends it at once."""
+"""Shut a server process down on SIGTERM or SIGINT, also during its start; a second signal stops it immediately."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ __all__ = ["FORCED", "install_signal_handlers", "run_until"]
 _log = logging.getLogger("penstock.node")
 
 FORCED = 1
-"""Exit status of a process that was told twice."""
+"""Exit status after a second signal."""
 
 T = TypeVar("T")
 
 
 def install_signal_handlers() -> asyncio.Event:
-    """Event that SIGTERM and SIGINT set from now on, in the running loop. A second signal ends the process at once."""
+    """Return an event that SIGTERM and SIGINT set. A second signal stops the process immediately."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -29,14 +29,14 @@ def install_signal_handlers() -> asyncio.Event:
 
 
 async def run_until(stop: asyncio.Event, starting: Coroutine[Any, Any, T]) -> T | None:
-    """What ``starting`` gives; None where ``stop`` is set before: then it is cancelled, and has ended."""
+    """Result of ``starting``; None if ``stop`` is set first, after ``starting`` was cancelled."""
     task = asyncio.create_task(starting, name="start")
     stopping = asyncio.create_task(stop.wait(), name="stop")
     try:
         await asyncio.wait((task, stopping), return_when=asyncio.FIRST_COMPLETED)
     finally:
         stopping.cancel()
-        task.cancel()  # nothing where it is done
+        task.cancel()  # no effect if it is done
         await asyncio.wait((task,))
     return None if task.cancelled() else task.result()
 
@@ -44,7 +44,7 @@ async def run_until(stop: asyncio.Event, starting: Coroutine[Any, Any, T]) -> T 
 def _tell(number: int, stop: asyncio.Event) -> None:
     name = signal.Signals(number).name
     if stop.is_set():
-        _log.warning("told to end again, ending at once", extra={"fields": {"signal": name}})
+        _log.warning("second signal, stopping immediately", extra={"fields": {"signal": name}})
         os._exit(FORCED)
     _log.info("draining", extra={"fields": {"signal": name}})
     stop.set()

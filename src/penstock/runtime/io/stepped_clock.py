@@ -1,4 +1,4 @@
-"""The clock of versions and deadlines: the system clock, without its sudden steps."""
+"""Clock of versions and deadlines: the system clock without its steps."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ __all__ = ["CLOCK_IS_SET_MS", "MAX_STEP_MS", "STEP_HOLD_S", "SteppedClock", "utc
 _log = logging.getLogger("penstock.clock")
 
 MAX_STEP_MS: Final = 30_000
-"""Steps of the system clock up to this size are followed at once: half of the minute that clients of the state store
-may be ahead, so that a step that is taken back leaves no version that they would refuse."""
+"""Steps of the system clock up to this size are followed immediately: half of the minute by which clients of the state
+store tolerate versions of the future, so that a reverted step leaves no version that they reject."""
 
 STEP_HOLD_S: Final = 300.0
-"""How long a larger step has to last before it is followed; time servers that err are corrected within minutes."""
+"""Time after which a larger step is followed; time servers correct errors within minutes."""
 
 CLOCK_IS_SET_MS: Final = 1_735_689_600_000
-"""2025-01-01, before this program: a system clock that shows less has not been set yet, and is never followed back."""
+"""2025-01-01: an earlier system clock is not set yet, and is never followed."""
 
 _CHECK_S: Final = 1.0
 
 _CLOCK: Final[int] = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
-"""A clock that never steps and counts the time in which the machine was suspended, where there is one."""
+"""Clock that never steps and includes suspended time, if the system has one."""
 
 
 def utc(ms: int) -> str:
-    """An instant in ms since 1970, for people; years beyond 9999 as the number."""
+    """Format ms since 1970; years after 9999 as a number."""
     try:
         return datetime.fromtimestamp(ms / 1000, UTC).isoformat(sep=" ", timespec="seconds")
     except (ValueError, OverflowError, OSError):
@@ -63,10 +63,10 @@ class SteppedClock:
         self._hold_ns = int(hold_s * 1e9)
         self._offset = self._wall() - self._elapsed()
         self._step: tuple[int, int] | None = None
-        """The step that is held: its size, and when it was noticed."""
+        """Size of the held step, and the time when it was detected."""
         self._timer: asyncio.TimerHandle | None = None
         self.steps = 0
-        """Steps that were too large to be followed at once."""
+        """Number of steps that were not followed immediately."""
         self.on_followed: list[Callable[[], None]] = []
         """Called after a held step was followed."""
 
@@ -84,7 +84,7 @@ class SteppedClock:
 
     @property
     def offset_ms(self) -> int:
-        """Lead of the system clock over this one; negative if it is behind."""
+        """System clock minus this clock, in ms."""
         return self._wall() // 1_000_000 - self.now()
 
     def start(self) -> None:
@@ -93,13 +93,13 @@ class SteppedClock:
         self._timer = asyncio.get_running_loop().call_later(_CHECK_S, self.start)
 
     def close(self) -> None:
-        """Compare no more; may be called twice."""
+        """Stop comparing; may be called twice."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     def check(self) -> None:
-        """Compare with the system clock: follow it, hold a step, or follow one that has lasted."""
+        """Compare with the system clock: follow it, hold a step, or follow a held step."""
         elapsed = self._elapsed()
         wall = self._wall()
         now = elapsed + self._offset
@@ -108,7 +108,7 @@ class SteppedClock:
             self._offset += step
             if self._step is not None:
                 self._step = None
-                _log.warning("system clock is back where it was: now=%s", utc(wall // 1_000_000))
+                _log.warning("system clock step was reverted: now=%s", utc(wall // 1_000_000))
             return
         held = self._step
         if held is None or abs(step - held[0]) > MAX_STEP_MS * 1_000_000:
@@ -126,7 +126,7 @@ class SteppedClock:
                 tell()
 
     def problem(self) -> str | None:
-        """Warning for the operator that a clock step is held, with the action; None if all is well."""
+        """Warning about a held step, with the action; None if there is none."""
         if self._step is None:
             return None
         size, noticed = self._step
@@ -134,11 +134,11 @@ class SteppedClock:
         now_ms = self()
         wall_ms = self._wall() // 1_000_000
         if wall_ms < CLOCK_IS_SET_MS:
-            then = "set it; it is not followed to before 2025"
+            then = "set it; times before 2025 are not followed"
         else:
             left_s = max(0, self._hold_ns - (self._elapsed() - noticed)) // 1_000_000_000
             then = (
-                f"if it is wrong, correct it; if it is right, wait {left_s} s (clock_step_hold_s) or restart the node"
+                f"if it is wrong, correct it; if it is correct, wait {left_s} s (clock_step_hold_s) or restart the node"
             )
         return (
             f"clock: the system clock was set {ahead} by {abs(size) // 1_000_000_000} s to {utc(wall_ms)};"

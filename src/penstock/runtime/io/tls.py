@@ -30,20 +30,20 @@ __all__ = [
 ]
 
 _CERTIFICATES: Final[WeakKeyDictionary[ssl.SSLContext, str]] = WeakKeyDictionary()
-"""The certificate file of each context, for error messages: OpenSSL does not keep the path."""
+"""Certificate file of each context, for errors: OpenSSL does not keep the path."""
 
 
 def certificate_file(context: ssl.SSLContext | None) -> str | None:
-    """The file of the client certificate that a context of :meth:`TlsOptions.context` sends; None if not known."""
+    """File of the client certificate of a context of :meth:`TlsOptions.context`; None if unknown."""
     return None if context is None else _CERTIFICATES.get(context)
 
 
 @dataclass(frozen=True, slots=True)
 class TlsOptions:
-    """``ca_file``: PEM of the authorities to trust (None: those of the system). ``cert_file`` and ``key_file``: PEM of
-    the client's certificate with its chain, and of its key (None: in the same file). ``server_name``: the name that the
-    server's certificate must bear, where that is not the host. ``verify`` False trusts anybody: for tests alone.
-    """
+    """TLS options of a client. ``ca_file``: PEM file of the trusted authorities (None: those of the system).
+    ``cert_file`` and ``key_file``: PEM files of the client certificate with its chain, and of its key (None: in the
+    same file). ``server_name``: name in the server's certificate, if it is not the host. ``verify`` False accepts every
+    server, for tests only."""
 
     ca_file: str | Path | None = None
     cert_file: str | Path | None = None
@@ -53,10 +53,10 @@ class TlsOptions:
     verify: bool = True
 
     def context(self) -> ssl.SSLContext:
-        """What the event loop needs: TLS 1.2 and newer.
+        """Create the TLS context of a client: TLS 1.2 and newer.
 
         Raises:
-            ConfigError: a file is missing or holds something else.
+            ConfigError: a file is missing or invalid.
         """
         try:
             context = ssl.create_default_context(cafile=None if self.ca_file is None else str(self.ca_file))
@@ -68,13 +68,13 @@ class TlsOptions:
             context.verify_mode = ssl.CERT_NONE
         if self.cert_file is not None:
             password = self.key_password
-            try:  # A callback: else OpenSSL asks at the terminal where the key is encrypted.
+            try:  # A callback: otherwise OpenSSL prompts on the terminal for the password of an encrypted key.
                 context.load_cert_chain(self.cert_file, self.key_file, password=lambda: password or "")
             except OSError as e:
-                raise _unusable("cert_file", self.cert_file, e, "a certificate and the key that fits it") from e
+                raise _unusable("cert_file", self.cert_file, e, "a certificate and its key") from e
             _CERTIFICATES[context] = str(self.cert_file)
         elif self.key_file is not None:
-            raise ConfigError("tls: a key without a certificate", option="key_file", do="name the cert_file as well")
+            raise ConfigError("tls: a key without a certificate", option="key_file", do="set cert_file as well")
         return context
 
 
@@ -83,17 +83,17 @@ def _unusable(option: str, path: str | Path | None, error: OSError, expected: st
         f"tls: {option} {str(path)!r} cannot be used",
         option=option,
         why=error.strerror or str(error),
-        do=f"name a PEM file with {expected}",
+        do=f"use a PEM file with {expected}",
     )
 
 
 HANDSHAKE_FAILED: Final[ContextVar[Callable[[ssl.SSLError], None] | None]] = ContextVar(
     "handshake_failed", default=None
 )
-"""Called with the reason when a connection's handshake fails; set it in the context that accepts the connection."""
+"""Called with the reason of a failed handshake; set it in the context that accepts the connection."""
 
 _NOT_TLS: Final = frozenset({"WRONG_VERSION_NUMBER", "HTTP_REQUEST", "HTTPS_PROXY_REQUEST"})
-"""Failures of peers that do not speak TLS: an alert would be garbage to them."""
+"""Failures of peers without TLS, which could not read an alert."""
 
 
 def handshake_failure(error: Exception) -> str:
@@ -102,7 +102,7 @@ def handshake_failure(error: Exception) -> str:
         return f"the client certificate was rejected: {error.verify_message}"
     if isinstance(error, ssl.SSLError) and error.reason == "PEER_DID_NOT_RETURN_A_CERTIFICATE":
         return "the client sent no certificate"
-    return str(error) or "the peer left during the handshake"
+    return str(error) or "the peer disconnected during the handshake"
 
 
 class AlertingObject(ssl.SSLObject):

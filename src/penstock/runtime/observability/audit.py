@@ -1,7 +1,7 @@
-"""The audit trail of a data directory: one JSON object a line, appended and synced, in a bounded number of files.
+"""The audit trail of a data directory: JSON lines, appended and fsynced, in a limited number of files.
 
-``audit.jsonl`` is written; full, it becomes ``audit.jsonl.1``, that one ``audit.jsonl.2`` and so on, and the oldest one
-is deleted. Every row is on disk when `AuditTrail.append` returns.
+``audit.jsonl`` is the current file. When it is full it becomes ``audit.jsonl.1``, that one ``audit.jsonl.2`` and so on,
+and the oldest file is deleted. Every entry is durable when `AuditTrail.append` returns.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from penstock.runtime.io.files import DirectFiles
 __all__ = ["AuditTrail", "read_audit"]
 
 FILE_BYTES: Final = 8 << 20
-"""Bytes of a file; some 20,000 changes."""
+"""Size of a file; about 20,000 entries."""
 FILES: Final = 8
-"""Files that are kept: 64 MiB at most."""
+"""Number of files: at most 64 MiB."""
 _NAME: Final = "audit.jsonl"
 
 
 class AuditTrail:
-    """Appends rows to the files in ``directory``; from any thread."""
+    """Appends entries to the files in ``directory``; from any thread."""
 
     def __init__(self, directory: Path, *, file_bytes: int = FILE_BYTES, files: int = FILES) -> None:
         self._path = directory / _NAME
@@ -35,15 +35,15 @@ class AuditTrail:
         self._files = files
         self._lock = threading.Lock()
         self.rows = 0
-        """Rows that were appended since the start."""
+        """Entries since the start."""
         self.refused = 0
-        """Requests that had no valid credential: they change nothing and are not in the trail."""
+        """Requests without valid credentials, which change nothing and are not recorded."""
         self.failures = 0
         self.failure: StorageError | None = None
-        """Error of the last row that could not be written; None if it was."""
+        """Error of the last entry; None if it was written."""
 
     def append(self, row: Mapping[str, Any]) -> None:
-        """Append ``row``; it is durable when this returns.
+        """Append an entry; it is durable when this returns.
 
         Raises:
             StorageError: it could not be written.
@@ -62,11 +62,11 @@ class AuditTrail:
             self.rows += 1
 
     def figures(self) -> dict[str, int | float]:
-        """Counters for `/metrics`."""
+        """Counters for ``/metrics``."""
         return {"rows": self.rows, "refused_requests": self.refused, "failed_writes": self.failures}
 
     def warning(self) -> str | None:
-        """Reason why rows are missing at present; None while they are written."""
+        """Reason why entries are missing; None if they are written."""
         return None if self.failure is None else self.failure.what
 
     def _append(self, line: bytes) -> None:
@@ -79,7 +79,7 @@ class AuditTrail:
         descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         with os.fdopen(descriptor, "ab", buffering=0) as file:
             if not fresh and not _ends_with_newline(self._path):
-                line = b"\n" + line  # a crash cut the last row: it must not swallow this one
+                line = b"\n" + line  # a crash truncated the last entry: keep it apart from this one
             file.write(line)
             os.fsync(file.fileno())
         if fresh:
@@ -93,7 +93,7 @@ class AuditTrail:
 
 
 def read_audit(directory: Path) -> Iterator[dict[str, Any]]:
-    """The rows in ``directory``, oldest first; a row that a crash cut is left out.
+    """The entries in ``directory``, oldest first, without an entry truncated by a crash.
 
     Raises:
         StorageError: a file cannot be read.

@@ -1,10 +1,10 @@
-"""Logs on standard error: one event a line, its ids as ``key=value`` or as JSON.
+"""Logs on standard error: one event per line with fields as ``key=value``, or as JSON.
 
-Modules log through ``logging.getLogger("penstock.<part>")`` and name an event, with its ids as fields:
+Modules log through ``logging.getLogger("penstock.<part>")`` with an event and its fields:
 
     log.info("broker registered", extra={"fields": {"broker_id": 1, "topics": 3}})
 
-Text that came from a peer is escaped here, so that no client can forge a line or move the cursor of a terminal.
+Text of peers is escaped here, so that no client can forge a line or control a terminal.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class LogFormat(StrEnum):
 
 
 class LogLevel(StrEnum):
-    """From which severity on lines are written."""
+    """Minimum severity of log lines."""
 
     DEBUG = "debug"
     INFO = "info"
@@ -46,7 +46,7 @@ class LogLimiter:
         self._count = 0
 
     def admit(self, now_ms: int, count: int = 1) -> int:
-        """Number of events to log now, including suppressed ones; 0: log nothing yet."""
+        """Number of events to log now, including suppressed ones; 0 for none."""
         self._count += count
         if self._next_ms is not None and now_ms < self._next_ms:
             return 0
@@ -58,7 +58,7 @@ class LogLimiter:
 def configure(
     level: LogLevel = LogLevel.INFO, log_format: LogFormat = LogFormat.TEXT, stream: TextIO | None = None
 ) -> None:
-    """Send the records of penstock and of its libraries to ``stream`` (default: standard error). Call once."""
+    """Write the logs of penstock and its libraries to ``stream`` (default: standard error). Call once."""
     handler = logging.StreamHandler(stream if stream is not None else sys.stderr)
     handler.setFormatter(JsonFormatter() if log_format is LogFormat.JSON else TextFormatter())
     root = logging.getLogger()
@@ -70,7 +70,7 @@ def configure(
 
 
 def error_fields(error: PenstockError) -> dict[str, str]:
-    """The fields of a line about ``error``: what happened, and where they are known why and what to do."""
+    """Log fields of ``error``: message, and cause and action if known."""
     parts = {"error": error.what, "why": error.why, "do": error.do}
     return {name: text for name, text in parts.items() if text}
 
@@ -93,7 +93,7 @@ class TextFormatter(logging.Formatter):
     """``2026-11-21T10:00:00.000Z info  mqtt: event key=value``; an error's further lines are indented."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """One event: its line, and those of its error below it [logging.Formatter]."""
+        """Format an event, with the lines of its error below [logging.Formatter]."""
         part = record.name.removeprefix("penstock.")
         lines = record.getMessage().split("\n")
         pairs = "".join(f" {key}={self._value(value)}" for key, value in _fields(record).items())
@@ -110,10 +110,10 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line: ``time``, ``level``, ``part``, ``event``, then the fields."""
+    """One JSON object per line: ``time``, ``level``, ``part``, ``event``, then the fields."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """One event on one line [logging.Formatter]."""
+        """Format an event on one line [logging.Formatter]."""
         entry: dict[str, object] = {
             "time": _instant(record),
             "level": record.levelname.lower(),
