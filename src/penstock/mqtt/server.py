@@ -64,9 +64,9 @@ class MqttServer:
         self.connection_limiter: ConnectionLimiter[Abortable] = ConnectionLimiter(
             connection_limits or ConnectionLimits(), self.connection_limit_stats
         )
-        """Who may come in, over all listeners."""
+        """Connection limits of all listeners together."""
         self.persistence: Persistence | None = None
-        """Where sessions and retained messages are kept, from :meth:`recover` on; None: in memory alone."""
+        """Stores sessions and retained messages after :meth:`recover`; None: in memory only."""
         self._broker = Broker(
             self.limits,
             services=services,

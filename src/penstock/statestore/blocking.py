@@ -188,7 +188,7 @@ class Client:
 
     @property
     def clock_behind_ms(self) -> int | None:
-        """How far the newest version was ahead of this machine's clock when it was received; None: none received."""
+        """Lead of the newest received version over this machine's clock, in ms; None: none received."""
         return self._opened()[1].clock_behind_ms
 
     get = blocking(StateStoreClient.get)

@@ -24,7 +24,7 @@ __all__ = [
 
 
 class PersistenceMode(StrEnum):
-    """Which keys are stored on disk if the durability is ``memory``; otherwise all are."""
+    """The keys that are stored on disk if the durability is ``memory``; otherwise all are."""
 
     ALL = "all"
     """All keys, asynchronously."""

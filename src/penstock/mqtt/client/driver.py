@@ -68,7 +68,7 @@ class Driver:
         self.engine = engine
         self.url = settings.url
         self.failure: PenstockError | None = None
-        """Why the client will not connect again."""
+        """The error after which the client does not connect again."""
         self.stopping = False
         """:meth:`stop` was called."""
         self.on_message: Callable[[Publish], None] = lambda _message: None
@@ -84,7 +84,7 @@ class Driver:
         self._drained = asyncio.Event()
         """Set while the write buffer has room, or there is no connection."""
         self._close_reason: PenstockError | None = None
-        """Why the current connection is being closed."""
+        """The error for which the current connection is being closed."""
         self._task: asyncio.Task[None] | None = None
         self._link: ClientLink | None = None
         self._first: asyncio.Future[ConnAck] | None = None

@@ -38,7 +38,7 @@ class ClientLink(asyncio.Protocol):
         self._owner = owner
         self._transport: asyncio.Transport | None = None
         self.failure: PenstockError | None = None
-        """Why the transport below MQTT failed, if known."""
+        """The error of the protocol below MQTT, if known."""
         self.error: Exception | None = None
         """The error with which the transport closed the connection."""
         loop = asyncio.get_running_loop()

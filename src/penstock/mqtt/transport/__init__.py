@@ -1,1 +1,1 @@
-"""What lies between the network and the broker: listeners, TCP, TLS, WebSocket, and who may come in at all."""
+"""Listeners and connections of the broker: TCP, TLS, WebSocket, connection limits. Read ``listener`` first."""

@@ -65,7 +65,7 @@ class ConnectionLimitStats:
 
 
 class ConnectionRefusal(Enum):
-    """Why a connection is refused: reason code and text."""
+    """Reason for refusing a connection: reason code and text."""
 
     LISTENER = (0x97, "too many connections on this listener")
     ADDRESS = (0x97, "too many connections from this address")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final, Protocol, cast
 
 from penstock.mqtt.transport.listener_settings import ListenerState
 from penstock.mqtt.transport.tls import certificate_of, trust_anchor
+from penstock.mqtt.transport.tls_transport import TlsTransport
 from penstock.security.certificates import certificate_identity, name_in_certificate
 
 if TYPE_CHECKING:
@@ -61,6 +62,7 @@ class ServerLink(asyncio.Protocol):
         "_full",
         "_lingering",
         "_server",
+        "_tls",
         "address",
         "anchor",
         "certificate",
@@ -80,9 +82,10 @@ class ServerLink(asyncio.Protocol):
         self._server = server
         self._abort: asyncio.TimerHandle | None = None
         self._descriptor = -1
-        """The socket's descriptor if MQTT is written to it as it is; otherwise -1."""
+        """The socket's descriptor if :meth:`send_now` may write to it; -1 over WebSocket."""
         self._full = False
         self._finished = False
+        self._tls: TlsTransport | None = None
         self._lingering = False
         """The server's side is closed: received bytes are discarded until the peer closes its side."""
         self.reading_paused = False
@@ -138,7 +141,9 @@ class ServerLink(asyncio.Protocol):
             self.anchor = trust_anchor(ssl_object) or b""
             self.identity = certificate_identity(ssl_object.getpeercert(binary_form=True) or b"")
         self.write = self.writer(transport)
-        if tcp is not None and self.write == transport.write and not self.listener.settings.transport.encrypted:
+        if isinstance(transport, TlsTransport):
+            self._tls = transport
+        if tcp is not None and self.write == transport.write and (self._tls is not None or ssl_object is None):
             self._descriptor = tcp.fileno()
         self.connection = self._server.opened(self)
         if self.connection is None:
@@ -161,15 +166,22 @@ class ServerLink(asyncio.Protocol):
         transport = self.transport
         if transport is None or transport.is_closing():
             return
-        if self._descriptor >= 0 and not transport.get_write_buffer_size():
-            try:
-                sent = os.write(self._descriptor, data)
-            except OSError:  # full or closed: the transport handles it
-                sent = 0
-            if sent == len(data):
-                return
-            data = data[sent:]
-        self.write(data)
+        if self._descriptor < 0 or transport.get_write_buffer_size():
+            self.write(data)
+            return
+        tls = self._tls
+        if tls is not None:
+            data = tls.encrypt(data)
+        try:
+            sent = os.write(self._descriptor, data)
+        except OSError:  # full or closed: the transport handles it
+            sent = 0
+        if sent < len(data):
+            rest = data[sent:]
+            if tls is not None:
+                tls.send_encrypted(rest)
+            else:
+                self.write(rest)
 
     def pause_writing(self) -> None:
         """The write buffer is full: stop reading from the client until it has drained [asyncio]."""
@@ -219,7 +231,7 @@ class ServerLink(asyncio.Protocol):
             self._server.lost(self)
             if self.connection is not None:
                 self.connection.sink = None
-            self.connection = self.transport = self._abort = None
+            self.connection = self.transport = self._tls = self._abort = None
             self.write = _discard
 
     def close(self, *, linger: bool = True) -> None:

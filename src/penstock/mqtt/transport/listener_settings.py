@@ -71,7 +71,7 @@ class ListenerStats:
         self.websocket_rejected = 0
         """Refused WebSocket handshakes."""
         self.pauses = 0
-        """How often it stopped accepting connections because no file descriptor was free."""
+        """Times that it stopped accepting connections because no file descriptor was free."""
         self.paused = 0
         """1 while it accepts no connections."""
         self.connections = 0

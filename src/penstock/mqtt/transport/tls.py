@@ -61,6 +61,9 @@ class ServerTls:
         context.minimum_version = _VERSIONS[files.minimum_version]
         context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_CIPHER_SERVER_PREFERENCE | ssl.OP_NO_COMPRESSION
         context.set_alpn_protocols([protocol])
+        if protocol == "mqtt":
+            # MQTT clients have one connection. OpenSSL's default of two tickets costs 8 % more per handshake.
+            context.num_tickets = 1
         _load_certificate(context, files)
         self.expiry: dict[Path, float] = {}
         """Expiry in seconds since 1970, by file: the certificate, the revocation lists."""

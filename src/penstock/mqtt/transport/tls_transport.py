@@ -114,21 +114,28 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         """Encrypt and send ``data``; nothing once the connection is being closed."""
-        if self._closing:
-            return
+        if not self._closing:
+            self.send_encrypted(self.encrypt(data))
+
+    def encrypt(self, data: bytes | bytearray | memoryview) -> bytes:
+        """Encrypt ``data``; the caller sends the result next. Empty if the connection has failed."""
         try:
             written = self._tls.write(data)  # at most one record
             if written == len(data):
-                self._send(self._outgoing.read())
-                return
+                return self._outgoing.read()
             records = [self._outgoing.read()]
             rest = memoryview(data)[written:]
             while rest:
                 rest = rest[self._tls.write(rest) :]
                 records.append(self._outgoing.read())
-        except ssl.SSLError:  # a damaged record came before; data_received closes
-            return
-        self._send(b"".join(records))
+        except ssl.SSLError:  # a damaged record was received before; data_received closes
+            return b""
+        return b"".join(records)
+
+    def send_encrypted(self, data: bytes) -> None:
+        """Send the result of :meth:`encrypt`, or the rest of it."""
+        if data and self._socket is not None and not self._socket.is_closing():
+            self._socket.write(data)
 
     def close(self) -> None:
         """Send close_notify and discard what arrives until the client closes, too; the caller limits that time."""
@@ -138,13 +145,13 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
         try:
             self._tls.unwrap()
         except ssl.SSLWantReadError:
-            self._send(self._outgoing.read())
+            self.send_encrypted(self._outgoing.read())
             if not self._socket.is_closing() and not self._socket.is_reading():
                 self._socket.resume_reading()
             return
         except ssl.SSLError:
             pass  # the connection failed before
-        self._send(self._outgoing.read())
+        self.send_encrypted(self._outgoing.read())
         self._socket.close()
 
     def abort(self) -> None:
@@ -193,7 +200,7 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
         try:
             self._tls.do_handshake()
         except ssl.SSLWantReadError:
-            self._send(self._outgoing.read())
+            self.send_encrypted(self._outgoing.read())
             failure, self._tls.failure = self._tls.failure, None
             if failure is not None:
                 self._give_up(failure)
@@ -202,7 +209,7 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
             self._give_up(error)
             self.abort()
             return False
-        self._send(self._outgoing.read())
+        self.send_encrypted(self._outgoing.read())
         if self._waiter is None or self._waiter.done():  # cancelled in this turn
             return False
         self._open = True
@@ -238,9 +245,5 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
         except ssl.SSLError:  # a damaged record, or bytes after both sides have closed
             ended = True
         if self._outgoing.pending:  # an alert, or the answer to a key update
-            self._send(self._outgoing.read())
+            self.send_encrypted(self._outgoing.read())
         return ended
-
-    def _send(self, data: bytes) -> None:
-        if data and self._socket is not None and not self._socket.is_closing():
-            self._socket.write(data)

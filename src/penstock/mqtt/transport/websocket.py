@@ -31,7 +31,7 @@ _SUBPROTOCOL: Final = Subprotocol("mqtt")  # [MQTT-6.0.0-3]
 MAX_REQUEST_BYTES: Final = 16 * 1024
 """Limit of the opening handshake's request, including cookies."""
 FRAME_SLACK: Final = 64 * 1024
-"""How much longer than the largest packet a frame may be: some clients send several packets in a frame."""
+"""Additional size of a frame over the largest packet: some clients send several packets in a frame."""
 
 # The library logs every connection; the server logs what matters.
 _quiet = logging.getLogger("penstock.mqtt.websocket")

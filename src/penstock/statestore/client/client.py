@@ -45,7 +45,7 @@ __all__ = [
 
 _PERSIST: Final = {"aio-persistence": "true"}
 _SESSION_EXPIRY_S: Final = 300
-"""How long the broker queues responses and notifications after the connection was lost."""
+"""Time for which the broker queues responses and notifications after the connection was lost."""
 
 
 class SetResult(NamedTuple):
@@ -212,7 +212,7 @@ class StateStoreClient:
 
     @property
     def clock_behind_ms(self) -> int | None:
-        """How far the newest version was ahead of this machine's clock when it was received; None: none received.
+        """Lead of the newest received version over this machine's clock, in ms; None: none received.
 
         More than a few ms mean that this machine's clock is behind the clock of the store or of another client.
         """

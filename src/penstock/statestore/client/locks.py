@@ -63,7 +63,7 @@ class Lease:
         self.lost = asyncio.Event()
         """Set when the lease is lost: a renewal was rejected, or none succeeded within ``ttl_ms``."""
         self.lost_why = ""
-        """Why the lease was lost."""
+        """The reason for the loss of the lease."""
         self._client = client
         self._token: Hlc | None = None
         self._renewing: asyncio.Task[None] | None = None

@@ -47,7 +47,7 @@ class RequestClock:
 
     @property
     def behind_ms(self) -> int | None:
-        """How far the newest version was ahead of this machine's clock when it was received; None: none received.
+        """Lead of the newest received version over this machine's clock, in ms; None: none received.
 
         A lower bound of how far the clock of the store, or of another client, is ahead. Negative values mean little,
         because a version may be old.

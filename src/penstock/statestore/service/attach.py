@@ -36,7 +36,7 @@ __all__ = ["Attachment", "AttachmentStats", "requesting_client"]
 _log = logging.getLogger("penstock.statestore.service.attach")
 
 _SESSION_EXPIRY_S: Final = 3600
-"""How long the broker queues requests while the store is not connected; each also has its own expiry."""
+"""Time for which the broker queues requests while the store is not connected; each also has its own expiry."""
 
 _MAX_UNSENT: Final = 50_000
 """Responses and notifications that wait for the broker. Beyond it responses are dropped, so that their clients time
@@ -44,7 +44,7 @@ out. Of the notifications, the newest per key and its newest deletion wait, for 
 end."""
 
 _PROBE_S: Final = 1.0
-"""How long to wait for the response of another store before this one serves."""
+"""Time to wait for the response of another store before this one serves."""
 
 _PROBE_TIME: Final = Hlc(0, 0, "probe")
 

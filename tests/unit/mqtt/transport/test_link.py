@@ -73,12 +73,12 @@ def test_anything_else_ends_or_waits(pieces: list[bytes]) -> None:
 class SocketWire(Wire):
     """Stands in for a transport over a socket; ``written`` waits in it."""
 
-    def __init__(self, tcp: socket.socket) -> None:
+    def __init__(self, tcp: socket.socket, *, encrypted: bool) -> None:
         super().__init__()
-        self.tcp = tcp
+        self.known = {"socket": tcp, "ssl_object": object() if encrypted else None}
 
     def get_extra_info(self, name: str) -> Any:
-        return self.tcp if name == "socket" else None
+        return self.known.get(name)
 
     def get_write_buffer_size(self) -> int:
         return len(self.written)
@@ -87,15 +87,15 @@ class SocketWire(Wire):
         assert high > 0
 
 
-@pytest.mark.parametrize("encrypted", [False, True], ids=["plain", "TLS"])
+@pytest.mark.parametrize("encrypted", [False, True], ids=["plain", "TLS of the event loop"])
 def test_what_is_sent_now_goes_past_an_empty_transport_and_behind_a_full_one(*, encrypted: bool) -> None:
-    listener: Any = SimpleNamespace(tls=None, settings=SimpleNamespace(transport=SimpleNamespace(encrypted=encrypted)))
+    listener: Any = SimpleNamespace(tls=None)
     owner: Any = SimpleNamespace(opened=lambda _link: object())
     with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as client:
         tcp, _ = server.accept()
         with tcp:
             tcp.setblocking(False)
-            wire, link = SocketWire(tcp), ServerLink(owner, listener, "127.0.0.1", 1, "g")
+            wire, link = SocketWire(tcp, encrypted=encrypted), ServerLink(owner, listener, "127.0.0.1", 1, "g")
             link.connection_made(cast(asyncio.Transport, wire))
             wire.write(b"first")
             assert wire.written == b"first", "the transport writes it"

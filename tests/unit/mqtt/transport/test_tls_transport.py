@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import socket
 import ssl
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
+from penstock.mqtt.transport.link import ServerLink
 from penstock.mqtt.transport.tls import ServerTls, TlsFiles
 from penstock.mqtt.transport.tls_transport import TlsTransport
 from tests.certificates import Authority
@@ -17,10 +21,11 @@ from tests.certificates import Authority
 class Socket:
     """Stands in for the transport of a socket."""
 
-    def __init__(self) -> None:
+    def __init__(self, tcp: socket.socket | None = None) -> None:
         self.written = b""
         self.closed = False
         self.reading = True
+        self.tcp = tcp
 
     def write(self, data: bytes) -> None:
         assert not self.closed
@@ -44,7 +49,13 @@ class Socket:
         self.reading = True
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        return self if name == "socket" else default
+        return self.tcp if name == "socket" and self.tcp is not None else default
+
+    def get_write_buffer_size(self) -> int:
+        return len(self.written)
+
+    def set_write_buffer_limits(self, high: int | None, low: int | None) -> None:
+        """There are none."""
 
 
 class Received(asyncio.Protocol):
@@ -146,6 +157,47 @@ async def test_bytes_of_any_size_in_both_directions(authority: Authority, contex
     transport.write(sent)
     client.exchange()
     assert client.read() == sent
+
+
+async def test_what_is_sent_now_is_encrypted_and_in_order(authority: Authority, context: ServerTls) -> None:
+    owner: Any = SimpleNamespace(opened=lambda _link: object(), lost=lambda _link: None)
+    listener: Any = SimpleNamespace(tls=context)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        there = socket.create_connection(server.getsockname())
+        here, _ = server.accept()
+    with here, there:
+        here.setblocking(False)
+        link = ServerLink(owner, listener, "127.0.0.1", 1, "g")
+        wire = Socket(here)
+        transport = TlsTransport(link, context.context)
+        transport.connection_made(cast(asyncio.Transport, wire))
+        client = Client(authority, transport, wire)
+        client.connect()
+
+        link.send_now(b"first")
+        link.write(b"second")
+        link.send_now(b"third")
+        direct = there.recv(1 << 16)
+        assert b"first" not in direct
+        assert wire.written
+        client.incoming.write(direct + wire.written)
+        assert client.read() == b"firstsecondthird"
+        wire.written = b""
+
+        size = 1 << 23
+        link.send_now(bytes(size))
+        client.incoming.write(received_all(there) + wire.written)
+        assert wire.written, "the socket's buffer is smaller"
+        assert client.read() == bytes(size)
+
+
+def received_all(there: socket.socket) -> bytes:
+    there.setblocking(False)
+    data = b""
+    with contextlib.suppress(BlockingIOError):
+        while piece := there.recv(1 << 16):
+            data += piece
+    return data
 
 
 async def test_what_arrives_at_once_is_handed_on_in_one_piece(authority: Authority, context: ServerTls) -> None:
