@@ -25,6 +25,7 @@ from penstock.mqtt.codec.topics import matches
 from penstock.mqtt.engine.model.access import Access
 from penstock.mqtt.in_process import InProcessLink
 from penstock.mqtt.server import MqttServer
+from penstock.runtime.backoff import Backoff
 
 __all__ = [
     "HOPS",
@@ -209,8 +210,9 @@ class Bridge:
         While the other broker is not reachable, the session on this one is disconnected and queues outgoing messages.
         """
         time = asyncio.get_running_loop().time
-        delay = RETRY_FIRST_S
+        backoff = Backoff(RETRY_FIRST_S, RETRY_LAST_S)
         while True:
+            failure: PenstockError | None = None
             remote = self._remote = self._create_remote()
             began = time()
             try:
@@ -218,16 +220,19 @@ class Bridge:
                     await self._subscribe_remote(remote)
                     await self._copy_both(local, remote)
             except PenstockError as error:
-                logger.warning("bridge %s: %s", self.settings.name, error, extra={"fields": {"next_try_s": delay}})
+                failure = error
             except Exception:
                 logger.exception("bridge %s: internal error; it restarts", self.settings.name)
             finally:
                 self._publish_status(up=False)
             if time() - began > RETRY_LAST_S:
                 # It worked for a while. If it is disconnected right after each connect, the delay grows.
-                delay = RETRY_FIRST_S
+                backoff.reset()
+            delay = backoff.failed()
+            if failure is not None:
+                fields = {"next_try_s": delay}
+                logger.warning("bridge %s: %s", self.settings.name, failure, extra={"fields": fields})
             await asyncio.sleep(delay)
-            delay = min(RETRY_LAST_S, delay * 2)
 
     def _create_local(self) -> MqttClient:
         return MqttClient(
@@ -353,7 +358,7 @@ class Bridge:
 
     async def _publish(self, sink: MqttClient, message: Publish, topic: str) -> None:
         """Publish a message; repeat while the destination has no room."""
-        delay = RETRY_FIRST_S
+        backoff = Backoff(RETRY_FIRST_S, RETRY_LAST_S)
         while True:
             try:
                 await sink.publish(
@@ -369,8 +374,7 @@ class Bridge:
             else:
                 return
             self.stats.retries += 1
-            await asyncio.sleep(delay)
-            delay = min(RETRY_LAST_S, delay * 2)
+            await asyncio.sleep(backoff.failed())
 
     def _drop(self, topic: str, error: PenstockError) -> None:
         self.stats.dropped_refused += 1
