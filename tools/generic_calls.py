@@ -62,6 +62,13 @@ HOT = (
     "service___service___StateStoreService____release",
     "delivery___ResponseSender___answer",
     "writer___ChangeWriter___submit",
+    "writer___ChangeWriter___add_answer",
+    "writer___ChangeWriter____end",
+    "commit_queue___CommitQueue___request",
+    "commit_queue___CommitQueue___wait",
+    "commit_queue___CommitQueue____end_commit",
+    "rows___rows_of",
+    "frames___encode_frame",
 )
 """Functions that every SET, GET or message passes, by their names in the C."""
 
