@@ -484,7 +484,9 @@ def state_store() -> str:
             "`penstock_capture_oldest_age_seconds` the age of the oldest one."
         ),
     ]
-    return "\n".join([*lines, ""])
+    lines += ["", "```{toctree}", ":hidden:"]
+    lines += [f"{spec.verb} <state-store/{spec.verb.lower()}>" for spec in commands.COMMANDS.values()]
+    return "\n".join([*lines, "```", ""])
 
 
 def mqtt_conformance() -> str:

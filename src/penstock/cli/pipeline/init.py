@@ -15,39 +15,39 @@ __all__ = ["init"]
 Source = Literal["tubemq", "mqtt", "files"]
 
 _FILE = """\
-# A pipeline of penstock. Check it:  penstock pipeline validate {file}
-# Try it without a node:             penstock pipeline test {file}
-# See what it will do:               penstock pipeline plan {file}
-# Run it:                            penstock pipeline run {file}
-# Editors complete it where "penstock pipeline schema > pipeline.schema.json" lies beside it:
+# Check this pipeline:        penstock pipeline validate {file}
+# Test it without a node:     penstock pipeline test {file}
+# Show its steps and sinks:   penstock pipeline plan {file}
+# Run it:                     penstock pipeline run {file}
+# For completion in an editor: penstock pipeline schema > pipeline.schema.json
 # yaml-language-server: $schema=pipeline.schema.json
 
 name: {name}
 
 {source}
-# Where the lease of the run is kept, and what enrich steps look up. ${{VAR:-default}} comes from the environment.
+# The state store: lease of the run, and keys for enrich steps. ${{VAR:-default}} is read from the environment.
 statestore: {{broker: "${{PENSTOCK_BROKER:-mqtt://127.0.0.1:1883}}"}}
 
-# Records that a step cannot process are kept here, as they were, with the reason.
+# Table of records that a step cannot process: the original bytes and the reason.
 dead_letters: {{path: lake/dead_letters}}
 
 steps:
-  # The payload as columns. A record that does not fit is a dead letter.
+  # Parse the payload into columns. Invalid records become dead letters.
   - name: readings
     parse:
 {parse}
-  # Leaves rows out, and counts them.
+  # Keep plausible rows; others are counted as filtered.
   - name: plausible
     filter: celsius BETWEEN -50 AND 500
-  # Computes columns with SQL.
+  # Compute columns with SQL.
   - name: judged
     map: {{compute: {{hot: celsius > 90}}}}
 
 sinks:
-  # Every row once, whatever crashes in between.
+  # Write each row exactly once.
   - name: readings
     table: {{path: lake/readings}}
-  # The newest reading of each machine, as a key of the state store. Take it out where nobody needs that.
+  # Write the newest reading of each machine to a key of the state store.
   - name: newest
     statestore:
       order_by: time
@@ -55,13 +55,13 @@ sinks:
 """
 _SOURCES: dict[Source, str] = {
     "tubemq": """\
-# Topics of a tube. Make one with: penstock tube topic create telemetry
+# TubeMQ topics. Create one with: penstock tube topic create telemetry
 source:
   topics: [telemetry]
   master: "${PENSTOCK_TUBE_MASTER:-127.0.0.1:8715}"
 """,
     "mqtt": """\
-# Messages of an MQTT broker, out of the tube topic that a rule of the node brings them to.
+# MQTT messages, from the TubeMQ topic to which a rule of the node copies them.
 source:
   format: mqtt
   tube_topic: telemetry
@@ -69,16 +69,16 @@ source:
   master: "${PENSTOCK_TUBE_MASTER:-127.0.0.1:8715}"
 """,
     "files": """\
-# Files of a directory, each once. Write a file elsewhere and rename it when it is complete.
+# Files of a directory, each once. Write a file in another directory and rename it when it is complete.
 source: {format: files, path: "in/*.csv", skip_lines: 1}
 """,
 }
 _JSON = "      schema: machine STRING NOT NULL, time TIMESTAMP NOT NULL, celsius DOUBLE NOT NULL"
 _PARSE: dict[Source, str] = {"files": f"      format: csv\n{_JSON}"}
 _CASES = """\
-# What must come out of which records: penstock pipeline test {file}
+# Test cases: penstock pipeline test {file}
 cases:
-  - name: a hot machine is told of
+  - name: a hot machine
     input:
       - value: {good}
       - value: not a reading
