@@ -43,13 +43,13 @@ class _Reader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         from penstock.spark.tube.arrow import record_batches
-        from penstock.spark.tube.offsets import Partition
+        from penstock.spark.tube.offsets import TopicPartition
         from penstock.tube.reader import MessageBatch
 
         left = self._rows // PARTITIONS + (partition.value < self._rows % PARTITIONS)
         count = max(1, BATCH_BYTES // (self._size + 52))
         messages = MessageBatch.of(range(count), range(count), [0] * count, [bytes(self._size)] * count)
-        [whole] = record_batches(Partition("ceiling", 1, partition.value), [messages])
+        [whole] = record_batches(TopicPartition("ceiling", 1, partition.value), [messages])
         while left > 0:
             yield whole.slice(0, left)
             left -= count

@@ -22,8 +22,8 @@ from penstock.pipelines.run import run as running
 from penstock.pipelines.sinks.table import read as read_table
 from penstock.pipelines.spec import loader
 from penstock.pipelines.spec.pipeline import Pipeline
-from penstock.spark.tube.offsets import Bounds, Partition, Slice
-from penstock.spark.tube.options import Peer
+from penstock.spark.tube.offsets import Bounds, Slice, TopicPartition
+from penstock.spark.tube.options import ConnectionOptions
 from penstock.spark.tube.tube_client import TubeClient, count_rows
 from penstock.tube import SendResult
 from penstock.tube.client import web
@@ -39,9 +39,9 @@ Sent = list[tuple[SendResult, bytes]]
 
 
 @pytest.fixture
-def peer(java_tube: JavaTube) -> Peer:
+def peer(java_tube: JavaTube) -> ConnectionOptions:
     """Apache's master, when its topics can be used."""
-    return Peer(java_tube.ready(), http=java_tube.web, group="interop")
+    return ConnectionOptions(java_tube.ready(), http=java_tube.web, group="interop")
 
 
 async def stored(producer: Producer, topic: str, record: bytes | Record) -> SendResult:
@@ -55,7 +55,7 @@ async def stored(producer: Producer, topic: str, record: bytes | Record) -> Send
             await asyncio.sleep(0.02)
 
 
-def send(peer: Peer, topic: str, records: list[bytes | Record]) -> list[SendResult]:
+def send(peer: ConnectionOptions, topic: str, records: list[bytes | Record]) -> list[SendResult]:
     async def run() -> list[SendResult]:
         async with Producer(peer.masters, heartbeat_s=0.2) as producer:
             results: list[SendResult] = []
@@ -71,7 +71,7 @@ def values(tube: TubeClient, piece: Slice, mark: int | None = 0) -> list[bytes]:
     return [payload for batch in tube.read(piece, mark=mark) for payload in batch.payloads]
 
 
-def positions(peer: Peer, group: str) -> dict[tuple[str, int], int]:
+def positions(peer: ConnectionOptions, group: str) -> dict[tuple[str, int], int]:
     """Where the broker says that ``group`` stands."""
     [broker] = [http for number, http in broker_webs(peer.administration, timeout_s=10).items() if number == 1]
     return {
@@ -83,7 +83,7 @@ def positions(peer: Peer, group: str) -> dict[tuple[str, int], int]:
     }
 
 
-def left_behind(peer: Peer, stem: str) -> set[str]:
+def left_behind(peer: ConnectionOptions, stem: str) -> set[str]:
     """Groups of readers that the broker keeps a position of."""
     broker = broker_webs(peer.administration, timeout_s=10)[1]
     return {
@@ -94,7 +94,7 @@ def left_behind(peer: Peer, stem: str) -> set[str]:
     }
 
 
-def shown_by_and_by(peer: Peer, group: str, expected: dict[tuple[str, int], int]) -> None:
+def shown_by_and_by(peer: ConnectionOptions, group: str, expected: dict[tuple[str, int], int]) -> None:
     """The broker tells of a group's position when it has written it down, which it does every 10 s or so."""
     deadline = time.monotonic() + 90
     while positions(peer, group) != expected:
@@ -102,7 +102,7 @@ def shown_by_and_by(peer: Peer, group: str, expected: dict[tuple[str, int], int]
         time.sleep(0.2)
 
 
-def test_any_range_holds_exactly_its_messages(peer: Peer) -> None:
+def test_any_range_holds_exactly_its_messages(peer: ConnectionOptions) -> None:
     chance = random.Random(7)
     # Large ones too: a get ends after half a MiB, so cuts fall anywhere.
     sizes = [chance.choice((0, 20, 900)) if n % 40 else 70_000 for n in range(4000)]
@@ -113,7 +113,7 @@ def test_any_range_holds_exactly_its_messages(peer: Peer) -> None:
         own[result.partition].append((result.append_offset, body))  # type: ignore[arg-type]
     with TubeClient(peer, 20_000) as tube:
         partitions = tube.partitions(["ranges"])
-        assert partitions == [Partition("ranges", 1, n) for n in range(3)]
+        assert partitions == [TopicPartition("ranges", 1, n) for n in range(3)]
         bounds = tube.bounds(partitions)
         low, high, oldest, newest = bounds[partitions[0]]
         assert (low, high, oldest) == (0, len(data) * ENTRY, 0)
@@ -142,7 +142,7 @@ def test_any_range_holds_exactly_its_messages(peer: Peer) -> None:
     assert left_behind(peer, "interop") == set()
 
 
-def test_consecutive_ranges_while_producers_write(peer: Peer) -> None:
+def test_consecutive_ranges_while_producers_write(peer: ConnectionOptions) -> None:
     stop = threading.Event()
     sent: Sent = []
 
@@ -161,7 +161,7 @@ def test_consecutive_ranges_while_producers_write(peer: Peer) -> None:
     writer = threading.Thread(target=lambda: asyncio.run(write_all()))
     writer.start()
     found: dict[int, list[bytes]] = {0: [], 1: [], 2: []}
-    places = [Partition("follow", 1, n) for n in range(3)]
+    places = [TopicPartition("follow", 1, n) for n in range(3)]
     try:
         with TubeClient(peer, 20_000) as tube:
             tube.partitions(["follow"])
@@ -214,7 +214,7 @@ sinks:
 
 @pytest.mark.timeout(400)  # starts of Python workers, where others use the machine
 def test_spark_and_a_pipeline_read_from_apaches_servers(
-    peer: Peer, node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    peer: ConnectionOptions, node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One session for both: it takes most of the time."""
     conf = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
@@ -238,7 +238,7 @@ def test_spark_and_a_pipeline_read_from_apaches_servers(
         spark.stop()
 
 
-def _leaves_nothing(peer: Peer, spark: Any) -> None:
+def _leaves_nothing(peer: ConnectionOptions, spark: Any) -> None:
     """Names that the broker has written down are forgotten after their next use, those of a short first read too."""
     options = {"tubemq.master": peer.masters, "tubemq.http": str(peer.http), "subscribe": "spark"}
 
@@ -262,7 +262,7 @@ class _Unstopped:
         return (lambda: None) if name == "stop" else getattr(self._spark, name)
 
 
-def _spark_job(peer: Peer, spark: Any, directory: Path) -> None:
+def _spark_job(peer: ConnectionOptions, spark: Any, directory: Path) -> None:
     options = {"tubemq.master": peer.masters, "tubemq.http": str(peer.http), "subscribe": "spark"}
     kinds = ("flow", "heat")
     sent = send(peer, "spark", [Record(b"%d" % n, b"k%d" % n, msg_type=kinds[n % 2]) for n in range(400)])
@@ -304,7 +304,7 @@ def _spark_job(peer: Peer, spark: Any, directory: Path) -> None:
     assert count_rows(options, {"spark": {f"1:{n}": 0 for n in range(3)}}, ends) == 600
 
 
-def _pipeline(peer: Peer, node: Node, spark: Any, directory: Path) -> None:
+def _pipeline(peer: ConnectionOptions, node: Node, spark: Any, directory: Path) -> None:
     lake = directory / "lake"
     text = PIPELINE.format(master=peer.masters, http=peer.http, broker=node.mqtt, lake=lake)
     pipeline: Pipeline = loader.parse(text, name="p.yaml")

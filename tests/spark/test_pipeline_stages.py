@@ -13,7 +13,7 @@ from pyspark.sql import functions as sf
 from penstock.errors import ConfigError
 from penstock.pipelines.rows import key_column, rows_of, windows_as_rows
 from penstock.pipelines.sinks.delivery import changes_of, marked
-from penstock.pipelines.spec.plan import Node
+from penstock.pipelines.spec.plan import PlanNode
 from penstock.pipelines.spec.sinks import Sink, StateStoreSink
 from penstock.pipelines.spec.steps import Step
 from penstock.pipelines.steps.expressions import sure
@@ -263,10 +263,10 @@ def test_names_with_marks_of_sql_are_names(spark: SparkSession) -> None:
     assert {row["a;drop"]: row["n"] for row in counted} == {"'; drop table x --": 1, "b": 2, "\n`": 1}
 
 
-def _nodes(*given: dict[str, Any]) -> list[Node]:
+def _nodes(*given: dict[str, Any]) -> list[PlanNode]:
     made = steps(*given)
     before = ["source", *(step.name for step in made)]
-    return [Node(step, (reads,)) for step, reads in zip(made, before, strict=False)]
+    return [PlanNode(step, (reads,)) for step, reads in zip(made, before, strict=False)]
 
 
 def test_rows_on_which_a_condition_of_the_state_store_sink_fails_are_told(spark: SparkSession) -> None:

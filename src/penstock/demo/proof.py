@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Self
 
 from penstock.demo.data import Branch
 from penstock.demo.segments import AbnormalSegment, Alarm, parse_alarm
-from penstock.pipelines.ledger.ledger import Entry
+from penstock.pipelines.ledger.ledger import LedgerEntry
 from penstock.pipelines.sinks.table import files
 from penstock.pipelines.state_dir.checkpoint import Offsets
 from penstock.spark.tube.offsets import Slice, from_json, to_json
@@ -62,8 +62,8 @@ class Evidence:
     table_ids: Sequence[str]
     table: Mapping[str, tuple[datetime, float]]
     dead_ids: Sequence[str]
-    rows_ledger: Sequence[Entry]
-    windows_ledger: Sequence[Entry]
+    rows_ledger: Sequence[LedgerEntry]
+    windows_ledger: Sequence[LedgerEntry]
     segments: Sequence[AbnormalSegment]
 
 
@@ -87,7 +87,7 @@ class Proof(NamedTuple):
         return all(check.holds for check in self.checks)
 
 
-def late_ids(log: Sequence[Logged], ledger: Sequence[Entry]) -> set[str]:
+def late_ids(log: Sequence[Logged], ledger: Sequence[LedgerEntry]) -> set[str]:
     """The events that the windows left out: their first copy came in a batch whose watermark had passed them.
 
     Only the first copy decides; a later one is a copy of an event that was counted, however late it comes.
@@ -182,7 +182,7 @@ def _ledger_checks(e: Evidence, redelivered: int, rows: int) -> list[Check]:
     ]
 
 
-def _holes(entries: Sequence[Entry]) -> list[str]:
+def _holes(entries: Sequence[LedgerEntry]) -> list[str]:
     """Batches that do not begin at the end of the previous one."""
     return [
         f"batch {after.batch}"
@@ -191,7 +191,7 @@ def _holes(entries: Sequence[Entry]) -> list[str]:
     ]
 
 
-def _sum(entries: Sequence[Entry], name: str) -> int:
+def _sum(entries: Sequence[LedgerEntry], name: str) -> int:
     return sum(getattr(entry, name) or 0 for entry in entries)
 
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from penstock.errors import ConfigError
 
-__all__ = ["Line", "Request", "kind_of", "submit_line"]
+__all__ = ["Line", "SubmitRequest", "kind_of", "submit_line"]
 
 ENVIRONMENT = "environment"
 """Name of the directory in which each executor unpacks the archive."""
@@ -39,7 +39,7 @@ class Line(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class SubmitRequest:
     """Arguments of a submission. ``program``: the entry script; ``arguments`` follow the file in ``pipeline run``.
 
     ``wheel``: penstock's wheel with the extension .zip, for executors that lack it; ``archive``: a packed virtual
@@ -83,7 +83,7 @@ def kind_of(master: str) -> str:
     )
 
 
-def submit_line(request: Request) -> Line:
+def submit_line(request: SubmitRequest) -> Line:
     """The line of ``request``.
 
     Raises:
@@ -142,13 +142,13 @@ def submit_line(request: Request) -> Line:
     return Line({} if is_cluster else variables | dict(request.environment), pieces)
 
 
-def _name(request: Request, kind: str) -> str:
+def _name(request: SubmitRequest, kind: str) -> str:
     """The application's name, of which Kubernetes makes names of its own: no underscore in it, none at its end."""
     name = f"penstock-{request.name}"
     return name.replace("_", "-").rstrip("-") if kind == "kubernetes" else name
 
 
-def _check(request: Request, kind: str) -> None:
+def _check(request: SubmitRequest, kind: str) -> None:
     is_cluster = request.deploy_mode == "cluster"
     if kind == "kubernetes" and not _K8S.fullmatch(request.master):
         raise ConfigError(

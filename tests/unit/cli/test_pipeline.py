@@ -53,7 +53,7 @@ def test_plan_tells_what_a_run_would_change(
     layout.checkpoint(state, "alarms").mkdir(parents=True)
     text = example("pipeline.yaml").read_text()
     assert main(["pipeline", "plan", str(example("pipeline.yaml"))]) == 0
-    assert "  + sink readings: begins where its sources begin" in capsys.readouterr().out
+    assert "  + sink readings: begins with the first record of its sources" in capsys.readouterr().out
     (tmp_path / "p.yaml").write_text(text.replace("emit: closed", "emit: changes").replace("3 hours", "5 hours"))
     assert main(["pipeline", "plan", "p.yaml", "--json"]) == 1
     changes = {change["what"]: change["mark"] for change in json.loads(capsys.readouterr().out)["changes"]}

@@ -10,7 +10,7 @@ import pytest
 
 from penstock.demo.proof import Evidence, Logged, Proof, last_line, late_ids, prove
 from penstock.demo.segments import AbnormalSegment
-from penstock.pipelines.ledger.ledger import Entry
+from penstock.pipelines.ledger.ledger import LedgerEntry
 
 NOON = datetime(2022, 3, 20, 12, tzinfo=UTC)
 SEGMENT = AbnormalSegment("low", NOON, NOON, 1, 5.0)
@@ -21,12 +21,12 @@ def ms(name: str) -> int | None:
     return int(MEASURED[name][0].timestamp() * 1000) if name in MEASURED else None
 
 
-def entry(sink: str, batch: int, start: int, end: int, *, watermark: int = 0, **counts: Any) -> Entry:
+def entry(sink: str, batch: int, start: int, end: int, *, watermark: int = 0, **counts: Any) -> LedgerEntry:
     """A batch of ``[start, end)``, counted in records; the log has 28 bytes for each."""
     read = end - start
     given = {"dead": 0, "filtered": 0, "duplicates": 0, "late": 0, **counts}
     out = read - given["dead"] - given["filtered"] - given["duplicates"]
-    return Entry(
+    return LedgerEntry(
         sink=sink,
         batch=batch,
         start={"t": {"1:0": 28 * start}},

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from penstock.pipelines.ledger.ledger import Entry, Ledger
+from penstock.pipelines.ledger.ledger import Ledger, LedgerEntry
 from penstock.pipelines.spec.pipeline import Pipeline
 from penstock.pipelines.state_dir.durable import write_json
 from tests.unit.pipelines.files import parse
@@ -83,8 +83,8 @@ class Books:
         return path
 
     @staticmethod
-    def _entry(batch: int, *, read: int, out: int, dead: int, duplicates: int = 1) -> Entry:
-        return Entry(
+    def _entry(batch: int, *, read: int, out: int, dead: int, duplicates: int = 1) -> LedgerEntry:
+        return LedgerEntry(
             sink="rows",
             batch=batch,
             start={"t": {"1:0": 280 * batch}},

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
 from penstock.errors import DataLossError, RefusedError, UnavailableError
-from penstock.spark.tube.offsets import Partition
+from penstock.spark.tube.offsets import TopicPartition
 from penstock.spark.tube.tube_client import Address, ServerAccess
 from penstock.tube.codec.message import INDEX_RECORD_BYTES
 from penstock.tube.reader import BrokerReader, MessageBatch, PartitionInfo
@@ -45,7 +45,7 @@ class FakeTube(ServerAccess):
         self.discoveries = 0
         self.connections = 0
         self.closed = 0
-        self.groups: dict[tuple[str, Partition], int] = {}
+        self.groups: dict[tuple[str, TopicPartition], int] = {}
         """Committed offsets."""
         self.unwilling = False
 
@@ -61,11 +61,11 @@ class FakeTube(ServerAccess):
     def topics(self) -> list[str]:
         return sorted({topic for broker in self.brokers for topic in broker.partitions})
 
-    def connect(self, address: Address, partition: Partition) -> FakeReader:
+    def connect(self, address: Address, partition: TopicPartition) -> FakeReader:
         self.connections += 1
         return FakeReader(self, next(broker for broker in self.brokers if broker.port == address.port))
 
-    def commit_offset(self, address: Address, partition: Partition, group: str, offset: int) -> None:
+    def commit_offset(self, address: Address, partition: TopicPartition, group: str, offset: int) -> None:
         if self.unwilling:
             raise RefusedError("the group is not welcome", code=403)
         self.groups[group, partition] = offset

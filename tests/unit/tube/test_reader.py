@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from penstock.errors import ConfigError, DataLossError, RefusedError, RemoteProtocolError, UnavailableError
-from penstock.spark.tube.offsets import Partition as SparkPartition
 from penstock.spark.tube.offsets import Slice
+from penstock.spark.tube.offsets import TopicPartition as SparkPartition
 from penstock.spark.tube.tube_client import TubeClient as SparkTube
 from penstock.tube.codec.envelope import Request, encode_response
 from penstock.tube.codec.message import check_sum, encode_stored

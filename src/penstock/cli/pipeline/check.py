@@ -17,7 +17,7 @@ from penstock.cli.pipeline.options import File, Into, StateDir, needs_spark, run
 from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
-    from penstock.pipelines.ledger.plan_changes import Change
+    from penstock.pipelines.ledger.plan_changes import PlanChange
     from penstock.pipelines.testing.runner import Outcome
 
 __all__ = ["run_cases", "schema", "show_plan", "validate"]
@@ -136,7 +136,7 @@ _COLOURS = {"+": 32, "~": 33, "-": 31, "!": 31}
 _WIDTH = 110
 
 
-def _wrapped(change: Change) -> list[str]:
+def _wrapped(change: PlanChange) -> list[str]:
     """A change as lines of a diff."""
     text = escape(f"{change.mark} {change.what}: {change.text}")
     made = textwrap.wrap(text, _WIDTH, initial_indent="  ", subsequent_indent=" " * 8, break_long_words=False)

@@ -88,7 +88,7 @@ def submit(
     """
     from penstock.cli.pipeline import spark_submit_main as submitted
     from penstock.pipelines.spec.loader import load
-    from penstock.pipelines.submit import Request, submit_line
+    from penstock.pipelines.submit import SubmitRequest, submit_line
     from penstock.spark.session import quiet_java_options
 
     variables, spark_conf = _variables(env or []), options_of_spark(conf or [])
@@ -100,7 +100,7 @@ def submit(
             f"--deploy-mode {deploy_mode!r} is not known", option="deploy-mode", do="choose client or cluster"
         )
     line = submit_line(
-        Request(
+        SubmitRequest(
             spark_submit=_spark_submit(),
             program=str(Path(submitted.__file__)),
             file=file,

@@ -17,11 +17,11 @@ from penstock.errors import StorageError
 from penstock.pipelines.state_dir.checkpoint import Offsets
 from penstock.pipelines.state_dir.durable import listed, read_json, write_json
 
-__all__ = ["Counts", "Entry", "Ledger", "Sums"]
+__all__ = ["Counts", "Ledger", "LedgerEntry", "Sums"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class LedgerEntry:
     """One batch of one query.
 
     Counts are records of the source, except ``out`` of windows: requests to the store, messages, or rows.
@@ -63,7 +63,7 @@ class Counts:
     duplicates: int = 0
     late: int = 0
 
-    def plus(self, entry: Entry) -> Self:
+    def plus(self, entry: LedgerEntry) -> Self:
         """The counts with one more batch."""
         return replace(
             self,
@@ -83,7 +83,7 @@ class Sums(Counts):
 
     letters: int | None = 0
 
-    def plus(self, entry: Entry) -> Self:
+    def plus(self, entry: LedgerEntry) -> Self:
         """The sums with one more batch."""
         letters = None if self.letters is None or entry.letters is None else self.letters + entry.letters
         return replace(Counts.plus(self, entry), letters=letters)
@@ -95,15 +95,15 @@ class Ledger:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def write(self, entry: Entry) -> None:
+    def write(self, entry: LedgerEntry) -> None:
         """Record ``entry``; the same batch again replaces it."""
         write_json(self._path(entry.sink, entry.batch), asdict(entry))
 
-    def entries(self, sink: str) -> list[Entry]:
+    def entries(self, sink: str) -> list[LedgerEntry]:
         """The batches of ``sink`` in order; none where it has not run."""
         return [_entry(self._path(sink, batch)) for batch in sorted(self._batches(sink))]
 
-    def last(self, sink: str) -> Entry | None:
+    def last(self, sink: str) -> LedgerEntry | None:
         """The newest batch of ``sink``; None where it has not run."""
         newest = max(self._batches(sink), default=None)
         return None if newest is None else _entry(self._path(sink, newest))
@@ -123,13 +123,13 @@ class Ledger:
 
 
 _BATCH = re.compile(r"(?P<batch>[0-9]+)\.json")
-_NAMES = frozenset(field.name for field in fields(Entry))
+_NAMES = frozenset(field.name for field in fields(LedgerEntry))
 _NEWER = frozenset({"letters", "table", "letters_table"})
 
 
-def _entry(path: Path) -> Entry:
+def _entry(path: Path) -> LedgerEntry:
     value: dict[str, Any] = read_json(path)
     try:
-        return Entry(**{name: value[name] for name in _NAMES if name in value or name not in _NEWER})
+        return LedgerEntry(**{name: value[name] for name in _NAMES if name in value or name not in _NEWER})
     except KeyError as error:
         raise StorageError(f"{path} lacks {error} of a ledger entry", path=str(path)) from error

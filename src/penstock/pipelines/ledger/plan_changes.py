@@ -18,12 +18,12 @@ from penstock.pipelines.state_dir import layout
 from penstock.pipelines.state_dir.checkpoint import misfits
 from penstock.pipelines.state_dir.durable import read_json, write_json
 
-__all__ = ["ADDED", "CHANGED", "KEPT", "REFUSED", "REMOVED", "Change", "changes", "remember"]
+__all__ = ["ADDED", "CHANGED", "KEPT", "REFUSED", "REMOVED", "PlanChange", "changes", "remember"]
 
 ADDED, CHANGED, REMOVED, REFUSED, KEPT = "+", "~", "-", "!", "="
 
 
-class Change(NamedTuple):
+class PlanChange(NamedTuple):
     """Change of one part of a pipeline. ``mark`` is one of the constants above, ``what`` names the part."""
 
     mark: str
@@ -36,7 +36,7 @@ def remember(pipeline: Pipeline, state: Path) -> None:
     write_json(layout.plan(state), as_data(pipeline))
 
 
-def changes(pipeline: Pipeline, state: Path) -> list[Change] | None:
+def changes(pipeline: Pipeline, state: Path) -> list[PlanChange] | None:
     """Compare ``pipeline`` with the last run in the directory ``state``; None if there was no run.
 
     Raises:
@@ -53,15 +53,15 @@ def changes(pipeline: Pipeline, state: Path) -> list[Change] | None:
     return [*_parts(before, now), *_steps(before, now), *_sinks(pipeline, state, before, now)]
 
 
-def _parts(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[Change]:
+def _parts(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[PlanChange]:
     were, are = ({source["name"]: source for source in each.get("sources", ())} for each in (before, now))
     yield from _compared("source", were, are, lambda source: _text({k: v for k, v in source.items() if k != "name"}))
     for name in ("trigger", "dead_letters", "lease"):
         if before.get(name) != now[name]:
-            yield Change(CHANGED, name.replace("_", " "), _was_and_is(_text(before.get(name)), _text(now[name])))
+            yield PlanChange(CHANGED, name.replace("_", " "), _was_and_is(_text(before.get(name)), _text(now[name])))
 
 
-def _steps(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[Change]:
+def _steps(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[PlanChange]:
     were, are = (
         {step["name"]: step for query in each.get("queries", ()) for step in query["steps"]} for each in (before, now)
     )
@@ -70,17 +70,17 @@ def _steps(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[Change
     )
 
 
-def _compared(kind: str, were: Mapping[str, Any], are: Mapping[str, Any], text_of: Any) -> Iterator[Change]:
+def _compared(kind: str, were: Mapping[str, Any], are: Mapping[str, Any], text_of: Any) -> Iterator[PlanChange]:
     for name in {**were, **are}:
         if name not in were:
-            yield Change(ADDED, f"{kind} {name}", text_of(are[name]))
+            yield PlanChange(ADDED, f"{kind} {name}", text_of(are[name]))
         elif name not in are:
-            yield Change(REMOVED, f"{kind} {name}", text_of(were[name]))
+            yield PlanChange(REMOVED, f"{kind} {name}", text_of(were[name]))
         elif text_of(were[name]) != text_of(are[name]):
-            yield Change(CHANGED, f"{kind} {name}", _was_and_is(text_of(were[name]), text_of(are[name])))
+            yield PlanChange(CHANGED, f"{kind} {name}", _was_and_is(text_of(were[name]), text_of(are[name])))
 
 
-def _sinks(pipeline: Pipeline, state: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[Change]:
+def _sinks(pipeline: Pipeline, state: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[PlanChange]:
     ledger = Ledger(layout.ledger(state))
     refused = misfits(pipeline, state)
     were = {query["sink"]: f"{query['kind']} {query['does']}" for query in before.get("queries", ())}
@@ -88,17 +88,17 @@ def _sinks(pipeline: Pipeline, state: Path, before: Mapping[str, Any], now: Mapp
         name, is_ = query["sink"], f"{query['kind']} {query['does']}"
         last = ledger.last(name)
         if name in refused:
-            yield Change(REFUSED, f"sink {name}", f"{refused[name].what}; {refused[name].why}")
+            yield PlanChange(REFUSED, f"sink {name}", f"{refused[name].what}; {refused[name].why}")
         elif not layout.checkpoint(state, name).exists():
-            yield Change(ADDED, f"sink {name}", "begins where its sources begin: with the first record that they hold")
+            yield PlanChange(ADDED, f"sink {name}", "begins with the first record of its sources")
         else:
             text = "continues where it ended" if last is None else f"continues after batch {last.batch}"
             if (was := were.get(name, is_)) == is_:
-                yield Change(KEPT, f"sink {name}", text)
+                yield PlanChange(KEPT, f"sink {name}", text)
             else:
-                yield Change(CHANGED, f"sink {name}", f"{text}; {_was_and_is(was, is_)}")
+                yield PlanChange(CHANGED, f"sink {name}", f"{text}; {_was_and_is(was, is_)}")
     for name in sorted(were.keys() - {query["sink"] for query in now["queries"]}):
-        yield Change(
+        yield PlanChange(
             REMOVED,
             f"sink {name}",
             "is not written any more; what it wrote stays, and a sink of this name continues where it ended",

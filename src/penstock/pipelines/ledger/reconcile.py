@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from penstock.errors import DataLossError, PenstockError
-from penstock.pipelines.ledger.ledger import Entry, Ledger, Sums
+from penstock.pipelines.ledger.ledger import Ledger, LedgerEntry, Sums
 from penstock.pipelines.sinks.table import commits
 from penstock.pipelines.spec.pipeline import Pipeline
 from penstock.pipelines.spec.plan import SinkPlan, plan
@@ -75,7 +75,7 @@ def reconcile(pipeline: Pipeline, state: Path, count: Count) -> list[Account]:
     return accounts
 
 
-def _chain(entries: list[Entry]) -> Iterator[str]:
+def _chain(entries: list[LedgerEntry]) -> Iterator[str]:
     """Each batch begins where the one before it ended."""
     for before, entry in itertools.pairwise(entries):
         if entry.batch != before.batch + 1:
@@ -88,7 +88,7 @@ def _chain(entries: list[Entry]) -> Iterator[str]:
             yield f"batch {entry.batch} does not begin where batch {before.batch} ended"
 
 
-def _balance(sink_plan: SinkPlan, entries: list[Entry]) -> Iterator[str]:
+def _balance(sink_plan: SinkPlan, entries: list[LedgerEntry]) -> Iterator[str]:
     """Check that every record read has an outcome."""
     if sink_plan.windowed:
         return
@@ -101,13 +101,13 @@ def _balance(sink_plan: SinkPlan, entries: list[Entry]) -> Iterator[str]:
             )
 
 
-def _read(sink_plan: SinkPlan, entries: list[Entry], sums: Sums, count: Count) -> Iterator[str]:
+def _read(sink_plan: SinkPlan, entries: list[LedgerEntry], sums: Sums, count: Count) -> Iterator[str]:
     held = count(sink_plan.sink.name, *_whole(entries))
     if held != sums.read:
         yield f"the source has {held} records in the range of the batches, {sums.read} were read"
 
 
-def _whole(entries: list[Entry]) -> tuple[Offsets, Offsets]:
+def _whole(entries: list[LedgerEntry]) -> tuple[Offsets, Offsets]:
     """Return the start and end offsets of all batches together.
 
     A topic or partition that was added later begins at its first named offset; one that is no longer read ends at its
@@ -124,7 +124,7 @@ def _whole(entries: list[Entry]) -> tuple[Offsets, Offsets]:
     return start, end
 
 
-def _tables(sink_plan: SinkPlan, entries: list[Entry], sums: Sums, dead: Path | None) -> Iterator[str]:
+def _tables(sink_plan: SinkPlan, entries: list[LedgerEntry], sums: Sums, dead: Path | None) -> Iterator[str]:
     """Each table against what the ledger says of it: a sink may have been given another one since."""
     name, table = sink_plan.sink.name, sink_plan.sink.table
     if table is not None and table.format == "parquet":
@@ -146,7 +146,7 @@ def _tables(sink_plan: SinkPlan, entries: list[Entry], sums: Sums, dead: Path | 
             yield from _table(Path(path), name, count, "dead letters")
 
 
-def _written(sink_plan: SinkPlan, sink: Sink, entries: list[Entry]) -> dict[int, int]:
+def _written(sink_plan: SinkPlan, sink: Sink, entries: list[LedgerEntry]) -> dict[int, int]:
     """Rows that each batch wrote to ``sink``, according to the ledger."""
     rows = {entry.batch: entry.out if sink is sink_plan.sink else entry.late for entry in entries}
     return {batch: count for batch, count in rows.items() if count}

@@ -14,9 +14,9 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import CollectorRegistry
 
-from penstock.pipelines.ledger.ledger import Counts, Entry
+from penstock.pipelines.ledger.ledger import Counts, LedgerEntry
 from penstock.pipelines.run.lease import RunRecord
-from penstock.pipelines.sources.reader import Lag, Meter, planned
+from penstock.pipelines.sources.reader import Lag, SourceMeter, planned
 from penstock.pipelines.state_dir.checkpoint import Offsets
 from penstock.runtime.io.clock import wall_clock_ms
 from penstock.runtime.observability.metrics import CONTENT_TYPE, serve_page
@@ -111,13 +111,13 @@ class Progress:
     def __init__(self, sinks: list[str], now: float) -> None:
         self._counts = dict.fromkeys(sinks, Counts())
         self._restarts = dict.fromkeys(sinks, 0)
-        self._last: dict[str, Entry] = {}
+        self._last: dict[str, LedgerEntry] = {}
         self._read: dict[str, deque[tuple[float, int]]] = {sink: deque() for sink in sinks}
         self._started = now
         self.latest: Mapping[str, SinkProgress] = {sink: SinkProgress() for sink in sinks}
         """The newest snapshot. Replaced as a whole, so that other threads may read it."""
 
-    def finished(self, entry: Entry, now: float) -> None:
+    def finished(self, entry: LedgerEntry, now: float) -> None:
         """A batch is done."""
         self._counts[entry.sink] = self._counts[entry.sink].plus(entry)
         self._last[entry.sink] = entry
@@ -262,7 +262,7 @@ class Watch:
 
     def __init__(
         self,
-        meter: Meter,
+        meter: SourceMeter,
         record: RunRecord,
         *,
         tell: Callable[[RunRecord], None],
@@ -293,7 +293,7 @@ class Watch:
         self._next_show = now + self._progress_s
         self._meter.start()
 
-    def finished(self, entry: Entry) -> None:
+    def finished(self, entry: LedgerEntry) -> None:
         """A batch is done."""
         self._progress.finished(entry, time.monotonic())
         self._ends[entry.sink] = entry.end

@@ -21,9 +21,9 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from penstock.errors import DataLossError
 from penstock.pipelines.catalyst import make_thread_safe
-from penstock.pipelines.ledger.ledger import Entry, Ledger
+from penstock.pipelines.ledger.ledger import Ledger, LedgerEntry
 from penstock.pipelines.rows import MARKS, alive, windows_as_rows
-from penstock.pipelines.sinks.delivery import Delivery, Targets, marked
+from penstock.pipelines.sinks.delivery import SinkWriter, Targets, marked
 from penstock.pipelines.sinks.messages import identity
 from penstock.pipelines.sinks.table import check_columns
 from penstock.pipelines.sources.sources import Sources
@@ -41,8 +41,8 @@ if TYPE_CHECKING:
 __all__ = [
     "BatchBarrier",
     "BuiltQuery",
-    "Context",
     "FinishedBatch",
+    "RunContext",
     "RunStopping",
     "RunningBatch",
     "RunningQuery",
@@ -89,7 +89,7 @@ class BatchBarrier:
 
 
 @dataclass(frozen=True, slots=True)
-class Context:
+class RunContext:
     """State shared by the queries of one run. ``report`` is called after each finished batch."""
 
     source: Sources
@@ -111,7 +111,7 @@ class _Counts(NamedTuple):
 class FinishedBatch(NamedTuple):
     """A batch that went through, and how many seconds it took."""
 
-    entry: Entry
+    entry: LedgerEntry
     took_s: float
 
 
@@ -126,14 +126,14 @@ class RunningBatch(NamedTuple):
 class SinkBatches:
     """The batches of one sink's query."""
 
-    def __init__(self, plan: SinkPlan, checkpoint: Checkpoint, context: Context) -> None:
+    def __init__(self, plan: SinkPlan, checkpoint: Checkpoint, context: RunContext) -> None:
         self.plan = plan
         self.checkpoint = checkpoint
         self.last_finished: int | None = None
         """The last batch that went through; Spark commits it a moment later."""
         self.running_batch: RunningBatch | None = None
         self._context = context
-        self._delivery = Delivery(plan, checkpoint, context.targets)
+        self._delivery = SinkWriter(plan, checkpoint, context.targets)
 
     def __call__(self, rows: DataFrame, batch: int) -> None:
         """Carry out one batch. Everything in it is idempotent by batch id."""
@@ -161,7 +161,7 @@ class SinkBatches:
     def _read(self, start: Offsets, end: Offsets) -> int:
         return self._context.source.count(self.plan.sink.name, start, end)
 
-    def _rows(self, rows: DataFrame, batch: int, start: Offsets, end: Offsets) -> Entry:
+    def _rows(self, rows: DataFrame, batch: int, start: Offsets, end: Offsets) -> LedgerEntry:
         # Cached: the rows come out of stateful operators, which must run once, and are used three times.
         rows = marked(rows, self.plan.sink).persist()
         try:
@@ -174,7 +174,7 @@ class SinkBatches:
         duplicates = read - counts.out - counts.dead - counts.filtered
         return self._entry(batch, start, end, read, counts, out=out, duplicates=duplicates, letters=letters)
 
-    def _windows(self, rows: DataFrame, batch: int, start: Offsets, end: Offsets) -> Entry:
+    def _windows(self, rows: DataFrame, batch: int, start: Offsets, end: Offsets) -> LedgerEntry:
         plan = self.plan
         # Cached, as above: a window must not be computed once to be counted and once to be sent.
         windows = marked(windows_as_rows(rows, plan.window_name), plan.sink).persist()
@@ -244,9 +244,9 @@ class SinkBatches:
         duplicates: int | None,
         late: int = 0,
         letters: int = 0,
-    ) -> Entry:
+    ) -> LedgerEntry:
         dead_letters = self._context.targets.dead_letters
-        return Entry(
+        return LedgerEntry(
             sink=self.plan.sink.name,
             batch=batch,
             start=start,
@@ -328,7 +328,7 @@ class BuiltQuery:
         return writer.trigger(processingTime=f"{trigger_ms} milliseconds").start()
 
 
-def build(pipeline: Pipeline, spark: SparkSession, state: Path, context: Context) -> list[BuiltQuery]:
+def build(pipeline: Pipeline, spark: SparkSession, state: Path, context: RunContext) -> list[BuiltQuery]:
     """The queries of ``pipeline``, in the order of its sinks. Spark has checked every column by then.
 
     Raises:
@@ -352,7 +352,7 @@ def build(pipeline: Pipeline, spark: SparkSession, state: Path, context: Context
     return built
 
 
-def _build_rows(spark: SparkSession, sink_plan: SinkPlan, context: Context) -> DataFrame:
+def _build_rows(spark: SparkSession, sink_plan: SinkPlan, context: RunContext) -> DataFrame:
     name = sink_plan.sink.name
     return flow(context.source.streams(spark, name), sink_plan.nodes, sink_plan.reads, context.with_lookup, sink=name)
 

@@ -39,8 +39,8 @@ from penstock.pipelines.run.lease import FAILED, STOPPED, RunRecord
 from penstock.pipelines.run.progress import Watch, now_text, serve
 from penstock.pipelines.run.queries import (
     BatchBarrier,
-    Context,
     FinishedBatch,
+    RunContext,
     RunningQuery,
     build,
     check_nothing_dropped,
@@ -99,7 +99,7 @@ class Options:
     """Facts that the caller found and the run reports."""
 
 
-class _Run:
+class _PipelineRun:
     """The loop that owns the queries. All of it runs in one thread; batches report through a queue."""
 
     def __init__(
@@ -217,7 +217,7 @@ class _Run:
         wanted = sorted({p for sink in pipeline.sinks if sink.statestore for p in sink.statestore.fence_prefixes})
         fenced = store.fence(wanted)
         dead_letters = None if pipeline.dead_letters is None else Path(pipeline.dead_letters.path)
-        context = Context(
+        context = RunContext(
             source=self._source,
             ledger=self._ledger,
             barrier=self._barrier,
@@ -461,5 +461,5 @@ def run(
     ready_directory(state)
     claim(state, pipeline.name)
     with own_words():
-        _Run(pipeline, emit, stop, options or Options(), state).execute()
+        _PipelineRun(pipeline, emit, stop, options or Options(), state).execute()
     emit({"event": "stopped", "pipeline": pipeline.name})

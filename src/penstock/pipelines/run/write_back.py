@@ -19,13 +19,13 @@ from penstock.pipelines.run.lease import Holder, RunRecord, read_holder
 from penstock.pipelines.spec.values import lease_key, run_key, stop_key
 from penstock.runtime.io.loop import LoopThread
 from penstock.runtime.io.network import without_secret
-from penstock.spark.statestore.writes import Change, write_changes
+from penstock.spark.statestore.writes import KeyChange, write_changes
 from penstock.statestore.client.client import StateStoreClient
 from penstock.statestore.client.locks import Lease
 from penstock.statestore.errors import InvalidRequestError
 from penstock.statestore.hlc import Hlc
 
-__all__ = ["LEASE_MS", "Change", "WriteBack", "collapse"]
+__all__ = ["LEASE_MS", "KeyChange", "WriteBack", "collapse"]
 
 T = TypeVar("T")
 
@@ -48,9 +48,9 @@ _ASK_AGAIN_S = 0.5
 TELL_TIMEOUT_S = 5.0
 
 
-def collapse(changes: Iterable[Change]) -> dict[str | bytes, list[Change]]:
+def collapse(changes: Iterable[KeyChange]) -> dict[str | bytes, list[KeyChange]]:
     """The changes of each key in their order, with deletes that follow a delete left out: they would do nothing."""
-    found: dict[str | bytes, list[Change]] = {}
+    found: dict[str | bytes, list[KeyChange]] = {}
     for change in changes:
         of_key = found.setdefault(change.key, [])
         if not (change.value is None and of_key and of_key[-1].value is None):
@@ -158,7 +158,7 @@ class WriteBack:
         """
         return self._run(self._fence(prefixes), FENCE_TIMEOUT_S) if prefixes else []
 
-    def write(self, changes: Sequence[Change]) -> int:
+    def write(self, changes: Sequence[KeyChange]) -> int:
         """Carry out ``changes``, in order for each key; how many requests that took. Returns after all are answered.
 
         Nothing is begun while the lease is not held: a run that was paused for longer must not write where a later one
@@ -309,7 +309,7 @@ class WriteBack:
             raised.append(prefix)
         return raised
 
-    async def _write(self, by_key: dict[str | bytes, list[Change]]) -> int:
+    async def _write(self, by_key: dict[str | bytes, list[KeyChange]]) -> int:
         assert self._client is not None
         assert self._lease is not None
         if self._lease.token is not None:

@@ -15,28 +15,28 @@ from pyspark.sql import functions as sf
 from penstock.errors import PenstockError, StorageError, UnavailableError
 from penstock.pipelines.rows import data_columns, key_column, mark_dead, too_large
 from penstock.pipelines.sinks.delta import DeltaSink
-from penstock.pipelines.sinks.messages import Write, failures, send
+from penstock.pipelines.sinks.messages import WriteIdentity, failures, send
 from penstock.pipelines.sinks.table import Table
 from penstock.pipelines.spec.pipeline import Pipeline
 from penstock.pipelines.spec.sinks import Sink, StateStoreSink
 from penstock.pipelines.spec.values import pieces, sink_letter
 from penstock.pipelines.steps.expressions import condition, conditions, sure
 from penstock.spark.mqtt.sink import check_broker
-from penstock.spark.statestore.writes import Change
+from penstock.spark.statestore.writes import KeyChange
 from penstock.spark.tube.sink_options import SinkOptions
 from penstock.spark.tube.sink_writes import check_topic
 
 if TYPE_CHECKING:
     from penstock.pipelines.spec.pipeline import Pipeline
     from penstock.pipelines.spec.plan import SinkPlan
-    from penstock.pipelines.spec.sinks import Entry, Sink, StateStoreSink
+    from penstock.pipelines.spec.sinks import Sink, StateStoreEntry, StateStoreSink
     from penstock.pipelines.state_dir.checkpoint import Checkpoint
 
 __all__ = [
     "COORDINATES",
     "LOOK_S",
-    "Delivery",
     "FencedStore",
+    "SinkWriter",
     "Targets",
     "changes_of",
     "check_sinks",
@@ -55,7 +55,7 @@ class FencedStore(Protocol):
     def token(self) -> object:
         """The fencing token of the run."""
 
-    def write(self, changes: Sequence[Change]) -> int:
+    def write(self, changes: Sequence[KeyChange]) -> int:
         """Carry out ``changes``, in order for each key; how many requests that took."""
 
 
@@ -69,7 +69,7 @@ class Targets:
     show: Callable[[str, int, list[str]], None]
 
 
-class Delivery:
+class SinkWriter:
     """Writes of one query to its targets."""
 
     def __init__(self, plan: SinkPlan, checkpoint: Checkpoint, targets: Targets) -> None:
@@ -117,8 +117,8 @@ class Delivery:
         mine = rows.where(sf.col("_dead.step").isin(*sorted(self._plan.dead_letters_of)) & ~sf.col("_dead.again"))
         return mine.select("_dead.step", "_dead.code", "_dead.reason", sf.col("_id").alias("id"), "_source.*")
 
-    def _named(self, batch: int) -> Write:
-        return Write(self._checkpoint.query_id(), batch, str(self._targets.store.token))
+    def _named(self, batch: int) -> WriteIdentity:
+        return WriteIdentity(self._checkpoint.query_id(), batch, str(self._targets.store.token))
 
     def _into(self, sink: Sink) -> Table | DeltaSink:
         assert sink.table is not None
@@ -141,7 +141,7 @@ class Delivery:
         return self._targets.store.write(changes_of(rows, sink))
 
 
-def changes_of(rows: DataFrame, sink: StateStoreSink) -> list[Change]:
+def changes_of(rows: DataFrame, sink: StateStoreSink) -> list[KeyChange]:
     """The changes of ``rows`` in the state store, in order."""
     if sink.order_by is not None:
         rows = rows.orderBy(sink.order_by)
@@ -154,19 +154,19 @@ def changes_of(rows: DataFrame, sink: StateStoreSink) -> list[Change]:
     return list(_changes(rows.select(*made).collect(), len(sink.entries)))
 
 
-def entry_value(rows: DataFrame, entry: Entry) -> Column:
+def entry_value(rows: DataFrame, entry: StateStoreEntry) -> Column:
     """The JSON that ``entry`` makes of a row."""
     return sf.to_json(sf.struct(*(entry.value or data_columns(rows))))
 
 
-def _changes(rows: list[Row], entries: int) -> Iterator[Change]:
+def _changes(rows: list[Row], entries: int) -> Iterator[KeyChange]:
     for row in rows:
         for index in range(entries):
             key: str | None = row[f"key{index}"]
             value: str | None = row[f"value{index}"]
             # A row may leave out some of its keys: see where rows are marked.
             if key is not None:
-                yield Change(key, None if value is None else value.encode())
+                yield KeyChange(key, None if value is None else value.encode())
 
 
 def marked(rows: DataFrame, sink: Sink) -> DataFrame:

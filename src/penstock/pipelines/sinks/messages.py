@@ -19,14 +19,14 @@ from penstock.pipelines.rows import data_columns, key_column, too_large
 from penstock.pipelines.spec.pipeline import Pipeline
 from penstock.pipelines.spec.sinks import Messages, Sink
 
-__all__ = ["Write", "as_messages", "failures", "identity", "send"]
+__all__ = ["WriteIdentity", "as_messages", "failures", "identity", "send"]
 
 ONE_TASK = 10_000
 """Up to so many rows one task sends them: one connection, and the order of the rows."""
 _LONGEST_TOPIC = 65_535
 
 
-class Write(NamedTuple):
+class WriteIdentity(NamedTuple):
     """Identity of a write: the query's id in its checkpoint, and the batch. ``token``: the run's fencing token."""
 
     query: str
@@ -34,7 +34,9 @@ class Write(NamedTuple):
     token: str
 
 
-def send(rows: DataFrame, sink: Sink, pipeline: Pipeline, count: int, write: Write, *, windows: bool = False) -> None:
+def send(
+    rows: DataFrame, sink: Sink, pipeline: Pipeline, count: int, write: WriteIdentity, *, windows: bool = False
+) -> None:
     """Send ``count`` rows, all of which can be, and return when all are acknowledged.
 
     For ``windows`` the batch is part of the ids: a window that changed is another message.

@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     from penstock.pipelines.spec.sources import FilesSource, RateSource
     from penstock.pipelines.state_dir.checkpoint import Offsets
 
-__all__ = ["FilesReader", "RateReader"]
+__all__ = ["FilesSourceReader", "RateSourceReader"]
 
 
-class FilesReader:
+class FilesSourceReader:
     """Files of a directory under the name ``name``; ``state`` is the pipeline's state directory."""
 
     def __init__(self, name: str, source: FilesSource, state: Path, span: Span | None = None) -> None:
@@ -125,7 +125,7 @@ class FilesReader:
         return source_rows(self._name, self._source, records)
 
 
-class RateReader:
+class RateSourceReader:
     """Records of the clock under the name ``name``."""
 
     def __init__(self, name: str, source: RateSource, span: Span | None = None) -> None:

@@ -11,10 +11,10 @@ from pyspark.sql import DataFrame, SparkSession
 
 from penstock.errors import PenstockError
 from penstock.pipelines.state_dir.checkpoint import Offsets
-from penstock.spark.tube.offsets import Bounds, Partition, Slice, from_json
+from penstock.spark.tube.offsets import Bounds, Slice, TopicPartition, from_json
 from penstock.spark.tube.tube_client import TubeClient
 
-__all__ = ["Lag", "LagMeter", "Meter", "QueryInput", "Reader", "measure", "planned", "query_of"]
+__all__ = ["Lag", "LagMeter", "QueryInput", "SourceMeter", "SourceReader", "measure", "planned", "query_of"]
 
 
 class QueryInput(NamedTuple):
@@ -28,7 +28,7 @@ class QueryInput(NamedTuple):
     directory: Path
 
 
-class Meter(Protocol):
+class SourceMeter(Protocol):
     """Lag of the queries, measured on request."""
 
     def start(self) -> None:
@@ -44,7 +44,7 @@ class Meter(Protocol):
         """Measure for the last time, here."""
 
 
-class Reader(Protocol):
+class SourceReader(Protocol):
     """One source. Offsets are its own: stream -> partition -> position. ``doubts``: what a replay may lack."""
 
     doubts: list[str]
@@ -67,7 +67,7 @@ class Reader(Protocol):
     def count(self, input_: QueryInput, start: Offsets, end: Offsets) -> int:
         """Number of records in ``[start, end)``, counted by the source."""
 
-    def meter(self, clock: Callable[[], int]) -> Meter:
+    def meter(self, clock: Callable[[], int]) -> SourceMeter:
         """Measures how far queries are behind this source; ``clock`` gives ms since 1970."""
 
 
@@ -99,7 +99,7 @@ def query_of(name: str) -> str:
     return name.removesuffix(_PLANNED)
 
 
-def measure(tube: TubeClient, bounds: Mapping[Partition, Bounds], end: Offsets, now_ms: int) -> Lag:
+def measure(tube: TubeClient, bounds: Mapping[TopicPartition, Bounds], end: Offsets, now_ms: int) -> Lag:
     """Measure the records in TubeMQ after ``end``, up to ``bounds``.
 
     A partition that ``end`` does not name is new to the query, which will read it from its oldest record.
@@ -136,7 +136,7 @@ class LagMeter:
     def __init__(
         self,
         open_tube: Callable[[], TubeClient],
-        bounds: Callable[[TubeClient], Mapping[Partition, Bounds]],
+        bounds: Callable[[TubeClient], Mapping[TopicPartition, Bounds]],
         clock: Callable[[], int],
     ) -> None:
         self._open = open_tube

@@ -13,9 +13,9 @@ from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
 
-from penstock.pipelines.sources.local import FilesReader, RateReader
-from penstock.pipelines.sources.reader import Lag, Meter, QueryInput, Reader, query_of
-from penstock.pipelines.sources.tube import TubeReader
+from penstock.pipelines.sources.local import FilesSourceReader, RateSourceReader
+from penstock.pipelines.sources.reader import Lag, QueryInput, SourceMeter, SourceReader, query_of
+from penstock.pipelines.sources.tube import TubeSourceReader
 from penstock.pipelines.spec.pipeline import Pipeline
 from penstock.pipelines.spec.plan import labels, plan
 from penstock.pipelines.spec.sources import SOURCE, FilesSource, RateSource, Source, TubeOptions
@@ -29,17 +29,17 @@ __all__ = ["Sources", "reader_of"]
 
 def reader_of(
     name: str, source: Source, state: Path, span: Span | None = None, *, group: str = "", headers: bool = True
-) -> Reader:
+) -> SourceReader:
     """The runtime of one source of the file; a replay reads a ``span``. ``group`` shows where its queries are.
 
     ``headers``: whether the rows keep all headers of a record, which dead letters are written with.
     """
     if isinstance(source, FilesSource):
-        return FilesReader(name, source, state, span)
+        return FilesSourceReader(name, source, state, span)
     if isinstance(source, RateSource):
-        return RateReader(name, source, span)
+        return RateSourceReader(name, source, span)
     assert isinstance(source, TubeOptions)
-    return TubeReader(name, source, layout.starts(state), span, group=group, headers=headers)
+    return TubeSourceReader(name, source, layout.starts(state), span, group=group, headers=headers)
 
 
 class Sources:
@@ -139,7 +139,7 @@ class Sources:
             for name, label in self._labelled(query)
         )
 
-    def meter(self, clock: Callable[[], int]) -> Meter:
+    def meter(self, clock: Callable[[], int]) -> SourceMeter:
         """Measures how far queries are behind all their sources; ``clock`` gives ms since 1970."""
         meters = {name: reader.meter(clock) for name, reader in self._readers.items()}
         if list(meters) == [SOURCE]:
@@ -160,7 +160,7 @@ class Sources:
 class _Meters:
     """The lag of queries with several sources: records of all, the seconds of the slowest."""
 
-    def __init__(self, meters: Mapping[str, Meter], ways: Mapping[str, Sequence[str]]) -> None:
+    def __init__(self, meters: Mapping[str, SourceMeter], ways: Mapping[str, Sequence[str]]) -> None:
         self._meters = meters
         self._ways = ways
 

@@ -16,19 +16,19 @@ from penstock.pipelines.spec.sources import SOURCE, StateStoreSource, TubeOption
 from penstock.pipelines.state_dir.checkpoint import Offsets
 from penstock.pipelines.state_dir.durable import read_json, write_json
 from penstock.pipelines.state_dir.replay import Span
-from penstock.spark.tube.offsets import Bounds, Partition, Positions, Times, check_kept, from_json, to_json
+from penstock.spark.tube.offsets import Bounds, Positions, Times, TopicPartition, check_kept, from_json, to_json
 from penstock.spark.tube.options import COLUMNS, HEADERS, SourceOptions, canonical_names
 from penstock.spark.tube.retention_marks import marks_of, with_marks
 from penstock.spark.tube.source import spark_schema
 from penstock.spark.tube.tube_client import TubeClient, count_rows
 
-__all__ = ["TubeReader"]
+__all__ = ["TubeSourceReader"]
 
 FIRST_LOOK_MS = 10_000
 """Timeout of the check before Spark starts: long enough for a node that is just starting."""
 
 
-class TubeReader:
+class TubeSourceReader:
     """TubeMQ topics under the name ``name``. With a ``span`` the source ends, at offsets that are stored in ``starts``.
 
     Positions are shown as those of groups whose names begin with ``group``, unless the source names another, and end
@@ -100,7 +100,7 @@ class TubeReader:
         write_json(path, end)
         return end
 
-    def bounds(self, tube: TubeClient) -> dict[Partition, Bounds]:
+    def bounds(self, tube: TubeClient) -> dict[TopicPartition, Bounds]:
         """The readable range now: from the earliest stored offset to the end of the log, or of the span."""
         bounds = tube.bounds(tube.partitions(self.checked.topics, max_age_s=TIMEOUT_MS / 1000))
         end = self.end()
@@ -155,7 +155,7 @@ class TubeReader:
         """Measures how far queries are behind."""
         return LagMeter(self.open, self.bounds, clock)
 
-    def _look_for_gaps(self, positions: Positions, bounds: Mapping[Partition, Bounds]) -> None:
+    def _look_for_gaps(self, positions: Positions, bounds: Mapping[TopicPartition, Bounds]) -> None:
         """Positions that are gone are an error; of a time before the oldest record nobody knows what it had."""
         assert self._span is not None
         for partition, position in positions.items():

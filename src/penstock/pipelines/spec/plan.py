@@ -11,12 +11,12 @@ from penstock.pipelines.spec.sources import SOURCE
 from penstock.pipelines.spec.steps import Step, Window
 from penstock.pipelines.spec.values import late_of, sink_letter
 
-__all__ = ["MAKES_DEAD_LETTERS", "Node", "SinkPlan", "labels", "plan", "reads_of", "sink_reads"]
+__all__ = ["MAKES_DEAD_LETTERS", "PlanNode", "SinkPlan", "labels", "plan", "reads_of", "sink_reads"]
 
 MAKES_DEAD_LETTERS = frozenset({"parse", "enrich", "sql", "map", "filter", "window"})
 
 
-class Node(NamedTuple):
+class PlanNode(NamedTuple):
     """A step and the streams that it reads: one, or several for a concat."""
 
     step: Step
@@ -32,7 +32,7 @@ class SinkPlan(NamedTuple):
     """
 
     sink: Sink
-    nodes: tuple[Node, ...]
+    nodes: tuple[PlanNode, ...]
     reads: str
     ways: tuple[str, ...]
     dead_letters_of: frozenset[str]
@@ -142,5 +142,5 @@ def _plan(pipeline: Pipeline, sink: Sink) -> SinkPlan:
 
     reads = sink_reads(pipeline, sink)
     visit(reads)
-    nodes = tuple(Node(pipeline.steps[index], reads_of(pipeline, index)) for index in sorted(needed))
+    nodes = tuple(PlanNode(pipeline.steps[index], reads_of(pipeline, index)) for index in sorted(needed))
     return SinkPlan(sink, nodes, reads, tuple(ways), frozenset())

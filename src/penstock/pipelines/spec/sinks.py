@@ -14,10 +14,10 @@ __all__ = [
     "LARGEST_RECORD",
     "SINK_KINDS",
     "ConsoleSink",
-    "Entry",
     "Messages",
     "MqttSink",
     "Sink",
+    "StateStoreEntry",
     "StateStoreSink",
     "TableSink",
     "TubeSink",
@@ -59,7 +59,7 @@ class TableSink(Part):
         return self
 
 
-class Entry(Part):
+class StateStoreEntry(Part):
     """A key to write for each row: SET if ``when`` is true, otherwise DEL."""
 
     key: KeyTemplate = Field(description="key; `{column}` inserts a column")
@@ -70,7 +70,7 @@ class Entry(Part):
 class StateStoreSink(Part):
     """Write keys of the state store, fenced with the lease of the run."""
 
-    entries: list[Entry] = Field(min_length=1, description="keys to write for each row")
+    entries: list[StateStoreEntry] = Field(min_length=1, description="keys to write for each row")
     order_by: str | None = Field(
         default=None, description="column that selects the last of several rows with the same key in a batch"
     )

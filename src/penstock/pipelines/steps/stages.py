@@ -12,7 +12,7 @@ from pyspark.sql.types import DataType, NumericType
 
 from penstock.errors import ConfigError
 from penstock.pipelines.rows import alive, data_columns, internal_columns, key_column, mark_dead
-from penstock.pipelines.spec.plan import Node
+from penstock.pipelines.spec.plan import PlanNode
 from penstock.pipelines.spec.sources import SOURCE
 from penstock.pipelines.spec.steps import Enrich, Step
 from penstock.pipelines.spec.values import duration_ms, sink_letter
@@ -47,13 +47,13 @@ WithLookup = Callable[[DataFrame, Lookup], DataFrame]
 def apply(rows: DataFrame, steps: Sequence[Step], with_lookup: WithLookup, *, sink: str | None = None) -> DataFrame:
     """``rows`` after ``steps``, each of which reads the one before it: ``flow`` for a chain."""
     before = [SOURCE, *(step.name for step in steps)]
-    nodes = [Node(step, (reads,)) for step, reads in zip(steps, before, strict=False)]
+    nodes = [PlanNode(step, (reads,)) for step, reads in zip(steps, before, strict=False)]
     return flow(lambda _: rows, nodes, before[-1], with_lookup, sink=sink)
 
 
 def flow(
     stream_of: Callable[[str], DataFrame],
-    nodes: Sequence[Node],
+    nodes: Sequence[PlanNode],
     reads: str,
     with_lookup: WithLookup,
     *,
@@ -70,7 +70,7 @@ def flow(
     return _Flow(stream_of, nodes, with_lookup, sink).stream(reads)
 
 
-def into_window(stream_of: Callable[[str], DataFrame], nodes: Sequence[Node], with_lookup: WithLookup) -> DataFrame:
+def into_window(stream_of: Callable[[str], DataFrame], nodes: Sequence[PlanNode], with_lookup: WithLookup) -> DataFrame:
     """The records that the window among ``nodes`` is given, and those that it is not, marked.
 
     A dedupe lets everything through, as its state belongs to the stream.
@@ -91,7 +91,7 @@ class _Flow:
     def __init__(
         self,
         stream_of: Callable[[str], DataFrame],
-        nodes: Sequence[Node],
+        nodes: Sequence[PlanNode],
         with_lookup: WithLookup,
         sink: str | None,
     ) -> None:
@@ -126,7 +126,7 @@ class _Flow:
                 do=f"correct its {node.step.kind}; columns there: {_columns(inputs)}",
             ) from error
 
-    def _step(self, node: Node, inputs: list[DataFrame]) -> DataFrame:
+    def _step(self, node: PlanNode, inputs: list[DataFrame]) -> DataFrame:
         step, rows = node.step, inputs[0]
         if step.parse is not None:
             return parse_step(rows, step.name, step.parse)
@@ -144,7 +144,7 @@ class _Flow:
             return window_step(rows, step.name, step.window, timed=self._timed)
         return self._concat(node, inputs)
 
-    def _concat(self, node: Node, inputs: list[DataFrame]) -> DataFrame:
+    def _concat(self, node: PlanNode, inputs: list[DataFrame]) -> DataFrame:
         """The rows of ``inputs`` as one stream. What each row came by is kept, since a record may come twice."""
         _refuse_other_types(node, inputs)
         made: DataFrame | None = None
@@ -181,7 +181,7 @@ def _columns(inputs: Sequence[DataFrame]) -> str:
     return shortened(", ".join(f"{column} {kind.simpleString()}" for column, kind in kinds.items()))
 
 
-def _refuse_other_types(node: Node, inputs: list[DataFrame]) -> None:
+def _refuse_other_types(node: PlanNode, inputs: list[DataFrame]) -> None:
     kinds: dict[str, tuple[DataType, str]] = {}
     for source, rows in zip(node.reads, inputs, strict=True):
         for column in data_columns(rows):

@@ -41,7 +41,7 @@ _COLUMNS: tuple[pa.Field[Any], ...] = (
 _SCHEMA = pa.schema(_COLUMNS)
 
 
-class _Layout(NamedTuple):
+class _MessageLayout(NamedTuple):
     """Indices of attributes among the headers of a message; None if missing. User properties begin at ``own``."""
 
     topic: int | None
@@ -50,7 +50,7 @@ class _Layout(NamedTuple):
     own: int
 
     @classmethod
-    def of(cls, names: tuple[str, ...]) -> _Layout:
+    def of(cls, names: tuple[str, ...]) -> _MessageLayout:
         """Return the index of each attribute among ``names``; the remaining names are user properties."""
         places: dict[str, int] = {}
         later = iter(_FIXED)
@@ -82,7 +82,7 @@ def message_batches(
 ) -> Iterator[pa.RecordBatch]:
     """The messages of ``batches`` whose topic matches ``topic_filter``, in order; no batch is empty."""
     wanted: dict[bytes, str | None] = {}
-    layouts: dict[tuple[str, ...], _Layout] = {}
+    layouts: dict[tuple[str, ...], _MessageLayout] = {}
     for joined in join(batches, target_bytes):
         values, chosen = _choose(joined, topic_filter, wanted, layouts)
         if chosen.rows:
@@ -90,7 +90,7 @@ def message_batches(
 
 
 def _choose(
-    joined: Joined, topic_filter: str, wanted: dict[bytes, str | None], layouts: dict[tuple[str, ...], _Layout]
+    joined: Joined, topic_filter: str, wanted: dict[bytes, str | None], layouts: dict[tuple[str, ...], _MessageLayout]
 ) -> tuple[list[bytes], _Chosen]:
     """The values of all messages, and what else the wanted ones have."""
     _, values, counts, names, contents = joined.lists()
@@ -103,7 +103,7 @@ def _choose(
         if layout is None:
             if len(layouts) >= MOST_LAYOUTS:
                 layouts.clear()
-            layout = layouts[named] = _Layout.of(named)
+            layout = layouts[named] = _MessageLayout.of(named)
         if layout.topic is None:
             continue
         raw = contents[start + layout.topic]

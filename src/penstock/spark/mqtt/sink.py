@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from penstock.mqtt.client import MqttClient
     from penstock.mqtt.codec.properties import Properties
 
-__all__ = ["Message", "MqttStreamWriter", "MqttWriter", "PublishedRows", "check_broker", "check_columns", "messages"]
+__all__ = ["MqttStreamWriter", "MqttWriter", "PublishedRows", "RowMessage", "check_broker", "check_columns", "messages"]
 
 IN_FLIGHT = 500
 """Messages of one task without acknowledgement."""
@@ -99,7 +99,7 @@ class MqttStreamWriter(DataSourceStreamArrowWriter):
         return _published(self._options, iterator, "")
 
 
-class Message(NamedTuple):
+class RowMessage(NamedTuple):
     """One row as it is published."""
 
     topic: str
@@ -109,7 +109,7 @@ class Message(NamedTuple):
     properties: Properties
 
 
-def messages(options: MqttWriteOptions, batch: pa.RecordBatch, name: str, first: int) -> Iterator[Message]:
+def messages(options: MqttWriteOptions, batch: pa.RecordBatch, name: str, first: int) -> Iterator[RowMessage]:
     """The message of each row. ``name`` is that of the task, ``first`` the number of the first row in it.
 
     Raises:
@@ -146,7 +146,7 @@ def messages(options: MqttWriteOptions, batch: pa.RecordBatch, name: str, first:
             correlation_data=None if correlation_data is None else sink_rows.as_bytes(correlation_data),
             user_properties=own,
         )
-        yield Message(
+        yield RowMessage(
             wanted,
             sink_rows.as_bytes(payload),
             options.qos if qos is None else qos,
@@ -183,7 +183,7 @@ async def _publish(options: MqttWriteOptions, batches: Iterator[pa.RecordBatch],
     return PublishedRows(published)
 
 
-async def _publish_all(client: MqttClient, wanted: Iterator[Message]) -> None:
+async def _publish_all(client: MqttClient, wanted: Iterator[RowMessage]) -> None:
     """Publish in order; returns when all are acknowledged."""
     import asyncio
 

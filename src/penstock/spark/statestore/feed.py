@@ -21,7 +21,7 @@ from penstock.errors import ConfigError, DataLossError
 from penstock.spark.statestore.options import FeedOptions
 from penstock.spark.statestore.snapshot import KeysPartition, plan_keys, read_keys
 from penstock.spark.triggers import SupportsTriggerAvailableNow
-from penstock.spark.tube.offsets import Bounds, Partition, Positions, Slice, to_json
+from penstock.spark.tube.offsets import Bounds, Positions, Slice, TopicPartition, to_json
 from penstock.spark.tube.source import TubeStreamReader
 from penstock.spark.tube.tasks import RangePartition, read_messages
 from penstock.spark.tube.tube_client import ServerAccess, TubeClient, explain_missing_topic
@@ -157,7 +157,9 @@ class StoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         )
 
 
-def position_of(tube: TubeClient, partition: Partition, bounds: Bounds, version: Hlc, *, may_lose: bool = False) -> int:
+def position_of(
+    tube: TubeClient, partition: TopicPartition, bounds: Bounds, version: Hlc, *, may_lose: bool = False
+) -> int:
     """Return the offset of the first change with ``version`` or a later one; the end if there is none yet.
 
     Versions increase along the topic, so a binary search finds it, with two small requests per step.

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.errors import PenstockError, UnavailableError
 from penstock.runtime.backoff import Backoff
 from penstock.runtime.io.loop import LoopThread
-from penstock.spark.statestore.reads import ManyKeys, Store
+from penstock.spark.statestore.reads import ManyKeys, StoreReader
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -68,7 +68,7 @@ def with_lookup(
     return df.withColumn(output_column, function(sf.col(f"`{name}`")))
 
 
-Connect = Callable[[], AbstractAsyncContextManager[Store]]
+Connect = Callable[[], AbstractAsyncContextManager[StoreReader]]
 
 
 class KeyReader:
@@ -82,8 +82,8 @@ class KeyReader:
         self._clock = clock
         self._kept: dict[bytes, tuple[float, bytes | None]] = {}
         self._thread: LoopThread | None = None
-        self._open: AbstractAsyncContextManager[Store] | None = None
-        self._store: Store | None = None
+        self._open: AbstractAsyncContextManager[StoreReader] | None = None
+        self._store: StoreReader | None = None
 
     def values(self, keys: Collection[bytes], *, refresh_ms: int, timeout_ms: int) -> Mapping[bytes, bytes | None]:
         """The value of each of ``keys``, None where there is none.
@@ -165,11 +165,11 @@ _readers: dict[tuple[int, str], KeyReader] = {}
 
 
 def _reader(broker: str) -> KeyReader:
-    def connect() -> AbstractAsyncContextManager[Store]:
+    def connect() -> AbstractAsyncContextManager[StoreReader]:
         from penstock.statestore.client.client import StateStoreClient
 
         client_id = f"penstock-lookup-{secrets.token_hex(8)}"
-        store: AbstractAsyncContextManager[Store] = StateStoreClient.connect(broker, client_id=client_id)
+        store: AbstractAsyncContextManager[StoreReader] = StateStoreClient.connect(broker, client_id=client_id)
         return store
 
     key = (os.getpid(), broker)

@@ -9,7 +9,7 @@ from typing import Protocol, TypeVar
 from penstock.statestore.client.client import Entry, Snapshot
 from penstock.statestore.errors import InvalidRequestError
 
-__all__ = ["ManyKeys", "Store"]
+__all__ = ["ManyKeys", "StoreReader"]
 
 CONCURRENT_GETS = 256
 """Requests for one key under way at once; the broker's receive maximum may allow fewer, the client then waits."""
@@ -25,7 +25,7 @@ ANSWER_BYTES = 1 << 20
 T = TypeVar("T")
 
 
-class Store(Protocol):
+class StoreReader(Protocol):
     """Required part of :class:`penstock.statestore.client.client.StateStoreClient`."""
 
     async def get(self, key: bytes, /) -> Entry | None: ...
@@ -36,7 +36,7 @@ class Store(Protocol):
 class ManyKeys:
     """Reads keys over one connection; asks once whether the store has MGET."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: StoreReader) -> None:
         self._store = store
         self._has_mget: bool | None = None
         self._read_keys = 0

@@ -53,7 +53,7 @@ class KeyRow(NamedTuple):
     writer: str | None = None
 
 
-class _Layout(NamedTuple):
+class _ChangeLayout(NamedTuple):
     """Indices of the attributes of a change among its headers; None if missing."""
 
     operation: int
@@ -63,7 +63,7 @@ class _Layout(NamedTuple):
     omitted: int | None
 
     @classmethod
-    def of(cls, names: Sequence[str]) -> _Layout | None:
+    def of(cls, names: Sequence[str]) -> _ChangeLayout | None:
         """None where these are not the attributes of a change."""
         # The node's own come first; a later one of the same name would be somebody else's.
         places = {name: place for place, name in reversed(list(enumerate(names)))}
@@ -103,7 +103,7 @@ def change_batches(
         PenstockError: a record is not a change: ``topic`` is not the one that the changes go to.
     """
     pattern = Glob(keys.encode())
-    layouts: dict[tuple[str, ...], _Layout | None] = {}
+    layouts: dict[tuple[str, ...], _ChangeLayout | None] = {}
     for joined in join(batches, target_bytes):
         rows = [row for row in _rows(topic, joined, layouts) if pattern.matches(row[0])]
         if rows:
@@ -126,7 +126,7 @@ def change_batches(
 _Row = tuple[bytes, bytes | None, str, str, str | None, int, int | None, int | None]
 
 
-def _rows(topic: str, joined: Joined, layouts: dict[tuple[str, ...], _Layout | None]) -> Iterator[_Row]:
+def _rows(topic: str, joined: Joined, layouts: dict[tuple[str, ...], _ChangeLayout | None]) -> Iterator[_Row]:
     keys, values, counts, names, contents = joined.lists()
     stop = 0
     for number, (key, value, count) in enumerate(zip(keys, values, counts, strict=True)):
@@ -135,7 +135,7 @@ def _rows(topic: str, joined: Joined, layouts: dict[tuple[str, ...], _Layout | N
         if named not in layouts:
             if len(layouts) >= MOST_LAYOUTS:
                 layouts.clear()
-            layouts[named] = _Layout.of(named)
+            layouts[named] = _ChangeLayout.of(named)
         layout = layouts[named]
         if layout is None or key is None:
             raise _no_change(topic, int(joined.offsets[number]))
@@ -145,7 +145,7 @@ def _rows(topic: str, joined: Joined, layouts: dict[tuple[str, ...], _Layout | N
             raise _no_change(topic, int(joined.offsets[number])) from None
 
 
-def _row(key: bytes, value: bytes, contents: Sequence[bytes], layout: _Layout) -> _Row:
+def _row(key: bytes, value: bytes, contents: Sequence[bytes], layout: _ChangeLayout) -> _Row:
     """The row of one change; ValueError where its attributes are not what the node writes."""
     operation = contents[layout.operation].decode("ascii")
     version = contents[layout.version].decode("ascii")
@@ -169,7 +169,7 @@ def version_at(topic: str, batch: MessageBatch) -> Hlc:
         PenstockError: it is not a change.
     """
     _, _, _, names, contents = Headers.of(batch.payloads[:1], batch.flags[:1]).lists()
-    layout = _Layout.of(names)
+    layout = _ChangeLayout.of(names)
     version = None if layout is None else hlc.parse(contents[layout.version].decode(errors="replace"))
     if version is None:
         raise _no_change(topic, int(batch.offsets[0]))

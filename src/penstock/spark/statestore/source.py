@@ -173,7 +173,7 @@ def _collected(options: StoreWriteOptions, batches: Iterator[pa.RecordBatch]) ->
 
 
 def _rows(options: StoreWriteOptions, batch: pa.RecordBatch) -> Iterator[Row]:
-    from penstock.spark.statestore.writes import Change, Row
+    from penstock.spark.statestore.writes import KeyChange, Row
 
     columns = ("key", "value", "ttl_ms", options.order_by or "")
     for key, value, ttl_ms, order in sink_rows.read_rows(batch, columns):
@@ -190,7 +190,9 @@ def _rows(options: StoreWriteOptions, batch: pa.RecordBatch) -> Iterator[Row]:
                 why="a key lives for at least a millisecond",
                 do="leave ttl_ms null for a key that stays, or make the value null to delete the key",
             )
-        yield Row(Change(sink_rows.as_bytes(key), None if value is None else sink_rows.as_bytes(value), ttl_ms), order)
+        yield Row(
+            KeyChange(sink_rows.as_bytes(key), None if value is None else sink_rows.as_bytes(value), ttl_ms), order
+        )
 
 
 def _store(options: StoreWriteOptions, messages: Sequence[WriterCommitMessage | None]) -> None:

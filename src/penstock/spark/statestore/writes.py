@@ -10,10 +10,10 @@ from penstock.statestore.client.writes import Write
 from penstock.statestore.errors import WritesRefusedError
 from penstock.statestore.hlc import Hlc
 
-__all__ = ["Change", "Row", "Store", "last_of_each", "write_changes"]
+__all__ = ["KeyChange", "Row", "StoreWriter", "last_of_each", "write_changes"]
 
 
-class Change(NamedTuple):
+class KeyChange(NamedTuple):
     """SET of ``value``, for ``ttl_ms`` where given, or DEL where it is None."""
 
     key: str | bytes
@@ -24,11 +24,11 @@ class Change(NamedTuple):
 class Row(NamedTuple):
     """A row for the sink, and what orders it among the rows of its key."""
 
-    change: Change
+    change: KeyChange
     order: Any = None
 
 
-class Store(Protocol):
+class StoreWriter(Protocol):
     """Required part of :class:`penstock.statestore.client.client.StateStoreClient`."""
 
     async def write_many(
@@ -36,7 +36,7 @@ class Store(Protocol):
     ) -> Sequence[bool]: ...
 
 
-def last_of_each(rows: Iterable[Row], order_by: str | None) -> dict[str | bytes, list[Change]]:
+def last_of_each(rows: Iterable[Row], order_by: str | None) -> dict[str | bytes, list[KeyChange]]:
     """Return the last row of each key, by ``order_by``.
 
     Raises:
@@ -76,7 +76,7 @@ def _nowhere(*orders: Any) -> str | None:
     return "NaN" if any(order != order for order in orders) else None  # noqa: PLR0124 - see above
 
 
-async def write_changes(store: Store, by_key: Mapping[Any, Sequence[Change]], token: Hlc | None) -> int:
+async def write_changes(store: StoreWriter, by_key: Mapping[Any, Sequence[KeyChange]], token: Hlc | None) -> int:
     """Carry out the changes, those of one key in their order; how many there were.
 
     Raises:

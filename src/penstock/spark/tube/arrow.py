@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.spark.tube.headers import Headers, ListColumns
-from penstock.spark.tube.offsets import Partition
+from penstock.spark.tube.offsets import TopicPartition
 from penstock.spark.tube.options import COLUMNS, HEADERS, header_of
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def arrow_schema(columns: Sequence[str] = COLUMNS) -> pa.Schema:
 
 
 def record_batches(
-    partition: Partition,
+    partition: TopicPartition,
     batches: Iterable[MessageBatch],
     columns: Sequence[str] = COLUMNS,
     *,
@@ -153,7 +153,7 @@ def _repeated(text: str, rows: int) -> pa.Array[Any]:
     return pa.Array.from_buffers(pa.string(), rows, [None, pa.py_buffer(edges.data), pa.py_buffer(encoded * rows)])
 
 
-def _record_batch(partition: Partition, joined: Joined, columns: Sequence[str]) -> pa.RecordBatch:
+def _record_batch(partition: TopicPartition, joined: Joined, columns: Sequence[str]) -> pa.RecordBatch:
     rows = len(joined)
     made: list[pa.Array[Any]] = []
     for name in columns:

@@ -68,7 +68,7 @@ class _Group(NamedTuple):
     key: tuple[Numbers, Numbers] | None
 
 
-class _Layout(NamedTuple):
+class _AttributeLayout(NamedTuple):
     """The attributes of messages that look alike: ``order`` are the places of the headers, in their order."""
 
     attributes: tuple[bytes, ...]
@@ -78,7 +78,7 @@ class _Layout(NamedTuple):
     event_time: int | None
 
     @classmethod
-    def of(cls, block: bytes) -> _Layout | None:
+    def of(cls, block: bytes) -> _AttributeLayout | None:
         """The layout of an attribute block; None if it needs :class:`Record`."""
         names = [piece.partition(b"=")[0] for piece in block.split(b",")]
         if not all(map(_NAME.fullmatch, names)):
@@ -226,7 +226,7 @@ class Headers:
                 break
             sample = rows[0]
             todo[sample] = False
-            layout = _Layout.of(buffer[begins[sample] : ends[sample]].tobytes())
+            layout = _AttributeLayout.of(buffer[begins[sample] : ends[sample]].tobytes())
             if layout is None or 2 * len(layout.attributes) - 1 != counts[sample]:
                 alone[sample] = True
                 continue
@@ -268,7 +268,12 @@ class Headers:
 
 
 def _matching(
-    layout: _Layout, buffer: npt.NDArray[np.uint8], rows: Numbers, begins: Numbers, ends: Numbers, marks: Numbers
+    layout: _AttributeLayout,
+    buffer: npt.NDArray[np.uint8],
+    rows: Numbers,
+    begins: Numbers,
+    ends: Numbers,
+    marks: Numbers,
 ) -> tuple[_Group, npt.NDArray[np.bool_]]:
     """Those of ``rows`` that have the layout, and which they are; ``marks`` are the separators of each."""
     # Attributes are rows and messages columns here: numpy is slow where the last axis is short.

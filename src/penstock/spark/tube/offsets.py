@@ -31,10 +31,10 @@ __all__ = [
     "Assigned",
     "Bounds",
     "Named",
-    "Partition",
     "Positions",
     "Slice",
     "Times",
+    "TopicPartition",
     "Wanted",
     "by_partition",
     "check_kept",
@@ -62,7 +62,7 @@ MARK = "@data"
 """Ends the name of a partition in the offset JSON where its mark stands, not its position."""
 
 
-class Partition(NamedTuple):
+class TopicPartition(NamedTuple):
     """One partition of a topic on one broker."""
 
     topic: str
@@ -98,12 +98,12 @@ class Bounds(NamedTuple):
 class Slice(NamedTuple):
     """Range of one task: the messages of ``partition`` in ``[start, end)``."""
 
-    partition: Partition
+    partition: TopicPartition
     start: int
     end: int
 
 
-Positions = dict[Partition, int]
+Positions = dict[TopicPartition, int]
 """The next position to read, per partition."""
 
 Named = dict[str, dict[str, int]]
@@ -130,7 +130,7 @@ def round_down(position: int) -> int:
     return position - position % INDEX_RECORD_BYTES
 
 
-def to_json(positions: Mapping[Partition, int]) -> dict[str, dict[str, int]]:
+def to_json(positions: Mapping[TopicPartition, int]) -> dict[str, dict[str, int]]:
     """``positions`` for a checkpoint, sorted, so that equal positions give equal text."""
     result: dict[str, dict[str, int]] = {}
     for partition in sorted(positions):
@@ -152,7 +152,7 @@ def from_json(offset: Mapping[str, Mapping[str, int]]) -> Positions:
                 if broker_id is None or not _is_position(position) or position < 0:
                     raise ValueError(key)
                 if not key.endswith(MARK):
-                    positions[Partition(topic, broker_id, partition)] = position
+                    positions[TopicPartition(topic, broker_id, partition)] = position
     except (AttributeError, ValueError, TypeError) as error:
         raise ConfigError(
             f"{_short(offset)} is not an offset of the tubemq source",
@@ -266,7 +266,7 @@ Assigned = Mapping[str, Sequence[str]]
 """Partition names as written, by topic."""
 
 
-def is_selected(partition: Partition, topics: Collection[str], assigned: Assigned | None) -> bool:
+def is_selected(partition: TopicPartition, topics: Collection[str], assigned: Assigned | None) -> bool:
     """Return True if a source that reads ``topics``, or only ``assigned`` of them, reads ``partition``."""
     if assigned is None:
         return partition.topic in topics
@@ -274,7 +274,9 @@ def is_selected(partition: Partition, topics: Collection[str], assigned: Assigne
     return partition.key in names or str(partition.partition) in names
 
 
-def select(existing: Collection[Partition], topics: Collection[str], assigned: Assigned | None) -> list[Partition]:
+def select(
+    existing: Collection[TopicPartition], topics: Collection[str], assigned: Assigned | None
+) -> list[TopicPartition]:
     """Those of ``existing`` that are read, sorted.
 
     Raises:
@@ -287,7 +289,7 @@ def select(existing: Collection[Partition], topics: Collection[str], assigned: A
     return sorted(partition for partition in existing if is_selected(partition, topics, assigned))
 
 
-def resolve(wanted: str | Named, bounds: Mapping[Partition, Bounds], option: str) -> Positions:
+def resolve(wanted: str | Named, bounds: Mapping[TopicPartition, Bounds], option: str) -> Positions:
     """The positions that ``wanted`` means for exactly the partitions in ``bounds``.
 
     Explicit positions are rounded down to an index record and not clamped: one that is no longer kept, or not yet
@@ -307,13 +309,13 @@ def resolve(wanted: str | Named, bounds: Mapping[Partition, Bounds], option: str
     return positions
 
 
-def by_partition(named: Named, known: Collection[Partition], option: str) -> dict[Partition, int]:
+def by_partition(named: Named, known: Collection[TopicPartition], option: str) -> dict[TopicPartition, int]:
     """The number that ``named`` has for each of the ``known`` partitions.
 
     Raises:
         ConfigError: as :func:`resolve`.
     """
-    found: dict[Partition, int] = {}
+    found: dict[TopicPartition, int] = {}
     for topic, of_topic in named.items():
         for key, number in of_topic.items():
             if key.endswith(MARK):
@@ -340,7 +342,7 @@ def by_partition(named: Named, known: Collection[Partition], option: str) -> dic
     return found
 
 
-def stops(named: Named, known: Collection[Partition], option: str) -> Positions:
+def stops(named: Named, known: Collection[TopicPartition], option: str) -> Positions:
     """Return the end offsets of the ``known`` partitions that ``named`` names, rounded down to an index record.
 
     Raises:
@@ -358,7 +360,7 @@ def stops(named: Named, known: Collection[Partition], option: str) -> Positions:
     return positions
 
 
-def _find(topic: str, key: str, known: Collection[Partition], option: str) -> Partition:
+def _find(topic: str, key: str, known: Collection[TopicPartition], option: str) -> TopicPartition:
     broker_id, number = split_key(key)
     found = [
         partition
@@ -385,7 +387,7 @@ def _find(topic: str, key: str, known: Collection[Partition], option: str) -> Pa
     return found[0]
 
 
-def check_kept(position: int, bounds: Bounds, partition: Partition, option: str = "failOnDataLoss") -> None:
+def check_kept(position: int, bounds: Bounds, partition: TopicPartition, option: str = "failOnDataLoss") -> None:
     """Raise if reading from ``position`` would leave something out.
 
     Raises:
@@ -406,7 +408,7 @@ def check_kept(position: int, bounds: Bounds, partition: Partition, option: str 
         )
 
 
-def slices(start: Mapping[Partition, int], end: Mapping[Partition, int]) -> list[Slice]:
+def slices(start: Mapping[TopicPartition, int], end: Mapping[TopicPartition, int]) -> list[Slice]:
     """The ranges between two positions, one a partition, sorted; none where nothing lies between.
 
     Partitions of ``start`` that ``end`` does not know are not read: ``end`` is what a batch promised.
@@ -421,7 +423,7 @@ def slices(start: Mapping[Partition, int], end: Mapping[Partition, int]) -> list
     ]
 
 
-def counted(ranges: Sequence[Slice], counts_own: Callable[[Partition], bool]) -> list[tuple[Slice, list[Slice]]]:
+def counted(ranges: Sequence[Slice], counts_own: Callable[[TopicPartition], bool]) -> list[tuple[Slice, list[Slice]]]:
     """``ranges`` by what their broker counts for them: the range to ask for, and those that the answer is of.
 
     Each alone where ``counts_own`` says that a partition's own messages are counted. Else what the store has is, so

@@ -17,7 +17,7 @@ from penstock.errors import ConfigError
 from penstock.runtime.io.credentials import ANONYMOUS_LOGIN, Login
 from penstock.spark import option_parsing
 from penstock.spark.option_parsing import LOGIN_OPTIONS, parse_login
-from penstock.spark.tube.offsets import Named, Partition, Times, Wanted, is_selected, parse_times, parse_wanted
+from penstock.spark.tube.offsets import Named, Times, TopicPartition, Wanted, is_selected, parse_times, parse_wanted
 
 __all__ = [
     "COLUMNS",
@@ -27,7 +27,7 @@ __all__ = [
     "OPTIONS",
     "UNSUPPORTED",
     "WITH_HEADERS",
-    "Peer",
+    "ConnectionOptions",
     "SourceOptions",
     "canonical_names",
     "check_masters",
@@ -108,7 +108,7 @@ _TOPIC = re.compile(r"\w+", re.ASCII)
 _ADDRESS = re.compile(r"(?:\[[^\]]+\]|[^:,\s]+):(?P<port>\d{1,5})")
 
 
-class Peer(NamedTuple):
+class ConnectionOptions(NamedTuple):
     """Masters and login. ``http``: administration of a master; None: port 8080 of the first of ``masters``.
 
     ``group`` is the prefix of group names for brokers that require a group.
@@ -191,11 +191,11 @@ class SourceOptions:
         )
 
     @property
-    def peer(self) -> Peer:
+    def peer(self) -> ConnectionOptions:
         """Masters and login."""
-        return Peer(self.masters, self.login, self.http, self.group or DEFAULT_GROUP, self.batch_bytes)
+        return ConnectionOptions(self.masters, self.login, self.http, self.group or DEFAULT_GROUP, self.batch_bytes)
 
-    def selects(self, partition: Partition) -> bool:
+    def selects(self, partition: TopicPartition) -> bool:
         """Return True if ``partition`` is read, provided that it exists."""
         if self.pattern is not None:
             return re.fullmatch(self.pattern, partition.topic) is not None

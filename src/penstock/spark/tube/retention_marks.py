@@ -18,11 +18,11 @@ from bisect import bisect_right
 from collections.abc import Mapping
 
 from penstock.errors import DataLossError
-from penstock.spark.tube.offsets import MARK, Bounds, Partition, Positions, split_key
+from penstock.spark.tube.offsets import MARK, Bounds, Positions, TopicPartition, split_key
 
 __all__ = ["LogEnds", "Marks", "check_data", "marks_of", "with_marks"]
 
-Marks = dict[Partition, int]
+Marks = dict[TopicPartition, int]
 """The byte of its store's data at or before which what follows a partition's position begins."""
 
 MOST = 1024
@@ -36,11 +36,11 @@ def marks_of(offset: Mapping[str, Mapping[str, int]]) -> Marks:
             if key.endswith(MARK):
                 broker_id, partition = split_key(key.removesuffix(MARK))
                 if broker_id is not None:
-                    marks[Partition(topic, broker_id, partition)] = byte
+                    marks[TopicPartition(topic, broker_id, partition)] = byte
     return marks
 
 
-def with_marks(offset: dict[str, dict[str, int]], marks: Mapping[Partition, int]) -> dict[str, dict[str, int]]:
+def with_marks(offset: dict[str, dict[str, int]], marks: Mapping[TopicPartition, int]) -> dict[str, dict[str, int]]:
     """``offset`` with the ``marks`` of its partitions."""
     for partition in sorted(marks):
         named = offset.get(partition.topic, {})
@@ -49,7 +49,7 @@ def with_marks(offset: dict[str, dict[str, int]], marks: Mapping[Partition, int]
     return offset
 
 
-def check_data(position: int, mark: int | None, bounds: Bounds, partition: Partition) -> None:
+def check_data(position: int, mark: int | None, bounds: Bounds, partition: TopicPartition) -> None:
     """Raise if data behind ``position``, whose mark is ``mark``, may be gone.
 
     Raises:
@@ -68,9 +68,9 @@ class LogEnds:
     """The ends of the log that were seen while a query ran, each with the end of the data: at most MOST a partition."""
 
     def __init__(self) -> None:
-        self._seen: dict[Partition, list[tuple[int, int]]] = {}
+        self._seen: dict[TopicPartition, list[tuple[int, int]]] = {}
 
-    def see(self, bounds: Mapping[Partition, Bounds]) -> None:
+    def see(self, bounds: Mapping[TopicPartition, Bounds]) -> None:
         """An answer of the brokers."""
         for partition, bound in bounds.items():
             if bound.end_data is not None:
@@ -83,7 +83,7 @@ class LogEnds:
     def marks(
         self,
         positions: Positions,
-        bounds: Mapping[Partition, Bounds],
+        bounds: Mapping[TopicPartition, Bounds],
         *,
         begin: Positions | None = None,
         before: Marks | None = None,

@@ -14,10 +14,10 @@ from penstock.spark.tube.options import check_masters
 from penstock.statestore import hlc
 from penstock.statestore.hlc import Hlc
 
-__all__ = ["OPTIONS", "UNSUPPORTED", "Delivery", "SinkOptions", "Transaction"]
+__all__ = ["OPTIONS", "UNSUPPORTED", "DeliveryGuarantee", "SinkOptions", "Transaction"]
 
 
-class Delivery(StrEnum):
+class DeliveryGuarantee(StrEnum):
     """Delivery guarantee of a write."""
 
     EXACTLY_ONCE = "exactly-once"
@@ -72,7 +72,7 @@ class SinkOptions:
     topic: str | None = None
     timeout_s: float = _DEFAULT_TIMEOUT_MS / 1000
     login: Login = ANONYMOUS_LOGIN
-    delivery: Delivery | None = None
+    delivery: DeliveryGuarantee | None = None
     transaction: Transaction | None = None
     token: Hlc | None = None
     partition: int | None = None
@@ -115,15 +115,15 @@ def _partition(given: Mapping[str, str]) -> int | None:
     return int(text)
 
 
-def _delivery(given: Mapping[str, str]) -> Delivery | None:
+def _delivery(given: Mapping[str, str]) -> DeliveryGuarantee | None:
     text = given.get("deliveryGuarantee")
     if text is None:
         return None
-    if text.strip().lower() not in set(Delivery):
+    if text.strip().lower() not in set(DeliveryGuarantee):
         raise ConfigError(
             f"deliveryGuarantee {text!r} is not known", option="deliveryGuarantee", do=OPTIONS["deliveryGuarantee"]
         )
-    return Delivery(text.strip().lower())
+    return DeliveryGuarantee(text.strip().lower())
 
 
 def _transaction(given: Mapping[str, str]) -> Transaction | None:
@@ -138,7 +138,7 @@ def _transaction(given: Mapping[str, str]) -> Transaction | None:
         )
     if not (number.isascii() and number.isdecimal()) or int(number) >= 1 << 63:
         raise ConfigError(f"txnVersion {number!r} is not a number", option="txnVersion", do=OPTIONS["txnVersion"])
-    if _delivery(given) is Delivery.AT_LEAST_ONCE:
+    if _delivery(given) is DeliveryGuarantee.AT_LEAST_ONCE:
         raise ConfigError(
             "txnAppId has no meaning with deliveryGuarantee at-least-once",
             option="txnAppId",

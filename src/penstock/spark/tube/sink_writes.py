@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 
 from penstock.errors import PenstockError, RefusedError
-from penstock.spark.tube.sink_options import Delivery, SinkOptions
+from penstock.spark.tube.sink_options import DeliveryGuarantee, SinkOptions
 from penstock.statestore.hlc import Hlc
 from penstock.tube.client import transaction_commit
 from penstock.tube.producer import Producer, SendResult
@@ -80,10 +80,10 @@ async def write(options: SinkOptions, batch: BatchId, task: int, rows: Iterator[
 
 
 async def _stages(options: SinkOptions, stager: Stager, topic: str) -> bool:
-    if options.delivery is Delivery.AT_LEAST_ONCE:
+    if options.delivery is DeliveryGuarantee.AT_LEAST_ONCE:
         return False
     able = await stager.stages(topic)
-    if not able and options.delivery is Delivery.EXACTLY_ONCE:
+    if not able and options.delivery is DeliveryGuarantee.EXACTLY_ONCE:
         raise RefusedError(
             f"tube: topic {topic!r} cannot be written exactly once, which deliveryGuarantee asks for",
             code=400,

@@ -35,10 +35,10 @@ from penstock.spark.tube.group_progress import GroupProgress
 from penstock.spark.tube.offsets import (
     LATEST,
     Bounds,
-    Partition,
     Positions,
     Slice,
     Times,
+    TopicPartition,
     check_kept,
     counted,
     from_json,
@@ -336,7 +336,7 @@ class TubeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         assert self._position is not None
         return self._position
 
-    def _bounds(self, begin: Positions, before: Marks) -> dict[Partition, Bounds]:
+    def _bounds(self, begin: Positions, before: Marks) -> dict[TopicPartition, Bounds]:
         """Return the bounds of each partition that is read; check that the data after ``begin`` still exist."""
         options, tube = self._options, self._connected()
         mine = [partition for partition in begin if options.selects(partition)]
@@ -351,7 +351,7 @@ class TubeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                         check_data(begin[partition], before.get(partition), bound, partition)
         return bounds
 
-    def _reachable(self, begin: Positions, bounds: Mapping[Partition, Bounds]) -> dict[Partition, Bounds]:
+    def _reachable(self, begin: Positions, bounds: Mapping[TopicPartition, Bounds]) -> dict[TopicPartition, Bounds]:
         """Return the range of each partition that can be read, without a limit.
 
         For a partition that is new to the query both ends are its oldest offset: this batch stores where the partition
@@ -360,7 +360,7 @@ class TubeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """
         named = self._options.last_positions()
         last = None if named is None else stops(named, bounds, "endingOffsets")
-        reachable: dict[Partition, Bounds] = {}
+        reachable: dict[TopicPartition, Bounds] = {}
         for partition, bound in bounds.items():
             position, end = begin.get(partition), bound.end
             if last is not None:
@@ -375,7 +375,7 @@ class TubeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             reachable[partition] = Bounds(max(position, bound.oldest), max(position, end))
         return reachable
 
-    def _limited(self, begin: Positions, reachable: Mapping[Partition, Bounds], limit: int | None) -> Positions:
+    def _limited(self, begin: Positions, reachable: Mapping[TopicPartition, Bounds], limit: int | None) -> Positions:
         """Return the end of the batch in each partition of ``begin`` and ``reachable``, or ``begin`` to wait.
 
         A run with ``availableNow`` does not wait for more rows: waiting would end it.
@@ -399,7 +399,7 @@ class TubeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     ends[partition] = min(reached, end) if start < reached else begin[partition]
         return ends
 
-    def _beginnings(self, unknown: Collection[Partition], stop: Positions) -> Positions:
+    def _beginnings(self, unknown: Collection[TopicPartition], stop: Positions) -> Positions:
         if self._starting == "latest":
             return {partition: stop[partition] for partition in unknown}
         tube = self._connected()

@@ -15,7 +15,7 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import InputPartition
 
 from penstock.errors import DataLossError
-from penstock.spark.tube.offsets import Partition, Slice, packed, select, split
+from penstock.spark.tube.offsets import Slice, TopicPartition, packed, select, split
 from penstock.spark.tube.options import SourceOptions
 from penstock.spark.tube.tube_client import Address, ServerAccess, TubeClient
 
@@ -55,8 +55,8 @@ class RangePartition(InputPartition):
 
 
 def selected(
-    options: SourceOptions, tube: TubeClient, required: Collection[Partition] = (), max_age_s: float = 0.0
-) -> list[Partition]:
+    options: SourceOptions, tube: TubeClient, required: Collection[TopicPartition] = (), max_age_s: float = 0.0
+) -> list[TopicPartition]:
     """The partitions that the options select, of those that exist now; waits for ``required``."""
     if options.pattern is None:
         existing = tube.partitions(options.topics, required=required, max_age_s=max_age_s)
@@ -77,7 +77,7 @@ def planned(
     pieces: list[Slice],
     options: SourceOptions,
     tube: TubeClient | None,
-    marks: Mapping[Partition, int],
+    marks: Mapping[TopicPartition, int],
 ) -> list[InputPartition]:
     """Return the tasks that read ``pieces``: one per partition, split by the options, else short ones together."""
     if options.min_partitions is None and options.max_records is None:

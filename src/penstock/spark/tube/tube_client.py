@@ -20,10 +20,10 @@ from penstock.errors import ConfigError, DataLossError, RefusedError, Unavailabl
 from penstock.runtime.backoff import Backoff
 from penstock.spark.tube.offsets import (
     Bounds,
-    Partition,
     Positions,
     Slice,
     Times,
+    TopicPartition,
     Wanted,
     by_partition,
     check_kept,
@@ -31,7 +31,7 @@ from penstock.spark.tube.offsets import (
     resolve,
     slices,
 )
-from penstock.spark.tube.options import Peer, SourceOptions
+from penstock.spark.tube.options import ConnectionOptions, SourceOptions
 from penstock.tube.codec.message import HAS_ATTRIBUTES, MSG_TYPE
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class TubeClient:
 
     def __init__(
         self,
-        peer: Peer | str,
+        peer: ConnectionOptions | str,
         timeout_ms: int,
         *,
         types: Collection[str] = (),
@@ -76,7 +76,7 @@ class TubeClient:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        peer = Peer(peer) if isinstance(peer, str) else peer
+        peer = ConnectionOptions(peer) if isinstance(peer, str) else peer
         self._masters = peer.masters
         self._types = frozenset(types)
         self._timeout_s = timeout_ms / 1000
@@ -85,7 +85,7 @@ class TubeClient:
         self._clock = clock
         self._sleep = sleep
         self._addresses: dict[tuple[str, int], Address] = {}
-        self._found: dict[tuple[str, ...], tuple[float, list[Partition]]] = {}
+        self._found: dict[tuple[str, ...], tuple[float, list[TopicPartition]]] = {}
         self._readers: dict[tuple[str, int], BrokerReader] = {}
         self._https: dict[tuple[str, int], str] = {}
         self._topics: tuple[float, list[str]] | None = None
@@ -131,10 +131,10 @@ class TubeClient:
         self,
         topics: Iterable[str],
         *,
-        required: Collection[Partition] = (),
+        required: Collection[TopicPartition] = (),
         max_age_s: float = 0.0,
         announced: bool = True,
-    ) -> list[Partition]:
+    ) -> list[TopicPartition]:
         """All partitions of ``topics``, sorted.
 
         ``required`` were there before: while one of them is missing (its broker restarts and has not registered
@@ -151,10 +151,10 @@ class TubeClient:
         if known and self._clock() - asked_at < max_age_s and set(required) <= set(known):
             return known
 
-        def ask() -> list[Partition]:
+        def ask() -> list[TopicPartition]:
             from penstock.tube.reader import TopicUnavailableError
 
-            found: list[Partition] = []
+            found: list[TopicPartition] = []
             for topic in wanted:
                 known_before = any(partition.topic == topic for partition in required)
                 try:
@@ -184,27 +184,27 @@ class TubeClient:
         self._found[wanted] = (self._clock(), found)
         return found
 
-    def address(self, partition: Partition) -> Address | None:
+    def address(self, partition: TopicPartition) -> Address | None:
         """Return the last known address of the broker of ``partition``, which saves tasks a request to a master."""
         found = self._addresses.get((partition.topic, partition.broker_id))
         return None if found is None else Address(*found[:2], self._https.get(found[:2]))
 
-    def bounds(self, partitions: Iterable[Partition]) -> dict[Partition, Bounds]:
+    def bounds(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, Bounds]:
         """Oldest kept position and durable end of each of ``partitions``; partitions of one store are asked once."""
         of_store: dict[tuple[str, int, int], Bounds] = {}
-        result: dict[Partition, Bounds] = {}
+        result: dict[TopicPartition, Bounds] = {}
         for partition in partitions:
             if partition.store not in of_store:
                 of_store[partition.store] = Bounds(*self._ask(partition, _bounds_of(partition)))
             result[partition] = of_store[partition.store]
         return result
 
-    def offset_at(self, partition: Partition, time_ms: int) -> int:
+    def offset_at(self, partition: TopicPartition, time_ms: int) -> int:
         """Return the offset of the store's first message received at ``time_ms`` or later; its end if there is none."""
         topic, _, number = partition
         return self._ask(partition, lambda reader: reader.offset_at(topic, number, time_ms))
 
-    def positions(self, wanted: Wanted, bounds: Mapping[Partition, Bounds], option: str) -> Positions:
+    def positions(self, wanted: Wanted, bounds: Mapping[TopicPartition, Bounds], option: str) -> Positions:
         """Resolve ``wanted``, the value of the option ``option``, for exactly the partitions in ``bounds``.
 
         Raises:
@@ -316,14 +316,14 @@ class TubeClient:
         )  # fmt: skip
         return start, stop
 
-    def _discover(self, topic: str) -> list[Partition]:
+    def _discover(self, topic: str) -> list[TopicPartition]:
         found = []
         for info in self._servers.partitions(topic):
             self._addresses[topic, info.broker_id] = Address(info.host, info.port)
-            found.append(Partition(topic, info.broker_id, info.partition))
+            found.append(TopicPartition(topic, info.broker_id, info.partition))
         return found
 
-    def _reader(self, partition: Partition) -> BrokerReader:
+    def _reader(self, partition: TopicPartition) -> BrokerReader:
         """The connection to the broker of ``partition``, whose address the master is asked for if it is not known."""
         key = (partition.topic, partition.broker_id)
         if key not in self._addresses:
@@ -344,11 +344,11 @@ class TubeClient:
             self._https[place] = reader.http
         return reader
 
-    def has_ranges(self, partition: Partition) -> bool:
+    def has_ranges(self, partition: TopicPartition) -> bool:
         """Return True if the broker of the partition serves exact ranges: penstock's do, Apache's do not."""
         return self._ask(partition, lambda reader: not reader.http)
 
-    def _forget(self, partition: Partition) -> None:
+    def _forget(self, partition: TopicPartition) -> None:
         """Drop what may be stale after a failure: the connection, the address, what there was."""
         self._found.clear()
         address = self._addresses.pop((partition.topic, partition.broker_id), None)
@@ -367,7 +367,7 @@ class TubeClient:
 
         return only(self._types)
 
-    def commit_offset(self, partition: Partition, group: str, offset: int) -> None:
+    def commit_offset(self, partition: TopicPartition, group: str, offset: int) -> None:
         """Store ``offset`` as the offset of ``group`` in ``partition``, without a retry.
 
         Raises:
@@ -377,7 +377,7 @@ class TubeClient:
         if address is not None:
             self._servers.commit_offset(address, partition, group, offset)
 
-    def _ask(self, partition: Partition, question: Callable[[BrokerReader], T]) -> T:
+    def _ask(self, partition: TopicPartition, question: Callable[[BrokerReader], T]) -> T:
         def ask() -> T:
             try:
                 return question(self._reader(partition))
@@ -403,7 +403,7 @@ class ServerAccess:
     The client modules are imported on first use: planning a query without a tube needs none of them.
     """
 
-    def __init__(self, peer: Peer, timeout_s: float) -> None:
+    def __init__(self, peer: ConnectionOptions, timeout_s: float) -> None:
         self._peer = peer
         self._timeout_s = timeout_s
         self._login = peer.login.client()
@@ -431,7 +431,7 @@ class ServerAccess:
         )
         return sorted(row["topicName"] for row in rows if not row["topicName"].startswith("__"))
 
-    def connect(self, address: Address, partition: Partition) -> BrokerReader:
+    def connect(self, address: Address, partition: TopicPartition) -> BrokerReader:
         """A reader for the broker at ``address``, which holds ``partition``.
 
         Where ``address`` does not say whether the broker has ranges, it is asked.
@@ -460,7 +460,7 @@ class ServerAccess:
             **self._login,
         )
 
-    def commit_offset(self, address: Address, partition: Partition, group: str, offset: int) -> None:
+    def commit_offset(self, address: Address, partition: TopicPartition, group: str, offset: int) -> None:
         """Store ``offset`` as the offset of ``group`` in ``partition``, for monitoring."""
         from penstock.tube.client.apache_range_reader import DirectConsumer
 
@@ -549,7 +549,7 @@ def _offset(offset: Mapping[str, Mapping[str, int]] | str) -> Positions:
     return from_json(json.loads(offset) if isinstance(offset, str) else offset)
 
 
-def _bounds_of(partition: Partition) -> Callable[[BrokerReader], tuple[int, ...]]:
+def _bounds_of(partition: TopicPartition) -> Callable[[BrokerReader], tuple[int, ...]]:
     return lambda reader: reader.bounds(partition.topic, partition.partition)
 
 
@@ -561,7 +561,7 @@ def _stuck(piece: Slice, position: int) -> DataLossError:
     )
 
 
-def _has_ranges(ranges: BrokerReader, partition: Partition) -> bool:
+def _has_ranges(ranges: BrokerReader, partition: TopicPartition) -> bool:
     from penstock.tube.reader import NO_RANGES
 
     try:

@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import StorageError
-from penstock.pipelines.ledger.ledger import Entry, Ledger, Sums
+from penstock.pipelines.ledger.ledger import Ledger, LedgerEntry, Sums
 from penstock.pipelines.state_dir.durable import write_json
 
 
-def entry(batch: int, *, read: int = 10, dead: int = 0, duplicates: int | None = 1) -> Entry:
-    return Entry(
+def entry(batch: int, *, read: int = 10, dead: int = 0, duplicates: int | None = 1) -> LedgerEntry:
+    return LedgerEntry(
         sink="rows",
         batch=batch,
         start={"t": {"1:0": 28 * batch}},

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from penstock.pipelines.ledger.ledger import Ledger
-from penstock.pipelines.ledger.plan_changes import Change, changes, remember
+from penstock.pipelines.ledger.plan_changes import PlanChange, changes, remember
 from penstock.pipelines.state_dir import layout
 from penstock.pipelines.state_dir.checkpoint import check_shapes
 from penstock.pipelines.state_dir.layout import claim
@@ -34,8 +34,8 @@ def test_where_nobody_ran_nothing_changes(tmp_path: Path) -> None:
 def test_the_same_file_goes_on(tmp_path: Path) -> None:
     ran(tmp_path)
     assert changes(parse(), tmp_path) == [
-        Change("=", "sink rows", "continues where it ended"),
-        Change("=", "sink alarms", "continues where it ended"),
+        PlanChange("=", "sink rows", "continues where it ended"),
+        PlanChange("=", "sink alarms", "continues where it ended"),
     ]
     (tmp_path / "other").mkdir()
     Ledger(layout.ledger(tmp_path)).write(Books(tmp_path / "other").entries[1])

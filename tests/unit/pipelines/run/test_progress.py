@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from penstock.pipelines.ledger.ledger import Entry
+from penstock.pipelines.ledger.ledger import LedgerEntry
 from penstock.pipelines.run.progress import Progress, SinkProgress, figures, of_spark
 from penstock.pipelines.sources.reader import Lag
 
 WALL_MS = 1_700_000_000_000
 
 
-def entry(batch: int, read: int, **changed: Any) -> Entry:
+def entry(batch: int, read: int, **changed: Any) -> LedgerEntry:
     fields: dict[str, Any] = dict.fromkeys(("out", "dead", "filtered", "duplicates", "late", "late_watermark_ms"), 0)
     fields |= {"start": {}, "end": {}, "watermark_ms": 0, "fencing_token": "t", **changed}
-    return Entry(sink="rows", batch=batch, read=read, **fields)
+    return LedgerEntry(sink="rows", batch=batch, read=read, **fields)
 
 
 def take(progress: Progress, now: float, **given: Any) -> SinkProgress:

@@ -14,7 +14,7 @@ from penstock.cli.main import main
 from penstock.cli.pipeline import spark_submit_main as submitted
 from penstock.demo.data import example
 from penstock.errors import ConfigError
-from penstock.pipelines.submit import Line, Request, submit_line
+from penstock.pipelines.submit import Line, SubmitRequest, submit_line
 
 
 def line(master: str, **changed: Any) -> Line:
@@ -24,7 +24,7 @@ def line(master: str, **changed: Any) -> Line:
         "file": Path("flows/p.yaml"),
         "name": "water",
     }
-    return submit_line(Request(master=master, **(given | changed)))
+    return submit_line(SubmitRequest(master=master, **(given | changed)))
 
 
 def options(found: Line, name: str) -> list[str]:

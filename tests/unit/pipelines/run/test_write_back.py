@@ -12,7 +12,7 @@ import pytest
 from penstock.errors import PenstockError, RefusedError, UnavailableError
 from penstock.mqtt.server import MqttServer
 from penstock.pipelines.run import lease, write_back
-from penstock.pipelines.run.write_back import Change, WriteBack, collapse
+from penstock.pipelines.run.write_back import KeyChange, WriteBack, collapse
 from penstock.runtime.io.files import Durability
 from penstock.runtime.io.loop import LoopThread
 from penstock.statestore.errors import FencingError, InvalidRequestError
@@ -88,10 +88,16 @@ def test_who_holds_the_lease_is_unknown_where_nobody_answers() -> None:
 
 
 def test_deletes_that_follow_a_delete_are_left_out() -> None:
-    changes = [Change("k", None), Change("k", None), Change("k", b"1"), Change("j", None), Change("k", None)]
+    changes = [
+        KeyChange("k", None),
+        KeyChange("k", None),
+        KeyChange("k", b"1"),
+        KeyChange("j", None),
+        KeyChange("k", None),
+    ]
     assert collapse(changes) == {
-        "k": [Change("k", None), Change("k", b"1"), Change("k", None)],
-        "j": [Change("j", None)],
+        "k": [KeyChange("k", None), KeyChange("k", b"1"), KeyChange("k", None)],
+        "j": [KeyChange("j", None)],
     }
 
 
@@ -99,7 +105,7 @@ def test_a_large_batch_has_more_time(held: Held, monkeypatch: pytest.MonkeyPatch
     """Half a millisecond a change, all one after the other: more than the time of a small batch."""
     monkeypatch.setattr(write_back, "WRITE_TIMEOUT_S", 0.02)
 
-    async def slowly(_store: object, by_key: dict[str, list[Change]], _token: Hlc) -> int:
+    async def slowly(_store: object, by_key: dict[str, list[KeyChange]], _token: Hlc) -> int:
         await asyncio.sleep(0.0005 * len(by_key))
         return len(by_key)
 
@@ -107,10 +113,10 @@ def test_a_large_batch_has_more_time(held: Held, monkeypatch: pytest.MonkeyPatch
     run = held(Store())
     monkeypatch.setattr(run, "_thread", thread := LoopThread("test"))
     try:
-        assert run.write([Change(f"k{number}", b"1") for number in range(200)]) == 200
+        assert run.write([KeyChange(f"k{number}", b"1") for number in range(200)]) == 200
         monkeypatch.setattr(write_back, "SLOW_CHANGE_S", 0.0)
         with pytest.raises(UnavailableError, match=r"did not answer within 0\.02 s"):
-            run.write([Change(f"k{number}", b"1") for number in range(200)])
+            run.write([KeyChange(f"k{number}", b"1") for number in range(200)])
     finally:
         thread.close()
 
@@ -119,7 +125,7 @@ def test_nothing_more_is_written_once_the_lease_is_lost(held: Held, monkeypatch:
     """As of a run that was paused for longer than its lease, in the middle of a batch."""
     begun: list[str] = []
 
-    async def one_by_one(_store: object, by_key: dict[str, list[Change]], _token: Hlc) -> int:
+    async def one_by_one(_store: object, by_key: dict[str, list[KeyChange]], _token: Hlc) -> int:
         for number, key in enumerate(by_key):
             begun.append(key)
             if number == 1:
@@ -129,7 +135,7 @@ def test_nothing_more_is_written_once_the_lease_is_lost(held: Held, monkeypatch:
 
     async def write() -> None:
         with pytest.raises(UnavailableError, match="does not hold its lease now: no renewal succeeded in time"):
-            await run._write({f"k{number}": [Change(f"k{number}", b"1")] for number in range(200)})
+            await run._write({f"k{number}": [KeyChange(f"k{number}", b"1")] for number in range(200)})
 
     monkeypatch.setattr(write_back, "write_changes", one_by_one)
     run = held(Store())
@@ -175,7 +181,7 @@ class Node:
         await self._store.close()
 
 
-def written_by(run: WriteBack, *changes: Change) -> int:
+def written_by(run: WriteBack, *changes: KeyChange) -> int:
     """Tries again, as the batch of a pipeline: a lease as short as in these tests may run out at any time."""
     deadline = time.monotonic() + 20.0
     while True:
@@ -203,7 +209,7 @@ def test_a_lease_that_ran_out_in_an_outage_is_taken_back_under_its_token(
         node.start()
         assert "no other run has had it" in said.get(timeout=20.0)
         assert run.token == token
-        assert written_by(run, Change("k", b"1")) == 1
+        assert written_by(run, KeyChange("k", b"1")) == 1
         holder = run.holder()
         assert holder.run == run.run_id
         assert holder.record is not None

@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 
 from penstock.pipelines.sinks import messages
-from penstock.pipelines.sinks.messages import Write, send
+from penstock.pipelines.sinks.messages import WriteIdentity, send
 from tests.unit.pipelines.files import parse
 
 HEAD = (
@@ -66,8 +66,8 @@ def test_a_write_names_tube_user_and_batch(
 ) -> None:
     monkeypatch.setattr(messages, "as_messages", lambda rows, *_, **__: rows)
     pipeline, rows = parse(f"{HEAD}  - {{name: s, {sink}}}\n"), Rows()
-    send(cast("Any", rows), pipeline.sinks[0], pipeline, 3, Write("query", 7, "1:2:n"))
+    send(cast("Any", rows), pipeline.sinks[0], pipeline, 3, WriteIdentity("query", 7, "1:2:n"))
     assert (rows.format_, rows.written) == (format_, told)
     nothing = Rows()
-    send(cast("Any", nothing), pipeline.sinks[0], pipeline, 0, Write("query", 8, "1:2:n"))
+    send(cast("Any", nothing), pipeline.sinks[0], pipeline, 0, WriteIdentity("query", 8, "1:2:n"))
     assert nothing.format_ == ""

@@ -8,18 +8,18 @@ from typing import Any, cast
 
 from penstock.errors import UnavailableError
 from penstock.pipelines.sources.reader import Lag, LagMeter, measure
-from penstock.spark.tube.offsets import Bounds, Partition, Slice
+from penstock.spark.tube.offsets import Bounds, Slice, TopicPartition
 from penstock.spark.tube.tube_client import TubeClient
 from penstock.tube.reader import MessageBatch
 
 NOW_MS = 1_000_000
-P0, P1 = Partition("t", 1, 0), Partition("t", 1, 1)
+P0, P1 = TopicPartition("t", 1, 0), TopicPartition("t", 1, 1)
 
 
 class Numbers:
     """Partitions that share one store, as (partition, append time) by position."""
 
-    def __init__(self, *records: tuple[Partition, int], oldest: int = 0) -> None:
+    def __init__(self, *records: tuple[TopicPartition, int], oldest: int = 0) -> None:
         self.records = records
         self.oldest = oldest
         self.away = False
@@ -31,15 +31,15 @@ class Numbers:
     def __exit__(self, *_: object) -> None:
         return None
 
-    def partitions(self, _topics: Iterable[str], *, max_age_s: float) -> list[Partition]:
+    def partitions(self, _topics: Iterable[str], *, max_age_s: float) -> list[TopicPartition]:
         if self.away:
             raise UnavailableError("away")
         return [P0, P1]
 
-    def bounds(self, partitions: Iterable[Partition]) -> Mapping[Partition, Bounds]:
+    def bounds(self, partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, Bounds]:
         return dict.fromkeys(partitions, Bounds(self.oldest, 28 * len(self.records)))
 
-    def has_ranges(self, _partition: Partition) -> bool:
+    def has_ranges(self, _partition: TopicPartition) -> bool:
         return self.ranges
 
     def weigh(self, piece: Slice) -> int:
@@ -57,7 +57,7 @@ class Numbers:
         return [p for p in range(piece.start, piece.end, 28) if self.records[p // 28][0] == piece.partition]
 
 
-def there_is(tube: TubeClient) -> Mapping[Partition, Bounds]:
+def there_is(tube: TubeClient) -> Mapping[TopicPartition, Bounds]:
     return tube.bounds(tube.partitions(["t"], max_age_s=0.0))
 
 

@@ -9,7 +9,7 @@ from pyspark.sql.types import BinaryType, DoubleType, IntegerType, LongType, Str
 from penstock.errors import ConfigError
 from penstock.mqtt.codec.properties import Properties
 from penstock.spark.mqtt.options import MqttWriteOptions
-from penstock.spark.mqtt.sink import Message, check_columns, messages
+from penstock.spark.mqtt.sink import RowMessage, check_columns, messages
 from penstock.spark.mqtt.source import MqttDataSource
 
 BROKER = "mqtt://127.0.0.1:1"
@@ -21,7 +21,7 @@ def schema(**kinds: Any) -> StructType:
     return StructType([StructField(name, kind) for name, kind in kinds.items()])
 
 
-def published(options: MqttWriteOptions, **given: list[Any]) -> list[Message]:
+def published(options: MqttWriteOptions, **given: list[Any]) -> list[RowMessage]:
     kinds = {"qos": pa.int32(), "expiry_s": pa.int64(), "properties": PAIRS}
     batch = pa.record_batch({name: pa.array(values, kinds.get(name)) for name, values in given.items()})
     return list(messages(options, batch, "query/7/0", 10))
@@ -51,8 +51,8 @@ def test_columns() -> None:
 def test_a_row_says_what_the_options_leave_open() -> None:
     options = MqttWriteOptions(BROKER, "all", 1, retain=True, ids=False)
     assert published(options, topic=["one", None], payload=["é", ""], qos=[0, None], retain=[False, None]) == [
-        Message("one", "é".encode(), 0, False, Properties()),
-        Message("all", b"", 1, True, Properties()),
+        RowMessage("one", "é".encode(), 0, False, Properties()),
+        RowMessage("all", b"", 1, True, Properties()),
     ]
 
 

@@ -10,7 +10,7 @@ import pytest
 from penstock.errors import RefusedError, UnavailableError
 from penstock.spark.statestore import lookup
 from penstock.spark.statestore.lookup import KeyReader
-from penstock.spark.statestore.reads import Store
+from penstock.spark.statestore.reads import StoreReader
 from penstock.statestore.client.client import Entry, Snapshot
 from penstock.statestore.errors import InvalidRequestError
 from penstock.statestore.hlc import Hlc
@@ -31,7 +31,7 @@ class FakeStore:
         self.has_mget = False
         self.pieces: list[int] = []
 
-    def connect(self) -> AbstractAsyncContextManager[Store]:
+    def connect(self) -> AbstractAsyncContextManager[StoreReader]:
         return self._connection()
 
     @asynccontextmanager

@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from penstock.spark.tube.arrow import arrow_schema, record_batches
-from penstock.spark.tube.offsets import Partition
+from penstock.spark.tube.offsets import TopicPartition
 from penstock.spark.tube.options import COLUMNS, HEADERS
 from penstock.spark.tube.source import spark_schema
 from penstock.tube.reader import MessageBatch
 from penstock.tube.record import Record
 
 ALL = (*COLUMNS, HEADERS)
-PARTITION = Partition("a", 7, 10_001)
+PARTITION = TopicPartition("a", 7, 10_001)
 RECORD = Record(
     b"\x00body",
     key=b"k, 1",
@@ -161,13 +161,14 @@ def test_reading_does_not_load_pandas() -> None:
     program = """
 import sys
 from penstock.spark.tube.arrow import record_batches
-from penstock.spark.tube.offsets import Partition
+from penstock.spark.tube.offsets import TopicPartition
 from penstock.tube.reader import MessageBatch
 from penstock.tube.record import Record
 
 for record in Record(b"1"), Record(b"2", key=b"k"):
     data, flag = record.encode()[:2]
-    [rows] = record_batches(Partition("t", 1, 0), [MessageBatch.of([0, 28], [1, 2], [flag, flag], [data, data])])
+    batch = MessageBatch.of([0, 28], [1, 2], [flag, flag], [data, data])
+    [rows] = record_batches(TopicPartition("t", 1, 0), [batch])
     assert rows.num_rows == 2
 print("pandas" in sys.modules)
 """

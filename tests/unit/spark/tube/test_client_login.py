@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from penstock.runtime.io.credentials import Login
-from penstock.spark.tube.options import Peer
+from penstock.spark.tube.options import ConnectionOptions
 from penstock.spark.tube.tube_client import ServerAccess
 from penstock.tube.client import web
 
@@ -22,6 +22,8 @@ def test_the_names_of_all_topics_are_asked_for_as_the_user(monkeypatch: pytest.M
         return [{"topicName": "water"}, {"topicName": "__offset_history__"}]
 
     monkeypatch.setattr(web, "call", call)
-    assert ServerAccess(Peer("127.0.0.1:1", Login("ann", tmp_path / "password")), 1.0).topics() == ["water"]
-    assert ServerAccess(Peer("127.0.0.1:1"), 1.0).topics() == ["water"]
+    assert ServerAccess(ConnectionOptions("127.0.0.1:1", Login("ann", tmp_path / "password")), 1.0).topics() == [
+        "water"
+    ]
+    assert ServerAccess(ConnectionOptions("127.0.0.1:1"), 1.0).topics() == ["water"]
     assert [(login.user, login.password) for login in shown] == [("ann", "secret"), (None, "")]

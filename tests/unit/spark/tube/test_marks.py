@@ -3,10 +3,10 @@ from __future__ import annotations
 import pytest
 
 from penstock.errors import DataLossError
-from penstock.spark.tube.offsets import Bounds, Partition, from_json, parse_wanted, resolve, to_json
+from penstock.spark.tube.offsets import Bounds, TopicPartition, from_json, parse_wanted, resolve, to_json
 from penstock.spark.tube.retention_marks import MOST, LogEnds, check_data, marks_of, with_marks
 
-A0, A1, B0 = Partition("a", 1, 0), Partition("a", 1, 1), Partition("b", 2, 0)
+A0, A1, B0 = TopicPartition("a", 1, 0), TopicPartition("a", 1, 1), TopicPartition("b", 2, 0)
 
 
 def test_marks_stand_beside_their_positions() -> None:
@@ -28,7 +28,7 @@ def test_a_mark_is_of_the_last_end_that_was_seen_before() -> None:
     now = {A0: Bounds(28, 840, 150, 3000), A1: Bounds(0, 840, 150, 3000), B0: Bounds(0, 840)}
     ends.see(now)
 
-    def mark(position: int) -> dict[Partition, int]:
+    def mark(position: int) -> dict[TopicPartition, int]:
         return ends.marks({A0: position}, now)
 
     assert [mark(position) for position in (28, 280, 559, 560, 840)] == [

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from penstock.errors import ConfigError, DataLossError
 from penstock.spark.tube.offsets import (
     Bounds,
-    Partition,
+    TopicPartition,
     check_kept,
     from_json,
     is_selected,
@@ -21,18 +21,18 @@ from penstock.spark.tube.offsets import (
 )
 from penstock.tube.codec.message import INDEX_RECORD_BYTES
 
-A0, A1 = Partition("a", 1, 0), Partition("a", 1, 1)
-STORE1 = Partition("a", 1, 10_000)
-OTHER = Partition("a", 2, 0)
+A0, A1 = TopicPartition("a", 1, 0), TopicPartition("a", 1, 1)
+STORE1 = TopicPartition("a", 1, 10_000)
+OTHER = TopicPartition("a", 2, 0)
 
 partitions = st.builds(
-    Partition, st.text(min_size=1, max_size=5), st.integers(0, 3), st.sampled_from([0, 1, 2, 10_000, 10_001])
+    TopicPartition, st.text(min_size=1, max_size=5), st.integers(0, 3), st.sampled_from([0, 1, 2, 10_000, 10_001])
 )
 positions = st.integers(0, 10**6).map(lambda record: record * INDEX_RECORD_BYTES)
 
 
 @given(st.dictionaries(partitions, positions))
-def test_json_round_trip_is_sorted_and_survives_text(given_positions: dict[Partition, int]) -> None:
+def test_json_round_trip_is_sorted_and_survives_text(given_positions: dict[TopicPartition, int]) -> None:
     offset = to_json(given_positions)
     text = json.dumps(offset)
     assert from_json(json.loads(text)) == given_positions
@@ -112,7 +112,7 @@ BOUNDS = {A0: Bounds(28, 280), A1: Bounds(28, 280)}
         ({"a": {"0": 57, "1": 83}}, {A0: 56, A1: 56}),
     ],
 )
-def test_resolve(wanted: str | dict[str, dict[str, int]], expected: dict[Partition, int]) -> None:
+def test_resolve(wanted: str | dict[str, dict[str, int]], expected: dict[TopicPartition, int]) -> None:
     assert resolve(wanted, BOUNDS, "startingOffsets") == expected
 
 
@@ -142,10 +142,10 @@ def test_a_bare_partition_needs_a_single_broker() -> None:
 
 
 def test_selection() -> None:
-    existing = [OTHER, A1, A0, Partition("b", 1, 0)]
+    existing = [OTHER, A1, A0, TopicPartition("b", 1, 0)]
     assert select(existing, ["a"], None) == [A0, A1, OTHER]
     assert select(existing, ["a"], {"a": ("1:1", "2:0")}) == [A1, OTHER]
-    assert select(existing, ["b"], {"b": ("0",)}) == [Partition("b", 1, 0)]
+    assert select(existing, ["b"], {"b": ("0",)}) == [TopicPartition("b", 1, 0)]
     assert is_selected(A0, ["a"], {"a": ("0",)})
     assert not is_selected(A0, ["b"], None)
     with pytest.raises(ConfigError, match="assign names topic 'a' partition 0 without a broker"):

@@ -5,11 +5,11 @@ import threading
 import pytest
 
 from penstock.spark.tube.group_progress import GroupProgress
-from penstock.spark.tube.offsets import Partition
+from penstock.spark.tube.offsets import TopicPartition
 from penstock.spark.tube.tube_client import TubeClient
 from tests.unit.spark.fake_tube import FakeBroker, FakeTube
 
-A0, A1 = Partition("a", 1, 0), Partition("a", 1, 1)
+A0, A1 = TopicPartition("a", 1, 0), TopicPartition("a", 1, 1)
 
 
 def published(fake: FakeTube) -> GroupProgress:

@@ -4,15 +4,15 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from penstock.spark.tube.offsets import Partition, Slice, packed, share, slices, split
+from penstock.spark.tube.offsets import Slice, TopicPartition, packed, share, slices, split
 from penstock.tube.codec.message import INDEX_RECORD_BYTES
 
-A0, A1 = Partition("a", 1, 0), Partition("a", 1, 1)
-STORE1 = Partition("a", 1, 10_000)
-OTHER = Partition("a", 2, 0)
+A0, A1 = TopicPartition("a", 1, 0), TopicPartition("a", 1, 1)
+STORE1 = TopicPartition("a", 1, 10_000)
+OTHER = TopicPartition("a", 2, 0)
 
 partitions = st.builds(
-    Partition, st.text(min_size=1, max_size=5), st.integers(0, 3), st.sampled_from([0, 1, 2, 10_000, 10_001])
+    TopicPartition, st.text(min_size=1, max_size=5), st.integers(0, 3), st.sampled_from([0, 1, 2, 10_000, 10_001])
 )
 positions = st.integers(0, 10**6).map(lambda record: record * INDEX_RECORD_BYTES)
 
@@ -33,7 +33,7 @@ def test_slices_are_what_lies_between() -> None:
     st.none() | st.integers(10, 10**6),
 )
 def test_a_split_covers_the_same_ranges(
-    ranges: dict[Partition, tuple[int, int]], minimum: int, most: int | None
+    ranges: dict[TopicPartition, tuple[int, int]], minimum: int, most: int | None
 ) -> None:
     whole = [Slice(p, min(pair), max(pair)) for p, pair in sorted(ranges.items()) if pair[0] != pair[1]]
     assume(most is None or sum(piece.end - piece.start for piece in whole) < 28 * 1000 * most)  # pieces are objects
@@ -61,7 +61,7 @@ def test_a_split_gives_long_ranges_more_pieces() -> None:
 
 
 @given(st.dictionaries(partitions, st.tuples(positions, positions)), st.integers(0, 10**6))
-def test_tasks_hold_the_same_ranges_in_their_order(ranges: dict[Partition, tuple[int, int]], most: int) -> None:
+def test_tasks_hold_the_same_ranges_in_their_order(ranges: dict[TopicPartition, tuple[int, int]], most: int) -> None:
     whole = [Slice(p, min(pair), max(pair)) for p, pair in sorted(ranges.items()) if pair[0] != pair[1]]
     tasks = packed(whole, most)
     assert [piece for task in tasks for piece in task] == whole

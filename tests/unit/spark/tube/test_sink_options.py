@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.errors import ConfigError
-from penstock.spark.tube.sink_options import Delivery, SinkOptions, Transaction
+from penstock.spark.tube.sink_options import DeliveryGuarantee, SinkOptions, Transaction
 from penstock.statestore.hlc import Hlc
 
 BASE = {"tubemq.master": "127.0.0.1:8715"}
@@ -22,10 +22,10 @@ def test_what_a_write_promises_and_how_it_is_named() -> None:
         BASE
         | {"DELIVERYGUARANTEE": "Exactly-Once", "txnappid": "q/out", "txnVersion": "17", "fencingToken": "5:1:node"}
     )
-    assert found.delivery is Delivery.EXACTLY_ONCE
+    assert found.delivery is DeliveryGuarantee.EXACTLY_ONCE
     assert found.transaction == Transaction("q/out", 17)
     assert found.token == Hlc(5, 1, "node")
-    assert SinkOptions.parse(BASE | {"deliveryGuarantee": "at-least-once"}).delivery is Delivery.AT_LEAST_ONCE
+    assert SinkOptions.parse(BASE | {"deliveryGuarantee": "at-least-once"}).delivery is DeliveryGuarantee.AT_LEAST_ONCE
 
 
 @pytest.mark.parametrize(

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 import pytest
 
 from penstock.errors import ConfigError, DataLossError, UnavailableError
-from penstock.spark.tube.offsets import Bounds, Partition, Slice
+from penstock.spark.tube.offsets import Bounds, Slice, TopicPartition
 from penstock.spark.tube.tube_client import Address, TubeClient
 from tests.unit.spark.fake_tube import FakeBroker, FakeReader, FakeTube
 
-A0, A1 = Partition("a", 1, 0), Partition("a", 1, 1)
+A0, A1 = TopicPartition("a", 1, 0), TopicPartition("a", 1, 1)
 
 
 class Clock:
@@ -170,7 +170,7 @@ def test_partitions_of_a_store_are_asked_once(
         return 0, 560
 
     monkeypatch.setattr(FakeReader, "bounds", bounds)
-    other_store = Partition("a", 1, 10_000)
+    other_store = TopicPartition("a", 1, 10_000)
     assert set(tube.bounds([A0, A1, other_store])) == {A0, A1, other_store}
     assert asked == [0, 10_000]
 
@@ -186,7 +186,7 @@ def test_discovery_is_repeated_when_it_is_old_or_something_failed(
     tube.partitions(["a"], max_age_s=1)
     assert fake.discoveries == 2
     with pytest.raises(UnavailableError):
-        tube.partitions(["a"], max_age_s=1, required=[Partition("a", 9, 0)])
+        tube.partitions(["a"], max_age_s=1, required=[TopicPartition("a", 9, 0)])
     before = fake.discoveries
     fake.failures = 1
     tube.bounds([A0])
