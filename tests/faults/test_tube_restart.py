@@ -197,7 +197,7 @@ async def test_positions_beyond_the_end_of_the_log_go_back_to_it(
     shutil.rmtree(log)
     async with broker(tmp_path / "b") as (running, client):
         assert running.engine.offsets.committed(("group", "demo", 0)) == 0
-        assert any("stood at offset 84 of partition 0 of demo" in str(vars(record)) for record in caplog.records)
+        assert any("was at offset 84 of partition 0 of demo" in str(vars(record)) for record in caplog.records)
         assert (await client.answer(client.send(b"new"))).appendOffset == 0
         await client.register()
         assert [message.payLoadData for message in (await client.get()).messages] == [b"new"]

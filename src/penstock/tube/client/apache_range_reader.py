@@ -23,12 +23,12 @@ from penstock.tube.client import web
 from penstock.tube.client.identity import new_client_id
 from penstock.tube.client.range_responses import MessageBatch, Spans
 from penstock.tube.codec.codes import ErrCode
-from penstock.tube.codec.encoded import decode_get
+from penstock.tube.codec.encoded_messages import decode_get
 from penstock.tube.codec.message import INDEX_RECORD_BYTES
 from penstock.tube.codec.methods import MethodId, Service
 from penstock.tube.codec.proto import broker_pb2
+from penstock.tube.codec.range_columns import Numbers, ids_of, sums_of, take_apart
 from penstock.tube.codec.schema import decode
-from penstock.tube.codec.stored import Numbers, ids_of, sums_of, take_apart
 from penstock.tube.engine.client.apache_range_reader import (
     Answer,
     Fetched,

@@ -13,8 +13,7 @@ from penstock.errors import DataLossError, RefusedError, RemoteProtocolError, Un
 from penstock.tube.codec.codes import ErrCode, remedy
 from penstock.tube.codec.message import INDEX_RECORD_BYTES
 from penstock.tube.codec.proto import broker_pb2
-from penstock.tube.codec.schema import decode
-from penstock.tube.codec.stored import (
+from penstock.tube.codec.range_columns import (
     Columns,
     Numbers,
     messages_start,
@@ -23,6 +22,7 @@ from penstock.tube.codec.stored import (
     records_start,
     take_apart,
 )
+from penstock.tube.codec.schema import decode
 from penstock.tube.storage.record import intact
 
 __all__ = ["MessageBatch", "RangeResponse", "Spans"]

@@ -1,1 +1,1 @@
-"""The TubeMQ wire as pure functions: frames, envelopes, the method table, messages, string formats."""
+"""The TubeMQ wire format as pure functions: frames, envelopes, the method table, messages, text formats."""

@@ -14,7 +14,7 @@ EXTENSIONS = 2
 
 
 class ErrCode(IntEnum):
-    """The codes that servers send. Codes that clients make up for themselves are not listed."""
+    """Error codes that servers send. Codes that clients use internally are not listed."""
 
     SUCCESS = 200
     NOT_READY = 201
@@ -44,7 +44,7 @@ class ErrCode(IntEnum):
 
 
 class RebalanceOp(IntEnum):
-    """EventProto.opType. 1 and 2 announce a partner event; we send the plain forms 10 and 20, and understand all."""
+    """EventProto.opType. 1 and 2 announce a partner event; penstock sends the plain forms 10 and 20."""
 
     CONNECT = 1
     DISCONNECT = 2
@@ -65,5 +65,5 @@ _REMEDIES: dict[int, str] = {
 
 
 def remedy(code: int) -> str | None:
-    """What a client does about a refusal with ``code``; None where only the words of the refusal tell."""
+    """Advice for an error with ``code``; None if only the text of the error helps."""
     return _REMEDIES.get(code)

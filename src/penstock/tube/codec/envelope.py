@@ -3,9 +3,9 @@
     request    RpcConnHeader, RequestHeader, RequestBody
     response   RpcConnHeader, ResponseHeader, RspResponseBody or (status ERROR, FATAL) RspExceptionBody
 
-Bytes after the third message mean nothing (the C++ client sends up to 9 zero bytes); they are kept in ``trailing`` so
-that a recorded frame can be written again as it was. Every call passes here, so the usual shape is parsed in place and
-only what differs goes through protobuf.
+Bytes after the third message have no meaning (the C++ client sends up to 9 zero bytes); they are kept in ``trailing``
+so that a recorded frame can be written again unchanged. Every call passes here, so the usual form is parsed in place
+and only other forms go through protobuf.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ FATAL = 2
 
 
 class Request:
-    """A decoded request. ``timeout`` in ms, None when absent (the Java server then never answers; ours does).
+    """A decoded request. ``timeout`` in ms, None if absent (the Java server then never answers; penstock does).
 
-    ``payload`` is the encoded message of ``method``; ``version`` and ``service`` are 0 when absent. ``start``: where
-    the payload begins in the frame body, -1 where the body does not have the usual shape.
+    ``payload`` is the encoded message of ``method``; ``version`` and ``service`` are 0 if absent. ``start``: offset of
+    the payload in the frame body, -1 if the body does not have the usual form.
     """
 
     __slots__ = ("flag", "method", "payload", "serial", "service", "start", "timeout", "trailing", "version")
@@ -118,7 +118,7 @@ class Response:
 
 
 def decode_request(serial: int, body: bytes) -> Request:
-    """The request in a frame body.
+    """Decode the request in a frame body.
 
     Raises:
         RemoteProtocolError: not three messages, or one lacks a required field. Answer FATAL.
@@ -153,7 +153,7 @@ def decode_request(serial: int, body: bytes) -> Request:
 
 
 def encode_request(request: Request) -> bytes:
-    """The frame body of ``request``: as every client of the reference writes it."""
+    """Encode ``request`` as a frame body, as the reference's clients do."""
     timeout = request.timeout
     payload = request.payload
     size = len(payload)
@@ -170,13 +170,13 @@ def encode_request(request: Request) -> bytes:
 
 @cache
 def _request_head(flag: int, service: int, version: int) -> bytes:
-    """The first two messages; the requester chooses them, so there are few."""
+    """The first two messages; there are few different ones."""
     header = pb.RequestHeader(serviceType=service, protocolVer=version)
     return _delimited(pb.RpcConnHeader(flag=flag)) + _delimited(header)
 
 
 def decode_response(serial: int, body: bytes | memoryview) -> Response:
-    """The response in a frame body, of which nothing is kept.
+    """Decode the response in a frame body, without keeping a reference to it.
 
     Raises:
         RemoteProtocolError: not three messages, or one lacks a required field. Close the connection.
@@ -213,11 +213,11 @@ def decode_response(serial: int, body: bytes | memoryview) -> Response:
 
 
 def payload_of(response: Response, method: int, peer: str) -> bytes:
-    """The payload of the answer to ``method``, which ``peer`` gave.
+    """The payload of the response to ``method`` from ``peer``.
 
     Raises:
-        UnavailableError: it is a master on standby. RefusedError: it is an exception.
-        RemoteProtocolError: it answers another method.
+        UnavailableError: the peer is a standby master. RefusedError: the response is an exception.
+        RemoteProtocolError: the response is for another method.
     """
     if response.status != SUCCESS:
         text = response.text or ""
@@ -239,26 +239,26 @@ def payload_of(response: Response, method: int, peer: str) -> bytes:
 
 
 def encode_response(method: int, payload: bytes) -> bytes:
-    """The frame body of a successful answer as the Java server writes it: version 3, no service type."""
+    """Encode a successful response as a frame body, as the Java server does: version 3, no service type."""
     return response_head(method, len(payload)) + payload
 
 
 def join_response(method: int, parts: Sequence[bytes]) -> bytes:
-    """As :func:`encode_response`, of the payload that ``parts`` are; each is copied once."""
+    """:func:`encode_response` of a payload in ``parts``; each is copied once."""
     return b"".join([response_head(method, sum(map(len, parts))), *parts])
 
 
 @lru_cache(4096)
 def response_head(method: int, size: int) -> bytes:
-    """What stands before a payload of ``size`` bytes in the frame body of a successful answer."""
+    """The part of the frame body of a successful response before a payload of ``size`` bytes."""
     inner = b"\x08%b\x12%b" % (encode_varint(method), encode_varint(size))
     return b"%b%b%b" % (_OK_HEAD, encode_varint(len(inner) + size), inner)
 
 
 def encode_error(exception: str, text: str, *, version: int = PROTOCOL_VERSION, fatal: bool = False) -> bytes:
-    """The frame body of an ERROR (or FATAL) answer for a requester of protocol ``version``.
+    """Encode an ERROR (or FATAL) response for a requester of protocol ``version``.
 
-    ``#`` is taken out of the text: the Java client cuts there.
+    ``#`` is removed from the text, because the Java client cuts there.
     """
     header = pb.ResponseHeader(status=pb.ResponseHeader.FATAL if fatal else pb.ResponseHeader.ERROR)
     if not fatal:
@@ -267,17 +267,18 @@ def encode_error(exception: str, text: str, *, version: int = PROTOCOL_VERSION, 
     return b"".join([_delimited(pb.RpcConnHeader(flag=1)), _delimited(header), _delimited(body)])
 
 
-# First eight bytes of a request (connection header and request header) -> flag, service type, protocol version.
-# Bounded: a peer may choose them.
+# First eight bytes of a request (connection header and request header) -> flag, service type, protocol version. Limited
+# in number, because clients choose them.
 _HEADS: dict[bytes, tuple[int, int, int]] = {}
 # RpcConnHeader{flag 1}, ResponseHeader{SUCCESS, protocolVer 3}
 _OK_HEAD = bytes.fromhex("0208010408001803")
 
 
 def _usual_request(body: bytes) -> tuple[int, int | None, int, int, int] | None:
-    """Method, timeout, start and end of the payload, end of RequestBody; None: let protobuf look at it.
+    """Method, timeout, start and end of the payload, end of RequestBody; None: protobuf must decode it.
 
-    It is so where RequestBody, at byte 8, has its fields in the usual order (method, timeout, request) and no others.
+    That is so unless RequestBody, at byte 8, has its fields in the usual order (method, timeout, request) and no
+    others.
     """
     length, at = decode_varint(body, 8)
     end = at + length

@@ -31,7 +31,7 @@ _PACKAGE_OF_VERSION = {1: "com.tencent.tubemq.", 2: "com.apache.tubemq."}
 
 
 def name_for(version: int, name: str) -> str:
-    """``name`` (of protocol version 3) as a requester of ``version`` knows it; unknown versions get it unchanged."""
+    """``name`` (of protocol version 3) in the spelling of ``version``; unknown versions get it unchanged."""
     package = _PACKAGE_OF_VERSION.get(version)
     if package is not None and name.startswith(_PACKAGE):
         return package + name.removeprefix(_PACKAGE)
@@ -39,5 +39,5 @@ def name_for(version: int, name: str) -> str:
 
 
 def is_standby(name: str) -> bool:
-    """Whether the answering master is not the active one, in any version's spelling."""
+    """Whether an exception reports a standby master, in any version's spelling."""
     return name.endswith(".StandbyException")

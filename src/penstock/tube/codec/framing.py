@@ -30,9 +30,9 @@ _FULL_BLOCK = _LENGTH.pack(BLOCK_SIZE)
 
 
 def encode_frame(serial: int, body: bytes, *, one_block: bool = False) -> bytes:
-    """One frame around ``body`` (1 byte or more). ``serial`` is an unsigned 32-bit number, opaque to the receiver.
+    """Encode a frame around ``body`` (1 byte or more). ``serial`` is an unsigned 32-bit number.
 
-    ``one_block``: the receiver is known to read blocks of any length; taking many apart costs it more than the rest.
+    ``one_block``: the receiver accepts blocks of any length; splitting many costs it more than everything else.
 
     Raises:
         LocalProtocolError: the body is empty or longer than any reader accepts.
@@ -55,9 +55,9 @@ def encode_frame(serial: int, body: bytes, *, one_block: bool = False) -> bytes:
 
 
 def one_block(data: bytes | memoryview) -> tuple[int, int, int] | None:
-    """Serial number, start and end of the body where ``data`` begins with a frame of one block; else None.
+    """Serial number, start and end of the body if ``data`` begins with a frame of one block; else None.
 
-    The end may lie beyond ``data``: whoever knows it can receive the rest where it is to stand.
+    The end may be beyond ``data``: a receiver can then read the rest into its final place.
     """
     if len(data) < _ONE_BLOCK_HEAD.size:
         return None
@@ -68,31 +68,31 @@ def one_block(data: bytes | memoryview) -> tuple[int, int, int] | None:
 
 
 class FrameDecoder:
-    """Turns received bytes into frames ``(serial, body)``, however they are split; linear in the bytes received.
+    """Decodes received bytes into frames ``(serial, body)``, however they are split; linear in the bytes received.
 
-    Holds at most one unfinished frame, whose body has at most `MAX_FRAME_BYTES`. Serial numbers are unsigned 32-bit.
+    Holds at most one incomplete frame, whose body has at most `MAX_FRAME_BYTES`. Serial numbers are unsigned 32-bit.
     """
 
     def __init__(self) -> None:
         self.error: RemoteProtocolError | None = None
-        self._chunks: list[bytes] = []  # received, not yet looked at: fewer than _need bytes
+        self._chunks: list[bytes] = []  # received, not parsed yet: fewer than _need bytes
         self._have = 0
         self._need = 0
         self._serial = 0
-        self._left = 0  # blocks of the current frame still to come; 0: its head is still to come
+        self._left = 0  # missing blocks of the current frame; 0: its head is missing
         self._blocks: list[memoryview] = []
         self._size = 0
 
     @property
     def held(self) -> int:
-        """Bytes of an unfinished frame kept until its rest comes."""
+        """Bytes of an incomplete frame."""
         return self._have + self._size
 
     def feed(self, data: bytes) -> list[tuple[int, bytes]]:
-        """The frames that ``data`` completes.
+        """Return the frames that ``data`` completes.
 
-        Frames that came before a violation are returned; the violation is then in ``error`` and raised by the next
-        call, so that splitting the same bytes differently changes nothing. The connection must then be closed.
+        Frames before a violation are returned; the violation is then in ``error`` and raised by the next call, so that
+        splitting the same bytes differently changes nothing. The connection must then be closed.
 
         Raises:
             RemoteProtocolError: wrong token, block count or length, frame too long.
@@ -121,7 +121,7 @@ class FrameDecoder:
         return frames
 
     def _parse(self, data: bytes, frames: list[tuple[int, bytes]]) -> int:
-        """Parse as far as ``data`` goes; returns the bytes used and leaves in ``_need`` what the next step needs."""
+        """Parse ``data`` as far as possible; returns the bytes used and sets ``_need`` for the next step."""
         position, end = 0, len(data)
         while True:
             if not self._left:
@@ -148,7 +148,7 @@ class FrameDecoder:
             position = start + length
             self._left -= 1
             if self._blocks or self._left:
-                self._blocks.append(memoryview(data)[start:position])  # copied once, when the frame is whole
+                self._blocks.append(memoryview(data)[start:position])  # copied once, when the frame is complete
                 self._size += length
                 if self._left:
                     continue
@@ -160,7 +160,7 @@ class FrameDecoder:
             frames.append((self._serial, block))
 
     def _whole(self, data: bytes, position: int, frames: list[tuple[int, bytes]]) -> int:
-        """Take frames of one block while they are whole and in order: nearly all are. Where the first other begins."""
+        """Decode consecutive frames of one block, which nearly all are; returns the offset of the first other data."""
         unpack, last, most = _ONE_BLOCK_HEAD.unpack_from, len(data) - 16, MAX_FRAME_BYTES
         while position <= last:
             token, serial, blocks, length = unpack(data, position)
@@ -179,7 +179,7 @@ class FrameDecoder:
         self._left = blocks
 
     def _check_token(self, token: bytes) -> None:
-        # Also on a part of it: a peer that speaks something else is known by its first byte.
+        # Also for a part of it: the first byte reveals a client of another protocol.
         if not BEGIN_TOKEN.startswith(token):
             raise RemoteProtocolError(
                 f"tube: the frame begins with {token.hex()!r}, not with {BEGIN_TOKEN.hex()!r}",

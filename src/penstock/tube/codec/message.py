@@ -3,7 +3,7 @@
     flag bit 0 clear   data is the body
     flag bit 0 set     int32 length, attribute text (UTF-8), body
 
-The broker stores ``data`` as it came and gives it back as it came; it reads neither attributes nor body.
+The broker stores and returns ``data`` unchanged; it reads neither attributes nor body.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ __all__ = [
 
 HAS_ATTRIBUTES = 1
 INDEX_RECORD_BYTES = 28
-"""A message's part of its store's index: the offsets on the wire are positions there."""
+"""Size of a message's entry in the index of its store; offsets on the wire are positions in the index."""
 MSG_TYPE = "$msgType$"
 MSG_TIME = "$msgTime$"
 NO_KEY = -1  # index key of a message without a type: no filter finds it
@@ -64,7 +64,7 @@ def java_hash(text: str) -> int:
 
 
 def filter_key(msg_type: str | None) -> int:
-    """The index key of a message of ``msg_type`` (blanks round it do not count), -1 for none."""
+    """The index key of ``msg_type`` without surrounding blanks; -1 for none."""
     if msg_type is None:
         return NO_KEY
     trimmed = java_trim(msg_type)
@@ -72,7 +72,7 @@ def filter_key(msg_type: str | None) -> int:
 
 
 def fits_attribute(text: str) -> bool:
-    """Whether ``text`` can be the key or the value of an attribute."""
+    """Whether ``text`` can be a key or value of an attribute."""
     return bool(text.strip()) and "," not in text and "=" not in text
 
 
@@ -94,9 +94,9 @@ def format_attributes(pairs: Iterable[tuple[str, str]]) -> str:
 
 
 def parse_attributes(text: str) -> list[tuple[str, str]]:
-    """Pairs in ``text``, in order. As the Java client reads them: split at each ``=``, piece 1 is the value.
+    """Parse attribute text. As in the Java client each part is split at ``=``, and piece 1 is the value.
 
-    A piece without ``=`` is no pair and is left out.
+    A part without ``=`` is skipped.
     """
     pairs = []
     for part in text.split(","):
@@ -107,7 +107,7 @@ def parse_attributes(text: str) -> list[tuple[str, str]]:
 
 
 def encode_data(body: bytes, attributes: str = "") -> tuple[bytes, int]:
-    """``data`` and ``flag`` of a message. Flag 1 never goes without its length prefix, so no attributes: flag 0."""
+    """``data`` and ``flag`` of a message: flag 0 without attributes, otherwise flag 1 with a length prefix."""
     if not attributes:
         return body, 0
     text = attributes.encode()
@@ -115,9 +115,9 @@ def encode_data(body: bytes, attributes: str = "") -> tuple[bytes, int]:
 
 
 def split_data(data: bytes, flag: int) -> tuple[str, bytes] | None:
-    """Attribute text and body of ``data``; None when the attribute length does not fit in it.
+    """Attribute text and body of ``data``; None if the attribute length exceeds it.
 
-    Clients of the reference skip such a message silently. Text that is not UTF-8 is read with replacement characters.
+    The reference's clients skip such a message silently. Text that is not UTF-8 is read with replacement characters.
     """
     if not flag & HAS_ATTRIBUTES:
         return "", data
@@ -132,14 +132,14 @@ def split_data(data: bytes, flag: int) -> tuple[str, bytes] | None:
 def encode_stored(
     first_id: int, checksums: Sequence[int], datas: Sequence[bytes], flags: Sequence[int], marker: bytes = b""
 ) -> list[bytes]:
-    """Stored messages as a get response needs them: fields 4 (TransferedMessage), tag and length included.
+    """Encode messages as a get response needs them: fields 4 (TransferedMessage), tag and length included.
 
-    A response is then gathered from such slices, nothing is encoded again. Their ids rise by one from ``first_id``;
-    ``marker``, from `encode_marker`, is that of the first.
+    A response is later gathered from such slices without encoding. Ids rise by one from ``first_id``; ``marker``, from
+    `encode_marker`, belongs to the first message.
     """
     encoded = []
     numbers = encode_rising(first_id, 1, len(datas))
-    # Neighbours are mostly alike: what is the same as in the message before is not encoded again.
+    # Consecutive messages are mostly similar: parts equal to those of the previous message are not encoded again.
     last: tuple[int, int, bytes] | None = None
     last_inner, around = -1, 0
     head = length = tail = b""
@@ -160,7 +160,7 @@ def encode_stored(
 
 
 class Marker(NamedTuple):
-    """An idempotent producer sent this message and the ``size - 1`` that follow it in the log."""
+    """Producer and sequence of this message and the ``size - 1`` following ones in the log."""
 
     producer: int
     sequence: int
@@ -177,8 +177,8 @@ def encode_marker(producer: int, sequence: int, count: int) -> bytes:
 
 
 def decode_marker(message: bytes) -> Marker | None:
-    """The marker of a stored message (from `encode_stored`), None for one without."""
-    # tag, length, then id, checksum and the payload's length: what stands behind the payload decides.
+    """The marker of a stored message (from `encode_stored`); None without one."""
+    # tag, length, then id, checksum and the payload's length: the rest after the payload decides.
     _, at = decode_varint(message, 1)
     for _ in range(2):
         _, at = decode_varint(message, at + 1)

@@ -1,6 +1,6 @@
-"""The RPC methods as data: id, name, services that may carry it, message types, who asks and who answers.
+"""Table of the RPC methods: id, name, services that may carry them, message types, requester and responder.
 
-Decoder, server dispatch, reference page and conformance list all read this table.
+Decoder, server dispatch, reference page and conformance list read this table.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Service(IntEnum):
 
 
 class Role(IntEnum):
-    """Who takes part in a method."""
+    """Participants of a method."""
 
     PRODUCER = 1
     CONSUMER = 2
@@ -112,5 +112,5 @@ _ROWS = [
 
 METHODS: dict[int, Method] = {row.id: row for row in _ROWS}
 
-# Known ids that nobody implements: the answer is ERROR, not FATAL.
+# Known ids without an implementation: the response is ERROR, not FATAL.
 RESERVED = frozenset({11, 12, 14, 19})

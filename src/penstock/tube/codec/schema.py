@@ -1,7 +1,7 @@
-"""Messages read with the checks that protobuf's Python runtime leaves out.
+"""Decoding of messages with the checks that protobuf's Python runtime omits.
 
-It accepts a message without its required fields and a string that is not UTF-8 (which then reads as bytes, or fails
-when it is read, by backend). The peers of this protocol refuse both; so do we, at the edge.
+The runtime accepts a message without its required fields, and a string that is not UTF-8 (which is then bytes, or fails
+on access, depending on the backend). Peers of this protocol reject both; so does penstock.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ M = TypeVar("M", bound=Message)
 
 
 MAX_ITEMS = 20_000
-"""Most items of a repeated field of texts: a peer that holds so many partitions does not exist, and each item costs."""
+"""Most items of a repeated text field: no peer has so many partitions, and each item costs time."""
 
 
 class _Text(NamedTuple):
-    """A field that is a string, or a message that holds one somewhere."""
+    """A field that is a string, or a message that contains one."""
 
     name: str
     repeated: bool
@@ -31,10 +31,10 @@ class _Text(NamedTuple):
 
 
 def decode(kind: type[M], data: bytes) -> M:
-    """The message of type ``kind`` in ``data``.
+    """Decode a message of type ``kind``.
 
     Raises:
-        RemoteProtocolError: not protobuf, a required field is missing, a string is not UTF-8, a list is endless.
+        RemoteProtocolError: not protobuf, a required field is missing, a string is not UTF-8, a list is too long.
     """
     try:
         message = kind.FromString(data)
@@ -86,7 +86,7 @@ _CACHE: dict[str, list[_Text]] = {}
 
 
 def _texts(descriptor: Any) -> list[_Text]:
-    """Fields of ``descriptor`` that need the check. No message of this protocol contains itself."""
+    """Fields of ``descriptor`` to check. No message of this protocol contains itself."""
     found = _CACHE.get(descriptor.full_name)
     if found is None:
         found = []

@@ -1,6 +1,6 @@
-"""Structures that travel as text inside messages. ``#`` separates segments, ``:`` fields, ``,`` items, ``@`` the group.
+"""Structures that are text inside messages. ``#`` separates segments, ``:`` fields, ``,`` items, ``@`` the group.
 
-Each has a parse and a format; parse raises RemoteProtocolError and tolerates what deployed peers do (named beside it).
+Each has a parse and a format; parse raises RemoteProtocolError and accepts deviations of deployed peers (noted there).
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ _TOPIC = re.compile(r"[a-zA-Z]\w+", re.ASCII)
 _GROUP = re.compile(r"[a-zA-Z][\w-]+", re.ASCII)
 TOPIC_RULE = "a letter, then letters, digits and '_': 2 to 64 in all"
 GROUP_RULE = "a letter, then letters, digits, '_' and '-': 2 to 1,024 in all"
-"""What `valid_group` asks for, in words."""
+"""The rule of `valid_group`, for error messages."""
 
 
 def java_trim(text: str) -> str:
-    """``String.trim()``: takes off what is at or below the blank, and nothing else."""
+    """``String.trim()``: removes characters up to the blank at both ends, and no others."""
     return text.strip(_BLANK)
 
 
@@ -88,7 +88,7 @@ def ipv4_to_int(address: str) -> int:
 
 
 class BrokerInfo(NamedTuple):
-    """An entry of brokerInfos and brokerConfigList: ``id:host:port``, the default port as one blank."""
+    """An entry of brokerInfos and brokerConfigList: ``id:host:port``; the default port is a blank."""
 
     id: int
     host: str
@@ -100,13 +100,13 @@ class BrokerInfo(NamedTuple):
         return f"{self.id}:{self.host}:{self.port}"
 
     def format(self) -> str:
-        """The text of the messages, where 8123 is one blank."""
+        """The text in messages, with a blank for 8123."""
         # The blank stays: the Java client needs three pieces.
         return f"{self.id}:{self.host}: " if self.port == DEFAULT_BROKER_PORT else self.address
 
     @classmethod
     def parse(cls, text: str, default_port: int = DEFAULT_BROKER_PORT) -> BrokerInfo:
-        """From that text, also without its last piece; ``default_port`` is what a blank stands for."""
+        """Parse that text, also without its last piece; ``default_port`` replaces a blank."""
         pieces = text.split(":")
         if len(pieces) not in {2, 3} or not pieces[1].strip():
             raise RemoteProtocolError(f"tube: {text!r} is not brokerId:host:port")
@@ -115,7 +115,7 @@ class BrokerInfo(NamedTuple):
 
 
 class Partition(NamedTuple):
-    """One partition of a topic on one broker. Sorts as the master's balancing needs it."""
+    """One partition of a topic on one broker, in the sort order of the master's balancing."""
 
     broker: BrokerInfo
     topic: str
@@ -133,7 +133,7 @@ class Partition(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Partition:
-        """From the full form."""
+        """Parse the full form."""
         broker, separator, rest = text.partition("#")
         topic, colon, number = rest.rpartition(":")
         if not separator or not colon or not topic.strip():
@@ -149,12 +149,12 @@ class Subscribed(NamedTuple):
     partition: Partition
 
     def format(self) -> str:
-        """The text of the messages."""
+        """The text in messages."""
         return f"{self.consumer}@{self.group}#{self.partition.full}"
 
     @classmethod
     def parse(cls, text: str) -> Subscribed:
-        """From that text."""
+        """Parse that text."""
         owner, separator, rest = text.partition("#")
         consumer, at, group = owner.partition("@")
         if not separator or not at:
@@ -163,7 +163,7 @@ class Subscribed(NamedTuple):
 
 
 class BrokerTopic(NamedTuple):
-    """What one broker has of a topic."""
+    """Partitions and stores of a topic on one broker."""
 
     broker_id: int
     partitions: int
@@ -178,13 +178,13 @@ class TopicInfo(NamedTuple):
     max_message_bytes: int | None
 
     def format(self) -> str:
-        """The text of the messages."""
+        """The text in messages."""
         brokers = ",".join(f"{b.broker_id}:{b.partitions}:{b.stores}" for b in self.brokers)
         return f"{self.topic}#{brokers}#{'' if self.max_message_bytes is None else self.max_message_bytes}"
 
     @classmethod
     def parse(cls, text: str) -> TopicInfo:
-        """From that text, also without a size."""
+        """Parse that text, with or without a size."""
         pieces = text.split("#")
         if len(pieces) not in {2, 3} or not pieces[0].strip():
             raise RemoteProtocolError(f"tube: {text!r} is not topic#brokerId:partitions:stores#maxMsgSize")
@@ -211,13 +211,13 @@ class TopicMeta(NamedTuple):
     brokers: tuple[tuple[BrokerTopic, bool], ...]
 
     def format(self) -> str:
-        """The text of the messages."""
+        """The text in messages."""
         brokers = ",".join(f"{b.broker_id}:{b.stores}:{b.partitions}:{int(open_)}" for b, open_ in self.brokers)
         return f"{self.topic}#{brokers}"
 
     @classmethod
     def parse(cls, text: str) -> TopicMeta:
-        """From that text."""
+        """Parse that text."""
         topic, separator, rest = text.partition("#")
         if not separator or not topic.strip():
             raise RemoteProtocolError(f"tube: {text!r} is not topic#brokerId:stores:partitions:status")
@@ -273,7 +273,7 @@ def parse_failure(text: str) -> tuple[int, Partition]:
 
 
 class DefaultConfig(NamedTuple):
-    """brokerDefaultConfInfo: what a topic has unless it says otherwise, in the reference's order and units.
+    """brokerDefaultConfInfo: defaults of topics, in the reference's order and units.
 
     The reference's broker multiplies ``mem_cache_size_mb`` by 512 KiB and ``mem_cache_count_k`` by 512.
     """
@@ -291,13 +291,13 @@ class DefaultConfig(NamedTuple):
     mem_cache_flush_ms: int = 20_000
 
     def format(self) -> str:
-        """The text of the messages: 12 items."""
+        """The text in messages: 12 items."""
         items = _items(self)
         return ":".join([*items[:5], " ", *items[5:]])  # deleteWhen is gone and stays as one blank
 
     @classmethod
     def parse(cls, text: str) -> DefaultConfig:
-        """From that text; none of its items may be blank."""
+        """Parse that text; none of its items may be blank."""
         items = text.split(":")
         if len(items) != 12:
             raise RemoteProtocolError(f"tube: {text!r} has {len(items)} items, a broker's default setting has 12")
@@ -308,7 +308,7 @@ class DefaultConfig(NamedTuple):
 
 
 class TopicConfig(NamedTuple):
-    """brokerTopicSetConfInfo: a topic's setting on a broker; None means: as the broker's default."""
+    """brokerTopicSetConfInfo: a topic's setting on a broker; None: the broker's default."""
 
     topic: str
     partitions: int | None = None
@@ -326,7 +326,7 @@ class TopicConfig(NamedTuple):
     max_message_bytes: int | None = None
 
     def format(self) -> str:
-        """The text of the messages: 15 items, a blank for what the broker's default says."""
+        """The text in messages: 15 items, a blank for the broker's default."""
         items = _items(self)
         return ":".join([*items[:6], " ", *items[6:]])
 
@@ -341,7 +341,7 @@ class TopicConfig(NamedTuple):
         return cls._make([items[0].strip(), *values[:7], _int(items[9], text), *values[7:]])
 
     def with_default(self, default: DefaultConfig) -> TopicConfig:
-        """The setting in force: blanks filled from the broker's default."""
+        """The complete setting: blanks are filled from the broker's default."""
         own = self._asdict()
         return self._replace(**{k: v for k, v in default._asdict().items() if own[k] is None})
 
@@ -387,7 +387,7 @@ def _int(text: str, whole: str) -> int:
 
 
 def check_client_id(client_id: str) -> str:
-    """``client_id`` if it can be one.
+    """Check ``client_id`` and return it.
 
     Raises:
         LocalProtocolError: it is blank, longer than 1024, or holds ``@`` or ``#`` (the master's keys split there).

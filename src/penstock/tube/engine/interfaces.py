@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence, Set
 from typing import NamedTuple
 
-from penstock.tube.codec.stored import Numbers
+from penstock.tube.codec.range_columns import Numbers
 
 __all__ = ["LeftoverFile", "LogRead", "LogRecords", "LogStore", "StagedFile", "StagingStore"]
 

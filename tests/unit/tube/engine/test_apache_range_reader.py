@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from penstock.errors import DataLossError, RefusedError, UnavailableError
 from penstock.tube.codec.codes import ErrCode
-from penstock.tube.codec.encoded import decode_get
+from penstock.tube.codec.encoded_messages import decode_get
 from penstock.tube.codec.methods import MethodId
 from penstock.tube.codec.proto import broker_pb2
 from penstock.tube.engine.client.apache_range_reader import (

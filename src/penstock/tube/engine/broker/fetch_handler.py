@@ -16,8 +16,8 @@ from penstock.tube.codec.envelope import Request, join_response
 from penstock.tube.codec.message import INDEX_RECORD_BYTES, filter_key
 from penstock.tube.codec.methods import MethodId
 from penstock.tube.codec.proto import broker_pb2 as pb
+from penstock.tube.codec.range_columns import describe, describe_records, records_head
 from penstock.tube.codec.schema import decode
-from penstock.tube.codec.stored import describe, describe_records, records_head
 from penstock.tube.codec.strings import java_trim
 from penstock.tube.engine.broker.flow_control import FlowRules
 from penstock.tube.engine.broker.group_offsets import GroupOffsets, Key

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from penstock.errors import DataLossError, RefusedError, UnavailableError
 from penstock.tube.codec.codes import ErrCode
-from penstock.tube.codec.encoded import Encoded
+from penstock.tube.codec.encoded_messages import EncodedMessages
 from penstock.tube.codec.methods import MethodId
 from penstock.tube.codec.proto import broker_pb2
 
@@ -50,7 +50,7 @@ class GetResult(NamedTuple):
     """The response to a get: all but its messages, and these."""
 
     said: broker_pb2.GetMessageResponseB2C
-    messages: Encoded
+    messages: EncodedMessages
 
 
 Answer = broker_pb2.RegisterResponseB2C | GetResult | broker_pb2.CommitOffsetResponseB2C
@@ -85,7 +85,7 @@ class Fetched(NamedTuple):
 
     start: int
     end: int
-    messages: Encoded
+    messages: EncodedMessages
 
 
 RangeStep = SendRequest | Pause | Fetched
@@ -230,7 +230,7 @@ def _register(session: RangeSession, ref: PartitionRef, start: int, end: int) ->
 
 def _fetch(
     session: RangeSession, ref: PartitionRef, position: int, end: int
-) -> Generator[RangeStep, Answer | None, tuple[Encoded, int]]:
+) -> Generator[RangeStep, Answer | None, tuple[EncodedMessages, int]]:
     """The messages of one get at ``position``, and the offset of the first entry that it did not reach."""
     while True:
         answer = yield session.get(ref)
@@ -281,7 +281,7 @@ def _register_anew(session: RangeSession, ref: PartitionRef, position: int, end:
     yield from _register(session, ref, position, end)
 
 
-def _cut(session: RangeSession, ref: PartitionRef, end: int, reached: int, messages: Encoded) -> Positioned:
+def _cut(session: RangeSession, ref: PartitionRef, end: int, reached: int, messages: EncodedMessages) -> Positioned:
     """The number of ``messages`` before ``end``, of a batch that reached beyond it."""
     yield from _register(session, ref, end, reached)
     position = end

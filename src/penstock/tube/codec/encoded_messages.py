@@ -1,4 +1,4 @@
-"""A get response whose messages stay as they stand in it: they are taken apart all at once, where they are needed."""
+"""Messages of a get response that stay encoded until they are needed, and are then decoded all at once."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from itertools import pairwise
 
 from penstock.errors import RemoteProtocolError
 from penstock.tube.codec.proto import broker_pb2
+from penstock.tube.codec.range_columns import messages_start
 from penstock.tube.codec.schema import check, decode
-from penstock.tube.codec.stored import messages_start
 from penstock.tube.codec.varint import decode_varint, encode_varint
 
-__all__ = ["Encoded", "decode_get"]
+__all__ = ["EncodedMessages", "decode_get"]
 
 _MESSAGES = 0x22
 
 
-class Encoded:
-    """Messages of ``answer``, one after the other: message k, with its tag, in ``answer[edges[k]:edges[k + 1]]``."""
+class EncodedMessages:
+    """Messages of ``answer``, one after the other: message k, with its tag, is ``answer[edges[k]:edges[k + 1]]``."""
 
     __slots__ = ("answer", "edges")
 
@@ -32,34 +32,34 @@ class Encoded:
         for start, end in pairwise(self.edges):
             yield self.answer[start:end]
 
-    def until(self, count: int) -> Encoded:
-        """The first ``count`` of them."""
-        return Encoded(self.answer, self.edges[: count + 1])
+    def until(self, count: int) -> EncodedMessages:
+        """The first ``count`` messages."""
+        return EncodedMessages(self.answer, self.edges[: count + 1])
 
     def parsed(self) -> Sequence[broker_pb2.TransferedMessage]:
-        """Each as protobuf reads it.
+        """Decode the messages with protobuf.
 
         Raises:
-            RemoteProtocolError: one is no message.
+            RemoteProtocolError: one is not a message.
         """
-        # The fields that a response must have beside its messages are not among these.
+        # The required fields of a response are not among these.
         around = broker_pb2.GetMessageResponseB2C(success=True, errCode=0).SerializeToString()
         return decode(broker_pb2.GetMessageResponseB2C, around + self.answer[self.edges[0] : self.edges[-1]]).messages
 
 
-def decode_get(answer: bytes) -> tuple[broker_pb2.GetMessageResponseB2C, Encoded]:
-    """The get response in ``answer`` without its messages, and these.
+def decode_get(answer: bytes) -> tuple[broker_pb2.GetMessageResponseB2C, EncodedMessages]:
+    """The get response in ``answer`` without its messages, and the messages.
 
     Raises:
-        RemoteProtocolError: it is no get response. Of its messages only the lengths are looked at.
+        RemoteProtocolError: not a get response. Of its messages only the lengths are checked.
     """
     start = messages_start(answer)
     edges = _edges(answer, start)
     if edges is not None:
         rest = decode(broker_pb2.GetMessageResponseB2C, answer[:start] + answer[edges[-1] :])
         if not rest.messages:
-            return rest, Encoded(answer, edges)
-    # Not in the order in which the servers write.
+            return rest, EncodedMessages(answer, edges)
+    # Not in the order in which servers write.
     whole = decode(broker_pb2.GetMessageResponseB2C, answer)
     parts: list[bytes] = []
     edges = [0]
@@ -69,11 +69,11 @@ def decode_get(answer: bytes) -> tuple[broker_pb2.GetMessageResponseB2C, Encoded
         parts.append(b"\x22%b%b" % (encode_varint(len(inner)), inner))
         edges.append(edges[-1] + len(parts[-1]))
     del whole.messages[:]
-    return whole, Encoded(b"".join(parts), edges)
+    return whole, EncodedMessages(b"".join(parts), edges)
 
 
 def _edges(answer: bytes, start: int) -> list[int] | None:
-    """Where the messages begin that follow one another from ``start`` on, and where the last ends; None: one is cut."""
+    """Offsets of the consecutive messages from ``start`` on, and the end of the last; None: one is incomplete."""
     edges = [start]
     position, end = start, len(answer)
     try:

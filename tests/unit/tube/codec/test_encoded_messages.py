@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import RemoteProtocolError
-from penstock.tube.codec.encoded import decode_get
+from penstock.tube.codec.encoded_messages import decode_get
 from penstock.tube.codec.proto.broker_pb2 import GetMessageResponseB2C, TransferedMessage
 
 LENGTHS = st.one_of(st.integers(0, 40), st.sampled_from([100, 101, 110, 126, 127, 16_360, 16_370, 16_384, 2_097_160]))

@@ -1,12 +1,12 @@
-"""The messages of a range answer, taken apart all at once.
+"""Columns of a range response: offsets, times and positions of all messages, which are decoded all at once.
 
-A get response holds each message as field 4 (`message.encode_stored` writes it). Where what there is to know of all of
-them comes as columns (``range.columns``, which :func:`describe` makes), the numbers before the payloads are decoded as
-columns too, and one checksum covers all: a step per message costs more than everything else that a batch reader does.
-Whatever does not look exactly as our brokers write it is left to the protobuf parser.
+A get response contains each message as field 4 (`message.encode_stored` writes it). If their metadata are in columns
+(``range.columns``, from :func:`describe`), the numbers before the payloads are decoded as columns too, and one checksum
+covers everything: a step per message would cost more than all other work of a batch reader. Anything that does not have
+exactly the form that penstock's brokers write is left to the protobuf parser.
 
-Instead of messages an answer may hold the records of the log's file, which nobody has looked at (``asStored``): then
-only whoever takes them apart pays for what they hold, and checks each by the checksum that it was stored with.
+Instead of messages a response may contain unchecked records of the log's file (``asStored``): then only a client that
+decodes them pays for their contents, and verifies each by the checksum that it was stored with.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ __all__ = [
 
 _MESSAGES, _ID, _CHECKSUM, _PAYLOAD, _FLAG = 0x22, 0x08, 0x10, 0x1A, 0x20
 _MARKER = (0xC0, 0x3E)
-"""The tag of field 1000, the only one that stands behind the flag (`message.encode_marker`)."""
+"""The tag of field 1000, the only one after the flag (`message.encode_marker`)."""
 _RECORDS = b"\xca\x3e"
 """The tag of field 1001 of a get response."""
 _LENGTH_DELIMITED = 2
@@ -55,13 +55,13 @@ _HIGH_BITS = np.uint64(0x8080808080808080)
 _BYTE_NUMBERS = np.uint64(0x0001020304050607)
 """Times a word with just bit 8k set: k in the highest byte."""
 _GROUPS = [np.uint64(0x7F << 7 * number) for number in range(5)]
-"""Where the 7 bits of each byte go when the bits between them are dropped."""
+"""Masks of the 7 bits of each byte after the bits between them were dropped."""
 
 
 class Columns(NamedTuple):
-    """Where the payload of each message is, ``[start, end)`` in the answer, and its flag.
+    """Position of the payload of each message, ``[start, end)`` in the response, and its flag.
 
-    ``ids`` and ``sums``: where the varints of its id and of its checksum begin, for :func:`ids_of`, :func:`sums_of`.
+    ``ids`` and ``sums``: positions of the varints of its id and checksum, for :func:`ids_of` and :func:`sums_of`.
     """
 
     starts: Numbers
@@ -72,7 +72,7 @@ class Columns(NamedTuple):
 
 
 def describe(joined: bytes, sizes: Iterable[int], offsets: Sequence[int], times: Sequence[int]) -> RangeColumns:
-    """What ``range.columns`` says of the encoded fields 4 in ``joined``, of ``sizes`` bytes each."""
+    """Create ``range.columns`` for the encoded fields 4 in ``joined``, of ``sizes`` bytes each."""
     count = len(offsets)
     return RangeColumns(
         offsets=struct.pack(f"<{count}q", *offsets),
@@ -83,7 +83,7 @@ def describe(joined: bytes, sizes: Iterable[int], offsets: Sequence[int], times:
 
 
 def describe_records(offsets: Numbers, times: Numbers, positions: Numbers, sizes: Numbers) -> RangeColumns:
-    """What ``range.columns`` says of records, whose data offsets are ``positions``."""
+    """Create ``range.columns`` for records, whose data offsets are ``positions``."""
     return RangeColumns(
         offsets=offsets.astype("<i8").tobytes(),
         appendTimes=times.astype("<i8").tobytes(),
@@ -93,12 +93,12 @@ def describe_records(offsets: Numbers, times: Numbers, positions: Numbers, sizes
 
 
 def records_head(size: int) -> bytes:
-    """What stands before records of ``size`` bytes in an encoded get response."""
+    """The part of an encoded get response before records of ``size`` bytes."""
     return _RECORDS + encode_varint(size)
 
 
 def records_start(answer: bytes, position: int) -> int | None:
-    """Where the records begin whose field begins at ``position`` and ends the answer; None where none does."""
+    """Start of the records whose field begins at ``position`` and ends the response; None if there is none."""
     if not answer.startswith(_RECORDS, position):
         return None
     size, start = decode_varint(answer, position + len(_RECORDS))
@@ -106,14 +106,14 @@ def records_start(answer: bytes, position: int) -> int | None:
 
 
 def positions_of(columns: RangeColumns) -> Numbers | None:
-    """The data offsets of records; None where they are not of as many as the other columns."""
+    """Data offsets of records; None if their number differs from that of the other columns."""
     if 2 * len(columns.messageBytes) != len(columns.positions):
         return None
     return np.frombuffer(columns.positions, "<i8")
 
 
 def numbers_of(columns: RangeColumns) -> tuple[Numbers, Numbers, Numbers] | None:
-    """Offsets, append times and sizes that ``columns`` says; None where they are not of equally many messages."""
+    """Offsets, append times and sizes in ``columns``; None if their numbers differ."""
     texts = (columns.offsets, columns.appendTimes, columns.messageBytes)
     count = len(texts[2]) // 4
     if [len(text) for text in texts] != [8 * count, 8 * count, 4 * count]:
@@ -122,9 +122,9 @@ def numbers_of(columns: RangeColumns) -> tuple[Numbers, Numbers, Numbers] | None
 
 
 def messages_start(answer: bytes) -> int:
-    """Where the first message of an encoded get response begins, or the field of its records.
+    """Start of the first message of an encoded get response, or of the field of its records.
 
-    Its end where it has neither, or is not understood.
+    The end of the response if it has neither, or cannot be parsed.
     """
     position, end = 0, len(answer)
     while position < end:
@@ -132,7 +132,7 @@ def messages_start(answer: bytes) -> int:
         if tag == _MESSAGES or answer.startswith(_RECORDS, position):
             return position
         position += 1
-        if tag >= 0x80:  # a field above 15: the number of the tag goes on
+        if tag >= 0x80:  # a field above 15: the number of the tag continues
             while position < end and answer[position] >= 0x80:
                 position += 1
             position += 1
@@ -152,14 +152,14 @@ def messages_start(answer: bytes) -> int:
 
 
 def take_apart(answer: bytes, begins: Numbers, ends: Numbers) -> Columns | None:
-    """The messages in ``[begins[k], ends[k])`` of an encoded get response, rising; None where they are not so."""
+    """Decode messages at ``[begins[k], ends[k])`` of a get response, rising; None if they have another form."""
     if not len(begins) or int((ends - begins).min()) < _LEAST_BYTES or int(ends[-1]) > len(answer):
         return None
     data = np.frombuffer(answer, np.uint8)
     start = begins[0]
     inner, after_length, ok = _varint(answer, begins + 1, _LENGTH_BYTES)
     ok &= (data[begins] == _MESSAGES) & (after_length + inner == ends)
-    after_length = np.where(ok, after_length, start)  # the others are looked at no more, but somewhere they must stand
+    after_length = np.where(ok, after_length, start)  # the others are ignored from here on, but need some value
     ok &= data[after_length] == _ID
     after_id, whole = _skip(answer, after_length + 1)
     ok &= whole & (_at(data, after_id) == _CHECKSUM)
@@ -180,12 +180,12 @@ def take_apart(answer: bytes, begins: Numbers, ends: Numbers) -> Columns | None:
 
 
 def sums_of(answer: bytes, columns: Columns) -> Numbers:
-    """The checksums of the messages that :func:`take_apart` found in ``answer``."""
+    """Checksums of the messages that :func:`take_apart` found in ``answer``."""
     return _varint(answer, columns.sums, _SUM_BYTES)[0]
 
 
 def ids_of(answer: bytes, columns: Columns) -> list[int]:
-    """The ids of the messages that :func:`take_apart` found in ``answer``, one by one: few readers want them."""
+    """Ids of the messages that :func:`take_apart` found in ``answer``, one by one: few clients need them."""
     found = (decode_varint(answer, position)[0] for position in columns.ids.tolist())
     return [number - (1 << 64) if number >> 63 else number for number in found]
 
@@ -195,7 +195,7 @@ def _at(data: npt.NDArray[np.uint8], positions: Numbers) -> npt.NDArray[np.uint8
 
 
 def _words(answer: bytes, positions: Numbers) -> Words:
-    """The 8 bytes at each of ``positions``, first byte lowest; zeros behind the end."""
+    """The 8 bytes at each of ``positions``, first byte lowest; zeros beyond the end."""
     last = len(answer) - 8
     words: Words = np.ndarray((last + 1,), "<u8", answer, strides=(1,))
     if int(positions.max()) <= last:
@@ -206,14 +206,14 @@ def _words(answer: bytes, positions: Numbers) -> Words:
 
 
 def _last_byte(words: Words) -> tuple[Words, Words]:
-    """The bit that ends the varint which begins each word (0: none of the 8 bytes does), and which byte that is."""
+    """The bit that ends the varint at the start of each word (0: none in 8 bytes), and the index of its byte."""
     stops = ~words & _HIGH_BITS
     bit = stops & (~stops + _ONE)
     return bit, ((bit >> _SEVEN) * _BYTE_NUMBERS) >> _FIFTY_SIX
 
 
 def _varint(answer: bytes, positions: Numbers, most: int) -> tuple[Numbers, Numbers, npt.NDArray[np.bool_]]:
-    """The varints at ``positions``, where each ends, and whether it ended within ``most`` bytes (up to 5)."""
+    """Varints at ``positions``, their ends, and whether they end within ``most`` bytes (up to 5)."""
     words = _words(answer, positions)
     bit, last = _last_byte(words)
     words &= (bit << _ONE) - _ONE
@@ -224,7 +224,7 @@ def _varint(answer: bytes, positions: Numbers, most: int) -> tuple[Numbers, Numb
 
 
 def _skip(answer: bytes, positions: Numbers) -> tuple[Numbers, npt.NDArray[np.bool_]]:
-    """Where the varints at ``positions`` end (up to 10 bytes), and whether they do."""
+    """Ends of the varints at ``positions`` (up to 10 bytes), and whether they end."""
     bit, last = _last_byte(_words(answer, positions))
     steps = last.astype(np.int64) + 1
     whole = bit != 0
