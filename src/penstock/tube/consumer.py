@@ -1,9 +1,9 @@
-"""The consumer: ``async for message in consumer`` over the partitions of a group that this member has.
+"""The asyncio consumer: ``async for message in consumer`` over the partitions of a group that this member holds.
 
-The broker stores the group's position. It moves when the iterator goes past the last message of a batch (what one get
-brought), or, with ``auto_confirm=False``, by ``confirm()`` alone. Messages that were not confirmed when a consumer or a
-connection ends are delivered again: at least once. Who stores positions together with results (``start_offsets``,
-``with_offsets``) has each message's effect exactly once.
+The broker stores the group's offset. It moves when the iterator passes the last message of a batch (the messages of one
+response), or, with ``auto_confirm=False``, by ``confirm()`` alone. Messages that are unconfirmed when a consumer or its
+connection ends are delivered again: at least once. An application that stores offsets together with its results
+(``start_offsets``, ``with_offsets``) has the effect of each message exactly once.
 """
 
 from __future__ import annotations
@@ -47,24 +47,25 @@ class Position(NamedTuple):
 class Consumer:
     """``async with Consumer("127.0.0.1:8715", "lake", ["line3"]) as consumer``. One task iterates.
 
-    ``filters``: message types, for all topics or by topic. ``start``: where a group without a position begins, earliest
-    or latest. ``start_offsets``: index offsets to begin at instead, by partition key (``brokerId:topic:partition``); or
-    a function of the partition, which is asked whenever reading begins anew, after a lost connection too, when all that
-    was handed out of the partition is done with. One batch a partition is in memory at a time (about a megabyte).
+    ``filters``: message types, for all topics or by topic. ``start``: earliest or latest, for a group without a stored
+    offset. ``start_offsets``: index offsets to start at instead, by partition key (``brokerId:topic:partition``); or
+    a function of the partition, which is called whenever reading starts anew, also after a lost connection, once the
+    application is done with all delivered messages of the partition. One batch a partition (about a megabyte) is in
+    memory at a time.
 
-    ``balance``: ``server``, the master shares the partitions out; ``client``, each member takes its share by
-    ``source_count`` and ``node_id``, or what :meth:`assign` says. ``bound``: the members begin together, at offsets.
+    ``balance``: with ``server`` the master assigns the partitions; with ``client`` each member takes its share by
+    ``source_count`` and ``node_id``, or those of :meth:`assign`. ``bound``: the members start together, at offsets.
 
     ``auto_confirm=False``: penstock's brokers continue to deliver while messages wait for :meth:`confirm`. Apache's
     deliver the next batch of a partition only after the last one was confirmed to its end; if that takes longer than
     ``confirm_timeout_s``, :meth:`fetch` and the iterator raise LocalProtocolError until it is confirmed.
 
-    ``session_timeout_s``: penstock's servers give the partitions of a member that was silent for so long to others; at
-    least 3 s and two heartbeats. Default and upper limit: the servers' own setting, 30 s.
+    ``session_timeout_s``: penstock's servers assign the partitions of a member that was silent for this time to others;
+    at least 3 s and two heartbeats. Default and upper limit: the servers' own setting, 30 s.
 
-    ``with_offsets``: messages tell offset and append time (penstock's brokers). ``query_priority``: 303 reads also what
-    is not on disk yet; see the reference's qryPriorityId. ``connections``: shared with other clients. ``user``,
-    ``password``, ``tls``: as the producer's.
+    ``with_offsets``: messages have offset and append time (penstock's brokers). ``query_priority``: 303 reads also
+    messages that are not on disk yet; see the reference's qryPriorityId. ``connections``: shared with other clients.
+    ``user``, ``password``, ``tls``: as the producer's.
     """
 
     def __init__(
@@ -169,7 +170,7 @@ class Consumer:
 
     @property
     def damaged(self) -> int:
-        """Messages that did not match their checksum, and were left out."""
+        """Number of messages that did not match their checksum and were skipped."""
         return self._fetcher.damaged
 
     async def start(self) -> None:
@@ -197,7 +198,7 @@ class Consumer:
                 raise StopAsyncIteration
 
     def take(self) -> Message | None:
-        """The next message of the batch in hand; None: :meth:`fetch` the next batch first."""
+        """The next message of the current batch; None: :meth:`fetch` the next batch first."""
         batch = self._current
         if batch is None or batch.revoked or batch.next >= len(batch.messages):
             return None
@@ -207,7 +208,7 @@ class Consumer:
         return message
 
     async def fetch(self) -> bool:
-        """Wait for the next batch; the one in hand is done with. False once the consumer is closed.
+        """Wait for the next batch and finish the current one. False once the consumer is closed.
 
         Raises:
             LocalProtocolError: a partition has waited for :meth:`confirm` for ``confirm_timeout_s``; see the class.
@@ -226,7 +227,7 @@ class Consumer:
         return item is not None
 
     async def batches(self) -> AsyncIterator[list[Message]]:
-        """As the iterator over messages, but many of one partition at a time (what one get brought)."""
+        """Iterate over batches: the messages of one partition that one response brought."""
         while await self.fetch():
             batch = self._current
             if batch is not None and not batch.revoked:
@@ -236,21 +237,21 @@ class Consumer:
 
     @property
     def blocked(self) -> frozenset[Partition]:
-        """Partitions that are not read on before their messages are confirmed (Apache's brokers only)."""
+        """Partitions that deliver nothing before their messages are confirmed (Apache's brokers only)."""
         return frozenset(batch.consumer.partition for batch in self._waiting())
 
     async def confirm(self, *, wait: bool = True) -> None:
-        """Confirm every message handed out so far; the positions are stored when this returns.
+        """Confirm every message delivered so far; the offsets are stored when this returns.
 
         It costs one request for each partition that had messages since the last time. With ``wait=False`` it returns at
-        once, and the newest position of a partition is sent when the broker has answered the one before; :meth:`close`
-        waits for the last. If such a position cannot be stored, its messages are delivered again.
+        once, and the newest offset of a partition is sent when the broker has answered the previous one; :meth:`close`
+        waits for the last. If such an offset cannot be stored, its messages are delivered again.
 
-        Apache's brokers store positions at the end of a batch only: in the middle of one, its messages may be delivered
+        Apache's brokers store offsets at the end of a batch only: in the middle of one, its messages may be delivered
         again.
 
         Raises:
-            UnavailableError: a broker did not answer; its positions may or may not be stored.
+            UnavailableError: a broker did not answer; its offsets may or may not be stored.
         """
         current = self._current
         if current is not None and current.next:

@@ -1,8 +1,8 @@
-"""The producer: ``await producer.send(topic, record)`` returns when the broker has acknowledged.
+"""The asyncio producer: ``await producer.send(topic, record)`` returns when the broker has acknowledged.
 
-Messages of one partition stay in order: what failed is sent again only while nothing later is in the log. A message
-whose outcome is unknown (the connection broke) is sent again too, so a record may be stored twice, never lost: its
-``id`` tells copies. With ``idempotent=True`` our brokers store it once.
+Messages of one partition stay in order: a failed message is sent again only while no later one is in the log. A message
+whose outcome is unknown (the connection broke) is sent again, too: a record may be stored twice, and is never lost. Its
+``id`` identifies copies. With ``idempotent=True`` penstock's brokers store it once.
 """
 
 from __future__ import annotations
@@ -47,15 +47,15 @@ MOST_WAITING = (1 << 63) - 1
 class Producer:
     """``async with Producer("127.0.0.1:8715") as producer``. Safe to use from many tasks of one loop.
 
-    ``max_in_flight`` messages and ``max_in_flight_bytes`` wait for their acknowledgement at most; who sends waits for a
-    place. A message is given up after ``delivery_timeout_s`` (UnavailableError, ``applied`` None if it was ever sent).
+    At most ``max_in_flight`` messages and ``max_in_flight_bytes`` wait for their acknowledgement; further sends wait. A
+    message is given up after ``delivery_timeout_s`` (UnavailableError, ``applied`` None if it was ever sent).
 
-    A broker that owes an answer, or a connection, for ``availability_timeout_s`` is left out until it answers: records
-    without key and partition go to other brokers. Records with a key or a partition wait for their broker; so do those
-    that were sent to it already, for ``request_timeout_s``.
+    A broker that has not answered a request, or a connect, for ``availability_timeout_s`` is avoided until it answers:
+    records without key and partition go to other brokers. Records with a key or a partition wait for their broker; so
+    do records that were sent to it already, for ``request_timeout_s``.
 
-    ``idempotent``: no copies after a retry; only with penstock's brokers, others refuse. ``reorder``: what failed is
-    sent again even behind later messages. ``connections``: shared with other clients; else it has its own.
+    ``idempotent``: no copies after a retry; only with penstock's brokers, others refuse. ``reorder``: send failed
+    messages again even after later ones are stored. ``connections``: shared with other clients; else it has its own.
 
     ``user`` and ``password`` sign where the cluster has users; ``tls``: for master and brokers, on their TLS ports.
     """
@@ -112,7 +112,7 @@ class Producer:
         self._in_flight = 0
         self._bytes = 0
         self._pending: dict[str, deque[PendingRecord]] = {}  # not admitted yet, in the order of the calls
-        self._room: deque[asyncio.Future[None]] = deque()  # who waits for a place
+        self._room: deque[asyncio.Future[None]] = deque()  # calls that wait for room
         host = local_ipv4()
         self._writer = SendEncoder(self.client_id, ipv4_to_int(host))
         self._routes = Routes(
@@ -150,16 +150,16 @@ class Producer:
         """The topics that are published now."""
         return frozenset(self._routes.topics)
 
-    # What a client beside this one needs that asks brokers in its name (penstock.tube.staging).
+    # For clients that send requests to brokers in this producer's name (penstock.tube.staging).
 
     @property
     def brokers(self) -> Mapping[int, BrokerInfo]:
-        """All brokers that the master announces, by their ids."""
+        """All brokers that the master announces, by id."""
         return self._routes.brokers
 
     @property
     def connections(self) -> ConnectionPool:
-        """Its connections."""
+        """The connections to brokers."""
         return self._connections
 
     @property
@@ -185,7 +185,7 @@ class Producer:
         return target
 
     def max_bytes(self, topic: str) -> int:
-        """The largest body that brokers take for a published topic."""
+        """The largest body in bytes that brokers accept for a published topic."""
         return self._routes.max_bytes(topic)
 
     def stamped(self, asked: broker_pb2.Transaction) -> broker_pb2.SendMessageRequestP2B:
@@ -193,7 +193,7 @@ class Producer:
         return self._writer.transaction(asked, (self._routes.token, self._routes.broker_token()))
 
     async def sign_again(self) -> None:
-        """A broker refused its token: get another. Errors are those of the next request."""
+        """Get another token after a broker refused this one. An error here is raised by the next request."""
         if self._routes.credentials is not None:
             self._routes.credentials.refused()
         with contextlib.suppress(PenstockError):
@@ -238,7 +238,7 @@ class Producer:
                 raise self._session.unknown(topic)
 
     async def unpublish(self, *topics: str) -> None:
-        """Wait for what is on its way, then take ``topics`` back. A later send publishes again."""
+        """Wait for the records in flight, then stop publishing ``topics``. A later send publishes again."""
         waiting = [message.future for message in self._outstanding() if message.topic in topics]
         if waiting:
             await asyncio.wait(waiting)
@@ -266,7 +266,7 @@ class Producer:
     async def queue(
         self, topic: str, record: Record | bytes, partition: int | Partition | None = None, key: bytes | None = None
     ) -> asyncio.Future[SendResult]:
-        """Take ``record`` once there is a place for it; the future has what :meth:`send` returns or raises."""
+        """Accept ``record`` once there is room; the future has the result or error of :meth:`send`."""
         while self._must_wait(topic):
             await self._wait_for_room()
         return self._accept(topic, record, partition, key)
@@ -278,7 +278,7 @@ class Producer:
         partition: int | Partition | None = None,
         key: bytes | None = None,
     ) -> list[SendResult]:
-        """Store ``records``, many in one request; where each is. ``records`` is read as fast as there are places.
+        """Store ``records``, many in one request; return the place of each. ``records`` is read while there is room.
 
         Raises:
             PenstockError: as :meth:`send`, for the first that failed, after all have an outcome.
@@ -350,11 +350,11 @@ class Producer:
         return self._in_flight >= self._max_in_flight or self._bytes >= self._max_bytes
 
     def _must_wait(self, topic: str) -> bool:
-        """Whether a message of ``topic`` has to wait before it is taken."""
+        """Whether a message of ``topic`` has to wait before it is accepted."""
         return self._full or len(self._pending.get(topic, ())) >= self._max_in_flight
 
     async def _wait_for_room(self) -> None:
-        """Wait until there may be a place."""
+        """Wait until there may be room."""
         future: asyncio.Future[None] = self._running().create_future()
         self._room.append(future)
         await future
@@ -420,7 +420,7 @@ class Producer:
             self._pending.pop(topic, None)
 
     def _finish_and_admit(self, message: PendingRecord, outcome: SendOutcome) -> None:
-        """Tell the caller; the message's place goes to the next."""
+        """Set the outcome of a message; its place in flight goes to the next."""
         self._finish(message, outcome)
         if self._pending:
             for topic in list(self._pending):
