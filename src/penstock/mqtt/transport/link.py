@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import socket
 import ssl
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, Protocol, cast
@@ -57,7 +56,6 @@ class ServerLink(asyncio.Protocol):
 
     __slots__ = (
         "_abort",
-        "_descriptor",
         "_finished",
         "_full",
         "_lingering",
@@ -67,6 +65,7 @@ class ServerLink(asyncio.Protocol):
         "anchor",
         "certificate",
         "connection",
+        "descriptor",
         "group",
         "identity",
         "listener",
@@ -81,8 +80,6 @@ class ServerLink(asyncio.Protocol):
     def __init__(self, server: ServerLinkOwner, listener: ListenerState, address: str, port: int, group: str) -> None:
         self._server = server
         self._abort: asyncio.TimerHandle | None = None
-        self._descriptor = -1
-        """The socket's descriptor if :meth:`send_now` may write to it; -1 over WebSocket."""
         self._full = False
         self._finished = False
         self._tls: TlsTransport | None = None
@@ -91,6 +88,8 @@ class ServerLink(asyncio.Protocol):
         self.reading_paused = False
         """Reading is paused because a service cannot accept more messages."""
         self.listener = listener
+        self.descriptor = -1
+        """The socket's descriptor, to which :meth:`send_now` writes; -1 over WebSocket. Set by the listener."""
         self.address = address
         self.port = port
         self.group = group
@@ -130,9 +129,6 @@ class ServerLink(asyncio.Protocol):
         """Set up the transport, read the client certificate and open the connection in the engine [asyncio]."""
         transport = cast(asyncio.Transport, transport)  # uvloop's is one, without being a subclass
         self.transport = transport
-        tcp = transport.get_extra_info("socket")
-        if tcp is not None:
-            tcp.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
         tls = self.listener.tls
         ssl_object = transport.get_extra_info("ssl_object")
@@ -143,8 +139,8 @@ class ServerLink(asyncio.Protocol):
         self.write = self.writer(transport)
         if isinstance(transport, TlsTransport):
             self._tls = transport
-        if tcp is not None and self.write == transport.write and (self._tls is not None or ssl_object is None):
-            self._descriptor = tcp.fileno()
+        if self.write != transport.write or (ssl_object is not None and self._tls is None):
+            self.descriptor = -1
         self.connection = self._server.opened(self)
         if self.connection is None:
             transport.abort()
@@ -166,14 +162,14 @@ class ServerLink(asyncio.Protocol):
         transport = self.transport
         if transport is None or transport.is_closing():
             return
-        if self._descriptor < 0 or transport.get_write_buffer_size():
+        if self.descriptor < 0 or transport.get_write_buffer_size():
             self.write(data)
             return
         tls = self._tls
         if tls is not None:
             data = tls.encrypt(data)
         try:
-            sent = os.write(self._descriptor, data)
+            sent = os.write(self.descriptor, data)
         except OSError:  # full or closed: the transport handles it
             sent = 0
         if sent < len(data):

@@ -8,6 +8,7 @@ dropped, without a busy loop of failing accepts.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import logging
 import os
@@ -182,6 +183,8 @@ class Listener(ListenerState):
                 self._pause()
                 return
             client.settimeout(0)
+            with contextlib.suppress(OSError):  # reset already
+                client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._open_connection(client, str(peer[0]), int(peer[1]))
             if client.fileno() >= self._max_descriptor:
                 self._pause()
@@ -203,6 +206,7 @@ class Listener(ListenerState):
             link: ServerLink = WebSocketLink(self._server, self, address, port, group)
         else:
             link = ServerLink(self._server, self, address, port, group)
+        link.descriptor = client.fileno()
         self._accepted.add(client)
         self._server.arrived(link)
         link.opening = self._start(self._open(link, client))

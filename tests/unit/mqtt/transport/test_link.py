@@ -73,12 +73,12 @@ def test_anything_else_ends_or_waits(pieces: list[bytes]) -> None:
 class SocketWire(Wire):
     """Stands in for a transport over a socket; ``written`` waits in it."""
 
-    def __init__(self, tcp: socket.socket, *, encrypted: bool) -> None:
+    def __init__(self, *, encrypted: bool) -> None:
         super().__init__()
-        self.known = {"socket": tcp, "ssl_object": object() if encrypted else None}
+        self.encrypted = encrypted
 
     def get_extra_info(self, name: str) -> Any:
-        return self.known.get(name)
+        return object() if name == "ssl_object" and self.encrypted else None
 
     def get_write_buffer_size(self) -> int:
         return len(self.written)
@@ -95,7 +95,8 @@ def test_what_is_sent_now_goes_past_an_empty_transport_and_behind_a_full_one(*, 
         tcp, _ = server.accept()
         with tcp:
             tcp.setblocking(False)
-            wire, link = SocketWire(tcp, encrypted=encrypted), ServerLink(owner, listener, "127.0.0.1", 1, "g")
+            wire, link = SocketWire(encrypted=encrypted), ServerLink(owner, listener, "127.0.0.1", 1, "g")
+            link.descriptor = tcp.fileno()
             link.connection_made(cast(asyncio.Transport, wire))
             wire.write(b"first")
             assert wire.written == b"first", "the transport writes it"

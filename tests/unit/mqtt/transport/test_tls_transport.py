@@ -21,11 +21,10 @@ from tests.certificates import Authority
 class Socket:
     """Stands in for the transport of a socket."""
 
-    def __init__(self, tcp: socket.socket | None = None) -> None:
+    def __init__(self) -> None:
         self.written = b""
         self.closed = False
         self.reading = True
-        self.tcp = tcp
 
     def write(self, data: bytes) -> None:
         assert not self.closed
@@ -49,7 +48,7 @@ class Socket:
         self.reading = True
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        return self.tcp if name == "socket" and self.tcp is not None else default
+        return default
 
     def get_write_buffer_size(self) -> int:
         return len(self.written)
@@ -168,7 +167,8 @@ async def test_what_is_sent_now_is_encrypted_and_in_order(authority: Authority, 
     with here, there:
         here.setblocking(False)
         link = ServerLink(owner, listener, "127.0.0.1", 1, "g")
-        wire = Socket(here)
+        link.descriptor = here.fileno()
+        wire = Socket()
         transport = TlsTransport(link, context.context)
         transport.connection_made(cast(asyncio.Transport, wire))
         client = Client(authority, transport, wire)
