@@ -7,6 +7,7 @@ one loop turn leave with one write.
 from __future__ import annotations
 
 import asyncio
+import math
 import socket
 import ssl
 from collections.abc import Callable, Iterable
@@ -51,6 +52,7 @@ class ClientConnection(asyncio.Protocol):
         self._session: RequestSession[Done] = RequestSession(self.peer)
         self._out: list[bytes] = []
         self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = math.inf
         self._ended: asyncio.Future[None] = self._loop.create_future()
 
     def __repr__(self) -> str:
@@ -94,7 +96,7 @@ class ClientConnection(asyncio.Protocol):
         if not self._out:
             self._loop.call_soon(self._flush)
         self._out.append(frame)
-        if self._timer is None or self._timer.when() > now + timeout_s:
+        if now + timeout_s < self._timer_at:
             self._arm(now + timeout_s)
         return serial
 
@@ -190,10 +192,11 @@ class ClientConnection(asyncio.Protocol):
     def _arm(self, deadline: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
+        self._timer_at = deadline
         self._timer = self._loop.call_at(deadline, self._expire)
 
     def _expire(self) -> None:
-        self._timer = None
+        self._timer, self._timer_at = None, math.inf
         _finish(self._session.expire(self._loop.time()))
         deadline = self._session.next_deadline()
         if deadline is not None and not self.closed:

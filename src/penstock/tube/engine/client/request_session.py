@@ -73,8 +73,10 @@ class RequestSession(Generic[C]):
         request = Request(serial, service, method, payload, timeout=max(1, int(timeout_s * 1000)))
         frame = encode_frame(serial, encode_request(request))
         if now is not None:
-            self.next_deadline()  # drops what was answered
-            heappush(self._deadlines, (now + timeout_s, serial, timeout_s))
+            deadlines = self._deadlines
+            while deadlines and deadlines[0][1] not in self._pending:
+                heappop(deadlines)
+            heappush(deadlines, (now + timeout_s, serial, timeout_s))
         self._pending[serial] = context
         return serial, frame
 
