@@ -1,8 +1,8 @@
-"""The statements of MQTT 5.0 and the tests that show them: checked, and written as a page.
+"""Check the MQTT 5.0 conformance statements and their tests, and write them as a page.
 
 ``tests/conformance/mqtt5/statements.json`` has a row for each numbered statement (Appendix B of the standard): who must
-do it, what (in our words), and the ids of tests as pytest prints them, with the part in brackets where the test is
-parametrised. A row without tests says in ``not_met`` why.
+meet it, the requirement (paraphrased), and the ids of tests as pytest prints them, with the part in brackets for
+parametrized tests. A row without tests has the reason in ``not_met``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["Rows", "collected", "load", "numbered", "page", "problems"]
 ROOT = Path(__file__).resolve().parent.parent
 DIRECTORY = ROOT / "tests" / "conformance" / "mqtt5"
 MOST_STATEMENTS = 5
-"""More than this one test does not show."""
+"""Maximum number of statements per test."""
 
 Rows = dict[str, dict[str, Any]]
 
@@ -54,7 +54,7 @@ def collected(rows: Rows) -> set[str]:
 
 
 def problems(rows: Rows, tests: set[str]) -> list[str]:
-    """What is wrong with the rows, given the tests that there are; empty when nothing is."""
+    """Errors of the rows, given the existing tests; empty if there are none."""
     found: list[str] = []
     expected = numbered()
     found += [f"{statement}: it is missing" for statement in expected if statement not in rows]
@@ -81,7 +81,7 @@ def page(note: str) -> str:
     """The reference page.
 
     Raises:
-        SystemExit: the rows name what is not there, or miss what is.
+        SystemExit: the rows have errors.
     """
     rows = load()
     wrong = problems(rows, collected(rows))

@@ -1,4 +1,4 @@
-"""The page of the differences from Mosquitto, from the cases that the differential test runs."""
+"""Reference page of the differences from Mosquitto, from the cases of the differential test."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["page"]
 
 
 def page(note: str) -> str:
-    """The page: what is alike in a sentence, then the differences by their reason."""
+    """The page: a summary, then the differences by reason."""
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
     from tests.interop.differential import load
 

@@ -50,24 +50,24 @@ REJECTED = {
 """Pattern to what the field says instead."""
 
 OPENING = re.compile(r"(?:What|Where|How|Who|Whom|Which|Why|Whose)\b")
-"""A docstring or title that begins so is a riddle: a noun phrase or an imperative says it."""
+"""A docstring or title that begins with such a word: use a noun phrase or an imperative instead."""
 
 MODULE_NAMES = frozenset(
     {"ahead", "books", "carrying", "dead", "encoded", "expected", "figures", "gets", "holdings", "kept", "lane", "made"}
     | {"pacing", "receiving", "running", "sends", "settling", "trial", "undecided", "unpromised", "upkeep", "waiting"}
     | {"ways", "words"}
 )
-"""Names of modules that the glossary does not know."""
+"""Rejected names of modules."""
 
 
 OPTION_WORDS = frozenset(
     {"books", "figures", "holdings", "kept", "lane", "pacing", "somebody", "told", "turned", "upkeep"}
     | {"ways", "whoever", "words"}
 )
-"""Parts of names of options, keys and commands that the glossary does not know."""
+"""Rejected parts of names of options, keys and commands."""
 
 PAGE_NAME = re.compile(r"(?:what|where|how|who|whom|which|why|whose|say|let|see)-")
-"""File names of pages that no reader searches for."""
+"""Rejected starts of page file names."""
 
 
 class Hit(NamedTuple):
@@ -88,9 +88,9 @@ def in_text(area: str, place: str, text: str) -> Iterator[Hit]:
 
 
 def pages() -> Iterator[Hit]:
-    """Pages that are written by hand, without their code blocks; decision records are for maintainers."""
+    """Hand-written pages, without code blocks."""
     texts = [ROOT / "README.md", ROOT / "ARCHITECTURE.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md"]
-    texts += [page for page in sorted((ROOT / "docs").rglob("*.md")) if not {"_build", "decisions"} & set(page.parts)]
+    texts += [page for page in sorted((ROOT / "docs").rglob("*.md")) if "_build" not in page.parts]
     for page in texts:
         text = page.read_text(encoding="utf-8")
         if GENERATED in text:

@@ -1,8 +1,8 @@
-"""Write the reference pages that have one source: commands, configuration, pipeline file, record, options, conformance.
+"""Generate the reference pages from the code: commands, configuration, pipeline file, metrics, options, conformance.
 
 Usage: reference.py [--check]
 
-``--check`` writes nothing and exits with 1 when a page differs from what the code says.
+``--check`` writes nothing and exits with status 1 if a page is out of date.
 """
 
 from __future__ import annotations
@@ -522,7 +522,7 @@ GENERATED = {
 
 
 def generated() -> dict[str, Callable[[], str]]:
-    """What writes each page."""
+    """File name of each page and the function that returns its text."""
     sys.path.insert(0, str(ROOT))  # a script's own directory is there, not the one above it
     from tools import statestore_commands
 
@@ -540,7 +540,7 @@ def main() -> int:
         elif not check:
             page.write_text(text, encoding="utf-8")
     if differing:
-        print(f"docs/reference: {', '.join(differing)}: not what the code says", file=sys.stderr)
+        print(f"docs/reference: {', '.join(differing)}: out of date", file=sys.stderr)
         print("  do:  run `make reference` and commit the pages", file=sys.stderr)
     return 1 if differing else 0
 

@@ -1,6 +1,6 @@
-"""A reference page for each command of the state store: what it takes, and what it answers in each form.
+"""Generate a reference page for each state store command, with requests and responses in each form.
 
-The answers are not written down here: every example is carried out by the engine, in each form, when the page is made.
+Responses are not stored: the engine executes every example, in each form, when the page is generated.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __all__ = ["OFFERED", "pages"]
 
 NOW: Final = 1_696_374_425_000
 STEP_MS: Final = 1000
-"""Between two requests of an example."""
+"""Time between two requests of an example."""
 
 TOKEN: Final = Hlc(NOW, 1, "StateStore")
 LOWER: Final = Hlc(NOW, 0, "StateStore")
@@ -53,7 +53,7 @@ OFFERED: Final = {
 
 @dataclass(frozen=True)
 class Asked:
-    """One request: words or a payload as it is, and the time stamp and token that go with it; ``now``: a right one."""
+    """A request: words or a payload, with time stamp and token; ``now`` is a valid time stamp."""
 
     words: str | bytes
     ts: str | None = "now"
@@ -78,7 +78,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class Case:
-    """An example: requests that come first, and the one whose answer is shown."""
+    """An example: preceding requests, and the request whose response is shown."""
 
     title: str
     asked: Asked
@@ -256,12 +256,12 @@ REFUSED: Final[dict[Verb, Sequence[Case]]] = {
 
 
 def escaped(data: bytes) -> str:
-    """Bytes as code of a table: line ends and what is no text as escapes."""
+    """Bytes as code in a table, with escapes for line ends and binary data."""
     return "`" + repr(data)[2:-1].replace("|", "\\|") + "`"
 
 
 class Store:
-    """An engine that speaks one form, with a clock that moves on by a second a request."""
+    """An engine for one form, whose clock advances by one second per request."""
 
     def __init__(self, dialect: Dialect, case: Case) -> None:
         self.dialect = dialect
@@ -307,7 +307,7 @@ class Store:
 
 
 def answered(case: Case, dialect: Dialect) -> str:
-    """What the store answers to the example in this form."""
+    """Response of the store to the example in this form."""
     store = Store(dialect, case)
     for asked in case.before:
         assert not store.ask(asked).payload.startswith(b"-"), (case, asked)
@@ -388,7 +388,7 @@ def _page(spec: CommandSpec, note: str, text: str) -> str:
 
 
 def pages(note: str, texts: Path) -> dict[str, Callable[[], str]]:
-    """Page by file name; ``texts`` holds what people have written of each command, in the order of the table."""
+    """Pages by file name; ``texts`` has the hand-written part of each command, in the order of the table."""
     written = [part.strip() for part in texts.read_text(encoding="utf-8").split("<!-- next -->")]
     assert len(written) == len(COMMANDS)
 

@@ -1,4 +1,4 @@
-"""The page of TubeMQ compatibility: methods and fields from the messages, proof from a table."""
+"""Reference page of TubeMQ compatibility: methods and fields from the messages, tests from a table."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _REFUSED = (
 
 
 def page(note: str) -> str:
-    """Methods and fields of the protocol, from the messages; what is special and which tests show it, from a table."""
+    """The page: methods and fields of the protocol, with notes and tests from a table."""
     table = json.loads(TABLE.read_text(encoding="utf-8"))
     lines = ["# TubeMQ compatibility", "", note, ""]
     lines += [
@@ -112,7 +112,7 @@ def _extends(field: Any) -> bool:
 
 
 def _status(field: Any, remark: str) -> str:
-    """What the remark says in a word."""
+    """Status of a field, from its note."""
     if _extends(field):
         return "extension"
     first = remark.partition(" ")[0].strip(":;,")
