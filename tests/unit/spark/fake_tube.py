@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from penstock.errors import DataLossError, RefusedError, UnavailableError
 from penstock.spark.tube.offsets import TopicPartition
-from penstock.spark.tube.tube_client import Address, ServerAccess
+from penstock.spark.tube.tube_client import BrokerAddress, ServerAccess
 from penstock.tube.codec.message import INDEX_RECORD_BYTES
 from penstock.tube.reader import BrokerReader, MessageBatch, PartitionInfo
 
@@ -61,11 +61,11 @@ class FakeTube(ServerAccess):
     def topics(self) -> list[str]:
         return sorted({topic for broker in self.brokers for topic in broker.partitions})
 
-    def connect(self, address: Address, partition: TopicPartition) -> FakeReader:
+    def connect(self, address: BrokerAddress, partition: TopicPartition) -> FakeReader:
         self.connections += 1
         return FakeReader(self, next(broker for broker in self.brokers if broker.port == address.port))
 
-    def commit_offset(self, address: Address, partition: TopicPartition, group: str, offset: int) -> None:
+    def commit_offset(self, address: BrokerAddress, partition: TopicPartition, group: str, offset: int) -> None:
         if self.unwilling:
             raise RefusedError("the group is not welcome", code=403)
         self.groups[group, partition] = offset

@@ -17,7 +17,7 @@ from pyspark.sql.datasource import InputPartition
 from penstock.errors import DataLossError
 from penstock.spark.tube.offsets import Slice, TopicPartition, packed, select, split
 from penstock.spark.tube.options import SourceOptions
-from penstock.spark.tube.tube_client import Address, ServerAccess, TubeClient
+from penstock.spark.tube.tube_client import BrokerAddress, ServerAccess, TubeClient
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -39,7 +39,7 @@ class Range(NamedTuple):
     """
 
     piece: Slice
-    address: Address | None
+    address: BrokerAddress | None
     mark: int | None = None
 
 

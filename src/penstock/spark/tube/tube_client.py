@@ -37,7 +37,7 @@ from penstock.tube.codec.message import HAS_ATTRIBUTES, MSG_TYPE
 if TYPE_CHECKING:
     from penstock.tube.reader import BrokerReader, MessageBatch, PartitionInfo
 
-__all__ = ["ALL_MESSAGES", "Address", "ServerAccess", "TubeClient", "count_rows", "explain_missing_topic", "only"]
+__all__ = ["ALL_MESSAGES", "BrokerAddress", "ServerAccess", "TubeClient", "count_rows", "explain_missing_topic", "only"]
 
 ALL_MESSAGES = 2**31 - 1
 """As many as one plan can ask for (int32 on the wire)."""
@@ -51,7 +51,7 @@ _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-class Address(NamedTuple):
+class BrokerAddress(NamedTuple):
     """Address of a broker. ``http``: its administration if it has no ranges; "" for penstock's, None if unknown."""
 
     host: str
@@ -84,7 +84,7 @@ class TubeClient:
         self._servers = servers if servers is not None else ServerAccess(peer, min(self._timeout_s, _ATTEMPT_S))
         self._clock = clock
         self._sleep = sleep
-        self._addresses: dict[tuple[str, int], Address] = {}
+        self._addresses: dict[tuple[str, int], BrokerAddress] = {}
         self._found: dict[tuple[str, ...], tuple[float, list[TopicPartition]]] = {}
         self._readers: dict[tuple[str, int], BrokerReader] = {}
         self._https: dict[tuple[str, int], str] = {}
@@ -184,10 +184,10 @@ class TubeClient:
         self._found[wanted] = (self._clock(), found)
         return found
 
-    def address(self, partition: TopicPartition) -> Address | None:
+    def address(self, partition: TopicPartition) -> BrokerAddress | None:
         """Return the last known address of the broker of ``partition``, which saves tasks a request to a master."""
         found = self._addresses.get((partition.topic, partition.broker_id))
-        return None if found is None else Address(*found[:2], self._https.get(found[:2]))
+        return None if found is None else BrokerAddress(*found[:2], self._https.get(found[:2]))
 
     def bounds(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, Bounds]:
         """Oldest kept position and durable end of each of ``partitions``; partitions of one store are asked once."""
@@ -256,7 +256,7 @@ class TubeClient:
         self,
         piece: Slice,
         *,
-        address: Address | None = None,
+        address: BrokerAddress | None = None,
         fail_on_data_loss: bool = True,
         mark: int | None = None,
     ) -> Iterator[MessageBatch]:
@@ -319,7 +319,7 @@ class TubeClient:
     def _discover(self, topic: str) -> list[TopicPartition]:
         found = []
         for info in self._servers.partitions(topic):
-            self._addresses[topic, info.broker_id] = Address(info.host, info.port)
+            self._addresses[topic, info.broker_id] = BrokerAddress(info.host, info.port)
             found.append(TopicPartition(topic, info.broker_id, info.partition))
         return found
 
@@ -339,7 +339,7 @@ class TubeClient:
         place = address[:2]
         reader = self._readers.get(place)
         if reader is None:
-            reader = self._servers.connect(Address(*place, self._https.get(place)), partition)
+            reader = self._servers.connect(BrokerAddress(*place, self._https.get(place)), partition)
             self._readers[place] = reader
             self._https[place] = reader.http
         return reader
@@ -431,7 +431,7 @@ class ServerAccess:
         )
         return sorted(row["topicName"] for row in rows if not row["topicName"].startswith("__"))
 
-    def connect(self, address: Address, partition: TopicPartition) -> BrokerReader:
+    def connect(self, address: BrokerAddress, partition: TopicPartition) -> BrokerReader:
         """A reader for the broker at ``address``, which holds ``partition``.
 
         Where ``address`` does not say whether the broker has ranges, it is asked.
@@ -460,7 +460,7 @@ class ServerAccess:
             **self._login,
         )
 
-    def commit_offset(self, address: Address, partition: TopicPartition, group: str, offset: int) -> None:
+    def commit_offset(self, address: BrokerAddress, partition: TopicPartition, group: str, offset: int) -> None:
         """Store ``offset`` as the offset of ``group`` in ``partition``, for monitoring."""
         from penstock.tube.client.apache_range_reader import DirectConsumer
 

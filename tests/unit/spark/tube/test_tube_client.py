@@ -7,7 +7,7 @@ import pytest
 
 from penstock.errors import ConfigError, DataLossError, UnavailableError
 from penstock.spark.tube.offsets import Bounds, Slice, TopicPartition
-from penstock.spark.tube.tube_client import Address, TubeClient
+from penstock.spark.tube.tube_client import BrokerAddress, TubeClient
 from tests.unit.spark.fake_tube import FakeBroker, FakeReader, FakeTube
 
 A0, A1 = TopicPartition("a", 1, 0), TopicPartition("a", 1, 1)
@@ -195,10 +195,10 @@ def test_discovery_is_repeated_when_it_is_old_or_something_failed(
 
 
 def test_a_task_that_is_told_the_address_asks_no_master(tube: TubeClient, fake: FakeTube, broker: FakeBroker) -> None:
-    [first] = tube.read(Slice(A0, 0, 28), address=Address("127.0.0.1", 8123, ""))
+    [first] = tube.read(Slice(A0, 0, 28), address=BrokerAddress("127.0.0.1", 8123, ""))
     assert first.payloads == [b"0"]
     assert fake.discoveries == 0
-    assert tube.address(A0) == Address("127.0.0.1", 8123, "")
+    assert tube.address(A0) == BrokerAddress("127.0.0.1", 8123, "")
     broker.port = 9000
     fake.failures = 1  # the connection breaks, and the broker is elsewhere
     assert payloads(tube, Slice(A0, 56, 84)) == [b"2"]
