@@ -33,6 +33,7 @@ from penstock.tube.admin import broker as broker_admin
 from penstock.tube.admin.caller import Caller
 from penstock.tube.broker.broker import TubeBroker
 from penstock.tube.engine.access import ClientAccess
+from penstock.tube.engine.limits import DEFAULT_LIMITS, TubeLimits
 from penstock.tube.engine.transactions.staging import StagingLimits
 from penstock.tube.master.admin_token import kept_token
 
@@ -74,6 +75,7 @@ class BrokerSettings:
     staging: StagingLimits = field(default_factory=StagingLimits)
     topic_durability: Mapping[str, Durability] = field(default_factory=dict)
     consumer_session_s: int = 30
+    limits: TubeLimits = DEFAULT_LIMITS
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,6 +207,7 @@ def _broker(settings: BrokerSettings, web_address: str, token: str, access: Clie
         web_address=web_address,
         max_store_bytes=settings.max_store_bytes,
         session_ms=settings.consumer_session_s * 1000,
+        limits=settings.limits,
         topic_durability=settings.topic_durability,
         staging=settings.staging,
         access=access,

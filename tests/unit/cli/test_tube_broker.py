@@ -17,6 +17,7 @@ from penstock.node.config.tube import TubeTls
 from penstock.node.tube_broker import BrokerSettings, ReadyBroker
 from penstock.runtime.io.files import Durability
 from penstock.runtime.io.network import Address
+from penstock.tube.engine.limits import TubeLimits
 from penstock.tube.engine.transactions.staging import StagingLimits
 from tests.unit.cli.conftest import Command
 
@@ -62,6 +63,19 @@ def test_what_cannot_be_kept_names_its_flag(penstock: Command, flag: str, value:
     done = penstock("tube", "broker", "run", "--broker-id", "2", flag, value)
     assert done.status == 2
     assert flag in done.err
+
+
+def test_limits_are_named_as_in_the_configuration_file(penstock: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[BrokerSettings] = []
+    monkeypatch.setattr(node_broker, "run_broker", lambda settings, **_: given.append(settings))
+    flag = "--limit"
+    args = ("--broker-id", "2", flag, "max_connections=500", flag, "segment_bytes=1048576")
+    assert penstock("tube", "broker", "run", *args).status == 0
+    assert given[0].limits == TubeLimits(max_connections=500, segment_bytes=1 << 20)
+    for wrong in ("max_connections", "max_connections=0", "max_connections=many", "anything=5"):
+        done = penstock("tube", "broker", "run", "--broker-id", "2", flag, wrong)
+        assert done.status == 2
+        assert flag in done.err
 
 
 def test_single_topics_may_promise_something_else(penstock: Command, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -90,8 +90,8 @@ class RetentionOptions:
         duration_option(text="Release the partitions of a silent consumer after this time. Default: 30s."),
     ] = None
 
-    def limits(self) -> Tube:
-        """The same as a section of the configuration. Raises ConfigError."""
+    def section(self, limits: list[str]) -> Tube:
+        """The options and ``limits`` (``NAME=VALUE``) as a section of the configuration. Raises ConfigError."""
         from penstock.node.config.node import tube_section
 
         keep = None if self.staging_keep is None else f"{round(self.staging_keep)}s"
@@ -102,7 +102,8 @@ class RetentionOptions:
                 "staging-max-size": self.staging_max_size,
                 "staging-keep": keep,
                 "consumer-session": session_s,
-            }
+            },
+            dict(_limit(text) for text in limits),
         )
 
 
@@ -135,6 +136,10 @@ def run_command(
     ] = "durable",
     topic_durability: Annotated[
         list[str] | None, typer.Option(help="Durability of one topic; repeatable.", metavar="TOPIC=WORD")
+    ] = None,
+    limit: Annotated[
+        list[str] | None,
+        typer.Option(help="A limit, named as in `tube.limits` of the configuration; repeatable.", metavar="NAME=VALUE"),
     ] = None,
     tube_broker_anonymous: Annotated[
         _Anonymous | None,
@@ -170,13 +175,14 @@ def run_command(
     The broker gets its topics from the master, where it authenticates as a client does. SIGTERM and Ctrl-C stop it:
     accepted requests are completed, and the exit status is 0.
     """
+    from penstock.node.config.tube import tube_limits
     from penstock.node.tube_broker import BrokerSettings, run_broker
     from penstock.runtime.io.files import Durability
     from penstock.runtime.observability.logs import LogLevel
     from penstock.tube.master.admin_token import read_token
 
     client = master.client()
-    limits = kept.limits()
+    section = kept.section(limit or [])
     settings = BrokerSettings(
         broker_id,
         [_address("--tube-master", text) for text in master.tube_master.split(",")],
@@ -194,10 +200,11 @@ def run_command(
         listener.settings(),
         client["tls"],
         None if admin_token_file is None else read_token(admin_token_file),
-        limits.max_store_bytes,
-        limits.staging.limits,
+        section.max_store_bytes,
+        section.staging.limits,
         dict(_durability_of_topic(text) for text in topic_durability or []),
-        limits.consumer_session_s,
+        section.consumer_session_s,
+        tube_limits(section.limits),
     )
     level = _word("--log-level", log_level, LogLevel)
     run_broker(settings, log_level=level, on_ready=lambda ready: _show(ready, as_json=as_json))
@@ -282,6 +289,16 @@ def _word(option: str, text: str, words: type[W]) -> W:
         *others, last = words
         raise ConfigError(f"{option}: got {text!r}", option=option, do=f"write {', '.join(others)} or {last}")
     return words(text)
+
+
+def _limit(text: str) -> tuple[str, str]:
+    option = "--limit"
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise ConfigError(
+            f"{option}: got {text!r}", option=option, do="write a limit and its value: max_connections=500"
+        )
+    return name, value
 
 
 def _durability_of_topic(text: str) -> tuple[str, Durability]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
-from types import UnionType
+from types import MappingProxyType, UnionType
 from typing import Annotated, Any, NamedTuple, get_args, get_origin
 
 from pydantic import BeforeValidator, Field, PlainSerializer, PlainValidator, model_validator
@@ -435,8 +435,10 @@ BROKER_OPTIONS: tuple[Option, ...] = (
 """Options of ``penstock tube broker run`` that are settings of the section `Tube`."""
 
 
-def tube_section(flags: Mapping[str, str | int | None]) -> Tube:
+def tube_section(flags: Mapping[str, str | int | None], limits: Mapping[str, str] = MappingProxyType({})) -> Tube:
     """The section `Tube` of a broker without a node; ``flags`` maps flags of ``BROKER_OPTIONS`` to values or None.
+
+    ``limits`` maps names of `TubeLimits` to values.
 
     Raises:
         ConfigError: a value cannot be used; it names the flag.
@@ -446,6 +448,8 @@ def tube_section(flags: Mapping[str, str | int | None]) -> Tube:
         given = flags.get(option.flag)
         if given is not None:
             document.put(option.location, given, f"--{option.flag}")
+    for name, value in limits.items():
+        document.put(("limits", name), value, f"--limit {name}")
     return validate(document, Tube)
 
 
