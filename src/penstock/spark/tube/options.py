@@ -191,7 +191,7 @@ class SourceOptions:
         )
 
     @property
-    def peer(self) -> ConnectionOptions:
+    def connection(self) -> ConnectionOptions:
         """Masters and login."""
         return ConnectionOptions(self.masters, self.login, self.http, self.group or DEFAULT_GROUP, self.batch_bytes)
 

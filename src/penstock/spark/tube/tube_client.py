@@ -62,13 +62,13 @@ class BrokerAddress(NamedTuple):
 class TubeClient:
     """A blocking client of the masters and brokers of one cluster. Close it, or use it in a ``with`` block.
 
-    ``peer``: whom to ask, and as whom (or just the masters); its files are read here, so ConfigError says that one
-    cannot be used. ``types``: only messages of these types are read; none: all.
+    ``connection``: masters and login, or just the masters. Files of the login are read here; ConfigError: one cannot be
+    used. ``types``: read only messages of these types; none: all.
     """
 
     def __init__(
         self,
-        peer: ConnectionOptions | str,
+        connection: ConnectionOptions | str,
         timeout_ms: int,
         *,
         types: Collection[str] = (),
@@ -76,12 +76,12 @@ class TubeClient:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        peer = ConnectionOptions(peer) if isinstance(peer, str) else peer
-        self._masters = peer.masters
+        connection = ConnectionOptions(connection) if isinstance(connection, str) else connection
+        self._masters = connection.masters
         self._types = frozenset(types)
         self._timeout_s = timeout_ms / 1000
         # A broker may have moved: its address is asked for again long before the deadline.
-        self._servers = servers if servers is not None else ServerAccess(peer, min(self._timeout_s, _ATTEMPT_S))
+        self._servers = servers if servers is not None else ServerAccess(connection, min(self._timeout_s, _ATTEMPT_S))
         self._clock = clock
         self._sleep = sleep
         self._addresses: dict[tuple[str, int], BrokerAddress] = {}
@@ -99,7 +99,7 @@ class TubeClient:
         servers: ServerAccess | None = None,
     ) -> Self:
         """The client of the cluster that ``options`` name; ``timeout_ms`` instead of theirs."""
-        return cls(options.peer, timeout_ms or options.timeout_ms, types=options.types, servers=servers)
+        return cls(options.connection, timeout_ms or options.timeout_ms, types=options.types, servers=servers)
 
     def __enter__(self) -> Self:
         return self
@@ -208,7 +208,7 @@ class TubeClient:
         """Resolve ``wanted``, the value of the option ``option``, for exactly the partitions in ``bounds``.
 
         Raises:
-            ConfigError: as :func:`resolve`; or a partition has nothing so new as is asked for.
+            ConfigError: as :func:`resolve`; or a partition has no message that new.
         """
         if not isinstance(wanted, Times):
             return resolve(wanted, bounds, option)
@@ -267,8 +267,8 @@ class TubeClient:
 
         Raises:
             UnavailableError: nothing came for as long as the deadline says.
-            DataLossError: something in ``piece`` is gone. With ``fail_on_data_loss`` false reading goes on at the
-                oldest position that is kept, or behind the gap.
+            DataLossError: something in ``piece`` is gone. With ``fail_on_data_loss`` false reading continues at the
+                oldest position that is kept, or after the gap.
         """
         partition, position, end = piece
         if address is not None:
@@ -300,7 +300,7 @@ class TubeClient:
                 )
 
     def _what_is_left(self, error: DataLossError, piece: Slice, *, fail_on_data_loss: bool) -> tuple[int, int]:
-        """Start and end of what to go on with after ``error``; raises it where that is not wanted or gains nothing."""
+        """Start and end of the range to continue with after ``error``; raises it if there is none or none is wanted."""
         partition, position, end = piece
         bounds = self.bounds([partition])[partition]
         if fail_on_data_loss:
@@ -398,15 +398,15 @@ class TubeClient:
 
 
 class ServerAccess:
-    """One question to masters, their administration or a broker at a time, without a retry.
+    """Single requests to masters, their administration and brokers, without retries.
 
-    The client modules are imported on first use: planning a query without a tube needs none of them.
+    The client modules are imported on first use, so that the data source can be imported without them.
     """
 
-    def __init__(self, peer: ConnectionOptions, timeout_s: float) -> None:
-        self._peer = peer
+    def __init__(self, connection: ConnectionOptions, timeout_s: float) -> None:
+        self._options = connection
         self._timeout_s = timeout_s
-        self._login = peer.login.client()
+        self._login = connection.login.client()
         self._webs: dict[int, str] = {}
 
     def partitions(self, topic: str) -> Sequence[PartitionInfo]:
@@ -417,13 +417,13 @@ class ServerAccess:
         """
         from penstock.tube import reader
 
-        return reader.partitions(self._peer.masters, topic, timeout_s=self._timeout_s, **self._login)
+        return reader.partitions(self._options.masters, topic, timeout_s=self._timeout_s, **self._login)
 
     def topics(self) -> Sequence[str]:
-        """The names of all topics, as the masters' administration tells them; without the system's own."""
+        """The names of all topics, from the masters' administration, without the system's own."""
         from penstock.tube.client import web
 
-        http = self._peer.administration
+        http = self._options.administration
         user, password, tls = self._login["user"], self._login["password"], self._login["tls"]
         login = web.WebLogin(user=user, password=password or "", tls=tls)
         rows = web.call(
@@ -434,7 +434,7 @@ class ServerAccess:
     def connect(self, address: BrokerAddress, partition: TopicPartition) -> BrokerReader:
         """A reader for the broker at ``address``, which holds ``partition``.
 
-        Where ``address`` does not say whether the broker has ranges, it is asked.
+        If ``address`` does not tell whether the broker has ranges, ask it.
 
         Raises:
             UnavailableError: the broker does not answer, or a master's administration that is needed.
@@ -445,7 +445,7 @@ class ServerAccess:
 
         host, port, http = address
         if not http:
-            size = {} if self._peer.batch_bytes is None else {"batch_bytes": self._peer.batch_bytes}
+            size = {} if self._options.batch_bytes is None else {"batch_bytes": self._options.batch_bytes}
             ranges = reader.RangeReader(host, port, timeout_s=self._timeout_s, **size, **self._login)
             if http is not None or _has_ranges(ranges, partition):
                 return ranges
@@ -454,7 +454,7 @@ class ServerAccess:
             host,
             port,
             http=http,
-            group=self._peer.group,
+            group=self._options.group,
             token=self._visit_token,
             timeout_s=self._timeout_s,
             **self._login,
@@ -471,14 +471,14 @@ class ServerAccess:
     def _visit_token(self) -> int:
         from penstock.tube import reader
 
-        return reader.visit_token(self._peer.masters, timeout_s=self._timeout_s, **self._login)
+        return reader.visit_token(self._options.masters, timeout_s=self._timeout_s, **self._login)
 
     def _web_of(self, broker_id: int) -> str:
         from penstock.tube.client.apache_range_reader import broker_webs
 
         if broker_id not in self._webs:
             try:
-                self._webs = broker_webs(self._peer.administration, timeout_s=self._timeout_s)
+                self._webs = broker_webs(self._options.administration, timeout_s=self._timeout_s)
             except (UnavailableError, ConfigError) as error:
                 raise UnavailableError(
                     f"broker {broker_id} has no exact ranges, and {error.what}",
@@ -489,7 +489,8 @@ class ServerAccess:
         http = self._webs.get(broker_id)
         if http is None:
             raise RefusedError(
-                f"the administration at {self._peer.administration} knows no broker {broker_id}, or not its HTTP port",
+                f"the administration at {self._options.administration} knows no broker {broker_id}, or not its HTTP "
+                "port",
                 do="set tubemq.http to the administration of the masters in tubemq.master",
             )
         return http

@@ -189,13 +189,13 @@ def test_the_group_is_the_same_for_the_same_topics() -> None:
     assert SourceOptions.parse(BASE | {"subscribe": "b"}).group != group
     assert SourceOptions.parse(BASE | {"groupIdPrefix": "plant"}).group == "plant" + group.removeprefix("spark-tubemq")
     named = SourceOptions.parse(BASE | {"tubemq.group": "lake"})
-    assert named.peer.group == "lake"
+    assert named.connection.group == "lake"
     assert SourceOptions.parse(BASE | {"tubemq.group": ""}).group == ""
 
 
 def test_where_the_administration_is() -> None:
-    assert SourceOptions.parse(BASE | {"tubemq.master": "[::1]:1,h:2"}).peer.administration == "[::1]:8080"
-    assert SourceOptions.parse(BASE | {"tubemq.http": "h:9"}).peer.administration == "h:9"
+    assert SourceOptions.parse(BASE | {"tubemq.master": "[::1]:1,h:2"}).connection.administration == "[::1]:8080"
+    assert SourceOptions.parse(BASE | {"tubemq.http": "h:9"}).connection.administration == "h:9"
 
 
 def test_columns_in_their_order() -> None:
