@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from prometheus_client.exposition import generate_latest
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -24,12 +24,12 @@ from penstock.runtime.observability.metrics import CONTENT_TYPE, serve_page
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
-    from penstock.pipelines.run.queries import RunningBatch
 
 __all__ = [
     "COUNTERS",
     "MEANINGS",
     "Progress",
+    "RunningBatch",
     "SinkProgress",
     "Watch",
     "figures",
@@ -251,6 +251,14 @@ TELL_S = 5.0
 def now_text() -> str:
     """The time now, ISO 8601, UTC, in seconds."""
     return datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+
+
+class RunningBatch(NamedTuple):
+    """Batch in progress: its start (``time.monotonic``) and its end offsets."""
+
+    batch: int
+    since: float
+    end: Offsets
 
 
 class Watch:

@@ -23,6 +23,7 @@ from penstock.errors import DataLossError
 from penstock.pipelines.catalyst import make_thread_safe
 from penstock.pipelines.ledger.ledger import Ledger, LedgerEntry
 from penstock.pipelines.rows import MARKS, alive, windows_as_rows
+from penstock.pipelines.run.progress import RunningBatch
 from penstock.pipelines.sinks.delivery import SinkWriter, Targets, marked
 from penstock.pipelines.sinks.messages import identity
 from penstock.pipelines.sinks.table import check_columns
@@ -44,7 +45,6 @@ __all__ = [
     "FinishedBatch",
     "RunContext",
     "RunStopping",
-    "RunningBatch",
     "RunningQuery",
     "SinkBatches",
     "build",
@@ -113,14 +113,6 @@ class FinishedBatch(NamedTuple):
 
     entry: LedgerEntry
     took_s: float
-
-
-class RunningBatch(NamedTuple):
-    """The batch that is being carried out: since when (``time.monotonic``), and where it ends."""
-
-    batch: int
-    since: float
-    end: Offsets
 
 
 class SinkBatches:

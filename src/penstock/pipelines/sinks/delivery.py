@@ -20,6 +20,7 @@ from penstock.pipelines.sinks.table import Table
 from penstock.pipelines.spec.pipeline import Pipeline
 from penstock.pipelines.spec.sinks import Sink, StateStoreSink
 from penstock.pipelines.spec.values import pieces, sink_letter
+from penstock.pipelines.state_dir.checkpoint import Checkpoint
 from penstock.pipelines.steps.expressions import condition, conditions, sure
 from penstock.spark.mqtt.sink import check_broker
 from penstock.spark.statestore.writes import KeyChange
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from penstock.pipelines.spec.pipeline import Pipeline
     from penstock.pipelines.spec.plan import SinkPlan
     from penstock.pipelines.spec.sinks import Sink, StateStoreEntry, StateStoreSink
-    from penstock.pipelines.state_dir.checkpoint import Checkpoint
 
 __all__ = [
     "COORDINATES",
