@@ -72,7 +72,7 @@ def rows_of(source: DataFrame, name: str = SOURCE, *extra: Column) -> DataFrame:
 
 
 def windows_as_rows(windows: DataFrame, name: str) -> DataFrame:
-    """``windows`` of the step ``name`` with the columns of rows, so that those that a sink refuses are kept as well.
+    """Add the metadata columns of rows to ``windows`` of the step ``name``, for windows that become dead letters.
 
     Source and topic are the name of the step, the place is the instant (ms since 1970) at which the window starts, the
     timestamp that of its end, and the value the window as JSON.
@@ -100,10 +100,10 @@ def _unmarked() -> list[Column]:
 
 
 def header(records: DataFrame, name: str) -> Column:
-    """The text of the first header ``name``; null if there is none.
+    """Text of the first header ``name``; null if there is none.
 
-    Read from the column ``header.NAME`` if the source of ``records`` made one, else found among the headers of each
-    row, which costs Spark more than all else that it does with a row.
+    Read from the column ``header.NAME`` if the source of ``records`` has one, else from the array of headers, which
+    costs Spark more than all other work on a row.
     """
     if f"{HEADER_PREFIX}{name}" in records.columns:
         return sf.col(f"`{HEADER_PREFIX}{name}`")
@@ -112,7 +112,7 @@ def header(records: DataFrame, name: str) -> Column:
 
 
 def alive() -> Column:
-    """True for a row that no step has left out."""
+    """True for a row that is neither dead nor filtered."""
     return sf.col("_dead").isNull() & sf.col("_filtered").isNull()
 
 
@@ -127,7 +127,7 @@ def data_columns(rows: DataFrame) -> list[str]:
 
 
 def mark_dead(rows: DataFrame, step: str, failures: Sequence[tuple[str, Column]]) -> DataFrame:
-    """Rows that are alive die of the first of ``failures``, pairs of code and reason, whose reason is not null."""
+    """Mark rows that are alive as dead by the first of ``failures``, pairs of code and reason, with a reason."""
     causes = [
         sf.when(
             reason.isNotNull(),
@@ -146,12 +146,12 @@ def mark_dead(rows: DataFrame, step: str, failures: Sequence[tuple[str, Column]]
 
 
 def too_large(size: Column, most: int) -> Column:
-    """The reason of a value of ``size`` bytes that a sink does not send; null where it does."""
+    """Reason why a value of ``size`` bytes is not sent; null if it is."""
     return sf.when(size > most, sf.format_string(f"the value has %d bytes, at most {most} are sent", size))
 
 
 def key_column(rows: DataFrame, template: str) -> Column:
-    """The key that ``template`` makes of a row; null where one of its columns is null. Timestamps: ISO 8601, UTC."""
+    """Key of a row by ``template``; null if one of its columns is null. Timestamps are in ISO 8601, UTC."""
     return sf.concat(*(_key_text(rows, text) if column else sf.lit(text) for text, column in pieces(template)))
 
 
@@ -162,7 +162,7 @@ def _key_text(rows: DataFrame, column: str) -> Column:
 
 
 def refuse_internal(name: str, columns: Sequence[str]) -> None:
-    """Refuse columns of step ``name`` that would take the pipeline's own names."""
+    """Refuse columns of step ``name`` with names that are reserved for the pipeline."""
     bad = [column for column in columns if column.startswith("_")]
     if bad:
         raise ConfigError(

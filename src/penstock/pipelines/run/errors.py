@@ -1,4 +1,4 @@
-"""Errors of queries, found in Spark's stack of tracebacks; the driver's session, signals and log lines."""
+"""Errors of queries, extracted from Spark's tracebacks; the driver's session, signals and log filters."""
 
 from __future__ import annotations
 
@@ -45,23 +45,23 @@ CAUSES_SHOWN = 10
 
 _OURS = re.compile(r"penstock\.[a-z_.]+\.(?P<kind>[A-Z]\w+): (?P<text>.+(?:\n +(?:why|do): .*)*)")
 _SPARKS = re.compile(r"\[(?P<name>[A-Z][A-Z0-9_]*(?:\.[A-Z][A-Z0-9_]*)*)\] \S.*")
-"""An error condition of Spark's, as in ``[UNRESOLVED_COLUMN.WITH_SUGGESTION] A column ...``."""
+"""A Spark error condition, as in ``[UNRESOLVED_COLUMN.WITH_SUGGESTION] A column ...``."""
 _WRAPPERS = {"FOREACH_BATCH_USER_FUNCTION_ERROR", "STREAM_FAILED"}
 _BUSY = re.compile(r"Python worker failed to connect back|\[CANNOT_OPEN_SOCKET\]")
-"""Spark gives a Python process of its own ten seconds to start, and has no option for it."""
+"""Spark waits ten seconds for a Python process to start, and has no option for it."""
 _FULL = re.compile(r"No space left on device|Disk quota exceeded")
 _OTHER_STATE = re.compile(r"\[STATE_STORE_\w*(SCHEMA|FORMAT)\w*\]")
 _CALLING = "An error occurred while calling"
-"""Beginning of Py4J's message about a failed call; it says nothing about the cause."""
+"""Beginning of Py4J's message about a failed call; it does not contain the cause."""
 _PYTHONS = re.compile(r"^[A-Za-z_][\w.]*(?:Error|Exception): \S.*", re.MULTILINE)
 
 
 def cause(text: str) -> tuple[str, str]:
-    """The kind and the words of the error that ended a query, out of Spark's stack of tracebacks.
+    """Extract the class name and the text of the error that ended a query from Spark's tracebacks.
 
-    Errors of ours come through Python workers, the JVM and back as text only; the last one is the one that was raised.
-    Kind is empty for errors of others: there the last condition that Spark names is the cause, else the last error of a
-    Python traceback, else the first line.
+    Errors of penstock pass through Python workers and the JVM as text; the last one is the one that was raised. The
+    class name is empty for other errors: their cause is the last Spark error condition, else the last error of a Python
+    traceback, else the first line.
     """
     found = list(_OURS.finditer(text))
     if found:
@@ -75,7 +75,7 @@ def cause(text: str) -> tuple[str, str]:
 
 
 def whole(error: BaseException) -> str:
-    """The text of a Spark error with the texts of its causes in the JVM, which Spark's own text omits."""
+    """Return the text of a Spark error with those of its causes in the JVM, which Spark's text omits."""
     texts = [str(error)]
     # Spark keeps the causes of a query's error here and nowhere else.
     while (deeper := getattr(error, "_cause", None)) is not None and len(texts) < CAUSES_SHOWN:
@@ -87,7 +87,7 @@ def whole(error: BaseException) -> str:
 
 
 def stacks(error: BaseException) -> str:
-    """The text of a Spark error and the Java stack of each of its causes, for a developer."""
+    """Return the text of a Spark error and the Java stack of each of its causes, for developers."""
     parts = [str(error)]
     found: BaseException | None = error
     while found is not None and len(parts) <= CAUSES_SHOWN:
@@ -97,9 +97,9 @@ def stacks(error: BaseException) -> str:
 
 
 class Passing(NamedTuple):
-    """A failure that may pass by itself: how long it is tried again, and what to do where it does not pass.
+    """A failure that may be temporary: how long to retry, and the hint if it persists.
 
-    ``apart_s``: how far apart queries are started again.
+    ``apart_s``: pause between the restarts of several queries.
     """
 
     limit_s: float
@@ -112,12 +112,12 @@ AWAY = Passing(120.0, "start the node, then the run")
 FULL = Passing(120.0, "make room for its state and tables, then start it: it continues from its checkpoints")
 """A disk is full."""
 BUSY = Passing(600.0, "give the machine more room, or fewer pipelines and sinks, then start the run", 5.0)
-"""The machine is too busy to start what Spark needs: to end the run would not make it less so, and all queries at once
-are a part of the load."""
+"""The machine is too busy to start Spark's processes. Ending the run would not help, but restarting all queries at the
+same time would add to the load."""
 
 
 def passing(kind: str, words: str, text: str) -> Passing | None:
-    """Classify a failure that may pass by itself; ``kind`` and ``words`` are the cause in its whole ``text``."""
+    """Classify a failure that may be temporary; ``kind`` and ``words`` are the cause within its whole ``text``."""
     if kind == UnavailableError.__name__:
         return AWAY
     if _FULL.search(text) is not None:
@@ -126,7 +126,7 @@ def passing(kind: str, words: str, text: str) -> Passing | None:
 
 
 def is_of_other_state(words: str) -> bool:
-    """Return True if a cause says that a query's state has columns of other types than the query."""
+    """Return True if the cause is that a query's state has columns of other types than the query."""
     return _OTHER_STATE.match(words) is not None
 
 
@@ -160,7 +160,7 @@ def own_signals() -> Iterator[None]:
 
 
 def spark_of(name: str, master: str, conf: Mapping[str, str] | None, state: Path, *, delta: bool) -> SparkSession:
-    """The session of the pipeline ``name``; ``conf`` wins over what is set here, ``delta`` brings Delta's jars.
+    """Return the session of the pipeline ``name``. ``conf`` overrides these settings; ``delta`` adds Delta's jars.
 
     Raises:
         ConfigError: no Java, no pyspark, no Delta jars, or an option that cannot work.
@@ -185,9 +185,9 @@ def spark_of(name: str, master: str, conf: Mapping[str, str] | None, state: Path
 
 @contextmanager
 def own_words() -> Iterator[None]:
-    """Inside, Py4J prints no traceback of a lost connection, and the store's client not that a lease is lost.
+    """Suppress Py4J's traceback of a lost connection and the state store client's warning of a lost lease.
 
-    A run tells of both in its own words, and what it does about it.
+    A run reports both itself, with its reaction.
     """
     root, store = logging.getLogger(), logging.getLogger("penstock.statestore")
     root.addFilter(_is_not_of_py4j)
@@ -216,7 +216,7 @@ def has_ended(error: BaseException) -> bool:
 
 
 def ended() -> UnavailableError:
-    """The same as an error for the user of a pipeline."""
+    """Return the error for the user of a pipeline."""
     return UnavailableError(
         "Spark's Java process has ended",
         why="it was killed, or the machine ran out of memory",

@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 RUNNING, STOPPED, FAILED = "running", "stopped", "failed"
 STOP_TTL_MS = 600_000
-"""A request that nobody took is gone after this; longer than any drain."""
+"""Milliseconds after which a request without an answer expires; longer than any drain."""
 LAST_WORDS_S = 5.0
 """A run writes how it ended before it gives the lease back; on a store that notifies late the two may cross."""
 
@@ -56,7 +56,7 @@ class RunRecord:
 
     @classmethod
     def decode(cls, value: bytes) -> RunRecord | None:
-        """The record in ``value``; None where it is not one: others may write there too."""
+        """Parse ``value``; None if it is not a record, since other clients may write the key."""
         try:
             found = json.loads(value)
             known = {f.name: found[f.name] for f in fields(cls) if f.name in found}
@@ -68,8 +68,8 @@ class RunRecord:
 class Holder(NamedTuple):
     """The run that holds the lease; None: no run.
 
-    ``left_ms``: until the lease expires, where the store tells. ``record``: what the holder says of itself, or where
-    nobody holds the lease, what the last run said; None where nothing is there.
+    ``left_ms``: until the lease expires, if the store reports it. ``record``: status of the holder, or without a
+    holder, that of the last run; None if there is none.
     """
 
     run: str | None
@@ -89,7 +89,7 @@ class Holder(NamedTuple):
 class Stopped(NamedTuple):
     """Result of a request to stop: ``run`` is the run that was asked; None if no run holds the lease.
 
-    ``known``: whether the store has heard of the pipeline.
+    ``known``: True if the store has a record of the pipeline.
     """
 
     run: str | None
@@ -138,7 +138,7 @@ def stop_run(
 ) -> Stopped:
     """Ask the run that holds the lease of ``pipeline`` to stop, and wait until it has given the lease back.
 
-    ``told`` is called once, with the run, when it was asked. ``answer_s`` is how long the store may take to answer,
+    ``told`` is called once, with the run that was asked. ``answer_s`` is how long the store may take to answer,
     ``timeout_s`` how long the run may take to finish its batches.
 
     Raises:
@@ -172,7 +172,7 @@ def stop_run(
 
 
 async def _last_words(client: StateStoreClient, pipeline: str, run: str) -> Stopped:
-    """The outcome of ``run``. The status of a run that died still says that it is running."""
+    """Return the outcome of ``run``. The status of a run that died still says that it is running."""
     record: RunRecord | None = None
     with suppress(TimeoutError):
         async with asyncio.timeout(LAST_WORDS_S), client.observe(run_key(pipeline)) as changes:

@@ -53,14 +53,14 @@ __all__ = [
 
 
 class RunStopping(Exception):
-    """The run is stopping: this batch was not begun and is the first of the next run."""
+    """The run is stopping: this batch was not started and is the first of the next run."""
 
 
 class BatchBarrier:
-    """Lets batches in until it is closed, and knows when none is inside.
+    """Admits batches until it is closed, and waits for the admitted ones.
 
-    Stopping a query while Python runs inside its batch ends in a StackOverflowError of Spark's stream thread; raising
-    before a batch begins does not.
+    Stopping a query while Python runs inside its batch ends with a StackOverflowError in Spark's stream thread; raising
+    an exception before a batch begins does not.
     """
 
     def __init__(self) -> None:
@@ -82,7 +82,7 @@ class BatchBarrier:
             self._changed.notify_all()
 
     def close(self, timeout_s: float) -> bool:
-        """Let nobody in any more and wait until nobody is inside; whether that came to pass in time."""
+        """Admit no more batches and wait for the admitted ones; return False on timeout."""
         with self._changed:
             self._closed = True
             return self._changed.wait_for(lambda: self._inside == 0, timeout_s)
@@ -101,7 +101,7 @@ class RunContext:
 
 
 class _Counts(NamedTuple):
-    """Number of rows of a batch in each state, among the rows for the sink."""
+    """Number of rows of a batch in each state."""
 
     out: int
     dead: int
@@ -109,7 +109,7 @@ class _Counts(NamedTuple):
 
 
 class FinishedBatch(NamedTuple):
-    """A batch that went through, and how many seconds it took."""
+    """A finished batch and its duration in seconds."""
 
     entry: LedgerEntry
     took_s: float
@@ -122,13 +122,13 @@ class SinkBatches:
         self.plan = plan
         self.checkpoint = checkpoint
         self.last_finished: int | None = None
-        """The last batch that went through; Spark commits it a moment later."""
+        """The last finished batch; Spark commits it a moment later."""
         self.running_batch: RunningBatch | None = None
         self._context = context
         self._delivery = SinkWriter(plan, checkpoint, context.targets)
 
     def __call__(self, rows: DataFrame, batch: int) -> None:
-        """Carry out one batch. Everything in it is idempotent by batch id."""
+        """Process one batch. All writes are idempotent by batch id."""
         with self._context.barrier:
             start, end = self._range(batch)
             began = time.monotonic()
@@ -186,8 +186,8 @@ class SinkBatches:
     ) -> tuple[_Counts, int, int]:
         """Count the rows that this batch added to windows, its late events, and its dead letters.
 
-        The windows do not say, and Spark's own count is of partial aggregates, so the batch's records are read once
-        more and compared with the watermark that Spark compared them with. ``refused``: windows, dead ones among them.
+        The windows do not contain these numbers, and Spark counts partial aggregates, so the batch's records are read
+        again and compared with the watermark that Spark used. ``refused``: windows with dead ones among them.
         """
         plan = self.plan
         streams = self._context.source.batches(spark, plan.sink.name, start, end)
@@ -285,20 +285,20 @@ logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
 
 @dataclass(slots=True)
 class BuiltQuery:
-    """One sink's query: the plan of its rows, what happens to each batch, and where its checkpoint is."""
+    """Query of one sink: the plan of its rows, the processing of its batches, and its checkpoint."""
 
     plan: SinkPlan
     build_rows: Callable[[], DataFrame]
     batches: SinkBatches
     checkpoint: Checkpoint
     rows: DataFrame = field(init=False)
-    """The rows as Spark has analyzed them; :meth:`rebuild` replaces them."""
+    """Analyzed rows; :meth:`rebuild` replaces them."""
 
     def __post_init__(self) -> None:
         self.rebuild()
 
     def rebuild(self) -> None:
-        """Build a new plan of the rows: the objects of the old one may be what fails."""
+        """Build a new plan of the rows: an object of the old one may be the cause of a failure."""
         self.rows = self.build_rows()
 
     @property
@@ -321,7 +321,7 @@ class BuiltQuery:
 
 
 def build(pipeline: Pipeline, spark: SparkSession, state: Path, context: RunContext) -> list[BuiltQuery]:
-    """The queries of ``pipeline``, in the order of its sinks. Spark has checked every column by then.
+    """Build the queries of ``pipeline``, in the order of its sinks; Spark checks every column.
 
     Raises:
         ConfigError: a step cannot be built (see ``stages.flow``), or a table has columns of other types.
@@ -351,7 +351,7 @@ def _build_rows(spark: SparkSession, sink_plan: SinkPlan, context: RunContext) -
 
 @dataclass(slots=True)
 class RunningQuery:
-    """One query and how it fares."""
+    """State of one query: its restarts and failures."""
 
     built: BuiltQuery
     query: StreamingQuery | None = None
@@ -359,23 +359,23 @@ class RunningQuery:
     backoff: Backoff = field(default_factory=lambda: Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S))
     restart_at: float = 0.0
     rebuild: bool = False
-    """True if the next start needs a new plan, because nothing says that the failure was of something outside it."""
+    """True if the next start needs a new plan, because the failure may have been inside the old one."""
     restarts: int = 0
     strange: int = 0
     ended: bool = False
 
     def progressed(self) -> None:
-        """A batch went through: what failed before counts no more."""
+        """Reset the failure counters after a finished batch."""
         self.failing_since = None
         self.strange = 0
         self.backoff.reset()
 
 
 def check_nothing_dropped(running: RunningQuery) -> None:
-    """Spark drops a record whose arrival lies before the dedupe's watermark; for a lake that is a loss.
+    """Fail if Spark dropped records that arrived before the dedupe's watermark, which would be lost for the table.
 
-    It can happen where partitions are read far apart: one that is read from days ago while another, up to date, has
-    advanced the watermark. The next batch reports it, or the end of the run; the records are still in the log.
+    It happens if partitions are read far apart: one is days behind while another, up to date, has advanced the
+    watermark. The next batch reports it, or the end of the run; the records are still in the log.
     """
     if running.built.plan.windowed or running.query is None:
         return

@@ -96,11 +96,11 @@ class Options:
     span: Span | None = None
     lease: str | None = None
     warnings: Sequence[str] = ()
-    """Facts that the caller found and the run reports."""
+    """Warnings of the caller that the run reports."""
 
 
 class _PipelineRun:
-    """The loop that owns the queries. All of it runs in one thread; batches report through a queue."""
+    """One run. It owns the queries in one thread; batches report through a queue."""
 
     def __init__(
         self, pipeline: Pipeline, emit: Callable[[Event], None], stop: threading.Event, options: Options, state: Path
@@ -171,7 +171,7 @@ class _PipelineRun:
                 waiting.cancel()
 
     def _begin_to_acquire(self) -> tuple[Hlc | None, Future[Hlc] | None]:
-        """The token, or where another run holds the lease the word of who it is, and a wait for it."""
+        """Try to acquire the lease: return the token, or report its holder and return a future for the token."""
         token = self._store.try_acquire()
         if token is not None:
             self._say_who_holds()
@@ -208,7 +208,7 @@ class _PipelineRun:
         return token
 
     def _say_who_holds(self) -> None:
-        """At once: Spark may take a minute to start, in which others ask already."""
+        """Publish the run's record at once: Spark may take a minute to start, and others may ask before that."""
         self._watch.record = replace(self._watch.record, since=now_text())
         self._store.tell(self._watch.record)
 
@@ -334,7 +334,7 @@ class _PipelineRun:
         )
 
     def _keep_stack(self, running: RunningQuery, error: BaseException) -> None:
-        """Keep the whole error for a developer: events and messages have its cause only."""
+        """Store the whole error for developers: events and messages have its cause only."""
         path = layout.failure(self._state, running.built.name)
         # On a full disk the failure itself is reported all the same.
         with suppress(OSError):
@@ -342,7 +342,7 @@ class _PipelineRun:
             path.write_text(f"{now_text()} run {self._run}\n{stacks(error)}\n", encoding="utf-8")
 
     def _failed(self, running: RunningQuery, text: str) -> None:
-        """Start the query again after a pause where what it needs was away; otherwise the run is over."""
+        """Schedule a restart of the query after a pause if the failure may be temporary; otherwise end the run."""
         kind, words = cause(text)
         name = running.built.name
         if is_of_other_state(words):
@@ -385,11 +385,11 @@ class _PipelineRun:
         self._emit({"event": "retry", "sink": name, "in_s": in_s, "restarts": running.restarts, "why": words})
 
     def _warn(self, text: str) -> None:
-        """Called in the thread of the store's client."""
+        """Runs in the thread of the state store client."""
         self._done.put({"event": "warning", "pipeline": self._pipeline.name, "run": self._run, "text": text})
 
     def _show(self, sink: str, batch: int, rows: list[str]) -> None:
-        """Called in threads of Spark's; events are emitted by ours."""
+        """Runs in Spark's threads; the main thread emits the event."""
         if rows:
             self._done.put({"event": "rows", "sink": sink, "batch": batch, "rows": rows})
 
@@ -411,7 +411,7 @@ class _PipelineRun:
             self._emit({"event": "batch", **shown, "took_s": round(found.took_s, 3)})
 
     def _drain(self) -> None:
-        """Stop each query between two batches: no batch is begun, the one under way is finished and committed."""
+        """Stop each query between two batches: start no batch, and let the current one finish and commit."""
         self._barrier.close(DRAIN_S)
         for running in self._queries.values():
             query = running.query
@@ -424,7 +424,7 @@ class _PipelineRun:
 
     @staticmethod
     def _is_settled(running: RunningQuery, query: StreamingQuery) -> bool:
-        """True if Spark has committed the last finished batch, or never will."""
+        """Return True if Spark has committed the last finished batch, or never will."""
         last = running.built.batches.last_finished
         return last is None or running.built.checkpoint.is_committed(last) or not query.isActive
 
@@ -437,9 +437,9 @@ def run(
     emit: Callable[[Event], None],
     stop: threading.Event,
 ) -> None:
-    """Run ``pipeline`` until ``stop`` is set, or somebody asks its run to stop (``control.stop_run``).
+    """Run ``pipeline`` until ``stop`` is set, or a client asks the run to stop (``lease.stop_run``).
 
-    ``options``: ``available_now`` ends it when what the log holds now is done; ``wait_s`` is how long to wait for the
+    ``options``: ``available_now`` ends it after the records that exist now; ``wait_s`` is how long to wait for the
     lease that another run holds (0: not at all); ``progress_s`` is the interval of ``progress`` events (0: none);
     ``metrics`` the host and port to serve Prometheus metrics on. Of a replay: the ``span`` to read, and the name of
     the ``lease`` where it is not the pipeline's own.

@@ -159,7 +159,7 @@ class WriteBack:
         return self._run(self._fence(prefixes), FENCE_TIMEOUT_S) if prefixes else []
 
     def write(self, changes: Sequence[KeyChange]) -> int:
-        """Carry out ``changes``, in order for each key; how many requests that took. Returns after all are answered.
+        """Apply ``changes``, in order for each key; return the number of requests. Returns after all are answered.
 
         Nothing is begun while the lease is not held: a run that was paused for longer must not write where a later one
         has deleted, with the key its fence.

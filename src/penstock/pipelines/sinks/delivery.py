@@ -56,7 +56,7 @@ class FencedStore(Protocol):
         """The fencing token of the run."""
 
     def write(self, changes: Sequence[KeyChange]) -> int:
-        """Carry out ``changes``, in order for each key; how many requests that took."""
+        """Apply ``changes``, in order for each key; return the number of requests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class Targets:
 
 
 class SinkWriter:
-    """Writes of one query to its targets."""
+    """Writes the batches of one query to its targets."""
 
     def __init__(self, plan: SinkPlan, checkpoint: Checkpoint, targets: Targets) -> None:
         self._plan = plan
@@ -79,7 +79,7 @@ class SinkWriter:
         self._tables: dict[tuple[str, str], Table] = {}
 
     def rows(self, sink: Sink, rows: DataFrame, batch: int, count: int) -> int:
-        """``rows``, all alive and ``count`` of them, into ``sink``; how many it has of them."""
+        """Write ``count`` rows, all of them alive, to the sink; return the number written."""
         if sink.statestore is not None:
             self._write_back(rows, sink.statestore)
         elif sink.messages is not None:
@@ -93,7 +93,7 @@ class SinkWriter:
         return count
 
     def windows(self, rows: DataFrame, batch: int, count: int) -> int:
-        """``count`` windows into the sink; how many, or for the state store how many requests that took."""
+        """Write ``count`` windows to the sink; return the number, for the state store the number of requests."""
         sink = self._plan.sink
         if sink.statestore is not None:
             return self._write_back(rows, sink.statestore)
@@ -106,7 +106,7 @@ class SinkWriter:
         return count
 
     def letters(self, rows: Sequence[DataFrame], batch: int) -> int:
-        """Those of the dead among ``rows`` that this query answers for, as dead letters of the batch; how many."""
+        """Write the dead rows that this query is responsible for as dead letters; return their number."""
         path = self._targets.dead_letters
         if path is None or not rows or not self._plan.dead_letters_of:
             return 0
@@ -142,7 +142,7 @@ class SinkWriter:
 
 
 def changes_of(rows: DataFrame, sink: StateStoreSink) -> list[KeyChange]:
-    """The changes of ``rows`` in the state store, in order."""
+    """Return the changes of ``rows`` in the state store, in order."""
     if sink.order_by is not None:
         rows = rows.orderBy(sink.order_by)
     values = [entry_value(rows, entry) for entry in sink.entries]
@@ -155,7 +155,7 @@ def changes_of(rows: DataFrame, sink: StateStoreSink) -> list[KeyChange]:
 
 
 def entry_value(rows: DataFrame, entry: StateStoreEntry) -> Column:
-    """The JSON that ``entry`` makes of a row."""
+    """Return the JSON value of a row for ``entry``."""
     return sf.to_json(sf.struct(*(entry.value or data_columns(rows))))
 
 
@@ -170,7 +170,7 @@ def _changes(rows: list[Row], entries: int) -> Iterator[KeyChange]:
 
 
 def marked(rows: DataFrame, sink: Sink) -> DataFrame:
-    """``rows``, dead where ``sink`` can do nothing with them, filtered where its ``when`` does not hold."""
+    """Mark ``rows`` that ``sink`` cannot write as dead, and those that its ``when`` excludes as filtered."""
     name = sink_letter(sink.name)
     if sink.statestore is not None:
         return _nameable(rows, name, sink.statestore)
@@ -202,13 +202,13 @@ LOOK_S = 10.0
 
 
 def check_sinks(pipeline: Pipeline) -> list[str]:
-    """Look whether sinks can be written to; of what may be so later, words for people.
+    """Check that sinks can be written to; return warnings about targets that may become available later.
 
-    Topics and brokers that come out of data are not known here.
+    Topics and brokers that depend on data are not checked.
 
     Raises:
-        StorageError: a table, or that of the dead letters, has no place where it could be.
-        PenstockError: a broker refuses: there is no such topic, or who the pipeline is may not write there.
+        StorageError: a table, or that of the dead letters, cannot be created.
+        PenstockError: a broker refuses: the topic does not exist, or the pipeline may not write to it.
     """
     for sink in pipeline.sinks:
         if sink.table is not None:
@@ -220,7 +220,7 @@ def check_sinks(pipeline: Pipeline) -> list[str]:
 
 
 def _check_directory(whose: str, path: Path) -> None:
-    """The directory itself is not made: a table begins with its first batch."""
+    """Check that ``path`` can be created, without creating it: a table begins with its first batch."""
     why = None
     try:
         there = next(parent for parent in (path, *path.parents) if parent.exists())
@@ -240,7 +240,7 @@ def _check_directory(whose: str, path: Path) -> None:
 
 
 def _doubt(pipeline: Pipeline, sink: Sink) -> str | None:
-    """The reason why nothing can be written to ``sink`` at the moment."""
+    """Return the reason why ``sink`` cannot be written to at the moment."""
     try:
         if sink.tubemq is not None:
             named = {"topic": topic} if (topic := _fixed(sink.tubemq.topic)) is not None else {}
@@ -256,6 +256,6 @@ def _doubt(pipeline: Pipeline, sink: Sink) -> str | None:
 
 
 def _fixed(template: str) -> str | None:
-    """The topic, where it is the same for all rows."""
+    """Return the topic if it is the same for all rows."""
     parts = pieces(template)
     return None if any(part.column for part in parts) else "".join(part.text for part in parts)

@@ -100,7 +100,7 @@ class FilesSourceReader:
         return self._rows(spark.read.format("penstock-files").options(**options).load())
 
     def empty(self, spark: SparkSession) -> DataFrame:
-        """No rows, with the columns that there are otherwise."""
+        """Return no rows, with the same columns."""
         return self._rows(spark.createDataFrame([], spark_schema(WITH_HEADERS)))
 
     def count(self, input_: QueryInput, start: Offsets, end: Offsets) -> int:
@@ -157,7 +157,7 @@ class RateSourceReader:
         return self._rows(spark.read.format("penstock-rate").options(**options).load())
 
     def empty(self, spark: SparkSession) -> DataFrame:
-        """No rows, with the columns that there are otherwise."""
+        """Return no rows, with the same columns."""
         return self._rows(spark.createDataFrame([], spark_schema(WITH_HEADERS)))
 
     def count(self, input_: QueryInput, start: Offsets, end: Offsets) -> int:

@@ -1,4 +1,4 @@
-"""The interface of a source while a pipeline runs: a stream, any range of it again, and counts."""
+"""Interface of a source while a pipeline runs: a stream, any range read again, and counts."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ class SourceMeter(Protocol):
         """Begin; ``end`` ends it."""
 
     def ask(self, ends: Mapping[str, Offsets]) -> None:
-        """Measure the lag of queries that have come to ``ends``, by name; ``of`` has it a little later."""
+        """Request the lag of queries at the offsets ``ends``, by name; ``of`` returns it a little later."""
 
     def of(self, sink: str) -> Lag | None:
-        """The newest lag under that name; None where it is not known."""
+        """Return the newest lag under that name; None if unknown."""
 
     def end(self, ends: Mapping[str, Offsets]) -> None:
-        """Measure for the last time, here."""
+        """Measure for the last time, in the calling thread."""
 
 
 class SourceReader(Protocol):
@@ -50,7 +50,7 @@ class SourceReader(Protocol):
     doubts: list[str]
 
     def check(self) -> None:
-        """Look whether it can be read, before Spark is started."""
+        """Check that the source can be read, before Spark is started."""
 
     def start(self, input_: QueryInput) -> Offsets:
         """Offsets at which a new query begins."""
@@ -62,7 +62,7 @@ class SourceReader(Protocol):
         """The rows in ``[start, end)``, the same each time; None where there are none."""
 
     def empty(self, spark: SparkSession) -> DataFrame:
-        """No rows, with the columns that there are otherwise."""
+        """Return no rows, with the same columns."""
 
     def count(self, input_: QueryInput, start: Offsets, end: Offsets) -> int:
         """Number of records in ``[start, end)``, counted by the source."""
@@ -72,7 +72,7 @@ class SourceReader(Protocol):
 
 
 TIMEOUT_MS = 1_000
-"""Lag is for people to look at: a node that is restarting must not hold anything up."""
+"""Lag is for people: a node that is restarting must not delay anything."""
 
 
 _PLANNED = "/planned"
@@ -90,12 +90,12 @@ class Lag(NamedTuple):
 
 
 def planned(sink: str) -> str:
-    """Under which name a meter keeps what lies behind the batch under way; no sink can have it."""
+    """Return the name under which a meter keeps the lag after the current batch; no sink can have it."""
     return f"{sink}{_PLANNED}"
 
 
 def query_of(name: str) -> str:
-    """The sink whose lag is measured under ``name``."""
+    """Return the sink whose lag is measured under ``name``."""
     return name.removesuffix(_PLANNED)
 
 
@@ -128,7 +128,7 @@ def measure(tube: TubeClient, bounds: Mapping[TopicPartition, Bounds], end: Offs
 
 
 class LagMeter:
-    """Measures in a thread of its own, as often as it is asked to and never twice at once.
+    """Measures lag in a thread of its own, on request and never twice at once.
 
     ``open_tube`` opens a client, ``bounds`` returns the readable ranges, ``clock`` returns ms since 1970.
     """
@@ -153,7 +153,7 @@ class LagMeter:
         self._thread.start()
 
     def ask(self, ends: Mapping[str, Offsets]) -> None:
-        """Measure the lag of queries that have come to ``ends``, by sink; ``of`` has it a little later."""
+        """Request the lag of queries at the offsets ``ends``, by sink; ``of`` returns it a little later."""
         self._ends = dict(ends)
         self._asked.set()
 
@@ -162,7 +162,7 @@ class LagMeter:
         return self._found.get(sink)
 
     def end(self, ends: Mapping[str, Offsets]) -> None:
-        """End the thread, and measure once more, here; a question that is under way ends with its timeout."""
+        """End the thread, and measure once more in the calling thread; a request in progress ends with its timeout."""
         self._closed = True
         self._asked.set()
         if self._thread.is_alive():

@@ -1,6 +1,6 @@
 """The sources of a pipeline as its queries use them: streams for each input, ranges read again, counts.
 
-The offsets of a query are those of all its ways in one mapping: stream -> partition -> position. The streams of the
+The offsets of a query are those of all its inputs in one mapping: stream -> partition -> position. The streams of the
 only source have their own names (topics); those of others are ``<label>/<name>``. Where records of a source go several
 ways to one sink, Spark reads them once for each and notes a position for each, so each way has a label: the name of
 its source, and ``#2``, ``#3`` for further ways from it.
@@ -30,7 +30,7 @@ __all__ = ["Sources", "reader_of"]
 def reader_of(
     name: str, source: Source, state: Path, span: Span | None = None, *, group: str = "", headers: bool = True
 ) -> SourceReader:
-    """The runtime of one source of the file; a replay reads a ``span``. ``group`` shows where its queries are.
+    """Create the reader of one source; a replay reads a ``span``. ``group``: prefix of groups that show its progress.
 
     ``headers``: whether the rows keep all headers of a record, which dead letters are written with.
     """
@@ -43,9 +43,9 @@ def reader_of(
 
 
 class Sources:
-    """The sources of ``pipeline``; ``state`` is its state directory, which keeps where each query began.
+    """The sources of ``pipeline``; its state directory ``state`` stores the start offsets of each query.
 
-    With a ``span`` they end, at places that are decided once, too.
+    With a ``span`` they end, at offsets that are resolved once and stored, too.
     """
 
     def __init__(self, pipeline: Pipeline, state: Path, span: Span | None = None) -> None:
@@ -69,11 +69,11 @@ class Sources:
         return [text for reader in self._readers.values() for text in reader.doubts]
 
     def check(self) -> None:
-        """Look whether all can be read.
+        """Check that all sources can be read.
 
         Raises:
             UnavailableError: no master answers.
-            ConfigError: a topic or a directory does not exist, or a replay asks for what a source has not.
+            ConfigError: a topic or a directory does not exist, or a source does not support the replay's options.
         """
         for reader in self._readers.values():
             reader.check()
@@ -114,9 +114,9 @@ class Sources:
     def batches(
         self, spark: SparkSession, query: str, start: Offsets, end: Offsets
     ) -> Callable[[str], DataFrame] | None:
-        """As ``streams``, for the records in ``[start, end)``, the same each time; None where there are none.
+        """As ``streams``, for the records in ``[start, end)``, the same each time; None if there are none.
 
-        All ways from a source have come equally far: they are one stream.
+        All inputs from a source are at the same offsets: they are one stream.
         """
         found = {
             name: self._readers[name].batch(spark, self._way(query, name), _of(name, start), _of(name, end))
@@ -158,7 +158,7 @@ class Sources:
 
 
 class _Meters:
-    """The lag of queries with several sources: records of all, the seconds of the slowest."""
+    """Lag of queries with several sources: the sum of records, and the seconds of the slowest."""
 
     def __init__(self, meters: Mapping[str, SourceMeter], ways: Mapping[str, Sequence[str]]) -> None:
         self._meters = meters

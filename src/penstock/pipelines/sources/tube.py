@@ -144,7 +144,7 @@ class TubeSourceReader:
         return self._rows(spark.read.format("tubemq").options(**options).load())
 
     def empty(self, spark: SparkSession) -> DataFrame:
-        """No rows, with the columns that there are otherwise."""
+        """Return no rows, with the same columns."""
         return self._rows(spark.createDataFrame([], spark_schema(self._columns)))
 
     def count(self, input_: QueryInput, start: Offsets, end: Offsets) -> int:

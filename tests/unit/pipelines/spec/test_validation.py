@@ -108,7 +108,10 @@ def test_a_statement_names_the_step_that_it_reads(statement: str, message: str |
         ("tubemq: {topic: out, master: nowhere}", "'nowhere' is not HOST:PORT"),
         ("tubemq: {topic: out, headers: {id: x}}", "the pipeline sets `id`"),
         ("tubemq: {topic: out, options: {tubemq.user: a, tubemq.passwordFile: b}}", None),
-        ("tubemq: {topic: out, options: {tubemq.user: a}}", "tubemq.options.*a user and a password file must be set together"),
+        (
+            "tubemq: {topic: out, options: {tubemq.user: a}}",
+            "tubemq.options.*a user and a password file must be set together",
+        ),
         ("tubemq: {topic: out, options: {tubemq.usr: a}}", "tubemq.options.*did you mean"),
         ("tubemq: {topic: out, options: {fencingToken: a}}", "options.fencingToken.*expected one of tubemq.user"),
         ('mqtt: {topic: "alarms/{branch}", value: [flow], retain: true}', None),
