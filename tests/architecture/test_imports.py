@@ -112,7 +112,8 @@ RULES = [
         (
             *("spark", "tube.client", "tube.reader"),
             *("tube.producer", "tube.record", "tube.staging", "tube.codec.message", "tube.codec.strings"),
-            *("runtime.io.credentials", "runtime.io.loop", "runtime.io.network", "runtime.io.tls"),
+            *("runtime.config.values", "runtime.io.credentials", "runtime.io.loop", "runtime.io.network"),
+            "runtime.io.tls",
             *("statestore.client", "statestore.errors", "statestore.codec.glob", "statestore.hlc"),
             *("mqtt.client", "mqtt.codec.properties", "mqtt.codec.topics", "mqtt.url"),
         ),

@@ -1,7 +1,7 @@
-"""`penstock`: the table of commands, each imported only when it is called.
+"""`penstock`: the table of commands, each imported when it is called.
 
-A command lives in a module that offers ``app``, a ``typer.Typer`` of one command or of a group. Help of the whole
-reads this table alone, so it stays fast, and a machine without Spark has every command that does without.
+The module of a command has ``app``, a ``typer.Typer`` of one command or a group. ``penstock --help`` reads this table
+only, so it is fast, and commands without Spark work on a machine without it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _NO_ROOM = frozenset((errno.ENOSPC, errno.EDQUOT))
 
 
 class CommandEntry(NamedTuple):
-    """Where a command lives, and its line in the list."""
+    """Module of a command, and its line in the list."""
 
     module: str
     help: str
@@ -51,14 +51,14 @@ COMMANDS: dict[str, CommandEntry] = {
 
 
 class LazyGroup(TyperGroup):
-    """A group whose commands are imported when one is called."""
+    """Group whose commands are imported when one is called."""
 
     def list_commands(self, _ctx: Any) -> list[str]:
-        """The names of the table, in its order."""
+        """Names of the commands, in the order of the table."""
         return list(COMMANDS)
 
     def get_command(self, _ctx: Any, cmd_name: str) -> Any:
-        """The command of that name, whose module is imported now; None where the table has none."""
+        """Import and return the command; None for an unknown name."""
         entry = COMMANDS.get(cmd_name)
         if entry is None:
             return None
@@ -67,13 +67,12 @@ class LazyGroup(TyperGroup):
         return command
 
     def format_commands(self, _ctx: Any, formatter: Any) -> None:
-        """One row a command, from the table alone."""
+        """One row per command, from the table."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, entry.help) for name, entry in COMMANDS.items()])
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """As the parser does it, which reads only the names, for "did you mean"."""
-        # The parser reads only the names, for "did you mean".
+        """Resolve a command; the parser uses the names for "did you mean"."""
         names: dict[str, Any] = dict.fromkeys(COMMANDS)
         self.commands = names
         return super().resolve_command(ctx, args)
@@ -110,9 +109,9 @@ def penstock_command(
 
 
 def main(args: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit status. Our errors are explained here, in one place.
+    """Run the command line; returns the exit status. Errors of penstock are printed here.
 
-    The parser explains misuse (2) and ends quietly when it is interrupted (130) or the reader of a pipe has gone (1).
+    The parser reports wrong usage (2) and exits silently after an interrupt (130) or a closed pipe (1).
     """
     command = typer.main.get_command(app)
     try:
@@ -124,7 +123,9 @@ def main(args: Sequence[str] | None = None) -> int:
         if error.errno not in _NO_ROOM:
             raise
         _forget_output()
-        print_error(PenstockError("the output could not be written", why=error.strerror, do="make room, run it again"))
+        print_error(
+            PenstockError("the output could not be written", why=error.strerror, do="free disk space and run it again")
+        )
         return 1
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else 1
@@ -132,7 +133,7 @@ def main(args: Sequence[str] | None = None) -> int:
 
 
 def _forget_output() -> None:
-    """What stands in the buffer of standard output would fail again at the end, with a status of its own (120)."""
+    """Discard the buffer of standard output, whose flush at exit would fail again with status 120."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)

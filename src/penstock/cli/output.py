@@ -1,7 +1,7 @@
-"""How commands speak: tables for people, one JSON object a line for programs, errors as what, why, do.
+"""Output of commands: tables for people, JSON lines for programs, errors with cause and action.
 
-Both forms come from the same rows. Colour is used on a terminal only, and never where ``NO_COLOR`` is set; text that
-came from a peer is escaped before it is shown.
+Both formats come from the same rows. Colour is used on a terminal only, and not with ``NO_COLOR``; text of peers is
+escaped.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ Cell = str | int | float | bool | None
 
 
 def use_colour(stream: TextIO) -> bool:
-    """Whether ``stream`` is a terminal whose user did not ask for plain text (https://no-color.org)."""
+    """True if ``stream`` is a terminal and colour is not disabled (https://no-color.org)."""
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 def escape(text: str) -> str:
-    """``text`` with everything that could move a cursor, break a line or hide itself written as an escape."""
+    """Escape characters that could move the cursor, break a line or be invisible."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def shown(data: bytes) -> str:
-    """Bytes of a peer for people: text where they are UTF-8, else escapes."""
+    """Bytes of a peer for people: text if they are UTF-8, else escaped."""
     try:
         return escape(data.decode("utf-8"))
     except UnicodeDecodeError:
@@ -56,12 +56,12 @@ def shown(data: bytes) -> str:
 
 
 def unless_standard(path: Path | None) -> Path | None:
-    """``path``; None for ``-`` too, by which commands mean standard input or output."""
+    """``path``; None also for ``-``, which means standard input or output."""
     return None if path == Path("-") else path
 
 
 def bytes_fields(name: str, data: bytes | None) -> dict[str, str | None]:
-    """Bytes as JSON fields: ``name`` holds the text, or null beside ``<name>_base64`` where it is not UTF-8."""
+    """Bytes as JSON fields: ``name`` has the text, or null with ``<name>_base64`` if it is not UTF-8."""
     if data is None:
         return {name: None}
     try:
@@ -71,13 +71,13 @@ def bytes_fields(name: str, data: bytes | None) -> dict[str, str | None]:
 
 
 def print_json(row: Mapping[str, object]) -> None:
-    """One result as one line of JSON, at once: a reader of a pipe must not wait for a full buffer."""
+    """Print one result as a line of JSON and flush, for readers of a pipe."""
     sys.stdout.write(json.dumps(row, ensure_ascii=False) + "\n")
     sys.stdout.flush()
 
 
 def for_terminal(data: bytes) -> str:
-    """Bytes of a peer for a terminal: lines and tabs stay, everything else that is no text is escaped."""
+    """Bytes of a peer for a terminal: lines and tabs are kept, other unprintable characters are escaped."""
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError:
@@ -86,10 +86,7 @@ def for_terminal(data: bytes) -> str:
 
 
 def print_raw(data: bytes) -> None:
-    """Bytes as they are into a file or pipe; on a terminal, which they could put in disorder, as :func:`for_terminal`.
-
-    There a line end is added too, where the prompt would stick to them.
-    """
+    """Print bytes unchanged to a file or pipe; on a terminal as :func:`for_terminal`, with a line end."""
     sys.stdout.flush()
     if sys.stdout.isatty():
         text = for_terminal(data)
@@ -101,7 +98,7 @@ def print_raw(data: bytes) -> None:
 
 
 def print_table(rows: Sequence[Mapping[str, Cell]], columns: Sequence[str], *, as_json: bool) -> None:
-    """Rows as a table with the given columns, or as JSON lines with all their fields."""
+    """Print rows as a table with the given columns, or as JSON lines with all fields."""
     if as_json:
         for row in rows:
             print_json(row)
@@ -118,13 +115,13 @@ def print_table(rows: Sequence[Mapping[str, Cell]], columns: Sequence[str], *, a
 
 
 def note(text: str) -> None:
-    """Something for the person at the terminal that is no result."""
+    """Print a note to standard error."""
     sys.stderr.write(text + "\n")
     sys.stderr.flush()
 
 
 def print_error(error: BaseException) -> None:
-    """An error on standard error: what happened, why, what to do."""
+    """Print an error to standard error, with cause and action."""
     text = str(error) if isinstance(error, PenstockError) else f"{type(error).__name__}: {error}"
     red, plain = ("\x1b[31m", "\x1b[0m") if use_colour(sys.stderr) else ("", "")
     lines = [escape(line) for line in text.split("\n")]
@@ -132,7 +129,7 @@ def print_error(error: BaseException) -> None:
 
 
 def exit_status(error: PenstockError) -> int:
-    """2 where the command was asked for something impossible, 1 where it was refused or failed."""
+    """Exit status of an error: 2 for wrong usage, 1 for a failure or refusal."""
     return 2 if isinstance(error, ConfigError | LocalProtocolError) else 1
 
 

@@ -1,4 +1,4 @@
-"""Records out of a stream of bytes as it arrives: a pipe that is silent for an hour must not stop an event loop."""
+"""Read records from a stream as they arrive, without blocking the event loop on a silent pipe."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ __all__ = ["LARGEST", "LENGTH", "Lengths", "Lines", "Splitter", "chunks"]
 
 CHUNK = 256 << 10
 AHEAD = 8
-"""Chunks that are read and not taken yet: then the reading waits."""
+"""Limit of chunks that are read ahead."""
 LENGTH = struct.Struct(">I")
 LARGEST = 20 << 20
 
 
 async def chunks(stream: IO[bytes]) -> AsyncIterator[bytes]:
-    """What ``stream`` has, whenever it has something, to its end. A thread reads it, and nobody has to wait for that.
+    """Yield the content of ``stream`` as it arrives; a thread reads it.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: the stream cannot be read.
     """
-    import asyncio  # help, which shows limits from here, is there without it
+    import asyncio  # not imported for help
 
-    # Below the buffer: its lock, held by a thread that waits for input, would stop the interpreter's end.
+    # Not through the buffer: its lock, held by the waiting thread, would block the exit of the interpreter.
     read = getattr(stream, "raw", stream).read
     loop = asyncio.get_running_loop()
     arrived: asyncio.Queue[bytes | OSError] = asyncio.Queue()
     room = threading.Semaphore(AHEAD)
 
     def read_all() -> None:
-        with contextlib.suppress(RuntimeError, ValueError):  # loop or stream is closed: nobody wants it any more
+        with contextlib.suppress(RuntimeError, ValueError):  # the loop or the stream is closed
             data: bytes | OSError | None = b"-"
             while data and not isinstance(data, OSError):
                 room.acquire()
@@ -53,23 +53,23 @@ async def chunks(stream: IO[bytes]) -> AsyncIterator[bytes]:
 
 
 class Splitter(Protocol):
-    """Cuts a stream into records."""
+    """Splits a stream into records."""
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """The records that ``data`` completes; to be taken all. Raises LocalProtocolError: the stream is broken."""
+        """Yield the records that ``data`` completes. Raises LocalProtocolError for invalid data."""
 
     def end(self) -> Iterator[bytes]:
-        """What is left at the end of the stream. Raises LocalProtocolError: it is half a record."""
+        """Yield the rest at the end of the stream. Raises LocalProtocolError for an incomplete record."""
 
 
 class Lines:
-    """Each line is a record; the last one need not end. CR LF ends a line, too."""
+    """One record per line, with LF or CR LF; the last line end is optional."""
 
     def __init__(self) -> None:
         self._rest = b""
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """The lines that ``data`` completes, without their ends [Splitter]."""
+        """Yield the lines that ``data`` completes, without line ends [Splitter]."""
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
             yield line.removesuffix(b"\r")
@@ -77,19 +77,19 @@ class Lines:
             raise LocalProtocolError(f"a line has more than {LARGEST} bytes")
 
     def end(self) -> Iterator[bytes]:
-        """The last line, where it does not end [Splitter]."""
+        """Yield the last line if it has no line end [Splitter]."""
         if self._rest:
             yield self._rest.removesuffix(b"\r")
 
 
 class Lengths:
-    """Before each record its length, 4 bytes, big-endian."""
+    """Records with a length prefix of 4 bytes, big-endian."""
 
     def __init__(self) -> None:
         self._rest = b""
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """The records that ``data`` completes, without their lengths [Splitter]."""
+        """Yield the records that ``data`` completes, without lengths [Splitter]."""
         data = self._rest + data
         start = 0
         while len(data) - start >= LENGTH.size:
@@ -104,7 +104,7 @@ class Lengths:
         self._rest = data[start:]
 
     def end(self) -> Iterator[bytes]:
-        """Nothing: a record that is begun is an error [Splitter]."""
+        """Yield nothing; an incomplete record is an error [Splitter]."""
         rest = self._rest
         if 0 < len(rest) < LENGTH.size:
             raise _no_length(rest)
@@ -115,4 +115,4 @@ class Lengths:
 
 
 def _no_length(head: bytes) -> LocalProtocolError:
-    return LocalProtocolError(f"{head.hex(' ')} is no length up to {LARGEST}")
+    return LocalProtocolError(f"{head.hex(' ')} is not a length up to {LARGEST}")

@@ -1,4 +1,4 @@
-"""The water branch's measurements and the messages that the demo makes of them. Pure but for reading the file."""
+"""Measurements of the water branch, and the messages that the demo creates from them."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ __all__ = ["LATE", "Branch", "Limits", "Reading", "Telemetry", "example", "iso",
 
 
 class Reading(NamedTuple):
-    """One measurement: when (UTC), litres per second."""
+    """A measurement: time (UTC), litres per second."""
 
     time: datetime
     flow: float
 
 
 LATE = Reading(datetime(2022, 3, 29, 2, tzinfo=UTC), 101.9)
-"""An hour that the data lacks: as if that one reading had been held up somewhere for days."""
+"""An hour missing in the data, used as a reading that was delayed by days."""
 
 
 class Telemetry(NamedTuple):
@@ -35,13 +35,13 @@ class Telemetry(NamedTuple):
 
 
 class Branch(NamedTuple):
-    """One branch of the pipeline: the names of its topics and keys, and its messages."""
+    """A branch of the pipeline: names of its topics and keys, and its messages."""
 
     name: str
 
     @property
     def topic(self) -> str:
-        """Topic of its meter."""
+        """Topic of the meter."""
         return f"water/{self.name}/flow"
 
     @property
@@ -59,15 +59,15 @@ class Branch(NamedTuple):
         return f"water/alarms/{self.name}/{iso(start)}"
 
     def messages(self, readings: Sequence[Reading]) -> list[Telemetry]:
-        """One message for each measurement, ids by time."""
+        """One message per measurement, with ids by time."""
         return [self._message(f"{self.name}-{iso(reading.time)}", reading) for reading in readings]
 
     def malformed(self) -> Telemetry:
-        """A payload that was cut off on its way."""
+        """A truncated payload."""
         return Telemetry(f"{self.name}-cut-off", b'{"branch": "main", "time": "2022-04-14T12:')
 
     def late(self) -> Telemetry:
-        """A reading that comes after the windows of its time were closed."""
+        """A reading that arrives after its windows were closed."""
         return self._message(f"{self.name}-held-up", LATE)
 
     def _message(self, name: str, reading: Reading) -> Telemetry:
@@ -76,22 +76,22 @@ class Branch(NamedTuple):
 
 
 class Limits(NamedTuple):
-    """The branch's reference data: flow below ``low`` or above ``high`` is abnormal (l/s)."""
+    """Reference data of the branch: flow below ``low`` or above ``high`` is abnormal (l/s)."""
 
     low: float
     high: float
     baseline: float
 
     def to_json(self) -> bytes:
-        """As the state store holds it."""
+        """Value in the state store."""
         return json.dumps(self._asdict()).encode()
 
 
 def example(name: str) -> Path:
-    """A file of ``examples/water``: beside the package in a checkout, inside it in an installed wheel.
+    """Path of a file of ``examples/water``: in the checkout, or in the installed wheel.
 
     Raises:
-        ConfigError: neither is there.
+        ConfigError: it does not exist.
     """
     package = Path(penstock.__file__).parent
     for directory in (package / "examples" / "water", package.parents[1] / "examples" / "water"):
@@ -103,7 +103,7 @@ def example(name: str) -> Path:
 
 
 def read(path: Path) -> list[Reading]:
-    """The measurements of the file, in its order. Its times carry their offsets (the summer time change is in them)."""
+    """Read the measurements, in the order of the file. Times have their offsets (including daylight saving time)."""
     with path.open(encoding="utf-8", newline="") as file:
         rows = csv.reader(file)
         next(rows)
@@ -111,10 +111,10 @@ def read(path: Path) -> list[Reading]:
 
 
 def limits(readings: Sequence[Reading]) -> Limits:
-    """Limits as an operator would set them who knows the branch: it runs at its median, give or take four litres.
+    """Limits that an operator would choose: the branch runs at its median, within four litres.
 
-    Below two thirds of that is a loss or maintenance, 5 % above it the pump ran over. Both stand clear of the data:
-    nothing was measured between 66.7 and 73.8, nor between 107.3 and 109.6.
+    Less than two thirds of it is a loss or maintenance, 5 % more an overrun. Both are clear of the data: no flow was
+    measured between 66.7 and 73.8, nor between 107.3 and 109.6.
     """
     baseline = round(statistics.median(reading.flow for reading in readings), 2)
     return Limits(low=70.0, high=108.0, baseline=baseline)

@@ -1,4 +1,4 @@
-"""Progress of the messages hop by hop: a live table on a terminal, plain lines elsewhere."""
+"""Progress of messages per hop: a live table on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LINE_EVERY_S = 2.0
 
 @dataclass(slots=True)
 class Hops:
-    """Messages seen by each hop. ``batches`` holds the newest counts of each batch of the pipeline."""
+    """Messages per hop. ``batches`` has the latest counts of each batch of the pipeline."""
 
     total: int
     sent: int = 0
@@ -27,7 +27,7 @@ class Hops:
     batches: dict[tuple[str, int], dict[str, Any]] = field(default_factory=dict)
 
     def take(self, event: dict[str, Any]) -> None:
-        """Note a ``batch`` event; a batch that ran again counts once."""
+        """Record a ``batch`` event; a repeated batch counts once."""
         self.batches[event["sink"], event["batch"]] = event
 
     def read(self, sink: str) -> int:
@@ -39,11 +39,11 @@ class Hops:
         return max((event["watermark_ms"] for (name, _), event in self.batches.items() if name == sink), default=0)
 
     def rows(self) -> list[tuple[str, int, int]]:
-        """Each hop: its name, how many messages have come that far, how many are still to come to it."""
+        """Hops: name, messages that reached it, messages that did not yet."""
         hops = [
             ("sent over MQTT", self.sent),
             ("acknowledged", self.acknowledged),
-            ("in the tube log", self.logged),
+            ("in the TubeMQ log", self.logged),
             ("through to the table", self.read("readings")),
             ("through to the windows", self.read("alarms")),
         ]
@@ -57,7 +57,7 @@ class Hops:
 
 
 def _before(counts: list[int]) -> list[int]:
-    """What each hop waits for: the one before it; table and windows both wait for the log."""
+    """Count of the previous hop for each hop; table and windows both follow the log."""
     total, sent, acknowledged, logged, _, _ = counts
     return [total, sent, acknowledged, logged, logged]
 
@@ -70,13 +70,13 @@ class Display(Protocol):
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None: ...
     def say(self, text: str) -> None:
-        """A step of the story."""
+        """Show a step."""
 
     def alarm(self, text: str) -> None:
-        """Something abnormal, as it is notified."""
+        """Show an alarm."""
 
     def show(self, hops: Hops, *, at_once: bool = False) -> None:
-        """How far the messages are, called several times a second; ``at_once`` however short ago the last one was."""
+        """Show the progress, several times a second; ``at_once`` without rate limit."""
 
 
 class _Quiet:
@@ -145,7 +145,7 @@ class JsonDisplay(_Quiet):
 
 
 class LiveDisplay(_Quiet):
-    """A table that is redrawn in place, with the story scrolling above it. For terminals."""
+    """A live table, with other output above it, for terminals."""
 
     def __init__(self) -> None:
         from rich.console import Console
@@ -173,7 +173,7 @@ class LiveDisplay(_Quiet):
         self._print(f"ALARM  {text}", "bold red")
 
     def show(self, hops: Hops, *, at_once: bool = False) -> None:  # noqa: ARG002 - redrawn at a rate of its own
-        """The table, drawn anew at a rate of its own [Display]."""
+        """Update the table, at its own rate [Display]."""
         from rich.progress_bar import ProgressBar
         from rich.table import Table
 
@@ -193,7 +193,7 @@ class LiveDisplay(_Quiet):
 
 
 def display(*, as_json: bool) -> Display:
-    """The display that suits where the output goes."""
+    """Select the display by the type of output."""
     if as_json:
         return JsonDisplay()
     if sys.stderr.isatty() and os.environ.get("TERM") != "dumb":

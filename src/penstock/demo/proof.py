@@ -40,7 +40,7 @@ __all__ = [
 
 
 class Logged(NamedTuple):
-    """One record of the log: its id, place, and event time where its payload has one."""
+    """A record of the log: id, offset, and event time if its payload has one."""
 
     id: str
     topic: str
@@ -51,9 +51,9 @@ class Logged(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """All that the proof looks at.
+    """Evidence for the proof.
 
-    ``table`` and ``measured`` map ids to (time, flow); a table id that occurs twice is in ``table_ids`` twice.
+    ``table`` and ``measured`` map ids to (time, flow); an id that occurs twice in the table is in ``table_ids`` twice.
     """
 
     sent: Collection[str]
@@ -68,7 +68,7 @@ class Evidence:
 
 
 class Check(NamedTuple):
-    """One sentence of the proof, and what was found where it does not hold."""
+    """A claim of the proof, and the contradiction if it does not hold."""
 
     claim: str
     holds: bool
@@ -76,7 +76,7 @@ class Check(NamedTuple):
 
 
 class Proof(NamedTuple):
-    """The checks, and the counts of the last line."""
+    """Checks, and counts of the last line."""
 
     checks: list[Check]
     counts: dict[str, int]
@@ -88,9 +88,9 @@ class Proof(NamedTuple):
 
 
 def late_ids(log: Sequence[Logged], ledger: Sequence[LedgerEntry]) -> set[str]:
-    """The events that the windows left out: their first copy came in a batch whose watermark had passed them.
+    """Ids of events that the windows dropped as late: the watermark had passed the batch of their first copy.
 
-    Only the first copy decides; a later one is a copy of an event that was counted, however late it comes.
+    Only the first copy counts; later copies are duplicates of a counted event.
     """
     first: dict[str, tuple[int, bool]] = {}
     for record in log:
@@ -116,7 +116,7 @@ def prove(
     segments: Sequence[AbnormalSegment],
     chaos: bool,
 ) -> Proof:
-    """Hold ``evidence`` against what was put in. ``measured`` includes the late readings."""
+    """Compare ``evidence`` with the input. ``measured`` includes late readings."""
     e = evidence
     logged = Counter(record.id for record in e.log)
     in_table = Counter(e.table_ids)
@@ -165,7 +165,7 @@ def prove(
 
 
 def _ledger_checks(e: Evidence, redelivered: int, rows: int) -> list[Check]:
-    """The ledger tells the same story as log and table, batch by batch without a hole."""
+    """Compare the ledger with log and table, batch by batch."""
     read, out = _sum(e.rows_ledger, "read"), _sum(e.rows_ledger, "out")
     duplicates = _sum(e.rows_ledger, "duplicates")
     return [
@@ -183,7 +183,7 @@ def _ledger_checks(e: Evidence, redelivered: int, rows: int) -> list[Check]:
 
 
 def _holes(entries: Sequence[LedgerEntry]) -> list[str]:
-    """Batches that do not begin at the end of the previous one."""
+    """Batches that do not start at the end of the previous one."""
     return [
         f"batch {after.batch}"
         for before, after in itertools.pairwise(entries)
@@ -209,7 +209,7 @@ def _short(segment: AbnormalSegment) -> str:
 
 
 def last_line(proof: Proof, segments: Sequence[AbnormalSegment], seconds: float) -> dict[str, Any]:
-    """The one line that ``--json`` ends with."""
+    """Last line of ``--json``."""
     return {
         "ok": proof.holds,
         **proof.counts,
@@ -222,7 +222,7 @@ TIMEOUT_MS = 20_000
 
 
 class LogReader:
-    """The records of one tube topic, over the broker's own wire; blocking. Use it in a ``with`` block."""
+    """Reads the records of a TubeMQ topic from the broker; blocking. Context manager."""
 
     def __init__(self, masters: str, topic: str) -> None:
         self._tube = TubeClient(masters, TIMEOUT_MS)
@@ -272,7 +272,7 @@ def read_table(path: Path, columns: Sequence[str]) -> list[dict[str, Any]]:
 
 
 async def read_alarms(store: StateStoreClient, branch: Branch, starts: Sequence[datetime]) -> list[Alarm]:
-    """The alarms that stand in the state store for the windows that start at ``starts``."""
+    """Read the alarms in the state store for windows that start at ``starts``."""
     found = []
     for start in starts:
         entry = await store.get(branch.window_key(start))

@@ -1,4 +1,4 @@
-"""The meter: publishes messages in order, at a pace, and remembers which were acknowledged."""
+"""The meter: publishes messages in order at a fixed rate, and records acknowledged ids."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from penstock.mqtt.codec.properties import Properties
 __all__ = ["TelemetrySender"]
 
 WINDOW = 20
-"""Messages under way at once: enough that a kill of the node meets some, few enough that the order means something."""
+"""Messages in flight: enough to be interrupted by a kill of the node, few enough to keep the order."""
 NO_SUBSCRIBERS = 0x10
 
 
 class TelemetrySender:
-    """Publishes with QoS 1 through ``client``, which sends again after a reconnect what was not acknowledged.
+    """Publishes with QoS 1 through ``client``, which repeats unacknowledged messages after a reconnect.
 
-    ``sent`` and ``acknowledged`` hold ids, each once, in order. ``hold`` and ``release`` stop and continue the pace.
+    ``sent`` and ``acknowledged`` have each id once, in order. ``hold`` and ``release`` pause and continue.
     """
 
     def __init__(self, client: MqttClient, topic: str, rate: float) -> None:
@@ -34,18 +34,18 @@ class TelemetrySender:
         self._flowing.set()
 
     def hold(self) -> None:
-        """Send nothing new until ``release``."""
+        """Pause."""
         self._flowing.clear()
 
     def release(self) -> None:
-        """Go on."""
+        """Continue."""
         self._flowing.set()
 
     async def send_all(self, messages: Sequence[Telemetry]) -> None:
         """Send ``messages`` in order; returns when all are acknowledged.
 
         Raises:
-            RefusedError: the node refused one, or has no rule that takes it.
+            RefusedError: the node rejected one, or has no matching rule.
         """
         loop = asyncio.get_running_loop()
         due = loop.time()
@@ -53,7 +53,7 @@ class TelemetrySender:
             for message in messages:
                 await self._flowing.wait()
                 await self._slots.acquire()
-                # After a pause the pace goes on from now; what was missed is not made up for in a burst.
+                # After a pause the rate continues, without a burst.
                 due = max(due + self._interval_s, loop.time())
                 await asyncio.sleep(due - loop.time())
                 group.create_task(self._send_one(message), name=f"send-{message.id}")

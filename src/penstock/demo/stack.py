@@ -1,6 +1,6 @@
 """Processes of the demo: a node and a pipeline, which can be killed and restarted while messages flow.
 
-Each process runs in a process group of its own, so that its end is the end of everything it started.
+Each process has its own process group, so that its child processes end with it.
 """
 
 from __future__ import annotations
@@ -24,17 +24,16 @@ from penstock.errors import UnavailableError
 __all__ = ["Addresses", "Child", "DemoOptions", "Stack", "chaos"]
 
 STOP_S = 30.0
-"""A pipeline drains within a batch or two; after this it is not going to."""
+"""Time limit of a shutdown; a pipeline ends within a batch or two."""
 TAIL_LINES = 15
 _LINE_LIMIT = 1 << 20
 _START = "import sys; from penstock.cli.main import main; sys.exit(main())"
 
 
 class Child:
-    """A penstock command as a child process that reports in JSON lines.
+    """A penstock command as a child process that prints JSON lines.
 
-    ``on_event`` gets each line of its standard output that is a JSON object. Standard error goes into the file
-    ``log``, after what is there from an earlier start.
+    ``on_event`` gets each JSON object of its standard output. Standard error is appended to the file ``log``.
     """
 
     def __init__(
@@ -55,7 +54,7 @@ class Child:
         self._reader: asyncio.Task[None] | None = None
 
     async def start(self) -> int:
-        """Start it; its process id, which is also its group's."""
+        """Start it; returns its process id, which is that of its group."""
         with self._log.open("ab") as errors:
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable,
@@ -81,17 +80,17 @@ class Child:
         return await self._process.wait()
 
     async def kill(self) -> None:
-        """Kill -9 it and its group, and wait for its end."""
+        """Kill (SIGKILL) the process and its group, and wait for the end."""
         if self._process is None:
             return
-        # The group outlives its leader as long as a member lives, and then still has the leader's id.
+        # The group exists with the id of its leader while any member lives.
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
         await self._process.wait()
         await self._drained()
 
     async def stop(self) -> int:
-        """Ask it to end, wait, and kill what is left; its exit status (0 where it was not started)."""
+        """Stop it, wait, and kill the rest; its exit status (0 if it was not started)."""
         if self._process is None:
             return 0
         if self.is_running:
@@ -125,7 +124,7 @@ class Child:
 
     async def _drained(self) -> None:
         if self._reader is not None:
-            # A grandchild that left the group could hold the pipe open; its words are not needed.
+            # A grandchild that left the group could keep the pipe open; its output is not needed.
             with suppress(TimeoutError):
                 async with asyncio.timeout(2.0):
                     await self._reader
@@ -137,7 +136,8 @@ RESTARTS = 3
 POLL_S = 0.1
 
 SHORT_RUN = ("--conf", "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
-"""Java's second compiler pays off after minutes: without it the demo needs half the processor time (75 s, now 48)."""
+"""Java's second compiler needs minutes to pay off: without it the demo needs half the processor time (48 s instead of
+75 s)."""
 
 _LISTENERS = ("mqtt", "tube_master", "tube_broker", "tube_broker_http", "http")
 
@@ -184,7 +184,7 @@ class Stack:
         return self._addresses
 
     async def start_node(self) -> None:
-        """Start the node; on the ports that it had, where it ran before."""
+        """Start the node, on its previous ports after a kill."""
         listeners = [f"--{name.replace('_', '-')}={address}" for name, address in self._ports.items()]
         given = [f"--config={example('penstock.yaml')}", f"--data-dir={self.options.directory / 'node'}"]
         self._node = Child(
@@ -211,7 +211,7 @@ class Stack:
                 "PENSTOCK_BROKER": self.addresses.broker,
                 "PENSTOCK_TUBE_MASTER": self.addresses.tube_master,
                 "WATER_LAKE": str(self.lake),
-                # A node that others use has records of others in its log.
+                # The log of a shared node has records of others.
                 "WATER_START": "earliest" if self.options.attach is None else "latest",
             },
         )
@@ -234,10 +234,10 @@ class Stack:
         self._say("CHAOS  the node was killed (-9)")
 
     async def stop_driver(self) -> None:
-        """Let the pipeline end between two batches.
+        """Stop the pipeline between two batches.
 
         Raises:
-            UnavailableError: it ended in another way.
+            UnavailableError: it ended with an error.
         """
         assert self._driver is not None
         self._driver_is_due = False
@@ -245,7 +245,7 @@ class Stack:
             raise self._driver.failure()
 
     async def watch(self) -> None:
-        """Never returns. A pipeline that ends by itself is started again in chaos; otherwise that is the end.
+        """Watch the pipeline; never returns. In chaos mode it is restarted if it ends.
 
         Raises:
             UnavailableError: the pipeline or the node ended.
@@ -264,7 +264,7 @@ class Stack:
             await self.start_driver()
 
     async def close(self) -> None:
-        """End what still runs."""
+        """Stop the processes."""
         self._driver_is_due = False
         if self._driver is not None:
             await self._driver.kill()
@@ -306,7 +306,7 @@ SECOND_PART = 0.6
 NODE_AT = 0.75
 
 Reached = Callable[[Callable[[], bool], str], Awaitable[None]]
-"""Waits until the condition holds; the text says what for."""
+"""Waits until the condition holds; the text describes it."""
 
 
 async def chaos(
@@ -320,10 +320,10 @@ async def chaos(
     kill_node: Callable[[], Awaitable[None]],
     restart_node: Callable[[], Awaitable[None]],
 ) -> None:
-    """Kill both in mid-run; ``batches`` says how many batches the pipeline has reported.
+    """Kill both processes during the run; ``batches`` returns the number of batches of the pipeline.
 
-    The meter holds twice, until the pipeline works: otherwise all would be sent while Spark warms up, and nothing would
-    flow when the kills come. While the driver is away messages keep coming.
+    The meter pauses twice until the pipeline works: otherwise all messages would be sent while Spark starts, and none
+    would flow during the kills. Messages continue while the driver is down.
     """
     await _hold_until(sender, FIRST_PART * total, reached, lambda: batches() > 0, "the first batch")
     await reached(lambda: len(sender.acknowledged) >= DRIVER_AT * total, "messages before the driver is killed")
@@ -349,7 +349,7 @@ async def chaos(
 async def _hold_until(
     sender: TelemetrySender, count: float, reached: Reached, condition: Callable[[], bool], text: str
 ) -> None:
-    """Let the sender come to ``count`` messages, and go on when ``condition`` holds."""
+    """Pause the sender after ``count`` messages until ``condition`` holds."""
     try:
         await reached(lambda: len(sender.sent) >= count, "messages to be sent")
         sender.hold()

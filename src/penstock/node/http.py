@@ -57,7 +57,7 @@ _PLACES: Final = {
     "/livez": "liveness: the event loop runs",
     "/readyz": "readiness, with reasons",
     "/metrics": "metrics in the text format of Prometheus",
-    "/webapi.htm?method=admin_get_methods": "administration of the tube: its methods",
+    "/webapi.htm?method=admin_get_methods": "administration methods of TubeMQ",
     "/webapi.htm?method=admin_query_topic_info": "topics",
     "/webapi.htm?method=admin_query_broker_run_status": "brokers",
     "/webapi.htm?method=admin_query_sub_info": "consumer groups",

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import difflib
 import json
-import re
 from collections.abc import Mapping
 from typing import Literal
 
 from penstock.errors import ConfigError
 from penstock.mqtt.url import parse_broker_url
+from penstock.runtime.config.values import duration_ms as parse_duration
+from penstock.runtime.config.values import nearest
 from penstock.runtime.io.credentials import Login
 from penstock.runtime.io.tls import TlsOptions
 
@@ -26,8 +26,6 @@ __all__ = [
     "positive",
 ]
 
-_UNITS_MS = {"": 1, "ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
-_DURATION = re.compile(r"([0-9]{1,9}) ?(ms|s|m|min|h|d|)")
 
 _OF_SPARK = {"checkpointlocation", "queryname"}
 """Spark hands its own options of a stream over to a sink as well."""
@@ -56,8 +54,8 @@ def canonical(
             continue
         name = names.get(given.lower()) or names.get(f"{given.lower().partition('.')[0]}.*")
         if name is None:
-            close = difflib.get_close_matches(given.lower(), [each.lower() for each in known], n=1)
-            meant = f"did you mean {names[close[0]]}? " if close else ""
+            close = nearest(given, known)
+            meant = f"did you mean {close}? " if close else ""
             raise ConfigError(
                 f"option {given!r} is not known to the {format_name} {kind}",
                 option=given,
@@ -92,10 +90,13 @@ def positive(option: str, text: str, meaning: str, *, most: int = MOST) -> int:
 
 def duration_ms(option: str, text: str, meaning: str) -> int:
     """``text`` as a time above 0, written as Spark's own are: 500ms, 30s, 15m (or min), 2h, 1d; without a unit: ms."""
-    found = _DURATION.fullmatch(text.strip().lower())
-    if found is None or int(found[1]) == 0:
+    try:
+        found = parse_duration(text, unit="ms")
+    except ValueError:
+        found = 0
+    if not found:
         raise ConfigError(f"{option} {text!r} is not a time above 0", option=option, do=meaning)
-    return int(found[1]) * _UNITS_MS[found[2]]
+    return found
 
 
 def broker_url(given: Mapping[str, str], option: str) -> str:

@@ -23,22 +23,21 @@ __all__ = ["LocalNode"]
 HOST = "127.0.0.1"
 
 _LOOK_AT_CLOCK_S = 0.01
-"""How often a clock of the caller's is looked at: no timer knows when it will have moved."""
+"""Interval for polling a caller's clock, which has no timers."""
 
 
 class LocalNode:
-    """Started by ``with`` or :meth:`start`; the port is free and stays the same over :meth:`restart`.
+    """A broker with a state store, started by ``with`` or :meth:`start` on a free port, which :meth:`restart` keeps.
 
     Args:
-        directory: where the keys are; None: a directory that goes with the node.
-        durability: what an answer promises; ``memory`` is the fastest, and nobody pulls the plug of a test.
-        dialect: ``auto``, or the one form of the protocol to speak.
-        max_keys: quota of the store, 0 = none.
-        extensions: what the store offers beside the published protocol, by the names of the configuration; ``scan`` is
-            always there.
-        faults: obey the fault switches (see :mod:`penstock.mqtt.faults`).
-        clock: wall clock in ms that the store goes by, expiry included: once it has moved, what is due by then expires
-            within some 10 ms. The clients of :meth:`client` go by it too. None: the machine's.
+        directory: data directory; None: a temporary one.
+        durability: guarantee of responses; ``memory`` is the fastest.
+        dialect: ``auto``, or one format of the protocol.
+        max_keys: limit of keys; 0 for none.
+        extensions: extensions of the published protocol, named as in the configuration; ``scan`` is always enabled.
+        faults: enable fault injection (see :mod:`penstock.mqtt.faults`).
+        clock: wall clock in ms of the store, also for expiry: after it has advanced, keys that are due expire within
+            about 10 ms. The clients of :meth:`client` use it as well. None: the system clock.
     """
 
     def __init__(
@@ -98,7 +97,7 @@ class LocalNode:
 
     @property
     def observations(self) -> int:
-        """How many observations there are: an application that is ready to be told has made its own."""
+        """Number of observations: an application that is ready for notifications has created its own."""
         return 0 if self._store is None else self._store.observations
 
     def start(self) -> Self:

@@ -120,5 +120,6 @@ def test_a_full_disk_behind_standard_output_is_explained() -> None:
         )
     assert done.returncode == 1
     assert done.stderr == (
-        "penstock: the output could not be written\n  why: No space left on device\n  do:  make room, run it again\n"
+        "penstock: the output could not be written\n  why: No space left on device\n"
+        "  do:  free disk space and run it again\n"
     )

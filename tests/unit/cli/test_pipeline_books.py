@@ -108,7 +108,7 @@ def test_status_of_a_run_that_has_ended(
         assert main(command) == 0
         assert words in capsys.readouterr().err
     assert main([*command[:-1], str(books.root / "elsewhere")]) == 0
-    assert f"there are no books in {books.root / 'elsewhere'}" in capsys.readouterr().err
+    assert f"there is no ledger in {books.root / 'elsewhere'}" in capsys.readouterr().err
 
 
 def test_books_of_another_pipeline_are_not_shown(books: Books, capsys: pytest.CaptureFixture[str]) -> None:
@@ -262,11 +262,11 @@ def test_windows_are_shown_and_kept_back(books: Books, capsys: pytest.CaptureFix
     assert main(redrive) == 0
     printed = capsys.readouterr()
     assert printed.out == "2 letters would be sent again\n"
-    assert printed.err.startswith("1 letter of windows is kept back: a window is made of records")
+    assert printed.err.startswith("1 letter of windows is not sent: a window has no source record")
 
 
 def test_a_pipeline_without_dead_letters(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "p.yaml"
     path.write_text("name: p\nsource: {topics: [t]}\nsinks: [{name: s, table: {path: x}}]\n")
     assert main(["pipeline", "dead-letter", "list", str(path)]) == 2
-    assert "keeps no dead letters" in capsys.readouterr().err
+    assert "has no dead_letters setting" in capsys.readouterr().err

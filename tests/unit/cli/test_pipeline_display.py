@@ -44,7 +44,7 @@ def test_progress_as_lines_and_an_idle_sink_once(capsys: pytest.CaptureFixture[s
         "rows: 1,200 read, 1,100 out, 120 rows/s; 30 waiting, the oldest for 4.2 s; "
         "10 in the batch under way for 0.3 s; last batch took 0.2 s; state 17 rows, 2.0 KiB"
     )
-    assert said[1] == "alarms: 0 read, 0 out, 0 rows/s; what waits is not known"
+    assert said[1] == "alarms: 0 read, 0 out, 0 rows/s; the backlog is unknown"
 
 
 def test_a_batch_says_what_it_did_and_how_long_it_took(capsys: pytest.CaptureFixture[str]) -> None:
@@ -61,7 +61,7 @@ def test_a_run_that_waits_says_at_once_for_whom(capsys: pytest.CaptureFixture[st
     first, second = capsys.readouterr().err.splitlines()
     held = "pipeline water: run abc (host edge-7) holds the lease"
     assert first == f"{held}, for another 7.5 s unless it renews it; waiting up to 60 s"
-    assert second.endswith("holds the lease; waiting for ever")
+    assert second.endswith("holds the lease; waiting forever")
 
 
 def test_a_run_that_was_asked_to_stop_says_what_it_waits_for(capsys: pytest.CaptureFixture[str]) -> None:

@@ -115,7 +115,7 @@ def test_produce_values_behind_their_length(penstock: Command) -> None:
     assert [record.value for _, record, _ in Producer.sent] == [b"a\nb", b"", b"\xff"]
     for broken, message in (
         (data[:-1], "record 2: the input ends after 0 of 1 bytes"),
-        (data + b"\0", "record 3: 00 is no length"),
+        (data + b"\0", "record 3: 00 is not a length"),
     ):
         done = penstock("tube", "produce", "water", "--format", "length", stdin=broken)
         assert done.status == 2

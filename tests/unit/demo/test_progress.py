@@ -40,7 +40,7 @@ def test_json_lines(capsys: pytest.CaptureFixture[str]) -> None:
         screen.show(hops())
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [line["event"] for line in lines] == ["step", "alarm", "progress"]
-    assert lines[2]["hops"]["in the tube log"] == {"messages": 7, "lag": 0}
+    assert lines[2]["hops"]["in the TubeMQ log"] == {"messages": 7, "lag": 0}
 
 
 def test_plain_lines_go_to_standard_error(capsys: pytest.CaptureFixture[str]) -> None:

@@ -24,7 +24,7 @@ __all__ = ["run_cases", "schema", "show_plan", "validate"]
 
 
 CASES = ".test.yaml"
-"""How the names of files of cases end."""
+"""Suffix of test files."""
 _PROBLEM = re.compile(r".*?:(?P<line>\d+):(?P<column>\d+): (?:option '(?P<option>.*?)': )?(?P<text>.*)")
 
 
@@ -65,7 +65,7 @@ def validate(
 
 
 class _Valid(NamedTuple):
-    """What is said of a file that can be used."""
+    """Report about a valid file."""
 
     words: str
     lines: list[str]
@@ -76,7 +76,7 @@ def _valid(file: Path) -> _Valid:
     """Check one file.
 
     Raises:
-        ConfigError: it cannot be used.
+        ConfigError: it is not valid.
     """
     from penstock.pipelines.spec.description import way
     from penstock.pipelines.spec.loader import load
@@ -137,7 +137,7 @@ _WIDTH = 110
 
 
 def _wrapped(change: PlanChange) -> list[str]:
-    """A change as lines of a diff."""
+    """Format a change as lines of a diff."""
     text = escape(f"{change.mark} {change.what}: {change.text}")
     made = textwrap.wrap(text, _WIDTH, initial_indent="  ", subsequent_indent=" " * 8, break_long_words=False)
     colour = _COLOURS.get(change.mark) if use_colour(sys.stdout) else None
@@ -152,7 +152,7 @@ def schema() -> None:
 
 
 def _as_json(error: ConfigError, file: Path) -> dict[str, object]:
-    """What is wrong with a pipeline file, for programs: each line of the error taken apart."""
+    """Errors of a pipeline file for programs, one per line of the error."""
     problems = []
     for line in error.what.split("\n"):
         match = _PROBLEM.fullmatch(line)

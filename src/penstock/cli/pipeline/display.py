@@ -1,4 +1,4 @@
-"""How `penstock pipeline run` shows a run: a live table on a terminal, lines elsewhere, events as JSON lines."""
+"""Output of `penstock pipeline run`: a live table on a terminal, lines elsewhere, events as JSON lines."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ LINES_S = 10.0
 
 
 class RunDisplay(Protocol):
-    """Where the events of a run go. ``progress_s``: how often it wants to be told of progress."""
+    """Receiver of the events of a run. ``progress_s``: interval of progress events."""
 
     progress_s: float
 
     def tell(self, event: dict[str, Any]) -> None:
-        """One event."""
+        """Show an event."""
 
 
 class JsonRunDisplay:
-    """Each event as a line of JSON on standard output."""
+    """Prints each event as a line of JSON."""
 
     progress_s = LINES_S
 
@@ -36,7 +36,7 @@ class JsonRunDisplay:
 
 
 class LineRunDisplay:
-    """Batches and rows on standard output, everything else on standard error."""
+    """Prints batches and rows to standard output, everything else to standard error."""
 
     progress_s = LINES_S
 
@@ -58,7 +58,7 @@ class LineRunDisplay:
 
     def _progress(self, sinks: Mapping[str, Mapping[str, Any]]) -> None:
         for name, sink in sinks.items():
-            # A sink that has nothing to do is told of once.
+            # An idle sink is reported once.
             idle = {key: sink[key] for key in ("batches", "lag_records", "in_batch_records", "restarts")}
             if self._shown.get(name) != idle or sink["in_batch_records"] or sink["lag_records"]:
                 self._shown[name] = idle
@@ -73,7 +73,7 @@ class LineRunDisplay:
 
 
 class LiveRunDisplay(LineRunDisplay):
-    """A table of the sinks, drawn anew in place; everything but single batches scrolls above it."""
+    """A live table of the sinks; other events scroll above it."""
 
     progress_s = LIVE_S
 
@@ -88,7 +88,7 @@ class LiveRunDisplay(LineRunDisplay):
     def tell(self, event: dict[str, Any]) -> None:
         from rich.spinner import Spinner
 
-        # Not before: while it starts, Java writes a line of its own, which would run into this one.
+        # Not earlier: Java writes a line during its start, which would collide with this one.
         if event["event"] == "started":
             self.live.update(Spinner("dots", "the first batches are planned"))
         if event["event"] != "batch":
@@ -134,13 +134,13 @@ HEADS = (
 )
 
 FOR_WIDE = frozenset({"in batch", "since", "state"})
-"""What is left out on a terminal that is narrower than ``WIDE`` columns."""
+"""Columns that are omitted on a terminal narrower than ``WIDE`` columns."""
 WIDE = 110
 
 
 @contextmanager
 def display(*, as_json: bool) -> Iterator[RunDisplay]:
-    """The display that suits where the output goes."""
+    """Select the display by the type of output."""
     if as_json:
         yield JsonRunDisplay()
     elif sys.stdout.isatty() and use_colour(sys.stderr):
@@ -152,14 +152,14 @@ def display(*, as_json: bool) -> Iterator[RunDisplay]:
 
 
 def amount(value: float | None) -> str:
-    """A count or rate for people, a dash where it is not known."""
+    """Format a count or rate; a dash if it is unknown."""
     if value is None:
         return "-"
     return f"{value:,.0f}" if value >= 100 or value == int(value) else f"{value:.1f}"
 
 
 def duration(seconds: float | None) -> str:
-    """``0.3 s``, ``12 s``, ``4 min 10 s``, ``3 h 20 min``; a dash where it is not known."""
+    """Format a duration: ``0.3 s``, ``12 s``, ``4 min 10 s``, ``3 h 20 min``; a dash if it is unknown."""
     if seconds is None:
         return "-"
     if seconds < 10:
@@ -174,7 +174,7 @@ def duration(seconds: float | None) -> str:
 
 
 def size(count: float | None) -> str:
-    """Bytes for people."""
+    """Format a size."""
     if count is None:
         return "-"
     for unit in ("B", "KiB", "MiB"):
@@ -206,10 +206,10 @@ def _batch(event: Event) -> str:
 
 
 def _progress(name: str, sink: Mapping[str, Any]) -> str:
-    """A line of what there is to say: nothing of a batch, a backlog or a state that is not there."""
+    """Progress of a sink as one line, without absent batch, backlog and state."""
     parts = [f"{amount(sink['read'])} read, {amount(sink['out'])} out, {amount(sink['rows_per_s'])} rows/s"]
     if sink["waiting_records"] is None:
-        parts.append("what waits is not known")
+        parts.append("the backlog is unknown")
     elif sink["waiting_records"]:
         parts.append(f"{amount(sink['waiting_records'])} waiting, the oldest for {duration(sink['waiting_s'])}")
     else:
@@ -228,7 +228,7 @@ def _progress(name: str, sink: Mapping[str, Any]) -> str:
 
 
 def _words(event: Event) -> Iterator[str]:
-    """An event as lines for people."""
+    """Format an event as lines."""
     match event["event"]:
         case "starting":
             yield f"pipeline {event['pipeline']}: run {event['run']} starts Spark, state in {event['state_dir']}"
@@ -240,7 +240,7 @@ def _words(event: Event) -> Iterator[str]:
             )
             yield (
                 f"pipeline {event['pipeline']}: {event['text']} holds the lease{left}; "
-                f"waiting {'up to ' + duration(event['wait_s']) if event['wait_s'] < 1e7 else 'for ever'}"
+                f"waiting {'up to ' + duration(event['wait_s']) if event['wait_s'] < 1e7 else 'forever'}"
             )
         case "started":
             yield f"pipeline {event['pipeline']}: running {', '.join(event['sinks'])}; lease {event['fencing_token']}"

@@ -121,7 +121,7 @@ def init(
     try:
         load_cases(cases, load(file))
     except ConfigError:
-        # A name that is none; nothing is left that would be in the way of the next try.
+        # An invalid name: delete the files, so that the next attempt can create them.
         file.unlink()
         cases.unlink()
         raise
@@ -130,6 +130,6 @@ def init(
 
 
 def _named_after(directory: Path) -> str:
-    """A name for the pipeline, made of that of a directory."""
+    """Name of a pipeline derived from the name of a directory."""
     kept = "".join(c if c.isascii() and (c.isalnum() or c in "_-") else "-" for c in directory.name.lower())
     return kept.lstrip("0123456789_-")[:63] or "pipeline"

@@ -90,7 +90,7 @@ def _status(pipeline: Pipeline, state: Path, name: str) -> PipelineStatus:
     for sink in pipeline.sinks:
         sums, last = ledger.sums(sink.name), ledger.last(sink.name)
         counts = {name: getattr(sums, name) for name in _SUMS}
-        # What only the run itself knows; where none runs, nothing is known of now.
+        # Current values are known while a run is active only.
         said = record.progress.get("sinks", {}).get(sink.name, {}) if record is not None and run is not None else {}
         now = {name: said.get(name) for name in _NOW}
         batch = None if last is None else last.batch
@@ -104,7 +104,7 @@ def _print_status(found: PipelineStatus, state: Path) -> None:
     left = "" if holder is None or holder.left_ms is None else f", {holder.left_ms / 1000:.1f} s unless it renews it"
     note(f"{found.text}{left}")
     if record is not None and not state.exists():
-        note(f"there are no books in {state}, so nothing is counted here: name the run's directory with --state-dir")
+        note(f"there is no ledger in {state}: set the directory of the run with --state-dir")
     if run is None and record is not None:
         note(f"the last one, run {record.run} on {record.host}: {_end(record)}")
     shown_rows = [
@@ -158,11 +158,11 @@ def reconcile(file: File, state_dir: StateDir = None, into: Into = None, as_json
 
 
 def _dead_letters(file: Path, into: Path | None = None) -> tuple[Path, Pipeline]:
-    """The table of the dead letters of the pipeline, or of its replay ``into``, and the pipeline."""
+    """Path of the dead letters of the pipeline, or of its replay ``into``, and the pipeline."""
     pipeline = run_of(file, None, into).pipeline
     if pipeline.dead_letters is None:
         raise ConfigError(
-            f"pipeline {pipeline.name!r} keeps no dead letters",
+            f"pipeline {pipeline.name!r} has no dead_letters setting",
             option="dead_letters",
             do="add dead_letters: {path: ...} to the file; from then on they are kept",
         )
@@ -260,8 +260,8 @@ def dead_redrive(
     if len(wanted) < len(found):
         kept = len(found) - len(wanted)
         note(
-            f"{_letters(kept)} of windows {'is' if kept == 1 else 'are'} kept back: a window is made of records, which "
-            "went into it; mend the sink, and what changes in a window from then on comes through"
+            f"{_letters(kept)} of windows {'is' if kept == 1 else 'are'} not sent: a window has no source record; "
+            "correct the sink, and later changes of the window are written"
         )
     chosen = [letter for letter in wanted if letter.place not in again]
     if only and len(chosen) < len(wanted):
@@ -277,7 +277,7 @@ def dead_redrive(
 
 
 def _place(letter: DeadLetter, pipeline: Pipeline) -> str:
-    """Where the record stands, in the words of its source."""
+    """Position of the record in its source."""
     if letter.source in _windows(pipeline):
         return f"window of {letter.source}"
     source = pipeline.inputs.get(letter.source)
@@ -288,17 +288,17 @@ def _place(letter: DeadLetter, pipeline: Pipeline) -> str:
 
 
 def _windows(pipeline: Pipeline) -> set[str]:
-    """The steps whose windows may be dead letters: of those the source is the step."""
+    """Steps whose windows may be dead letters, with the step as source."""
     return {step.name for step in pipeline.steps if step.window is not None}
 
 
 def _chosen(
     letters: list[DeadLetter], pipeline: Pipeline, step: str | None, only: list[str] | None
 ) -> list[DeadLetter]:
-    """The letters of ``step`` and with the ids ``only``; all where neither is given.
+    """Letters of ``step`` and with the ids ``only``; all without both.
 
     Raises:
-        ConfigError: there is no letter of such an id, or no such step.
+        ConfigError: an id or the step is unknown.
     """
     from penstock.pipelines.spec.values import sink_letter
 

@@ -53,10 +53,10 @@ Metrics = Annotated[
 
 @contextmanager
 def needs_spark() -> Iterator[None]:
-    """What is imported inside needs Spark.
+    """Translate a failed import of Spark inside the block.
 
     Raises:
-        ConfigError: it is not installed.
+        ConfigError: Spark is not installed.
     """
     try:
         yield
@@ -68,10 +68,10 @@ def needs_spark() -> Iterator[None]:
 
 
 def state_of(name: str, given: Path | None) -> Path:
-    """The state directory of the pipeline ``name``.
+    """State directory of the pipeline ``name``.
 
     Raises:
-        ConfigError: it is another's.
+        ConfigError: it belongs to another pipeline.
     """
     from penstock.pipelines.state_dir.layout import check_owner
 
@@ -81,10 +81,10 @@ def state_of(name: str, given: Path | None) -> Path:
 
 
 def run_of(file: Path, state_dir: Path | None, into: Path | None) -> Begun:
-    """The pipeline, its state directory and the name of its lease: its own, or those of its replay ``into``.
+    """The pipeline, its state directory and the name of its lease, or those of its replay ``into``.
 
     Raises:
-        ConfigError: the file cannot be used, or ``into`` holds no replay.
+        ConfigError: the file is not valid, or ``into`` has no replay.
     """
     from penstock.pipelines.spec.loader import load
     from penstock.pipelines.state_dir.replay import Begun, begun
@@ -94,23 +94,21 @@ def run_of(file: Path, state_dir: Path | None, into: Path | None) -> Begun:
         return Begun(pipeline, state_of(pipeline.name, state_dir), pipeline.name)
     if state_dir is not None:
         raise ConfigError(
-            "--state-dir and --into are given", option="--into", do="leave --state-dir out: a replay has its own"
+            "--state-dir and --into exclude each other", option="--into", do="omit --state-dir: a replay has its own"
         )
     return begun(pipeline, into)
 
 
 def options_of_spark(given: list[str]) -> dict[str, str]:
-    """``NAME=VALUE`` pairs as Spark's options.
+    """Parse ``NAME=VALUE`` pairs of Spark options.
 
     Raises:
-        ConfigError: one is no such pair.
+        ConfigError: a pair is not valid.
     """
     options = {}
     for text in given:
         name, equals, value = text.partition("=")
         if not equals or not name.startswith("spark."):
-            raise ConfigError(
-                f"--conf {text!r} is not an option of Spark's", option="conf", do="write spark.NAME=VALUE"
-            )
+            raise ConfigError(f"--conf {text!r} is not a Spark option", option="conf", do="write spark.NAME=VALUE")
         options[name] = value
     return options

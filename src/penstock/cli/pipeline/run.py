@@ -124,7 +124,7 @@ def run(
 
 
 def _warnings_of(pipeline: Pipeline, replay: Replay) -> tuple[str, ...]:
-    """What to tell before ``replay`` of ``pipeline``."""
+    """Warnings before ``replay`` of ``pipeline``."""
     if pipeline.dead_letters is None:
         return ()
     from penstock.pipelines.ledger.dead_letters import warning_of_copies
@@ -136,7 +136,7 @@ def _warnings_of(pipeline: Pipeline, replay: Replay) -> tuple[str, ...]:
 def _replay(
     pipeline: Pipeline, state_dir: Path | None, into: Path | None, begin: str | None, end: str | None, *, live: bool
 ) -> Replay | None:
-    """The replay that was asked for; None where the pipeline itself is to run."""
+    """The requested replay; None to run the pipeline itself."""
     from penstock.pipelines.state_dir.replay import plan_replay
 
     if into is None:
@@ -144,13 +144,13 @@ def _replay(
             raise ConfigError(
                 "a replay needs a target of its own",
                 option="--into",
-                why="the tables of the pipeline have these records already",
-                do="name a new directory with --into",
+                why="the tables of the pipeline already have these records",
+                do="set a new directory with --into",
             )
         return None
     if state_dir is not None:
         raise ConfigError(
-            "--state-dir and --into are given", option="--into", do="leave --state-dir out: a replay has its own"
+            "--state-dir and --into exclude each other", option="--into", do="omit --state-dir: a replay has its own"
         )
     return plan_replay(pipeline, into, begin, end, live=live)
 
@@ -198,7 +198,7 @@ def stop(
     elif stopped.clean:
         sys.stdout.write(f"pipeline {name}: run {stopped.run} has stopped\n")
     else:
-        sys.stdout.write(f"pipeline {name}: run {stopped.run} has ended, but not because it was asked: {stopped.why}\n")
+        sys.stdout.write(f"pipeline {name}: run {stopped.run} ended for another reason: {stopped.why}\n")
     if not stopped.clean:
         raise typer.Exit(1)
 
@@ -219,7 +219,7 @@ def _address(text: str | None) -> tuple[str, int] | None:
 
 
 def _stop_on_signals() -> threading.Event:
-    """An event that the first SIGTERM or SIGINT sets; the second one ends the process as usual."""
+    """Return an event that the first SIGTERM or SIGINT sets; the second one ends the process."""
     stop = threading.Event()
 
     def handle(number: int, _frame: Any) -> None:
@@ -228,7 +228,7 @@ def _stop_on_signals() -> threading.Event:
 
     def end(number: int, _frame: Any) -> None:
         if sys.stderr.isatty():
-            # The live table has hidden the cursor, and cannot bring it back any more.
+            # Show the cursor again, which the live table has hidden.
             sys.stderr.write(_SHOW_CURSOR)
             sys.stderr.flush()
         signal.signal(number, signal.SIG_DFL)

@@ -1,6 +1,6 @@
-"""The program that ``spark-submit`` is given: ``penstock pipeline run``, in the session that Spark has set up.
+"""Main program for ``spark-submit``: ``penstock pipeline run`` in the session of Spark.
 
-On the machines of a cluster there may be no command ``penstock``, only Python and the package.
+Machines of a cluster may have Python and the package, but no command ``penstock``.
 """
 
 from __future__ import annotations

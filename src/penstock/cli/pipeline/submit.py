@@ -1,4 +1,4 @@
-"""`penstock pipeline submit`: a pipeline handed to spark-submit."""
+"""`penstock pipeline submit`: run a pipeline with spark-submit."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def submit(
             java_home=java_home,
             image=image,
             conf=spark_conf,
-            # Spark would take the python3 of the search path, or one that only executors have.
+            # Otherwise Spark uses python3 on PATH, or the path for executors.
             driver_python=sys.executable,
             java_options=quiet_java_options("", "FATAL"),
             environment=variables,
@@ -130,7 +130,7 @@ def submit(
 
 
 def _of_run(state_dir: Path | None, metrics: str | None, *, once: bool, as_json: bool) -> list[str]:
-    """The options of `run` that go with the line."""
+    """Options of `run` in the command line."""
     options = ["--state-dir", str(state_dir)] if state_dir is not None else []
     options += ["--once"] if once else []
     options += ["--metrics", metrics] if metrics is not None else []
@@ -138,13 +138,13 @@ def _of_run(state_dir: Path | None, metrics: str | None, *, once: bool, as_json:
 
 
 def _of_secrets(conf: dict[str, str]) -> dict[str, str]:
-    """The variables that Kubernetes will fill in from its secrets, with a word in the place of each."""
+    """Variables that Kubernetes sets from its secrets, with a placeholder as value."""
     start = "spark.kubernetes.driver.secretKeyRef."
     return {name.removeprefix(start): "secret" for name in conf if name.startswith(start)}
 
 
 def _refuse_relative_paths(pipeline: Pipeline, state_dir: Path | None) -> None:
-    """A driver that runs elsewhere begins in a directory that goes with it."""
+    """Raise ConfigError for relative paths: the driver on another machine has another directory."""
     paths = {"--state-dir": str(state_dir or "penstock-pipelines")}
     paths |= {f"sink {sink.name!r}": sink.table.path for sink in pipeline.sinks if sink.table is not None}
     paths |= {f"source {name!r}": source.path for name, source in pipeline.inputs.items() if source.format == "files"}
@@ -152,29 +152,29 @@ def _refuse_relative_paths(pipeline: Pipeline, state_dir: Path | None) -> None:
     for what, path in paths.items():
         if not Path(path).is_absolute():
             raise ConfigError(
-                f"{what}: {path!r} is no absolute path",
+                f"{what}: {path!r} is not an absolute path",
                 option=what.removeprefix("--"),
-                why="with --deploy-mode cluster the driver runs on another machine, and its directory goes with it",
+                why="with --deploy-mode cluster the driver runs in a temporary directory of another machine",
                 do="write a path on the file system that driver and executors share",
             )
 
 
 def _check_files(master: str, wheel: str | None, archive: str | None) -> None:
-    """What spark-submit would tell in a Java trace."""
+    """Check files that spark-submit would report in a Java trace."""
     for option, path in (("wheel", wheel), ("archive", archive)):
         if path is not None and "://" not in path and not Path(path).is_file():
-            raise ConfigError(f"--{option} {path!r} is no file here", option=option, do="correct the path")
+            raise ConfigError(f"--{option} {path!r} does not exist", option=option, do="correct the path")
     if master == "yarn" and not (os.environ.get("HADOOP_CONF_DIR") or os.environ.get("YARN_CONF_DIR")):
         raise ConfigError(
             "neither HADOOP_CONF_DIR nor YARN_CONF_DIR is set",
             option="spark-master",
-            why="the files in that directory say where YARN is",
-            do="export HADOOP_CONF_DIR=DIRECTORY, that of the cluster's client files",
+            why="that directory has the configuration of YARN",
+            do="export HADOOP_CONF_DIR=DIRECTORY, the client configuration of the cluster",
         )
 
 
 def _hand_over(line: Line) -> NoReturn:
-    """Become the program of ``line``."""
+    """Replace this process by the command line."""
     from penstock.spark.environment.compiled_pyspark import check_launcher
 
     check_launcher({name: value for name, value in os.environ.items() if value})
@@ -187,7 +187,7 @@ def _hand_over(line: Line) -> NoReturn:
 
 
 def _spark_submit() -> str:
-    """The program of the Spark that is chosen by SPARK_HOME, on PATH, or beside the Python package."""
+    """Path of spark-submit: of SPARK_HOME, on PATH, or of the Python package."""
     home = os.environ.get("SPARK_HOME")
     if home:
         return str(Path(home) / "bin" / "spark-submit")

@@ -5,7 +5,6 @@ A step that runs SQL or an expression may have columns that only Spark knows; ch
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
@@ -15,6 +14,7 @@ from penstock.pipelines.spec.plan import reads_of, sink_reads
 from penstock.pipelines.spec.sinks import Sink
 from penstock.pipelines.spec.steps import Map, Parse, Step, Window
 from penstock.pipelines.spec.values import late_of, pieces
+from penstock.runtime.config.values import nearest
 
 __all__ = ["RESERVED", "SIMPLE", "Column", "Problem", "column_names", "parse_ddl"]
 
@@ -129,8 +129,8 @@ class _Reader:
         if depth > DEEPEST:
             raise self._wrong(token, f"types that are nested no deeper than {DEEPEST}")
         if token.kind != "word" or kind not in _ALL_TYPES:
-            close = difflib.get_close_matches(kind, _ALL_TYPES, n=1) if token.kind == "word" else []
-            raise self._wrong(token, "a type" + (f" (did you mean {close[0]}?)" if close else f": {_LISTED}"))
+            close = nearest(kind, _ALL_TYPES) if token.kind == "word" else None
+            raise self._wrong(token, "a type" + (f" (did you mean {close}?)" if close else f": {_LISTED}"))
         if kind in SIMPLE:
             return kind
         if kind in _WITH_LENGTH:
@@ -248,9 +248,9 @@ def _look_for(text: str, columns: Columns, stream: str, where: Location) -> Prob
     name, _, field = text.partition(".")
     if name.lower() in columns or text.lower() in columns:
         return None
-    near = difflib.get_close_matches(name.lower(), columns, n=1)
+    near = nearest(name, columns)
     rest = f".{field}" if field else ""
-    hint = f" (did you mean {columns[near[0]] + rest!r}?)" if near else ""
+    hint = f" (did you mean {columns[near] + rest!r}?)" if near else ""
     return Problem(
         where, text, f"expected a column of {stream!r}: {', '.join(columns.values()) or 'it has none'}{hint}"
     )

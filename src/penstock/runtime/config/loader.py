@@ -7,7 +7,6 @@ name for an unknown one.
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -18,6 +17,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaWarningKind
 
 from penstock.errors import ConfigError
+from penstock.runtime.config.values import did_you_mean
 from penstock.runtime.config.yaml_document import Document, Location, Value, parse_document, path_text, read_document
 from penstock.runtime.io.network import without_secret
 
@@ -118,7 +118,7 @@ def _explain(detail: Any, document: Document, schema: _Schema) -> tuple[str, str
         known = schema.names(detail["loc"][:-1])
         text = f"is not known; known here: {', '.join(known)}" if known else "is not known here"
         name = str(location[-1])
-        do = _put_under(name, schema.below(detail["loc"][:-1])) or _did_you_mean(name, known)
+        do = _put_under(name, schema.below(detail["loc"][:-1])) or did_you_mean(name.replace("-", "_"), known)
         return document.where_key(location), option, text, do
     if kind == "missing":
         option = path_text((*location, detail["loc"][-1]))
@@ -135,7 +135,7 @@ def _explain(detail: Any, document: Document, schema: _Schema) -> tuple[str, str
             location = (*location, tag_name)
             where, option, got = document.where(location), path_text(location), repr(context["tag"])
         choices = re.findall(r"'([^']*)'", accepted)
-        return where, option, f"got {got}, expected {accepted}", _did_you_mean(got.strip("'"), choices)
+        return where, option, f"got {got}, expected {accepted}", did_you_mean(got.strip("'").replace("-", "_"), choices)
     if kind in {"value_error", "assertion_error"} and isinstance(context.get("error"), Exception):
         expected = str(context["error"])
         return where, option, f"got {got}, {expected}" if location else expected, None
@@ -181,11 +181,6 @@ def _show(value: object, location: Location) -> str:
         return "nothing"
     text = {True: "true", False: "false"}[value] if isinstance(value, bool) else without_secret(repr(value))
     return text if len(text) <= 80 else f"{text[:77]}..."
-
-
-def _did_you_mean(name: str, known: list[str]) -> str | None:
-    near = difflib.get_close_matches(name.replace("-", "_"), known, n=1, cutoff=0.6)
-    return f"did you mean {near[0]!r}?" if near else None
 
 
 def _put_under(name: str, below: Mapping[str, list[str]]) -> str | None:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable
 from typing import Final
 
-__all__ = ["DURATIONS", "SIZES", "did_you_mean", "duration_ms", "size_bytes"]
+__all__ = ["DURATIONS", "SIZES", "did_you_mean", "duration_ms", "nearest", "size_bytes"]
 
 DURATIONS: Final = "500ms, 10s, 5m, 2h or 1d"
 """Examples of durations, for messages."""
@@ -44,8 +44,14 @@ def size_bytes(text: str) -> int:
     return int(found[1]) * _UNITS_BYTES[found[2].lower()]
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str | None:
-    """The question ``did you mean 'NAME'?`` with the known name nearest to ``name``; None if none is near."""
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """The known name that is most similar to ``name``, regardless of case; None if none is similar."""
     names = {each.lower(): each for each in known}
     near = difflib.get_close_matches(name.lower(), names, n=1)
-    return f"did you mean {names[near[0]]!r}?" if near else None
+    return names[near[0]] if near else None
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str | None:
+    """The question ``did you mean 'NAME'?`` with the most similar known name; None if none is similar."""
+    near = nearest(name, known)
+    return None if near is None else f"did you mean {near!r}?"

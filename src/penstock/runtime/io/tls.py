@@ -112,7 +112,7 @@ class AlertingObject(ssl.SSLObject):
     outgoing: ssl.MemoryBIO
     failed: bool = False
     failure: ssl.SSLError | None = None
-    """Why the handshake failed; whoever reports it sets it to None, because its traceback refers to this object."""
+    """Error of the handshake; the reporter sets it to None, because its traceback refers to this object."""
     notify: Callable[[ssl.SSLError], None] | None = None
 
     def do_handshake(self) -> None:

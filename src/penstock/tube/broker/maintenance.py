@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from penstock.errors import StorageError
+from penstock.runtime.io.clock import boot_id
 from penstock.runtime.io.files import Durability, Files
 from penstock.tube.codec.proto import broker_pb2 as pb
 from penstock.tube.codec.strings import OFFSET_HISTORY_TOPIC
@@ -23,7 +24,7 @@ from penstock.tube.engine.broker.topics import (
 from penstock.tube.engine.broker_engine import BrokerEngine
 from penstock.tube.engine.transactions.publishing import Publication
 from penstock.tube.engine.transactions.staging import InDoubtWatch, Staging, StagingLimits
-from penstock.tube.storage.broker_storage import BrokerStorage, StorageCommit, boot_id
+from penstock.tube.storage.broker_storage import BrokerStorage, StorageCommit
 from penstock.tube.storage.notes import (
     SEQUENCES_PREFIX,
     SequenceRow,
@@ -151,7 +152,7 @@ def open_logs(
 def _cut(storage: BrokerStorage, topic: str) -> bool:
     previous = storage.unclean or {}
     durability = previous.get("topics", {}).get(topic, previous.get("default", str(Durability.DURABLE)))
-    return may_have_lost(previous, durability, boot_id())
+    return may_have_lost(previous, durability, boot_id() or "")
 
 
 class Maintenance:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.errors import StorageError
+from penstock.runtime.io.clock import boot_id
 from penstock.runtime.io.files import DirectFiles, Files
 from penstock.tube.storage.lock import DirectoryLock
 from penstock.tube.storage.meta import GroupOffset, MetaStore
@@ -22,7 +23,7 @@ from penstock.tube.storage.segment import Segment
 from penstock.tube.storage.staging_store import StagedWork, StagingDirectory, write_staged
 from penstock.tube.storage.store import Store, StoreLimits, Work
 
-__all__ = ["RUNNING", "BrokerStorage", "StorageCommit", "boot_id"]
+__all__ = ["RUNNING", "BrokerStorage", "StorageCommit"]
 
 RUNNING = "running"
 _REMOVING = "removing/"
@@ -220,7 +221,7 @@ class BrokerStorage:
 
     def run(self, state: dict[str, Any]) -> None:
         """Note that a process writes from now on; ``state`` becomes `unclean` if it does not close the directory."""
-        self.meta.commit([], notes={RUNNING: json.dumps({**state, "boot": boot_id()}).encode()})
+        self.meta.commit([], notes={RUNNING: json.dumps({**state, "boot": boot_id() or ""}).encode()})
         self._ran = True
 
     def close(self, *, clean: bool) -> None:
@@ -237,14 +238,6 @@ class BrokerStorage:
             self.stores.clear()
             self.meta.close()
             self._lock.close()
-
-
-def boot_id() -> str:
-    """Id of this boot of the machine: data written since are still in the page cache. Blank if unknown."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    except OSError:
-        return ""
 
 
 def _previous(note: bytes | None) -> dict[str, Any] | None:

@@ -155,8 +155,8 @@ def test_a_driver_elsewhere_needs_paths_that_it_finds_there(
     # The variables are those that the driver will have, not those of this process.
     for more, words in [
         (state, "the environment variable LAKE is not set"),
-        (["--env", "LAKE=/shared"], "--state-dir: 'penstock-pipelines' is no absolute path"),
-        (["--env", "LAKE=lake", *state], "sink 'rows': 'lake/rows' is no absolute path"),
+        (["--env", "LAKE=/shared"], "--state-dir: 'penstock-pipelines' is not an absolute path"),
+        (["--env", "LAKE=lake", *state], "sink 'rows': 'lake/rows' is not an absolute path"),
     ]:
         assert main([*command, *more]) == 2
         assert words in capsys.readouterr().err
@@ -185,7 +185,7 @@ def test_what_spark_submit_would_trace_is_told_before(
         monkeypatch.delenv(name, raising=False)
     command = ["pipeline", "submit", str(example("pipeline.yaml")), "--spark-master", "yarn"]
     assert main([*command, "--archive", "none.tar.gz"]) == 2
-    assert "--archive 'none.tar.gz' is no file here" in capsys.readouterr().err
+    assert "--archive 'none.tar.gz' does not exist" in capsys.readouterr().err
     assert main(command) == 2
     assert "neither HADOOP_CONF_DIR nor YARN_CONF_DIR is set" in capsys.readouterr().err
     monkeypatch.setenv("YARN_CONF_DIR", "/etc/hadoop")
