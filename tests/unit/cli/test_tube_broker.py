@@ -68,7 +68,7 @@ def test_what_cannot_be_kept_names_its_flag(penstock: Command, flag: str, value:
 def test_limits_are_named_as_in_the_configuration_file(penstock: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[BrokerSettings] = []
     monkeypatch.setattr(node_broker, "run_broker", lambda settings, **_: given.append(settings))
-    flag = "--limit"
+    flag = "--set-limit"
     args = ("--broker-id", "2", flag, "max_connections=500", flag, "segment_bytes=1048576")
     assert penstock("tube", "broker", "run", *args).status == 0
     assert given[0].limits == TubeLimits(max_connections=500, segment_bytes=1 << 20)

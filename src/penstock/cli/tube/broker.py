@@ -139,7 +139,11 @@ def run_command(
     ] = None,
     limit: Annotated[
         list[str] | None,
-        typer.Option(help="A limit, named as in `tube.limits` of the configuration; repeatable.", metavar="NAME=VALUE"),
+        typer.Option(
+            "--set-limit",
+            help="A limit, named as in `tube.limits` of the configuration; repeatable.",
+            metavar="NAME=VALUE",
+        ),
     ] = None,
     tube_broker_anonymous: Annotated[
         _Anonymous | None,
@@ -292,7 +296,7 @@ def _word(option: str, text: str, words: type[W]) -> W:
 
 
 def _limit(text: str) -> tuple[str, str]:
-    option = "--limit"
+    option = "--set-limit"
     name, equals, value = text.partition("=")
     if not equals:
         raise ConfigError(

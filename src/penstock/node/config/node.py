@@ -449,7 +449,7 @@ def tube_section(flags: Mapping[str, str | int | None], limits: Mapping[str, str
         if given is not None:
             document.put(option.location, given, f"--{option.flag}")
     for name, value in limits.items():
-        document.put(("limits", name), value, f"--limit {name}")
+        document.put(("limits", name), value, f"--set-limit {name}")
     return validate(document, Tube)
 
 
