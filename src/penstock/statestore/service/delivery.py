@@ -1,4 +1,4 @@
-"""What the store says to its clients: answers and notifications, each to the one whom it concerns.
+"""Responses and notifications of the state store, each sent to its client only.
 
 If the policies permit observing requests, other subscribers get copies of requests and responses.
 """
@@ -65,7 +65,7 @@ class ResponseSender:
             outlet.copy_to_subscribers(client_id, message)
 
     def unanswered(self, client_id: str, topic: str) -> str:
-        """An answer reached nobody: count it, log it, and say why."""
+        """Count and log a response without receiver; return the reason."""
         stats = self._stats
         stats.unanswered += 1
         why = "" if self.outlet is None else self.outlet.unheard(client_id, topic)
@@ -73,12 +73,12 @@ class ResponseSender:
         stats.unanswered_other_client += why == OTHERS_TOPIC
         if total := self._unanswered_log.admit(monotonic_ms()):
             _log.warning(
-                "answers that nobody received count=%d last client=%r topic=%r: %s", total, client_id, topic, why
+                "responses without receiver count=%d last client=%r topic=%r: %s", total, client_id, topic, why
             )
         return why
 
-    def tell(self, client_id: str, dialect: Dialect, change: Change) -> None:
-        """Notify one observer."""
+    def notify(self, client_id: str, dialect: Dialect, change: Change) -> None:
+        """Send a notification to an observer."""
         if self.outlet is None or not topic_fits(client_id, change.key):
             self._stats.undelivered += 1
             return

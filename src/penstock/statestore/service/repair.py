@@ -1,4 +1,4 @@
-"""Renumber the stored versions that are ahead of the clock, while the store does not run."""
+"""Offline repair: renumber stored versions that are ahead of the clock."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["Repair", "repair_versions"]
 
 
 class Repair(NamedTuple):
-    """What was found ahead of the clock, or was renumbered. ``newest`` before and ``clock`` after."""
+    """Result of a repair: the newest version before, the clock after, and the numbers of renumbered items."""
 
     newest: Hlc
     clock: Hlc
@@ -26,9 +26,10 @@ class Repair(NamedTuple):
 
 
 def repair_versions(path: Path, now_ms: int, *, apply: bool) -> Repair:
-    """Give all versions of the store in ``path`` that are after ``now_ms`` new ones that are not; in one transaction.
+    """Renumber all versions of the store in ``path`` that are after ``now_ms``, in one transaction.
 
-    If none is more than a minute ahead, clients accept them and nothing is done. Without ``apply`` nothing is written.
+    If none is more than a minute ahead, clients accept them, and nothing is changed. Without ``apply`` nothing is
+    written.
 
     Raises:
         StorageError: the store cannot be read or written.
@@ -60,7 +61,7 @@ def repair_versions(path: Path, now_ms: int, *, apply: bool) -> Repair:
 
 
 def _logged(storage: Storage) -> list[Change]:
-    """The whole log of changes."""
+    """Return all changes of the log."""
     changes: list[Change] = []
     version, complete = Hlc(0, 0, NODE), False
     while not complete:
@@ -71,7 +72,7 @@ def _logged(storage: Storage) -> list[Change]:
 
 
 def _steady_ms(found: StoredState, now_ms: int) -> int:
-    """Now, on the clock that expiry is measured on, as the next start will have it."""
+    """Return the present time on the clock of expiries, as the next start will compute it."""
     if found.steady is not None and found.steady[0] == boot_id():
         return boot_ms() + found.steady[1]
     return now_ms + found.lag

@@ -145,7 +145,7 @@ class StateStoreService:
         )
         self._may_ask = options.persistence.mode is PersistenceMode.CUSTOM and bool(options.persistence.property_name)
         self._asks = options.persistence.property_name.encode(), options.persistence.property_value.encode()
-        self._voice = ResponseSender(self.stats)
+        self._responses = ResponseSender(self.stats)
         self._serving = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -258,7 +258,7 @@ class StateStoreService:
         self.stats.quarantined = len(recovered.quarantined)
         for name in recovered.quarantined:
             _log.error("quarantined path=%s name=%s: checksum does not match", self._storage.path, name)
-        self._voice.outlet = outlet
+        self._responses.outlet = outlet
         self._writer.start(recovered.records)
         if self._stepped_clock is not None:
             self._stepped_clock.on_followed.append(self._clock_stepped)
@@ -274,7 +274,7 @@ class StateStoreService:
 
     def policies_changed(self) -> None:
         """Ask the policies again whether any client may observe requests."""
-        self._voice.requests_observed = self._policy is not None and self._policy.requests_observed
+        self._responses.requests_observed = self._policy is not None and self._policy.requests_observed
 
     def _keep_time(self, recovered: StoredState) -> None:
         """Go on with the clock that the stored expiry instants were measured on, if the machine has run since.
@@ -315,7 +315,7 @@ class StateStoreService:
             self._timer = None
         await self._writer.close()
         await self._changelog.close()
-        self._voice.outlet = None
+        self._responses.outlet = None
         await asyncio.to_thread(self._storage.close)
 
     def receive(self, message: Inbound) -> None:
@@ -324,8 +324,8 @@ class StateStoreService:
         if not self._serving:
             message.settle(ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR, "the state store is not running")
             return
-        if self._voice.requests_observed:
-            self._voice.copy_request(message.client_id, message.publish)
+        if self._responses.requests_observed:
+            self._responses.copy_request(message.client_id, message.publish)
         clock = self._stepped_clock
         now_ms = self._clock() if clock is None else clock.now()
         ask = read_request(
@@ -455,11 +455,11 @@ class StateStoreService:
             answer = Answer(AnswerKind.ERROR, error=StoreError.READ_ONLY)
         if isinstance(ask, RejectedRequest):
             message.settle(ask.reason_code, ask.reason)
-            self._voice.answer(message, ask.response)
+            self._responses.answer(message, ask.response)
         elif answer is not None:
-            self._voice.answer(message, response(ask, answer, now_ms))
+            self._responses.answer(message, response(ask, answer, now_ms))
             for change in answer.missed:
-                self._voice.tell(message.client_id, ask.dialect, change)
+                self._responses.notify(message.client_id, ask.dialect, change)
 
     def _refuse(self, message: Inbound, refusal: RejectedRequest, now_ms: int) -> None:
         self.stats.refused += 1
@@ -484,13 +484,13 @@ class StateStoreService:
 
     def notify(self, changes: Sequence[Change]) -> None:
         """Notify the observers of committed ``changes``."""
-        if self._voice.outlet is None or self.failure is not None:
+        if self._responses.outlet is None or self.failure is not None:
             return
         for change in changes:
             for client_id, dialect in change.observers:
                 # One that has gone or stopped meanwhile must not find old news in its session.
                 if self._engine.observes(client_id, change.key):
-                    self._voice.tell(client_id, dialect, change)
+                    self._responses.notify(client_id, dialect, change)
 
 
 class _WaitingAnswer(CommitWaiter):

@@ -71,7 +71,7 @@ async def test_an_answer_for_nobody_has_a_reason(
         assert await store.ask(asker, "answers/here", DEL) == 0x10
         stats = store.service.stats
         assert (stats.unanswered, getattr(stats, counter), stats.responses) == (5, 5, 0)
-    lines = [record.getMessage() for record in caplog.records if "nobody received" in record.getMessage()]
+    lines = [record.getMessage() for record in caplog.records if "responses without receiver" in record.getMessage()]
     assert len(lines) == 1, "at most one line in 10 s"
     assert reason in lines[0]
     assert "'asker'" in lines[0]
