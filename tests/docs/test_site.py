@@ -116,6 +116,12 @@ def test_no_code_is_cut_off(site: Path) -> None:
     assert json.loads(measured[2]) == []
 
 
+def test_pages_have_copy_buttons_and_a_theme_switch(site: Path) -> None:
+    dom = chromium(f"file://{site}/get-started/install.html")
+    assert dom.count('class="copybtn') >= 2
+    assert "theme-toggle" in dom
+
+
 def test_pages_load_nothing_from_other_hosts(site: Path) -> None:
     loaded = re.compile(
         r"""<(?:script|img|iframe)[^>]*\ssrc="(?:https?:)?//|<link[^>]*\srel="stylesheet"[^>]*href="http"""
