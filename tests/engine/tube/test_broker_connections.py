@@ -45,7 +45,7 @@ def test_another_connection_gets_nothing_with_the_client_id() -> None:
 def test_a_client_whose_connection_ended_goes_on_over_a_new_one_as_apaches_do() -> None:
     talk = registered()
     assert texts(talk.get()) == [b"secret"]
-    talk.engine.gone(OURS)
+    talk.engine.connection_closed(OURS)
     assert over(talk, "stranger", "10.0.0.2").get().errCode == 411
     assert over(talk, "again").confirm().success
     assert talk.beat(PART).failureInfo == []
@@ -56,10 +56,10 @@ def test_a_client_whose_connection_ended_goes_on_over_a_new_one_as_apaches_do() 
 
 def test_it_may_register_again_from_its_host_and_from_another_after_the_session() -> None:
     talk = registered()
-    talk.engine.gone(OURS)
+    talk.engine.connection_closed(OURS)
     assert over(talk, "moved", "10.0.0.2").register().errCode == 410
     assert over(talk, "again").register().success
-    talk.engine.gone("again")
+    talk.engine.connection_closed("again")
     talk.now += SESSION_MS
     assert over(talk, "moved", "10.0.0.2").register().errCode == 410, "as in the reference: the next try succeeds"
     assert talk.register().success

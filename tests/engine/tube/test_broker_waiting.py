@@ -164,7 +164,7 @@ def test_a_closed_connection_is_forgotten_and_a_removed_topic_answers() -> None:
     talk.register(1)
     assert ask(talk, gone) is None
     assert ask(talk, there, partitionId=1) is None
-    talk.engine.gone(gone)
+    talk.engine.connection_closed(gone)
     assert talk.engine.fetch.parked == 1
     talk.engine.remove_topic("demo", NOW)
     assert [(who is there, found.errCode) for who, _, found in ready(talk)] == [(True, 411)]

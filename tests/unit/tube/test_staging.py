@@ -250,7 +250,7 @@ async def test_the_next_run_waits_for_a_broker_that_may_know_better(
         assert "staged delete q --force" in str(stuck.value.do)
         maintenance = running.brokers[1].maintenance
         for later_ms in (0, OVERDUE_MS, OVERDUE_MS + 60_000):
-            maintenance.let_staged_go(running.brokers[1].clock() + later_ms)
+            maintenance.expire_staged(running.brokers[1].clock() + later_ms)
         told = [record for record in caplog.records if record.message == "tube transaction undecided"]
         assert len(told) == 1
         assert running.brokers[1].stats["undecided_transactions"] == 1

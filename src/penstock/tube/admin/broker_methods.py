@@ -111,7 +111,7 @@ def consumers(admin: BrokerAdmin, params: Params) -> list[Answer]:
     """Registrations of consumers with their filters and offsets; filtered by ``groupName``."""
     wanted = set(params.items("groupName"))
     rows: list[Answer] = []
-    for key, holder in admin.engine.registrations:
+    for key, registration in admin.engine.registrations:
         if wanted and key[0] not in wanted:
             continue
         store = admin.store(key)
@@ -122,12 +122,12 @@ def consumers(admin: BrokerAdmin, params: Params) -> list[Answer]:
                 "groupName": key[0],
                 "topicName": key[1],
                 "partitionId": key[2],
-                "consumerId": params.shown_id(holder.client_id),
+                "consumerId": params.shown_id(registration.client_id),
                 "isRegOk": True,
-                "isFilterConsume": holder.keys is not None,
-                "filterConds": list(holder.filters),
-                "qryPriorityId": holder.priority,
-                "lastRegTime": holder.since,
+                "isFilterConsume": registration.keys is not None,
+                "filterConds": list(registration.filters),
+                "qryPriorityId": registration.priority,
+                "lastRegTime": registration.since,
                 "isMessageStoreOk": True,
                 "tmpOffset": admin.engine.offsets.in_flight(key),
                 "zkOffset": committed,
@@ -266,10 +266,10 @@ def registrations(admin: BrokerAdmin, params: Params) -> list[Answer]:
     return [
         {
             "Partition": f"{key[0]}:{key[1]}:{key[2]}",
-            "Consumer": params.shown_id(holder.client_id),
+            "Consumer": params.shown_id(registration.client_id),
             "index": number,
         }
-        for number, (key, holder) in enumerate(admin.engine.registrations, 1)
+        for number, (key, registration) in enumerate(admin.engine.registrations, 1)
         if not wanted or key[0] in wanted
     ]
 
@@ -453,7 +453,7 @@ def remove_offsets(admin: BrokerAdmin, params: Params) -> list[Answer]:
     for key, offset in admin.engine.offsets.items():
         if key[0] not in groups or (topics and key[1] not in topics):
             continue
-        if admin.engine.registrations.of(key) is not None:
+        if admin.engine.registrations.get(key) is not None:
             rows.append({**_named(key), "success": False, "errInfo": "a consumer holds the partition"})
         else:
             admin.engine.offsets.remove(key)

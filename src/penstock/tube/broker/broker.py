@@ -497,7 +497,7 @@ class TubeBrokerConnection(ServerConnection):
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
-        self._broker.engine.gone(self)
+        self._broker.engine.connection_closed(self)
 
     def data_received(self, data: bytes) -> None:
         self._broker.look()

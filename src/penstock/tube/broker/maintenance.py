@@ -224,7 +224,7 @@ class Maintenance:
         for publication in decided:
             publishing.begin(publication)
 
-    def let_staged_go(self, now_ms: int) -> bool:
+    def expire_staged(self, now_ms: int) -> bool:
         """Remove rows that were staged too long ago; returns whether the next commit has work."""
         transactions = self._engine.transactions
         assert transactions.staging is not None, "a broker has one"

@@ -91,7 +91,7 @@ class BrokerTimers:
         """Remove expired segments, write the offset history, note producer sequences."""
         commits = self._commits
         wrote = self._maintenance.write_history(now_ms)
-        if self._maintenance.let_staged_go(now_ms):
+        if self._maintenance.expire_staged(now_ms):
             commits.schedule()
         if self._engine.produce.producers.changed:
             commits.snapshot_due = True

@@ -181,7 +181,7 @@ class BrokerEngine:
             for store in stores:
                 self.fetch.wake(store, now_ms)
 
-    def gone(self, connection: object) -> None:
+    def connection_closed(self, connection: object) -> None:
         """The connection is closed. Its sessions continue until they expire, so that their clients can come back."""
         self.checks.origins.end(connection)
         if self.fetch.parked:

@@ -1,4 +1,4 @@
-"""What the broker's engine needs of a storage: the log of a store, and files of staged rows.
+"""Interfaces of the storage that the broker's engine uses: the log of a store, and files of staged rows.
 
 `penstock.tube.storage` implements these classes; tests may implement them in memory.
 """
@@ -15,7 +15,7 @@ __all__ = ["LeftoverFile", "LogRead", "LogRecords", "LogStore", "StagedFile", "S
 
 
 class LogRead(ABC):
-    """What a read found: messages as field 4 of a get response, their offsets, and where it stopped."""
+    """Result of a read: messages as field 4 of a get response, their offsets, and the end of the read."""
 
     __slots__ = ()
 

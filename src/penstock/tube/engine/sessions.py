@@ -25,7 +25,7 @@ def session_of(asked_ms: int, server_ms: int) -> int:
 
 @dataclass(slots=True)
 class RequestContext:
-    """Where a request came from, and when it is handled. Handlers pass it on and never change it.
+    """Origin of a request and the time at which it is handled. Handlers pass it on and never change it.
 
     ``peer`` is the address that the connection came from; what a request says about its host is not trusted.
     ``connection`` is the key that the shell gives the connection, None for a request that came over none. ``serial``
@@ -63,7 +63,7 @@ class SessionOrigins:
     def __init__(self) -> None:
         self._open: dict[object, SessionOrigin] = {}
 
-    def of(self, context: RequestContext) -> SessionOrigin:
+    def origin_of(self, context: RequestContext) -> SessionOrigin:
         """The connection of a request. A session that begins without a connection belongs to none."""
         connection = context.connection
         if connection is None:

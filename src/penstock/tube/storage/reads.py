@@ -84,7 +84,7 @@ _SCAN_RECORDS = 4096
 
 
 class StoredMessages(LogRead):
-    """What a read of segments found; `offsets` is computed from the base offsets and ordinals of the messages."""
+    """Result of a read of segments; `offsets` is computed from the base offsets and ordinals of the messages."""
 
     __slots__ = ("_places", "damaged", "data_end", "from_disk", "messages", "next_offset")
 

@@ -30,7 +30,7 @@ def parse_policy(policy: str) -> int:
 
 
 def expired(closed: Sequence[Segment], newest: Segment, retention: Retention, now_ms: int) -> int:
-    """How many of the ``closed`` segments (oldest first) have expired: too old as a whole, or over the size limit."""
+    """Number of ``closed`` segments (oldest first) that have expired: too old as a whole, or over the size limit."""
     total = newest.data_bytes + sum(segment.data_bytes for segment in closed)
     count = 0
     for segment in closed:

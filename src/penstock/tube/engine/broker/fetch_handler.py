@@ -58,21 +58,21 @@ class DelayedAnswer(NamedTuple):
 
 
 class _WaitingFetch:
-    """A get that waits until ``deadline``; ``holder`` is its registration, None for a range, which needs none."""
+    """A get that waits until ``deadline``; ``registration`` is its registration, None for a range, which needs none."""
 
-    __slots__ = ("context", "deadline", "holder", "message")
+    __slots__ = ("context", "deadline", "message", "registration")
 
     def __init__(
         self,
         context: RequestContext,
         message: pb.GetMessageRequestC2B,
         deadline: int,
-        holder: Registration | None,
+        registration: Registration | None,
     ) -> None:
         self.context = context
         self.message = message
         self.deadline = deadline
-        self.holder = holder
+        self.registration = registration
 
 
 class FetchHandler:
@@ -120,10 +120,10 @@ class FetchHandler:
         if wait_ms <= 0:
             return _nothing(message, found)
         deadline = context.now_ms + wait_ms
-        holder = None if message.HasField("range") else self._registrations.of(_key(message))
-        self._parked.setdefault(found, []).append(_WaitingFetch(context, message, deadline, holder))
+        registration = None if message.HasField("range") else self._registrations.get(_key(message))
+        self._parked.setdefault(found, []).append(_WaitingFetch(context, message, deadline, registration))
         self._parked_count += 1
-        self._registrations.check_by(deadline)
+        self._registrations.schedule_check(deadline)
         return None
 
     def wake(self, store: LogStore, now_ms: int) -> None:
@@ -155,7 +155,7 @@ class FetchHandler:
                 else:
                     del self._parked[store]
             for parked in still:
-                self._registrations.check_by(parked.deadline)
+                self._registrations.schedule_check(parked.deadline)
 
     def forget(self, connection: object) -> None:
         """Drop the waiting gets of a connection that was closed."""
@@ -175,10 +175,14 @@ class FetchHandler:
 
     def _replaced(self, parked: _WaitingFetch) -> bool:
         """Whether the client registered again since: the messages would count as delivered without being received."""
-        if parked.holder is None:
+        if parked.registration is None:
             return False
-        holder = self._registrations.of(_key(parked.message))
-        return holder is not None and holder is not parked.holder and holder.client_id == parked.holder.client_id
+        registration = self._registrations.get(_key(parked.message))
+        return (
+            registration is not None
+            and registration is not parked.registration
+            and registration.client_id == parked.registration.client_id
+        )
 
     def _finish(self, parked: _WaitingFetch, found: BrokerResponse) -> None:
         self._parked_count -= 1
@@ -198,22 +202,22 @@ class FetchHandler:
             refusal = Refusal(ErrCode.BAD_REQUEST, "groupName or topicName is blank")
         refusal = refusal or self._registrations.not_held(key, message.clientId.strip(), context)
         if refusal is None:
-            holder = self._registrations.of(key)
+            registration = self._registrations.get(key)
             topic = self._topics.by_name.get(key[1])
-            assert holder is not None
-            if self._registrations.is_over(holder, context.now_ms):
+            assert registration is not None
+            if self._registrations.has_expired(registration, context.now_ms):
                 self._registrations.expire(key)
                 refusal = Refusal(ErrCode.HB_NO_NODE, "the session has ended: no get and no heartbeat for too long")
             elif topic is None or not topic.has(key[2]) or topic.removing:
                 refusal = Refusal(ErrCode.FORBIDDEN, f"topic {key[1]} is not served by this broker")
             else:
-                holder.deadline = context.now_ms + holder.session_ms
-                return self._fetch(key, topic, holder, message, context.now_ms)
+                registration.deadline = context.now_ms + registration.session_ms
+                return self._fetch(key, topic, registration, message, context.now_ms)
         self._checks.refused += 1
         return _failed(refusal)
 
     def _fetch(
-        self, key: Key, topic: Topic, holder: Registration, message: pb.GetMessageRequestC2B, now_ms: int
+        self, key: Key, topic: Topic, registration: Registration, message: pb.GetMessageRequestC2B, now_ms: int
     ) -> BrokerResponse | LogStore:
         store = self._topics.store(topic, key[2])
         end = store.durable_end
@@ -224,7 +228,7 @@ class FetchHandler:
             return store
         if self.rules.limits and not message.escFlowCtrl:
             behind = store.durable_data_end - store.data_position(start)
-            wait_ms = holder.meter.wait_ms(self.rules, behind, now_ms)
+            wait_ms = registration.meter.wait_ms(self.rules, behind, now_ms)
             if wait_ms:
                 text = "The consumer is limited by a flow control rule"
                 return _failed(Refusal(ErrCode.SERVER_CONSUME_SPEED_LIMIT, text), wait_ms)
@@ -234,7 +238,7 @@ class FetchHandler:
             and store.durable_data_end - store.data_position(start) > _MAX_LAG_BYTES
         ):
             room //= 2
-        pending = PendingRead(store, key[2], start, holder.keys, room)
+        pending = PendingRead(store, key[2], start, registration.keys, room)
         read = self.ahead.take(pending) or pending.read()
         if read.from_disk and read.next_offset < end:
             self.ahead.expect(pending._replace(start=read.next_offset), now_ms)
@@ -246,13 +250,13 @@ class FetchHandler:
             return store  # only messages of other consumers: the offset has moved, the get still waits
         self.messages += len(read.messages)
         if self.rules.limits:
-            holder.meter.count(sum(map(len, read.messages)))
+            registration.meter.count(sum(map(len, read.messages)))
         body = get_success(
             read.messages,
             start=start,
             end=end,
             behind_bytes=store.durable_data_end - read.data_end,
-            slow=holder.keys is not None and _near_the_head(topic, end - read.next_offset),
+            slow=registration.keys is not None and _near_the_head(topic, end - read.next_offset),
         )
         if message.wantOffsets:
             body.append(self._offsets_of(store, read))
@@ -304,10 +308,12 @@ class FetchHandler:
         if refusal is None:
             key = (java_trim(request.groupName), java_trim(request.topicName), request.partitionId)
             topic = self._topics.by_name.get(key[1])
-            holder = self._registrations.of(key)
+            registration = self._registrations.get(key)
             if topic is None or not topic.has(key[2]):
                 refusal = Refusal(ErrCode.FORBIDDEN, f"topic {key[1]} has no partition {key[2]} on this broker")
-            elif holder is None or self._registrations.not_held(key, request.clientId.strip(), context) is not None:
+            elif (
+                registration is None or self._registrations.not_held(key, request.clientId.strip(), context) is not None
+            ):
                 refusal = Refusal(ErrCode.UNAUTHORIZED, "the partition is not registered by this client")
             else:
                 consumed = request.lastPackConsumed if request.HasField("lastPackConsumed") else True

@@ -66,9 +66,9 @@ def group_history(
                 items = []
                 for partition, offset in sorted(parts):
                     key = (group, name, partition)
-                    holder = registrations.of(key)
-                    record = -1 if holder is None else clients.setdefault(holder.client_id, len(clients))
-                    filtered = filtered or (holder is not None and holder.keys is not None)
+                    registration = registrations.get(key)
+                    record = -1 if registration is None else clients.setdefault(registration.client_id, len(clients))
+                    filtered = filtered or (registration is not None and registration.keys is not None)
                     items.append({"partId": partition, "iCfm": offset, "iFlt": offsets.in_flight(key), "recId": record})
                 rows.append(
                     {

@@ -85,7 +85,7 @@ class Registrations:
     def __iter__(self) -> Iterator[tuple[Key, Registration]]:
         return iter(list(self._held.items()))
 
-    def of(self, key: Key) -> Registration | None:
+    def get(self, key: Key) -> Registration | None:
         """The registration of a group for a partition, if any."""
         return self._held.get(key)
 
@@ -137,13 +137,14 @@ class Registrations:
         return None
 
     def _occupied(self, key: Key, client_id: str, context: RequestContext) -> Refusal | None:
-        holder = self._held.get(key)
-        if holder is None or (
-            holder.client_id == client_id and holder.origin.passes_to(self._checks.origins.of(context))
+        registration = self._held.get(key)
+        if registration is None or (
+            registration.client_id == client_id
+            and registration.origin.passes_to(self._checks.origins.origin_of(context))
         ):
             return None
-        text = f"partition {key[2]} of {key[1]} is registered by another consumer{_at(holder)}"
-        if self.is_over(holder, context.now_ms):
+        text = f"partition {key[2]} of {key[1]} is registered by another consumer{_at(registration)}"
+        if self.has_expired(registration, context.now_ms):
             # The session is over, but the answer is still 410: the client retries and then succeeds (tubemq.md 10.2).
             self.expire(key)
         return Refusal(ErrCode.PARTITION_OCCUPIED, text)
@@ -154,16 +155,16 @@ class Registrations:
         wanted = request.currOffset if request.HasField("currOffset") else None
         offset = self._offsets.register(key, request.readStatus, wanted, store.min_offset, store.durable_end)
         session_ms = session_of(request.sessionTimeoutMs, self.session_ms)
-        holder = self._held[key] = Registration(
+        registration = self._held[key] = Registration(
             request.clientId.strip(),
-            self._checks.origins.of(context),
+            self._checks.origins.origin_of(context),
             filters,
             request.qryPriorityId,
             context.now_ms,
             session_ms,
         )
         self._held[key].user = self._checks.user_of(context, request.authInfo.authAuthorizedToken, key[0])
-        self.check_by(holder.deadline)
+        self.schedule_check(registration.deadline)
         done = pb.RegisterResponseB2C(
             success=True,
             errCode=ErrCode.SUCCESS,
@@ -188,9 +189,9 @@ class Registrations:
         refusal = self._checks.refuse_member(context, request.clientId, group, request.authInfo)
         if refusal is None and not group:
             refusal = Refusal(ErrCode.BAD_REQUEST, "groupName is blank")
-        told: list[tuple[str, Partition]] = []
+        reported: list[tuple[str, Partition]] = []
         try:
-            told = [(text.strip(), Partition.parse(text)) for text in request.partitionInfo if text.strip()]
+            reported = [(text.strip(), Partition.parse(text)) for text in request.partitionInfo if text.strip()]
         except RemoteProtocolError as error:
             refusal = refusal or Refusal(ErrCode.BAD_REQUEST, error.what)
         if refusal is not None:
@@ -202,16 +203,16 @@ class Registrations:
                 failed.requireAuth = True
             return make_response(MethodId.PARTITION_HEARTBEAT, failed.SerializeToString())
         failures = []
-        for text, partition in told:
+        for text, partition in reported:
             key = (group, partition.topic, partition.id)
             lost = self.not_held(key, request.clientId.strip(), context)
             if lost is not None:
                 failures.append(format_failure(lost.code, text))
                 continue
-            holder = self._held[key]
-            holder.deadline = context.now_ms + holder.session_ms
+            registration = self._held[key]
+            registration.deadline = context.now_ms + registration.session_ms
             if request.HasField("qryPriorityId"):
-                holder.priority = request.qryPriorityId
+                registration.priority = request.qryPriorityId
         done = pb.HeartBeatResponseB2C(
             success=True,
             errCode=ErrCode.SUCCESS,
@@ -224,23 +225,23 @@ class Registrations:
 
     def not_held(self, key: Key, client_id: str, context: RequestContext) -> Refusal | None:
         """Reason why ``client_id`` may not use the partition over the connection of the request, if any."""
-        holder = self._held.get(key)
-        if holder is None:
+        registration = self._held.get(key)
+        if registration is None:
             return Refusal(ErrCode.HB_NO_NODE, f"partition {key[2]} of {key[1]} is not registered by group {key[0]}")
-        if holder.client_id != client_id:
-            text = f"partition {key[2]} of {key[1]} is registered by another consumer{_at(holder)}"
+        if registration.client_id != client_id:
+            text = f"partition {key[2]} of {key[1]} is registered by another consumer{_at(registration)}"
             return Refusal(ErrCode.DUPLICATE_PARTITION, text)
-        origin = self._checks.origins.of(context)
-        if holder.origin is not origin:
-            if not holder.origin.passes_to(origin):
+        origin = self._checks.origins.origin_of(context)
+        if registration.origin is not origin:
+            if not registration.origin.passes_to(origin):
                 text = (
                     f"partition {key[2]} of {key[1]} was registered over another connection: register it over this one"
                 )
                 return Refusal(ErrCode.HB_NO_NODE, text)
-            holder.origin = origin
+            registration.origin = origin
         return None
 
-    def check_by(self, deadline: int) -> None:
+    def schedule_check(self, deadline: int) -> None:
         """Make sure that `tick` is called at ``deadline``."""
         if self.next_check is None or deadline < self.next_check:
             self.next_check = deadline
@@ -255,12 +256,14 @@ class Registrations:
         access = self._checks.access
         if access is None:
             return
-        for key in [key for key, holder in self._held.items() if not access.keeps(holder.user, key[1], key[0])]:
+        for key in [
+            key for key, registration in self._held.items() if not access.keeps(registration.user, key[1], key[0])
+        ]:
             self.expire(key)
 
-    def is_over(self, holder: Registration, now_ms: int) -> bool:
+    def has_expired(self, registration: Registration, now_ms: int) -> bool:
         """Whether the session is over: no get and no heartbeat for too long."""
-        return holder.deadline <= now_ms >= self._grace_until
+        return registration.deadline <= now_ms >= self._grace_until
 
     def stalled(self, now_ms: int, grace_ms: int) -> None:
         """End no session for ``grace_ms``: the process was stopped, gets and heartbeats are on their way."""
@@ -268,9 +271,9 @@ class Registrations:
 
     def tick(self, now_ms: int) -> None:
         """End the registrations whose sessions are over."""
-        for key in [key for key, holder in self._held.items() if self.is_over(holder, now_ms)]:
+        for key in [key for key, registration in self._held.items() if self.has_expired(registration, now_ms)]:
             self.expire(key)
-        first = min((holder.deadline for holder in self._held.values()), default=None)
+        first = min((registration.deadline for registration in self._held.values()), default=None)
         self.next_check = None if first is None else max(first, self._grace_until)
 
     def forget(self, keys: Iterable[Key]) -> None:
@@ -279,6 +282,6 @@ class Registrations:
             self._held.pop(key, None)
 
 
-def _at(holder: Registration) -> str:
+def _at(registration: Registration) -> str:
     """Address of a consumer for texts; never its client id."""
-    return f" at {holder.origin.host}" if holder.origin.host else ""
+    return f" at {registration.origin.host}" if registration.origin.host else ""

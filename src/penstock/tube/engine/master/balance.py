@@ -4,8 +4,8 @@ The protocol has no assignment message. The master answers a heartbeat with at m
 partitions), and a later heartbeat of the consumer reports that it is done. The rules:
 
 * A partition belongs to at most one member. The next member gets it after its owner reported the release, left or
-  expired (release before take), never because the owner was told to release it.
-* What a member reports to hold is the truth, whatever it was told.
+  expired (release before take), never because the owner was ordered to release it.
+* What a member reports to hold is the truth, whatever it was ordered to hold.
 * An event is sent with every response until it is reported done, because a response may be lost. Taking a partition
   that is held, or releasing one that is not, changes nothing in Java, Go, C++ and penstock clients.
 * The assignment is computed when a member registers, so that its first heartbeat returns partitions.
@@ -280,10 +280,10 @@ class Group:
     def _report(self, member: Member, reported: set[Partition]) -> None:
         """Update ``owned`` from a member's report."""
         member.held = reported
-        told = set(member.to_connect)
+        ordered = set(member.to_connect)
         if member.processing is not None:
-            told.update(member.processing.partitions)
-        lost = [p for p, owner in self.owned.items() if owner == member.id and p not in reported and p not in told]
+            ordered.update(member.processing.partitions)
+        lost = [p for p, owner in self.owned.items() if owner == member.id and p not in reported and p not in ordered]
         for partition in lost:
             del self.owned[partition]
             member.to_release.discard(partition)

@@ -150,7 +150,7 @@ class ClientBalanceHandler:
         refusal = group.refuse(client_id, topics, filters, request.sourceCount, request.nodeId)
         if refusal is not None:
             raise RefusedRequest(refusal[0], f"[Inconsistency subscribe] {client_id}: {refusal[1]}")
-        member = group.join(client_id, request.nodeId, context.now_ms, self._master.origins.of(context))
+        member = group.join(client_id, request.nodeId, context.now_ms, self._master.origins.origin_of(context))
         member.session_ms = session_of(request.sessionTimeoutMs, self._master.config.consumer_session_ms)
         _report(member, request)
         answer = pb.RegisterResponseM2CV2(errCode=ErrCode.SUCCESS, errMsg=OK)

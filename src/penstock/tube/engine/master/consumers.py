@@ -90,7 +90,7 @@ class ConsumerHandler:
                 group.settle_until = context.now_ms + SETTLE_MS
         else:
             _check_same(group, client_id, topics, filters, bound)
-        member = group.join(client_id, held, context.now_ms, bound, self._master.origins.of(context))
+        member = group.join(client_id, held, context.now_ms, bound, self._master.origins.origin_of(context))
         member.session_ms = session_of(request.sessionTimeoutMs, self._master.config.consumer_session_ms)
         self._rebalance(group, context.now_ms)
         answer = pb.RegisterResponseM2C(success=True, errCode=ErrCode.SUCCESS, errMsg=OK)

@@ -105,7 +105,7 @@ class MasterContext:
 
         Raises RefusedRequest (411): clients then register again, which `check_free` allows once that session is over.
         """
-        origin = self.origins.of(context)
+        origin = self.origins.origin_of(context)
         if session is not None and session.origin is not origin:
             if not session.origin.passes_to(origin):
                 text = f"{client_id} is registered over another connection, register again"
@@ -114,7 +114,7 @@ class MasterContext:
 
     def check_free(self, session: HasOrigin | None, client_id: str, context: RequestContext) -> None:
         """Refuse to register a client id whose session belongs to another connection. Raises RefusedRequest (430)."""
-        if session is not None and not session.origin.passes_to(self.origins.of(context)):
+        if session is not None and not session.origin.passes_to(self.origins.origin_of(context)):
             text = f"{client_id} is registered over another open connection, or from another host"
             raise RefusedRequest(ErrCode.CLIENT_DUPLICATE_INDEXID, text)
 

@@ -103,8 +103,10 @@ class ProducerHandler:
                 raise RefusedRequest(
                     ErrCode.INTERNAL_SERVER_ERROR, f"the limit of {len(self.known)} producers is reached"
                 )
-            producer = self.known[client_id] = RegisteredProducer(context.now_ms, self._master.origins.of(context))
-        elif producer.origin.passes_to(origin := self._master.origins.of(context)):
+            producer = self.known[client_id] = RegisteredProducer(
+                context.now_ms, self._master.origins.origin_of(context)
+            )
+        elif producer.origin.passes_to(origin := self._master.origins.origin_of(context)):
             producer.origin = origin
         # Heartbeats over other connections are answered too: brokers and topics are no secret, and C++ clients give up
         # after an error.
