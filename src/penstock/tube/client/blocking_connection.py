@@ -131,7 +131,8 @@ class BlockingConnection:
                 answered.outcome = outcome
             if session.error is not None:
                 raise session.error
-            left = max(_LEAST_S, deadline - time.monotonic())
+            if pending.outcome is None:
+                left = max(_LEAST_S, deadline - time.monotonic())
         if isinstance(pending.outcome, PenstockError):
             raise pending.outcome
         return payload_of(pending.outcome, pending.method, self.peer)
