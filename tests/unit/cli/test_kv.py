@@ -276,7 +276,7 @@ def test_the_connection_is_described_once_for_every_command(store: Store, pensto
     assert done.status == 2
     assert done.err == (
         "penstock: --password-file: '/nonexistent/p' cannot be read\n  why: No such file or directory\n"
-        "  do:  name a file that this user may read, on each machine that needs it; its first line is the password\n"
+        "  do:  use a file that this user can read, on each machine that needs it; its first line is the password\n"
     )
 
 
