@@ -85,7 +85,7 @@ _BOUNDS: Final[dict[str, tuple[int, int | None]]] = {
 }
 
 TubeLimitOptions = limits_section(
-    "TubeLimitOptions", "Limits of the node's master and broker, and what happens beyond.", TubeLimits, bounds=_BOUNDS
+    "TubeLimitOptions", "Limits of the node's master and broker.", TubeLimits, bounds=_BOUNDS
 )
 
 
