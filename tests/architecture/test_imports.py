@@ -48,6 +48,21 @@ RULES = [
     Rule("penstock.errors", (), IMPURE),
     Rule("penstock.mqtt.codec", ("mqtt.codec",), IMPURE),
     Rule("penstock.mqtt.engine", ("mqtt.codec", "mqtt.engine", "mqtt.service"), IMPURE),
+    # The layers of the engine, each above those that it may import; broker and outlet are above all of them.
+    *(
+        Rule(
+            f"penstock.mqtt.engine.{layer}",
+            ("mqtt.codec", *(f"mqtt.engine.{below}" for below in (layer, *lower)), *own),
+            IMPURE,
+        )
+        for layer, lower, own in (
+            ("model", (), ()),
+            ("routing", ("model",), ("mqtt.service",)),
+            ("sessions", ("model", "routing"), ("mqtt.service",)),
+            ("connections", ("model", "routing", "sessions"), ("mqtt.service",)),
+            ("client", ("model",), ()),
+        )
+    ),
     Rule("penstock.mqtt.service", ("mqtt.codec",), IMPURE),
     Rule("penstock.mqtt.storage", ("mqtt.codec", "mqtt.engine", "mqtt.storage", "runtime"), IO | SPARK),
     Rule("penstock.mqtt", ("mqtt", "runtime", "security"), SPARK),

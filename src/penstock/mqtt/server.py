@@ -21,7 +21,7 @@ from penstock.mqtt.engine.model.stats import BrokerStats
 from penstock.mqtt.engine.outlet import BrokerOutlet
 from penstock.mqtt.engine.sessions.recovery import restore
 from penstock.mqtt.engine.sessions.retained import Allows
-from penstock.mqtt.engine.sessions.session import NOTIFICATIONS_LOST
+from penstock.mqtt.engine.sessions.session import NOTIFICATIONS_LOST, SessionConnection
 from penstock.mqtt.in_process import InProcessLink
 from penstock.mqtt.listener_access import AuthenticatedClient, Certificate
 from penstock.mqtt.persistence import Persistence
@@ -82,8 +82,8 @@ class MqttServer:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._time: Callable[[], float] = _not_started
         self.listeners: list[Listener] = []
-        self._links: dict[BrokerConnection, ServerLink] = {}
-        self._inside: dict[BrokerConnection, InProcessLink] = {}
+        self._links: dict[SessionConnection, ServerLink] = {}
+        self._inside: dict[SessionConnection, InProcessLink] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0
         self._stalls: StallWatch | None = None
@@ -128,7 +128,7 @@ class MqttServer:
         now = self.now()
         self._broker.wall_offset = self._clock() - now
         self._broker.recall = recall
-        self._broker.keep_in(persistence.journal)
+        self._broker.set_journal(persistence.journal)
         restore(self._broker, found, now)
         persistence.journal.wake = self._wake
         persistence.start(committed=self._flush, failed=lambda _error: self._broker.storage_failed(self.now()))
@@ -165,7 +165,7 @@ class MqttServer:
         that are not allowed any more go. Returns how many were disconnected.
         """
         now = self.now()
-        gone: list[BrokerConnection] = []
+        gone: list[SessionConnection] = []
         for session in self._broker.sessions.values():
             link = None if session.connection is None else self._links.get(session.connection)
             if session.connection is not None and link is not None and link.revoked:
@@ -417,7 +417,7 @@ class MqttServer:
     def _stalled(self, grace_ms: int) -> None:
         self._broker.stalled(self.now(), grace_ms)
 
-    def _log_end(self, connection: BrokerConnection, reason_code: int, why: str) -> None:
+    def _log_end(self, connection: SessionConnection, reason_code: int, why: str) -> None:
         """Log errors at a level that is shown by default, orderly connects and disconnects at debug level."""
         if reason_code == ReasonCode.SERVER_SHUTTING_DOWN:
             return

@@ -14,6 +14,7 @@ from penstock.mqtt.engine.broker import Broker
 from penstock.mqtt.engine.connections.connection import BrokerConnection
 from penstock.mqtt.engine.model.access import Access
 from penstock.mqtt.engine.model.limits import BrokerLimits
+from penstock.mqtt.engine.sessions.session import SessionConnection
 from penstock.mqtt.service import Inbound
 
 __all__ = ["Bench", "Peer", "RecordingService"]
@@ -115,7 +116,7 @@ class Bench:
             wake=self._wake,
             report=lambda _connection, code, _why: self.ended.append(code),
         )
-        self.peers: dict[BrokerConnection, Peer] = {}
+        self.peers: dict[SessionConnection, Peer] = {}
 
     def _wake(self) -> None:
         self.wakes += 1
@@ -130,7 +131,7 @@ class Bench:
                     raise peer.decoder.error
                 if close and not peer.closed:
                     peer.closed = True
-                    connection.lost(self.now)
+                    peer.connection.lost(self.now)
 
     def advance(self, ms: int) -> None:
         """Let time pass, deadline by deadline."""

@@ -8,11 +8,11 @@ from typing import Any
 
 from penstock.mqtt.codec.packets import Packet, Subscription
 from penstock.mqtt.engine.broker import Broker
-from penstock.mqtt.engine.connections.connection import BrokerConnection
 from penstock.mqtt.engine.model.access import Rights
 from penstock.mqtt.engine.model.journal import Journal, Recovered
 from penstock.mqtt.engine.model.limits import BrokerLimits
 from penstock.mqtt.engine.sessions.recovery import restore
+from penstock.mqtt.engine.sessions.session import SessionConnection
 from penstock.mqtt.storage.store import SessionStore
 from penstock.runtime.io.files import Durability
 
@@ -56,7 +56,7 @@ class KeptBench(Bench):
             report=lambda _connection, code, _why: self.ended.append(code),
         )
         self.broker.recall = self.recall
-        self.peers: dict[BrokerConnection, Peer] = {}
+        self.peers: dict[SessionConnection, Peer] = {}
         self.found: Recovered = self.store.open(WALL)
         self.journal.start_at(self.found.next_number)
         restore(self.broker, self.found, self.now)

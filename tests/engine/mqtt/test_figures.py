@@ -42,11 +42,11 @@ def test_nothing_runs_when_nobody_is_subscribed(topic_filter: str) -> None:
     peer.subscribe("#", "+/broker/version")
     assert peer.take() == [], "wildcards do not reach them"
     peer.subscribe(topic_filter)
-    wanted = [bench.broker.router.figures_wanted]
+    wanted = [bench.broker.router.sys_topics_wanted]
     peer.take()
     peer.send(Unsubscribe(9, [topic_filter])).take()
     bench.advance(60_000)
-    wanted.append(bench.broker.router.figures_wanted)
+    wanted.append(bench.broker.router.sys_topics_wanted)
     assert wanted == [True, False]
     assert bench.broker.next_deadline() is None
 

@@ -94,7 +94,7 @@ def test_a_will_whose_delay_passed_during_the_downtime_is_published_on_start(ben
     def end() -> None:
         connection = bench.broker.sessions["mortal"].connection
         assert connection is not None
-        connection.lost(bench.now)
+        bench.peers[connection].connection.lost(bench.now)
         bench.flush()
         bench.crash(down_ms=61_000)
 

@@ -216,9 +216,9 @@ def test_output_that_waits_is_bounded(tmp_path: Path) -> None:
     for n in range(20):
         writer.send(Publish("t", bytes(4_000), 2, packet_id=n + 1))
         bench.flush()
-    unpromised = peer.connection.unpromised
-    assert unpromised is not None
-    assert unpromised.bytes < 20_000
+    uncommitted = peer.connection.uncommitted
+    assert uncommitted is not None
+    assert uncommitted.bytes < 20_000
     got = 0
     for _ in range(20):
         bench.commit()

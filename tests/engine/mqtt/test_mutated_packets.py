@@ -79,7 +79,7 @@ def flush(bench: Bench) -> None:
                 peer.inbox += peer.decoder.feed(data)
             if close and not peer.closed:
                 peer.closed = True
-                connection.lost(bench.now)
+                peer.connection.lost(bench.now)
 
 
 def fuzzed(bench: Bench) -> FuzzedPeer:

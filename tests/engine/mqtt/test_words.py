@@ -19,7 +19,7 @@ from penstock.mqtt.codec.packets import (
     Subscription,
 )
 from penstock.mqtt.codec.properties import Properties
-from penstock.mqtt.engine.connections.reason_strings import IDENTIFIER_REASONS, PUBLISH_REASONS, SUBSCRIPTION_REASONS
+from penstock.mqtt.engine.connections.output import IDENTIFIER_REASONS, PUBLISH_REASONS, SUBSCRIPTION_REASONS
 from penstock.mqtt.engine.model.limits import BrokerLimits
 from tests.engine.mqtt.harness import Bench
 from tests.engine.mqtt.test_access import Gate

@@ -72,7 +72,7 @@ def test_what_waits_for_a_commit_is_left_to_the_flush() -> None:
     _read(broker, connection, encode(PingReq()))
     assert sink.sent == []
     assert broker.flush(0) == []
-    assert connection.unpromised is not None
+    assert connection.uncommitted is not None
 
 
 def test_output_of_others_is_flushed() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.mqtt.engine.connections.token_bucket import TokenBucket
+from penstock.mqtt.engine.connections.connection_state import TokenBucket
 
 
 def test_a_burst_then_the_rate() -> None:

@@ -44,11 +44,11 @@ from penstock.mqtt.engine.client.outgoing import Outgoing
 __all__ = ["ClientEngine", "ClientState", "EnhancedAuthentication"]
 
 PING_GRACE_MS: Final = 10_000
-"""How long a PINGRESP may take before the connection counts as lost."""
+"""Time for a PINGRESP, in ms; without one the connection is closed."""
 
 
 class ClientState(Enum):
-    """Where the network connection stands."""
+    """State of the network connection."""
 
     OFFLINE = "offline"
     CONNECTING = "connecting"
@@ -179,7 +179,7 @@ class ClientEngine:
 
     @property
     def subscriptions(self) -> dict[str, tuple[Subscription, list[int]]]:
-        """What the server granted, with the subscription identifiers."""
+        """Granted subscriptions with their subscription identifiers, by topic filter."""
         return self._outgoing.subscriptions
 
     @property
@@ -211,7 +211,7 @@ class ClientEngine:
         return self._outbox.take()
 
     def take_events(self) -> list[Event]:
-        """What happened outside of :meth:`receive` and :meth:`tick`: messages refused before they were sent."""
+        """Return and remove events from outside of :meth:`receive` and :meth:`tick`: refused messages."""
         events = self._events[:]
         self._events.clear()
         return events
@@ -289,7 +289,7 @@ class ClientEngine:
     # Inside
 
     def _fail(self, error: RemoteProtocolError, now: int) -> None:
-        """The server broke the protocol: say so where it is allowed, and close."""
+        """Close after a protocol error of the server, with DISCONNECT where that is allowed."""
         if self.state is ClientState.CONNECTED:
             self._outbox.send(Disconnect(error.reason_code), now)
         self._close(error.reason_code, error.what)

@@ -1,4 +1,4 @@
-"""What the client engine reports to its shell."""
+"""Events that the client engine reports to its shell."""
 
 from __future__ import annotations
 
@@ -62,4 +62,4 @@ class Unsubscribed:
 
 
 Event = Connected | Refused | Answered | Closed | Unsubscribed | Publish
-"""What :meth:`ClientEngine.receive` and :meth:`ClientEngine.tick` report; a Publish is a message that came in."""
+"""Result of :meth:`ClientEngine.receive` and :meth:`ClientEngine.tick`; a Publish is a received message."""

@@ -1,9 +1,8 @@
-"""Messages that come in to a client: topic aliases, Receive Maximum, acknowledgements in order, QoS 2 exactly once.
+"""Messages that a client receives: topic aliases, Receive Maximum, acknowledgements in order, QoS 2 exactly once.
 
-A message counts as received once it was settled: by the owner with :meth:`Incoming.acknowledge`, or at once where the
-client acknowledges by itself. Acknowledgements leave in the order in which the messages came, whatever the order in
-which they were settled [MQTT-4.6.0-2], [MQTT-4.6.0-3]. So Receive Maximum is the back pressure: a server stops where
-that many wait for their owner, and everything else on the connection goes on.
+The owner acknowledges a message with :meth:`Incoming.acknowledge`, unless the client acknowledges automatically.
+Acknowledgements are sent in the order of the messages, whatever the order of the calls [MQTT-4.6.0-2], [MQTT-4.6.0-3].
+Receive Maximum is the backpressure: a server sends no more messages while that many wait for their owner.
 
 Source: MQTT 5.0 sections 3.3.2.3.4, 4.3, 4.6, 4.9.
 """
@@ -58,7 +57,7 @@ class Incoming:
         self._awaiting_release: set[int] = set()
         """Their identifiers, of this connection and after PUBREC: they count against Receive Maximum."""
         self._resent = 0
-        """What the server sent again on this connection. Mosquitto 2.0 has that many more on their way than allowed."""
+        """Messages repeated on this connection. Mosquitto 2.0 exceeds Receive Maximum by that many."""
 
     def begin(self) -> None:
         """A new network connection: aliases, order and quota start anew; QoS 2 identifiers belong to the session."""

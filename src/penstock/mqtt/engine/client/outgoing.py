@@ -1,8 +1,8 @@
-"""What a client asked its server for and has no answer to: messages at QoS 1 and 2, SUBSCRIBE, UNSUBSCRIBE.
+"""Operations of a client without an answer: messages at QoS 1 and 2, SUBSCRIBE, UNSUBSCRIBE.
 
-It outlives network connections. After a CONNACK with the session, PUBREL and PUBLISH (with DUP) are sent again in
-their order [MQTT-4.4.0-1]; without it, messages go as new and subscriptions are made anew. A QoS 2 message whose PUBREC
-came is the server's: if the session is lost then, it is answered and not sent again, for that would make a second one.
+They survive network connections. After a CONNACK with Session Present 1, PUBREL and PUBLISH (with DUP) are sent again
+in their order [MQTT-4.4.0-1]; otherwise messages are sent as new ones and subscriptions are created again. A QoS 2
+message after its PUBREC belongs to the server: it is reported as done, because sending it again would duplicate it.
 
 Source: MQTT 5.0 sections 4.3, 4.4, 4.6, 4.9; 3.3.2.3.4 for topic aliases.
 """
@@ -63,12 +63,12 @@ class _Operation:
 
 
 class Outgoing:
-    """The asking half of a client. ``topic_aliases``: how many topics it may name by a number, where the server can."""
+    """The operations of one client. ``topic_aliases``: maximum number of topic aliases, if the server allows them."""
 
     def __init__(self, outbox: Outbox, events: list[Event], *, topic_aliases: int = 0) -> None:
         self.writable = True
         self.subscriptions: dict[str, tuple[Subscription, list[int]]] = {}
-        """What the server granted, with the subscription identifiers: made anew when it lost the session."""
+        """Granted subscriptions with their identifiers; created again when the server lost the session."""
         self.next_expiry = 0
         """When a message that waits for a connection expires, 0 for never; not kept while there is one."""
         self._outbox = outbox

@@ -7,7 +7,6 @@ afterwards [MQTT 5.0 section 4.13].
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from penstock.errors import RemoteProtocolError
 from penstock.mqtt.codec.decoder import LARGEST_PACKET, Decoder, Role
@@ -30,74 +29,48 @@ from penstock.mqtt.codec.packets import (
 )
 from penstock.mqtt.codec.primitives import protocol_error
 from penstock.mqtt.codec.reasons import ALLOWED, PacketType, ReasonCode
-from penstock.mqtt.engine.connections.aliases import AliasesIn, AliasesOut
-from penstock.mqtt.engine.connections.backpressure import Backpressure
-from penstock.mqtt.engine.connections.handshake import Handshake, Reauthentication, check_method
-from penstock.mqtt.engine.connections.packet_writer import diagnosis
+from penstock.mqtt.engine.connections.aliases import AliasesOut
+from penstock.mqtt.engine.connections.connection_state import ConnectionState, TokenBucket
+from penstock.mqtt.engine.connections.handshake import Handshake, Reauthentication, check_method, open_session
+from penstock.mqtt.engine.connections.output import SUBSCRIPTION_REASONS, Outbound, diagnosis
 from penstock.mqtt.engine.connections.publish import handle_publish, handle_pubrel
-from penstock.mqtt.engine.connections.reason_strings import SUBSCRIPTION_REASONS
-from penstock.mqtt.engine.connections.token_bucket import TokenBucket
 from penstock.mqtt.engine.model.access import LOCAL, Access, Credentials, Granted, Origin, Principal, Rights
+from penstock.mqtt.engine.sessions.core import BrokerCore
 from penstock.mqtt.engine.sessions.session import Session
+from penstock.mqtt.engine.sessions.session_manager import SessionManager
 from penstock.mqtt.engine.sessions.subscribing import as_bridge, subscribe, subscribed, unsubscribe
-
-if TYPE_CHECKING:
-    from penstock.mqtt.engine.broker import Broker
 
 __all__ = ["BrokerConnection"]
 
 
-class BrokerConnection(Backpressure):
+class BrokerConnection(ConnectionState):
     """Made by :meth:`Broker.open`; the shell feeds :meth:`receive` and takes the output from :meth:`Broker.flush`."""
 
-    __slots__ = (
-        "_access",
-        "_aliases_in",
-        "_deciding",
-        "_handshake",
-        "_origin",
-        "_reauthentication",
-        "bridge",
-        "checked",
-        "credentials",
-        "decoder",
-        "name",
-        "resumed",
-        "send_maximum",
-    )
+    __slots__ = ("_access", "_deciding", "_handshake", "_origin", "_reauthentication", "_sessions", "decoder")
 
     def __init__(
         self,
-        broker: Broker,
+        broker: BrokerCore,
+        sessions: SessionManager,
+        outbound: Outbound,
         name: str,
         now: int,
         *,
         origin: Origin = LOCAL,
         access: Access | None = None,
     ) -> None:
-        super().__init__(broker, now)
+        super().__init__(broker, outbound, name, now, checked=access is not None)
         limits = broker.limits
         self.decoder = Decoder(
             limits.max_packet_size, role=Role.SERVER, topics=broker.topics, max_connect_size=limits.max_connect_size
         )
+        self._sessions = sessions
         self._origin = origin
         self._access = access
         self._handshake: Handshake | None = None
         self._reauthentication: Reauthentication | None = None
         self._deciding = False
-        """Held until the decision about CONNECT is there."""
-        self._aliases_in: AliasesIn | None = None
-        self.name = name
-        """Who it is, for logs: the peer's address."""
-        self.credentials: Credentials | None = None
-        """What it was accepted with, without the password."""
-        self.bridge = False
-        """The client is another broker, which must not get its own messages back."""
-        self.checked = access is not None
-        """Whether its messages are looked at one by one: by their rate, or by who may publish what."""
-        self.resumed = False
-        """Whether its CONNECT found a session."""
-        self.send_maximum = 65_535
+        """Reading is held until the Access decides about CONNECT."""
 
     # Input
 
@@ -129,57 +102,20 @@ class BrokerConnection(Backpressure):
                 if self.closing:
                     return
             if self.decoder.error is not None:
-                self.fail(self.decoder.error, now)
+                self._fail(self.decoder.error, now)
         except RemoteProtocolError as e:
-            self.fail(e, now)
+            self._fail(e, now)
 
     def lost(self, now: int) -> None:
         """The network connection is gone; call it once."""
-        self.broker.connection_lost(self, now)
-
-    # Output
-
-    def mark(self) -> None:
-        """There is something to flush."""
-        if not self.dirty:
-            self.dirty = True
-            self.broker.outbound.mark(self)
-
-    def disconnect(self, reason_code: int, now: int, reason_string: str = "") -> None:
-        """End the connection: DISCONNECT with the code once it is accepted, just a close before [MQTT-3.14.0-1].
-
-        MQTT 3.1.1 has no DISCONNECT for a server.
-        """
-        if self.closing:
-            return
-        self._say_goodbye(reason_code, reason_string)
-        self.broker.lifecycle.connection_ended(self, now)
-
-    def end(self, reason_code: int, reason_string: str) -> None:
-        """As :meth:`disconnect`, for who does not know the time: the session goes offline with the next flush."""
-        if self.closing:
-            return
-        self._say_goodbye(reason_code, reason_string)
-        self.writable = False  # nothing may follow: messages wait in the session
-        self.broker.outbound.ended.append(self)
-
-    def _say_goodbye(self, reason_code: int, reason_string: str) -> None:
-        self.broker.report(self, int(reason_code), reason_string)
-        if self.session is not None and self.version == 5:
-            self.send(Disconnect(int(reason_code), diagnosis(reason_string)))
-        self.close()
-
-    def close(self) -> None:
-        """Close after what is queued."""
+        broker = self.broker
+        broker.connections -= 1
+        self.outbound.forget(self)
+        self._sessions.connection_ended(self, now)
         self.closing = True
-        self.mark()
-
-    def resolve_alias(self, publish: Publish, alias: int) -> None:
-        """Learn or look up a Topic Alias of the client."""
-        aliases = self._aliases_in
-        if aliases is None:
-            aliases = self._aliases_in = AliasesIn(self.broker.limits.max_topic_aliases)
-        aliases.resolve(publish, alias)
+        self.decoder.discard()  # the entry in the timers may keep the connection for a while
+        self.out.clear()
+        broker.timers.remove(self)
 
     # Packets
 
@@ -213,15 +149,15 @@ class BrokerConnection(Backpressure):
             protocol_version=self.version,
             user_properties=properties.user_properties,
         )
-        handshake = Handshake(self, self._access, credentials, packet, assigned=not packet.client_id)
+        handshake = Handshake(self, self._access, credentials, packet, self._accepted, assigned=not packet.client_id)
         self._handshake = handshake
         handshake.begin(now)
         if self.session is None and not self.closing and credentials.method is None:
             self._deciding = True
             self.hold()
 
-    def admitted(self, handshake: Handshake, granted: Granted | None, now: int) -> None:
-        """Who decides about access let the CONNECT pass: make it a session, then handle what came meanwhile."""
+    def _accepted(self, handshake: Handshake, granted: Granted | None, now: int) -> None:
+        """Open the session of an accepted CONNECT, then handle the packets received meanwhile."""
         packet = handshake.packet
         self._handshake = None
         if self._deciding:
@@ -244,7 +180,8 @@ class BrokerConnection(Backpressure):
         if limits.max_publish_rate:
             self.checked = True
             self.rate = TokenBucket(limits.max_publish_rate, limits.max_publish_burst or limits.max_publish_rate, now)
-        self.broker.lifecycle.connect(self, handshake, granted, keep_alive, now)
+        rights = None if granted is None or self._access is None else Rights(self._access, granted.principal)
+        open_session(self._sessions, self, handshake, granted, rights, keep_alive, now)
         if self.session is None:
             return
         if self.keep_alive_ms:
@@ -263,15 +200,7 @@ class BrokerConnection(Backpressure):
                 else:
                     self._other(session, packet, now)
         except RemoteProtocolError as e:
-            self.fail(e, now)
-
-    def refuse(self, reason_code: int, why: str = "") -> None:
-        """Answer CONNECT with a refusal and close [MQTT-3.2.2-7]."""
-        if self.closing:
-            return
-        self.stats.connections_refused += 1
-        self.send(ConnAck(reason_code=int(reason_code), properties=diagnosis(why)))
-        self.close()
+            self._fail(e, now)
 
     def _other(self, session: Session, packet: Packet, now: int) -> None:
         """Everything but PUBLISH, on an accepted connection."""
@@ -294,15 +223,13 @@ class BrokerConnection(Backpressure):
             if self.bridge:
                 as_bridge(packet)
             codes = subscribe(broker, session, packet, now)
-            if session.kept is not None:
-                session.kept.hold_back(self)
+            session.hold_output(self)
             refused = next((code for code in codes if code >= 0x80), 0)
             self.send(SubAck(packet.packet_id, codes, self.explained(SUBSCRIPTION_REASONS.get(refused, ""))))
             subscribed(session, packet, now)
         elif isinstance(packet, Unsubscribe):
             codes = unsubscribe(broker, session, packet.topic_filters, now)
-            if session.kept is not None:
-                session.kept.hold_back(self)
+            session.hold_output(self)
             self.send(UnsubAck(packet.packet_id, codes))
         elif isinstance(packet, Disconnect):
             self._disconnect(packet, now)
@@ -323,22 +250,17 @@ class BrokerConnection(Backpressure):
                 raise protocol_error("a re-authentication within another")
             check_method(packet, credentials.method)
             again = replace(credentials, data=packet.properties.authentication_data, previous=session.rights.principal)
-            self._reauthentication = Reauthentication(self, self._access, again)
+            self._reauthentication = Reauthentication(self, self._access, again, self._reauthenticated)
             self._reauthentication.begin(now)
         elif running is None:
             raise protocol_error("AUTH that answers no challenge [MQTT-4.12.0-3]")
         else:
             running.proceed(packet, now)
 
-    def rights_of(self, granted: Granted | None) -> Rights | None:
-        """The rights that go with a decision."""
-        return None if granted is None or self._access is None else Rights(self._access, granted.principal)
-
-    def reauthenticated(self, principal: Principal, now: int) -> None:
-        """A re-authentication ended well: from here on the new principal's rights count."""
+    def _reauthenticated(self, principal: Principal, now: int) -> None:
         self._reauthentication = None
         if self.session is not None and self._access is not None:
-            self.broker.lifecycle.set_rights(self.session, Rights(self._access, principal), now)
+            self._sessions.set_rights(self.session, Rights(self._access, principal), now)
 
     def _disconnect(self, packet: Disconnect, now: int) -> None:
         session = self.session
@@ -351,10 +273,10 @@ class BrokerConnection(Backpressure):
         if packet.reason_code == 0:
             session.will = None  # [MQTT-3.1.2-10], [MQTT-3.14.4-3]
         self.close()
-        self.broker.lifecycle.connection_ended(self, now)
+        self._sessions.connection_ended(self, now)
 
-    def fail(self, error: RemoteProtocolError, now: int) -> None:
-        """The peer broke the protocol: say so where it is allowed, and close [MQTT-4.13.1-1]."""
+    def _fail(self, error: RemoteProtocolError, now: int) -> None:
+        """Close after a protocol error of the client, with CONNACK or DISCONNECT where allowed [MQTT-4.13.1-1]."""
         self.stats.protocol_errors += 1
         code = error.reason_code
         if self.session is not None:  # a second CONNECT may be wrong in a way that DISCONNECT has no code for
@@ -381,7 +303,3 @@ class BrokerConnection(Backpressure):
             # brokers try another level after it, and understand no other form.
             self.out.append(b"\x20\x02\x00\x01")
         self.close()
-
-    def __repr__(self) -> str:
-        client = self.session.client_id if self.session is not None else "not connected"
-        return f"<BrokerConnection {self.name} {client!r}>"

@@ -1,26 +1,38 @@
-"""From CONNECT to CONNACK, and re-authentication: what is between a connection and who decides about access.
+"""From CONNECT to CONNACK, and re-authentication: asks the Access, then creates or resumes the session.
 
-The decision may take its time. Until it is there, packets of an impatient client are kept, within the size that a
-stranger may make us buffer; where an Authentication Method was given only AUTH and DISCONNECT may come [MQTT-3.1.2-30].
+The decision may take time. Packets that arrive earlier are held, within the size limit for unauthenticated clients;
+with an Authentication Method only AUTH and DISCONNECT are allowed before CONNACK [MQTT-3.1.2-30].
 
 Source: MQTT 5.0 sections 3.1.4, 3.15, 4.12.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from penstock.errors import RemoteProtocolError
-from penstock.mqtt.codec.packets import Auth, Connect, Disconnect, Packet
+from penstock.mqtt.codec.packets import Auth, ConnAck, Connect, Disconnect, Packet, Will
 from penstock.mqtt.codec.primitives import protocol_error
 from penstock.mqtt.codec.properties import Properties
 from penstock.mqtt.codec.reasons import ALLOWED, PacketType, ReasonCode
-from penstock.mqtt.engine.model.access import Access, Challenge, Credentials, Decision, Granted, Refused
+from penstock.mqtt.engine.connections.connection_state import ConnectionState
+from penstock.mqtt.engine.connections.publish import is_text
+from penstock.mqtt.engine.model.access import (
+    Access,
+    Challenge,
+    Credentials,
+    Decision,
+    Granted,
+    Principal,
+    Refused,
+    Rights,
+)
+from penstock.mqtt.engine.model.limits import BrokerLimits
+from penstock.mqtt.engine.sessions.session import Session
+from penstock.mqtt.engine.sessions.session_manager import SessionManager, expiry_asked
+from penstock.mqtt.engine.sessions.shared_delivery import take_over
 
-if TYPE_CHECKING:
-    from penstock.mqtt.engine.connections.connection import BrokerConnection
-
-__all__ = ["Handshake", "Reauthentication", "check_method"]
+__all__ = ["Handshake", "Reauthentication", "check_method", "open_session"]
 
 
 class _Exchange:
@@ -28,16 +40,16 @@ class _Exchange:
 
     __slots__ = ("_access", "_asked", "_challenge", "connection", "credentials")
 
-    def __init__(self, connection: BrokerConnection, access: Access | None, credentials: Credentials) -> None:
+    def __init__(self, connection: ConnectionState, access: Access | None, credentials: Credentials) -> None:
         self._access = access
         self._asked = 0
-        """Number of questions put to the Access; an answer to an earlier one comes too late."""
+        """Number of requests to the Access; an answer to an earlier one is ignored."""
         self._challenge: Challenge | None = None
         self.connection = connection
         self.credentials = credentials
 
     def begin(self, now: int) -> None:
-        """Ask."""
+        """Ask the Access."""
         if self._access is None:
             if self.credentials.method is not None:  # [MQTT-4.12.0-1]
                 text = "no enhanced authentication here"
@@ -80,25 +92,31 @@ class _Exchange:
         self.decided(decision, now)
 
     def decided(self, decision: Granted | Refused | None, now: int) -> None:
-        """The end of it; None: nobody decides here, all are welcome."""
+        """Handle the final decision; None: no access control is configured."""
         raise NotImplementedError
 
 
 class Handshake(_Exchange):
-    """CONNECT is being judged. ``held``: packets that came meanwhile; they are handled after the CONNACK."""
+    """The authentication of a CONNECT.
 
-    __slots__ = ("assigned", "held", "packet")
+    ``held``: packets received meanwhile, which are handled after the CONNACK. ``accepted`` is called with the decision
+    that accepts it, None where no access control is configured.
+    """
+
+    __slots__ = ("_accepted", "assigned", "held", "packet")
 
     def __init__(
         self,
-        connection: BrokerConnection,
+        connection: ConnectionState,
         access: Access | None,
         credentials: Credentials,
         packet: Connect,
+        accepted: Callable[[Handshake, Granted | None, int], None],
         *,
         assigned: bool,
     ) -> None:
         super().__init__(connection, access, credentials)
+        self._accepted = accepted
         self.packet = packet
         self.assigned = assigned
         self.held: list[Packet] = []
@@ -130,22 +148,35 @@ class Handshake(_Exchange):
                 code = ReasonCode.NOT_AUTHORIZED
             self.connection.refuse(code, decision.reason_string)
         else:
-            self.connection.admitted(self, decision, now)
+            self._accepted(self, decision, now)
 
 
 class Reauthentication(_Exchange):
-    """AUTH 0x19 on an accepted connection; everything else goes on meanwhile [MQTT 5.0 section 4.12.1]."""
+    """AUTH 0x19 on an accepted connection, which continues meanwhile [MQTT 5.0 section 4.12.1].
 
-    __slots__ = ()
+    ``accepted`` is called with the principal of the new decision.
+    """
+
+    __slots__ = ("_accepted",)
+
+    def __init__(
+        self,
+        connection: ConnectionState,
+        access: Access | None,
+        credentials: Credentials,
+        accepted: Callable[[Principal, int], None],
+    ) -> None:
+        super().__init__(connection, access, credentials)
+        self._accepted = accepted
 
     def decided(self, decision: Granted | Refused | None, now: int) -> None:
-        """Go on with the new principal, or end the connection [MQTT-4.12.1-2]."""
+        """Continue with the new principal, or end the connection [MQTT-4.12.1-2]."""
         connection = self.connection
         previous = self.credentials.previous
         if isinstance(decision, Granted) and previous is not None and decision.principal.name != previous.name:
             decision = Refused(ReasonCode.NOT_AUTHORIZED, "a re-authentication cannot change who it is")
         if isinstance(decision, Granted):
-            connection.reauthenticated(decision.principal, now)
+            self._accepted(decision.principal, now)
             if not connection.closing and self.credentials.method is not None:
                 connection.send(_auth(0, self.credentials.method, decision.data))
             return
@@ -167,3 +198,96 @@ def check_method(packet: Auth, method: str | None) -> None:
         raise RemoteProtocolError(
             "mqtt: protocol error: AUTH by another Authentication Method than CONNECT", reason_code=0x82
         )
+
+
+def open_session(
+    sessions: SessionManager,
+    connection: ConnectionState,
+    handshake: Handshake,
+    granted: Granted | None,
+    rights: Rights | None,
+    keep_alive_s: int,
+    now: int,
+) -> None:
+    """Create or resume the session of an accepted CONNECT and send CONNACK, or refuse it [MQTT 5.0 section 3.1.4]."""
+    broker = connection.broker
+    limits = broker.limits
+    packet = handshake.packet
+    client_id = handshake.credentials.client_id
+    owner = "" if granted is None else granted.principal.name
+    will = packet.will
+    refusal = None
+    if will is not None:
+        refusal = _will_problem(will, rights, broker.router.route(will.topic).refusal)
+    if refusal is None:
+        refusal = sessions.refusal(packet, client_id, owner)
+    if refusal is not None:
+        broker.stats.refused_unauthorized += refusal[0] == ReasonCode.NOT_AUTHORIZED
+        broker.report(connection, *refusal)
+        connection.refuse(*refusal)
+        return
+    journal = broker.journal
+    promises = journal.promises
+    session, present = sessions.resume_or_create(client_id, owner, now, clean_start=packet.clean_start)
+    session.expiry_s = min(expiry_asked(packet), limits.max_session_expiry_s)
+    session.username = packet.username
+    session.ends_at = session.will_at = 0
+    session.will = will  # a will that was still waiting is cancelled [MQTT-3.1.3-9]
+    if rights is not None:
+        sessions.set_rights(session, rights, now)
+    session.restored = False
+    session.connection = connection
+    connection.session = session
+    connection.resumed = present
+    if journal.enabled:
+        sessions.update_persistence(session, packet)
+        if journal.promises != promises:
+            connection.gate = journal.number
+    answer = _capabilities(limits, handshake, session, keep_alive_s, granted)
+    if not connection.send(ConnAck(present, 0, answer)):
+        # A smaller Maximum Packet Size leaves no room for properties that the client must know.
+        session.will = None
+        connection.close()
+        sessions.connection_ended(connection, now)
+        return
+    session.resume(now)
+    for subscription in session.subscriptions.values():
+        if subscription.group is not None:
+            take_over(subscription.group, now)
+
+
+def _will_problem(will: Will, rights: Rights | None, topic_refusal: int) -> tuple[int, str] | None:
+    """Return the reason code and text that refuse a CONNECT for its will; ``topic_refusal`` is the router's."""
+    if rights is not None and not rights.may_publish(will.topic, will.qos, retain=will.retain):
+        return ReasonCode.NOT_AUTHORIZED, "the will may not be published"
+    if topic_refusal == ReasonCode.NOT_AUTHORIZED:
+        return topic_refusal, "the will topic is reserved for the broker"
+    if topic_refusal:
+        return topic_refusal, "the will topic cannot be used here"
+    if will.properties.payload_format_indicator and not is_text(will.payload):
+        return ReasonCode.PAYLOAD_FORMAT_INVALID, "the will payload is not UTF-8"
+    return None
+
+
+def _capabilities(
+    limits: BrokerLimits, handshake: Handshake, session: Session, keep_alive_s: int, granted: Granted | None
+) -> Properties:
+    """Return the properties of CONNACK: those that differ from the protocol's defaults."""
+    asked = handshake.packet.properties
+    answer = Properties(maximum_packet_size=limits.max_packet_size)
+    if handshake.assigned:
+        answer.assigned_client_identifier = session.client_id  # [MQTT-3.1.3-7]
+    if limits.receive_maximum < 65_535:
+        answer.receive_maximum = limits.receive_maximum
+    if limits.max_topic_aliases:
+        answer.topic_alias_maximum = limits.max_topic_aliases
+    if session.expiry_s != (asked.session_expiry_interval or 0):
+        answer.session_expiry_interval = session.expiry_s
+    if keep_alive_s != handshake.packet.keep_alive:
+        answer.server_keep_alive = keep_alive_s
+    if asked.request_response_information and limits.response_information:  # [MQTT-3.1.2-28]
+        answer.response_information = limits.response_information.replace("{clientId}", session.client_id)
+    if asked.authentication_method is not None:  # [MQTT-4.12.0-5], [MQTT-4.12.0-6]
+        answer.authentication_method = asked.authentication_method
+        answer.authentication_data = None if granted is None else granted.data
+    return answer

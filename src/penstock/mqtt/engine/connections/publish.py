@@ -1,31 +1,26 @@
-"""Messages of a client: checked, routed, handed to services, answered.
+"""PUBLISH and PUBREL of a client: check, route, pass to services, acknowledge.
 
-QoS 2 is exactly once: the identifier is kept in the session from the PUBLISH to its PUBREL, across connections, and a
-repeat is answered but not handed on [MQTT-4.3.3-10].
+QoS 2 is exactly once: the session holds the identifier from the PUBLISH to its PUBREL, across connections; a repetition
+is acknowledged but not routed [MQTT-4.3.3-10].
 
 Source: MQTT 5.0 sections 3.3.4, 4.3, 4.6.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from penstock.mqtt.codec.packets import Publish, PubRel
 from penstock.mqtt.codec.primitives import protocol_error
 from penstock.mqtt.codec.reasons import ReasonCode
-from penstock.mqtt.engine.connections.pending_ack import PendingAck
+from penstock.mqtt.engine.connections.connection_state import ConnectionState, PendingAck
+from penstock.mqtt.engine.sessions.session import Session
 from penstock.mqtt.engine.sessions.session_journal import ROUTED, TAKEN
 from penstock.mqtt.service import Inbound, Service
-
-if TYPE_CHECKING:
-    from penstock.mqtt.engine.connections.connection import BrokerConnection
-    from penstock.mqtt.engine.sessions.session import Session
 
 __all__ = ["handle_publish", "handle_pubrel", "is_text"]
 
 
 def is_text(payload: bytes) -> bool:
-    """Whether a payload with Payload Format Indicator 1 is what it says: UTF-8 [MQTT 5.0 section 3.3.2.3.2]."""
+    """Return whether a payload with Payload Format Indicator 1 is UTF-8 [MQTT 5.0 section 3.3.2.3.2]."""
     if payload.isascii():
         return True
     try:
@@ -35,11 +30,11 @@ def is_text(payload: bytes) -> bool:
     return True
 
 
-def handle_publish(connection: BrokerConnection, session: Session, publish: Publish, now: int, wall_ms: int) -> None:
-    """A message of the client came in.
+def handle_publish(connection: ConnectionState, session: Session, publish: Publish, now: int, wall_ms: int) -> None:
+    """Handle a PUBLISH.
 
     Raises:
-        RemoteProtocolError: an alias that does not hold, or more messages open than allowed.
+        RemoteProtocolError: an unknown topic alias, or more messages than Receive Maximum.
     """
     broker = connection.broker
     broker.stats.publishes_received += 1
@@ -54,12 +49,12 @@ def handle_publish(connection: BrokerConnection, session: Session, publish: Publ
     if qos:
         packet_id = publish.packet_id
         if (connection.pending or connection.open_qos2) and packet_id not in connection.open_qos2:
-            connection.check_open()
+            connection.check_receive_maximum()
         if qos == 2:
             if packet_id in session.incoming:
                 _repeated(connection, session, packet_id)
                 return
-            connection.opened(packet_id)
+            connection.register_qos2(packet_id)
     if connection.checked and not code:
         code = _check(connection, session, publish, now)
         if connection.closing:
@@ -68,7 +63,7 @@ def handle_publish(connection: BrokerConnection, session: Session, publish: Publ
     promises = journal.promises
     taken: list[Service] = []
     if not code:
-        if qos == 2 and _was_routed(session, publish):
+        if qos == 2 and _only_services(session, publish):
             taken = broker.services_for(publish)
         else:
             taken, code = broker.route(publish, session, now)
@@ -86,7 +81,7 @@ def handle_publish(connection: BrokerConnection, session: Session, publish: Publ
         _answer_later(connection, session, publish, taken, code, gate, wall_ms)
         return
     if qos == 2:
-        _keep_identifier(connection, session, packet_id, code)
+        _hold_identifier(connection, session, packet_id, code)
         if journal.promises != promises:
             gate = journal.number
     if connection.closing:
@@ -100,7 +95,7 @@ def handle_publish(connection: BrokerConnection, session: Session, publish: Publ
 
 
 def _answer_later(
-    connection: BrokerConnection,
+    connection: ConnectionState,
     session: Session,
     publish: Publish,
     taken: list[Service],
@@ -108,38 +103,38 @@ def _answer_later(
     gate: int,
     wall_ms: int,
 ) -> None:
-    """The answer waits for the services that take the message, or for the answers before it."""
+    """Acknowledge the message after the services are done with it and earlier messages are acknowledged."""
     packet_id = publish.packet_id
     answer = PendingAck(connection, packet_id, publish.qos, code, len(taken))
     answer.gate = gate
     if publish.qos == 2:
         session.incoming[packet_id] = answer
-        if session.kept is not None and taken:
-            session.kept.incoming(packet_id, ROUTED)
+        if session.journal is not None and taken:
+            session.journal.incoming(packet_id, ROUTED)
     if not taken:
         connection.answer_settled(answer)
         return
     for service in taken:
         service.receive(_inbound(connection, session, publish, wall_ms, answer))
-    if answer.waiting and not answer.lined_up:
-        connection.line_up(answer)
+    if answer.waiting and not answer.enqueued:
+        connection.enqueue(answer)
 
 
-def _keep_identifier(connection: BrokerConnection, session: Session, packet_id: int, code: int) -> None:
-    """A QoS 2 message is taken, or refused: the identifier of one that was taken stands until PUBREL."""
+def _hold_identifier(connection: ConnectionState, session: Session, packet_id: int, code: int) -> None:
+    """Hold the identifier of an accepted QoS 2 message until PUBREL; free that of a refused one."""
     if code < 0x80 or connection.version != 5:
         session.incoming[packet_id] = None
-        if session.kept is not None:
-            session.kept.incoming(packet_id, TAKEN)
+        if session.journal is not None:
+            session.journal.incoming(packet_id, TAKEN)
     else:
         connection.open_qos2.discard(packet_id)
 
 
-def _check(connection: BrokerConnection, session: Session, publish: Publish, now: int) -> int:
-    """The reason code with which the client's rate or rights refuse the message; 0 to take it."""
+def _check(connection: ConnectionState, session: Session, publish: Publish, now: int) -> int:
+    """Check rate limit and rights; return the reason code that refuses the message, 0 to accept it."""
     rate = connection.rate
     if rate is not None and not rate.take(now):
-        code = connection.too_fast(publish, now)
+        code = connection.limit_rate(publish, now)
         if code:
             return code
     rights = session.rights
@@ -150,7 +145,7 @@ def _check(connection: BrokerConnection, session: Session, publish: Publish, now
 
 
 def _inbound(
-    connection: BrokerConnection, session: Session, publish: Publish, wall_ms: int, answer: PendingAck | None = None
+    connection: ConnectionState, session: Session, publish: Publish, wall_ms: int, answer: PendingAck | None = None
 ) -> Inbound:
     return Inbound(
         publish,
@@ -164,34 +159,35 @@ def _inbound(
     )
 
 
-def _was_routed(session: Session, publish: Publish) -> bool:
-    """Whether subscribers have the message already; without DUP it is another one with its identifier."""
+def _only_services(session: Session, publish: Publish) -> bool:
+    """Return whether only services are to receive the message; without DUP it is another one with its identifier."""
     if publish.packet_id not in session.routed:
         return False
     session.routed.discard(publish.packet_id)
     return publish.dup
 
 
-def _repeated(connection: BrokerConnection, session: Session, packet_id: int) -> None:
-    """A QoS 2 message that we have already: answer, and hand on nothing."""
-    connection.opened(packet_id)
+def _repeated(connection: ConnectionState, session: Session, packet_id: int) -> None:
+    """Acknowledge a repeated QoS 2 message without routing it."""
+    connection.register_qos2(packet_id)
     answer = session.incoming[packet_id]
     if answer is None:
-        if session.kept is not None:
-            session.kept.hold_back(connection)
+        session.hold_output(connection)
         answer = PendingAck(connection, packet_id, 2, 0, 0)
-        connection.line_up(answer)
+        connection.enqueue(answer)
         connection.answer_settled(answer)
-    elif answer.connection is not connection:  # its takers still work on it: the answer leaves here
+    elif (
+        isinstance(answer, PendingAck) and answer.connection is not connection
+    ):  # its takers still work on it: the answer leaves here
         answer.connection = connection
-        connection.line_up(answer)
+        connection.enqueue(answer)
 
 
-def handle_pubrel(connection: BrokerConnection, session: Session, packet: PubRel) -> None:
-    """A PUBREL came in: the identifier is free, and PUBCOMP says so [MQTT-4.3.3-11].
+def handle_pubrel(connection: ConnectionState, session: Session, packet: PubRel) -> None:
+    """Handle a PUBREL: free the identifier and send PUBCOMP [MQTT-4.3.3-11].
 
     Raises:
-        RemoteProtocolError: the PUBREC is still to come.
+        RemoteProtocolError: its PUBREC was not sent yet.
     """
     packet_id = packet.packet_id
     code = 0
@@ -201,9 +197,9 @@ def handle_pubrel(connection: BrokerConnection, session: Session, packet: PubRel
         raise protocol_error("PUBREL before PUBREC")
     else:
         del session.incoming[packet_id]
-        if session.kept is not None:
+        if session.journal is not None:
             # A client that has PUBCOMP uses the identifier again; a crash must not make that message a repeat.
-            session.kept.incoming_done(packet_id)
-            session.kept.hold_back(connection)
+            session.journal.incoming_done(packet_id)
+            session.hold_output(connection)
     connection.open_qos2.discard(packet_id)
     connection.pubcomp(packet_id, code)

@@ -29,7 +29,7 @@ __all__ = [
     "Principal",
     "Refused",
     "Rights",
-    "may_hurry",
+    "has_high_priority",
 ]
 
 RIGHTS_KEPT: Final = 1_000
@@ -161,12 +161,12 @@ HIGH_PRIORITY: Final = "$high_priority"
 _HIGH_PRIORITY: Final = HIGH_PRIORITY.encode()
 
 
-def may_hurry(publish: Publish, rights: Rights | None) -> bool:
+def has_high_priority(publish: Publish, rights: Rights | None) -> bool:
     """Whether a message asks to pass limits that hold back others, and its publisher may have that."""
     block = publish.property_block()
     if block is None or block.user_property(_HIGH_PRIORITY) is None:
         return False
-    return rights is None or rights.may_hurry(publish.topic)
+    return rights is None or rights.may_use_high_priority(publish.topic)
 
 
 class Rights:
@@ -201,7 +201,7 @@ class Rights:
         """Whether messages of the topic may go to the client; not remembered here: routes and queues are."""
         return self._access.allowed(self.principal, Action.RECEIVE, topic, 0, retain=False)
 
-    def may_hurry(self, topic: str) -> bool:
+    def may_use_high_priority(self, topic: str) -> bool:
         """Whether ``$high_priority`` counts; not remembered."""
         return self._access.allowed(self.principal, Action.HIGH_PRIORITY, topic, 0, retain=False)
 

@@ -5,19 +5,15 @@ Source: MQTT 5.0 sections 3.3.4, 4.7, 4.8.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from penstock.mqtt.codec.reasons import ReasonCode
 from penstock.mqtt.codec.topics import has_wildcard
 from penstock.mqtt.engine.model.limits import BrokerLimits
 from penstock.mqtt.engine.model.sys_topics import SYS_PREFIX, belongs_to_broker
 from penstock.mqtt.engine.routing.filter_tree import FilterTree
-from penstock.mqtt.engine.routing.shared_groups import SharedGroup, split_shared
-from penstock.mqtt.engine.routing.subscription import SessionSubscription
+from penstock.mqtt.engine.routing.subscriptions import SessionSubscription, SharedGroup, split_shared
 from penstock.mqtt.service import OTHERS_TOPIC, SHARED_TOPIC, Service
-
-if TYPE_CHECKING:
-    from penstock.mqtt.engine.sessions.session import Session
 
 __all__ = ["Route", "Router", "SharedTarget", "Target"]
 
@@ -115,7 +111,7 @@ class Router:
         self._shared: FilterTree[SharedGroup] = FilterTree()
         self._groups: dict[str, SharedGroup] = {}
         self._shared_members = 0
-        self._of_figures = 0
+        self._sys_subscriptions = 0
         self._targets_kept = 0
         self._bytes_kept = 0
         self.routes: dict[str, Route] = {}
@@ -124,9 +120,9 @@ class Router:
         return len(self._filters) + self._shared_members
 
     @property
-    def figures_wanted(self) -> bool:
+    def sys_topics_wanted(self) -> bool:
         """Whether anybody is subscribed below ``$SYS/``."""
-        return self._of_figures > 0
+        return self._sys_subscriptions > 0
 
     def add_service(self, service: Service) -> None:
         """Routes of its filters lead to it from now on."""
@@ -144,7 +140,7 @@ class Router:
         shared = split_shared(topic_filter)
         if shared is None:
             new = self._filters.set(topic_filter, client_id, subscription)
-            self._of_figures += new and topic_filter.startswith(SYS_PREFIX)
+            self._sys_subscriptions += new and topic_filter.startswith(SYS_PREFIX)
             self._forget(topic_filter)
             return
         name, inner = shared
@@ -154,7 +150,7 @@ class Router:
             self._shared.set(inner, name, group)
         new = client_id not in group.members
         self._shared_members += new
-        self._of_figures += new and inner.startswith(SYS_PREFIX)
+        self._sys_subscriptions += new and inner.startswith(SYS_PREFIX)
         group.members[client_id] = subscription
         subscription.group = group
         self._forget(inner)
@@ -165,13 +161,13 @@ class Router:
         group = subscription.group
         if group is None:
             gone = self._filters.remove(subscription.topic_filter, client_id)
-            self._of_figures -= gone and subscription.topic_filter.startswith(SYS_PREFIX)
+            self._sys_subscriptions -= gone and subscription.topic_filter.startswith(SYS_PREFIX)
             self._forget(subscription.topic_filter)
             return
         name, inner = split_shared(subscription.topic_filter) or ("", "")
         if group.members.pop(client_id, None) is not None:
             self._shared_members -= 1
-            self._of_figures -= inner.startswith(SYS_PREFIX)
+            self._sys_subscriptions -= inner.startswith(SYS_PREFIX)
         if not group.members:
             self._shared.remove(inner, name)
             self._groups.pop(group.topic_filter, None)
@@ -219,13 +215,6 @@ class Router:
         self._bytes_kept += size
         self._targets_kept += route.receivers
         return route
-
-    def target(self, session: Session, topic: str) -> Target | None:
-        """The subscriptions of that session that match; None: none does."""
-        for target in (self.routes.get(topic) or self.route(topic)).targets:
-            if target.session is session:
-                return target
-        return None
 
     def forget_all(self) -> None:
         """Find every route anew."""

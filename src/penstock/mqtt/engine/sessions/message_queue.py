@@ -12,21 +12,15 @@ ends the client's connection, and the observation with it.
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Final, final
+from typing import Final
 
-from penstock.mqtt.codec.packets import Publish
 from penstock.mqtt.engine.model.limits import BrokerLimits, QueueOverflowPolicy
 from penstock.mqtt.engine.model.message import Message, Notification
 from penstock.mqtt.engine.model.stats import BrokerStats
+from penstock.mqtt.engine.sessions.session_delivery import Delivery
+from penstock.mqtt.engine.sessions.session_journal import SessionJournal
 
-if TYPE_CHECKING:
-    from penstock.mqtt.engine.routing.shared_groups import SharedGroup
-    from penstock.mqtt.engine.sessions.session_journal import SessionJournal
-
-__all__ = ["RELEASED", "Delivery", "MessageQueue", "QueueTotals"]
-
-RELEASED: Final = Message(Publish("released"), 0)
-"""Stands in flight for a QoS 2 message whose PUBREL was sent: the message itself is needed no more [MQTT-4.3.3-6]."""
+__all__ = ["MessageQueue", "QueueTotals"]
 
 URGENT_SHARE: Final = 2
 """How many times the session's bounds hold for messages that may hurry."""
@@ -37,28 +31,6 @@ walks the queue, and so costs a few steps a message."""
 
 _EMPTY: Final[deque[Delivery]] = deque(maxlen=0)
 """The line of everybody for whom nothing ever waited: a deque of one's own takes 760 bytes."""
-
-
-@final
-class Delivery:
-    """One message for one session.
-
-    ``retain`` is the RETAIN flag, 0 or 1; ``identifiers`` the subscription identifiers as an encoded block; ``group``
-    the shared subscription that chose the session, None for a subscription of its own; ``number`` the one under which
-    the journal has it, 0 where it has not.
-    """
-
-    __slots__ = ("group", "identifiers", "message", "number", "qos", "retain")
-
-    def __init__(
-        self, message: Message, qos: int, retain: int, identifiers: bytes, group: SharedGroup | None, number: int
-    ) -> None:
-        self.message = message
-        self.qos = qos
-        self.retain = retain
-        self.identifiers = identifiers
-        self.group = group
-        self.number = number
 
 
 class QueueTotals:
@@ -74,14 +46,14 @@ class QueueTotals:
 class MessageQueue:
     """The two lines of one session. ``bytes``: of both, by :attr:`Message.size`."""
 
-    __slots__ = ("_limits", "_stats", "_totals", "_unmerged", "bytes", "kept", "merged", "qos0", "reliable")
+    __slots__ = ("_limits", "_stats", "_totals", "_unmerged", "bytes", "journal", "merged", "qos0", "reliable")
 
     def __init__(self, limits: BrokerLimits, stats: BrokerStats, totals: QueueTotals) -> None:
         self._limits = limits
         self._stats = stats
         self._totals = totals
-        self.kept: SessionJournal | None = None
-        """Told of what is dropped for another message."""
+        self.journal: SessionJournal | None = None
+        """Records dropped messages of a persistent session."""
         self.reliable = _EMPTY
         """QoS 1 and 2. Read it; add and take with the methods, which keep the sizes."""
         self.qos0 = _EMPTY
@@ -142,8 +114,8 @@ class MessageQueue:
                 return False
             dropped = oldest.popleft()
             self._forget(dropped)
-            if self.kept is not None:
-                self.kept.done(dropped)
+            if self.journal is not None:
+                self.journal.done(dropped)
         if delivery.qos:
             if self.reliable is _EMPTY:
                 self.reliable = deque()
@@ -178,8 +150,8 @@ class MessageQueue:
                 if topic in (deleted if message.deletes else reported):
                     dropped += 1
                     self._forget(each)
-                    if self.kept is not None:
-                        self.kept.done(each)
+                    if self.journal is not None:
+                        self.journal.done(each)
                     continue
                 reported.add(topic)
                 if message.deletes:

@@ -10,21 +10,21 @@ from __future__ import annotations
 from penstock.mqtt.codec.packets import Publish, Subscription
 from penstock.mqtt.codec.property_blocks import decode_properties
 from penstock.mqtt.codec.reasons import PacketType
-from penstock.mqtt.engine.broker import Broker
 from penstock.mqtt.engine.model.journal import DeliveryRow, MessageRow, ProgressRow, Recovered, SessionRow, Stage
 from penstock.mqtt.engine.model.message import Message
-from penstock.mqtt.engine.routing.subscription import SessionSubscription
-from penstock.mqtt.engine.sessions.message_queue import RELEASED, Delivery
+from penstock.mqtt.engine.routing.subscriptions import SessionSubscription
+from penstock.mqtt.engine.sessions.core import BrokerCore
 from penstock.mqtt.engine.sessions.session import LARGE, NEVER, Session
+from penstock.mqtt.engine.sessions.session_delivery import RELEASED, Delivery
 from penstock.mqtt.engine.sessions.session_journal import ROUTED, SessionJournal
 
 __all__ = ["restore"]
 
 
-def restore(broker: Broker, found: Recovered, now: int) -> None:
+def restore(broker: BrokerCore, found: Recovered, now: int) -> None:
     """Bring back ``found``, whose instants are of the broker's clock, before the first connection.
 
-    Call :meth:`Broker.tick` afterwards, when the services are there that wills may be for.
+    Call :meth:`Timers.tick` afterwards, when the services are there that wills may be for.
     """
     sessions = {row.number: _session(broker, row, now) for row in found.sessions}
     for row in found.subscriptions:
@@ -43,13 +43,13 @@ def restore(broker: Broker, found: Recovered, now: int) -> None:
     _retained(broker, found.retained, now)
 
 
-def _session(broker: Broker, row: SessionRow, now: int) -> Session:
+def _session(broker: BrokerCore, row: SessionRow, now: int) -> Session:
     session = Session(broker, row.client_id, broker.limits, broker.stats)
     session.restored = True
     session.owner = row.owner
     session.username = row.username
     session.expiry_s = row.expiry_s
-    session.kept = session.waiting.kept = SessionJournal(broker.journal, row.number, promised=row.promised)
+    session.journal = session.waiting.journal = SessionJournal(broker.journal, row.number, promised=row.promised)
     session.will = row.will
     session.will_at, session.ends_at = row.will_at, row.ends_at
     if row.will is not None and not session.will_at:
@@ -67,7 +67,7 @@ def _session(broker: Broker, row: SessionRow, now: int) -> Session:
 class _Deliveries:
     """Brings back what the sessions' clients are owed."""
 
-    def __init__(self, broker: Broker, sessions: dict[int, Session], now: int) -> None:
+    def __init__(self, broker: BrokerCore, sessions: dict[int, Session], now: int) -> None:
         self._broker = broker
         self._sessions = sessions
         self._now = now
@@ -96,8 +96,8 @@ class _Deliveries:
         delivery = Delivery(RELEASED, 2, 0, b"", None, row.number)
         if row.stage == Stage.RELEASED:
             session.inflight[row.packet_id] = delivery
-        elif session.kept is not None:  # its message was damaged and is in the quarantine
-            session.kept.done(delivery)
+        elif session.journal is not None:  # its message was damaged and is in the quarantine
+            session.journal.done(delivery)
 
     def _delivery(self, session: Session, row: DeliveryRow, packet_id: int) -> None:
         message = self._message(row.message)
@@ -112,8 +112,8 @@ class _Deliveries:
         dropped = message.expired(self._now)
         if dropped:
             self._broker.stats.dropped_expired += 1
-        if (dropped or not session.waiting.add(delivery)) and session.kept is not None:
-            session.kept.done(delivery)
+        if (dropped or not session.waiting.add(delivery)) and session.journal is not None:
+            session.journal.done(delivery)
 
     def _message(self, row: MessageRow) -> Message:
         if not row.number:
@@ -143,7 +143,7 @@ def _message(row: MessageRow) -> Message:
     return message
 
 
-def _retained(broker: Broker, rows: list[MessageRow], now: int) -> None:
+def _retained(broker: BrokerCore, rows: list[MessageRow], now: int) -> None:
     retained = broker.retained
     journal, retained.journal = retained.journal, None
     for row in rows:

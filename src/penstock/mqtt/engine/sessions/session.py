@@ -9,29 +9,26 @@ Source: MQTT 5.0 sections 4.1, 4.3, 4.4, 4.5, 4.6.
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable
+from typing import Final
 
 from penstock.mqtt.codec.packets import Will
 from penstock.mqtt.codec.primitives import protocol_error
 from penstock.mqtt.codec.reasons import ReasonCode
-from penstock.mqtt.engine.connections.pending_ack import PendingAck
-from penstock.mqtt.engine.model.access import Rights
 from penstock.mqtt.engine.model.inflight import Inflight
+from penstock.mqtt.engine.model.journal import SessionRow
 from penstock.mqtt.engine.model.limits import BrokerLimits, QueueOverflowPolicy
 from penstock.mqtt.engine.model.message import Message, Notification
 from penstock.mqtt.engine.model.stats import BrokerStats
 from penstock.mqtt.engine.model.timers import Timed
-from penstock.mqtt.engine.routing.subscription import SessionSubscription
-from penstock.mqtt.engine.sessions.message_queue import RELEASED, Delivery, MessageQueue
-from penstock.mqtt.engine.sessions.retained_delivery import RetainedDelivery
+from penstock.mqtt.engine.routing.subscriptions import SessionSubscription, SharedGroup, Subscriber
+from penstock.mqtt.engine.sessions.message_queue import MessageQueue, QueueTotals
+from penstock.mqtt.engine.sessions.retained import Retained
+from penstock.mqtt.engine.sessions.session_delivery import RELEASED, Delivery
+from penstock.mqtt.engine.sessions.session_journal import SessionJournal
+from penstock.mqtt.service import Answerable
 
-if TYPE_CHECKING:
-    from penstock.mqtt.engine.broker import Broker
-    from penstock.mqtt.engine.connections.connection import BrokerConnection
-    from penstock.mqtt.engine.routing.shared_groups import SharedGroup
-    from penstock.mqtt.engine.sessions.session_journal import SessionJournal
-
-__all__ = ["LARGE", "NEVER", "NOTIFICATIONS_LOST", "Delivery", "Session"]
+__all__ = ["LARGE", "NEVER", "NOTIFICATIONS_LOST", "RetainedDelivery", "Session", "SessionConnection", "SessionOwner"]
 
 NEVER: Final = 0xFFFFFFFF
 """Session Expiry Interval of a session that does not expire."""
@@ -48,7 +45,65 @@ _NO_IDENTIFIERS: Final[set[int]] = set()
 """The same for packet identifiers; never added to."""
 
 
-class Session(Timed):
+class SessionOwner:
+    """The broker, as its sessions see it."""
+
+    def __init__(self, retained: Retained, report_merged: Callable[[str, int], None]) -> None:
+        self.retained = retained
+        self.report_merged = report_merged
+        self.queue_totals = QueueTotals()
+
+    def session_due(self, session: Session, now: int) -> None:
+        """Handle the will delay or the expiry of an offline session."""
+        raise NotImplementedError
+
+    def take_over(self, group: SharedGroup, now: int) -> None:
+        """Deliver messages that are queued for disconnected members of ``group`` to members with room for them."""
+        raise NotImplementedError
+
+
+class SessionConnection(Timed):
+    """The network connection of a client, as its session sees it."""
+
+    __slots__ = ("closing", "gate", "send_maximum", "session", "version", "writable")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.session: Session | None = None
+        """None until CONNECT is accepted."""
+        self.version = 5
+        """The protocol level of its CONNECT: 5, or 4 for MQTT 3.1.1."""
+        self.send_maximum = 65_535
+        """QoS 1 and 2 messages that may be in flight to the client."""
+        self.writable = True
+        """False while the transport or the output of this turn is full: messages wait in the session."""
+        self.gate = 0
+        """Number of the commit that later output waits for; 0: it is done."""
+        self.closing = False
+        """The connection closes after its queued output."""
+
+    @property
+    def unacknowledged(self) -> int:
+        """QoS 1 and 2 messages of the client without PUBACK or PUBREC."""
+        raise NotImplementedError
+
+    def send_publish(self, message: Message, packet_id: int, first: int, identifiers: bytes, now: int) -> bool:
+        """Queue a PUBLISH: ``first`` is its first byte (type, DUP, QoS, RETAIN); ``packet_id`` 0 at QoS 0.
+
+        Returns False for a packet above the client's Maximum Packet Size, which then counts as delivered.
+        """
+        raise NotImplementedError
+
+    def pubrel(self, packet_id: int, code: int = 0) -> None:
+        """Queue a PUBREL."""
+        raise NotImplementedError
+
+    def disconnect(self, reason_code: int, now: int, reason_string: str = "") -> None:
+        """End the connection with DISCONNECT."""
+        raise NotImplementedError
+
+
+class Session(Subscriber):
     """State of one client id. ``connection`` is None while it is offline; ``ends_at``: instant in ms, 0 = none."""
 
     __slots__ = (
@@ -56,7 +111,6 @@ class Session(Timed):
         "_limits",
         "_max_inflight_bytes",
         "_stats",
-        "client_id",
         "connection",
         "ending",
         "ends_at",
@@ -64,12 +118,11 @@ class Session(Timed):
         "helps",
         "incoming",
         "inflight",
-        "kept",
+        "journal",
         "owner",
-        "replays",
         "resend",
         "restored",
-        "rights",
+        "retained_delivery",
         "routed",
         "subscriptions",
         "username",
@@ -78,21 +131,18 @@ class Session(Timed):
         "will_at",
     )
 
-    def __init__(self, broker: Broker, client_id: str, limits: BrokerLimits, stats: BrokerStats) -> None:
-        super().__init__()
+    def __init__(self, broker: SessionOwner, client_id: str, limits: BrokerLimits, stats: BrokerStats) -> None:
+        super().__init__(client_id)
         self._broker = broker
         self._limits = limits
         self._max_inflight_bytes = limits.max_inflight_bytes
         self._stats = stats
 
         # What outlives a connection, and what a restart has to bring back [MQTT 5.0 section 4.1].
-        self.client_id = client_id
         self.owner = ""
         """Name of the principal that made the session, and alone may have it; empty where nobody is asked for one."""
-        self.rights: Rights | None = None
-        """What its client may do; None where everybody may do everything."""
         self.username: str | None = None
-        self.kept: SessionJournal | None = None
+        self.journal: SessionJournal | None = None
         """Records the session, where it is to outlive the process."""
         self.expiry_s = 0
         self.ends_at = 0
@@ -101,12 +151,12 @@ class Session(Timed):
         self.subscriptions: dict[str, SessionSubscription] = {}
         self.inflight: Inflight[Delivery] = Inflight()
         """Sent at QoS 1 or 2 and not done: by packet identifier, in order; after PUBREL with :data:`RELEASED`."""
-        self.incoming: dict[int, PendingAck | None] = {}
+        self.incoming: dict[int, Answerable | None] = {}
         """Packet identifiers of QoS 2 messages that came in and have no PUBREL yet; the answer while it waits."""
         self.routed = _NO_IDENTIFIERS
         """Those of QoS 2 messages that subscribers have and services do not: a restart or the end of the connection
         came between. When the client sends them again, services alone get them."""
-        self.waiting = MessageQueue(limits, stats, broker.waiting_totals)
+        self.waiting = MessageQueue(limits, stats, broker.queue_totals)
 
         self.restored = False
         """It was brought back by a start and nobody has resumed it: its rights are not known."""
@@ -114,17 +164,17 @@ class Session(Timed):
         """The session is being discarded."""
 
         # What belongs to this connection.
-        self.connection: BrokerConnection | None = None
+        self.connection: SessionConnection | None = None
         self.resend = _NOTHING
         """Those in flight that this connection did not carry yet; nothing new leaves before them."""
         self.helps: SharedGroup | None = None
         """A shared subscription of which more waits for members that are away than there was room for here."""
-        self.replays: RetainedDelivery | None = None
+        self.retained_delivery: RetainedDelivery | None = None
         """Retained messages of new subscriptions that are still to be sent."""
 
     def due(self, now: int) -> None:
         """Will delay or session expiry has come."""
-        self._broker.lifecycle.session_due(self, now)
+        self._broker.session_due(self, now)
 
     def clear(self) -> None:
         """Forget messages; subscriptions are the broker's to take down."""
@@ -132,19 +182,56 @@ class Session(Timed):
         self.incoming.clear()
         self.routed = _NO_IDENTIFIERS
         self.resend.clear()
-        self.replays = None
+        self.retained_delivery = None
         self.helps = None
         self.waiting.clear()
-
-    def may_receive(self, topic: str) -> bool:
-        """Whether messages of that topic may go to the client."""
-        return self.rights is None or self.rights.may_receive(topic)
 
     def was_routed(self, packet_id: int) -> None:
         """Subscribers have the QoS 2 message of the client, services are to get it when it comes again."""
         if self.routed is _NO_IDENTIFIERS:
             self.routed = set()
         self.routed.add(packet_id)
+
+    # Persistence
+
+    def is_persistent(self) -> bool:
+        """Return whether the session is stored and survives a restart."""
+        return self.journal is not None
+
+    def hold_output(self, connection: SessionConnection) -> None:
+        """Hold later output of ``connection`` until the commit of the changes recorded so far."""
+        journal = self.journal
+        if journal is not None and journal.promised:
+            connection.gate = journal.journal.hurry()
+
+    def save_state(self) -> None:
+        """Record the session's own state: its owner, expiry and will."""
+        journal = self.journal
+        if journal is None:
+            return
+        connection = self.connection
+        journal.save(
+            SessionRow(
+                journal.number,
+                self.client_id,
+                self.owner,
+                self.username,
+                5 if connection is None else connection.version,
+                self.expiry_s,
+                self.ends_at,
+                self.will,
+                self.will_at,
+                journal.promised,
+            )
+        )
+
+    def delete_state(self) -> None:
+        """Remove the session from the journal: it ends, or ends with its connection from now on."""
+        journal = self.journal
+        if journal is None:
+            return
+        deliveries = [*self.inflight.values(), *self.waiting.reliable]
+        journal.delete(list(self.subscriptions), deliveries, [*self.incoming, *self.routed])
 
     # Messages to the client
 
@@ -161,7 +248,7 @@ class Session(Timed):
             else:
                 self._wait(Delivery(message, 0, retain, identifiers, group, 0), now)
             return
-        kept = self.kept
+        journal = self.journal
         inflight = self.inflight  # holds what is to be sent again, too: then it is full, or the connection is
         if (
             connection is None
@@ -172,16 +259,16 @@ class Session(Timed):
         ):
             if self.ending:
                 return  # it ended while the message was on its way to others
-            number = 0 if kept is None else kept.queue(message, qos, retain, identifiers, group, 0)
+            number = 0 if journal is None else journal.queue(message, qos, retain, identifiers, group, 0)
             self._wait(Delivery(message, qos, retain, identifiers, group, number), now)
             return
         packet_id = inflight.free_id()
         if connection.send_publish(message, packet_id, 0x30 | qos << 1 | retain, identifiers, now):
             number = 0
-            if kept is not None:
-                number = kept.queue(message, qos, retain, identifiers, group, packet_id)
+            if journal is not None:
+                number = journal.queue(message, qos, retain, identifiers, group, packet_id)
                 if qos == 2:
-                    kept.hold_back(connection)
+                    self.hold_output(connection)
             inflight[packet_id] = Delivery(message, qos, retain, identifiers, group, number)
             if len(message.payload) >= LARGE:
                 inflight.bytes += len(message.payload)
@@ -194,8 +281,8 @@ class Session(Timed):
             self._broker.report_merged(self.client_id, merged)
         if added:
             return
-        if self.kept is not None:
-            self.kept.done(delivery)
+        if self.journal is not None:
+            self.journal.done(delivery)
         if type(delivery.message) is Notification:
             connection = self.connection
             if connection is not None:  # without one there is no observation any more
@@ -207,8 +294,16 @@ class Session(Timed):
                 connection.disconnect(ReasonCode.QUOTA_EXCEEDED, now, "too many messages wait for this client")
 
     def has_room(self, message: Message) -> bool:
-        """Whether a QoS 1 or 2 message would be sent or kept."""
+        """Return whether a QoS 1 or 2 message would be sent or queued."""
         return self.keeps_up() or self.waiting.has_room(message)
+
+    def queued(self) -> int:
+        """Return the number of queued messages."""
+        return len(self.waiting)
+
+    def is_connected(self) -> bool:
+        """Return whether the client has a network connection."""
+        return self.connection is not None
 
     def keeps_up(self) -> bool:
         """Whether a message would leave at once."""
@@ -220,7 +315,7 @@ class Session(Timed):
             and self.window_open(connection)
         )
 
-    def window_open(self, connection: BrokerConnection) -> bool:
+    def window_open(self, connection: SessionConnection) -> bool:
         """Whether another message may be in flight."""
         inflight = self.inflight
         return len(inflight) < connection.send_maximum and inflight.bytes < self._max_inflight_bytes
@@ -245,11 +340,11 @@ class Session(Timed):
             raise protocol_error("PUBACK for a message sent at QoS 2")
         if self.inflight.bytes:
             self._landed(delivery)
-        if self.kept is not None:
-            self.kept.done(delivery)
+        if self.journal is not None:
+            self.journal.done(delivery)
         if self.resend and packet_id in self.resend:  # late, for what an earlier connection carried
             self.resend.remove(packet_id)
-        if self.waiting.reliable or self.resend or self.replays is not None:
+        if self.waiting.reliable or self.resend or self.retained_delivery is not None:
             self.send_waiting(now)
         return True
 
@@ -268,18 +363,18 @@ class Session(Timed):
             self._landed(delivery)  # from here on without its payload
         if self.resend and packet_id in self.resend:
             self.resend.remove(packet_id)
-        kept = self.kept
+        journal = self.journal
         if reason_code < 0x80:
             if delivery.message is not RELEASED:
-                if kept is not None:
-                    kept.released(delivery, packet_id)
+                if journal is not None:
+                    journal.released(delivery, packet_id)
                 self.inflight[packet_id] = Delivery(RELEASED, 2, 0, b"", None, delivery.number)
-            if kept is not None and self.connection is not None:
+            if journal is not None and self.connection is not None:
                 # A PUBREL that a crash forgets would let the message come a second time.
-                kept.hold_back(self.connection)
+                self.hold_output(self.connection)
             return 0
-        if kept is not None:
-            kept.done(delivery)
+        if journal is not None:
+            journal.done(delivery)
         del self.inflight[packet_id]
         self.send_waiting(now)
         return -1
@@ -295,10 +390,10 @@ class Session(Timed):
             return False
         if delivery.message is not RELEASED:
             raise protocol_error("PUBCOMP before PUBREL")
-        if self.kept is not None:
-            self.kept.done(delivery)
+        if self.journal is not None:
+            self.journal.done(delivery)
         del self.inflight[packet_id]
-        if self.waiting.reliable or self.resend or self.replays is not None:
+        if self.waiting.reliable or self.resend or self.retained_delivery is not None:
             self.send_waiting(now)
         return True
 
@@ -310,15 +405,15 @@ class Session(Timed):
                 self._landed(self.inflight[packet_id])
             del self.inflight[packet_id]
         self.waiting.remove(deliveries)
-        if self.kept is not None:
+        if self.journal is not None:
             for delivery in deliveries:
-                self.kept.done(delivery)
+                self.journal.done(delivery)
 
     def replay(self, subscription: SessionSubscription) -> None:
         """Send the retained messages of a subscription, with :meth:`send_waiting`, as fast as the client takes them."""
-        if self.replays is None:
-            self.replays = RetainedDelivery(self, self._broker.retained)
-        self.replays.add(subscription)
+        if self.retained_delivery is None:
+            self.retained_delivery = RetainedDelivery(self, self._broker.retained)
+        self.retained_delivery.add(subscription)
 
     def resume(self, now: int) -> None:
         """The client is back: send again what is not done, in order and with DUP, then what waited.
@@ -348,13 +443,13 @@ class Session(Timed):
                 if inflight.bytes:
                     self._landed(delivery)
                 del inflight[packet_id]
-                if self.kept is not None:
-                    self.kept.done(delivery)
+                if self.journal is not None:
+                    self.journal.done(delivery)
         waiting = self.waiting
         while waiting.reliable and connection.writable and self.window_open(connection):
             self.start(waiting.take(), connection, now)
-        if self.replays is not None and self.replays.send(connection, now):
-            self.replays = None
+        if self.retained_delivery is not None and self.retained_delivery.send(connection, now):
+            self.retained_delivery = None
         while waiting.qos0 and connection.writable:
             delivery = waiting.take_qos0()
             message = delivery.message
@@ -366,32 +461,83 @@ class Session(Timed):
             group, self.helps = self.helps, None
             self._broker.take_over(group, now)
 
-    def start(self, delivery: Delivery, connection: BrokerConnection, now: int) -> None:
+    def start(self, delivery: Delivery, connection: SessionConnection, now: int) -> None:
         """First send of a QoS 1 or 2 message that waited: it is in flight from here on."""
         message, qos = delivery.message, delivery.qos
-        kept = self.kept
+        journal = self.journal
         if message.expired(now):  # [MQTT-3.3.2-5]
             self._stats.dropped_expired += 1
-            if kept is not None:
-                kept.done(delivery)
+            if journal is not None:
+                journal.done(delivery)
             return
         inflight = self.inflight
         packet_id = inflight.free_id()
         if not connection.send_publish(
             message, packet_id, 0x30 | qos << 1 | delivery.retain, delivery.identifiers, now
         ):
-            if kept is not None:
-                kept.done(delivery)
+            if journal is not None:
+                journal.done(delivery)
             return
-        if kept is not None:
+        if journal is not None:
             if delivery.number:
-                kept.sent(delivery, packet_id)
-            else:  # retained, or from before the session was kept
-                delivery.number = kept.queue(
+                journal.sent(delivery, packet_id)
+            else:  # retained, or from before the session was persistent
+                delivery.number = journal.queue(
                     message, qos, delivery.retain, delivery.identifiers, delivery.group, packet_id
                 )
             if qos == 2:
-                kept.hold_back(connection)
+                self.hold_output(connection)
         inflight[packet_id] = delivery
         if len(message.payload) >= LARGE:
             inflight.bytes += len(message.payload)
+
+
+class RetainedDelivery:
+    """Subscriptions whose retained messages are still to be sent, one after the other."""
+
+    __slots__ = ("_found", "_retained", "_session", "_subscriptions")
+
+    def __init__(self, session: Session, retained: Retained) -> None:
+        self._session = session
+        self._retained = retained
+        self._subscriptions: dict[str, SessionSubscription] = {}
+        self._found: deque[Message] | None = None
+        """What is left of the first one's."""
+
+    def add(self, subscription: SessionSubscription) -> None:
+        """Send those of ``subscription``, from the start where they are on their way."""
+        self.end(subscription.topic_filter)
+        self._subscriptions[subscription.topic_filter] = subscription
+
+    def end(self, topic_filter: str) -> None:
+        """The subscription is replaced or gone."""
+        if topic_filter in self._subscriptions:
+            if next(iter(self._subscriptions)) == topic_filter:
+                self._found = None
+            del self._subscriptions[topic_filter]
+
+    def send(self, connection: SessionConnection, now: int) -> bool:
+        """Go on, as far as the connection takes them; True when all were sent."""
+        session, retained = self._session, self._retained
+        while self._subscriptions:
+            topic_filter, subscription = next(iter(self._subscriptions.items()))
+            if self._found is None:
+                self._found = deque(retained.match(topic_filter, now))
+            found = self._found
+            while found:
+                message = found[0]
+                qos = min(subscription.qos, message.qos)
+                if not connection.writable or (qos and not session.window_open(connection)):
+                    return False
+                found.popleft()
+                # One that was replaced while the replay paused reached the subscription as it came.
+                topic = message.publish.topic
+                if message.expired(now) or not retained.delivers(topic, message) or not session.may_receive(topic):
+                    continue
+                if qos:
+                    session.start(Delivery(message, qos, 1, subscription.identifier, None, 0), connection, now)
+                else:
+                    connection.send_publish(message, 0, 0x31, subscription.identifier, now)
+            self._found = None
+            del self._subscriptions[topic_filter]
+        return True

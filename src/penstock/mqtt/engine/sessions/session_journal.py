@@ -1,7 +1,6 @@
-"""A session that is kept: its changes go to the journal, and what promises them waits for their commit.
+"""Persistent session state: records its changes in the journal.
 
-A session has a :class:`SessionJournal` while it would outlive its connection (an expiry above 0) and the broker has
-storage. All others have none and cost nothing here.
+A session has a :class:`SessionJournal` while its Session Expiry Interval is above 0 and the broker has storage.
 
 Source: MQTT 5.0 section 4.1.
 """
@@ -11,15 +10,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from penstock.mqtt.engine.model.journal import Journal, SessionRow, SubscriptionRow
-from penstock.mqtt.engine.sessions.message_queue import RELEASED
+from penstock.mqtt.engine.sessions.session_delivery import RELEASED, Delivery
 
 if TYPE_CHECKING:
-    from penstock.mqtt.engine.connections.packet_writer import PacketWriter
     from penstock.mqtt.engine.model.message import Message
-    from penstock.mqtt.engine.routing.shared_groups import SharedGroup
-    from penstock.mqtt.engine.routing.subscription import SessionSubscription
-    from penstock.mqtt.engine.sessions.message_queue import Delivery
-    from penstock.mqtt.engine.sessions.session import Session
+    from penstock.mqtt.engine.routing.subscriptions import SessionSubscription, SharedGroup
 
 __all__ = ["ROUTED", "TAKEN", "SessionJournal"]
 
@@ -39,36 +34,18 @@ class SessionJournal:
         self.number = number
         self.promised = promised
 
-    def hold_back(self, connection: PacketWriter) -> None:
-        """What leaves on ``connection`` from here on rests on what was recorded so far, and waits for its commit."""
-        if self.promised:
-            connection.gate = self.journal.hurry()
-
-    def save(self, session: Session) -> None:
-        """Its own state has changed: who has it, until when, its will."""
-        connection = session.connection
-        row = SessionRow(
-            self.number,
-            session.client_id,
-            session.owner,
-            session.username,
-            5 if connection is None else connection.version,
-            session.expiry_s,
-            session.ends_at,
-            session.will,
-            session.will_at,
-            self.promised,
-        )
+    def save(self, row: SessionRow) -> None:
+        """Record the session's own state."""
         self.journal.session(row)
 
-    def forget(self, session: Session) -> None:
-        """The session ends, or is not to outlive its connection any more: take back all of it."""
+    def delete(self, topic_filters: list[str], deliveries: list[Delivery], packet_ids: list[int]) -> None:
+        """Remove the session with its subscriptions, deliveries and incoming QoS 2 identifiers."""
         journal = self.journal
-        for topic_filter in session.subscriptions:
+        for topic_filter in topic_filters:
             journal.unsubscribed(self.number, topic_filter, promised=False)
-        for delivery in (*session.inflight.values(), *session.waiting.reliable):
+        for delivery in deliveries:
             self.done(delivery)
-        for packet_id in (*session.incoming, *session.routed):
+        for packet_id in packet_ids:
             journal.incoming_done(self.number, packet_id, promised=False)
         journal.session_ended(self.number, promised=self.promised)
 

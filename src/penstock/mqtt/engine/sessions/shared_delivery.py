@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from penstock.mqtt.engine.model.message import Message
-from penstock.mqtt.engine.routing.shared_groups import SharedGroup
-from penstock.mqtt.engine.routing.subscription import SessionSubscription
-from penstock.mqtt.engine.sessions.session import Delivery, Session
+from penstock.mqtt.engine.routing.subscriptions import SessionSubscription, SharedGroup
+from penstock.mqtt.engine.sessions.session import Session
+from penstock.mqtt.engine.sessions.session_delivery import Delivery
 
 __all__ = ["deliver_shared", "leave_group", "share_out", "take_over"]
 
@@ -36,8 +36,9 @@ def share_out(session: Session, now: int) -> None:
 def take_over(group: SharedGroup, now: int) -> None:
     """A member of the group is there, or has room again: it gets what waits for members that are away."""
     for member in list(group.members.values()):
-        if member.session.connection is None:
-            share_out(member.session, now)
+        session = _session(member)
+        if session.connection is None:
+            share_out(session, now)
 
 
 def leave_group(session: Session, group: SharedGroup, now: int) -> None:
@@ -61,14 +62,15 @@ def _hand_over(session: Session, deliveries: Iterable[Delivery], now: int, *, on
             members = [member for member in group.members.values() if member.session.may_receive(topic)]
             allowed[group, topic] = members
         taker = group.choose(message.publish, members, without=session)
-        if taker is None or (online_only and taker.session.connection is None):
+        if taker is None or (online_only and not taker.session.is_connected()):
             continue
         if not session.ending:
-            left = room.get(taker.session)
+            receiver = _session(taker)
+            left = room.get(receiver)
             if left is None:
-                left = room[taker.session] = _Room(taker.session)
+                left = room[receiver] = _Room(receiver)
             if not left.take(message.size):
-                taker.session.helps = group
+                receiver.helps = group
                 continue
         moved.append(delivery)
         takers.append((taker, group))
@@ -76,6 +78,12 @@ def _hand_over(session: Session, deliveries: Iterable[Delivery], now: int, *, on
         session.withdraw(moved)
         for delivery, (taker, group) in zip(moved, takers, strict=True):
             deliver_shared(taker, group, delivery.message, now)
+
+
+def _session(subscription: SessionSubscription) -> Session:
+    session = subscription.session
+    assert isinstance(session, Session)  # the only subscribers of a broker
+    return session
 
 
 class _Room:

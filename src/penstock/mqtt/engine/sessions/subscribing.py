@@ -5,25 +5,21 @@ Source: MQTT 5.0 sections 3.8 to 3.11.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from penstock.mqtt.codec.packets import Subscribe, Subscription
 from penstock.mqtt.codec.reasons import ReasonCode
 from penstock.mqtt.codec.topics import SHARE_PREFIX, filter_problem
 from penstock.mqtt.engine.model.message import identifier_block
 from penstock.mqtt.engine.model.sys_topics import SYS_PREFIX
-from penstock.mqtt.engine.routing.subscription import SessionSubscription
+from penstock.mqtt.engine.routing.subscriptions import SessionSubscription
+from penstock.mqtt.engine.sessions.core import BrokerCore
 from penstock.mqtt.engine.sessions.session import Session
 from penstock.mqtt.engine.sessions.shared_delivery import leave_group, take_over
-
-if TYPE_CHECKING:
-    from penstock.mqtt.engine.broker import Broker
 
 __all__ = ["as_bridge", "check_again", "subscribe", "subscribed", "unsubscribe"]
 
 
-def subscribe(broker: Broker, session: Session, packet: Subscribe, now: int) -> list[int]:
-    """Add subscriptions; a reason code each. The retained messages wait in ``session.replays`` for the SUBACK."""
+def subscribe(broker: BrokerCore, session: Session, packet: Subscribe, now: int) -> list[int]:
+    """Add subscriptions, and return a reason code for each. Their retained messages are sent after the SUBACK."""
     identifier = identifier_block(packet.properties.subscription_identifiers)
     return [_subscribe(broker, session, wanted, identifier, now) for wanted in packet.subscriptions]
 
@@ -45,11 +41,11 @@ def subscribed(session: Session, packet: Subscribe, now: int) -> None:
         subscription = session.subscriptions.get(wanted.topic_filter)
         if subscription is not None and subscription.group is not None:
             take_over(subscription.group, now)
-    if session.replays is not None:
+    if session.retained_delivery is not None:
         session.send_waiting(now)
 
 
-def _subscribe(broker: Broker, session: Session, wanted: Subscription, identifier: bytes, now: int) -> int:
+def _subscribe(broker: BrokerCore, session: Session, wanted: Subscription, identifier: bytes, now: int) -> int:
     topic_filter = wanted.topic_filter
     limits = broker.limits
     if (
@@ -69,17 +65,17 @@ def _subscribe(broker: Broker, session: Session, wanted: Subscription, identifie
     subscription = SessionSubscription(session, wanted, wanted.qos, identifier)
     session.subscriptions[topic_filter] = subscription
     if topic_filter.startswith(SYS_PREFIX):
-        broker.figures.renew(now)
+        broker.sys_topics.renew(now)
     broker.router.add(subscription)
-    if session.kept is not None:
-        session.kept.subscribed(subscription)
+    if session.journal is not None:
+        session.journal.subscribed(subscription)
     wants_retained = wanted.retain_handling == 0 or (wanted.retain_handling == 1 and new)  # [MQTT-3.3.1-9 to -11]
     if wants_retained and subscription.group is None:  # a shared subscription gets none
         session.replay(subscription)
     return wanted.qos
 
 
-def unsubscribe(broker: Broker, session: Session, topic_filters: list[str], now: int) -> list[int]:
+def unsubscribe(broker: BrokerCore, session: Session, topic_filters: list[str], now: int) -> list[int]:
     """End subscriptions; a reason code each."""
     codes: list[int] = []
     for topic_filter in topic_filters:
@@ -92,19 +88,19 @@ def unsubscribe(broker: Broker, session: Session, topic_filters: list[str], now:
     return codes
 
 
-def _end_subscription(broker: Broker, session: Session, subscription: SessionSubscription, now: int) -> None:
+def _end_subscription(broker: BrokerCore, session: Session, subscription: SessionSubscription, now: int) -> None:
     del session.subscriptions[subscription.topic_filter]
     broker.router.remove(subscription)
-    if session.kept is not None:
-        session.kept.unsubscribed(subscription.topic_filter)
-    if session.replays is not None:
-        session.replays.end(subscription.topic_filter)  # [MQTT-3.10.4-2]
+    if session.journal is not None:
+        session.journal.unsubscribed(subscription.topic_filter)
+    if session.retained_delivery is not None:
+        session.retained_delivery.end(subscription.topic_filter)  # [MQTT-3.10.4-2]
     group = subscription.group
     if group is not None:
         leave_group(session, group, now)
 
 
-def check_again(broker: Broker, session: Session, now: int) -> None:
+def check_again(broker: BrokerCore, session: Session, now: int) -> None:
     """Take away what the session's rights do not cover any more."""
     rights = session.rights
     if rights is None:
@@ -116,7 +112,7 @@ def check_again(broker: Broker, session: Session, now: int) -> None:
     unwanted = [d for d in (*waiting.reliable, *waiting.qos0) if not rights.may_receive(d.message.publish.topic)]
     if unwanted:
         waiting.remove(unwanted)
-        if session.kept is not None:
+        if session.journal is not None:
             for delivery in unwanted:
-                session.kept.done(delivery)
+                session.journal.done(delivery)
         broker.stats.dropped_unauthorized += len(unwanted)

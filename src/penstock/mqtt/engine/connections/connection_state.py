@@ -1,0 +1,366 @@
+"""State of one network connection: outstanding acknowledgements, backpressure, rate limit, keep alive, and its end.
+
+Acknowledgements of a client's QoS 1 and 2 messages leave in the order of the messages, once the services that received
+them are done.
+
+Source: MQTT 5.0 sections 3.1.2.10, 3.3.4, 4.3, 4.6, 4.9.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Final, final
+
+from penstock.errors import RemoteProtocolError
+from penstock.mqtt.codec.packets import ConnAck, Disconnect, Publish
+from penstock.mqtt.codec.reasons import ALLOWED, PacketType, ReasonCode
+from penstock.mqtt.engine.connections.aliases import AliasesIn
+from penstock.mqtt.engine.connections.output import Outbound, PacketWriter, diagnosis
+from penstock.mqtt.engine.model.access import Credentials, has_high_priority
+from penstock.mqtt.engine.model.limits import RateLimitPolicy
+from penstock.mqtt.engine.sessions.core import BrokerCore
+from penstock.mqtt.engine.sessions.session_journal import TAKEN
+from penstock.mqtt.service import NO_ANSWER, Answerable
+
+__all__ = ["ConnectionState", "PendingAck", "TokenBucket"]
+
+_NO_ANSWERS: Final[deque[PendingAck]] = deque(maxlen=0)
+_NO_IDENTIFIERS: Final[set[int]] = set()
+"""Both are shared by the connections that never had any, since their own would take a kilobyte; never added to."""
+
+
+class TokenBucket:
+    """Rate limit of one client: ``per_second`` tokens per second, up to ``burst``; each message costs one."""
+
+    __slots__ = ("_burst", "_credit", "_per_second", "_since")
+
+    def __init__(self, per_second: int, burst: int, now: int) -> None:
+        self._per_second = per_second
+        self._burst = burst * 1000
+        self._credit = self._burst
+        """In thousandths of a token, so that milliseconds times rate is added without a division."""
+        self._since = now
+
+    def take(self, now: int) -> bool:
+        """Remove a token; False without one. The credit then becomes negative, down to one more burst."""
+        credit = self._credit
+        if now != self._since:
+            credit = min(self._burst, credit + (now - self._since) * self._per_second)
+            self._since = now
+        enough = credit >= 1000
+        self._credit = max(credit - 1000, -self._burst)
+        return enough
+
+    def give_back(self) -> None:
+        """Return the token of a refused message."""
+        self._credit += 1000
+
+    def ready_at(self, now: int) -> int:
+        """Return the instant at which a token is available."""
+        missing = 1000 - self._credit - (now - self._since) * self._per_second
+        return now if missing <= 0 else now - (-missing // self._per_second)
+
+
+@final
+class PendingAck(Answerable):
+    """A PUBACK or PUBREC that waits for ``waiting`` services, or for an earlier acknowledgement.
+
+    ``connection`` is the one that it is sent on. At QoS 2 that may be a later one than the message's own, if the client
+    repeats the message while the services still process it.
+    """
+
+    __slots__ = ("connection", "enqueued", "gate", "packet_id", "qos", "reason_code", "reason_string", "waiting")
+
+    def __init__(self, connection: ConnectionState, packet_id: int, qos: int, reason_code: int, waiting: int) -> None:
+        self.connection = connection
+        self.packet_id = packet_id
+        self.qos = qos
+        self.reason_code = reason_code
+        self.reason_string = ""
+        self.waiting = waiting
+        self.enqueued = False
+        """It is in the connection's queue; not yet while the services receive the message."""
+        self.gate = 0
+        """Number of the commit that it waits for as well; 0: none."""
+
+    def settle(self, reason_code: int = 0, reason_string: str = "") -> None:
+        """Record the result of one service; the highest reason code counts, with its reason string.
+
+        ``NO_ANSWER``: the service cannot process it, and the client has to repeat it on another connection.
+        """
+        self.waiting -= 1
+        if reason_code == NO_ANSWER:
+            self.connection.end_unacknowledged(self, reason_string)
+            return
+        if reason_code > self.reason_code:
+            if reason_code not in ALLOWED[PacketType.PUBACK]:
+                reason_code = ReasonCode.UNSPECIFIED_ERROR
+            self.reason_code = reason_code
+            self.reason_string = reason_string
+        if not self.waiting:
+            self.connection.answer_settled(self)
+
+
+class ConnectionState(PacketWriter):
+    """The state of a connection that packet handlers use; :class:`BrokerConnection` adds the input."""
+
+    __slots__ = (
+        "_aliases_in",
+        "_receive_full",
+        "_resume_at",
+        "_was_held",
+        "bridge",
+        "checked",
+        "connected_at",
+        "credentials",
+        "keep_alive_ms",
+        "last_received",
+        "name",
+        "open_qos2",
+        "pending",
+        "rate",
+        "receive_maximum",
+        "resumed",
+    )
+
+    def __init__(self, broker: BrokerCore, outbound: Outbound, name: str, now: int, *, checked: bool) -> None:
+        super().__init__(broker, outbound)
+        self.name = name
+        """The peer's address, for logs."""
+        self.credentials: Credentials | None = None
+        """Those of the accepted CONNECT, without the password."""
+        self.bridge = False
+        """The client is another broker, which must not receive its own messages."""
+        self.checked = checked
+        """Each message is checked: against the rate limit, or the client's rights."""
+        self.resumed = False
+        """CONNECT found a session."""
+        self._aliases_in: AliasesIn | None = None
+        self.pending = _NO_ANSWERS
+        """Acknowledgements that cannot leave yet, in the order of the messages."""
+        self.open_qos2 = _NO_IDENTIFIERS
+        """Packet identifiers of QoS 2 messages received on this connection without PUBREL."""
+        self.receive_maximum = broker.limits.receive_maximum
+        self._receive_full = False
+        """Reading is held until some messages are acknowledged."""
+        self._was_held = False
+        """Reading was held since the last check of keep alive."""
+        self._resume_at = 0
+        """Instant at which a client above its rate limit is read again; 0: it is not above."""
+        self.rate: TokenBucket | None = None
+        self.last_received = now
+        self.connected_at = now
+        self.keep_alive_ms = 0
+
+    # Acknowledgements
+
+    @property
+    def unacknowledged(self) -> int:
+        """QoS 1 and 2 messages of the client without PUBACK or PUBREC."""
+        return len(self.pending)
+
+    def enqueue(self, answer: PendingAck) -> None:
+        """Queue an acknowledgement behind earlier ones."""
+        if self.pending is _NO_ANSWERS:
+            self.pending = deque()
+        answer.enqueued = True
+        self.pending.append(answer)
+
+    def register_qos2(self, packet_id: int) -> None:
+        """Register a QoS 2 message of this connection, until its PUBREL."""
+        if self.open_qos2 is _NO_IDENTIFIERS:
+            self.open_qos2 = set()
+        self.open_qos2.add(packet_id)
+
+    def answer_settled(self, answer: PendingAck) -> None:
+        """Send the acknowledgements that are ready, in the order of the messages; called when one becomes ready."""
+        if answer.qos == 2:
+            self._hold_identifier(answer)
+        if self.closing:
+            return
+        pending = self.pending
+        if not answer.enqueued:
+            if not pending:
+                self._send_answer(answer)
+                return
+            self.enqueue(answer)
+        while pending and not pending[0].waiting:
+            self._send_answer(pending.popleft())
+        if self._receive_full and len(pending) < self.receive_maximum:
+            self._receive_full = False
+            self.release()
+
+    def _send_answer(self, answer: PendingAck) -> None:
+        self.gate = max(self.gate, answer.gate)
+        if answer.qos == 2:
+            self.pubrec(answer.packet_id, answer.reason_code, answer.reason_string)
+        else:
+            self.puback(answer.packet_id, answer.reason_code, answer.reason_string)
+
+    def end_unacknowledged(self, answer: PendingAck, reason_string: str) -> None:
+        """End the connection without acknowledging the message, so that the client repeats it on another one.
+
+        Of a QoS 2 message only the services receive the repetition.
+        """
+        session = self.session
+        if answer.qos == 2 and session is not None and session.incoming.get(answer.packet_id) is answer:
+            del session.incoming[answer.packet_id]
+            self.open_qos2.discard(answer.packet_id)
+            session.was_routed(answer.packet_id)
+        self.end(ReasonCode.SERVER_BUSY, reason_string)
+
+    def _hold_identifier(self, answer: PendingAck) -> None:
+        """Hold the identifier of a QoS 2 message until PUBREL; a refusal frees it [MQTT-4.3.3-9].
+
+        MQTT 3.1.1 has no refusal: its clients always continue with PUBREL.
+        """
+        session = self.session
+        if session is None or session.incoming.get(answer.packet_id) is not answer:
+            return
+        journal = session.journal
+        session.routed.discard(answer.packet_id)
+        if answer.reason_code >= 0x80 and self.version == 5:
+            del session.incoming[answer.packet_id]
+            self.open_qos2.discard(answer.packet_id)
+            if journal is not None:
+                journal.incoming_done(answer.packet_id)
+        else:
+            session.incoming[answer.packet_id] = None
+            if journal is not None:
+                journal.incoming(answer.packet_id, TAKEN)
+        if journal is not None and journal.promised:
+            answer.gate = journal.journal.number
+
+    def check_receive_maximum(self) -> None:
+        """Check that another QoS 1 or 2 message stays within Receive Maximum [MQTT-3.3.4-7].
+
+        MQTT 3.1.1 has no Receive Maximum: there reading stops until messages are acknowledged.
+
+        Raises:
+            RemoteProtocolError: it would exceed Receive Maximum.
+        """
+        if self.version != 5:
+            if len(self.pending) >= self.receive_maximum and not self._receive_full:
+                self._receive_full = True
+                self.hold()
+            return
+        if len(self.pending) + len(self.open_qos2) < self.receive_maximum:
+            return  # an upper bound, since a QoS 2 message may be in both
+        waiting_qos1 = sum(answer.qos == 1 for answer in self.pending)
+        if waiting_qos1 + len(self.open_qos2) >= self.receive_maximum:
+            raise RemoteProtocolError("mqtt: more messages without an answer than Receive Maximum", reason_code=0x93)
+
+    # Backpressure, rate limit and keep alive
+
+    def due(self, now: int) -> None:
+        """Check the deadlines for CONNECT, keep alive, the rate limit and a full transport, and arm the next one."""
+        if self.closing:
+            return
+        limits, grace = self.broker.limits, self.broker.grace_until
+        if self.session is None:
+            deadline = max(self.connected_at + limits.connect_timeout_ms, grace)
+            if now >= deadline:
+                self.close()
+                return
+            self.broker.timers.arm(self, deadline)
+            return
+        if self._resume_at:
+            self._resume_at = self.rate.ready_at(now) if self.rate is not None else now
+            if now >= self._resume_at:
+                self._resume_at = 0
+                self.release()
+            else:
+                self.broker.timers.arm(self, self._resume_at)
+        if self._was_held:  # the client may have sent packets that were not read
+            self._was_held = self.holds > 0
+            self.last_received = now
+        if self.keep_alive_ms:
+            deadline = max(self.last_received + self.keep_alive_ms, grace)
+            if now >= deadline:  # [MQTT-3.1.2-22]
+                self.disconnect(ReasonCode.KEEP_ALIVE_TIMEOUT, now)
+                return
+            self.broker.timers.arm(self, deadline)
+        if self._full_since is not None:
+            deadline = max(self._full_since + limits.write_stall_ms, grace)
+            if now >= deadline:
+                self.stats.write_stalls += 1
+                self.disconnect(ReasonCode.QUOTA_EXCEEDED, now, "the client does not read")
+                return
+            self.broker.timers.arm(self, deadline)
+
+    def hold(self) -> None:
+        """Stop reading until :meth:`release` was called as often."""
+        self.holds += 1
+        self._was_held = True
+
+    def release(self) -> None:
+        """Undo one :meth:`hold`."""
+        self.holds -= 1
+        if not self.holds:
+            self.mark()
+
+    def limit_rate(self, publish: Publish, now: int) -> int:
+        """Apply the rate limit action; return the reason code for the message, 0 to accept it."""
+        rate, session = self.rate, self.session
+        assert rate is not None
+        assert session is not None
+        if has_high_priority(publish, session.rights):
+            rate.give_back()
+            return 0
+        self.stats.rate_exceeded += 1
+        policy = self.broker.limits.rate_limit_action
+        if policy is RateLimitPolicy.DISCONNECT:
+            self.disconnect(ReasonCode.MESSAGE_RATE_TOO_HIGH, now)
+        elif policy is RateLimitPolicy.REFUSE:
+            rate.give_back()
+            return ReasonCode.QUOTA_EXCEEDED
+        elif not self._resume_at:
+            self._resume_at = rate.ready_at(now)
+            self.hold()
+            self.broker.timers.arm(self, self._resume_at)
+        return 0
+
+    # Aliases and the end
+
+    def resolve_alias(self, publish: Publish, alias: int) -> None:
+        """Register or resolve a Topic Alias of the client."""
+        aliases = self._aliases_in
+        if aliases is None:
+            aliases = self._aliases_in = AliasesIn(self.broker.limits.max_topic_aliases)
+        aliases.resolve(publish, alias)
+
+    def disconnect(self, reason_code: int, now: int, reason_string: str = "") -> None:
+        """End the connection: with DISCONNECT if CONNECT was accepted, otherwise just close it [MQTT-3.14.0-1].
+
+        MQTT 3.1.1 has no DISCONNECT for a server.
+        """
+        if self.closing:
+            return
+        self._send_disconnect(reason_code, reason_string)
+        self.broker.connection_ended(self, now)
+
+    def end(self, reason_code: int, reason_string: str) -> None:
+        """End the connection as :meth:`disconnect` does, without a time: its session goes offline at the next flush."""
+        if self.closing:
+            return
+        self._send_disconnect(reason_code, reason_string)
+        self.writable = False  # nothing may follow: messages wait in the session
+        self.outbound.ended.append(self)
+
+    def _send_disconnect(self, reason_code: int, reason_string: str) -> None:
+        self.broker.report(self, int(reason_code), reason_string)
+        if self.session is not None and self.version == 5:
+            self.send(Disconnect(int(reason_code), diagnosis(reason_string)))
+        self.close()
+
+    def refuse(self, reason_code: int, why: str = "") -> None:
+        """Answer CONNECT with a refusal and close [MQTT-3.2.2-7]."""
+        if self.closing:
+            return
+        self.stats.connections_refused += 1
+        self.send(ConnAck(reason_code=int(reason_code), properties=diagnosis(why)))
+        self.close()
+
+    def __repr__(self) -> str:
+        client = self.session.client_id if self.session is not None else "not connected"
+        return f"<BrokerConnection {self.name} {client!r}>"

@@ -1,0 +1,495 @@
+"""The output of network connections: packets, encoded for each client, held until their commit, written per turn.
+
+:class:`PacketWriter` encodes the packets of one connection. :class:`Outbound` collects the output of all connections:
+one piece per connection and event loop turn. A PUBACK that confirms durable data waits for the commit of that data.
+
+Reason Strings [MQTT 5.0 section 3.4.2.2.2] are sent to clients that did not turn Request Problem Information off, and
+left out where they would make a packet larger than the client's Maximum Packet Size.
+
+Source: MQTT 5.0 sections 3.1.2.11, 3.3.2.3.4, 4.3; MQTT 3.1.1.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Final, Protocol
+
+from penstock.mqtt.codec.decoder import LARGEST_PACKET
+from penstock.mqtt.codec.encoder import PUBLISH_HEADS, encode, encode_within, publish_head
+from penstock.mqtt.codec.packets import Packet, PubAck, PubComp, PubRec, PubRel
+from penstock.mqtt.codec.properties import Properties
+from penstock.mqtt.codec.reasons import ReasonCode
+from penstock.mqtt.codec.version311 import encode_311
+from penstock.mqtt.engine.connections.aliases import AliasesOut, with_alias
+from penstock.mqtt.engine.model.message import Message
+from penstock.mqtt.engine.sessions.core import BrokerCore
+from penstock.mqtt.engine.sessions.session import SessionConnection
+
+__all__ = [
+    "IDENTIFIER_REASONS",
+    "PUBLISH_REASONS",
+    "SUBSCRIPTION_REASONS",
+    "Outbound",
+    "PacketWriter",
+    "PendingWrite",
+    "Sink",
+    "UncommittedOutput",
+    "diagnosis",
+]
+
+PUBLISH_REASONS: Final[dict[int, str]] = {
+    ReasonCode.NOT_AUTHORIZED: "this client is not allowed to publish to this topic",
+    ReasonCode.TOPIC_NAME_INVALID: "the topic is too long, has too many levels, or belongs to the broker",
+    ReasonCode.QUOTA_EXCEEDED: "there is no room for the message, or the client publishes too fast",
+    ReasonCode.PAYLOAD_FORMAT_INVALID: "the payload is not the UTF-8 that its Payload Format Indicator promises",
+}
+"""Reason Strings of PUBACK and PUBREC, unless a service sets its own."""
+
+SUBSCRIPTION_REASONS: Final[dict[int, str]] = {
+    ReasonCode.UNSPECIFIED_ERROR: "the policies do not let this client subscribe here",
+    ReasonCode.NOT_AUTHORIZED: "the policies do not let this client subscribe here",
+    ReasonCode.TOPIC_FILTER_INVALID: "the topic filter is too long or has too many levels",
+    ReasonCode.QUOTA_EXCEEDED: "too many subscriptions",
+}
+"""Reason Strings of SUBACK, for the first filter that is refused."""
+
+IDENTIFIER_REASONS: Final[dict[int, str]] = {
+    ReasonCode.PACKET_IDENTIFIER_NOT_FOUND: "no message with this packet identifier is open",
+}
+"""Reason Strings of PUBREL and PUBCOMP."""
+
+LONGEST_REASON: Final = 500
+"""Characters of a Reason String; the rest is cut, since texts of services may quote what clients sent."""
+
+
+_NO_SUBSCRIBERS: Final = 0x10
+
+
+def diagnosis(text: str) -> Properties:
+    """Return a Reason String for any text."""
+    if not text:
+        return Properties()
+    sendable = text[:LONGEST_REASON].encode(errors="replace").replace(b"\0", b"?").decode()
+    return Properties(reason_string=sendable)
+
+
+_NO_SUBSCRIBERS_PACKET: Final = encode(PubAck(1, _NO_SUBSCRIBERS, diagnosis(PUBLISH_REASONS.get(_NO_SUBSCRIBERS, ""))))
+_NO_SUBSCRIBERS_SHORT: Final = encode(PubAck(1, _NO_SUBSCRIBERS))
+"""PUBACK of a message without a receiver, with and without its Reason String; the packet identifier is filled in."""
+
+
+class Sink(Protocol):
+    """The transport of a connection. A closing one discards the data."""
+
+    def send_now(self, data: bytes) -> None:
+        """Write immediately, so that the client can continue while the broker works for others."""
+        ...
+
+
+class UncommittedOutput:
+    """Output of one connection that waits for commits: pieces, each with the number of its commit, in rising order."""
+
+    __slots__ = ("_pieces", "bytes", "first_is_connack")
+
+    def __init__(self) -> None:
+        self._pieces: deque[tuple[int, bytes]] = deque()
+        self.bytes = 0
+        self.first_is_connack = False
+        """The first piece is the CONNACK: the client does not know yet that it is connected."""
+
+    def add(self, gate: int, data: bytes) -> None:
+        """Keep ``data`` until commit ``gate`` is done."""
+        if not self._pieces:
+            self.first_is_connack = data[:1] == b"\x20"
+        self._pieces.append((gate, data))
+        self.bytes += len(data)
+
+    def take(self, committed: int) -> bytes:
+        """Remove and return the output that may be sent after commit ``committed``."""
+        pieces = self._pieces
+        ready: list[bytes] = []
+        while pieces and pieces[0][0] <= committed:
+            ready.append(pieces.popleft()[1])
+        data = b"".join(ready)
+        self.bytes -= len(data)
+        if data:
+            self.first_is_connack = False
+        return data
+
+    def __len__(self) -> int:
+        return len(self._pieces)
+
+
+class PacketWriter(SessionConnection):
+    """The output of one connection. ``out`` collects encoded packets until the broker's flush."""
+
+    __slots__ = (
+        "_full_since",
+        "_max_output",
+        "_problem_information",
+        "aliases_out",
+        "broker",
+        "dirty",
+        "holds",
+        "maximum_out",
+        "out",
+        "out_bytes",
+        "outbound",
+        "plain",
+        "sink",
+        "stats",
+        "throttled",
+        "uncommitted",
+    )
+
+    def __init__(self, broker: BrokerCore, outbound: Outbound) -> None:
+        super().__init__()
+        self.broker = broker
+        self.outbound = outbound
+        self.stats = broker.stats
+        self._max_output = broker.limits.max_output_bytes
+        self.maximum_out = LARGEST_PACKET
+        self.plain = True
+        """Messages without expiry and identifiers are sent as they are encoded: not for MQTT 3.1.1 or topic aliases."""
+        self._problem_information = True
+        self.aliases_out: AliasesOut | None = None
+        """Topic aliases of the broker; None where the client allows none."""
+        self.sink: Sink | None = None
+        """Transport for output that need not wait for the flush; None: all output waits."""
+        self.throttled = False
+        """The output of this turn is full; the next turn continues."""
+        self.out: list[bytes | bytearray] = []
+        self.out_bytes = 0
+        """Bytes of the messages in ``out``; acknowledgements are bounded by the input."""
+        self.uncommitted: UncommittedOutput | None = None
+        """Output that waits for its commit."""
+        self.dirty = False
+        """There is output to flush."""
+        self.holds = 0
+        """Reasons not to read, for example a service that is busy; while it is not 0 the shell reads nothing."""
+        self._full_since: int | None = None
+        """Instant at which the transport became full; None while it is not."""
+
+    def mark(self) -> None:
+        """Register the connection for the next flush."""
+        if not self.dirty:
+            self.dirty = True
+            self.outbound.mark(self)
+
+    def close(self) -> None:
+        """Close after the queued output."""
+        self.closing = True
+        self.mark()
+
+    def pause(self, now: int) -> None:
+        """Send no more messages: the transport is full."""
+        self.writable = False
+        self._full_since = now
+        self.broker.timers.arm(self, now + self.broker.limits.write_stall_ms)
+
+    def unpause(self, now: int) -> None:
+        """Continue to send messages: the transport accepts bytes again."""
+        self._full_since = None
+        self._resume_output(now)
+
+    def end_throttle(self, now: int) -> None:
+        """Continue to send messages in a new turn."""
+        self.throttled = False
+        self._resume_output(now)
+
+    def _resume_output(self, now: int) -> None:
+        self.writable = self._full_since is None and not self.throttled
+        if self.writable and self.session is not None and not self.closing:
+            self.session.send_waiting(now)
+
+    def send(self, packet: Packet) -> bool:
+        """Encode and queue a packet other than PUBLISH, without its Reason String if it would be too large.
+
+        Returns False for a packet that is larger than the client's Maximum Packet Size even then; it is not sent.
+        """
+        if self.version == 5:
+            data = encode_within(packet, self.maximum_out)
+            if data is None:
+                self.stats.dropped_too_large += 1
+                return False
+        else:
+            data = encode_311(packet)
+        self.out.append(data)
+        self.stats.answers_sent += 1
+        if not self.dirty:
+            self.mark()
+        return True
+
+    def send_publish(self, message: Message, packet_id: int, first: int, identifiers: bytes, now: int) -> bool:
+        """Queue a PUBLISH: ``first`` is its first byte (type, DUP, QoS, RETAIN); ``packet_id`` 0 at QoS 0.
+
+        False when it is larger than the client takes: then it counts as delivered [MQTT-3.1.2-24], [MQTT-3.1.2-25].
+        """
+        if not self.plain:
+            return self._send_other_form(message, packet_id, first, identifiers, now)
+        if message.expires_at or identifiers:
+            properties = message.properties_for(identifiers, now)
+        else:
+            properties = message.properties_wire
+        topic = message.topic_wire
+        payload = message.payload
+        remaining = len(topic) + len(properties) + len(payload)
+        stats = self.stats
+        heads = PUBLISH_HEADS.get(first)  # written out: it runs once a receiver, and a call costs as much as the rest
+        if packet_id:
+            remaining += 2
+            head = heads[remaining] if heads is not None and remaining < 2048 else publish_head(first, remaining)
+            if remaining + len(head) > self.maximum_out:
+                stats.dropped_too_large += 1
+                return False
+            out = self.out
+            out.append(head)
+            out.append(topic)
+            out.append(packet_id.to_bytes(2, "big"))
+            out.append(properties)
+            out.append(payload)
+        else:
+            head = heads[remaining] if heads is not None and remaining < 2048 else publish_head(first, remaining)
+            if remaining + len(head) > self.maximum_out:
+                stats.dropped_too_large += 1
+                return False
+            out = self.out
+            out.append(head)
+            out.append(topic)
+            out.append(properties)
+            out.append(payload)
+        self.out_bytes += remaining
+        if self.out_bytes > self._max_output:
+            self.throttled = True
+            self.writable = False
+        stats.publishes_sent += 1
+        if not self.dirty:
+            self.mark()
+        return True
+
+    def _send_other_form(self, message: Message, packet_id: int, first: int, identifiers: bytes, now: int) -> bool:
+        """The same for MQTT 3.1.1, which has no properties, and for a client that allows Topic Aliases."""
+        aliases = self.aliases_out
+        topic = message.topic_wire
+        number, known = aliases.find(topic) if aliases is not None else (0, False)
+        if self.version != 5:
+            properties = b""
+        else:
+            properties = message.properties_for(identifiers, now)
+            if number:
+                properties = with_alias(properties, number)
+        identifier = packet_id.to_bytes(2, "big") if packet_id else b""
+        sent_topic = b"\x00\x00" if known else topic
+        remaining = len(sent_topic) + len(identifier) + len(properties) + len(message.payload)
+        head = publish_head(first, remaining)
+        if remaining + len(head) > self.maximum_out:
+            self.stats.dropped_too_large += 1
+            return False
+        self.out += (head, sent_topic, identifier, properties, message.payload)
+        if number and aliases is not None:
+            aliases.set(topic, number)
+        self.out_bytes += remaining
+        if self.out_bytes > self._max_output:
+            self.throttled = True
+            self.writable = False
+        self.stats.publishes_sent += 1
+        if not self.dirty:
+            self.mark()
+        return True
+
+    def puback(self, packet_id: int, code: int, reason_string: str = "") -> None:
+        """Answer a QoS 1 message."""
+        if code == 0 or self.version != 5:
+            self.out.append((0x40020000 | packet_id).to_bytes(4, "big"))
+            self.stats.answers_sent += 1
+            if not self.dirty:
+                self.mark()
+        elif code == _NO_SUBSCRIBERS and not reason_string and self.maximum_out > len(_NO_SUBSCRIBERS_PACKET):
+            # The answer to every message that nobody wants.
+            packet = _NO_SUBSCRIBERS_PACKET if self._problem_information else _NO_SUBSCRIBERS_SHORT
+            self.out.append(packet[:2] + packet_id.to_bytes(2, "big") + packet[4:])
+            self.stats.answers_sent += 1
+            if not self.dirty:
+                self.mark()
+        else:
+            self.send(PubAck(packet_id, code, self.explained(reason_string or PUBLISH_REASONS.get(code, ""))))
+
+    def pubrec(self, packet_id: int, code: int, reason_string: str = "") -> None:
+        """Answer a QoS 2 message."""
+        if code == 0 or self.version != 5:
+            self._send_short(0x50020000 | packet_id)
+        else:
+            self.send(PubRec(packet_id, code, self.explained(reason_string or PUBLISH_REASONS.get(code, ""))))
+
+    def pubrel(self, packet_id: int, code: int = 0) -> None:
+        """Release a QoS 2 message of ours."""
+        if code == 0 or self.version != 5:
+            self._send_short(0x62020000 | packet_id)
+        else:
+            self.send(PubRel(packet_id, code, self.explained(IDENTIFIER_REASONS.get(code, ""))))
+
+    def pubcomp(self, packet_id: int, code: int = 0) -> None:
+        """Complete a QoS 2 message of the client."""
+        if code == 0 or self.version != 5:
+            self._send_short(0x70020000 | packet_id)
+        else:
+            self.send(PubComp(packet_id, code, self.explained(IDENTIFIER_REASONS.get(code, ""))))
+
+    def explained(self, text: str) -> Properties:
+        """Return a Reason String, unless the client requested no Problem Information [MQTT-3.1.2-29]."""
+        return diagnosis(text) if self._problem_information else Properties()
+
+    def _send_short(self, packet: int) -> None:
+        self.out.append(packet.to_bytes(4, "big"))
+        self.stats.answers_sent += 1
+        if not self.dirty:
+            self.mark()
+
+
+PendingWrite = tuple[PacketWriter, bytes, bool]
+"""Connection, bytes to write to it, and whether to close it then."""
+
+
+class Outbound:
+    """The output of all connections. ``wake`` is called when there is some and there was none before."""
+
+    def __init__(self, broker: BrokerCore, wake: Callable[[], None]) -> None:
+        self._broker = broker
+        self._stats = broker.stats
+        self._limits = broker.limits
+        self._wake = wake
+        self._dirty: list[PacketWriter] = []
+        self._throttled: list[PacketWriter] = []
+        self.ended: list[PacketWriter] = []
+        """Connections that a service ended since the last flush."""
+        self._uncommitted: dict[PacketWriter, None] = {}
+        """Connections with output that waits for a commit."""
+        self._committed = 0
+        self.reading: PacketWriter | None = None
+        """The connection whose input is being handled: :meth:`end_read` sends its output."""
+
+    def end_read(self) -> None:
+        """Send the output of the connection whose input was handled, if nothing holds it.
+
+        One write for all packets of a read, without the work of :meth:`flush`.
+        """
+        connection, self.reading = self.reading, None
+        if connection is None or not connection.dirty:
+            return
+        out, sink = connection.out, connection.sink
+        if not out and not connection.closing:
+            connection.dirty = False
+        elif (
+            sink is None
+            or connection.closing
+            or connection.throttled
+            or connection.uncommitted is not None
+            or connection.gate > self._broker.journal.committed
+        ):
+            self.mark(connection)
+        else:
+            data = b"".join(out)
+            out.clear()
+            connection.out_bytes = 0
+            connection.dirty = False
+            self._stats.bytes_sent += len(data)
+            sink.send_now(data)
+
+    def flush(self, now: int) -> list[PendingWrite]:
+        """Return the output to write, one piece per connection [Broker.flush]."""
+        if self.ended:
+            ended, self.ended = self.ended, []
+            for connection in ended:
+                self._broker.connection_ended(connection, now)
+        throttled = self._throttled
+        if throttled:
+            self._throttled = []
+            for connection in throttled:
+                connection.end_throttle(now)
+        dirty = self._dirty
+        self._dirty = []
+        outputs: list[PendingWrite] = []
+        committed = self._broker.journal.committed
+        if committed != self._committed:
+            self._committed = committed
+            self._release_committed(outputs)
+        for connection in dirty:
+            data = b"".join(connection.out)
+            connection.out.clear()
+            connection.out_bytes = 0
+            connection.dirty = False
+            self._stats.bytes_sent += len(data)
+            if connection.gate > committed or connection.uncommitted is not None:
+                self._hold(connection, data, now)
+                continue
+            connection.gate = 0
+            if connection.throttled:
+                self._throttled.append(connection)
+            outputs.append((connection, data, connection.closing))
+        if self._throttled:
+            self._wake()
+        return outputs
+
+    def storage_failed(self, now: int) -> None:
+        """End the connections whose output waits for a commit, because none will be done any more."""
+        for connection in list(self._uncommitted):
+            self._abandon(connection, now)
+
+    def _hold(self, connection: PacketWriter, data: bytes, now: int) -> None:
+        """Hold output until its commit; above the output limit of one turn, the connection is throttled until then."""
+        uncommitted = connection.uncommitted
+        if uncommitted is None:
+            uncommitted = connection.uncommitted = UncommittedOutput()
+            self._uncommitted[connection] = None
+        uncommitted.add(connection.gate, data)
+        if self._broker.journal.failure:
+            self._abandon(connection, now)
+        elif uncommitted.bytes > self._limits.max_output_bytes:
+            connection.throttled = True
+            connection.writable = False
+        elif connection.throttled:
+            self._throttled.append(connection)
+
+    def _release_committed(self, outputs: list[PendingWrite]) -> None:
+        """Append the output that waited for the last commit to ``outputs``."""
+        for connection in list(self._uncommitted):
+            uncommitted = connection.uncommitted
+            assert uncommitted is not None
+            data = uncommitted.take(self._committed)
+            done = not uncommitted
+            if done:
+                connection.uncommitted = None
+                del self._uncommitted[connection]
+                if connection.gate <= self._committed:
+                    connection.gate = 0
+            if connection.throttled and uncommitted.bytes <= self._limits.max_output_bytes:
+                self._throttled.append(connection)
+            if data or done:
+                outputs.append((connection, data, connection.closing and done and not connection.dirty))
+
+    def _abandon(self, connection: PacketWriter, now: int) -> None:
+        """Discard output that confirms data which will never be durable, so that the client repeats its messages."""
+        self._uncommitted.pop(connection, None)
+        uncommitted, connection.uncommitted = connection.uncommitted, None
+        connection.out.clear()
+        connection.gate = 0
+        if connection.closing:
+            connection.mark()
+        elif uncommitted is not None and uncommitted.first_is_connack:
+            connection.close()
+            self._broker.connection_ended(connection, now)
+        else:
+            connection.disconnect(ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR, now, "the broker's disk failed")
+
+    def mark(self, connection: PacketWriter) -> None:
+        """Register a connection with output for the next flush."""
+        if connection is self.reading:
+            return
+        self._dirty.append(connection)
+        if len(self._dirty) == 1:
+            self._wake()
+
+    def forget(self, connection: PacketWriter) -> None:
+        """Drop a closed connection."""
+        self._uncommitted.pop(connection, None)

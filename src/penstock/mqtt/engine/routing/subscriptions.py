@@ -1,0 +1,167 @@
+"""Subscriptions in force, their subscribers, and the groups of shared subscriptions.
+
+Each message of a shared subscription goes to one of its members. Messages with a user property ``$partition``, and
+those of a filter with wildcards by their topic, go to the member that a consistent hash chooses: related messages stay
+together and few move when members join or leave. For other messages the members take turns. Connected members come
+before disconnected ones, and those with a free send quota before slow ones.
+
+Source: MQTT 5.0 sections 3.8.3 and 4.8.2; the hash follows Azure IoT Operations' broker.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+from zlib import crc32
+
+from penstock.mqtt.codec.packets import Publish, Subscription
+from penstock.mqtt.codec.topics import SHARE_PREFIX, has_wildcard
+from penstock.mqtt.engine.model.timers import Timed
+
+if TYPE_CHECKING:
+    from penstock.mqtt.engine.model.access import Rights
+    from penstock.mqtt.engine.model.message import Message
+
+__all__ = ["PARTITION", "SessionSubscription", "SharedGroup", "Subscriber", "by_hash", "split_shared"]
+
+PARTITION: Final = "$partition"
+"""User property whose value keeps messages together."""
+
+_MASK: Final = 0xFFFFFFFFFFFFFFFF
+
+
+def split_shared(topic_filter: str) -> tuple[str, str] | None:
+    """Group name and filter of a well-formed ``$share/name/filter``; None for another filter."""
+    if not topic_filter.startswith(SHARE_PREFIX):
+        return None
+    name, _, rest = topic_filter[len(SHARE_PREFIX) :].partition("/")
+    return name, rest
+
+
+def _mixed(value: int) -> int:
+    """The finalizer of splitmix64: spreads the few bits in which two hashes differ over all."""
+    value = (value ^ value >> 30) * 0xBF58476D1CE4E5B9 & _MASK
+    value = (value ^ value >> 27) * 0x94D049BB133111EB & _MASK
+    return value ^ value >> 31
+
+
+class Subscriber(Timed):
+    """The owner of subscriptions, as routing sees it; sessions implement it."""
+
+    __slots__ = ("client_id", "rights")
+
+    def __init__(self, client_id: str) -> None:
+        super().__init__()
+        self.client_id = client_id
+        self.rights: Rights | None = None
+        """What the client may do; None where no access control is configured."""
+
+    def may_receive(self, topic: str) -> bool:
+        """Return whether messages of that topic may be sent to the client."""
+        return self.rights is None or self.rights.may_receive(topic)
+
+    def deliver(
+        self, message: Message, qos: int, retain: int, identifiers: bytes, now: int, group: SharedGroup | None = None
+    ) -> None:
+        """Send the message to the client, or queue it. ``identifiers``: its subscription identifiers, encoded."""
+        raise NotImplementedError
+
+    def has_room(self, message: Message) -> bool:
+        """Return whether a QoS 1 or 2 message would be sent or queued."""
+        raise NotImplementedError
+
+    def keeps_up(self) -> bool:
+        """Return whether a message would be sent immediately."""
+        raise NotImplementedError
+
+    def queued(self) -> int:
+        """Return the number of queued messages."""
+        raise NotImplementedError
+
+    def is_connected(self) -> bool:
+        """Return whether the client has a network connection."""
+        raise NotImplementedError
+
+    def is_persistent(self) -> bool:
+        """Return whether its deliveries are stored and survive a restart."""
+        raise NotImplementedError
+
+
+class SessionSubscription:
+    """One subscription: granted QoS, options, and its identifier as an encoded block (empty: none).
+
+    ``retain_handling`` is stored for display; it has an effect only while the subscription is created. ``group`` is set
+    for a shared subscription.
+    """
+
+    __slots__ = (
+        "group",
+        "identifier",
+        "no_local",
+        "qos",
+        "retain_as_published",
+        "retain_handling",
+        "session",
+        "topic_filter",
+    )
+
+    def __init__(self, session: Subscriber, wanted: Subscription, qos: int, identifier: bytes) -> None:
+        self.session = session
+        self.topic_filter = wanted.topic_filter
+        self.qos = qos
+        self.no_local = wanted.no_local
+        self.retain_as_published = wanted.retain_as_published
+        self.retain_handling = wanted.retain_handling
+        self.identifier = identifier
+        self.group: SharedGroup | None = None
+
+
+class SharedGroup:
+    """The members of one ``$share/name/filter``, by client id. ``topic_filter`` is the whole text."""
+
+    __slots__ = ("_turn", "by_topic", "members", "topic_filter")
+
+    def __init__(self, topic_filter: str) -> None:
+        self.topic_filter = topic_filter
+        self.members: dict[str, SessionSubscription] = {}
+        self.by_topic = has_wildcard(topic_filter)
+        self._turn = 0
+
+    def choose(
+        self, publish: Publish, members: list[SessionSubscription], without: Subscriber | None = None
+    ) -> SessionSubscription | None:
+        """Return the member that receives the message; None where there is none.
+
+        ``members``: those of this group that may receive the topic.
+        """
+        present = [m for m in members if m.session.is_connected() and m.session is not without]
+        if not present:
+            present = [m for m in members if m.session is not without and not m.session.gone]
+            if not present:
+                return None
+        if len(present) == 1:
+            return present[0]
+        properties = publish.optional_properties
+        key = None if properties is None else properties.user_property(PARTITION)
+        if key is None and self.by_topic:
+            key = publish.topic
+        if key is not None:
+            return by_hash(key, present)
+        self._turn += 1
+        count = len(present)
+        fewest = present[self._turn % count]
+        for step in range(count):
+            member = present[(self._turn + step) % count]
+            if member.session.keeps_up():
+                return member
+            if member.session.queued() < fewest.session.queued():
+                fewest = member
+        return fewest
+
+
+def by_hash(key: str, members: list[SessionSubscription]) -> SessionSubscription:
+    """Choose by rendezvous hashing: the member with the highest weight for the key.
+
+    A member that joins or leaves changes the weight of no other.
+    """
+    wanted = crc32(key.encode(errors="replace"))
+    return max(members, key=lambda m: _mixed(crc32(m.session.client_id.encode(errors="replace")) << 32 ^ wanted))

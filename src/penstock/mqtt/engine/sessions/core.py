@@ -1,0 +1,287 @@
+"""The state of a broker and the path of a message: from its publisher to retained messages, services and sessions.
+
+Source: MQTT 5.0 sections 3.3, 4.8.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from penstock.errors import LocalProtocolError
+from penstock.mqtt.codec.decoder import TopicNames
+from penstock.mqtt.codec.packets import Publish
+from penstock.mqtt.codec.property_blocks import HAS_USER_PROPERTY
+from penstock.mqtt.codec.reasons import ReasonCode
+from penstock.mqtt.codec.topics import validate_topic_name
+from penstock.mqtt.engine.model.access import Rights, has_high_priority
+from penstock.mqtt.engine.model.journal import Journal, Source
+from penstock.mqtt.engine.model.limits import BrokerLimits, QueueOverflowPolicy
+from penstock.mqtt.engine.model.message import Message, Notification
+from penstock.mqtt.engine.model.stats import BrokerStats
+from penstock.mqtt.engine.model.sys_topics import SysTopics
+from penstock.mqtt.engine.model.timers import Timers
+from penstock.mqtt.engine.routing.router import Route, Router
+from penstock.mqtt.engine.routing.subscriptions import SharedGroup
+from penstock.mqtt.engine.sessions.retained import Retained
+from penstock.mqtt.engine.sessions.session import Session, SessionConnection, SessionOwner
+from penstock.mqtt.engine.sessions.shared_delivery import deliver_shared, take_over
+from penstock.mqtt.service import Inbound, Service
+
+__all__ = ["BrokerCore"]
+
+NODE: Final = "penstock"
+"""Client identifier of messages that the node itself publishes, for the services that receive them."""
+
+
+class BrokerCore(SessionOwner):
+    """Sessions, subscriptions and retained messages, and the delivery of messages to them.
+
+    ``report(connection, reason code, reason)`` is called for every connection that the broker ends or refuses;
+    ``report_merged(client identifier, count)`` when notifications are merged in a full queue.
+    """
+
+    def __init__(
+        self,
+        limits: BrokerLimits,
+        journal: Journal | None,
+        new_client_id: Callable[[], str],
+        report: Callable[[SessionConnection, int, str], None],
+        report_merged: Callable[[str, int], None],
+    ) -> None:
+        super().__init__(Retained(limits.max_retained_messages, limits.max_retained_bytes, journal), report_merged)
+        self.limits = limits
+        self.stats = BrokerStats()
+        self.topics = TopicNames()
+        self.timers = Timers()
+        self.sessions: dict[str, Session] = {}
+        self.journal = journal or Journal(enabled=False)
+        self.router = Router(limits)
+        self.sys_topics = SysTopics(
+            self.timers,
+            limits.sys_interval_s * 1000,
+            wanted=lambda: self.router.sys_topics_wanted,
+            measure=self.measure,
+            publish=self._publish_sys_topic,
+        )
+        self.report = report
+        self.connections = 0
+        """Network connections that are open."""
+        self.wall_offset = 0
+        """Wall clock minus ``now``, in ms."""
+        self.reading_since = 0
+        """``now`` of the bytes that are being handled."""
+        self.grace_until = 0
+        """Before this instant no keep alive, session expiry or similar deadline expires."""
+        self.services: list[Service] = []
+        self.out_of_space = ""
+        """Why messages that must be stored are refused; empty: they are accepted."""
+        self.recall: Callable[[str, str], Rights | None] | None = None
+        """Returns the rights of a restored session that no client has resumed, by its owner and client identifier; None
+        for no rights. Not set: no access control."""
+        self._new_client_id = new_client_id
+        self._routes = self.router.routes
+        self._refuses_overflow = limits.queue_overflow is QueueOverflowPolicy.REFUSE
+
+    def connection_ended(self, connection: SessionConnection, now: int) -> None:
+        """Take the session of a closing or closed connection offline."""
+        raise NotImplementedError
+
+    def new_client_id(self) -> str:
+        """Return a client identifier that no session has [MQTT-3.2.2-16]."""
+        client_id = self._new_client_id()
+        while client_id in self.sessions:
+            client_id = self._new_client_id()
+        return client_id
+
+    def measure(self) -> BrokerStats:
+        """Update the gauges among the statistics, and return them; visits every session."""
+        stats = self.stats
+        stats.packets_sent = stats.publishes_sent + stats.answers_sent
+        stats.connections = self.connections
+        stats.sessions = len(self.sessions)
+        stats.subscriptions = len(self.router)
+        stats.retained = self.retained.count
+        stats.retained_bytes = self.retained.bytes
+        stats.retained_withheld = self.retained.withheld
+        stats.inflight = sum(len(session.inflight) for session in self.sessions.values())
+        stats.queued = self.queue_totals.messages
+        stats.queued_bytes = self.queue_totals.bytes
+        connections = (session.connection for session in self.sessions.values())
+        stats.unacknowledged = sum(c.unacknowledged for c in connections if c is not None)
+        return stats
+
+    # Messages of the node
+
+    def publish(self, publish: Publish, now: int) -> None:
+        """Route a message of the node itself: to subscribers, retained, and to services that are not exclusive.
+
+        Raises:
+            LocalProtocolError: the topic or the properties cannot be sent.
+        """
+        validate_topic_name(publish.topic)
+        message = Message(publish, now)
+        if publish.retain and not self.retained.store(publish.topic, message):
+            raise LocalProtocolError("mqtt: no room for another retained message", do="raise max_retained_messages")
+        route = self.router.route(publish.topic)
+        self.fan_out(route, message, None, now)
+        for service in route.services:
+            if not service.exclusive:  # clients send requests to those; a response must not come back as a request
+                service.receive(Inbound(publish, NODE, now + self.wall_offset))
+
+    def respond(self, client_id: str, publish: Publish, now: int, request: Inbound | None = None) -> bool:
+        """Route a message of the node itself to one session's subscriptions; False where none matches [Outlet.respond].
+
+        Raises:
+            LocalProtocolError: the topic or the properties cannot be sent.
+        """
+        route = self._routes.get(publish.topic)
+        if route is None:
+            validate_topic_name(publish.topic)
+            route = self.router.route(publish.topic)
+        for target in route.targets:
+            session = target.session
+            if session.client_id == client_id:
+                if request is not None:
+                    request.settle()
+                publish.topic_wire = route.topic_wire  # the next response to the client need not encode it again
+                message = Message(publish, now)
+                route.topic_wire = message.topic_wire
+                session.deliver(message, min(target.qos, publish.qos), 0, target.identifiers, now)
+                return True
+        return False
+
+    def unheard(self, client_id: str, topic: str) -> str:
+        """Return the reason why :meth:`respond` did not reach the client."""
+        if client_id not in self.sessions:
+            return "the client has no session any more"
+        return self.router.route(topic).unheard()
+
+    def deliver(self, client_id: str, publish: Publish, now: int, *, deletes: bool = False) -> bool:
+        """Deliver a notification to one session, subscribed or not; ``deletes`` as in :class:`Notification`.
+
+        It carries the identifiers of the session's subscriptions that match. Returns False where the session does not
+        exist or its client may not receive the topic.
+        """
+        session = self.sessions.get(client_id)
+        if session is None:
+            return False
+        if not session.may_receive(publish.topic):
+            self.stats.dropped_unauthorized += 1
+            return False
+        identifiers = b""
+        for target in self.router.route(publish.topic).targets:
+            if target.session is session:
+                identifiers = target.identifiers
+        session.deliver(Notification(publish, now, deletes=deletes), publish.qos, 0, identifiers, now)
+        return True
+
+    def copy_to_subscribers(self, client_id: str, publish: Publish, now: int) -> None:
+        """Deliver a message between the node and ``client_id`` to other subscribers that may observe requests.
+
+        For exclusive services that have this enabled.
+        """
+        topic = publish.topic
+        message = Message(publish, now)
+        for target in self.router.route(topic).targets:
+            session = target.session
+            rights = session.rights
+            if session.client_id != client_id and rights is not None and rights.may_observe_requests(topic):
+                session.deliver(message, min(target.qos, publish.qos), 0, target.identifiers, now)
+
+    def _publish_sys_topic(self, topic: str, text: str, now: int) -> None:
+        message = Message(Publish(topic, text.encode(), retain=True), now)
+        self.retained.store(topic, message)
+        self.fan_out(self.router.route(topic), message, None, now)
+
+    # Messages of clients
+
+    def route(self, publish: Publish, publisher: Session, now: int) -> tuple[list[Service], int]:
+        """Route a client's message.
+
+        Returns the services that are to receive it, and the reason code for its PUBACK or PUBREC.
+        """
+        route = self._routes.get(publish.topic)
+        if route is None:
+            route = self.router.route(publish.topic)
+        if route.exclusive:
+            if route.refusal == ReasonCode.NOT_AUTHORIZED:
+                self.stats.refused_unauthorized += 1
+            return route.services, route.refusal
+        if route.nobody and not publish.retain:
+            return route.services, 0 if route.services else ReasonCode.NO_MATCHING_SUBSCRIBERS
+        message = _message(publish, publisher, now)
+        if self.out_of_space and self._must_store(route, publish, publisher):
+            self.stats.refused_out_of_space += 1
+            return [], ReasonCode.QUOTA_EXCEEDED
+        if self._refuses_overflow and publish.qos and not _has_room(route, message, publisher):
+            self.stats.refused_queue_full += 1
+            return [], ReasonCode.QUOTA_EXCEEDED
+        if publish.retain:
+            source = Source(publisher.owner, publisher.client_id)
+            if not self.retained.store(publish.topic, message, source):
+                return [], ReasonCode.QUOTA_EXCEEDED
+        self.fan_out(route, message, publisher, now)
+        return route.services, 0
+
+    def services_for(self, publish: Publish) -> list[Service]:
+        """Return the services for a message that was delivered to its subscribers before."""
+        return self.router.route(publish.topic).services
+
+    def take_over(self, group: SharedGroup, now: int) -> None:
+        """Deliver messages that are queued for disconnected members of ``group`` to members with room for them."""
+        take_over(group, now)
+
+    def fan_out(self, route: Route, message: Message, publisher: Session | None, now: int) -> None:
+        """Deliver a message to the subscribers of its route."""
+        qos = message.qos
+        retain = 1 if message.retain else 0
+        if route.many:
+            message.stored = -1  # once for all receivers
+        for target in route.targets:
+            session = target.session
+            chosen = target.as_publisher if session is publisher else target
+            if chosen is None:
+                continue
+            granted = chosen.qos
+            session.deliver(
+                message,
+                min(qos, granted),  # [MQTT-3.8.4-8]
+                retain if chosen.retain_as_published else 0,  # [MQTT-3.3.1-12], [MQTT-3.3.1-13]
+                chosen.identifiers,
+                now,
+            )
+        for shared in route.shared:
+            member = shared.group.choose(message.publish, shared.members)
+            if member is not None:
+                deliver_shared(member, shared.group, message, now)
+
+    def _must_store(self, route: Route, publish: Publish, publisher: Session) -> bool:
+        """Return whether the message needs disk space: it is retained, or for a persistent session."""
+        if publish.retain and publish.payload and self.journal.enabled:
+            return True
+        if not publish.qos:
+            return False
+        for target in route.targets:
+            chosen = target.as_publisher if target.session is publisher else target
+            if chosen is not None and chosen.qos and target.session.is_persistent():
+                return True
+        return any(member.qos and member.session.is_persistent() for each in route.shared for member in each.members)
+
+
+def _message(publish: Publish, publisher: Session, now: int) -> Message:
+    message = Message(publish, now)
+    block = publish.block
+    if block is not None and block.seen & HAS_USER_PROPERTY:
+        message.urgent = has_high_priority(publish, publisher.rights)
+    return message
+
+
+def _has_room(route: Route, message: Message, publisher: Session) -> bool:
+    """Return whether every receiver has room for the message."""
+    for target in route.targets:
+        session = target.session
+        chosen = target.as_publisher if session is publisher else target
+        if chosen is not None and chosen.qos and not session.has_room(message):
+            return False
+    return all(any(member.session.has_room(message) for member in shared.members) for shared in route.shared)
