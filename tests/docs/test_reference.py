@@ -70,18 +70,3 @@ def test_metrics_that_pages_name_exist() -> None:
     for page in page_paths():
         for name in re.findall(rf"`(penstock_(?:{sources})_\w*[a-z])`", page.read_text(encoding="utf-8")):
             assert name in known, f"{page.relative_to(ROOT)}: {name}"
-
-
-def test_the_pipeline_graph_is_that_of_its_page(tmp_path: Path) -> None:
-    """If it differs: ``penstock pipeline plan plant.yaml --svg > docs/images/pipeline-graph.svg``."""
-    page = ROOT / "docs" / "pipelines" / "build.md"
-    block = next(block for block in blocks(page) if block.directive == "file plant.yaml")
-    (tmp_path / "plant.yaml").write_text(block.text, encoding="utf-8")
-    drawn = subprocess.run(
-        [Path(sys.executable).with_name("penstock"), "pipeline", "plan", "plant.yaml", "--svg"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
-    assert drawn.strip() == (ROOT / "docs" / "images" / "pipeline-graph.svg").read_text(encoding="utf-8").strip()
