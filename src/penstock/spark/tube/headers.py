@@ -33,6 +33,7 @@ MOST_LAYOUTS: Final = 64
 
 _FIXED = {row.attribute: row.name for row in FIELDS if row.name != "headers"}
 _AS_HEADERS = tuple((row.name, row.attribute) for row in FIELDS if row.name not in ("key", "headers"))
+_KEY = b"key="
 _LENGTH_BYTES = 4
 _NAME = re.compile(rb"[!-$&-+\--<>-~]+")
 _INTEGER = re.compile(r"(?:0|-?[1-9][0-9]{0,17})")
@@ -124,6 +125,8 @@ class Headers:
 
     def keys(self) -> pa.Array[Any]:
         """The key of each message; null if it has none."""
+        if _KEY not in self._data:
+            return pa.nulls(len(self), pa.binary())
         starts, ends, found = self._spans_of(lambda group: group.key)
         return _pieces(self._buffer, starts, ends, pa.binary(), found)
 
