@@ -93,7 +93,7 @@ def test_a_hundred_thousand_filters() -> None:
 
 
 def test_remembered_routes_are_bounded_by_their_receivers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.mqtt.engine.routing.router.TARGETS_KEPT", 1_000)
+    monkeypatch.setattr("penstock.mqtt.engine.routing.router.MAX_CACHED_RECEIVERS", 1_000)
     bench = Bench()
     for n in range(30):
         bench.connect(f"s{n}").subscribe(Subscription("#", 0))
@@ -101,12 +101,12 @@ def test_remembered_routes_are_bounded_by_their_receivers(monkeypatch: pytest.Mo
     router = bench.broker.router
     for n in range(100):
         sender.send(Publish(f"t/{n}", b""))
-        assert router._targets_kept == sum(len(route.targets) for route in router.routes.values()) <= 1_030
+        assert router._cached_receivers == sum(len(route.targets) for route in router.routes.values()) <= 1_030
     assert len(router.routes) < 100
     peer = bench.connect("one")
     sender.send(Publish("exact", b""))
     peer.subscribe("exact")
-    assert router._targets_kept == sum(len(route.targets) for route in router.routes.values())
+    assert router._cached_receivers == sum(len(route.targets) for route in router.routes.values())
 
 
 def test_long_topics_are_routed_and_not_remembered() -> None:

@@ -133,7 +133,7 @@ def test_topic_names_are_bounded_in_bytes() -> None:
 @pytest.mark.parametrize("character", ["x", "\U0001f30a"], ids=["1 byte", "4 bytes"])
 def test_routes_are_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch, character: str) -> None:
     """A client that publishes to ever new long topics makes the node remember no more than it may."""
-    monkeypatch.setattr("penstock.mqtt.engine.routing.router.BYTES_KEPT", 100_000)
+    monkeypatch.setattr("penstock.mqtt.engine.routing.router.MAX_CACHED_BYTES", 100_000)
     bench = Bench(limits=BrokerLimits(max_queued_messages=10))
     publisher, subscriber = bench.connect("p"), bench.connect("s")
     routes = bench.broker.router.routes

@@ -1,7 +1,7 @@
 """The broker without IO, as the shell calls it.
 
 The shell opens a :class:`BrokerConnection` for each network connection, feeds it bytes, and after each loop turn takes
-what is to be written from :meth:`Broker.flush`. Time comes in as ``now``, milliseconds of a clock that never jumps;
+its output from :meth:`Broker.flush`. Time comes in as ``now``, milliseconds of a clock that never jumps;
 :meth:`next_deadline` says when :meth:`tick` wants to be called. ``wake`` is called when there is output and there was
 none before, so that a settled message leaves although no bytes came in.
 

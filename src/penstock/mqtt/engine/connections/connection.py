@@ -206,13 +206,13 @@ class BrokerConnection(ConnectionState):
         """Everything but PUBLISH, on an accepted connection."""
         broker = self.broker
         if isinstance(packet, PubRec):
-            code = session.received(packet.packet_id, packet.reason_code, now)
+            code = session.pubrec(packet.packet_id, packet.reason_code, now)
             if code >= 0:
                 self.pubrel(packet.packet_id, code)  # [MQTT-4.3.3-4]
         elif isinstance(packet, PubRel):
             handle_pubrel(self, session, packet)
         elif isinstance(packet, PubComp):
-            session.complete(packet.packet_id, now)
+            session.pubcomp(packet.packet_id, now)
         elif isinstance(packet, PubAck):
             session.acknowledge(packet.packet_id, now)
         elif isinstance(packet, PingReq):

@@ -19,7 +19,7 @@ from penstock.mqtt.engine.connections.output import Outbound, PacketWriter, diag
 from penstock.mqtt.engine.model.access import Credentials, has_high_priority
 from penstock.mqtt.engine.model.limits import RateLimitPolicy
 from penstock.mqtt.engine.sessions.core import BrokerCore
-from penstock.mqtt.engine.sessions.session_journal import TAKEN
+from penstock.mqtt.engine.sessions.session_journal import PROCESSED
 from penstock.mqtt.service import NO_ANSWER, Answerable
 
 __all__ = ["ConnectionState", "PendingAck", "TokenBucket"]
@@ -206,7 +206,7 @@ class ConnectionState(PacketWriter):
         if answer.qos == 2 and session is not None and session.incoming.get(answer.packet_id) is answer:
             del session.incoming[answer.packet_id]
             self.open_qos2.discard(answer.packet_id)
-            session.was_routed(answer.packet_id)
+            session.mark_routed(answer.packet_id)
         self.end(ReasonCode.SERVER_BUSY, reason_string)
 
     def _hold_identifier(self, answer: PendingAck) -> None:
@@ -227,7 +227,7 @@ class ConnectionState(PacketWriter):
         else:
             session.incoming[answer.packet_id] = None
             if journal is not None:
-                journal.incoming(answer.packet_id, TAKEN)
+                journal.incoming(answer.packet_id, PROCESSED)
         if journal is not None and journal.promised:
             answer.gate = journal.journal.number
 

@@ -13,7 +13,7 @@ from penstock.mqtt.codec.primitives import protocol_error
 from penstock.mqtt.codec.reasons import ReasonCode
 from penstock.mqtt.engine.connections.connection_state import ConnectionState, PendingAck
 from penstock.mqtt.engine.sessions.session import Session
-from penstock.mqtt.engine.sessions.session_journal import ROUTED, TAKEN
+from penstock.mqtt.engine.sessions.session_journal import PROCESSED, ROUTED
 from penstock.mqtt.service import Inbound, Service
 
 __all__ = ["handle_publish", "handle_pubrel", "is_text"]
@@ -125,7 +125,7 @@ def _hold_identifier(connection: ConnectionState, session: Session, packet_id: i
     if code < 0x80 or connection.version != 5:
         session.incoming[packet_id] = None
         if session.journal is not None:
-            session.journal.incoming(packet_id, TAKEN)
+            session.journal.incoming(packet_id, PROCESSED)
     else:
         connection.open_qos2.discard(packet_id)
 

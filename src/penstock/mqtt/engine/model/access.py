@@ -1,4 +1,4 @@
-"""The seam between the broker and who decides about access: who is it, and what may they do.
+"""The interface between the broker and access control: authentication and authorization.
 
 Pure: an :class:`Access` is asked in the broker's thread and must not block. What takes time (a password hash in a
 worker, an exchange of tokens) answers later, through the callback it was given. What a session may do is remembered in
@@ -32,14 +32,14 @@ __all__ = [
     "has_high_priority",
 ]
 
-RIGHTS_KEPT: Final = 1_000
-"""Topics whose answers one session remembers; emptied when full."""
-LONGEST_KEPT: Final = 1_024
-"""Characters of a topic that is remembered: so a hostile client fills 1 MB and not 64."""
+MAX_CACHED_TOPICS: Final = 1_000
+"""Topics with cached decisions per session; the cache is emptied when full."""
+MAX_CACHED_CHARS: Final = 1_024
+"""Characters of a topic that is cached, so that a hostile client fills 1 MB and not 64."""
 
 
 class Action(StrEnum):
-    """What a principal wants to do with a topic."""
+    """Actions of a principal on a topic."""
 
     PUBLISH = "publish"
     """Send a message, also as a will; ``topic`` is a name."""
@@ -48,14 +48,14 @@ class Action(StrEnum):
     RECEIVE = "receive"
     """Be sent a message, live, retained or queued; ``topic`` is a name. A subscription alone does not grant it."""
     HIGH_PRIORITY = "high_priority"
-    """Let a message with the user property ``$high_priority`` pass limits that hold back others."""
+    """Exempt messages with the user property ``$high_priority`` from rate and queue limits."""
     OBSERVE_REQUESTS = "observe_requests"
     """Be sent, by its subscriptions, what the node and another client say to each other: requests to an exclusive
     service, answers, notifications; ``topic`` is a name. Where nobody decides about access nobody may."""
 
 
 class Principal(Protocol):
-    """Who a connection acts for. The broker looks at the name alone: a session belongs to the name that made it."""
+    """The authenticated client. The broker uses its name only: a session belongs to the name that created it."""
 
     @property
     def name(self) -> str:
@@ -64,20 +64,20 @@ class Principal(Protocol):
 
 
 class _Unknown:
-    """A client that was there before the last start."""
+    """Principal of a client that has not reconnected since a restart."""
 
     __slots__ = ()
     name = ""
 
 
 UNKNOWN: Final[Principal] = _Unknown()
-"""For whom the will of a client is sent that did not come back since the last start: who it was is not kept, so what
-it might do is not known either."""
+"""Principal of wills of clients that have not reconnected since a restart: their principals are not stored, so their
+rights are not known."""
 
 
 @dataclass(slots=True, kw_only=True, frozen=True)
 class Origin:
-    """Where a connection came in. ``certificate``: what TLS has verified, in the form the shell and its Access share.
+    """Origin of a connection. ``certificate``: the one that TLS verified, in a form that shell and Access agree on.
 
     ``listener`` and ``address`` (of the peer, without its port) may be empty.
     """
@@ -92,11 +92,10 @@ LOCAL: Final = Origin()
 
 @dataclass(slots=True, kw_only=True)
 class Credentials:
-    """What a CONNECT brings to be judged by. ``client_id`` is final: assigned already where the client had none.
+    """Credentials of a CONNECT. ``client_id`` is final: assigned already where the client had none.
 
-    ``method`` and ``data``: enhanced authentication. ``previous``: set in a re-authentication, where ``client_id``,
-    ``username`` and the rest are those of the connection and only ``data`` is new; the answer must have its name, and
-    may well be it, brought up to date: who else remembers it learns of that then.
+    ``method`` and ``data``: enhanced authentication. ``previous``: the principal in a re-authentication, where only
+    ``data`` is new; the granted principal must have its name, and may be the same object with updated attributes.
     """
 
     client_id: str
@@ -112,7 +111,7 @@ class Credentials:
 
 @dataclass(slots=True)
 class Granted:
-    """Welcome. ``data`` goes with the CONNACK (or the last AUTH) of an enhanced authentication."""
+    """The client is accepted. ``data`` is sent with the CONNACK (or the last AUTH) of an enhanced authentication."""
 
     principal: Principal
     data: bytes | None = field(default=None, repr=False)
@@ -120,7 +119,7 @@ class Granted:
 
 @dataclass(slots=True)
 class Refused:
-    """Not so: the reason code for CONNACK, or for DISCONNECT where it was a re-authentication."""
+    """The client is refused, with the reason code for CONNACK, or for DISCONNECT in a re-authentication."""
 
     reason_code: int
     reason_string: str = ""
@@ -128,7 +127,7 @@ class Refused:
 
 @dataclass(slots=True)
 class Challenge:
-    """More is needed: AUTH 0x18 with ``data`` goes out; ``proceed(data, answer, now)`` gets what the client says."""
+    """Another round: AUTH 0x18 with ``data`` is sent; ``proceed(data, answer, now)`` receives the client's data."""
 
     data: bytes | None
     proceed: Callable[[bytes | None, Answer, int], None]
@@ -142,27 +141,30 @@ in ms (``MqttServer.now()``). Nothing happens when the connection has ended mean
 
 
 class Access(Protocol):
-    """Who decides. Without one a broker lets everybody do everything."""
+    """Access control of a broker; without one all clients may do everything."""
 
     def authenticate(self, credentials: Credentials, answer: Answer, now: int) -> None:
-        """Judge a CONNECT (or a re-authentication), now or later.
+        """Authenticate a CONNECT (or a re-authentication), now or later.
 
         An unknown ``method`` is answered ``Refused(0x8C)``, no method where one is needed 0x87 or 0x86.
         """
         ...
 
     def allowed(self, principal: Principal, action: Action, topic: str, qos: int, *, retain: bool) -> bool:
-        """Whether ``principal`` may do that. Asked once a session, topic, QoS and RETAIN flag; must be quick."""
+        """Return whether ``principal`` may do that; must be fast.
+
+        Called once per session, topic, QoS and RETAIN flag.
+        """
         ...
 
 
 HIGH_PRIORITY: Final = "$high_priority"
-"""User property of messages that pass limits which hold back others; its presence counts."""
+"""User property that exempts a message from rate and queue limits; its value is ignored."""
 _HIGH_PRIORITY: Final = HIGH_PRIORITY.encode()
 
 
 def has_high_priority(publish: Publish, rights: Rights | None) -> bool:
-    """Whether a message asks to pass limits that hold back others, and its publisher may have that."""
+    """Return whether a message has ``$high_priority`` and its publisher may use it."""
     block = publish.property_block()
     if block is None or block.user_property(_HIGH_PRIORITY) is None:
         return False
@@ -170,7 +172,7 @@ def has_high_priority(publish: Publish, rights: Rights | None) -> bool:
 
 
 class Rights:
-    """What one session may do, by an Access and a principal; answers are remembered."""
+    """Rights of one session, from an Access for its principal; decisions are cached."""
 
     __slots__ = ("_access", "_publish", "principal")
 
@@ -187,8 +189,8 @@ class Rights:
         if bits & bit:
             return bits >> 6 & bit != 0
         allowed = self._access.allowed(self.principal, Action.PUBLISH, topic, qos, retain=retain)
-        if len(topic) <= LONGEST_KEPT:
-            if len(self._publish) >= RIGHTS_KEPT:
+        if len(topic) <= MAX_CACHED_CHARS:
+            if len(self._publish) >= MAX_CACHED_TOPICS:
                 self._publish.clear()
             self._publish[topic] = bits | bit | (bit << 6 if allowed else 0)
         return allowed

@@ -1,11 +1,11 @@
-"""What of the sessions must outlive the process, as data: the changes since the last commit, and what a start found.
+"""Persistent state as data: the changes since the last commit, and the state that a start recovers.
 
-The engine records each change of a session that is kept (one with an expiry) and of the retained messages. The shell
-takes all that was recorded with :meth:`Journal.cut`, commits it as one transaction and says so; until then the
-connections hold back whatever promises it. Nothing here touches a disk, and a session that is not kept never gets here.
+The engine records each change of a persistent session (one with an expiry) and of the retained messages. The shell
+takes the recorded changes with :meth:`Journal.cut`, commits them as one transaction and sets ``committed``; until then
+connections hold acknowledgements of these changes. Nothing here touches a disk.
 
-What was recorded and taken back before it was cut leaves no trace: a message that its receivers acknowledged while the
-disk was busy with the commit before is never written.
+A change that is undone before its commit is never written, for example a message that its receivers acknowledged
+during the commit before.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ __all__ = [
 ]
 
 PERSISTENCE_PROPERTY: Final = ("aio-persistence", "true")
-"""User property of CONNECT and of a retained PUBLISH: wait for the disk also where nothing else does."""
+"""User property of CONNECT and of a retained PUBLISH: acknowledge after the commit, whatever the configuration."""
 
 
 class Stage:
-    """How far a delivery has come whose packet identifier the client may know."""
+    """Progress of a delivery with a packet identifier."""
 
     SENT: Final = 1
     """The PUBLISH was sent, or is about to be."""
     RELEASED: Final = 2
-    """PUBREC came: the message is the client's, PUBREL is owed to it."""
+    """PUBREC was received: only PUBREL and PUBCOMP are left."""
 
 
 class SessionRow(NamedTuple):
@@ -52,7 +52,7 @@ class SessionRow(NamedTuple):
     number: int
     client_id: str
     owner: str
-    """Who made it, and alone may resume it; empty where nobody is asked for a name."""
+    """Name of the principal that created it and may resume it; empty without access control."""
     username: str | None
     protocol_version: int
     expiry_s: int
@@ -75,14 +75,14 @@ class SubscriptionRow(NamedTuple):
 
 
 class Source(NamedTuple):
-    """Who published a retained message: the owner of the session and its client identifier."""
+    """Publisher of a retained message: the owner of its session and its client identifier."""
 
     owner: str
     client_id: str
 
 
 class MessageRow(NamedTuple):
-    """A message as it lies on the disk: topic and properties in wire form, with their lengths."""
+    """A stored message: topic and properties in wire form, with their lengths."""
 
     topic_wire: bytes
     properties_wire: bytes
@@ -91,7 +91,7 @@ class MessageRow(NamedTuple):
     retain: bool
     accepted_at: int
     number: int = 0
-    """Under which it is stored for several deliveries, 0 = with the one it came with."""
+    """Number of a message that is stored once for several deliveries; 0: stored with its delivery."""
     source: Source | None = None
     """Publisher of a retained message; None: the node itself, or a version that did not store it."""
 
@@ -111,7 +111,7 @@ class DeliveryRow(NamedTuple):
 
 
 class ProgressRow(NamedTuple):
-    """How far delivery ``number`` is; at :attr:`Stage.RELEASED` there is no message any more."""
+    """Progress of delivery ``number``; at :attr:`Stage.RELEASED` its message is no longer stored."""
 
     number: int
     session: int
@@ -120,19 +120,19 @@ class ProgressRow(NamedTuple):
 
 
 class Recovered(NamedTuple):
-    """What a start found; instants are those of the engine's clock. Deliveries are in the order of their making."""
+    """State recovered at a start; instants are of the engine's clock, deliveries in their original order."""
 
     sessions: list[SessionRow]
     subscriptions: list[SubscriptionRow]
     deliveries: list[DeliveryRow]
     progress: list[ProgressRow]
     incoming: list[tuple[int, int, int]]
-    """QoS 2 messages taken over and not released: session, packet identifier, what is known of it."""
+    """QoS 2 messages received without PUBREL: session, packet identifier, state."""
     retained: list[MessageRow]
     next_number: int
     """Above every number in use."""
     quarantined: list[str]
-    """Records that did not pass their checksum, for the log."""
+    """Records with a wrong checksum, for the log."""
 
 
 NOTHING: Final = Recovered([], [], [], [], [], [], 1, [])
@@ -142,7 +142,7 @@ _Delivery = tuple[int, int, int, int, bytes, int, str, "Message"]
 
 
 class Batch:
-    """The changes of one commit: table -> key -> what it is now, None = gone. ``wall_offset``: wall clock - clock."""
+    """The changes of one commit: table -> key -> new value, None for deleted. ``wall_offset``: wall clock - clock."""
 
     __slots__ = (
         "deliveries",
@@ -160,7 +160,7 @@ class Batch:
     def __init__(self, number: int) -> None:
         self.number = number
         self.promised = False
-        """Whether somebody waits for it."""
+        """Whether an acknowledgement waits for it."""
         self.wall_offset = 0
         self.sessions: dict[int, SessionRow | None] = {}
         self.subscriptions: dict[tuple[int, str], SubscriptionRow | None] = {}
@@ -183,10 +183,10 @@ class Batch:
 
 
 class Journal:
-    """Collects changes; ``promise_all``: every kept session's acknowledgements wait (else only those that ask for it).
+    """Collects changes; ``promise_all``: acknowledgements of all persistent sessions wait for the commit.
 
-    One that is not ``enabled`` keeps nothing: the broker makes no session that would record here. ``wake`` is called
-    for the first change since the last :meth:`cut`. Bound: the limits of the sessions, since each key is held once.
+    Otherwise those of clients that request it do. While it is not ``enabled``, no session is persistent. ``wake`` is
+    called for the first change since the last :meth:`cut`. Bounded by the limits of the sessions: one value per key.
     """
 
     __slots__ = (
@@ -209,11 +209,11 @@ class Journal:
         self.promise_all = promise_all
         self.wake = wake
         self.promises = 0
-        """Changes that an acknowledgement waits for; compared before and after something was done."""
+        """Number of changes that an acknowledgement waits for; compared before and after an operation."""
         self.committed = 0
-        """The last commit that is done."""
+        """Number of the last commit that is done."""
         self.failure = ""
-        """Why nothing can be promised any more; empty while it can."""
+        """Reason of a storage failure, after which nothing becomes durable; empty without one."""
         self._batch = Batch(1)
         self._numbers = 1
         self._progressed: set[int] = set()
@@ -223,11 +223,11 @@ class Journal:
     # For the shell
 
     def start_at(self, number: int) -> None:
-        """Use numbers from ``number`` on: what a start found keeps its own."""
+        """Assign numbers from ``number`` on; recovered state has lower ones."""
         self._numbers = max(self._numbers, number)
 
     def cut(self, wall_offset: int) -> Batch:
-        """Take what was recorded; what comes next belongs to the next commit."""
+        """Return the recorded changes; later ones belong to the next commit."""
         batch = self._batch
         batch.wall_offset = wall_offset
         self._batch = Batch(batch.number + 1)
@@ -236,23 +236,23 @@ class Journal:
 
     @property
     def number(self) -> int:
-        """The commit that what is recorded now belongs to."""
+        """Number of the commit that changes recorded now belong to."""
         return self._batch.number
 
     @property
     def waiting(self) -> int:
-        """How many changes were recorded since the last :meth:`cut`."""
+        """Number of changes recorded since the last :meth:`cut`."""
         return len(self._batch)
 
     @property
     def urgent(self) -> bool:
-        """Whether somebody waits for the next commit."""
+        """Whether an acknowledgement waits for the next commit."""
         return self._batch.promised
 
     # For the engine
 
-    def hurry(self) -> int:
-        """The commit that all that was recorded until now belongs to; it does not wait to be written behind."""
+    def commit_soon(self) -> int:
+        """Have the changes recorded so far committed soon, and return the number of their commit."""
         batch = self._batch
         if not batch.promised and not len(batch):
             return batch.number - 1
@@ -260,28 +260,28 @@ class Journal:
         return batch.number
 
     def new_number(self) -> int:
-        """A number that no session, message or delivery has."""
+        """Return a number that no session, message or delivery has."""
         number = self._numbers
         self._numbers = number + 1
         return number
 
     def session(self, row: SessionRow) -> None:
-        """A session was made or changed."""
+        """Record a new or changed session."""
         self._batch.sessions[row.number] = row
         self._changed(promised=row.promised)
 
     def session_ended(self, session: int, *, promised: bool) -> None:
-        """A session is gone; its subscriptions and messages are taken back one by one."""
+        """Delete a session; its subscriptions and messages are deleted one by one."""
         self._batch.sessions[session] = None
         self._changed(promised=promised)
 
     def subscribed(self, row: SubscriptionRow, *, promised: bool) -> None:
-        """A subscription was made or replaced."""
+        """Record a new or replaced subscription."""
         self._batch.subscriptions[row.session, row.topic_filter] = row
         self._changed(promised=promised)
 
     def unsubscribed(self, session: int, topic_filter: str, *, promised: bool) -> None:
-        """A subscription ended."""
+        """Delete a subscription."""
         self._batch.subscriptions[session, topic_filter] = None
         self._changed(promised=promised)
 
@@ -297,10 +297,10 @@ class Journal:
         *,
         promised: bool,
     ) -> int:
-        """A message is for a session from now on; the number of the delivery.
+        """Record a message for a session, and return the number of the delivery.
 
-        ``packet_id``: with which it is sent at once, 0 where it waits. A message that says so is stored once for all
-        its receivers, any other with its delivery.
+        ``packet_id``: the identifier that it is sent with, 0 if it is queued. A message for several sessions is stored
+        once, any other with its delivery.
         """
         batch = self._batch
         number = self._numbers
@@ -316,22 +316,22 @@ class Journal:
         return number
 
     def sent(self, session: int, number: int, packet_id: int, *, promised: bool) -> None:
-        """A delivery that waited leaves with ``packet_id``. Promised at QoS 2: the client will know it by that."""
+        """Record that a queued delivery is sent with ``packet_id``, which the client may refer to later at QoS 2."""
         self._progressed.add(number)
         self._batch.progress[number] = (session, packet_id, Stage.SENT)
         self._changed(promised=promised)
 
     def released(self, session: int, number: int, packet_id: int, message: Message, *, promised: bool) -> None:
-        """PUBREC came: from here on only PUBREL is owed."""
+        """Record a PUBREC: the message itself is no longer needed."""
         self._drop_message(number, message)
         self._progressed.add(number)
         self._batch.progress[number] = (session, packet_id, Stage.RELEASED)
         self._changed(promised=promised)
 
     def done(self, number: int, message: Message | None) -> None:
-        """A delivery is over, or was dropped; ``message`` is None after :meth:`released`.
+        """Delete a delivery that is complete or dropped; ``message`` is None after :meth:`released`.
 
-        Nobody waits for it: what is done twice after a crash is what the protocol lets happen.
+        No acknowledgement waits for it: after a crash the delivery may be repeated, as the protocol allows.
         """
         if message is not None:
             self._drop_message(number, message)
@@ -341,17 +341,17 @@ class Journal:
         self._changed(promised=False)
 
     def incoming(self, session: int, packet_id: int, state: int, *, promised: bool) -> None:
-        """A QoS 2 message with ``packet_id`` was taken over."""
+        """Record a received QoS 2 message with ``packet_id``."""
         self._batch.incoming[session, packet_id] = state
         self._changed(promised=promised)
 
     def incoming_done(self, session: int, packet_id: int, *, promised: bool) -> None:
-        """PUBREL came, or the message was refused: ``packet_id`` is free."""
+        """Free ``packet_id`` after PUBREL or a refusal."""
         self._batch.incoming[session, packet_id] = None
         self._changed(promised=promised)
 
     def retained(self, topic: str, message: Message | None, source: Source | None = None) -> None:
-        """The retained message of ``topic`` is ``message`` of ``source`` now, or there is none."""
+        """Record the retained message of ``topic``, from ``source``; None deletes it."""
         if not self.enabled:
             return
         self._batch.retained[topic] = None if message is None else (message, source)
@@ -361,7 +361,7 @@ class Journal:
         self._changed(promised=promised)
 
     def restored(self, number: int, *, progressed: bool) -> None:
-        """Delivery ``number`` was found on start."""
+        """Register recovered delivery ``number``."""
         if progressed:
             self._progressed.add(number)
 

@@ -1,7 +1,4 @@
-"""What the broker allows, in one place, and what it counts.
-
-Every limit names the answer a client gets when it goes beyond.
-"""
+"""Limits of the broker. The text of each names the response to a client that exceeds it."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What the broker says about itself below ``$SYS/``: kept for those who subscribe, renewed while anybody does.
+"""Metrics of the broker as retained messages below ``$SYS/``, updated while a client is subscribed to them.
 
-The names are those of Mosquitto where it has the same figure, so that dashboards made for it work.
+The names are those of Mosquitto for the same metrics, so that its dashboards work.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ _BRIDGES_PREFIX: Final = "$SYS/broker/connection/"
 
 
 def belongs_to_broker(topic: str) -> bool:
-    """Whether only the broker publishes to ``topic``: all of ``$SYS/`` but ``$SYS/broker/connection/NAME/state``.
+    """Return whether only the broker publishes to ``topic``: below ``$SYS/``, but not a bridge's state.
 
-    Bridges of Mosquitto publish that one to both sides, retained: 1 while they are connected, and 0 as their will.
+    Bridges of Mosquitto publish their state as ``$SYS/broker/connection/NAME/state`` to both sides, retained: 1 while
+    they are connected, and 0 as their will.
     """
     if not topic.startswith(SYS_PREFIX):
         return False
@@ -31,7 +32,7 @@ def belongs_to_broker(topic: str) -> bool:
 
 
 def sys_messages(stats: BrokerStats, uptime_s: int) -> list[tuple[str, str]]:
-    """Topic and text of every figure."""
+    """Return topic and text of every metric."""
     dropped = (
         stats.dropped_queue_full
         + stats.dropped_expired
@@ -71,9 +72,9 @@ def sys_messages(stats: BrokerStats, uptime_s: int) -> list[tuple[str, str]]:
 
 
 class SysTopics(Timed):
-    """Renews the figures every ``interval_ms`` while ``wanted()``; ``publish(topic, text, now)`` puts one out.
+    """Publishes the metrics every ``interval_ms`` while ``wanted()``, each with ``publish(topic, text, now)``.
 
-    Nothing is measured and no timer runs while nobody is subscribed. A figure that did not change is not sent again.
+    Nothing is measured and no timer runs while no client is subscribed. Unchanged metrics are not sent again.
     """
 
     __slots__ = ("_interval_ms", "_last", "_measure", "_publish", "_running", "_timers", "_wanted", "started_at")
@@ -98,21 +99,21 @@ class SysTopics(Timed):
         self.started_at: int | None = None
 
     def renew(self, now: int) -> None:
-        """Somebody subscribes: have the figures of this moment, and go on while they are wanted."""
+        """Publish the metrics for a new subscription, and periodically while there is one."""
         if self._interval_ms:
-            self._put_out(now)
+            self._publish_changes(now)
             self._running = True
             self._timers.arm(self, now + self._interval_ms)
 
     def due(self, now: int) -> None:
-        """The interval is over."""
+        """Publish the metrics again, or stop without subscribers."""
         if self._running and self._wanted():
-            self._put_out(now)
+            self._publish_changes(now)
             self._timers.arm(self, now + self._interval_ms)
         else:
             self._running = False
 
-    def _put_out(self, now: int) -> None:
+    def _publish_changes(self, now: int) -> None:
         uptime_s = 0 if self.started_at is None else (now - self.started_at) // 1000
         for topic, text in sys_messages(self._measure(), uptime_s):
             if self._last.get(topic) != text:

@@ -1,1 +1,1 @@
-"""Which subscriptions and services receive a topic."""
+"""Routing: the subscriptions and services that receive a topic."""

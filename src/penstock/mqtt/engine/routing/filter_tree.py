@@ -1,4 +1,4 @@
-"""Filter tree: who wants a topic, in time that grows with the levels of the topic and not with the filters.
+"""Tree of topic filters: finds those that match a topic, in time that grows with its levels and not with the filters.
 
 Source: MQTT 5.0 section 4.7.
 """
@@ -13,7 +13,7 @@ V = TypeVar("V")
 
 
 class _Node(Generic[V]):
-    """One level of the tree. ``here`` holds filters that end at it, ``below`` those that go on with a last ``#``."""
+    """One level of the tree. ``here`` has the filters that end at it, ``below`` those that continue with ``#``."""
 
     __slots__ = ("below", "children", "here")
 
@@ -23,12 +23,12 @@ class _Node(Generic[V]):
         self.below: dict[str, V] = {}
 
     def empty(self) -> bool:
-        """Whether nothing hangs on it, so that it can be cut off."""
+        """Return whether it has no filters and no children, so that it can be removed."""
         return not (self.children or self.here or self.below)
 
 
 class FilterTree(Generic[V]):
-    """Well-formed topic filter and owner -> value. One value an owner and filter; ``len`` counts them."""
+    """Maps valid topic filters and owners to values, one for each pair; ``len`` counts them."""
 
     __slots__ = ("_root", "_size")
 
@@ -40,7 +40,7 @@ class FilterTree(Generic[V]):
         return self._size
 
     def set(self, topic_filter: str, owner: str, value: V) -> bool:
-        """Put or replace; True when it is new."""
+        """Set the value of a filter and owner; return True if it is new."""
         levels = topic_filter.split("/")
         rest = levels[-1] == "#"
         node = self._root
@@ -56,7 +56,7 @@ class FilterTree(Generic[V]):
         return new
 
     def remove(self, topic_filter: str, owner: str) -> bool:
-        """Take away; False when it was not there. Levels left empty go with it."""
+        """Remove the value of a filter and owner; return False if there is none."""
         levels = topic_filter.split("/")
         rest = levels[-1] == "#"
         if rest:
@@ -77,7 +77,7 @@ class FilterTree(Generic[V]):
         return True
 
     def match(self, topic: str) -> list[V]:
-        """The values of all filters that match ``topic``; an owner stands in it once for each of its filters."""
+        """Return the values of all filters that match ``topic``: one per filter and owner."""
         found: list[V] = []
         nodes = [self._root]
         wild = topic[:1] != "$"  # [MQTT-4.7.2-1]: at the first level only

@@ -1,4 +1,4 @@
-"""Who gets a topic: subscriptions, shared subscriptions and services, found once and remembered.
+"""Routes: the subscriptions, shared subscriptions and services that receive a topic; found once and cached.
 
 Source: MQTT 5.0 sections 3.3.4, 4.7, 4.8.
 """
@@ -17,18 +17,18 @@ from penstock.mqtt.service import OTHERS_TOPIC, SHARED_TOPIC, Service
 
 __all__ = ["Route", "Router", "SharedTarget", "Target"]
 
-ROUTES_KEPT: Final = 10_000
-"""Topics whose receivers are remembered; a lookup in the tree costs thirty times as much."""
-LONGEST_KEPT: Final = 1_024
-"""Characters of a topic whose receivers are remembered."""
-BYTES_KEPT: Final = 4 * 1024 * 1024
-"""Bytes of all these topics in memory: a client that publishes to ever new long topics would fill tens of megabytes."""
-TARGETS_KEPT: Final = 200_000
-"""Receivers in all of them: many sessions may be subscribed to everything."""
+MAX_CACHED_ROUTES: Final = 10_000
+"""Topics with a cached route; a lookup in the tree takes thirty times as long."""
+MAX_CACHED_CHARS: Final = 1_024
+"""Characters of a topic with a cached route."""
+MAX_CACHED_BYTES: Final = 4 * 1024 * 1024
+"""Bytes of the topics with a cached route: a client that publishes to ever new long topics must not fill memory."""
+MAX_CACHED_RECEIVERS: Final = 200_000
+"""Receivers in all cached routes: many sessions may be subscribed to all topics."""
 
 
 class Target:
-    """One session that gets a topic: all its matching subscriptions as one [MQTT-3.3.4-2 to -4]."""
+    """One session that receives a topic, by all of its matching subscriptions [MQTT-3.3.4-2 to -4]."""
 
     __slots__ = ("as_publisher", "identifiers", "qos", "retain_as_published", "session")
 
@@ -39,13 +39,13 @@ class Target:
         self.identifiers = b"".join([s.identifier for s in subscriptions])
         foreign = [s for s in subscriptions if not s.no_local]
         self.as_publisher: Target | None = self
-        """What holds for messages that the session itself published [MQTT-3.8.3-3]; None: nothing."""
+        """The target for messages of the session itself, without No Local [MQTT-3.8.3-3]; None: it receives none."""
         if len(foreign) < len(subscriptions):
             self.as_publisher = Target(foreign) if foreign else None
 
 
 class SharedTarget:
-    """A shared subscription that gets a topic, and those of its members who may have it."""
+    """A shared subscription that receives a topic, with its members that may receive it."""
 
     __slots__ = ("group", "members")
 
@@ -55,17 +55,14 @@ class SharedTarget:
 
 
 class Route:
-    """Who gets a topic. ``exclusive``: the services and nobody else; with a ``refusal`` no client may publish it.
-    ``for_one``: one service does.
+    """The receivers of a topic. ``exclusive``: only services; with a ``refusal`` no client may publish to it.
 
-    ``forwards``: subscribers get it, and no service does. ``receivers``: how many are kept here, members of shared
-    subscriptions included.
+    ``receivers``: number of subscribers, members of shared subscriptions included. ``many``: a message has several
+    receivers; ``nobody``: no subscriber.
     """
 
     __slots__ = (
         "exclusive",
-        "for_one",
-        "forwards",
         "many",
         "nobody",
         "receivers",
@@ -80,7 +77,7 @@ class Route:
         self, targets: list[Target], shared: list[SharedTarget], services: list[Service], refusal: int = 0
     ) -> None:
         self.topic_wire = b""
-        """The topic as it is written, once the node itself has published to it."""
+        """The encoded topic, after the node itself has published to it."""
         self.targets = targets
         self.shared = shared
         self.services = [] if refusal else services
@@ -89,18 +86,16 @@ class Route:
         self.receivers = len(targets) + sum(len(target.members) for target in shared)
         self.many = len(targets) + len(shared) > 1
         self.exclusive = refusal != 0 or any(service.exclusive for service in services)
-        self.for_one = self.exclusive and len(self.services) == 1
-        self.forwards = not self.nobody and not self.services and not self.exclusive
 
     def unheard(self) -> str:
-        """Why a message for one client reached nobody, where no subscription of that client is a target."""
+        """Return the reason why a response did not reach its client, which has no matching subscription."""
         if self.shared:
             return SHARED_TOPIC
         return OTHERS_TOPIC if self.targets else "no subscription matches the response topic"
 
 
 class Router:
-    """All subscriptions of a broker. ``routes`` may be read for a topic that was asked for before."""
+    """All subscriptions of a broker. ``routes`` are the cached ones."""
 
     def __init__(self, limits: BrokerLimits) -> None:
         self._limits = limits
@@ -112,8 +107,8 @@ class Router:
         self._groups: dict[str, SharedGroup] = {}
         self._shared_members = 0
         self._sys_subscriptions = 0
-        self._targets_kept = 0
-        self._bytes_kept = 0
+        self._cached_receivers = 0
+        self._cached_bytes = 0
         self.routes: dict[str, Route] = {}
 
     def __len__(self) -> int:
@@ -121,11 +116,11 @@ class Router:
 
     @property
     def sys_topics_wanted(self) -> bool:
-        """Whether anybody is subscribed below ``$SYS/``."""
+        """Whether there is a subscription below ``$SYS/``."""
         return self._sys_subscriptions > 0
 
     def add_service(self, service: Service) -> None:
-        """Routes of its filters lead to it from now on."""
+        """Add a service for its topic filters."""
         for topic_filter in service.filters:
             self._services.set(topic_filter, str(self._service_count), service)
         for topic_filter in service.reserved:
@@ -134,7 +129,7 @@ class Router:
         self.forget_all()
 
     def add(self, subscription: SessionSubscription) -> None:
-        """Put or replace the subscription of its session to its filter."""
+        """Add a subscription, or replace that of the same session and filter."""
         topic_filter = subscription.topic_filter
         client_id = subscription.session.client_id
         shared = split_shared(topic_filter)
@@ -156,7 +151,7 @@ class Router:
         self._forget(inner)
 
     def remove(self, subscription: SessionSubscription) -> None:
-        """Take the subscription away."""
+        """Remove a subscription."""
         client_id = subscription.session.client_id
         group = subscription.group
         if group is None:
@@ -174,7 +169,7 @@ class Router:
         self._forget(inner)
 
     def route(self, topic: str) -> Route:
-        """Who gets the topic; remembered, unless it is very long or one that no client may publish."""
+        """Return the route of a topic; cached, unless the topic is very long or exceeds the limits."""
         route = self.routes.get(topic)
         if route is not None:
             return route
@@ -202,34 +197,34 @@ class Router:
         elif self._reserved.match(topic):
             refusal = ReasonCode.NOT_AUTHORIZED
         route = Route(targets, shared, services, refusal)
-        if len(topic) > LONGEST_KEPT:
+        if len(topic) > MAX_CACHED_CHARS:
             return route
         size = _size(topic)
         if (
-            len(self.routes) >= ROUTES_KEPT
-            or self._targets_kept >= TARGETS_KEPT
-            or self._bytes_kept + size > BYTES_KEPT
+            len(self.routes) >= MAX_CACHED_ROUTES
+            or self._cached_receivers >= MAX_CACHED_RECEIVERS
+            or self._cached_bytes + size > MAX_CACHED_BYTES
         ):
             self.forget_all()
         self.routes[topic] = route
-        self._bytes_kept += size
-        self._targets_kept += route.receivers
+        self._cached_bytes += size
+        self._cached_receivers += route.receivers
         return route
 
     def forget_all(self) -> None:
-        """Find every route anew."""
+        """Clear the cache of routes."""
         self.routes.clear()
-        self._targets_kept = self._bytes_kept = 0
+        self._cached_receivers = self._cached_bytes = 0
 
     def _forget(self, topic_filter: str) -> None:
-        """A subscription to the filter came, changed or went."""
+        """Remove cached routes after a change of a subscription."""
         if has_wildcard(topic_filter):
             self.forget_all()
         elif (route := self.routes.pop(topic_filter, None)) is not None:
-            self._targets_kept -= route.receivers
-            self._bytes_kept -= _size(topic_filter)
+            self._cached_receivers -= route.receivers
+            self._cached_bytes -= _size(topic_filter)
 
 
 def _size(topic: str) -> int:
-    """Bytes of a topic in memory, at most."""
+    """Return the maximum of bytes that a topic takes in memory."""
     return len(topic) if topic.isascii() else 4 * len(topic)

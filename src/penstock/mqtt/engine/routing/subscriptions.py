@@ -53,7 +53,7 @@ class Subscriber(Timed):
         super().__init__()
         self.client_id = client_id
         self.rights: Rights | None = None
-        """What the client may do; None where no access control is configured."""
+        """Rights of the client; None where no access control is configured."""
 
     def may_receive(self, topic: str) -> bool:
         """Return whether messages of that topic may be sent to the client."""

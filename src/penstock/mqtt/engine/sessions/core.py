@@ -75,7 +75,7 @@ class BrokerCore(SessionOwner):
         """Before this instant no keep alive, session expiry or similar deadline expires."""
         self.services: list[Service] = []
         self.out_of_space = ""
-        """Why messages that must be stored are refused; empty: they are accepted."""
+        """Reason for refusing messages that must be stored; empty: they are accepted."""
         self.recall: Callable[[str, str], Rights | None] | None = None
         """Returns the rights of a restored session that no client has resumed, by its owner and client identifier; None
         for no rights. Not set: no access control."""

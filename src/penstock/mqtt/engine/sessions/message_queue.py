@@ -1,12 +1,12 @@
-"""Messages that wait in one session for its client: bounded, with a policy for when they are too many.
+"""Queue of one session: bounded, with an overflow policy.
 
-QoS 1 and 2 wait in one line, in the order in which they came [MQTT-4.6.0-5]; QoS 0 in another, which goes first when
-room is needed: nobody was promised it.
+Messages of QoS 1 and 2 are queued in the order of their arrival [MQTT-4.6.0-5]. QoS 0 has a queue of its own, whose
+messages are dropped first.
 
-Notifications of the state store are never dropped like that, for their observer would keep an old value. When the queue
-is full, those that are superseded go: of each topic the newest notification stays, and the newest deletion. What stays
-keeps its order, so versions rise, also over the keys of a prefix. Where that does not make enough room, the session
-ends the client's connection, and the observation with it.
+Notifications of the state store are not dropped by the policy, because an observer would keep an old value. In a full
+queue they are merged: of each topic the newest notification and the newest deletion stay, in their order, so that
+versions rise, also across the keys of a prefix. If that does not make enough room, the session ends the client's
+connection, and the observation with it.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from penstock.mqtt.engine.sessions.session_journal import SessionJournal
 __all__ = ["MessageQueue", "QueueTotals"]
 
 URGENT_SHARE: Final = 2
-"""How many times the session's bounds hold for messages that may hurry."""
+"""Factor of the queue limits for messages with high priority."""
 
 MERGE_SHARE: Final = 4
-"""Superseded notifications are looked for once this part of the queue (one fourth) came since the last time: the search
-walks the queue, and so costs a few steps a message."""
+"""Notifications are merged when a fourth of the queue is new since the last time: the search visits the whole queue,
+and so takes a few steps per message."""
 
 _EMPTY: Final[deque[Delivery]] = deque(maxlen=0)
-"""The line of everybody for whom nothing ever waited: a deque of one's own takes 760 bytes."""
+"""Shared by sessions that never queued a message: a deque takes 760 bytes."""
 
 
 class QueueTotals:
-    """What waits in all sessions of a broker."""
+    """Messages and bytes in the queues of all sessions of a broker."""
 
     __slots__ = ("bytes", "messages")
 
@@ -44,7 +44,7 @@ class QueueTotals:
 
 
 class MessageQueue:
-    """The two lines of one session. ``bytes``: of both, by :attr:`Message.size`."""
+    """The two queues of one session. ``bytes``: of both, by :attr:`Message.size`."""
 
     __slots__ = ("_limits", "_stats", "_totals", "_unmerged", "bytes", "journal", "merged", "qos0", "reliable")
 
@@ -55,24 +55,24 @@ class MessageQueue:
         self.journal: SessionJournal | None = None
         """Records dropped messages of a persistent session."""
         self.reliable = _EMPTY
-        """QoS 1 and 2. Read it; add and take with the methods, which keep the sizes."""
+        """QoS 1 and 2; changed only by the methods, which update the sizes."""
         self.qos0 = _EMPTY
         self.bytes = 0
         self.merged = 0
-        """Notifications that :meth:`add` dropped as superseded; set to 0 by the session, which reports them."""
+        """Notifications that :meth:`add` merged; the session reports them and sets it to 0."""
         self._unmerged = 0
-        """Notifications added since superseded ones were looked for."""
+        """Notifications added since the last merge."""
 
     def __len__(self) -> int:
         return len(self.reliable) + len(self.qos0)
 
     def has_room(self, message: Message) -> bool:
-        """Whether a QoS 1 or 2 message would be kept without another being dropped for it."""
+        """Return whether a QoS 1 or 2 message would be queued without dropping another."""
         share = URGENT_SHARE if message.urgent else 1
         return len(self) < share * self._limits.max_queued_messages and self._fits(message.size, share)
 
     def room(self) -> tuple[int, int]:
-        """Messages and bytes that would still be kept."""
+        """Return the number of messages and bytes that still fit."""
         limits, totals = self._limits, self._totals
         return (
             min(limits.max_queued_messages - len(self), limits.max_total_queued_messages - totals.messages),
@@ -88,11 +88,10 @@ class MessageQueue:
         )
 
     def add(self, delivery: Delivery) -> bool:
-        """Keep ``delivery``, or drop what the policy names when there is no room; False when it was not kept.
+        """Queue ``delivery``, dropping others by the overflow policy; return False if it is not queued.
 
-        Superseded notifications go first. A notification that is not superseded makes room for nothing.
-
-        Where the policy would not take an urgent message, it goes beyond the session's bounds, up to twice as much.
+        Superseded notifications are dropped first, other notifications never. Urgent messages that the policy would
+        drop may exceed the session's limits, up to twice their size.
         """
         limits = self._limits
         size = delivery.message.size
@@ -133,7 +132,7 @@ class MessageQueue:
         return True
 
     def _merge(self, delivery: Delivery) -> bool:
-        """Drop the waiting notifications that a later one supersedes, ``delivery`` included; whether there were any."""
+        """Drop notifications that a later one supersedes, ``delivery`` included; return whether there were any."""
         if not self._unmerged or self._unmerged * MERGE_SHARE < len(self.reliable):
             return False
         self._unmerged = 0
@@ -164,31 +163,31 @@ class MessageQueue:
         return dropped > 0
 
     def take(self) -> Delivery:
-        """The QoS 1 or 2 message that waited longest; there is one."""
+        """Remove and return the oldest QoS 1 or 2 message of a queue that is not empty."""
         delivery = self.reliable.popleft()
         self._forget(delivery)
         return delivery
 
     def take_qos0(self) -> Delivery:
-        """The QoS 0 message that waited longest; there is one."""
+        """Remove and return the oldest QoS 0 message of a queue that is not empty."""
         delivery = self.qos0.popleft()
         self._forget(delivery)
         return delivery
 
     def remove(self, unwanted: list[Delivery]) -> None:
-        """Take these out, wherever they stand: what brought the same message by the same group."""
+        """Remove the deliveries with the same message and group as one of ``unwanted``."""
         gone = {(delivery.message, delivery.group) for delivery in unwanted}
         for line in (self.reliable, self.qos0):
-            kept = [delivery for delivery in line if (delivery.message, delivery.group) not in gone]
-            if len(kept) < len(line):
+            remaining = [delivery for delivery in line if (delivery.message, delivery.group) not in gone]
+            if len(remaining) < len(line):
                 for delivery in line:
                     if (delivery.message, delivery.group) in gone:
                         self._forget(delivery)
                 line.clear()
-                line.extend(kept)
+                line.extend(remaining)
 
     def clear(self) -> None:
-        """Drop all of it."""
+        """Remove all messages."""
         self._totals.bytes -= self.bytes
         self._totals.messages -= len(self)
         self.bytes = self._unmerged = 0

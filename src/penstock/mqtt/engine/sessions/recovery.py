@@ -1,8 +1,7 @@
-"""Puts a broker back into the state that a start found: sessions as they were, offline, and the retained messages.
+"""Recovery: restores sessions, offline, and retained messages at a start.
 
-A session that was connected when the process ended counts as disconnected now: the time in which nobody could have
-connected is not held against it. What has expired meanwhile, a will whose delay is over included, is done by the
-broker's next tick, once everybody who may get it is there.
+A session that was connected when the process ended counts as disconnected at the start, since its client could not
+reconnect before. The broker's next tick handles expired sessions and wills, when all services are there.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ __all__ = ["restore"]
 
 
 def restore(broker: BrokerCore, found: Recovered, now: int) -> None:
-    """Bring back ``found``, whose instants are of the broker's clock, before the first connection.
+    """Restore ``found``, whose instants are of the broker's clock, before the first connection.
 
     Call :meth:`Timers.tick` afterwards, when the services are there that wills may be for.
     """
@@ -39,7 +38,7 @@ def restore(broker: BrokerCore, found: Recovered, now: int) -> None:
         if state != ROUTED:
             session.incoming[packet_id] = None
         else:
-            session.was_routed(packet_id)
+            session.mark_routed(packet_id)
     _retained(broker, found.retained, now)
 
 
@@ -65,7 +64,7 @@ def _session(broker: BrokerCore, row: SessionRow, now: int) -> Session:
 
 
 class _Deliveries:
-    """Brings back what the sessions' clients are owed."""
+    """Restores the deliveries of the sessions."""
 
     def __init__(self, broker: BrokerCore, sessions: dict[int, Session], now: int) -> None:
         self._broker = broker
@@ -74,7 +73,7 @@ class _Deliveries:
         self._shared: dict[int, Message] = {}
 
     def restore(self, found: Recovered) -> None:
-        """Take up ``found``, what the disk has of each session, before any client is there."""
+        """Restore the deliveries of ``found``."""
         progress = {row.number: row for row in found.progress}
         with_message = {row.number for row in found.deliveries}
         # By number, since that is the order in which they were sent, and are to be sent again [MQTT-4.6.0-1].

@@ -14,13 +14,13 @@ from penstock.mqtt.engine.model.message import Message
 __all__ = ["Allows", "Retained"]
 
 LEVEL_BYTES: Final = 256
-"""What a level of the tree is counted with: a deep topic with a short payload costs more than its bytes."""
+"""Bytes counted for each level of a topic: a deep topic with a short payload takes more memory than its bytes."""
 
 SWEEP_EVERY_MS: Final = 1_000
-"""Between two walks through the whole tree: messages that expire one by one must not cost a walk each."""
+"""Minimum interval of scans for expired messages, which visit the whole tree."""
 
-_FIGURES: Final = "$SYS/"
-"""Metrics of the broker and states of bridges, which mean nothing after a restart."""
+_SYS_PREFIX: Final = "$SYS/"
+"""Metrics of the broker and states of bridges are not stored: they are obsolete after a restart."""
 
 
 Allows = Callable[[Source, str, int], bool]
@@ -63,16 +63,16 @@ class Retained:
         self.count = 0
         self.bytes = 0
         self.journal = journal
-        """Told of every change."""
+        """Records every change."""
         self.allows: Allows | None = None
-        """Asked at each delivery for the rights of the publisher (compare CVE-2018-12546); None: nobody is asked."""
+        """Checks the publisher's rights at each delivery (compare CVE-2018-12546); None: no access control."""
         self.withheld = 0
-        """Deliveries that did not happen because the publisher has lost its right to publish."""
+        """Number of deliveries skipped because the publisher may not publish any more."""
         self.max_messages = max_messages
         self.max_bytes = max_bytes
 
     def store(self, topic: str, message: Message, source: Source | None = None) -> bool:
-        """Keep ``message`` as the one of ``topic``, or delete that one when its payload is empty.
+        """Store ``message`` for ``topic``, or delete the stored one if the payload is empty.
 
         ``source``: its publisher; None: the node itself, whose messages are always delivered. False when there is no
         room; then nothing changes [MQTT-3.3.1-5 to -7].
@@ -103,12 +103,12 @@ class Retained:
         return True
 
     def get(self, topic: str) -> Message | None:
-        """The message of ``topic``, or None."""
+        """Return the message of ``topic``, or None."""
         level = self._level(topic)
         return None if level is None else level.message
 
     def delivers(self, topic: str, message: Message) -> bool:
-        """Whether ``message`` is still the one of ``topic``, and its publisher may still publish it."""
+        """Return whether ``message`` is still retained for ``topic`` and its publisher may still publish it."""
         level = self._level(topic)
         if level is None or level.message is not message:
             return False
@@ -128,7 +128,7 @@ class Retained:
         return level
 
     def match(self, topic_filter: str, now: int) -> list[Message]:
-        """The messages whose topics match the filter, by topic; those that expired are deleted on the way."""
+        """Return the messages that match a topic filter, sorted by topic; expired ones are deleted."""
         found: list[Message] = []
         wanted = topic_filter.split("/")
         root = self._root
@@ -164,7 +164,7 @@ class Retained:
         return fresh
 
     def _record(self, topic: str, message: Message | None, source: Source | None = None) -> None:
-        if self.journal is not None and not topic.startswith(_FIGURES):
+        if self.journal is not None and not topic.startswith(_SYS_PREFIX):
             self.journal.retained(topic, message, source)
 
     def _with(self, topic: str, message: Message) -> tuple[int, int]:
@@ -175,7 +175,7 @@ class Retained:
         return self.count, self.bytes + _cost(message) - _cost(old)
 
     def _sweep(self, now: int) -> None:
-        """Delete all that expired. Walks the tree, so not again before the next message expires, nor at once."""
+        """Delete expired messages; visits the whole tree, so not before the next message expires."""
         self._sweep_at = now + SWEEP_EVERY_MS
         expired: list[str] = []
         self._expiry = 0

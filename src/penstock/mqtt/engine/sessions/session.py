@@ -1,7 +1,7 @@
-"""Session of one client: what outlives its network connections.
+"""Session of one client: the state that survives network connections.
 
-Subscriptions, messages in flight in both directions, messages that wait, the will. A message for the session leaves at
-once where the connection takes it; otherwise it waits here, within the limits.
+Subscriptions, messages in flight in both directions, queued messages, the will. A message for the session is sent
+immediately if the connection allows it; otherwise it is queued, within the limits.
 
 Source: MQTT 5.0 sections 4.1, 4.3, 4.4, 4.5, 4.6.
 """
@@ -34,13 +34,13 @@ NEVER: Final = 0xFFFFFFFF
 """Session Expiry Interval of a session that does not expire."""
 
 LARGE: Final = 4096
-"""Bytes of a payload from which on it counts for what is in flight."""
+"""Bytes of a payload from which on it counts towards ``max_inflight_bytes``."""
 
 NOTIFICATIONS_LOST: Final = "the client is too slow: a state store notification does not fit into its queue"
-"""Why the connection of an observer ends."""
+"""Reason String for observers that are disconnected."""
 
 _NOTHING: Final[deque[int]] = deque(maxlen=0)
-"""Nothing to send again: shared by all, since a deque of one's own takes 760 bytes."""
+"""Shared by sessions with nothing to send again: a deque takes 760 bytes."""
 _NO_IDENTIFIERS: Final[set[int]] = set()
 """The same for packet identifiers; never added to."""
 
@@ -112,10 +112,10 @@ class Session(Subscriber):
         "_max_inflight_bytes",
         "_stats",
         "connection",
+        "deferred_group",
         "ending",
         "ends_at",
         "expiry_s",
-        "helps",
         "incoming",
         "inflight",
         "journal",
@@ -138,56 +138,56 @@ class Session(Subscriber):
         self._max_inflight_bytes = limits.max_inflight_bytes
         self._stats = stats
 
-        # What outlives a connection, and what a restart has to bring back [MQTT 5.0 section 4.1].
+        # Session state, which survives connections and restarts [MQTT 5.0 section 4.1].
         self.owner = ""
-        """Name of the principal that made the session, and alone may have it; empty where nobody is asked for one."""
+        """Name of the principal that created the session and may resume it; empty without access control."""
         self.username: str | None = None
         self.journal: SessionJournal | None = None
-        """Records the session, where it is to outlive the process."""
+        """Records a persistent session; None for others."""
         self.expiry_s = 0
         self.ends_at = 0
         self.will: Will | None = None
         self.will_at = 0
         self.subscriptions: dict[str, SessionSubscription] = {}
         self.inflight: Inflight[Delivery] = Inflight()
-        """Sent at QoS 1 or 2 and not done: by packet identifier, in order; after PUBREL with :data:`RELEASED`."""
+        """Unacknowledged QoS 1 and 2 messages by packet identifier, in order; :data:`RELEASED` after PUBREC."""
         self.incoming: dict[int, Answerable | None] = {}
-        """Packet identifiers of QoS 2 messages that came in and have no PUBREL yet; the answer while it waits."""
+        """Packet identifiers of received QoS 2 messages without PUBREL; the acknowledgement while it waits."""
         self.routed = _NO_IDENTIFIERS
-        """Those of QoS 2 messages that subscribers have and services do not: a restart or the end of the connection
-        came between. When the client sends them again, services alone get them."""
+        """Packet identifiers of QoS 2 messages that subscribers received but services did not process, because of a
+        restart or the end of the connection. Their repetitions go to services only."""
         self.waiting = MessageQueue(limits, stats, broker.queue_totals)
 
         self.restored = False
-        """It was brought back by a start and nobody has resumed it: its rights are not known."""
+        """It was recovered at a start and not resumed yet: its rights are not known."""
         self.ending = False
         """The session is being discarded."""
 
-        # What belongs to this connection.
+        # State of the connection.
         self.connection: SessionConnection | None = None
         self.resend = _NOTHING
-        """Those in flight that this connection did not carry yet; nothing new leaves before them."""
-        self.helps: SharedGroup | None = None
-        """A shared subscription of which more waits for members that are away than there was room for here."""
+        """Packet identifiers of messages in flight to send again on this connection, before new messages."""
+        self.deferred_group: SharedGroup | None = None
+        """A shared subscription with messages for disconnected members that this session had no room for."""
         self.retained_delivery: RetainedDelivery | None = None
-        """Retained messages of new subscriptions that are still to be sent."""
+        """Sends the retained messages of new subscriptions."""
 
     def due(self, now: int) -> None:
-        """Will delay or session expiry has come."""
+        """Handle the will delay or the session expiry."""
         self._broker.session_due(self, now)
 
     def clear(self) -> None:
-        """Forget messages; subscriptions are the broker's to take down."""
+        """Remove all messages; the broker removes subscriptions."""
         self.inflight = Inflight()
         self.incoming.clear()
         self.routed = _NO_IDENTIFIERS
         self.resend.clear()
         self.retained_delivery = None
-        self.helps = None
+        self.deferred_group = None
         self.waiting.clear()
 
-    def was_routed(self, packet_id: int) -> None:
-        """Subscribers have the QoS 2 message of the client, services are to get it when it comes again."""
+    def mark_routed(self, packet_id: int) -> None:
+        """Register a QoS 2 message whose repetition goes to services only."""
         if self.routed is _NO_IDENTIFIERS:
             self.routed = set()
         self.routed.add(packet_id)
@@ -202,7 +202,7 @@ class Session(Subscriber):
         """Hold later output of ``connection`` until the commit of the changes recorded so far."""
         journal = self.journal
         if journal is not None and journal.promised:
-            connection.gate = journal.journal.hurry()
+            connection.gate = journal.journal.commit_soon()
 
     def save_state(self) -> None:
         """Record the session's own state: its owner, expiry and will."""
@@ -238,7 +238,7 @@ class Session(Subscriber):
     def deliver(
         self, message: Message, qos: int, retain: int, identifiers: bytes, now: int, group: SharedGroup | None = None
     ) -> None:
-        """Send the message, or let it wait for the connection or for an acknowledgement that makes room."""
+        """Send the message, or queue it until the connection is writable and the send quota allows it."""
         connection = self.connection
         if qos == 0:
             if connection is None:
@@ -306,7 +306,7 @@ class Session(Subscriber):
         return self.connection is not None
 
     def keeps_up(self) -> bool:
-        """Whether a message would leave at once."""
+        """Return whether a message would be sent immediately."""
         connection = self.connection
         return (
             connection is not None
@@ -316,18 +316,18 @@ class Session(Subscriber):
         )
 
     def window_open(self, connection: SessionConnection) -> bool:
-        """Whether another message may be in flight."""
+        """Return whether the send quota allows another message in flight."""
         inflight = self.inflight
         return len(inflight) < connection.send_maximum and inflight.bytes < self._max_inflight_bytes
 
-    def _landed(self, delivery: Delivery) -> None:
-        """What was in flight is not any more; called where there are large ones."""
+    def _leave_flight(self, delivery: Delivery) -> None:
+        """Subtract a large message that is no longer in flight."""
         size = len(delivery.message.payload)
         if size >= LARGE:
             self.inflight.bytes -= size
 
     def acknowledge(self, packet_id: int, now: int) -> bool:
-        """A PUBACK came in, of success or not: done either way [MQTT-4.4.0-2]. False for an unknown identifier.
+        """Handle a PUBACK, with any reason code [MQTT-4.4.0-2]; return False for an unknown identifier.
 
         Raises:
             RemoteProtocolError: the message was sent at QoS 2.
@@ -339,7 +339,7 @@ class Session(Subscriber):
             self.inflight[packet_id] = delivery
             raise protocol_error("PUBACK for a message sent at QoS 2")
         if self.inflight.bytes:
-            self._landed(delivery)
+            self._leave_flight(delivery)
         if self.journal is not None:
             self.journal.done(delivery)
         if self.resend and packet_id in self.resend:  # late, for what an earlier connection carried
@@ -348,8 +348,8 @@ class Session(Subscriber):
             self.send_waiting(now)
         return True
 
-    def received(self, packet_id: int, reason_code: int, now: int) -> int:
-        """A PUBREC came in: the reason code for PUBREL, or -1 where a refusal ended the exchange.
+    def pubrec(self, packet_id: int, reason_code: int, now: int) -> int:
+        """Handle a PUBREC; return the reason code for PUBREL, or -1 if a refusal ends the exchange.
 
         Raises:
             RemoteProtocolError: the message was sent at QoS 1.
@@ -360,7 +360,7 @@ class Session(Subscriber):
         if delivery.qos != 2:
             raise protocol_error("PUBREC for a message sent at QoS 1")
         if self.inflight.bytes:
-            self._landed(delivery)  # from here on without its payload
+            self._leave_flight(delivery)  # from here on without its payload
         if self.resend and packet_id in self.resend:
             self.resend.remove(packet_id)
         journal = self.journal
@@ -379,8 +379,8 @@ class Session(Subscriber):
         self.send_waiting(now)
         return -1
 
-    def complete(self, packet_id: int, now: int) -> bool:
-        """A PUBCOMP came in; False when nothing with that identifier is in flight.
+    def pubcomp(self, packet_id: int, now: int) -> bool:
+        """Handle a PUBCOMP; return False for an unknown identifier.
 
         Raises:
             RemoteProtocolError: no PUBREL was sent for it.
@@ -398,27 +398,27 @@ class Session(Subscriber):
         return True
 
     def withdraw(self, deliveries: list[Delivery]) -> None:
-        """Others deliver these, which came by shared subscriptions."""
+        """Remove deliveries of shared subscriptions that other members take over."""
         gone = {(delivery.message, delivery.group) for delivery in deliveries}
         for packet_id in [packet_id for packet_id, sent in self.inflight.items() if (sent.message, sent.group) in gone]:
             if self.inflight.bytes:
-                self._landed(self.inflight[packet_id])
+                self._leave_flight(self.inflight[packet_id])
             del self.inflight[packet_id]
         self.waiting.remove(deliveries)
         if self.journal is not None:
             for delivery in deliveries:
                 self.journal.done(delivery)
 
-    def replay(self, subscription: SessionSubscription) -> None:
-        """Send the retained messages of a subscription, with :meth:`send_waiting`, as fast as the client takes them."""
+    def send_retained(self, subscription: SessionSubscription) -> None:
+        """Send the retained messages of a subscription, with :meth:`send_waiting`."""
         if self.retained_delivery is None:
             self.retained_delivery = RetainedDelivery(self, self._broker.retained)
         self.retained_delivery.add(subscription)
 
     def resume(self, now: int) -> None:
-        """The client is back: send again what is not done, in order and with DUP, then what waited.
+        """Send unacknowledged messages again, in order and with DUP, then queued ones.
 
-        PUBRELs go first: no quota holds them back [MQTT-4.9.0-3], [MQTT-4.4.0-1], [MQTT-4.6.0-1].
+        PUBRELs are sent first: they need no send quota [MQTT-4.9.0-3], [MQTT-4.4.0-1], [MQTT-4.6.0-1].
         """
         connection = self.connection
         self.resend = deque() if self.inflight else _NOTHING
@@ -430,7 +430,7 @@ class Session(Subscriber):
         self.send_waiting(now)
 
     def send_waiting(self, now: int) -> None:
-        """Send what waits, as far as the connection takes it."""
+        """Send queued messages while the connection is writable and the send quota allows it."""
         connection = self.connection
         if connection is None:
             return
@@ -441,13 +441,13 @@ class Session(Subscriber):
             first = 0x38 | delivery.qos << 1 | delivery.retain
             if not connection.send_publish(delivery.message, packet_id, first, delivery.identifiers, now):
                 if inflight.bytes:
-                    self._landed(delivery)
+                    self._leave_flight(delivery)
                 del inflight[packet_id]
                 if self.journal is not None:
                     self.journal.done(delivery)
         waiting = self.waiting
         while waiting.reliable and connection.writable and self.window_open(connection):
-            self.start(waiting.take(), connection, now)
+            self.send_queued(waiting.take(), connection, now)
         if self.retained_delivery is not None and self.retained_delivery.send(connection, now):
             self.retained_delivery = None
         while waiting.qos0 and connection.writable:
@@ -457,12 +457,12 @@ class Session(Subscriber):
                 self._stats.dropped_expired += 1
             else:
                 connection.send_publish(message, 0, 0x30 | delivery.retain, delivery.identifiers, now)
-        if self.helps is not None and not waiting.reliable:
-            group, self.helps = self.helps, None
+        if self.deferred_group is not None and not waiting.reliable:
+            group, self.deferred_group = self.deferred_group, None
             self._broker.take_over(group, now)
 
-    def start(self, delivery: Delivery, connection: SessionConnection, now: int) -> None:
-        """First send of a QoS 1 or 2 message that waited: it is in flight from here on."""
+    def send_queued(self, delivery: Delivery, connection: SessionConnection, now: int) -> None:
+        """Send a queued QoS 1 or 2 message, which is in flight then."""
         message, qos = delivery.message, delivery.qos
         journal = self.journal
         if message.expired(now):  # [MQTT-3.3.2-5]
@@ -493,7 +493,10 @@ class Session(Subscriber):
 
 
 class RetainedDelivery:
-    """Subscriptions whose retained messages are still to be sent, one after the other."""
+    """Sends the retained messages of new subscriptions, as fast as the client receives them.
+
+    They bypass the queue, which would drop those beyond its limits [MQTT 5.0 sections 3.3.1.3, 3.8.4].
+    """
 
     __slots__ = ("_found", "_retained", "_session", "_subscriptions")
 
@@ -502,22 +505,22 @@ class RetainedDelivery:
         self._retained = retained
         self._subscriptions: dict[str, SessionSubscription] = {}
         self._found: deque[Message] | None = None
-        """What is left of the first one's."""
+        """Remaining messages of the first subscription."""
 
     def add(self, subscription: SessionSubscription) -> None:
-        """Send those of ``subscription``, from the start where they are on their way."""
+        """Add a subscription; one that is being sent starts again."""
         self.end(subscription.topic_filter)
         self._subscriptions[subscription.topic_filter] = subscription
 
     def end(self, topic_filter: str) -> None:
-        """The subscription is replaced or gone."""
+        """Remove a subscription."""
         if topic_filter in self._subscriptions:
             if next(iter(self._subscriptions)) == topic_filter:
                 self._found = None
             del self._subscriptions[topic_filter]
 
     def send(self, connection: SessionConnection, now: int) -> bool:
-        """Go on, as far as the connection takes them; True when all were sent."""
+        """Send messages while connection and send quota allow it; return True when all were sent."""
         session, retained = self._session, self._retained
         while self._subscriptions:
             topic_filter, subscription = next(iter(self._subscriptions.items()))
@@ -530,12 +533,12 @@ class RetainedDelivery:
                 if not connection.writable or (qos and not session.window_open(connection)):
                     return False
                 found.popleft()
-                # One that was replaced while the replay paused reached the subscription as it came.
+                # A message that was replaced meanwhile was delivered to the subscription when it was published.
                 topic = message.publish.topic
                 if message.expired(now) or not retained.delivers(topic, message) or not session.may_receive(topic):
                     continue
                 if qos:
-                    session.start(Delivery(message, qos, 1, subscription.identifier, None, 0), connection, now)
+                    session.send_queued(Delivery(message, qos, 1, subscription.identifier, None, 0), connection, now)
                 else:
                     connection.send_publish(message, 0, 0x31, subscription.identifier, now)
             self._found = None

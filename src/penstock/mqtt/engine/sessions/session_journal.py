@@ -16,16 +16,16 @@ if TYPE_CHECKING:
     from penstock.mqtt.engine.model.message import Message
     from penstock.mqtt.engine.routing.subscriptions import SessionSubscription, SharedGroup
 
-__all__ = ["ROUTED", "TAKEN", "SessionJournal"]
+__all__ = ["PROCESSED", "ROUTED", "SessionJournal"]
 
 ROUTED: Final = 1
-"""State of a QoS 2 message of the client: subscribers have it, services do not yet, and no PUBREC was sent."""
-TAKEN: Final = 2
-"""All have it: PUBREC may be sent, and a repeat is answered."""
+"""State of a received QoS 2 message: delivered to subscribers, but not processed by services; no PUBREC was sent."""
+PROCESSED: Final = 2
+"""State of a received QoS 2 message: processed; PUBREC may be sent, and a repetition is acknowledged."""
 
 
 class SessionJournal:
-    """Records one session. ``promised``: its acknowledgements wait for the commit of what they promise."""
+    """Records one session. ``promised``: its acknowledgements wait for the commit of the changes they confirm."""
 
     __slots__ = ("journal", "number", "promised")
 
@@ -50,7 +50,7 @@ class SessionJournal:
         journal.session_ended(self.number, promised=self.promised)
 
     def subscribed(self, subscription: SessionSubscription) -> None:
-        """A subscription was made or replaced."""
+        """Record a new or replaced subscription."""
         row = SubscriptionRow(
             self.number,
             subscription.topic_filter,
@@ -62,38 +62,38 @@ class SessionJournal:
         self.journal.subscribed(row, promised=self.promised)
 
     def unsubscribed(self, topic_filter: str) -> None:
-        """A subscription ended."""
+        """Delete a subscription."""
         self.journal.unsubscribed(self.number, topic_filter, promised=self.promised)
 
     def queue(
         self, message: Message, qos: int, retain: int, identifiers: bytes, group: SharedGroup | None, packet_id: int
     ) -> int:
-        """A message is for the session; the number that its delivery carries. ``packet_id`` 0: it waits."""
+        """Record a message, and return the number of its delivery. ``packet_id`` 0: it is queued."""
         share = "" if group is None else group.topic_filter
         return self.journal.queue(
             self.number, message, qos, retain, identifiers, packet_id, share, promised=self.promised
         )
 
     def sent(self, delivery: Delivery, packet_id: int) -> None:
-        """A message that waited leaves."""
-        # The client may answer a QoS 2 message at once; after a crash it must find the same identifier.
+        """Record that a queued message is sent."""
+        # The client may send PUBREC immediately; after a crash the message must have the same identifier.
         promised = self.promised and delivery.qos == 2
         self.journal.sent(self.number, delivery.number, packet_id, promised=promised)
 
     def released(self, delivery: Delivery, packet_id: int) -> None:
-        """PUBREC came: PUBREL alone is owed."""
+        """Record a PUBREC."""
         self.journal.released(self.number, delivery.number, packet_id, delivery.message, promised=self.promised)
 
     def done(self, delivery: Delivery) -> None:
-        """A delivery is over, dropped, or another session's."""
+        """Delete a delivery that is complete, dropped, or taken over by another session."""
         number = delivery.number
         if number:
             self.journal.done(number, None if delivery.message is RELEASED else delivery.message)
 
     def incoming(self, packet_id: int, state: int) -> None:
-        """A QoS 2 message of the client: :data:`ROUTED` or :data:`TAKEN`."""
-        self.journal.incoming(self.number, packet_id, state, promised=self.promised and state == TAKEN)
+        """Record a received QoS 2 message: :data:`ROUTED` or :data:`PROCESSED`."""
+        self.journal.incoming(self.number, packet_id, state, promised=self.promised and state == PROCESSED)
 
     def incoming_done(self, packet_id: int) -> None:
-        """The identifier is free."""
+        """Free the identifier of a received QoS 2 message."""
         self.journal.incoming_done(self.number, packet_id, promised=self.promised)

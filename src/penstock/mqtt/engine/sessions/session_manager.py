@@ -110,7 +110,7 @@ class SessionManager:
         session.save_state()
 
     def session_due(self, session: Session, now: int) -> None:
-        """Will delay or expiry of an offline session has come."""
+        """Handle the will delay or the expiry of an offline session."""
         if session.connection is not None:
             return
         if now < self.broker.grace_until:
@@ -127,9 +127,9 @@ class SessionManager:
         session.save_state()
 
     def publish_wills(self, now: int) -> None:
-        """The broker ends: publish the wills of connected clients that are not to wait, while services still run.
+        """Publish the wills of connected clients before a shutdown, while services still run.
 
-        A will with a delay stays with its session, for the next start.
+        A will with a delay stays in its session, for the next start.
         """
         for session in list(self.broker.sessions.values()):
             will = session.will
@@ -139,7 +139,7 @@ class SessionManager:
                 self._publish_will(session, now)
 
     def _discard(self, session: Session, now: int) -> None:
-        """End a session: its subscriptions, its messages; a will that was waiting goes out now [MQTT-4.1.0-2]."""
+        """Delete a session with its subscriptions and messages; a delayed will is published [MQTT-4.1.0-2]."""
         if session.will is not None and session.connection is None:
             self._publish_will(session, now)
         for subscription in session.subscriptions.values():
@@ -185,10 +185,9 @@ class SessionManager:
     # Rights
 
     def policies_changed(self, now: int) -> None:
-        """Who decides about access decides otherwise from now on: ask again, also for what waits.
+        """Authorize subscriptions and queued messages again, after the decisions of an Access changed.
 
-        Subscriptions and waiting messages that are not allowed any more go; a client that may not connect any more is
-        the Access's to :meth:`disconnect`.
+        Those that are no longer allowed are removed.
         """
         self.broker.router.forget_all()
         for session in list(self.broker.sessions.values()):
@@ -197,7 +196,7 @@ class SessionManager:
                 check_again(self.broker, session, now)
 
     def set_rights(self, session: Session, rights: Rights, now: int) -> None:
-        """The client of the session has other rights now, be it as somebody else or as who it was."""
+        """Replace the rights of the session, and remove what they no longer cover."""
         session.rights = rights
         if session.subscriptions:
             self.broker.router.forget_all()

@@ -1,9 +1,9 @@
-"""Shared subscriptions when their members come and go: what one cannot deliver now, others do.
+"""Shared subscriptions when members connect and disconnect: other members take over undelivered messages.
 
-What waits moves, and what was sent at QoS 1 without an answer. A QoS 2 message that was sent stays with its session to
-the end, and ends with it [MQTT-4.8.2-4], [MQTT-4.8.2-5]. Order is not promised for shared subscriptions.
+Queued messages and unacknowledged QoS 1 messages move to another member. A QoS 2 message that was sent stays in its
+session [MQTT-4.8.2-4], [MQTT-4.8.2-5]. Shared subscriptions do not guarantee an order.
 
-Nothing moves to a member that has no room for it: it stays where it is until there is room, or its session ends.
+A message moves only to a member with room for it; otherwise it stays until there is room, or its session ends.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ __all__ = ["deliver_shared", "leave_group", "share_out", "take_over"]
 
 
 def deliver_shared(member: SessionSubscription, group: SharedGroup, message: Message, now: int) -> None:
-    """Give the message to the member that was chosen."""
+    """Deliver a message to the chosen member."""
     qos = min(member.qos, message.qos)  # [MQTT-4.8.2-3]
     retain = 1 if message.retain and member.retain_as_published else 0
     member.session.deliver(message, qos, retain, member.identifier, now, group)
 
 
 def share_out(session: Session, now: int) -> None:
-    """The session lost its connection, or ends: connected members take over, or any, if it ends."""
+    """Move undelivered messages of a disconnected session to connected members; of an ending one to any member."""
     inflight = [d for d in session.inflight.values() if d.group is not None and d.qos == 1]
     waiting = [d for d in session.waiting.reliable if d.group is not None]
     if inflight or waiting:
@@ -34,7 +34,7 @@ def share_out(session: Session, now: int) -> None:
 
 
 def take_over(group: SharedGroup, now: int) -> None:
-    """A member of the group is there, or has room again: it gets what waits for members that are away."""
+    """Move messages that are queued for disconnected members to members with room for them."""
     for member in list(group.members.values()):
         session = _session(member)
         if session.connection is None:
@@ -42,7 +42,7 @@ def take_over(group: SharedGroup, now: int) -> None:
 
 
 def leave_group(session: Session, group: SharedGroup, now: int) -> None:
-    """The session unsubscribed: what it did not begin to send is the others'."""
+    """Move queued messages of a session that unsubscribed to other members."""
     if group.members:
         _hand_over(session, [d for d in session.waiting.reliable if d.group is group], now, online_only=False)
 
@@ -70,7 +70,7 @@ def _hand_over(session: Session, deliveries: Iterable[Delivery], now: int, *, on
             if left is None:
                 left = room[receiver] = _Room(receiver)
             if not left.take(message.size):
-                receiver.helps = group
+                receiver.deferred_group = group
                 continue
         moved.append(delivery)
         takers.append((taker, group))
@@ -87,7 +87,7 @@ def _session(subscription: SessionSubscription) -> Session:
 
 
 class _Room:
-    """What a session can take before it has to drop something."""
+    """Room left in the queue of a session."""
 
     __slots__ = ("_bytes", "_messages")
 
@@ -95,7 +95,7 @@ class _Room:
         self._messages, self._bytes = session.waiting.room()
 
     def take(self, size: int) -> bool:
-        """Whether another message of that size finds room; then it has it."""
+        """Reserve room for a message; return False if it does not fit."""
         if self._messages < 1 or self._bytes < size:
             return False
         self._messages -= 1

@@ -1,4 +1,4 @@
-"""Subscriptions of a session: asked for, ended by the client, taken away where its rights do not cover them any more.
+"""Subscriptions of a session: subscribe, unsubscribe, remove those that its rights no longer cover.
 
 Source: MQTT 5.0 sections 3.8 to 3.11.
 """
@@ -25,10 +25,10 @@ def subscribe(broker: BrokerCore, session: Session, packet: Subscribe, now: int)
 
 
 def as_bridge(packet: Subscribe) -> None:
-    """Add what a bridge means but MQTT 3.1.1 cannot say: No Local and Retain As Published, as in MQTT 5.0.
+    """Add the options that a bridge needs but MQTT 3.1.1 does not have: No Local and Retain As Published.
 
-    Mosquitto and EMQX do the same for clients that set the bridge bit. Otherwise a topic that a bridge carries in both
-    directions would circulate for ever, and retained messages would lose their flag on the way.
+    Mosquitto and EMQX do the same for clients that set the bridge bit. Otherwise messages of a topic that is bridged in
+    both directions would circulate endlessly, and retained messages would lose their flag.
     """
     for wanted in packet.subscriptions:
         wanted.no_local = not wanted.topic_filter.startswith(SHARE_PREFIX)  # [MQTT-3.8.3-4]
@@ -36,7 +36,7 @@ def as_bridge(packet: Subscribe) -> None:
 
 
 def subscribed(session: Session, packet: Subscribe, now: int) -> None:
-    """The SUBACK is on its way: send what new subscriptions bring at once."""
+    """Send retained and shared messages of new subscriptions, after the SUBACK."""
     for wanted in packet.subscriptions:
         subscription = session.subscriptions.get(wanted.topic_filter)
         if subscription is not None and subscription.group is not None:
@@ -71,12 +71,12 @@ def _subscribe(broker: BrokerCore, session: Session, wanted: Subscription, ident
         session.journal.subscribed(subscription)
     wants_retained = wanted.retain_handling == 0 or (wanted.retain_handling == 1 and new)  # [MQTT-3.3.1-9 to -11]
     if wants_retained and subscription.group is None:  # a shared subscription gets none
-        session.replay(subscription)
+        session.send_retained(subscription)
     return wanted.qos
 
 
 def unsubscribe(broker: BrokerCore, session: Session, topic_filters: list[str], now: int) -> list[int]:
-    """End subscriptions; a reason code each."""
+    """Remove subscriptions, and return a reason code for each."""
     codes: list[int] = []
     for topic_filter in topic_filters:
         subscription = session.subscriptions.get(topic_filter)
@@ -101,7 +101,7 @@ def _end_subscription(broker: BrokerCore, session: Session, subscription: Sessio
 
 
 def check_again(broker: BrokerCore, session: Session, now: int) -> None:
-    """Take away what the session's rights do not cover any more."""
+    """Remove subscriptions and queued messages that the session's rights no longer cover."""
     rights = session.rights
     if rights is None:
         return
