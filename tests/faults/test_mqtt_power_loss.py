@@ -49,7 +49,7 @@ class Client:
     def __init__(self, random: Random) -> None:
         self.random = random
         self.journal = Journal()
-        self.journal.session(SessionRow(SESSION, "c", "", None, 5, 60, 0, None, 0, promised=True))
+        self.journal.session(SessionRow(SESSION, "c", "", None, 5, 60, 0, None, 0, awaited=True))
         self.journal.start_at(SESSION + 1)
         self.waiting: dict[int, Message] = {}
         self.state = State({}, {}, {})
@@ -68,7 +68,7 @@ class Client:
                     retained[topic] = payload
             elif chance < 0.8 or not self.waiting:
                 message = Message(Publish(topic, payload, 1), 0)
-                number = self.journal.queue(SESSION, message, 1, 0, b"", 0, promised=True)
+                number = self.journal.queue(SESSION, message, 1, 0, b"", 0, awaited=True)
                 self.waiting[number] = message
                 deliveries[number] = payload
             else:
@@ -77,7 +77,7 @@ class Client:
                     self.journal.done(number, self.waiting.pop(number))
                     del progress[number], deliveries[number]
                 else:
-                    self.journal.sent(SESSION, number, number % 60_000 + 1, promised=True)
+                    self.journal.sent(SESSION, number, number % 60_000 + 1, awaited=True)
                     progress[number] = number % 60_000 + 1
         self.state = State(retained, deliveries, progress)
         return self.state

@@ -44,7 +44,7 @@ class Persistence:
 
     def __init__(self, path: Path, durability: Durability = Durability.DURABLE) -> None:
         self.durability = durability
-        self.journal = Journal(promise_all=durability is not Durability.MEMORY)
+        self.journal = Journal(durable_acknowledgements=durability is not Durability.MEMORY)
         self._store = SessionStore(path, durability)
         self._queue: CommitQueue[Batch] = CommitQueue(
             "mqtt",

@@ -34,11 +34,11 @@ class KeptBench(Bench):
         path: Path,
         *services: RecordingService,
         limits: BrokerLimits | None = None,
-        promise_all: bool = True,
+        durable_acknowledgements: bool = True,
     ) -> None:
         self.path = path
         self.limits = limits
-        self.promise_all = promise_all
+        self.durable_acknowledgements = durable_acknowledgements
         self.stalled = False
         self.commits = 0
         self.recall: Callable[[str, str], Rights | None] | None = None
@@ -47,7 +47,7 @@ class KeptBench(Bench):
         self._start(*services)
 
     def _start(self, *services: RecordingService) -> None:
-        self.journal = Journal(promise_all=self.promise_all)
+        self.journal = Journal(durable_acknowledgements=self.durable_acknowledgements)
         self.broker = Broker(
             self.limits,
             services=services,

@@ -59,7 +59,7 @@ def test_without_a_kept_taker_nothing_is_recorded_and_nothing_waits(bench: KeptB
     assert len(live.publishes()) == 2
     live.drop()
     writer.send(Disconnect())
-    assert (bench.journal.waiting, bench.journal.promises, bench.commits) == (0, 0, 0)
+    assert (bench.journal.waiting, bench.journal.awaited_changes, bench.commits) == (0, 0, 0)
 
 
 def test_what_follows_a_promise_on_its_connection_waits_with_it_and_others_do_not(bench: KeptBench) -> None:
@@ -148,7 +148,7 @@ def test_a_message_that_was_acknowledged_before_its_commit_is_never_written(benc
 
 
 def test_written_behind_only_who_asks_waits(tmp_path: Path) -> None:
-    bench = KeptBench(tmp_path, promise_all=False)
+    bench = KeptBench(tmp_path, durable_acknowledgements=False)
     reader(bench)
     writer = bench.connect("writer")
     bench.stalled = True
@@ -167,7 +167,7 @@ def test_written_behind_only_who_asks_waits(tmp_path: Path) -> None:
     bench.commit()
     assert writer.take() == [PubAck(4)]
     bench.crash()
-    assert {row.client_id: row.promised for row in bench.found.sessions} == {"reader": False, "asking": True}
+    assert {row.client_id: row.awaited for row in bench.found.sessions} == {"reader": False, "asking": True}
 
 
 def test_after_a_failed_commit_nothing_is_acknowledged_and_the_clients_are_told(bench: KeptBench) -> None:

@@ -79,7 +79,7 @@ def incoming_key(session: int, packet_id: int) -> bytes:
 def encode_session(row: SessionRow, offset: int) -> bytes:
     """Encode a session with its will."""
     will = row.will
-    flags = row.promised | (row.username is not None) << 1 | (will is not None) << 2
+    flags = row.awaited | (row.username is not None) << 1 | (will is not None) << 2
     parts = [
         _SESSION.pack(
             row.expiry_s, _wall(row.ends_at, offset), _wall(row.will_at, offset), row.protocol_version, flags

@@ -122,7 +122,7 @@ class SessionStore:
         self._environment.commit(
             _operations(batch),
             f"commit of {len(batch)} changes",
-            sync=batch.promised and self._durability is Durability.MEMORY,
+            sync=batch.awaited and self._durability is Durability.MEMORY,
         )
         self.stored_bytes = self._environment.stored_bytes()
 

@@ -8,28 +8,28 @@ from penstock.mqtt.engine.model.journal import Journal, SessionRow, Stage, Subsc
 from penstock.mqtt.engine.model.message import Message
 
 
-def session(number: int = 1, *, promised: bool = True) -> SessionRow:
-    return SessionRow(number, "c", "", None, 5, 60, 0, None, 0, promised)
+def session(number: int = 1, *, awaited: bool = True) -> SessionRow:
+    return SessionRow(number, "c", "", None, 5, 60, 0, None, 0, awaited)
 
 
-def queue(journal: Journal, message: Message, *, packet_id: int = 0, promised: bool = True) -> int:
-    return journal.queue(1, message, 1, 0, b"", packet_id, promised=promised)
+def queue(journal: Journal, message: Message, *, packet_id: int = 0, awaited: bool = True) -> int:
+    return journal.queue(1, message, 1, 0, b"", packet_id, awaited=awaited)
 
 
 def test_a_batch_holds_the_last_state_of_each_key_and_the_next_begins_empty() -> None:
     journal = Journal()
     journal.session(session())
     journal.session(session()._replace(expiry_s=5))
-    journal.subscribed(SubscriptionRow(1, "a", 1, False, False, b""), promised=True)
-    journal.unsubscribed(1, "a", promised=True)
-    journal.incoming(1, 9, 1, promised=True)
+    journal.subscribed(SubscriptionRow(1, "a", 1, False, False, b""), awaited=True)
+    journal.unsubscribed(1, "a", awaited=True)
+    journal.incoming(1, 9, 1, awaited=True)
     assert journal.number == 1
     batch = journal.cut(5)
-    assert (batch.number, batch.wall_offset, len(batch), batch.promised) == (1, 5, 3, True)
+    assert (batch.number, batch.wall_offset, len(batch), batch.awaited) == (1, 5, 3, True)
     assert batch.sessions == {1: session()._replace(expiry_s=5)}
     assert batch.subscriptions == {(1, "a"): None}
     assert batch.incoming == {(1, 9): 1}
-    journal.incoming_done(1, 9, promised=True)
+    journal.incoming_done(1, 9, awaited=True)
     assert journal.number == 2
     assert journal.cut(0).incoming == {(1, 9): None}
     assert journal.waiting == 0
@@ -48,11 +48,11 @@ def test_a_delivery_that_was_committed_is_taken_back_by_the_next_commit() -> Non
     message = Message(Publish("t", b"x", 1), 0)
     number = queue(journal, message)
     assert journal.cut(0).deliveries == {number: (1, 0, 1, 0, b"", 0, "", message)}
-    journal.sent(1, number, 3, promised=False)
+    journal.sent(1, number, 3, awaited=False)
     assert journal.cut(0).progress == {number: (1, 3, Stage.SENT)}
     journal.done(number, message)
     batch = journal.cut(0)
-    assert (batch.deliveries, batch.progress, batch.promised) == ({number: None}, {number: None}, False)
+    assert (batch.deliveries, batch.progress, batch.awaited) == ({number: None}, {number: None}, False)
 
 
 def test_after_pubrec_only_the_progress_stays() -> None:
@@ -60,7 +60,7 @@ def test_after_pubrec_only_the_progress_stays() -> None:
     message = Message(Publish("t", b"x", 2), 0)
     number = queue(journal, message, packet_id=3)
     journal.cut(0)
-    journal.released(1, number, 3, message, promised=True)
+    journal.released(1, number, 3, message, awaited=True)
     batch = journal.cut(0)
     assert (batch.deliveries, batch.progress) == ({number: None}, {number: (1, 3, Stage.RELEASED)})
     journal.done(number, None)
@@ -97,29 +97,29 @@ def test_what_a_restart_found_keeps_its_progress_and_its_numbers() -> None:
 
 
 def test_only_what_asks_for_it_is_promised_where_nothing_else_waits() -> None:
-    journal = Journal(promise_all=False)
+    journal = Journal(durable_acknowledgements=False)
     plain, asked = (
         Message(Publish("t", b"x", 1, retain=True, properties=Properties(user_properties=pairs)), 0)
         for pairs in ([("aio-persistence", "false")], [("x", ""), ("aio-persistence", "true")])
     )
     journal.retained("t", plain)
-    assert (journal.promises, journal.urgent) == (0, False)
+    assert (journal.awaited_changes, journal.urgent) == (0, False)
     journal.retained("t", asked)
-    assert (journal.promises, journal.urgent) == (1, True)
+    assert (journal.awaited_changes, journal.urgent) == (1, True)
     always = Journal()
     always.retained("t", None)
-    assert always.promises == 1
+    assert always.awaited_changes == 1
 
 
 def test_the_first_change_and_the_first_promise_wake() -> None:
     woken: list[int] = []
-    journal = Journal(promise_all=False, wake=lambda: woken.append(1))
-    journal.session(session(promised=False))
-    journal.session(session(promised=False))
+    journal = Journal(durable_acknowledgements=False, wake=lambda: woken.append(1))
+    journal.session(session(awaited=False))
+    journal.session(session(awaited=False))
     assert len(woken) == 1
     journal.session(session())
     journal.session(session())
     assert len(woken) == 2
     journal.cut(0)
-    journal.session_ended(1, promised=True)
+    journal.session_ended(1, awaited=True)
     assert len(woken) == 3

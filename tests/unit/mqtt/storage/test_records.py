@@ -33,10 +33,10 @@ WILL = Will(
     Properties(will_delay_interval=30, user_properties=[("a", ""), ("a", "ü")], message_expiry_interval=9),
 )
 SESSIONS = [
-    SessionRow(7, "c", "", None, 5, 0xFFFFFFFF, 0, None, 0, promised=True),
-    SessionRow(7, "", "", "", 4, 1, 12, None, 0, promised=False),
-    SessionRow(7, "ü" * 300, "anna", "ä", 5, 60, 5_000, WILL, 4_000, promised=True),
-    SessionRow(7, "c", "anna", None, 5, 60, 0, Will("t"), 0, promised=False),
+    SessionRow(7, "c", "", None, 5, 0xFFFFFFFF, 0, None, 0, awaited=True),
+    SessionRow(7, "", "", "", 4, 1, 12, None, 0, awaited=False),
+    SessionRow(7, "ü" * 300, "anna", "ä", 5, 60, 5_000, WILL, 4_000, awaited=True),
+    SessionRow(7, "c", "anna", None, 5, 60, 0, Will("t"), 0, awaited=False),
 ]
 MESSAGES = [
     Publish("a/b", b"x" * 300, 1),

@@ -35,7 +35,7 @@ TABLE_NAMES = [
 
 
 def session(number: int) -> SessionRow:
-    return SessionRow(number, f"c{number}", "anna", "a", 5, 60, 0, Will("gone"), 0, promised=True)
+    return SessionRow(number, f"c{number}", "anna", "a", 5, 60, 0, Will("gone"), 0, awaited=True)
 
 
 def open_at(path: Path) -> Recovered:
@@ -71,12 +71,12 @@ class Fill:
         self.sessions = [journal.new_number(), journal.new_number()]
         for number in self.sessions:
             journal.session(session(number))
-            journal.subscribed(SubscriptionRow(number, "a/#", 2, False, True, b"\x0b\x05"), promised=True)
-        self.first = journal.queue(self.sessions[0], self.shared, 1, 0, b"", 1, promised=True)
-        self.second = journal.queue(self.sessions[1], self.shared, 1, 0, b"\x0b\x05", 0, promised=True)
-        self.third = journal.queue(self.sessions[0], self.own, 2, 1, b"", 0, promised=True)
-        journal.sent(self.sessions[0], self.third, 2, promised=True)
-        journal.incoming(self.sessions[1], 65_535, 1, promised=True)
+            journal.subscribed(SubscriptionRow(number, "a/#", 2, False, True, b"\x0b\x05"), awaited=True)
+        self.first = journal.queue(self.sessions[0], self.shared, 1, 0, b"", 1, awaited=True)
+        self.second = journal.queue(self.sessions[1], self.shared, 1, 0, b"\x0b\x05", 0, awaited=True)
+        self.third = journal.queue(self.sessions[0], self.own, 2, 1, b"", 0, awaited=True)
+        journal.sent(self.sessions[0], self.third, 2, awaited=True)
+        journal.incoming(self.sessions[1], 65_535, 1, awaited=True)
         journal.retained("a/kept", self.kept, KEPT_BY)
 
     def cut(self) -> Batch:
@@ -172,12 +172,12 @@ def test_what_was_taken_back_is_gone(tmp_path: Path) -> None:
     store.commit(fill.cut())
     journal.done(fill.first, fill.shared)
     journal.done(fill.second, fill.shared)
-    journal.released(fill.sessions[0], fill.third, 2, fill.own, promised=True)
+    journal.released(fill.sessions[0], fill.third, 2, fill.own, awaited=True)
     journal.done(fill.third, None)
     for number in fill.sessions:
-        journal.unsubscribed(number, "a/#", promised=True)
-        journal.session_ended(number, promised=True)
-    journal.incoming_done(fill.sessions[1], 65_535, promised=True)
+        journal.unsubscribed(number, "a/#", awaited=True)
+        journal.session_ended(number, awaited=True)
+    journal.incoming_done(fill.sessions[1], 65_535, awaited=True)
     journal.retained("a/kept", None)
     store.commit(fill.cut())
     store.close()
@@ -224,7 +224,7 @@ def test_the_map_grows_and_keeps_its_size(tmp_path: Path) -> None:
     journal.session(session(journal.new_number()))
     for n in range(40):
         for _ in range(20):
-            journal.queue(1, Message(Publish("t", bytes((n,)) * 4000, 1), 0), 1, 0, b"", 0, promised=True)
+            journal.queue(1, Message(Publish("t", bytes((n,)) * 4000, 1), 0), 1, 0, b"", 0, awaited=True)
         store.commit(journal.cut(OFFSET))
     store.close()
     again = SessionStore(tmp_path, map_bytes=256 * 1024)

@@ -228,7 +228,7 @@ class ConnectionState(PacketWriter):
             session.incoming[answer.packet_id] = None
             if journal is not None:
                 journal.incoming(answer.packet_id, PROCESSED)
-        if journal is not None and journal.promised:
+        if journal is not None and journal.awaited:
             answer.gate = journal.journal.number
 
     def check_receive_maximum(self) -> None:

@@ -227,7 +227,7 @@ def open_session(
         connection.refuse(*refusal)
         return
     journal = broker.journal
-    promises = journal.promises
+    awaited_changes = journal.awaited_changes
     session, present = sessions.resume_or_create(client_id, owner, now, clean_start=packet.clean_start)
     session.expiry_s = min(expiry_asked(packet), limits.max_session_expiry_s)
     session.username = packet.username
@@ -241,7 +241,7 @@ def open_session(
     connection.resumed = present
     if journal.enabled:
         sessions.update_persistence(session, packet)
-        if journal.promises != promises:
+        if journal.awaited_changes != awaited_changes:
             connection.gate = journal.number
     answer = _capabilities(limits, handshake, session, keep_alive_s, granted)
     if not connection.send(ConnAck(present, 0, answer)):

@@ -60,7 +60,7 @@ def handle_publish(connection: ConnectionState, session: Session, publish: Publi
         if connection.closing:
             return
     journal = broker.journal
-    promises = journal.promises
+    awaited_changes = journal.awaited_changes
     taken: list[Service] = []
     if not code:
         if qos == 2 and _only_services(session, publish):
@@ -76,13 +76,13 @@ def handle_publish(connection: ConnectionState, session: Session, publish: Publi
         if code >= 0x80 and not taken:
             broker.stats.dropped_refused += 1
         return
-    gate = journal.number if journal.promises != promises else 0
+    gate = journal.number if journal.awaited_changes != awaited_changes else 0
     if taken or connection.pending:
         _answer_later(connection, session, publish, taken, code, gate, wall_ms)
         return
     if qos == 2:
         _hold_identifier(connection, session, packet_id, code)
-        if journal.promises != promises:
+        if journal.awaited_changes != awaited_changes:
             gate = journal.number
     if connection.closing:
         return  # the client's own queue was full: nothing may follow DISCONNECT [MQTT-3.14.4-1]

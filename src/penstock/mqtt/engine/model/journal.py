@@ -59,7 +59,7 @@ class SessionRow(NamedTuple):
     ends_at: int
     will: Will | None
     will_at: int
-    promised: bool
+    awaited: bool
     """Whether its acknowledgements wait for the disk."""
 
 
@@ -145,12 +145,12 @@ class Batch:
     """The changes of one commit: table -> key -> new value, None for deleted. ``wall_offset``: wall clock - clock."""
 
     __slots__ = (
+        "awaited",
         "deliveries",
         "incoming",
         "messages",
         "number",
         "progress",
-        "promised",
         "retained",
         "sessions",
         "subscriptions",
@@ -159,7 +159,7 @@ class Batch:
 
     def __init__(self, number: int) -> None:
         self.number = number
-        self.promised = False
+        self.awaited = False
         """Whether an acknowledgement waits for it."""
         self.wall_offset = 0
         self.sessions: dict[int, SessionRow | None] = {}
@@ -183,7 +183,7 @@ class Batch:
 
 
 class Journal:
-    """Collects changes; ``promise_all``: acknowledgements of all persistent sessions wait for the commit.
+    """Collects changes; ``durable_acknowledgements``: acknowledgements of all persistent sessions wait for the commit.
 
     Otherwise those of clients that request it do. While it is not ``enabled``, no session is persistent. ``wake`` is
     called for the first change since the last :meth:`cut`. Bounded by the limits of the sessions: one value per key.
@@ -194,21 +194,21 @@ class Journal:
         "_numbers",
         "_progressed",
         "_woken",
+        "awaited_changes",
         "committed",
+        "durable_acknowledgements",
         "enabled",
         "failure",
-        "promise_all",
-        "promises",
         "wake",
     )
 
     def __init__(
-        self, *, enabled: bool = True, promise_all: bool = True, wake: Callable[[], None] = lambda: None
+        self, *, enabled: bool = True, durable_acknowledgements: bool = True, wake: Callable[[], None] = lambda: None
     ) -> None:
         self.enabled = enabled
-        self.promise_all = promise_all
+        self.durable_acknowledgements = durable_acknowledgements
         self.wake = wake
-        self.promises = 0
+        self.awaited_changes = 0
         """Number of changes that an acknowledgement waits for; compared before and after an operation."""
         self.committed = 0
         """Number of the last commit that is done."""
@@ -247,16 +247,16 @@ class Journal:
     @property
     def urgent(self) -> bool:
         """Whether an acknowledgement waits for the next commit."""
-        return self._batch.promised
+        return self._batch.awaited
 
     # For the engine
 
     def commit_soon(self) -> int:
         """Have the changes recorded so far committed soon, and return the number of their commit."""
         batch = self._batch
-        if not batch.promised and not len(batch):
+        if not batch.awaited and not len(batch):
             return batch.number - 1
-        self._changed(promised=True)
+        self._changed(awaited=True)
         return batch.number
 
     def new_number(self) -> int:
@@ -268,22 +268,22 @@ class Journal:
     def session(self, row: SessionRow) -> None:
         """Record a new or changed session."""
         self._batch.sessions[row.number] = row
-        self._changed(promised=row.promised)
+        self._changed(awaited=row.awaited)
 
-    def session_ended(self, session: int, *, promised: bool) -> None:
+    def session_ended(self, session: int, *, awaited: bool) -> None:
         """Delete a session; its subscriptions and messages are deleted one by one."""
         self._batch.sessions[session] = None
-        self._changed(promised=promised)
+        self._changed(awaited=awaited)
 
-    def subscribed(self, row: SubscriptionRow, *, promised: bool) -> None:
+    def subscribed(self, row: SubscriptionRow, *, awaited: bool) -> None:
         """Record a new or replaced subscription."""
         self._batch.subscriptions[row.session, row.topic_filter] = row
-        self._changed(promised=promised)
+        self._changed(awaited=awaited)
 
-    def unsubscribed(self, session: int, topic_filter: str, *, promised: bool) -> None:
+    def unsubscribed(self, session: int, topic_filter: str, *, awaited: bool) -> None:
         """Delete a subscription."""
         self._batch.subscriptions[session, topic_filter] = None
-        self._changed(promised=promised)
+        self._changed(awaited=awaited)
 
     def queue(
         self,
@@ -295,7 +295,7 @@ class Journal:
         packet_id: int,
         share: str = "",
         *,
-        promised: bool,
+        awaited: bool,
     ) -> int:
         """Record a message for a session, and return the number of the delivery.
 
@@ -312,21 +312,21 @@ class Journal:
                 batch.messages[stored] = message
             message.receivers += 1
         batch.deliveries[number] = (session, stored, qos, retain, identifiers, packet_id, share, message)
-        self._changed(promised=promised)
+        self._changed(awaited=awaited)
         return number
 
-    def sent(self, session: int, number: int, packet_id: int, *, promised: bool) -> None:
+    def sent(self, session: int, number: int, packet_id: int, *, awaited: bool) -> None:
         """Record that a queued delivery is sent with ``packet_id``, which the client may refer to later at QoS 2."""
         self._progressed.add(number)
         self._batch.progress[number] = (session, packet_id, Stage.SENT)
-        self._changed(promised=promised)
+        self._changed(awaited=awaited)
 
-    def released(self, session: int, number: int, packet_id: int, message: Message, *, promised: bool) -> None:
+    def released(self, session: int, number: int, packet_id: int, message: Message, *, awaited: bool) -> None:
         """Record a PUBREC: the message itself is no longer needed."""
         self._drop_message(number, message)
         self._progressed.add(number)
         self._batch.progress[number] = (session, packet_id, Stage.RELEASED)
-        self._changed(promised=promised)
+        self._changed(awaited=awaited)
 
     def done(self, number: int, message: Message | None) -> None:
         """Delete a delivery that is complete or dropped; ``message`` is None after :meth:`released`.
@@ -338,27 +338,27 @@ class Journal:
         if number in self._progressed:
             self._progressed.remove(number)
             self._batch.progress[number] = None
-        self._changed(promised=False)
+        self._changed(awaited=False)
 
-    def incoming(self, session: int, packet_id: int, state: int, *, promised: bool) -> None:
+    def incoming(self, session: int, packet_id: int, state: int, *, awaited: bool) -> None:
         """Record a received QoS 2 message with ``packet_id``."""
         self._batch.incoming[session, packet_id] = state
-        self._changed(promised=promised)
+        self._changed(awaited=awaited)
 
-    def incoming_done(self, session: int, packet_id: int, *, promised: bool) -> None:
+    def incoming_done(self, session: int, packet_id: int, *, awaited: bool) -> None:
         """Free ``packet_id`` after PUBREL or a refusal."""
         self._batch.incoming[session, packet_id] = None
-        self._changed(promised=promised)
+        self._changed(awaited=awaited)
 
     def retained(self, topic: str, message: Message | None, source: Source | None = None) -> None:
         """Record the retained message of ``topic``, from ``source``; None deletes it."""
         if not self.enabled:
             return
         self._batch.retained[topic] = None if message is None else (message, source)
-        promised = self.promise_all
-        if not promised and message is not None and (properties := message.publish.optional_properties) is not None:
-            promised = PERSISTENCE_PROPERTY in properties.user_properties
-        self._changed(promised=promised)
+        awaited = self.durable_acknowledgements
+        if not awaited and message is not None and (properties := message.publish.optional_properties) is not None:
+            awaited = PERSISTENCE_PROPERTY in properties.user_properties
+        self._changed(awaited=awaited)
 
     def restored(self, number: int, *, progressed: bool) -> None:
         """Register recovered delivery ``number``."""
@@ -367,11 +367,11 @@ class Journal:
 
     # Inside
 
-    def _changed(self, *, promised: bool) -> None:
-        if promised:
-            self.promises += 1
-            if not self._batch.promised:
-                self._batch.promised = True
+    def _changed(self, *, awaited: bool) -> None:
+        if awaited:
+            self.awaited_changes += 1
+            if not self._batch.awaited:
+                self._batch.awaited = True
                 self._woken = False  # what only waits to be written behind may not be on its way yet
         if not self._woken:
             self._woken = True

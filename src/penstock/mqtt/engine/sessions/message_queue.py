@@ -108,7 +108,7 @@ class MessageQueue:
             if not drops_oldest and not (delivery.qos and self.qos0):
                 return False
             if not oldest or (oldest is self.reliable and not delivery.qos):
-                return False  # others fill the broker, or what waits is promised and this is not
+                return False  # others fill the broker, or only QoS 1 and 2 messages are queued and this is QoS 0
             if type(oldest[0].message) is Notification:
                 return False
             dropped = oldest.popleft()

@@ -48,7 +48,7 @@ def _session(broker: BrokerCore, row: SessionRow, now: int) -> Session:
     session.owner = row.owner
     session.username = row.username
     session.expiry_s = row.expiry_s
-    session.journal = session.waiting.journal = SessionJournal(broker.journal, row.number, promised=row.promised)
+    session.journal = session.waiting.journal = SessionJournal(broker.journal, row.number, awaited=row.awaited)
     session.will = row.will
     session.will_at, session.ends_at = row.will_at, row.ends_at
     if row.will is not None and not session.will_at:

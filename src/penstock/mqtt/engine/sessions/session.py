@@ -201,7 +201,7 @@ class Session(Subscriber):
     def hold_output(self, connection: SessionConnection) -> None:
         """Hold later output of ``connection`` until the commit of the changes recorded so far."""
         journal = self.journal
-        if journal is not None and journal.promised:
+        if journal is not None and journal.awaited:
             connection.gate = journal.journal.commit_soon()
 
     def save_state(self) -> None:
@@ -221,7 +221,7 @@ class Session(Subscriber):
                 self.ends_at,
                 self.will,
                 self.will_at,
-                journal.promised,
+                journal.awaited,
             )
         )
 

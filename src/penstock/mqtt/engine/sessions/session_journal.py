@@ -25,14 +25,14 @@ PROCESSED: Final = 2
 
 
 class SessionJournal:
-    """Records one session. ``promised``: its acknowledgements wait for the commit of the changes they confirm."""
+    """Records one session. ``awaited``: its acknowledgements wait for the commit of the changes they confirm."""
 
-    __slots__ = ("journal", "number", "promised")
+    __slots__ = ("awaited", "journal", "number")
 
-    def __init__(self, journal: Journal, number: int, *, promised: bool) -> None:
+    def __init__(self, journal: Journal, number: int, *, awaited: bool) -> None:
         self.journal = journal
         self.number = number
-        self.promised = promised
+        self.awaited = awaited
 
     def save(self, row: SessionRow) -> None:
         """Record the session's own state."""
@@ -42,12 +42,12 @@ class SessionJournal:
         """Remove the session with its subscriptions, deliveries and incoming QoS 2 identifiers."""
         journal = self.journal
         for topic_filter in topic_filters:
-            journal.unsubscribed(self.number, topic_filter, promised=False)
+            journal.unsubscribed(self.number, topic_filter, awaited=False)
         for delivery in deliveries:
             self.done(delivery)
         for packet_id in packet_ids:
-            journal.incoming_done(self.number, packet_id, promised=False)
-        journal.session_ended(self.number, promised=self.promised)
+            journal.incoming_done(self.number, packet_id, awaited=False)
+        journal.session_ended(self.number, awaited=self.awaited)
 
     def subscribed(self, subscription: SessionSubscription) -> None:
         """Record a new or replaced subscription."""
@@ -59,11 +59,11 @@ class SessionJournal:
             subscription.retain_as_published,
             subscription.identifier,
         )
-        self.journal.subscribed(row, promised=self.promised)
+        self.journal.subscribed(row, awaited=self.awaited)
 
     def unsubscribed(self, topic_filter: str) -> None:
         """Delete a subscription."""
-        self.journal.unsubscribed(self.number, topic_filter, promised=self.promised)
+        self.journal.unsubscribed(self.number, topic_filter, awaited=self.awaited)
 
     def queue(
         self, message: Message, qos: int, retain: int, identifiers: bytes, group: SharedGroup | None, packet_id: int
@@ -71,18 +71,18 @@ class SessionJournal:
         """Record a message, and return the number of its delivery. ``packet_id`` 0: it is queued."""
         share = "" if group is None else group.topic_filter
         return self.journal.queue(
-            self.number, message, qos, retain, identifiers, packet_id, share, promised=self.promised
+            self.number, message, qos, retain, identifiers, packet_id, share, awaited=self.awaited
         )
 
     def sent(self, delivery: Delivery, packet_id: int) -> None:
         """Record that a queued message is sent."""
         # The client may send PUBREC immediately; after a crash the message must have the same identifier.
-        promised = self.promised and delivery.qos == 2
-        self.journal.sent(self.number, delivery.number, packet_id, promised=promised)
+        awaited = self.awaited and delivery.qos == 2
+        self.journal.sent(self.number, delivery.number, packet_id, awaited=awaited)
 
     def released(self, delivery: Delivery, packet_id: int) -> None:
         """Record a PUBREC."""
-        self.journal.released(self.number, delivery.number, packet_id, delivery.message, promised=self.promised)
+        self.journal.released(self.number, delivery.number, packet_id, delivery.message, awaited=self.awaited)
 
     def done(self, delivery: Delivery) -> None:
         """Delete a delivery that is complete, dropped, or taken over by another session."""
@@ -92,8 +92,8 @@ class SessionJournal:
 
     def incoming(self, packet_id: int, state: int) -> None:
         """Record a received QoS 2 message: :data:`ROUTED` or :data:`PROCESSED`."""
-        self.journal.incoming(self.number, packet_id, state, promised=self.promised and state == PROCESSED)
+        self.journal.incoming(self.number, packet_id, state, awaited=self.awaited and state == PROCESSED)
 
     def incoming_done(self, packet_id: int) -> None:
         """Free the identifier of a received QoS 2 message."""
-        self.journal.incoming_done(self.number, packet_id, promised=self.promised)
+        self.journal.incoming_done(self.number, packet_id, awaited=self.awaited)

@@ -65,7 +65,7 @@ class SessionManager:
         """Return whether the client's session is persistent and its acknowledgements wait for the disk."""
         if not min(expiry_asked(packet), self._limits.max_session_expiry_s):
             return False
-        return self.broker.journal.promise_all or PERSISTENCE_PROPERTY in packet.properties.user_properties
+        return self.broker.journal.durable_acknowledgements or PERSISTENCE_PROPERTY in packet.properties.user_properties
 
     def update_persistence(self, session: Session, packet: Connect) -> None:
         """Make the session persistent, or not any more, as this CONNECT says."""
@@ -76,9 +76,9 @@ class SessionManager:
                 session.journal = session.waiting.journal = None
             return
         if journal is None:
-            journal = SessionJournal(self.broker.journal, self.broker.journal.new_number(), promised=False)
+            journal = SessionJournal(self.broker.journal, self.broker.journal.new_number(), awaited=False)
             session.journal = session.waiting.journal = journal
-        journal.promised |= self._wants_durable_answers(packet)
+        journal.awaited |= self._wants_durable_answers(packet)
         session.save_state()
 
     def connection_ended(self, connection: SessionConnection, now: int) -> None:
