@@ -1,4 +1,4 @@
-"""The broker as its services use it: publish, respond, deliver, disconnect; the time is read here."""
+"""The interface of the broker to its services: publish, respond, deliver, disconnect; reads the clock."""
 
 from __future__ import annotations
 
@@ -41,18 +41,18 @@ class BrokerOutlet:
         return broker.respond(client_id, message, now, request)
 
     def unheard(self, client_id: str, topic: str) -> str:
-        """The reason why :meth:`respond` did not reach the client."""
+        """Return the reason why :meth:`respond` did not reach the client."""
         return self._broker.unheard(client_id, topic)
 
     def deliver(self, client_id: str, message: Publish, *, deletes: bool = False) -> bool:
-        """Put a notification into that client's session, exactly once, subscribed or not [Outlet.deliver].
+        """Deliver a notification to that client's session, exactly once, subscribed or not [Outlet.deliver].
 
         False where there is no such session. A session that is offline keeps it (QoS 1).
         """
         return self._broker.deliver(client_id, message, self._now(), deletes=deletes)
 
     def copy_to_subscribers(self, client_id: str, message: Publish) -> None:
-        """Copy a message between a service and the client to those who subscribe to it and may read it."""
+        """Copy a message between a service and the client to subscribers that may observe it."""
         self._broker.copy_to_subscribers(client_id, message, self._now())
 
     def disconnect(self, client_id: str, reason_code: int, reason_string: str = "") -> None:

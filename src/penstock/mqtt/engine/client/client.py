@@ -1,4 +1,4 @@
-"""The client without IO: what is asked for goes in, bytes and events come out; it outlives its network connections.
+"""The client without IO: operations go in, bytes and events come out; it survives network connections.
 
 After each call the shell handles :meth:`ClientEngine.take_events` and sends what :meth:`ClientEngine.take` returns.
 Operations carry a token of the caller, which comes back in :class:`Answered`. Operations without an answer when a
@@ -60,19 +60,19 @@ class EnhancedAuthentication(Protocol):
 
     @property
     def method(self) -> str:
-        """The name of the method, as both sides know it."""
+        """Name of the method, as both sides know it."""
         ...
 
     def start(self) -> bytes | None:
-        """The Authentication Data of CONNECT, or of the AUTH that authenticates again."""
+        """Return the Authentication Data of CONNECT, or of the AUTH that starts a re-authentication."""
         ...
 
     def answer(self, data: bytes | None) -> bytes | None:
-        """The answer to the server's AUTH. Raises PenstockError where the server must not be trusted."""
+        """Return the response to the server's AUTH; raise PenstockError to reject the server."""
         ...
 
     def finish(self, data: bytes | None) -> None:
-        """The server accepted. Raises PenstockError where its proof is missing or wrong."""
+        """Check the server's final data; raise PenstockError if its proof is missing or wrong."""
         ...
 
 
@@ -94,9 +94,9 @@ class ClientEngine:
         self.connect = connect
         self.state = ClientState.OFFLINE
         self.server = ConnAck()
-        """The last CONNACK that accepted us."""
+        """The last successful CONNACK."""
         self.reading = True
-        """Whether the shell reads from the network; while it does not, silence proves nothing."""
+        """Whether the shell reads from the network; while it does not, keep alive is not checked."""
         self._max_packet_size = connect.properties.maximum_packet_size or LARGEST_PACKET
         self._topics = TopicNames(1024)
         self._decoder = Decoder(self._max_packet_size, role=Role.CLIENT, topics=self._topics)
@@ -120,7 +120,7 @@ class ClientEngine:
     # Network connections
 
     def begin(self, now: int) -> None:
-        """A network connection is there: send CONNECT."""
+        """Send CONNECT on a new network connection."""
         assert self.state is ClientState.OFFLINE
         if self._connected_before:
             self.connect = replace(self.connect, clean_start=False)
@@ -138,7 +138,7 @@ class ClientEngine:
         self._outbox.send(self.connect, now)
 
     def receive(self, data: bytes, now: int) -> list[Event]:
-        """Handle what the bytes bring."""
+        """Handle received bytes."""
         if self.state is ClientState.OFFLINE:
             return []
         self._last_received = now
@@ -154,19 +154,19 @@ class ClientEngine:
         return self.take_events()
 
     def lost(self) -> None:
-        """The network connection is gone; what has no answer waits for the next one."""
+        """Handle the end of the network connection; unanswered operations wait for the next one."""
         self.state = ClientState.OFFLINE
         self._outbox.pieces.clear()
         self._outgoing.lost()
 
     def disconnect(self, now: int, reason_code: int = 0, session_expiry_s: int | None = None) -> None:
-        """Say goodbye; the shell closes once the output is sent."""
+        """Send DISCONNECT; the shell closes the connection after the output is sent."""
         if self.state is ClientState.CONNECTED:
             self._outbox.send(Disconnect(reason_code, Properties(session_expiry_interval=session_expiry_s)), now)
         self._end()
 
     def abandon(self) -> list[tuple[object, bool]]:
-        """Give up everything that waits for an answer: its tokens, and whether the server may have seen it."""
+        """Abandon all unanswered operations; return their tokens, and whether the server may have received them."""
         given_up = self._outgoing.abandon()
         if self._reauthentication is not None:
             given_up.append((self._reauthentication, True))
@@ -174,7 +174,7 @@ class ClientEngine:
         return given_up
 
     def withdraw(self, token: object) -> None:
-        """Nobody waits for the answer any more: forget the operation, unless it has been sent."""
+        """Cancel an operation, unless it was sent."""
         self._outgoing.withdraw(token)
 
     @property
@@ -189,12 +189,12 @@ class ClientEngine:
 
     @property
     def open_operations(self) -> int:
-        """Operations that have no answer."""
+        """Number of unanswered operations."""
         return self._outgoing.open
 
     @property
     def writable(self) -> bool:
-        """Whether the transport takes bytes; messages at QoS 1 and 2 wait while it does not."""
+        """Whether the transport accepts bytes; messages at QoS 1 and 2 wait while it does not."""
         return self._outgoing.writable
 
     @writable.setter
@@ -202,12 +202,12 @@ class ClientEngine:
         self._outgoing.writable = writable
 
     def resume_writing(self, now: int) -> None:
-        """The transport takes bytes again."""
+        """Continue to send: the transport accepts bytes again."""
         self._outgoing.writable = True
         self._outgoing.pump(now)
 
     def take(self) -> bytes:
-        """The bytes to send now."""
+        """Return and remove the bytes to send."""
         return self._outbox.take()
 
     def take_events(self) -> list[Event]:
@@ -234,11 +234,11 @@ class ClientEngine:
         self._outgoing.publish_qos0(publish, now)
 
     def subscribe(self, subscriptions: list[Subscription], properties: Properties, token: object, now: int) -> None:
-        """Ask for subscriptions; sent again after a reconnect until it is answered."""
+        """Send SUBSCRIBE; repeated after a reconnect until it is answered."""
         self._outgoing.subscribe(subscriptions, properties, token, now)
 
     def unsubscribe(self, topic_filters: list[str], properties: Properties, token: object, now: int) -> None:
-        """End subscriptions; sent again after a reconnect until it is answered."""
+        """Send UNSUBSCRIBE; repeated after a reconnect until it is answered."""
         self._outgoing.unsubscribe(topic_filters, properties, token, now)
 
     def acknowledge(self, publish: Publish, now: int, reason_code: int = 0) -> None:
@@ -246,7 +246,7 @@ class ClientEngine:
         self._incoming.acknowledge(publish, reason_code, now)
 
     def authenticate_again(self, token: object, now: int) -> None:
-        """Prove once more who we are, on the connection that stands [MQTT 5.0 section 4.12.1].
+        """Authenticate again on the current connection [MQTT 5.0 section 4.12.1].
 
         Raises:
             LocalProtocolError: the client has no method, is not connected, or is about to do it already.
@@ -264,7 +264,7 @@ class ClientEngine:
     # Time
 
     def next_deadline(self) -> int | None:
-        """When :meth:`tick` has something to do, or None."""
+        """Return the instant at which :meth:`tick` is due; None without a deadline."""
         if self.state is not ClientState.CONNECTED:
             return self._outgoing.next_expiry or None
         if not self._keep_alive_ms:
@@ -274,7 +274,7 @@ class ClientEngine:
         return self._ping_sent + PING_GRACE_MS if self._ping_sent else silent_since + self._keep_alive_ms
 
     def tick(self, now: int) -> list[Event]:
-        """Ping a silent connection, give up one that does not answer; without one give up messages that expired."""
+        """Send PINGREQ when due, and close without PINGRESP; without a connection, fail expired messages."""
         deadline = self.next_deadline()
         if deadline is not None and now >= deadline:
             if self.state is not ClientState.CONNECTED:
@@ -295,7 +295,7 @@ class ClientEngine:
         self._close(error.reason_code, error.what)
 
     def _end(self) -> None:
-        """Nothing may be sent on this connection any more; :meth:`lost` follows."""
+        """Close: nothing may be sent on this connection any more; :meth:`lost` follows."""
         self.state = ClientState.OFFLINE
         self._outgoing.stop()
 
@@ -364,7 +364,7 @@ class ClientEngine:
         self._connected_before = True
 
     def _auth(self, packet: Auth, now: int) -> None:
-        """A step of enhanced authentication, at the beginning or again."""
+        """Handle an AUTH, of the first authentication or of a later one."""
         authentication = self._authentication
         properties = packet.properties
         if authentication is None:
@@ -394,7 +394,7 @@ class ClientEngine:
         self._outbox.send(Auth(int(reason_code), properties), now)
 
     def _trust(self, data: bytes | None, now: int) -> bool:
-        """Check the server's own proof; False when the connection is over for the lack of it."""
+        """Check the server's proof; return False after closing the connection without one."""
         assert self._authentication is not None
         try:
             self._authentication.finish(data)

@@ -27,7 +27,7 @@ class Refused:
 
 @dataclass(slots=True)
 class Answered:
-    """An operation is done: reason codes (one of a publish, one a filter else) and the server's words.
+    """An operation is done: reason codes (one of a publish, else one per filter) and the server's Reason String.
 
     ``error`` is set where it was given up here: the protocol or the server's announcements forbid it, or its message
     expiry is used up.
@@ -41,7 +41,7 @@ class Answered:
 
 @dataclass(slots=True)
 class Closed:
-    """Close the network connection: the server said DISCONNECT, or one of the two broke the protocol or fell silent.
+    """Close the network connection: after DISCONNECT of the server, a protocol error or a timeout.
 
     ``error`` is set where the client's own authentication method ended it.
     """
@@ -55,7 +55,7 @@ class Closed:
 
 @dataclass(slots=True)
 class Unsubscribed:
-    """A subscription that was in force is no more: the server lost the session and refused to make it again."""
+    """A subscription is lost: the server lost the session and refused to create it again."""
 
     topic_filter: str
     reason_code: int

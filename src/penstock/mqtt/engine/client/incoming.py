@@ -22,7 +22,7 @@ __all__ = ["Incoming"]
 
 
 class _Receipt:
-    """A message of this connection that has no acknowledgement yet. ``code``: None until it is settled."""
+    """A message of this connection without acknowledgement. ``code``: None until the owner acknowledges it."""
 
     __slots__ = ("code", "publish")
 
@@ -32,7 +32,7 @@ class _Receipt:
 
 
 class Incoming:
-    """The receiving half of a client. ``automatic``: every message counts as received when it came."""
+    """The receiver of a client. ``automatic``: messages are acknowledged when they arrive."""
 
     def __init__(
         self,
@@ -51,16 +51,16 @@ class Incoming:
         self._aliases: dict[int, str] = {}
         self._order: deque[_Receipt] = deque()
         self._open: dict[int, _Receipt] = {}
-        """Those in ``_order`` by packet identifier."""
+        """The messages in ``_order`` by packet identifier."""
         self._exactly_once: dict[int, Publish | None] = {}
-        """QoS 2 messages of the session up to their PUBREL; None once the owner has settled them."""
+        """QoS 2 messages of the session up to their PUBREL; None after the owner acknowledged them."""
         self._awaiting_release: set[int] = set()
-        """Their identifiers, of this connection and after PUBREC: they count against Receive Maximum."""
+        """Identifiers of those on this connection after PUBREC, which count towards Receive Maximum."""
         self._resent = 0
         """Messages repeated on this connection. Mosquitto 2.0 exceeds Receive Maximum by that many."""
 
     def begin(self) -> None:
-        """A new network connection: aliases, order and quota start anew; QoS 2 identifiers belong to the session."""
+        """Start a network connection: reset aliases, order and quota; QoS 2 identifiers belong to the session."""
         self._aliases.clear()
         self._order.clear()
         self._open.clear()
@@ -68,11 +68,11 @@ class Incoming:
         self._resent = 0
 
     def session_lost(self) -> None:
-        """The server has a new session: it knows none of the old identifiers."""
+        """Drop all identifiers, because the server has a new session."""
         self._exactly_once.clear()
 
     def publish(self, publish: Publish, now: int) -> None:
-        """A PUBLISH came in.
+        """Handle a PUBLISH.
 
         Raises:
             RemoteProtocolError: a Topic Alias that is none, more than Receive Maximum, an identifier in use.
@@ -90,7 +90,7 @@ class Incoming:
             self._take(publish, now)
 
     def release(self, packet: PubRel, now: int) -> None:
-        """PUBREL: the end of a QoS 2 message [MQTT-4.3.3-11]."""
+        """Handle a PUBREL, which completes a QoS 2 message [MQTT-4.3.3-11]."""
         packet_id = packet.packet_id
         if self._exactly_once.get(packet_id) is not None:
             raise protocol_error(f"PUBREL {packet_id} before its PUBREC")
@@ -103,7 +103,7 @@ class Incoming:
         self._outbox.send(PubComp(packet_id, 0 if known else ReasonCode.PACKET_IDENTIFIER_NOT_FOUND), now)
 
     def acknowledge(self, publish: Publish, code: int, now: int) -> None:
-        """The owner is done with a message; nothing for QoS 0, and for a QoS 1 message of an earlier connection.
+        """Acknowledge a message; no effect at QoS 0, or for a QoS 1 message of an earlier connection.
 
         ``code`` 0x80 and above refuses it.
         """
@@ -159,7 +159,7 @@ class Incoming:
         self._acknowledge_settled(now)
 
     def _acknowledge_settled(self, now: int) -> None:
-        """Send what is settled, up to the first that is not."""
+        """Send acknowledgements in order, up to the first message without one."""
         order = self._order
         while order and (code := order[0].code) is not None:
             publish = order.popleft().publish

@@ -1,4 +1,4 @@
-"""The bytes that a client is about to send, collected so that one write takes all of them."""
+"""Output of a client, collected so that it is sent in one write."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ class Outbox:
         self.last_sent = now
 
     def add(self, data: bytes, now: int) -> None:
-        """Add a packet that is encoded."""
+        """Add an encoded packet."""
         self.pieces.append(data)
         self.last_sent = now
 
     def take(self) -> bytes:
-        """Everything, to be written now."""
+        """Return and remove the output."""
         data = b"".join(self.pieces)
         self.pieces.clear()
         return data

@@ -37,13 +37,13 @@ from penstock.mqtt.engine.model.inflight import Inflight
 __all__ = ["MAX_OPEN", "Outgoing"]
 
 MAX_OPEN: Final = 65_000
-"""Operations that may wait for an answer at once, so that packet identifiers are always free."""
+"""Maximum of unanswered operations, so that packet identifiers are always free."""
 
 _NO_PROPERTIES: Final = Properties()
 
 
 class _Operation:
-    """Something the server has to answer.
+    """An operation that the server answers.
 
     ``sent``: in its session, as far as we know; ``seen``: maybe in an older one. ``received``: the reason code of its
     PUBREC, None before. ``counted``: it takes room of the server's Receive Maximum. ``expires_at``: when the message is
@@ -70,7 +70,7 @@ class Outgoing:
         self.subscriptions: dict[str, tuple[Subscription, list[int]]] = {}
         """Granted subscriptions with their identifiers; created again when the server lost the session."""
         self.next_expiry = 0
-        """When a message that waits for a connection expires, 0 for never; not kept while there is one."""
+        """Instant at which a message that waits for a connection expires, 0 for never; not updated while connected."""
         self._outbox = outbox
         self._events = events
         self._online = False
@@ -85,13 +85,13 @@ class Outgoing:
 
     @property
     def open(self) -> int:
-        """Operations that have no answer."""
+        """Number of unanswered operations."""
         return len(self._inflight) + len(self._waiting)
 
     # Network connections
 
     def resume(self, announced: Properties, now: int, *, present: bool) -> None:
-        """CONNACK came: send again what has no answer: PUBREL and control packets first, then messages in order."""
+        """Send unanswered operations again after CONNACK: PUBREL and control packets first, then messages in order."""
         self._online = True
         self._announced = announced
         self._send_maximum = announced.receive_maximum or 65_535
@@ -115,11 +115,11 @@ class Outgoing:
         self.pump(now)
 
     def stop(self) -> None:
-        """The connection is about to end: send nothing more on it."""
+        """Send nothing more on a connection that is about to end."""
         self._online = False
 
     def lost(self) -> None:
-        """The network connection is gone; what has no answer waits for the next one."""
+        """Handle the end of the network connection; unanswered operations wait for the next one."""
         self._online = False
         unanswered = [
             op for op in self._inflight.values() if isinstance(op.packet, Publish) and op.sent and op.received is None
@@ -133,7 +133,7 @@ class Outgoing:
         self._find_next_expiry()
 
     def abandon(self) -> list[tuple[object, bool]]:
-        """Give up everything that waits for an answer: its tokens, and whether the server may have seen it."""
+        """Abandon all unanswered operations; return their tokens, and whether the server may have received them."""
         operations = {id(op): op for op in (*self._inflight.values(), *self._waiting)}
         self._inflight.clear()
         self._waiting.clear()
@@ -141,7 +141,7 @@ class Outgoing:
         return [(op.token, op.seen) for op in operations.values() if op.token is not None]
 
     def withdraw(self, token: object) -> None:
-        """Nobody waits for the answer any more: forget the operation, unless it has been sent."""
+        """Cancel an operation, unless it was sent."""
         for operation in self._waiting:
             if operation.token is token:
                 operation.token = None
@@ -177,7 +177,7 @@ class Outgoing:
         self._outbox.add(self._encode(publish), now)
 
     def subscribe(self, subscriptions: list[Subscription], properties: Properties, token: object, now: int) -> None:
-        """Ask for subscriptions; sent again after a reconnect until it is answered.
+        """Send SUBSCRIBE; repeated after a reconnect until it is answered.
 
         Raises:
             LocalProtocolError: the server announced that it has no such subscriptions, or too much is open.
@@ -187,7 +187,7 @@ class Outgoing:
         self._control(Subscribe(0, subscriptions, properties), token, now)
 
     def unsubscribe(self, topic_filters: list[str], properties: Properties, token: object, now: int) -> None:
-        """End subscriptions; sent again after a reconnect until it is answered."""
+        """Send UNSUBSCRIBE; repeated after a reconnect until it is answered."""
         for topic_filter in topic_filters:
             self.subscriptions.pop(topic_filter, None)
         self._control(Unsubscribe(0, topic_filters, properties), token, now)
@@ -195,7 +195,7 @@ class Outgoing:
     # What the server answers
 
     def acknowledged(self, packet: PubAck, now: int) -> None:
-        """PUBACK; one that answers nothing is late and means nothing."""
+        """Handle a PUBACK; one with an unknown identifier is late and ignored."""
         operation = self._inflight.get(packet.packet_id)
         if operation is None or not isinstance(operation.packet, Publish):
             return
@@ -205,7 +205,7 @@ class Outgoing:
         self._finish(operation, packet.reason_code, given.reason_string if given is not None else None, now)
 
     def received(self, packet: PubRec, now: int) -> None:
-        """PUBREC: the server has the message, or refuses it [MQTT-4.3.3-4]."""
+        """Handle a PUBREC, which accepts or refuses a message [MQTT-4.3.3-4]."""
         operation = self._inflight.get(packet.packet_id)
         if operation is None or not isinstance(operation.packet, Publish):
             if packet.reason_code < 0x80:  # else there is nothing to release
@@ -219,13 +219,13 @@ class Outgoing:
             self._outbox.send(PubRel(packet.packet_id), now)
 
     def completed(self, packet: PubComp, now: int) -> None:
-        """PUBCOMP. The code 0x92 says that the server has forgotten the identifier: it had the message."""
+        """Handle a PUBCOMP. Its code 0x92, unknown identifier, still means that the server has the message."""
         operation = self._inflight.get(packet.packet_id)
         if operation is not None and operation.received is not None:
             self._finish(operation, operation.received, None, now)
 
     def answered(self, packet: SubAck | UnsubAck) -> None:
-        """SUBACK or UNSUBACK."""
+        """Handle a SUBACK or UNSUBACK."""
         operation = self._inflight.get(packet.packet_id)
         if operation is None:
             return
@@ -250,7 +250,7 @@ class Outgoing:
     # Time and room
 
     def pump(self, now: int) -> None:
-        """Send messages that wait, as far as connection and Receive Maximum allow."""
+        """Send queued messages while connection and Receive Maximum allow it."""
         if not self._online:
             return
         waiting = self._waiting
@@ -275,7 +275,7 @@ class Outgoing:
             self._outbox.add(data, now)
 
     def give_up_expired(self, now: int) -> None:
-        """Answer the messages that expired while there is no connection."""
+        """Fail messages that expired without a connection."""
         expired = [op for op in self._waiting if op.expires_at and op.expires_at <= now and not _bound(op)]
         for operation in expired:
             self._waiting.remove(operation)
@@ -286,7 +286,7 @@ class Outgoing:
     # Inside
 
     def _finish(self, operation: _Operation, code: int, reason_string: str | None, now: int) -> None:
-        """A message has its last answer."""
+        """Complete a message."""
         del self._inflight[operation.packet.packet_id]
         if operation.counted:
             self._open_publishes -= 1
@@ -299,13 +299,13 @@ class Outgoing:
             self._events.append(Answered(operation.token, reason_codes, reason_string or ""))
 
     def _give_up(self, operation: _Operation, error: PenstockError) -> None:
-        """Answer a message that is not sent (any more)."""
+        """Fail a message that is not sent (any more)."""
         self._inflight.pop(operation.packet.packet_id)
         if operation.token is not None:
             self._events.append(Answered(operation.token, (), "", error))
 
     def _count_down(self, operation: _Operation, publish: Publish, now: int) -> bool:
-        """Let the message leave with what is left of its expiry; False when nothing is, and it was given up."""
+        """Update the expiry of a message before it is sent; return False if it expired and failed."""
         if _bound(operation):
             return True
         left = -((now - operation.expires_at) // 1000)
@@ -356,7 +356,7 @@ class Outgoing:
         return data
 
     def _check_announced(self, publish: Publish, size: int) -> None:
-        """Refuse what the server would close the connection for [MQTT-3.2.2-11], [MQTT-3.2.2-14], [MQTT-3.2.2-15]."""
+        """Reject a message that violates CONNACK [MQTT-3.2.2-11], [MQTT-3.2.2-14], [MQTT-3.2.2-15]."""
         announced = self._announced
         if announced.maximum_packet_size is not None and size > announced.maximum_packet_size:
             why = f"it has {size} bytes, the server's Maximum Packet Size is {announced.maximum_packet_size}"
@@ -369,7 +369,7 @@ class Outgoing:
         raise LocalProtocolError(f"mqtt: the message to {publish.topic!r} was not sent", why=why)
 
     def _check_subscriptions(self, subscriptions: list[Subscription], properties: Properties) -> None:
-        """Refuse what a server without that capability would close the connection for."""
+        """Reject a packet that a server without that capability would close the connection for."""
         announced = self._announced
         for wanted in subscriptions:
             topic_filter = wanted.topic_filter
@@ -402,7 +402,7 @@ class Outgoing:
 
 
 def _bound(operation: _Operation) -> bool:
-    """Whether the server's session may hold the QoS 2 message: then it goes to its end, expired or not.
+    """Return whether the server may have the QoS 2 message: then it is completed, expired or not.
 
     [MQTT-4.3.3-7]; an identifier that was given up and used again would make the server drop another message.
     """

@@ -13,14 +13,14 @@ __all__ = ["AliasesIn", "AliasesOut", "with_alias"]
 
 
 def with_alias(properties: bytes, alias: int) -> bytes:
-    """A property block, or its beginning, with a Topic Alias as its first property; its length comes first."""
+    """Insert a Topic Alias as the first property of an encoded property block, or of its beginning."""
     reader = Reader(properties, 0, len(properties))
     length = reader.varint()
     return encode_varint(length + 3) + b"\x23" + alias.to_bytes(2, "big") + properties[reader.position :]
 
 
 class AliasesIn:
-    """Those of the client; up to ``maximum``, as announced [MQTT-3.3.2-12]."""
+    """Topic aliases of the client, up to the announced ``maximum`` [MQTT-3.3.2-12]."""
 
     __slots__ = ("_maximum", "_topics")
 
@@ -29,7 +29,7 @@ class AliasesIn:
         self._topics: dict[int, tuple[str, bytes]] = {}
 
     def resolve(self, publish: Publish, alias: int) -> None:
-        """Learn the alias of a message with a topic; give the topic to one without.
+        """Register the alias of a message with a topic; set the topic of one without.
 
         Raises:
             RemoteProtocolError: 0x94 above the maximum, 0x82 for an alias that was not set.
@@ -48,9 +48,9 @@ class AliasesIn:
 
 
 class AliasesOut:
-    """Ours: the first topics that a connection carries get one each, up to the client's maximum [MQTT-3.3.2-11].
+    """Topic aliases of the broker: one for each of the first topics, up to the client's maximum [MQTT-3.3.2-11].
 
-    None is taken away again: with more topics than aliases that would cost as many bytes as it saves.
+    None is reassigned: with more topics than aliases that would cost as many bytes as it saves.
     """
 
     __slots__ = ("_maximum", "_numbers")
@@ -60,12 +60,12 @@ class AliasesOut:
         self._numbers: dict[bytes, int] = {}
 
     def find(self, topic_wire: bytes) -> tuple[int, bool]:
-        """The topic's number and whether the client knows it; 0 where there is none. A new one is not set by this."""
+        """Return the alias and whether the client knows it; 0 for none. Call :meth:`set` after a new one was sent."""
         number = self._numbers.get(topic_wire)
         if number is not None:
             return number, True
         return (len(self._numbers) + 1, False) if len(self._numbers) < self._maximum else (0, False)
 
     def set(self, topic_wire: bytes, number: int) -> None:
-        """The message that tells the client is on its way."""
+        """Register an alias that was sent to the client."""
         self._numbers[topic_wire] = number

@@ -1,4 +1,4 @@
-"""One network connection of the broker: bytes in, packets handled, bytes out.
+"""Input of one network connection: decodes bytes and dispatches packets to their handlers.
 
 Errors of the peer are answered with CONNACK before it is accepted, with DISCONNECT
 afterwards [MQTT 5.0 section 4.13].
@@ -44,7 +44,7 @@ __all__ = ["BrokerConnection"]
 
 
 class BrokerConnection(ConnectionState):
-    """Made by :meth:`Broker.open`; the shell feeds :meth:`receive` and takes the output from :meth:`Broker.flush`."""
+    """One network connection: the shell calls :meth:`receive`, and sends the output of :meth:`Broker.flush`."""
 
     __slots__ = ("_access", "_deciding", "_handshake", "_origin", "_reauthentication", "_sessions", "decoder")
 
@@ -75,7 +75,7 @@ class BrokerConnection(ConnectionState):
     # Input
 
     def receive(self, data: bytes, now: int, wall_ms: int) -> None:
-        """Handle what the bytes bring. ``now``: monotonic ms; ``wall_ms``: wall clock, for the services."""
+        """Handle received bytes. ``now``: monotonic ms; ``wall_ms``: wall clock, for the services."""
         closed = self.closing
         if closed:
             return
@@ -107,7 +107,7 @@ class BrokerConnection(ConnectionState):
             self._fail(e, now)
 
     def lost(self, now: int) -> None:
-        """The network connection is gone; call it once."""
+        """Handle the end of the network connection; call it once."""
         broker = self.broker
         broker.connections -= 1
         self.outbound.forget(self)
@@ -203,7 +203,7 @@ class BrokerConnection(ConnectionState):
             self._fail(e, now)
 
     def _other(self, session: Session, packet: Packet, now: int) -> None:
-        """Everything but PUBLISH, on an accepted connection."""
+        """Handle packets other than PUBLISH, on an accepted connection."""
         broker = self.broker
         if isinstance(packet, PubRec):
             code = session.pubrec(packet.packet_id, packet.reason_code, now)

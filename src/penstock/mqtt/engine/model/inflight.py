@@ -1,4 +1,4 @@
-"""Messages that were sent at QoS 1 or 2 and are not done, in the order in which they were sent."""
+"""QoS 1 and 2 messages in flight, in the order in which they were sent."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 class Inflight(Generic[T]):
-    """Packet identifier -> what was sent with it; a dict in all but its class, which compiled code calls directly.
+    """Messages in flight by packet identifier; not a dict, because compiled code calls its methods directly.
 
     The owner bounds it. Identifiers go round, so that a late acknowledgement of an old message does not hit a new one.
     """
@@ -22,7 +22,7 @@ class Inflight(Generic[T]):
         self._items: dict[int, T] = {}
         self._last = 0
         self.bytes = 0
-        """Of the large payloads among them; the owner counts."""
+        """Bytes of large payloads, counted by the owner."""
 
     def __len__(self) -> int:
         return len(self._items)
@@ -43,30 +43,30 @@ class Inflight(Generic[T]):
         del self._items[packet_id]
 
     def get(self, packet_id: int) -> T | None:
-        """The message sent with that identifier; None where it is free."""
+        """Return the message with that identifier; None for a free one."""
         return self._items.get(packet_id)
 
     def pop(self, packet_id: int) -> T | None:
-        """Remove what was sent with that identifier; None where it is free."""
+        """Remove and return the message with that identifier; None for a free one."""
         sent = self._items.get(packet_id)
         if sent is not None:
             del self._items[packet_id]
         return sent
 
     def values(self) -> ValuesView[T]:
-        """All of them, the one sent first at the beginning."""
+        """Return all messages, the oldest first."""
         return self._items.values()
 
     def items(self) -> ItemsView[int, T]:
-        """The same with their packet identifiers."""
+        """Return all messages with their packet identifiers, the oldest first."""
         return self._items.items()
 
     def clear(self) -> None:
-        """Forget all of them; identifiers continue."""
+        """Remove all messages; identifiers continue."""
         self._items.clear()
 
     def free_id(self) -> int:
-        """A packet identifier that is free now [MQTT-2.2.1-3], [MQTT-2.2.1-4]. The owner keeps fewer than 65,535."""
+        """Return a free packet identifier [MQTT-2.2.1-3], [MQTT-2.2.1-4]; there must be fewer than 65,535 messages."""
         packet_id = self._last + 1
         if packet_id > 65_535:
             packet_id = 1

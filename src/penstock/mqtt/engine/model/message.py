@@ -30,11 +30,11 @@ __all__ = ["Message", "Notification", "identifier_block"]
 
 _CONTEXT: Final = 1 << PacketType.PUBLISH
 _ENDS_HERE: Final = HAS_TOPIC_ALIAS | HAS_SUBSCRIPTION_IDENTIFIER
-"""Properties of one connection: no receiver gets those of the publisher."""
+"""Properties of one connection: those of the publisher are not forwarded."""
 
 
 def identifier_block(identifiers: Iterable[int]) -> bytes:
-    """Subscription identifiers as properties, encoded once for all messages that carry them."""
+    """Encode subscription identifiers as properties, once for all messages that carry them."""
     return b"".join(b"\x0b" + encode_varint(identifier) for identifier in identifiers)
 
 
@@ -89,15 +89,15 @@ class Message:
 
     @property
     def size(self) -> int:
-        """Bytes that it holds while it waits."""
+        """Bytes that count towards queue limits."""
         return len(self.topic_wire) + len(self.properties_wire) + len(self.payload)
 
     def expired(self, now: int) -> bool:
-        """Whether it waited too long; in the instant in which it came it has not waited [MQTT-3.3.2-5]."""
+        """Return whether it is expired; not in the instant of its arrival [MQTT-3.3.2-5]."""
         return self.expires_at != 0 and self.expires_at <= now and self.accepted_at != now
 
     def properties_for(self, identifiers: bytes, now: int) -> bytes:
-        """The property block as it leaves now: expiry counted down, with the receiver's :func:`identifier_block`."""
+        """Encode the properties for a receiver: remaining expiry, and its :func:`identifier_block`."""
         wire = self.properties_wire
         if self.expires_at and now - self.accepted_at >= 1000:
             properties = self.publish.properties
@@ -112,7 +112,7 @@ class Message:
 
 
 def _without_aliases(properties: Properties) -> Properties:
-    """A copy for the receivers: without Topic Alias and Subscription Identifiers of the publisher."""
+    """Copy properties without Topic Alias and Subscription Identifiers of the publisher."""
     properties = properties.copy()
     properties.topic_alias = None
     properties.subscription_identifiers = []
@@ -122,7 +122,7 @@ def _without_aliases(properties: Properties) -> Properties:
 @final
 @mypyc_attr(acyclic=True)
 class Notification(Message):
-    """The state of its topic at one instant: a newer notification of the same topic makes it superfluous.
+    """The state of its topic at one instant, superseded by a newer notification of the same topic.
 
     A session whose queue is full drops waiting notifications that are superseded [Waiting]. ``deletes``: it reports
     that the state was deleted; only a later deletion supersedes that.

@@ -31,9 +31,9 @@ class BrokerStats:
     dropped_offline: int = 0
     """QoS 0 messages for sessions without a connection."""
     dropped_refused: int = 0
-    """QoS 0 messages that would have had a failure code at QoS 1: a bad payload, a topic too deep, no room."""
+    """QoS 0 messages that QoS 1 would have refused: invalid payload, too many topic levels, no room."""
     dropped_unauthorized: int = 0
-    """Messages whose receiver may not have them, or not any more."""
+    """Messages that their receiver may not receive, or not any more."""
     refused_unauthorized: int = 0
     """Messages, wills, subscriptions and sessions that access control refused; messages to reserved topics too."""
     refused_queue_full: int = 0
@@ -41,9 +41,9 @@ class BrokerStats:
     refused_out_of_space: int = 0
     """Messages refused because they must be stored and the disk has no space for them."""
     rate_exceeded: int = 0
-    """Messages of clients that published too fast."""
+    """Messages above the publish rate limit."""
     write_stalls: int = 0
-    """Connections ended because the client took nothing."""
+    """Connections ended because the client did not read."""
     packets_sent: int = 0
     """``publishes_sent`` and ``answers_sent``."""
     connections: int = 0
@@ -57,4 +57,4 @@ class BrokerStats:
     queued: int = 0
     queued_bytes: int = 0
     unacknowledged: int = 0
-    """QoS 1 and 2 messages of clients whose answer waits for a service, or behind one that does."""
+    """QoS 1 and 2 messages of clients whose acknowledgement waits for a service, or for an earlier one."""

@@ -1,4 +1,4 @@
-"""Deadlines of many things with one entry each, so that a shell needs one timer.
+"""Deadlines of many owners with one entry each, so that a shell needs one timer.
 
 An owner keeps its entry while its real deadline moves on (keep alive moves with every packet): when the entry is due
 the owner looks again and arms itself anew. Entries of owners that are gone are swept once they are the larger half.
@@ -12,7 +12,7 @@ __all__ = ["Timed", "Timers"]
 
 
 class Timed:
-    """Something with a deadline. ``armed_for`` is the time of its entry, 0 for none."""
+    """Owner of a deadline. ``armed_for``: the time of its entry, 0 for none."""
 
     __slots__ = ("armed_for", "gone")
 
@@ -21,7 +21,7 @@ class Timed:
         self.gone = False
 
     def due(self, now: int) -> None:
-        """The time of the entry has come: act, or arm again for the real deadline."""
+        """Handle the time of the entry: act, or arm again for the real deadline."""
         raise NotImplementedError
 
 
@@ -32,7 +32,7 @@ class Timers:
 
     def __init__(self) -> None:
         self.sooner = False
-        """Set when an entry came before all others; the shell, whose timer is later, looks and clears it."""
+        """Set when an entry was added before all others; the shell then adjusts its timer and clears it."""
         self._heap: list[tuple[int, int, Timed]] = []
         self._sequence = 0
         self._gone = 0
@@ -41,7 +41,7 @@ class Timers:
         return len(self._heap)
 
     def arm(self, owner: Timed, when: int) -> None:
-        """Call ``owner.due`` at ``when`` or a little before: an earlier entry is kept."""
+        """Call ``owner.due`` at ``when`` or earlier: an earlier entry stays."""
         if owner.armed_for and owner.armed_for <= when:
             return
         owner.armed_for = when
@@ -52,7 +52,7 @@ class Timers:
         heappush(heap, (when, self._sequence, owner))
 
     def remove(self, owner: Timed) -> None:
-        """``owner`` is gone for good."""
+        """Remove the entry of ``owner``."""
         if owner.gone:
             return
         owner.gone = True
@@ -64,7 +64,7 @@ class Timers:
                 self._gone = 0
 
     def next_deadline(self) -> int | None:
-        """When :meth:`tick` has something to do, or None."""
+        """Return the instant at which :meth:`tick` is due; None without a deadline."""
         heap = self._heap
         while heap and heap[0][2].gone:
             heappop(heap)
