@@ -66,7 +66,8 @@ def export_command(
     """Write the keys that match PATTERN as JSON lines with key, value and version (base64 if they are not text).
 
     Keys are read one by one, so changes during the export may or may not be included. The time to live (ttl_ms) is
-    exported if the store has the extension ttl.
+    exported if the store has the extension ttl. Otherwise imported keys do not expire, locks and leases included, and
+    a note says so.
     """
     wanted, file = None if keys is None else _key_list(keys), unless_standard(file)
     from penstock.runtime.io.loop import run
@@ -113,6 +114,11 @@ async def _export(pattern: str, keys: list[bytes] | None, out: IO[str], options:
     count = 0
     async with options.store() as store:
         tells = await _tells_expiry(store)
+        if not tells:
+            note(
+                "note: the store does not report expiry, so imported keys never expire: enable the extension ttl,"
+                " or leave out keys of locks and leases"
+            )
         pending: list[asyncio.Task[str | None]] = []
         async for key in _keys(store, pattern, keys):
             pending.append(asyncio.create_task(_row(store, key, with_expiry=tells)))

@@ -130,7 +130,11 @@ def read_passwords(path: Path) -> dict[str, Credential]:
         raise ConfigError(
             f"{path}: cannot be read: {error.strerror}",
             where=str(path),
-            do="check the path and its permissions; `penstock user create` creates the file",
+            do=(
+                "let the user of this process read the file"
+                if isinstance(error, PermissionError)
+                else "check the path; `penstock user create` creates the file"
+            ),
         ) from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: byte {error.start} is not UTF-8", where=str(path), do="write UTF-8") from error
