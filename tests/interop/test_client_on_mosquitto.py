@@ -198,7 +198,10 @@ async def test_tls_with_a_client_certificate(tmp_path: Path) -> None:
             for options, words in (
                 (TlsOptions(files["other_ca"], files["client"]), "trust its authority"),
                 (TlsOptions(), "trust its authority"),
-                (TlsOptions(files["ca"], files["client"], server_name="other.example"), "by the name"),
+                (
+                    TlsOptions(files["ca"], files["client"], server_name="other.example"),
+                    "connect to the name in the certificate",
+                ),
             ):
                 with pytest.raises(UnavailableError, match=words):
                     await MqttClient(urls[0], tls=options).connect()

@@ -16,8 +16,9 @@ from penstock.spark.tube.tube_client import TubeClient
 
 __all__ = ["GroupProgress"]
 
-CLOSE_S = 2.0
-"""A query that stops waits so long for its last positions to be shown."""
+CLOSE_S = 5.0
+"""Longest time that a query which stops waits for its last offsets to be committed: a busy broker needs more than two
+seconds to register the group and take the offsets of three partitions."""
 
 _log = logging.getLogger(__name__)
 
