@@ -406,7 +406,7 @@ public final class TubePeer {
             this.options = options;
             topic = options.get("topic");
             count = Integer.parseInt(options.get("count"));
-            deadline = System.currentTimeMillis() + Long.parseLong(options.getOrDefault("timeout_ms", "20000"));
+            deadline = System.currentTimeMillis() + Long.parseLong(options.getOrDefault("timeout_ms", "60000"));
         }
 
         String run() throws Exception {

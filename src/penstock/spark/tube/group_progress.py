@@ -16,9 +16,9 @@ from penstock.spark.tube.tube_client import TubeClient
 
 __all__ = ["GroupProgress"]
 
-CLOSE_S = 5.0
-"""Longest time that a query which stops waits for its last offsets to be committed: a busy broker needs more than two
-seconds to register the group and take the offsets of three partitions."""
+CLOSE_S = 20.0
+"""Longest time that a query which stops waits for its last offsets to be committed. Each commit is a registration, for
+which a busy broker of Apache's needs seconds; one that is cut off keeps its partition from the group's next commit."""
 
 _log = logging.getLogger(__name__)
 
