@@ -66,8 +66,8 @@ def export_command(
     """Write the keys that match PATTERN as JSON lines with key, value and version (base64 if they are not text).
 
     Keys are read one by one, so changes during the export may or may not be included. The time to live (ttl_ms) is
-    exported if the store has the extension ttl. Otherwise imported keys do not expire, locks and leases included, and
-    a note says so.
+    exported if the store has the extension ttl. Otherwise imported keys do not expire, locks and leases included: a
+    note reports this.
     """
     wanted, file = None if keys is None else _key_list(keys), unless_standard(file)
     from penstock.runtime.io.loop import run
