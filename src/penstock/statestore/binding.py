@@ -374,6 +374,8 @@ def _message(
     )
     message = Publish(topic, payload, 1, properties=properties)
     message.properties_wire = _property_wire(left, correlation, user)
+    if left is not None:
+        message.expiry_s = left
     return message
 
 
@@ -399,8 +401,8 @@ def _answer(ask: StoreRequest, dialect: Dialect, payload: bytes, version: Hlc | 
         stamp = version.padded_wire() if dialect.padded_versions else str(version).encode()
         head = dialect.answer_head
         size = encode_size(len(stamp))
-    elif dialect.status:
-        head = _STATUS_WIRE
+    else:
+        head = dialect.status_head
     length = len(expiry) + len(_BEFORE_CORRELATION) + 2 + len(correlation) + len(head) + len(size) + len(stamp)
     message.properties_wire = b"".join(
         (
@@ -424,9 +426,6 @@ _PAIRS: dict[tuple[str, str], bytes] = {
     % (len(pair[0]).to_bytes(2, "big"), pair[0].encode(), len(pair[1]).to_bytes(2, "big"), pair[1].encode())
     for pair in (("__stat", "200"), ("__protVer", PROTOCOL_VERSION), ("__srcId", SOURCE))
 }
-
-
-_STATUS_WIRE: Final = _PAIRS["__stat", "200"] + _PAIRS["__protVer", PROTOCOL_VERSION]
 
 
 def _property_wire(expiry_s: int | None, correlation: bytes | None, user: list[tuple[str, str]]) -> bytes:

@@ -105,17 +105,14 @@ class Hlc:
             return b"%015d:%05d:%b" % (self.wall_ms, self.counter, self.node.encode())
         wall: i64 = self.wall_ms
         counter: i64 = self.counter
-        second = wall // 1000
-        if second != _second.number:
-            _second.number = second
-            _second.digits = b"%012d" % second
-        return b"".join((_second.digits, _DIGITS[wall - second * 1000], b":00", _DIGITS[counter], self._node_wire()))
-
-    def _node_wire(self) -> bytes:
-        if _second.node != self.node:
-            _second.node = self.node
-            _second.node_wire = b":" + self.node.encode()
-        return _second.node_wire
+        number = wall // 1000
+        second = _last.second
+        if number != second.number:
+            second = _last.second = _PrintedSecond(number, b"%012d" % number)
+        node = _last.node
+        if node.text != self.node:
+            node = _last.node = _PrintedNode(self.node, b":" + self.node.encode())
+        return b"".join((second.digits, _DIGITS[wall - number * 1000], b":00", _DIGITS[counter], node.wire))
 
     @property
     def position(self) -> tuple[int, int]:
@@ -184,19 +181,39 @@ class Hlc:
         return Hlc(winner.wall_ms, winner.counter + 1, self.node)
 
 
-class _LastPrinted:
-    """Digits of the second and node id that were printed last: those of the next version are the same nearly always."""
+@final
+class _PrintedSecond:
+    __slots__ = ("digits", "number")
 
-    __slots__ = ("digits", "node", "node_wire", "number")
+    def __init__(self, number: int, digits: bytes) -> None:
+        self.number: i64 = number
+        self.digits = digits
+
+
+@final
+class _PrintedNode:
+    __slots__ = ("text", "wire")
+
+    def __init__(self, text: str, wire: bytes) -> None:
+        self.text = text
+        self.wire = wire
+
+
+@final
+class _LastPrinted:
+    """Second and node id of the last printed value, as printed: the next value usually has the same.
+
+    All threads share it, so each is one reference to values that never change.
+    """
+
+    __slots__ = ("node", "second")
 
     def __init__(self) -> None:
-        self.number: i64 = -1
-        self.digits = b""
-        self.node = ""
-        self.node_wire = b":"
+        self.second = _PrintedSecond(-1, b"")
+        self.node = _PrintedNode("", b":")
 
 
-_second: Final = _LastPrinted()
+_last: Final = _LastPrinted()
 _DIGITS: Final[list[bytes]] = [b"%03d" % number for number in range(1000)]
 
 

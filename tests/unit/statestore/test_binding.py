@@ -8,6 +8,7 @@ from penstock.mqtt.codec.packets import Publish
 from penstock.mqtt.codec.properties import Properties
 from penstock.mqtt.codec.property_blocks import encode_properties
 from penstock.mqtt.codec.reasons import PacketType, ReasonCode
+from penstock.mqtt.engine.model.message import Message
 from penstock.statestore.binding import (
     INVOKE,
     OLDER_INVOKE,
@@ -59,6 +60,13 @@ def message(
 
 def read(publish: Publish, *, received_ms: int = NOW, forced: Dialect | None = None) -> StoreRequest | RejectedRequest:
     return read_request(publish, "c", received_ms, NOW, forced)
+
+
+def test_a_response_that_says_why_a_request_was_not_executed_expires_with_it() -> None:
+    message = status_response("clients/c/response", b"id", SDK, NOW + 5000, NOW, 505, [])
+    assert message is not None
+    assert message.properties.message_expiry_interval == 5
+    assert Message(message, 100).expires_at == 5100
 
 
 def ask(dialect: Dialect = SDK, expires_at: int = 0) -> StoreRequest:

@@ -170,6 +170,22 @@ def test_both_forms_read_the_same_values(raw: bytes) -> None:
     assert hlc.parse_wire(raw) == hlc._parse_in_bulk(raw)
 
 
+class _Interrupted(str):
+    """A node id during whose encoding another thread prints a value, as may happen at that moment."""
+
+    __slots__ = ()
+
+    def encode(self, encoding: str = "utf-8", errors: str = "strict") -> bytes:
+        Hlc(NOW + 5000, 1, "other").padded()
+        return super().encode(encoding, errors)
+
+
+def test_values_that_threads_print_at_the_same_time_are_not_mixed() -> None:
+    """What was printed last is remembered for all threads."""
+    assert Hlc(NOW, 1, _Interrupted("mine")).padded() == f"{NOW:015d}:00001:mine"
+    assert Hlc(NOW, 1, "other").padded() == f"{NOW:015d}:00001:other"
+
+
 @given(st.integers(0, 2**64 - 1), st.integers(0, 2**31), st.text(st.characters(exclude_characters=":"), min_size=1))
 def test_every_value_is_printed_with_its_digits(wall: int, counter: int, node: str) -> None:
     assume(node.isprintable())

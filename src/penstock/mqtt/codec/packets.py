@@ -9,7 +9,7 @@ must not be changed.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, final
+from typing import final
 
 from mypy_extensions import mypyc_attr
 
@@ -17,9 +17,6 @@ from penstock.mqtt.codec.primitives import length_size
 from penstock.mqtt.codec.properties import Properties
 from penstock.mqtt.codec.property_blocks import PropertyBlock, block_of, decode_properties
 from penstock.mqtt.codec.reasons import PacketType
-
-if TYPE_CHECKING:
-    pass
 
 __all__ = [
     "Auth",

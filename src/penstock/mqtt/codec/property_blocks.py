@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 __all__ = [
     "HAS_CORRELATION",
     "HAS_EXPIRY",
-    "HAS_RESPONSE_TOPIC",
     "HAS_SUBSCRIPTION_IDENTIFIER",
     "HAS_TOPIC_ALIAS",
     "HAS_USER_PROPERTY",
@@ -68,10 +67,10 @@ _ROWS: dict[int, dict[int, tuple[int, str, int, int, bool]]] = {
 }
 """The property table, ready to read: context -> identifier -> (type or width, attribute, low, high, repeats)."""
 
-KEPT: Final = 4096
-LONGEST_KEPT: Final = 40
+_MAX_CACHED_TOPICS: Final = 4096
+_MAX_CACHED_BYTES: Final = 160
 _response_topics: dict[bytes, str] = {}
-"""Checked response topics by their bytes; emptied when it holds :data:`KEPT`."""
+"""Checked response topics by their bytes; emptied at :data:`_MAX_CACHED_TOPICS`; longer ones are not cached."""
 
 
 def read_properties(reader: Reader, context: int) -> Properties:
@@ -259,7 +258,6 @@ def _after(wire: bytes, position: i64) -> i64:
 
 _USER_PROPERTY: Final = 0x26
 HAS_EXPIRY: Final = 1 << 0x02
-HAS_RESPONSE_TOPIC: Final = 1 << 0x08
 HAS_CORRELATION: Final = 1 << 0x09
 HAS_SUBSCRIPTION_IDENTIFIER: Final = 1 << 0x0B
 HAS_TOPIC_ALIAS: Final = 1 << 0x23
@@ -492,8 +490,8 @@ def _response_topic(raw: bytes) -> str:
     topic = decode_text(raw)
     if name_problem(topic) is not None:
         raise protocol_error(f"response topic {topic!r} is no topic name [MQTT-3.3.2-14]")
-    if len(raw) <= 4 * LONGEST_KEPT:
-        if len(_response_topics) >= KEPT:
+    if len(raw) <= _MAX_CACHED_BYTES:
+        if len(_response_topics) >= _MAX_CACHED_TOPICS:
             _response_topics.clear()
         _response_topics[raw] = topic
     return topic

@@ -18,8 +18,9 @@ __all__ = ["DIALECTS", "OLDER", "PUBLISHED", "SDK", "Dialect"]
 class Dialect:
     """One form; the three of them are all there are.
 
-    ``timestamp_wire`` and ``fence_wire`` are the names of the two user properties as they are sent; ``answer_head`` is
-    what a response with a version has between the correlation data and the version.
+    ``timestamp_wire`` and ``fence_wire`` are the names of the two user properties as they are sent; ``status_head`` is
+    the user properties with status and protocol version as they are sent, and ``answer_head`` these with the name of
+    the user property of the version: what a response has between the correlation data and the version.
     """
 
     __slots__ = (
@@ -33,6 +34,7 @@ class Dialect:
         "name",
         "padded_versions",
         "status",
+        "status_head",
         "timestamp_property",
         "timestamp_wire",
     )
@@ -70,10 +72,9 @@ class Dialect:
         self.fence_property = fence_property
         self.timestamp_wire = timestamp_property.encode()
         self.fence_wire = fence_property.encode()
-        texts = [b"__stat", b"200", b"__protVer", b"1.0"] if status else []
-        self.answer_head = b"".join(
-            (b"" if at % 2 else b"\x26") + len(text).to_bytes(2, "big") + text
-            for at, text in enumerate([*texts, self.timestamp_wire])
+        self.status_head = b"\x26\0\x06__stat\0\x03200\x26\0\x09__protVer\0\x031.0" if status else b""
+        self.answer_head = (
+            self.status_head + b"\x26" + len(self.timestamp_wire).to_bytes(2, "big") + self.timestamp_wire
         )
 
     def __repr__(self) -> str:
