@@ -29,9 +29,15 @@ from penstock.tube.codec.strings import (
     Partition,
     check_client_id,
 )
-from penstock.tube.engine.client.client_balance import ClientBalance
-from penstock.tube.engine.client.consumer_group import FRESH, Bound, Membership
-from penstock.tube.engine.client.partition_consumer import LATEST_OFFSET, PartitionConsumer, Start
+from penstock.tube.engine.client.consumer_state import (
+    FRESH,
+    LATEST_OFFSET,
+    Bound,
+    ClientBalance,
+    Membership,
+    PartitionConsumer,
+    Start,
+)
 from penstock.tube.engine.sessions import LEAST_SESSION_MS
 
 __all__ = ["Bound", "Consumer", "Message", "Position"]

@@ -33,8 +33,7 @@ from penstock.tube.codec.strings import (
     check_client_id,
     ipv4_to_int,
 )
-from penstock.tube.engine.client.routes import Routes
-from penstock.tube.engine.client.send_encoder import SendEncoder
+from penstock.tube.engine.client.producer_state import Routes, SendEncoder
 from penstock.tube.record import Record
 
 __all__ = ["Producer", "SendResult"]

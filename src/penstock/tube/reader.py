@@ -24,7 +24,7 @@ from penstock.tube.codec.codes import ErrCode, remedy
 from penstock.tube.codec.methods import MethodId, Service
 from penstock.tube.codec.proto import broker_pb2, master_pb2
 from penstock.tube.codec.strings import DEFAULT_BROKER_PORT, DEFAULT_BROKER_TLS_PORT, UNDEFINED
-from penstock.tube.engine.client.routes import Routes
+from penstock.tube.engine.client.producer_state import Routes
 from penstock.tube.record import encode_msg_type
 
 __all__ = [

@@ -19,7 +19,7 @@ from penstock.tube.admin.caller import Caller
 from penstock.tube.admin.master import METHODS as MASTER
 from penstock.tube.codec.message import encode_data
 from penstock.tube.codec.methods import MethodId
-from penstock.tube.engine.client.consumer_group import Membership
+from penstock.tube.engine.client.consumer_state import Membership
 from penstock.tube.engine.master.master import MasterEngine
 from tests.engine.tube.broker_talk import NOW as BROKER_NOW
 from tests.engine.tube.broker_talk import Talk

@@ -15,7 +15,7 @@ import pytest
 
 from penstock.tube.codec.methods import MethodId
 from penstock.tube.codec.strings import Partition
-from penstock.tube.engine.client.consumer_group import Membership
+from penstock.tube.engine.client.consumer_state import Membership
 from penstock.tube.engine.master.balance import Event, Group, Member
 from penstock.tube.engine.master.context import SETTLE_MS
 from penstock.tube.engine.master.master import MasterConfig, MasterEngine

@@ -12,8 +12,8 @@ from penstock.tube.codec.envelope import Request
 from penstock.tube.codec.methods import MethodId
 from penstock.tube.codec.proto import master_pb2 as pb
 from penstock.tube.codec.strings import OFFSET_HISTORY_TOPIC, BrokerInfo, Partition
-from penstock.tube.engine.client.consumer_group import Membership
-from penstock.tube.engine.client.routes import Routes
+from penstock.tube.engine.client.consumer_state import Membership
+from penstock.tube.engine.client.producer_state import Routes
 from penstock.tube.engine.limits import TubeLimits
 from penstock.tube.engine.master.context import TOKEN_PERIOD_MS
 from penstock.tube.engine.master.master import MasterConfig, MasterEngine

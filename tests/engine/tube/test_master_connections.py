@@ -9,9 +9,8 @@ from penstock.tube.codec.methods import METHODS, MethodId
 from penstock.tube.codec.proto import master_pb2 as pb
 from penstock.tube.codec.schema import decode
 from penstock.tube.engine.access import ClientAccess
-from penstock.tube.engine.client.client_balance import ClientBalance
-from penstock.tube.engine.client.consumer_group import Membership
-from penstock.tube.engine.client.routes import Routes
+from penstock.tube.engine.client.consumer_state import ClientBalance, Membership
+from penstock.tube.engine.client.producer_state import Routes
 from penstock.tube.engine.master.master import MasterEngine
 from penstock.tube.engine.master.settings import TopicSetting
 from penstock.tube.engine.sessions import RequestContext

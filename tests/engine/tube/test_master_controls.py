@@ -10,7 +10,7 @@ import pytest
 from penstock.tube.admin.master import METHODS, SettingChange, handle
 from penstock.tube.codec.methods import MethodId
 from penstock.tube.codec.proto import master_pb2 as pb
-from penstock.tube.engine.client.consumer_group import Membership
+from penstock.tube.engine.client.consumer_state import Membership
 from penstock.tube.engine.master.master import MasterEngine
 from penstock.tube.engine.master.settings import BrokerSeen, Removal, TopicDeployment, TopicSetting
 from tests.engine.tube.talk import NOW, ask, broker_beat, join_broker, master

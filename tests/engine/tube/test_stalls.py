@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from penstock.tube.codec.methods import MethodId
-from penstock.tube.engine.client.routes import Routes
+from penstock.tube.engine.client.producer_state import Routes
 from penstock.tube.engine.master.master import MasterConfig
 from penstock.tube.engine.master.settings import TopicSetting
 from tests.engine.tube.broker_talk import SESSION_MS, Talk

@@ -10,7 +10,7 @@ import pytest
 from penstock.tube.codec.methods import MethodId
 from penstock.tube.codec.proto import master_pb2 as pb
 from penstock.tube.codec.strings import BrokerTopic
-from penstock.tube.engine.client.routes import Routes
+from penstock.tube.engine.client.producer_state import Routes
 from penstock.tube.engine.master.master import MasterEngine
 from penstock.tube.engine.master.settings import (
     TOPIC_GONE,

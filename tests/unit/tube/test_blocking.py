@@ -79,7 +79,7 @@ def poll_without_confirming(masters: str) -> None:
 async def test_poll_tells_an_unconfirmed_batch_from_a_drained_topic(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.tube.engine.client.consumer_group.EXTENSIONS", None)  # served as Apache's brokers do
+    monkeypatch.setattr("penstock.tube.engine.client.consumer_state.EXTENSIONS", None)  # served as Apache's brokers do
     async with tube(tmp_path, "demo", partitions=1) as running:
         async with producer.Producer(running.masters) as sender:
             await sender.send_all("demo", [b"%d" % number for number in range(20)])

@@ -87,7 +87,7 @@ async def counted(path: Path, bodies: list[bytes], **options: Any) -> AsyncItera
 
 def apache(monkeypatch: pytest.MonkeyPatch) -> None:
     """Brokers take consumers for such that know no extension, and treat them as Apache's do."""
-    monkeypatch.setattr("penstock.tube.engine.client.consumer_group.EXTENSIONS", None)
+    monkeypatch.setattr("penstock.tube.engine.client.consumer_state.EXTENSIONS", None)
 
 
 @pytest.mark.parametrize("wait", [True, False])

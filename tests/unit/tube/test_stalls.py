@@ -14,7 +14,7 @@ from penstock.runtime.io.loop import loop_factory
 from penstock.tube.client.blocking_connection import BlockingConnection
 from penstock.tube.codec.methods import MethodId
 from penstock.tube.codec.proto import master_pb2 as pb
-from penstock.tube.engine.client.consumer_group import Membership
+from penstock.tube.engine.client.consumer_state import Membership
 from penstock.tube.engine.master.master import MasterConfig
 from penstock.tube.master.master import TubeMaster
 from tests.unit.tube.broker_client import running

@@ -15,7 +15,7 @@ from penstock.tube.codec.methods import MethodId
 from penstock.tube.codec.proto import broker_pb2, shared_pb2
 from penstock.tube.codec.proto import master_pb2 as pb
 from penstock.tube.engine.access import ClientAccess, sign
-from penstock.tube.engine.client.consumer_group import Membership
+from penstock.tube.engine.client.consumer_state import Membership
 from penstock.tube.master.master import TubeMaster
 from tests.unit.tube.broker_client import Client
 from tests.unit.tube.servers import keys_of, until

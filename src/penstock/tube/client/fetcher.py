@@ -31,8 +31,7 @@ from penstock.tube.codec.methods import MethodId, Service
 from penstock.tube.codec.proto import broker_pb2
 from penstock.tube.codec.schema import decode
 from penstock.tube.codec.strings import Partition, parse_failure
-from penstock.tube.engine.client.consumer_group import GroupMember, Orders
-from penstock.tube.engine.client.partition_consumer import FetchStep, PartitionConsumer, Start
+from penstock.tube.engine.client.consumer_state import FetchStep, GroupMember, Orders, PartitionConsumer, Start
 from penstock.tube.engine.client.request_session import Outcome
 from penstock.tube.record import Record
 

@@ -11,7 +11,7 @@ from penstock import __version__
 from penstock.runtime.io.clock import wall_clock_ms
 from penstock.security.tube_key import tube_key
 from penstock.tube.addresses import local_ipv4
-from penstock.tube.engine.client.credentials import ClientCredentials
+from penstock.tube.engine.client.request_session import ClientCredentials
 
 __all__ = ["credentials", "new_client_id"]
 

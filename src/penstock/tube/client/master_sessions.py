@@ -21,9 +21,8 @@ from penstock.tube.codec.codes import ErrCode, remedy
 from penstock.tube.codec.methods import MethodId, Service
 from penstock.tube.codec.proto import master_pb2
 from penstock.tube.codec.strings import Partition
-from penstock.tube.engine.client.client_balance import ClientBalance
-from penstock.tube.engine.client.consumer_group import Membership, Orders
-from penstock.tube.engine.client.routes import Routes
+from penstock.tube.engine.client.consumer_state import ClientBalance, Membership, Orders
+from penstock.tube.engine.client.producer_state import Routes
 
 __all__ = ["MasterClient", "MemberSession", "ProducerSession"]
 

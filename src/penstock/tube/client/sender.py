@@ -29,10 +29,8 @@ from penstock.tube.codec.methods import MethodId, Service
 from penstock.tube.codec.proto import broker_pb2
 from penstock.tube.codec.schema import decode
 from penstock.tube.codec.strings import Partition
-from penstock.tube.engine.client.partition_queue import PartitionQueue
+from penstock.tube.engine.client.producer_state import AVOID_MS, UNTIL_RESTORED, PartitionQueue, Routes, SendEncoder
 from penstock.tube.engine.client.request_session import Outcome
-from penstock.tube.engine.client.routes import AVOID_MS, UNTIL_RESTORED, Routes
-from penstock.tube.engine.client.send_encoder import SendEncoder
 from penstock.tube.record import Record
 
 __all__ = ["PendingRecord", "SendOutcome", "SendResult", "Sender", "SenderSettings"]

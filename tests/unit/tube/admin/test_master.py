@@ -7,7 +7,7 @@ import pytest
 from penstock.tube.admin.caller import Caller
 from penstock.tube.admin.master import handle
 from penstock.tube.codec.methods import MethodId
-from penstock.tube.engine.client.consumer_group import Membership
+from penstock.tube.engine.client.consumer_state import Membership
 from penstock.tube.engine.master.master import MasterEngine
 from tests.engine.tube.talk import NOW, ask, broker_beat, join_broker, master, report
 from tests.unit.tube.admin.admin_requests import TOKEN, change, query

@@ -9,8 +9,7 @@ import pytest
 from penstock.errors import ConfigError, RefusedError
 from penstock.tube.codec.proto import master_pb2 as pb
 from penstock.tube.codec.strings import Partition
-from penstock.tube.engine.client.client_balance import ClientBalance
-from penstock.tube.engine.client.consumer_group import Orders
+from penstock.tube.engine.client.consumer_state import ClientBalance, Orders
 
 
 def member(source_count: int = 0, node_id: int = 0) -> ClientBalance:

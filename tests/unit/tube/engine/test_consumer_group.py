@@ -8,7 +8,7 @@ from penstock.errors import LocalProtocolError
 from penstock.tube.codec.codes import RebalanceOp
 from penstock.tube.codec.proto import master_pb2
 from penstock.tube.codec.strings import BrokerInfo, Partition, Subscribed
-from penstock.tube.engine.client.consumer_group import Membership, Orders
+from penstock.tube.engine.client.consumer_state import Membership, Orders
 
 PARTITIONS = tuple(Partition(BrokerInfo(1, "h", 1), "demo", number) for number in range(2))
 

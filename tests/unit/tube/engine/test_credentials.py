@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from penstock.tube.codec.proto import shared_pb2
-from penstock.tube.engine.client.credentials import ClientCredentials
+from penstock.tube.engine.client.request_session import ClientCredentials
 
 
 def test_signature_then_token_then_signature() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from penstock.tube.codec.proto import broker_pb2
 from penstock.tube.codec.strings import BrokerInfo, Partition
-from penstock.tube.engine.client.partition_consumer import FetchStep, PartitionConsumer, Start
+from penstock.tube.engine.client.consumer_state import FetchStep, PartitionConsumer, Start
 
 PARTITIONS = tuple(Partition(BrokerInfo(1, "h", 1), "demo", number) for number in range(2))
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.tube.codec.strings import BrokerInfo, Partition
-from penstock.tube.engine.client.partition_queue import PartitionQueue
+from penstock.tube.engine.client.producer_state import PartitionQueue
 
 TARGET = Partition(BrokerInfo(1, "h", 1), "demo", 0)
 

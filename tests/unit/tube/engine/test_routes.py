@@ -7,7 +7,7 @@ import pytest
 from penstock.errors import RefusedError
 from penstock.tube.codec.proto import master_pb2 as pb
 from penstock.tube.codec.strings import BrokerInfo
-from penstock.tube.engine.client.routes import Routes
+from penstock.tube.engine.client.producer_state import Routes
 
 
 def routes(*infos: str, brokers: tuple[str, ...] = ("1:h:1", "2:h:2")) -> Routes:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from penstock.tube.codec.proto import broker_pb2 as pb
 from penstock.tube.codec.strings import BrokerInfo, Partition
 from penstock.tube.engine.broker.send_decoder import SendDecoder
-from penstock.tube.engine.client.send_encoder import SendEncoder, Token
+from penstock.tube.engine.client.producer_state import SendEncoder, Token
 
 TARGET = Partition(BrokerInfo(1, "h", 1), "demo", 10_002)
 

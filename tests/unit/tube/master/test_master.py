@@ -13,7 +13,7 @@ from penstock.tube.client.connection import ClientConnection
 from penstock.tube.codec.methods import MethodId
 from penstock.tube.codec.proto import master_pb2 as pb
 from penstock.tube.consumer import Consumer
-from penstock.tube.engine.client.routes import Routes
+from penstock.tube.engine.client.producer_state import Routes
 from penstock.tube.engine.limits import TubeLimits
 from penstock.tube.engine.master.master import MasterConfig
 from penstock.tube.engine.master.settings import TopicSetting

@@ -1,22 +1,32 @@
-"""The requests of one connection to a master or broker, and their responses: serial numbers, frames, time limits.
+"""The requests of one connection to a master or broker, their responses, and the credentials that requests carry.
 
-A transport writes the frames that :meth:`RequestSession.request` returns and hands over what it reads; it gets back the
-requests that have an outcome, each with the context that it was made with. Nothing here reads, writes or waits: time is
-an argument, and the transport calls :meth:`RequestSession.expire` at :meth:`RequestSession.next_deadline`.
+A transport writes the frames that :meth:`RequestSession.request` returns and passes on the bytes that it reads. It
+gets back the requests that have an outcome, each with the context that it was made with. Nothing here reads, writes
+or waits: time is an argument, and the transport calls :meth:`RequestSession.expire` at
+:meth:`RequestSession.next_deadline`.
 
 Many requests may be in flight. A response that arrives after its request was given up is dropped.
+
+:class:`ClientCredentials` signs the first request to the master, then shows the token that the master issued. A token
+expires: the master reports that (``requireAuth``) or refuses (415), and the next request is signed again.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from heapq import heappop, heappush
 from typing import Generic, TypeVar
 
 from penstock.errors import PenstockError, RemoteProtocolError, UnavailableError
 from penstock.tube.codec.envelope import Request, Response, decode_response, encode_request
 from penstock.tube.codec.framing import FrameDecoder, encode_frame, one_block
+from penstock.tube.codec.proto import shared_pb2
+from penstock.tube.engine.access import sign
 
-__all__ = ["Outcome", "RequestSession"]
+__all__ = ["ClientCredentials", "Outcome", "RequestSession"]
+
+# --- requests and responses ---
+
 
 C = TypeVar("C")
 
@@ -169,3 +179,52 @@ class RequestSession(Generic[C]):
             self.error = error
             return []
         return [(self._pending.pop(serial), response)]
+
+
+# --- credentials ---
+
+
+class ClientCredentials:
+    """Credentials of one client, which signs with ``key``.
+
+    ``now`` (ms since 1970) and ``nonce`` (31 random bits) are called for each signature.
+    """
+
+    def __init__(self, user: str, key: str, now: Callable[[], int], nonce: Callable[[], int]) -> None:
+        self._user = user
+        self._key = key
+        self._now = now
+        self._nonce = nonce
+        self._token = ""
+
+    def certificate(self) -> shared_pb2.MasterCertificateInfo:
+        """authInfo of a request to the master."""
+        if self._token:
+            return shared_pb2.MasterCertificateInfo(authorizedToken=self._token)
+        now, nonce = self._now(), self._nonce()
+        info = shared_pb2.AuthenticateInfo(
+            userName=self._user,
+            timestamp=now,
+            nonce=nonce,
+            othParams="",
+            signature=sign(self._user, self._key, now, nonce),
+        )
+        return shared_pb2.MasterCertificateInfo(authInfo=info)
+
+    def broker_token(self) -> str:
+        """authAuthorizedToken of a request to a broker; a signature where the master gives no tokens (Apache's)."""
+        if self._token:
+            return self._token
+        now, nonce = self._now(), self._nonce()
+        return f"{self._user} {now} {nonce} {sign(self._user, self._key, now, nonce)}"
+
+    def take(self, info: shared_pb2.MasterAuthorizedInfo, *, again: bool) -> None:
+        """An answer of the master: a new token, or (``again``) the wish for a new signature."""
+        if info.authAuthorizedToken:
+            self._token = info.authAuthorizedToken
+        elif again:
+            self._token = ""
+
+    def refused(self) -> None:
+        """415: sign again."""
+        self._token = ""

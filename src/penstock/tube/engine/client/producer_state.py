@@ -1,0 +1,490 @@
+"""State of a producer: brokers and partitions, the messages that wait for each partition, encoded requests.
+
+:class:`Routes` knows brokers and partitions and chooses one for a record. A :class:`PartitionQueue` holds the
+messages of one partition until they have an outcome. :class:`SendEncoder` encodes them.
+
+    queue.push(message)
+    queue.ready() -> number and messages of a request    # to send now; None: not now
+    queue.succeeded(number) | refused(number) | failed(number)
+    queue.again() -> messages to send again, messages given up
+
+Messages of a partition leave in order. A request holds one message, or many if the broker accepts batches. Without
+``producer_id`` a failed message is sent again only while no later one is in the log. With one, messages are numbered
+and the broker stores each number once and in order, so every failed message can be sent again.
+
+Nothing here reads, writes or waits; time is an argument.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import Generic, Protocol, TypeVar
+
+from penstock.errors import RefusedError
+from penstock.tube.codec.proto import broker_pb2 as pb
+from penstock.tube.codec.proto import master_pb2, shared_pb2
+from penstock.tube.codec.strings import (
+    DEFAULT_BROKER_PORT,
+    UNDEFINED,
+    BrokerInfo,
+    Partition,
+    TopicInfo,
+    partition_ids,
+)
+from penstock.tube.codec.varint import encode_varint
+from penstock.tube.engine.client.request_session import ClientCredentials
+
+__all__ = ["AVOID_MS", "UNTIL_RESTORED", "PartitionQueue", "Routes", "SendEncoder", "Sendable", "Token"]
+
+# --- brokers and partitions ---
+
+
+AVOID_MS = 50_000  # a broker that answered 503
+UNTIL_RESTORED = 1 << 62
+DEFAULT_MAX_BYTES = 1 << 20
+
+
+class Routes:
+    """Brokers and partitions as the master last told them. ``start`` spreads the round robins of many producers.
+
+    ``reads``: not to produce but to read; what takes no records at present counts as well.
+    """
+
+    def __init__(
+        self,
+        client_id: str,
+        host: str,
+        *,
+        start: int = 0,
+        credentials: ClientCredentials | None = None,
+        default_port: int = DEFAULT_BROKER_PORT,
+        reads: bool = False,
+    ) -> None:
+        self.client_id = client_id
+        self.host = host
+        self.credentials = credentials
+        self._default_port = default_port
+        self._reads = reads
+        self.topics: set[str] = set()
+        self.unavailable: dict[str, str] = {}
+        """The reason why a topic has no partition, if the master reports it."""
+        self.brokers: dict[int, BrokerInfo] = {}
+        self.token = UNDEFINED
+        self._check_sum = -1
+        self._config_id = UNDEFINED
+        self._max_bytes = DEFAULT_MAX_BYTES
+        self._infos: dict[str, TopicInfo] = {}
+        self._partitions: dict[str, list[Partition]] = {}
+        self._turn: dict[str, int] = {}
+        self._start = start
+        self._avoid: dict[int, int] = {}
+
+    def register(self) -> master_pb2.RegisterRequestP2M:
+        """Registers at the master, with the topics that are published."""
+        return master_pb2.RegisterRequestP2M(
+            clientId=self.client_id,
+            topicList=sorted(self.topics),
+            brokerCheckSum=-1,
+            hostName=self.host,
+            appdConfig=shared_pb2.ApprovedClientConfig(configId=UNDEFINED),
+            authInfo=self._certificate(),
+        )
+
+    def registered(self, answer: master_pb2.RegisterResponseM2P) -> None:
+        """The master's answer to ``register``, a success."""
+        if self.credentials is not None:
+            self.credentials.take(answer.authorizedInfo, again=False)
+        self._take(answer.brokerCheckSum, answer.brokerInfos, answer.authorizedInfo, answer.appdConfig)
+
+    def heartbeat(self) -> master_pb2.HeartRequestP2M:
+        """The next heartbeat to the master."""
+        request = master_pb2.HeartRequestP2M(
+            clientId=self.client_id,
+            brokerCheckSum=self._check_sum,
+            hostName=self.host,
+            topicList=sorted(self.topics),
+            appdConfig=shared_pb2.ApprovedClientConfig(configId=self._config_id),
+            authInfo=self._certificate(),
+        )
+        if self._reads:
+            request.wantServed = True
+        return request
+
+    def heard(self, answer: master_pb2.HeartResponseM2P) -> None:
+        """The master's answer to ``heartbeat``, a success: brokers first, then the whole topic map anew."""
+        if self.credentials is not None:
+            self.credentials.take(answer.authorizedInfo, again=answer.requireAuth)
+        self._take(answer.brokerCheckSum, answer.brokerInfos, answer.authorizedInfo, answer.appdConfig)
+        self.unavailable = dict(text.partition("#")[::2] for text in answer.unavailable)
+        if answer.errCode == 201:
+            return  # "not ready": keep what is known
+        self._infos = {info.topic: info for info in map(TopicInfo.parse, answer.served or answer.topicInfos)}
+        self._partitions = {}
+
+    def close(self) -> master_pb2.CloseRequestP2M:
+        """Goodbye to the master."""
+        return master_pb2.CloseRequestP2M(clientId=self.client_id, authInfo=self._certificate())
+
+    def partitions(self, topic: str) -> list[Partition]:
+        """All partitions of ``topic``, in order; empty when the master announced none."""
+        found = self._partitions.get(topic)
+        if found is None:
+            info = self._infos.get(topic)
+            found = []
+            for item in info.brokers if info is not None else ():
+                broker = self.brokers.get(item.broker_id)
+                if broker is not None:
+                    found += [
+                        Partition(broker, topic, number) for number in partition_ids(item.partitions, item.stores)
+                    ]
+            found.sort()
+            self._partitions[topic] = found
+        return found
+
+    def max_bytes(self, topic: str) -> int:
+        """The largest body that brokers take for ``topic``."""
+        info = self._infos.get(topic)
+        return info.max_message_bytes if info is not None and info.max_message_bytes else self._max_bytes
+
+    def choose(self, topic: str, key: bytes | None, partition: int | Partition | None, now: int) -> Partition | None:
+        """Choose a partition: the one named, that of the key, else the next in turn. None: the topic is unknown.
+
+        A number alone means that partition of the first broker that has it.
+
+        A key keeps its partition while the topic's partitions stay the same, even if that broker is avoided: messages
+        of one key stay in order. Round robin leaves out avoided brokers while there are others.
+
+        Raises:
+            RefusedError: the topic has no such partition.
+        """
+        known = self.partitions(topic)
+        if not known:
+            return None
+        if partition is not None:
+            broker, number = (None, partition) if isinstance(partition, int) else (partition.broker.id, partition.id)
+            for candidate in known:
+                if candidate.id == number and broker in {None, candidate.broker.id}:
+                    return candidate
+            name = number if broker is None else f"{broker}:{number}"
+            there = ", ".join(f"{candidate.broker.id}:{candidate.id}" for candidate in known)
+            raise RefusedError(f"tube: topic {topic!r} has no partition {name}", code=403, why=f"it has {there}")
+        if key is not None:
+            return known[zlib.crc32(key) % len(known)]
+        turn = self._turn.get(topic, self._start) + 1
+        if self._avoid:
+            for ahead in range(len(known)):
+                candidate = known[(turn + ahead) % len(known)]
+                if not self.avoided(candidate.broker.id, now):
+                    turn += ahead
+                    break
+        self._turn[topic] = turn
+        return known[turn % len(known)]
+
+    def avoid(self, broker_id: int, until: int) -> None:
+        """Round robin leaves this broker out until then, or :data:`UNTIL_RESTORED`."""
+        self._avoid[broker_id] = until
+
+    def restore(self, broker_id: int) -> None:
+        """The broker answers again: round robin uses it, unless it is left out until a certain time."""
+        if self._avoid.get(broker_id) == UNTIL_RESTORED:
+            del self._avoid[broker_id]
+
+    def avoided(self, broker_id: int, now: int) -> bool:
+        """Whether round robin leaves this broker out at ``now``."""
+        until = self._avoid.get(broker_id)
+        if until is None:
+            return False
+        if until <= now:
+            del self._avoid[broker_id]
+            return False
+        return True
+
+    def broker_token(self) -> str:
+        """authAuthorizedToken of requests to brokers; blank without a user."""
+        return "" if self.credentials is None else self.credentials.broker_token()
+
+    def _certificate(self) -> shared_pb2.MasterCertificateInfo | None:
+        return None if self.credentials is None else self.credentials.certificate()
+
+    def _take(
+        self,
+        check_sum: int,
+        brokers: Iterable[str],
+        authorized: shared_pb2.MasterAuthorizedInfo,
+        config: shared_pb2.ApprovedClientConfig,
+    ) -> None:
+        if authorized.visitAuthorizedToken:
+            self.token = authorized.visitAuthorizedToken
+        if config.HasField("maxMsgSize"):
+            self._max_bytes = config.maxMsgSize
+        self._config_id = config.configId or UNDEFINED
+        infos = [BrokerInfo.parse(text, self._default_port) for text in brokers]
+        if check_sum != self._check_sum and infos:
+            self._check_sum = check_sum
+            self.brokers = {info.id: info for info in infos}
+            self._partitions = {}
+
+
+# --- messages of one partition ---
+
+
+class Sendable(Protocol):
+    """A message in a queue. ``sequence`` is set by the queue: -1 until the message is first sent."""
+
+    data: bytes
+    sequence: int
+
+    @property
+    def abandoned(self) -> bool:
+        """Nobody waits for it any more."""
+        ...
+
+
+T = TypeVar("T", bound=Sendable)
+
+
+class PartitionQueue(Generic[T]):
+    """Messages of one partition. ``batch`` (messages, bytes) and ``requests`` in flight may be changed at any time.
+
+    ``new_producer_id`` gives ids > 0 at random for numbered messages; None: they are not numbered. ``reorder``: a
+    failed message goes again even behind later ones.
+    """
+
+    def __init__(
+        self,
+        target: Partition,
+        *,
+        requests: int,
+        batch: tuple[int, int] = (1, 0),
+        reorder: bool = False,
+        new_producer_id: Callable[[], int] | None = None,
+    ) -> None:
+        self.target = target
+        self.requests = requests
+        self.batch = batch
+        self.held = False
+        self.scheduled = False  # the shell's: will be looked at in this loop turn
+        self.producer_id = 0
+        self.abandoned: list[T] = []
+        """Messages that were left out because nobody waits for them; the shell takes them away."""
+        self._reorder = reorder
+        self._new_producer_id = new_producer_id
+        self._renumber = new_producer_id is not None
+        self._next_sequence = 0
+        self._waiting: deque[T] = deque()
+        self._flight: dict[int, list[T]] = {}  # in the order of sending
+        self._failed: list[tuple[int, list[T]]] = []
+        self._sent = 0
+        self._overtaken = -1  # number of the latest request that succeeded
+
+    def __len__(self) -> int:
+        return len(self._waiting) + sum(map(len, self._flight.values())) + sum(len(batch) for _, batch in self._failed)
+
+    @property
+    def empty(self) -> bool:
+        """Whether no message is without an outcome."""
+        return not (self._waiting or self._flight or self._failed)
+
+    def knows(self, number: int) -> bool:
+        """Whether the request of that number has no outcome yet."""
+        return number in self._flight
+
+    @property
+    def oldest_sequence(self) -> int:
+        """The lowest number without an answer."""
+        for batch in self._flight.values():
+            return batch[0].sequence
+        return self._next_sequence
+
+    def push(self, message: T) -> None:
+        """Send ``message`` behind all that came before."""
+        self._waiting.append(message)
+
+    def ready(self) -> tuple[int, list[T]] | None:
+        """The messages of the next request, with the number under which to tell its outcome; None: not now."""
+        if self.held or self._failed or not self._waiting or len(self._flight) >= self.requests:
+            return None
+        if self._renumber and not self._renumbered():
+            return None
+        waiting = self._waiting
+        most, most_bytes = self.batch
+        size = 0
+        messages: list[T] = []
+        while waiting and len(messages) < most:
+            message = waiting[0]
+            size += len(message.data)
+            if messages and size > most_bytes:
+                break
+            waiting.popleft()
+            if message.sequence < 0:
+                if message.abandoned:
+                    self.abandoned.append(message)
+                    size -= len(message.data)
+                    continue
+                if self.producer_id:
+                    message.sequence = self._next_sequence
+                    self._next_sequence += 1
+            messages.append(message)
+        if not messages:
+            return None
+        self._sent += 1
+        self._flight[self._sent] = messages
+        return self._sent, messages
+
+    def succeeded(self, number: int) -> list[T]:
+        """The messages are in the log. Empty: not known any more."""
+        messages = self._flight.pop(number, None)
+        if messages is None:
+            return []
+        self._overtaken = max(self._overtaken, number)
+        return messages
+
+    def refused(self, number: int) -> list[T]:
+        """The messages can never be stored: they are given up and nothing waits for them."""
+        messages = self._flight.pop(number, None) or []
+        if self.producer_id and messages:
+            self._renumber = True  # their numbers are missing now: what follows gets new ones
+        return messages
+
+    def failed(self, number: int) -> list[T]:
+        """The messages may be tried again."""
+        messages = self._flight.pop(number, None)
+        if messages is None:
+            return []
+        self._failed.append((number, messages))
+        return messages
+
+    def again(self) -> tuple[list[T], list[T]] | None:
+        """Once nothing is in flight after a failure: messages to send again, which now wait first, and those given up.
+
+        Given up are those that a later one has overtaken: stored now they would stand behind it. None while in flight,
+        or when nothing failed.
+        """
+        if not self._failed or self._flight:
+            return None
+        retry: list[T] = []
+        given_up: list[T] = []
+        for number, messages in sorted(self._failed, key=lambda item: item[0]):
+            keep = number > self._overtaken or self._reorder or self.producer_id
+            (retry if keep else given_up).extend(messages)
+        self._failed = []
+        self._waiting.extendleft(reversed(retry))
+        return retry, given_up
+
+    def take(self, leaves: Callable[[T], bool]) -> list[T]:
+        """Remove waiting messages for which ``leaves`` is true. Numbered ones stay: they may be stored already."""
+        taken: list[T] = []
+        kept: deque[T] = deque()
+        for message in self._waiting:
+            (taken if message.sequence < 0 and leaves(message) else kept).append(message)
+        if taken:
+            self._waiting = kept
+        return taken
+
+    def numbered(self) -> list[T]:
+        """Waiting messages that were sent with a number before."""
+        return [message for message in self._waiting if message.sequence >= 0]
+
+    def messages(self) -> list[T]:
+        """All messages without an outcome."""
+        sent = [*self._flight.values(), *(batch for _, batch in self._failed)]
+        return [*(message for batch in sent for message in batch), *self._waiting]
+
+    def _renumbered(self) -> bool:
+        """Begin a new row of numbers, once nothing of the old one is in flight."""
+        assert self._new_producer_id is not None
+        if self._flight:
+            return False
+        self.producer_id = self._new_producer_id()
+        self._next_sequence = 0
+        for message in self._waiting:
+            message.sequence = -1
+        self._renumber = False
+        return True
+
+
+# --- requests ---
+
+
+Token = tuple[int, str]
+"""The master's visit token, and the user's; blank without a user."""
+
+_REMEMBERED = 1024
+
+
+class SendEncoder:
+    """Encodes SendMessageRequestP2B of one client; ``address`` is its IPv4 as a number."""
+
+    def __init__(self, client_id: str, address: int) -> None:
+        self._client_id = client_id
+        self._address = address
+        self._heads: dict[tuple[str, int], bytes] = {}
+        self._tails: dict[tuple[int, str | None, str | None, Token], bytes] = {}
+
+    def one(
+        self, target: Partition, data: bytes, flag: int, msg_type: str | None, msg_time: str | None, token: Token
+    ) -> bytes:
+        """A request with one message."""
+        place = (target.topic, target.id)
+        head = self._heads.get(place)
+        if head is None:
+            head = self._heads[place] = self._head(target).SerializePartialToString()
+        kind = (flag, msg_type, msg_time, token)
+        tail = self._tails.get(kind)
+        if tail is None:
+            if len(self._tails) >= _REMEMBERED:
+                self._tails.clear()
+            tail = self._tails[kind] = self._tail(*kind).SerializePartialToString()
+        return b"%b\x22%b%b%b" % (head, encode_varint(len(data)), data, tail)
+
+    def numbered(self, request: bytes, producer_id: int, sequence: int, oldest: int) -> bytes:
+        """``request`` with the producer's number for its message."""
+        extension = pb.SendMessageRequestP2B()
+        extension.producer.producerId = producer_id
+        extension.producer.sequence = sequence
+        extension.producer.oldest = oldest
+        return request + extension.SerializePartialToString()
+
+    def many(
+        self, target: Partition, datas: Sequence[bytes], flags: Sequence[int], types: Sequence[str | None], token: Token
+    ) -> bytes:
+        """A batch."""
+        head = self._head(target)
+        head.data = b""
+        first_flag, first_type = flags[0], types[0]
+        tail = self._tail(first_flag, first_type, None, token)
+        tail.batch.datas.extend(datas)
+        if any(flag != first_flag for flag in flags):
+            tail.batch.flags.extend(flags)
+        if any(text != first_type for text in types):
+            tail.batch.msgTypes.extend([text or "" for text in types])
+        return head.SerializePartialToString() + tail.SerializePartialToString()
+
+    def question(self, target: Partition, token: Token) -> bytes:
+        """A batch without messages: which extensions has the broker?"""
+        request = self._tail(0, None, None, token)
+        request.MergeFrom(self._head(target))
+        request.data = b""
+        request.batch.SetInParent()
+        return request.SerializeToString()
+
+    def transaction(self, asked: pb.Transaction, token: Token) -> pb.SendMessageRequestP2B:
+        """A request that stages rows or commits them: it has no message of its own."""
+        request = self._tail(0, None, None, token)
+        request.clientId, request.topicName, request.partitionId, request.data = self._client_id, "", 0, b""
+        request.transaction.CopyFrom(asked)
+        return request
+
+    def _head(self, target: Partition) -> pb.SendMessageRequestP2B:
+        return pb.SendMessageRequestP2B(clientId=self._client_id, topicName=target.topic, partitionId=target.id)
+
+    def _tail(self, flag: int, msg_type: str | None, msg_time: str | None, token: Token) -> pb.SendMessageRequestP2B:
+        tail = pb.SendMessageRequestP2B(flag=flag, checkSum=-1, sentAddr=self._address, msgType=msg_type)
+        if msg_time is not None:
+            tail.msgTime = msg_time
+        tail.authInfo.visitAuthorizedToken = token[0]
+        if token[1]:
+            tail.authInfo.authAuthorizedToken = token[1]
+        return tail
