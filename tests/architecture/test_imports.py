@@ -126,7 +126,7 @@ RULES = [
         "penstock.spark",
         (
             *("spark", "tube.client", "tube.reader"),
-            *("tube.producer", "tube.record", "tube.staging", "tube.codec.message", "tube.codec.strings"),
+            *("tube.producer", "tube.record", "tube.exactly_once", "tube.codec.message", "tube.codec.strings"),
             *("runtime.config.values", "runtime.io.credentials", "runtime.io.loop", "runtime.io.network"),
             "runtime.io.tls",
             *("statestore.client", "statestore.errors", "statestore.codec.glob", "statestore.hlc"),

@@ -12,9 +12,9 @@ import pytest
 from penstock.tube.client.web import call
 from penstock.tube.codec.proto import broker_pb2 as pb
 from penstock.tube.codec.strings import BrokerInfo
+from penstock.tube.exactly_once import Asker, BatchId, Stager
 from penstock.tube.producer import Producer
 from penstock.tube.record import Record
-from penstock.tube.staging import Asker, BatchId, Stager
 from tests.end_to_end.nodes import RunningNode
 
 

@@ -13,12 +13,12 @@ from random import Random
 import pytest
 
 from penstock.errors import PenstockError
-from penstock.tube.client import transaction_commit
+from penstock.tube import exactly_once
+from penstock.tube.exactly_once import BatchId, Staged, Stager
 from penstock.tube.master.master import TubeMaster
 from penstock.tube.producer import Producer
 from penstock.tube.reader import RangeReader
 from penstock.tube.record import Record
-from penstock.tube.staging import BatchId, Staged, Stager
 from tests.ports import free_port
 
 _BROKER = """
@@ -87,7 +87,7 @@ class Driver:
                     while not self.stopped:
                         batch = BatchId("query", f"run{self.runs}", number)
                         staged = [await stage(producer, batch, task, timeout_s) for task in range(2)]
-                        await transaction_commit.commit(producer, batch, staged, timeout_s=timeout_s)
+                        await exactly_once.commit(producer, batch, staged, timeout_s=timeout_s)
                         self.committed.append(number)
                         number += 1
             except PenstockError:

@@ -14,10 +14,10 @@ import pytest
 
 from penstock.errors import LocalProtocolError, RefusedError
 from penstock.tube.consumer import Bound, Consumer
+from penstock.tube.exactly_once import BatchId, Stager
 from penstock.tube.master.master import TubeMaster
 from penstock.tube.producer import Producer
 from penstock.tube.record import Record
-from penstock.tube.staging import BatchId, Stager
 from tests.docs.pages import ROOT, blocks
 from tests.interop.tube_java.clients import JavaClients, body, number
 from tests.interop.tube_java.jars import Jars

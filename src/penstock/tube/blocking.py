@@ -23,7 +23,7 @@ from typing import Generic, Self, TypedDict, TypeVar, Unpack
 from penstock.errors import LocalProtocolError
 from penstock.runtime.io.loop import LoopThread, blocking
 from penstock.tube import consumer, producer
-from penstock.tube.addresses import Address
+from penstock.tube.client.arguments import Address
 from penstock.tube.codec.strings import Partition
 from penstock.tube.consumer import Bound, Message, Position
 from penstock.tube.producer import SendResult

@@ -17,11 +17,19 @@ from typing import NamedTuple, Self
 
 from penstock.errors import ConfigError, LocalProtocolError, PenstockError
 from penstock.runtime.io.clock import wall_clock_ms
-from penstock.tube.addresses import Address, local_ipv4, parse_masters
-from penstock.tube.client.arguments import check_login, check_offsets, check_seconds, check_whole
+from penstock.tube.client.arguments import (
+    Address,
+    check_login,
+    check_offsets,
+    check_seconds,
+    check_whole,
+    credentials,
+    local_ipv4,
+    new_client_id,
+    parse_masters,
+)
 from penstock.tube.client.connection import ConnectionPool
 from penstock.tube.client.fetcher import FetchedBatch, Fetcher, FetchSettings, Message
-from penstock.tube.client.identity import credentials, new_client_id
 from penstock.tube.client.master_sessions import MemberSession
 from penstock.tube.codec.strings import (
     DEFAULT_BROKER_PORT,

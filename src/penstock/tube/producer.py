@@ -18,10 +18,18 @@ from typing import Self
 
 from penstock.errors import LocalProtocolError, PenstockError
 from penstock.runtime.io.clock import monotonic_ms
-from penstock.tube.addresses import Address, local_ipv4, parse_masters
-from penstock.tube.client.arguments import check_login, check_seconds, check_topic, check_whole
+from penstock.tube.client.arguments import (
+    Address,
+    check_login,
+    check_seconds,
+    check_topic,
+    check_whole,
+    credentials,
+    local_ipv4,
+    new_client_id,
+    parse_masters,
+)
 from penstock.tube.client.connection import ConnectionPool
-from penstock.tube.client.identity import credentials, new_client_id
 from penstock.tube.client.master_sessions import ProducerSession
 from penstock.tube.client.sender import PendingRecord, Sender, SenderSettings, SendOutcome, SendResult
 from penstock.tube.codec.proto import broker_pb2
@@ -149,7 +157,7 @@ class Producer:
         """The topics that are published now."""
         return frozenset(self._routes.topics)
 
-    # For clients that send requests to brokers in this producer's name (penstock.tube.staging).
+    # For clients that send requests to brokers in this producer's name (penstock.tube.exactly_once).
 
     @property
     def brokers(self) -> Mapping[int, BrokerInfo]:

@@ -1,8 +1,8 @@
-"""The server side of a connection, for master and broker: frames in, responses out, limits per peer.
+"""The server side of connections, for master and broker: listeners, frames in, responses out, limits per peer.
 
-All responses of one loop turn are sent with one write. A peer that does not read its responses is not read either, and
-disconnected after a while. A peer that sends many requests at once gets a few megabytes of responses per turn, so that
-others are served in between.
+All responses of one loop turn are sent with one write. A peer that does not read its responses is not read either,
+and disconnected after a while. A peer that sends many requests at once gets a few megabytes of responses per turn, so
+that others are served in between.
 """
 
 from __future__ import annotations
@@ -10,21 +10,89 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import ssl
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import cast
+from typing import Final, cast
 
 from penstock.errors import RemoteProtocolError
 from penstock.runtime.io.loop import after_reading
+from penstock.runtime.io.tls import HANDSHAKE_FAILED, handshake_failure
 from penstock.tube.codec import exceptions
 from penstock.tube.codec.envelope import Request, decode_request, encode_error
 from penstock.tube.codec.framing import FrameDecoder, encode_frame
 from penstock.tube.engine.limits import TubeLimits
 from penstock.tube.engine.sessions import RequestContext
 
-__all__ = ["AnsweringProtocol", "Peers", "ServerConnection"]
+__all__ = ["AnsweringProtocol", "Listeners", "Peers", "ServerConnection"]
+
+# --- listeners ---
+
 
 _log = logging.getLogger("penstock.tube")
+
+TLS_HANDSHAKE_S: Final = 10.0
+"""Time limit of a TLS handshake, also for a client that does not read the alert of a failed one."""
+
+
+class Listeners:
+    """The listeners of a master or broker. Each connection gets a protocol of ``connection()``."""
+
+    def __init__(self, connection: Callable[[], asyncio.Protocol]) -> None:
+        self._connection = connection
+        self._servers: list[asyncio.Server] = []
+        self.tls_bound: tuple[str, int] | None = None
+        """Address of the TLS listener; None without one."""
+
+    async def start(
+        self, host: str, port: int, tls: ssl.SSLContext | None = None, tls_port: int = 0
+    ) -> tuple[str, int]:
+        """Listen on ``port`` (0: a free one), with ``tls`` also on ``tls_port`` of ``host``; returns the plain address.
+
+        Raises:
+            OSError: an address cannot be listened on; then neither is.
+        """
+        loop = asyncio.get_running_loop()
+        self._servers.append(await loop.create_server(self._connection, host, port))
+        if tls is not None:
+            token = HANDSHAKE_FAILED.set(
+                lambda error: _log.info("TLS listener of %s: no connection: %s", host, handshake_failure(error))
+            )  # connections inherit the context of the call that creates the server
+            try:
+                self._servers.append(
+                    await loop.create_server(
+                        self._connection, host, tls_port, ssl=tls, ssl_handshake_timeout=TLS_HANDSHAKE_S
+                    )
+                )
+            except OSError:
+                self.stop()
+                self._servers.clear()
+                raise
+            finally:
+                HANDSHAKE_FAILED.reset(token)
+            self.tls_bound = _bound(self._servers[1])
+        return _bound(self._servers[0])
+
+    def stop(self) -> None:
+        """Accept no more connections; open ones stay."""
+        for server in self._servers:
+            server.close()
+
+    async def closed(self) -> None:
+        """Wait until everything is closed: call `stop`, and close the connections, first."""
+        servers, self._servers = self._servers, []
+        self.tls_bound = None
+        for server in servers:
+            await server.wait_closed()
+
+
+def _bound(server: asyncio.Server) -> tuple[str, int]:
+    address: tuple[str, int] = server.sockets[0].getsockname()[:2]
+    return address
+
+
+# --- connections ---
+
 
 TURN_BYTES = 4 << 20
 """Responses of one connection in one loop turn: the largest single response, or some thousand small ones."""

@@ -14,7 +14,7 @@ from penstock.tube.engine.broker.group_offsets import GroupOffsets
 from penstock.tube.engine.broker.topics import Topics
 from penstock.tube.engine.broker_engine import BrokerEngine
 from penstock.tube.engine.sessions import RequestContext
-from penstock.tube.engine.transactions.publishing import Publication
+from penstock.tube.engine.transactions.handler import Publication
 from penstock.tube.engine.transactions.staging import Staging, StagingLimits
 from penstock.tube.storage.notes import decode_sequences, encode_sequences, read_sequences, sequences_note
 from penstock.tube.storage.staging_store import StagedWork, StagingDirectory, write_staged

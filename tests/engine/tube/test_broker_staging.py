@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.tube.codec.proto import broker_pb2 as pb
-from penstock.tube.engine.transactions.publishing import TURN_ROWS
+from penstock.tube.engine.transactions.handler import TURN_ROWS
 from penstock.tube.engine.transactions.staging import StagingLimits
 from tests.engine.tube.staging_talk import NOW, Rows, StagingTalk
 

@@ -20,9 +20,9 @@ from penstock.mqtt.transport.listener_settings import ListenerSettings, Transpor
 from penstock.mqtt.transport.tls import ClientCertificates, ServerTls, TlsFiles
 from penstock.tube.client.blocking_connection import BlockingConnection
 from penstock.tube.client.connection import ClientConnection
-from penstock.tube.listeners import Listeners
 from penstock.tube.producer import Producer
 from penstock.tube.reader import partitions
+from penstock.tube.rpc import Listeners
 from tests.certificates import Authority
 
 DEADLINE_S = 15

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.errors import ConfigError
-from penstock.tube.addresses import local_ipv4, parse_masters
+from penstock.tube.client.arguments import local_ipv4, parse_masters
 from penstock.tube.codec.strings import ipv4_to_int
 
 

@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 
 from penstock.errors import LocalProtocolError, RefusedError, UnavailableError
-from penstock.tube.client import transaction_commit
+from penstock.tube import exactly_once
 from penstock.tube.codec.proto import broker_pb2 as pb
 from penstock.tube.codec.strings import BrokerInfo
 from penstock.tube.engine.transactions.staging import OVERDUE_MS
+from penstock.tube.exactly_once import REQUEST_ROWS, Asker, BatchId, Staged, Stager
 from penstock.tube.producer import Producer
 from penstock.tube.reader import RangeReader
 from penstock.tube.record import Record
-from penstock.tube.staging import REQUEST_ROWS, Asker, BatchId, Staged, Stager
 from tests.unit.tube.servers import Tube, scripted, tube
 
 
@@ -77,17 +77,17 @@ async def test_a_batch_is_published_by_its_commit_and_once(tmp_path: Path, broke
         staged = await stage_all(producer, batch, "a")
         assert set(loser.brokers) == set(running.ports)
         assert await published(running) == {}
-        assert await transaction_commit.commit(producer, batch, staged) == (24, False)
+        assert await exactly_once.commit(producer, batch, staged) == (24, False)
         assert flat(await published(running)) == rows("a")
-        assert await transaction_commit.commit(producer, batch, staged) == (0, True)
+        assert await exactly_once.commit(producer, batch, staged) == (0, True)
         # The batch is run again by the next start of the query, with other rows.
         again = BatchId("q", "run2", 0)
         late = await stage_all(producer, again, "b")
         assert all(item.decided and not item.rows for item in late)
-        assert await transaction_commit.commit(producer, again, late) == (0, True)
+        assert await exactly_once.commit(producer, again, late) == (0, True)
         assert flat(await published(running)) == rows("a")
         following = BatchId("q", "run2", 1)
-        assert await transaction_commit.commit(producer, following, await stage_all(producer, following, "c")) == (
+        assert await exactly_once.commit(producer, following, await stage_all(producer, following, "c")) == (
             24,
             False,
         )
@@ -104,7 +104,7 @@ async def test_keys_partitions_and_order(tmp_path: Path) -> None:
                 stager.add("demo", Record(b"k%d" % n, b"key"))
                 stager.add("demo", Record(b"p%d" % n), 2)
             staged = await stager.finish()
-        await transaction_commit.commit(producer, batch, [staged])
+        await exactly_once.commit(producer, batch, [staged])
         found = await published(running)
         (keyed,) = [[v for v in values if v[0] == "k"] for values in found.values() if any(v[0] == "k" for v in values)]
         assert keyed == [f"k{n}" for n in range(30)]
@@ -125,7 +125,7 @@ async def test_many_rows_go_in_many_requests(tmp_path: Path) -> None:
                     await stager.room()
             staged = await stager.finish()
         assert staged.rows == {1: len(values)}
-        assert await transaction_commit.commit(producer, batch, [staged]) == (len(values), False)
+        assert await exactly_once.commit(producer, batch, [staged]) == (len(values), False)
         assert (await published(running))[1, 0] == values
 
 
@@ -150,7 +150,7 @@ async def test_an_older_run_is_told_which_one_replaced_it(tmp_path: Path) -> Non
         staged = await stage_all(producer, old, "a")
         await stage_all(producer, new, "b")
         with pytest.raises(RefusedError, match="run 'old' was replaced by run 'new'") as caught:
-            await transaction_commit.commit(producer, old, staged)
+            await exactly_once.commit(producer, old, staged)
         assert caught.value.code == 403
         assert "give each a query of its own" in str(caught.value)
         with pytest.raises(RefusedError, match="replaced by run 'new'"):
@@ -162,15 +162,15 @@ async def test_rows_that_were_let_go_are_not_committed(tmp_path: Path) -> None:
     async with tube(tmp_path, "demo", brokers=2) as running, client(running) as producer:
         batch = BatchId("q", "run", 0)
         staged = await stage_all(producer, batch, "a")
-        await transaction_commit.abort(producer, batch, staged)
+        await exactly_once.abort(producer, batch, staged)
         assert all(broker.stats["staged_attempts"] == 0 for broker in running.brokers.values())
         with pytest.raises(RefusedError, match="does not have these rows staged"):
-            await transaction_commit.commit(producer, batch, staged)
+            await exactly_once.commit(producer, batch, staged)
         assert await published(running) == {}
         # Nothing is left undecided: the batch is simply run again.
         again = await stage_all(producer, batch, "b")
-        assert await transaction_commit.commit(producer, batch, again) == (24, False)
-        await transaction_commit.abort(producer, batch, again)
+        assert await exactly_once.commit(producer, batch, again) == (24, False)
+        await exactly_once.abort(producer, batch, again)
         assert flat(await published(running)) == rows("b")
 
 
@@ -208,7 +208,7 @@ async def test_a_driver_dies_at_any_question(tmp_path: Path, monkeypatch: pytest
             with monkeypatch.context() as patch:
                 patch.setattr(Asker, "ask", dying(at, after=after))
                 try:
-                    await transaction_commit.commit(producer, batch, staged)
+                    await exactly_once.commit(producer, batch, staged)
                     finished = True
                 except _DiedError:
                     finished = False
@@ -216,7 +216,7 @@ async def test_a_driver_dies_at_any_question(tmp_path: Path, monkeypatch: pytest
             assert seen <= set(rows(f"a{at}"))
             again = BatchId("q", f"new{at}", at)
             other = await stage_all(producer, again, f"b{at}")
-            done = await transaction_commit.commit(producer, again, other)
+            done = await exactly_once.commit(producer, again, other)
             expected = sorted(expected + rows(f"{'a' if done.before else 'b'}{at}"))
             assert flat(await published(running)) == expected
             assert done.before or not (finished or seen)
@@ -246,7 +246,7 @@ async def test_the_next_run_waits_for_a_broker_that_may_know_better(
         new = BatchId("q", "new", 0)
         alone = Staged(0, "none", {}, {1: staged[0].brokers[1]})
         with pytest.raises(UnavailableError, match=r"batch 0 of query 'q' waits for broker 2:127\.0\.0\.1:") as stuck:
-            await transaction_commit.commit(producer, new, [alone], timeout_s=0.5)
+            await exactly_once.commit(producer, new, [alone], timeout_s=0.5)
         assert "staged delete q --force" in str(stuck.value.do)
         maintenance = running.brokers[1].maintenance
         for later_ms in (0, OVERDUE_MS, OVERDUE_MS + 60_000):
@@ -255,7 +255,7 @@ async def test_the_next_run_waits_for_a_broker_that_may_know_better(
         assert len(told) == 1
         assert running.brokers[1].stats["undecided_transactions"] == 1
         await running.start_broker(2)
-        assert await transaction_commit.commit(producer, new, [alone], timeout_s=10) == (0, False)
+        assert await exactly_once.commit(producer, new, [alone], timeout_s=10) == (0, False)
         assert await published(running) == {}
         await asker.close()
 
@@ -267,9 +267,9 @@ async def test_settling_finishes_what_a_dead_run_left(tmp_path: Path, monkeypatc
         with monkeypatch.context() as patch:
             patch.setattr(Asker, "ask", dying(5, after=True))
             with pytest.raises(_DiedError):
-                await transaction_commit.commit(producer, batch, staged)
+                await exactly_once.commit(producer, batch, staged)
         operator = BatchId("q", "operator", 0)
-        assert await transaction_commit.settle(producer, operator, list(producer.brokers.values())) == 4
+        assert await exactly_once.settle(producer, operator, list(producer.brokers.values())) == 4
         assert flat(await published(running)) == rows("a")
 
 
@@ -279,7 +279,7 @@ async def test_a_broker_restarts_between_staging_and_commit(tmp_path: Path) -> N
         staged = await stage_all(producer, batch, "a")
         await running.stop_broker(1)
         await running.start_broker(1)
-        assert await transaction_commit.commit(producer, batch, staged, timeout_s=20) == (24, False)
+        assert await exactly_once.commit(producer, batch, staged, timeout_s=20) == (24, False)
         assert flat(await published(running)) == rows("a")
 
 

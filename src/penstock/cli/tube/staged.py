@@ -70,15 +70,15 @@ def _staged(tube: TubeConnectionOptions) -> list[tuple[BrokerRow, dict[str, Any]
 
 
 async def _settle(query: str, concerned: list[BrokerRow], tube: TubeConnectionOptions) -> int:
-    from penstock.tube.client import transaction_commit
+    from penstock.tube import exactly_once
     from penstock.tube.codec.strings import BrokerInfo
+    from penstock.tube.exactly_once import BatchId
     from penstock.tube.producer import Producer
-    from penstock.tube.staging import BatchId
 
     addresses = [(broker.id, *broker.address(tls=tube.over_tls)) for broker in concerned]
     async with Producer(tube.tube_master, **tube.client()) as producer:
         batch = BatchId(query, f"settled-{uuid.uuid4().hex}", 0)
-        return await transaction_commit.settle(producer, batch, [BrokerInfo(*address) for address in addresses])
+        return await exactly_once.settle(producer, batch, [BrokerInfo(*address) for address in addresses])
 
 
 def _row(broker: BrokerRow, row: dict[str, Any]) -> dict[str, Cell]:

@@ -29,8 +29,8 @@ from penstock.spark.tube.sink_options import SinkOptions
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from penstock.tube.exactly_once import BatchId, Staged
     from penstock.tube.record import Record
-    from penstock.tube.staging import BatchId, Staged
 
 __all__ = ["SentRows", "TubeStreamWriter", "TubeWriter", "check_columns"]
 

@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator, Sequence
 from penstock.errors import PenstockError, RefusedError
 from penstock.spark.tube.sink_options import DeliveryGuarantee, SinkOptions
 from penstock.statestore.hlc import Hlc
-from penstock.tube.client import transaction_commit
+from penstock.tube import exactly_once
+from penstock.tube.exactly_once import BatchId, Staged, Stager
 from penstock.tube.producer import Producer, SendResult
 from penstock.tube.record import Record
-from penstock.tube.staging import BatchId, Staged, Stager
 
 __all__ = ["BATCH", "QUERY", "TOPIC_S", "batch_of", "check_topic", "finish", "write"]
 
@@ -97,7 +97,7 @@ async def finish(options: SinkOptions, batch: BatchId, staged: Sequence[Staged],
     """Publish what the winning attempts staged, or let it go.
 
     Raises:
-        RefusedError, UnavailableError: as :func:`.transaction_commit.commit`; aborting raises nothing.
+        RefusedError, UnavailableError: as :func:`.exactly_once.commit`; aborting raises nothing.
     """
     if not any(item.brokers for item in staged):
         return
@@ -105,12 +105,12 @@ async def finish(options: SinkOptions, batch: BatchId, staged: Sequence[Staged],
         producer = Producer(options.masters, **options.login.client())
         if commit:
             await stack.enter_async_context(producer)
-            await transaction_commit.commit(producer, batch, staged, timeout_s=options.timeout_s)
+            await exactly_once.commit(producer, batch, staged, timeout_s=options.timeout_s)
             return
         # Why the write failed is what its user has to see.
         with contextlib.suppress(PenstockError):
             await stack.enter_async_context(producer)
-            await transaction_commit.abort(producer, batch, staged)
+            await exactly_once.abort(producer, batch, staged)
 
 
 TOPIC_S = 10.0

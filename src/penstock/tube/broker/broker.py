@@ -40,8 +40,7 @@ from penstock.tube.engine.broker_engine import AppendResult, BrokerEngine
 from penstock.tube.engine.limits import DEFAULT_LIMITS, TubeLimits
 from penstock.tube.engine.sessions import RequestContext
 from penstock.tube.engine.transactions.staging import StagingLimits
-from penstock.tube.listeners import Listeners
-from penstock.tube.rpc import Peers, ServerConnection
+from penstock.tube.rpc import Listeners, Peers, ServerConnection
 from penstock.tube.storage.broker_storage import BrokerStorage
 from penstock.tube.storage.store import Store, StoreLimits
 

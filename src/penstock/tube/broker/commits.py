@@ -23,7 +23,7 @@ from penstock.tube.codec.envelope import encode_response
 from penstock.tube.codec.methods import METHODS, MethodId
 from penstock.tube.engine.broker_engine import AppendResult, BrokerEngine
 from penstock.tube.engine.interfaces import LogStore
-from penstock.tube.engine.transactions.publishing import Publication
+from penstock.tube.engine.transactions.handler import Publication
 from penstock.tube.rpc import ServerConnection
 from penstock.tube.storage.broker_storage import BrokerStorage, StorageCommit
 from penstock.tube.storage.meta import GroupOffset

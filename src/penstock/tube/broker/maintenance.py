@@ -22,7 +22,7 @@ from penstock.tube.engine.broker.topics import (
     Topics,
 )
 from penstock.tube.engine.broker_engine import BrokerEngine
-from penstock.tube.engine.transactions.publishing import Publication
+from penstock.tube.engine.transactions.handler import Publication
 from penstock.tube.engine.transactions.staging import InDoubtWatch, Staging, StagingLimits
 from penstock.tube.storage.broker_storage import BrokerStorage, StorageCommit
 from penstock.tube.storage.notes import (

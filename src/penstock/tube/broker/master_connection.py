@@ -13,8 +13,8 @@ from penstock.errors import PenstockError
 from penstock.runtime.backoff import Backoff
 from penstock.runtime.io.clock import wall_clock_ms
 from penstock.runtime.observability.logs import error_fields
+from penstock.tube.client.arguments import credentials
 from penstock.tube.client.connection import ClientConnection
-from penstock.tube.client.identity import credentials
 from penstock.tube.codec.methods import Service
 from penstock.tube.codec.proto.shared_pb2 import MasterCertificateInfo
 from penstock.tube.engine.broker.membership import BrokerMembership, MasterUpdate

@@ -20,8 +20,7 @@ import numpy as np
 
 from penstock.errors import DataLossError, PenstockError, RefusedError, UnavailableError
 from penstock.tube.client import web
-from penstock.tube.client.identity import new_client_id
-from penstock.tube.client.range_responses import MessageBatch, Spans
+from penstock.tube.client.arguments import new_client_id
 from penstock.tube.codec.codes import ErrCode
 from penstock.tube.codec.encoded_messages import decode_get
 from penstock.tube.codec.message import INDEX_RECORD_BYTES
@@ -41,7 +40,7 @@ from penstock.tube.engine.client.apache_range_reader import (
     commit_offset,
     read_range,
 )
-from penstock.tube.reader import BrokerClient, BrokerReader
+from penstock.tube.reader import BrokerClient, BrokerReader, MessageBatch, Spans
 
 __all__ = ["ApacheRangeReader", "DirectConsumer", "StoreBounds", "broker_webs"]
 

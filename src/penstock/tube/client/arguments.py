@@ -1,16 +1,125 @@
-"""Checks of a client's arguments, made where it is created, so that a mistake is an error at once."""
+"""Arguments of TubeMQ clients: addresses of masters, client ids, credentials, and checks of the values.
+
+Clients check their arguments when they are created, so that a mistake is reported at once.
+"""
 
 from __future__ import annotations
 
+import itertools
+import os
+import random
+import socket
 import ssl
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from functools import cache
 from numbers import Integral, Real
 
+from penstock import __version__
 from penstock.errors import ConfigError, LocalProtocolError
+from penstock.runtime.io.clock import wall_clock_ms
+from penstock.runtime.io.network import parse_address
+from penstock.security.tube_key import tube_key
 from penstock.tube.codec.message import INDEX_RECORD_BYTES
 from penstock.tube.codec.strings import TOPIC_RULE, valid_topic
+from penstock.tube.engine.client.request_session import ClientCredentials
 
-__all__ = ["check_login", "check_offsets", "check_seconds", "check_topic", "check_whole"]
+__all__ = [
+    "Address",
+    "check_login",
+    "check_offsets",
+    "check_seconds",
+    "check_topic",
+    "check_whole",
+    "credentials",
+    "local_ipv4",
+    "new_client_id",
+    "parse_masters",
+]
+
+# --- addresses ---
+
+
+Address = tuple[str, int]
+
+
+def parse_masters(text: str | Sequence[Address]) -> list[Address]:
+    """``host:port,host:port`` as addresses.
+
+    Raises:
+        ConfigError: an item is not host:port.
+    """
+    if not isinstance(text, str):
+        given: object = text
+        if isinstance(given, Sequence) and given and all(map(_is_address, given)):
+            return list(text)
+        raise ConfigError(
+            f"tube: masters {text!r} are no addresses",
+            option="masters",
+            do="write '127.0.0.1:8715', or [('127.0.0.1', 8715)]",
+        )
+    found = []
+    for item in filter(None, (piece.strip() for piece in text.split(","))):
+        try:
+            address = parse_address(item)
+            if address.port == 0:
+                raise ValueError("expected a port from 1 to 65535")
+        except ValueError as error:
+            raise ConfigError(
+                f"tube: master {item!r} is not host:port",
+                option="masters",
+                why=str(error),
+                do="write 127.0.0.1:8715",
+            ) from None
+        found.append((address.host, address.port))
+    if not found:
+        raise ConfigError("tube: no master is named", option="masters", do="write 127.0.0.1:8715")
+    return found
+
+
+def _is_address(item: object) -> bool:
+    match item:
+        case (str(), int(port)):
+            return 0 < port < 1 << 16
+    return False
+
+
+def local_ipv4() -> str:
+    """An IPv4 address of this machine: what its own name resolves to, else loopback. Asks no other machine."""
+    try:
+        return socket.gethostbyname(socket.gethostname())
+    except OSError:
+        return "127.0.0.1"
+
+
+# --- client ids and credentials ---
+
+
+_COUNTER = itertools.count(1)
+
+
+def new_client_id(kind: str, group: str | None = None) -> str:
+    """Return ``[group_]ip-pid-ms-number-kind-penstock-version``, which no other client has."""
+    # Executors are many processes, maybe of one machine image: address, pid and time may be equal, hence random bits.
+    number = f"{next(_COUNTER)}{random.randrange(1 << 32):08x}"  # noqa: S311 - distinct, not secret
+    tail = f"{_address()}-{os.getpid()}-{wall_clock_ms()}-{number}-{kind}-penstock-{__version__}"
+    return tail if group is None else f"{group}_{tail}"
+
+
+def credentials(user: str | None, password: str | None) -> ClientCredentials | None:
+    """Return the credentials of ``user``; None without a user."""
+    if user is None:
+        return None
+    key = tube_key(user, (password or "").encode())
+    return ClientCredentials(user, key, wall_clock_ms, lambda: random.randrange(1 << 31))  # noqa: S311 - the protocol's
+
+
+@cache
+def _address() -> str:
+    """Asked once: each task of Spark's makes an id, and the resolver may be slow."""
+    return local_ipv4()
+
+
+# --- checks ---
 
 
 def check_seconds(**given: object) -> None:

@@ -16,7 +16,7 @@ from google.protobuf.message import Message
 from penstock.errors import PenstockError, UnavailableError
 from penstock.runtime.io.network import connection_failure, no_response, tls_alert_failure
 from penstock.runtime.io.tls import certificate_file
-from penstock.tube.addresses import Address
+from penstock.tube.client.arguments import Address
 from penstock.tube.codec.envelope import payload_of
 from penstock.tube.codec.methods import MethodId
 from penstock.tube.codec.schema import decode

@@ -21,7 +21,7 @@ from typing import NamedTuple
 from penstock.errors import PenstockError, RefusedError, UnavailableError
 from penstock.runtime.backoff import Backoff
 from penstock.runtime.io.clock import monotonic_ms
-from penstock.tube.addresses import Address
+from penstock.tube.client.arguments import Address
 from penstock.tube.client.connection import ClientConnection, ConnectionPool
 from penstock.tube.codec import message as codec
 from penstock.tube.codec.codes import ErrCode

@@ -14,7 +14,7 @@ from google.protobuf.message import Message
 from penstock.errors import PenstockError, RefusedError, UnavailableError
 from penstock.runtime.backoff import Backoff
 from penstock.runtime.io.clock import wall_clock_ms
-from penstock.tube.addresses import Address
+from penstock.tube.client.arguments import Address
 from penstock.tube.client.connection import REQUEST_TIMEOUT_S, ClientConnection
 from penstock.tube.client.fetcher import Fetcher
 from penstock.tube.codec.codes import ErrCode, remedy

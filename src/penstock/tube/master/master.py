@@ -28,9 +28,8 @@ from penstock.tube.engine.master.settings import (
     key_of,
 )
 from penstock.tube.engine.sessions import RequestContext
-from penstock.tube.listeners import Listeners
 from penstock.tube.master.metadata import SettingStore
-from penstock.tube.rpc import AnsweringProtocol, Peers
+from penstock.tube.rpc import AnsweringProtocol, Listeners, Peers
 
 __all__ = ["TubeMaster"]
 

@@ -22,9 +22,9 @@ from penstock.spark.tube import sink_writes
 from penstock.spark.tube.sink import SentRows, TubeStreamWriter, TubeWriter
 from penstock.spark.tube.sink_options import SinkOptions
 from penstock.statestore.hlc import Hlc
+from penstock.tube.exactly_once import BatchId
 from penstock.tube.reader import RangeReader
 from penstock.tube.record import Record
-from penstock.tube.staging import BatchId
 from tests.unit.tube.servers import Tube, tube
 
 QUERY = "5f1d9a7e"

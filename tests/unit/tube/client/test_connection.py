@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from penstock.errors import RefusedError, RemoteProtocolError, UnavailableError
+from penstock.tube.client.arguments import new_client_id
 from penstock.tube.client.connection import ClientConnection
-from penstock.tube.client.identity import new_client_id
 from penstock.tube.client.master_sessions import MasterClient
 from penstock.tube.codec import exceptions
 from penstock.tube.codec.envelope import Request, encode_error, encode_response

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from penstock.tube.client.range_responses import RangeResponse
 from penstock.tube.codec.message import encode_stored
 from penstock.tube.codec.proto import broker_pb2 as pb
 from penstock.tube.engine.broker.fetch_handler import answer_range, get_failure, get_success
+from penstock.tube.reader import RangeResponse
 from penstock.tube.storage.store import Store, StoreLimits
 from tests.unit.runtime.recorded_disk import RecordedDisk
 from tests.unit.tube.storage.test_store import commit, put

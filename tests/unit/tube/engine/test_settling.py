@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from penstock.tube.engine.transactions.outcome import (
+from penstock.tube.exactly_once import (
     InDoubtTransaction,
     ParticipantState,
     in_doubt,
