@@ -1,14 +1,53 @@
-"""Packet identifiers are free, not zero, and go round."""
+"""Packet identifiers are free, not zero, and go round; messages in flight stay in the order of sending."""
 
 from __future__ import annotations
 
-from penstock.mqtt.engine.model.inflight import Inflight
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.mqtt.engine.model.inflight import Inflight, InflightEntry
 
 
 def test_identifiers() -> None:
-    inflight: Inflight[str] = Inflight()
+    inflight: Inflight[InflightEntry] = Inflight()
     first = inflight.free_id()
-    inflight[first] = "a"
+    inflight.add(first, InflightEntry())
     assert (first, inflight.free_id()) == (1, 2)
     inflight._last = 65_534
     assert [inflight.free_id() for _ in range(3)] == [65_535, 2, 3], "1 is taken, 0 does not exist"
+
+
+def test_identifiers_continue_after_those_of_an_earlier_process() -> None:
+    inflight: Inflight[InflightEntry] = Inflight()
+    for packet_id in (65_534, 65_535, 1):
+        inflight.restore(packet_id, InflightEntry())
+    assert inflight.free_id() == 2
+    assert [entry.packet_id for entry in inflight.values()] == [65_534, 65_535, 1]
+
+
+@given(st.lists(st.tuples(st.sampled_from(["send", "restore", "acknowledge", "clear"]), st.integers(1, 300))))
+def test_like_a_dictionary(steps: list[tuple[str, int]]) -> None:
+    """Also where identifiers share a slot."""
+    inflight: Inflight[InflightEntry] = Inflight()
+    model: dict[int, InflightEntry] = {}
+    for action, n in steps:
+        packet_id = n * 64 + n % 7
+        if action == "send":
+            packet_id = inflight.free_id()
+            assert packet_id not in model
+            model[packet_id] = InflightEntry()
+            inflight.add(packet_id, model[packet_id])
+        elif action == "restore" and packet_id not in model:
+            model[packet_id] = InflightEntry()
+            inflight.restore(packet_id, model[packet_id])
+        elif action == "acknowledge" and model:
+            packet_id = list(model)[n % len(model)]
+            entry = inflight.get(packet_id)
+            assert entry is model.pop(packet_id)
+            inflight.remove(entry)
+        elif action == "clear" and n % 10 == 0:
+            inflight.clear()
+            model.clear()
+        assert len(inflight) == len(model)
+        assert [(entry.packet_id, entry) for entry in inflight.values()] == list(model.items())
+        assert inflight.get(packet_id) is model.get(packet_id)

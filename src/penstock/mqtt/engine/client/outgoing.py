@@ -32,7 +32,7 @@ from penstock.mqtt.codec.properties import Properties
 from penstock.mqtt.codec.reasons import ReasonCode
 from penstock.mqtt.engine.client.events import Answered, Event, Unsubscribed
 from penstock.mqtt.engine.client.outbox import Outbox
-from penstock.mqtt.engine.model.inflight import Inflight
+from penstock.mqtt.engine.model.inflight import Inflight, InflightEntry
 
 __all__ = ["MAX_OPEN", "Outgoing"]
 
@@ -42,7 +42,7 @@ MAX_OPEN: Final = 65_000
 _NO_PROPERTIES: Final = Properties()
 
 
-class _Operation:
+class _Operation(InflightEntry):
     """An operation that the server answers.
 
     ``sent``: in its session, as far as we know; ``seen``: maybe in an older one. ``received``: the reason code of its
@@ -53,6 +53,7 @@ class _Operation:
     __slots__ = ("counted", "expires_at", "packet", "received", "seen", "sent", "token")
 
     def __init__(self, packet: Publish | Subscribe | Unsubscribe, token: object, expires_at: int = 0) -> None:
+        super().__init__()
         self.packet = packet
         self.token = token
         self.expires_at = expires_at
@@ -148,11 +149,11 @@ class Outgoing:
                 if not operation.sent:
                     self._waiting.remove(operation)
                 return
-        for packet_id, operation in self._inflight.items():
+        for operation in self._inflight.values():
             if operation.token is token:
                 operation.token = None
                 if not operation.sent:
-                    del self._inflight[packet_id]
+                    self._inflight.remove(operation)
                 return
 
     # What is asked for
@@ -238,7 +239,7 @@ class Outgoing:
             raise protocol_error(f"{type(packet).__name__} answers another packet")
         if len(packet.reason_codes) != expected:
             raise protocol_error(f"{len(packet.reason_codes)} reason codes for {expected} topic filters [MQTT-3.8.4-6]")
-        del self._inflight[packet.packet_id]
+        self._inflight.remove(operation)
         if isinstance(asked, Subscribe):
             for wanted, code in zip(asked.subscriptions, packet.reason_codes, strict=True):
                 if code < 0x80:
@@ -269,7 +270,8 @@ class Outgoing:
             except LocalProtocolError as e:
                 self._give_up(operation, e)
                 continue
-            inflight[publish.packet_id] = operation
+            if inflight.get(publish.packet_id) is None:
+                inflight.add(publish.packet_id, operation)
             operation.sent = operation.seen = operation.counted = True
             self._open_publishes += 1
             self._outbox.add(data, now)
@@ -287,7 +289,7 @@ class Outgoing:
 
     def _finish(self, operation: _Operation, code: int, reason_string: str | None, now: int) -> None:
         """Complete a message."""
-        del self._inflight[operation.packet.packet_id]
+        self._inflight.remove(operation)
         if operation.counted:
             self._open_publishes -= 1
         self._answer(operation, (code,), reason_string)
@@ -300,7 +302,8 @@ class Outgoing:
 
     def _give_up(self, operation: _Operation, error: PenstockError) -> None:
         """Fail a message that is not sent (any more)."""
-        self._inflight.pop(operation.packet.packet_id)
+        if self._inflight.get(operation.packet.packet_id) is operation:
+            self._inflight.remove(operation)
         if operation.token is not None:
             self._events.append(Answered(operation.token, (), "", error))
 
@@ -388,7 +391,7 @@ class Outgoing:
             raise LocalProtocolError(f"mqtt: {MAX_OPEN} operations wait for an answer", do="wait for some of them")
         operation = _Operation(packet, token)
         packet.packet_id = self._inflight.free_id()
-        self._inflight[packet.packet_id] = operation
+        self._inflight.add(packet.packet_id, operation)
         if self._online:
             self._send_control(operation, now)
 
@@ -396,7 +399,7 @@ class Outgoing:
         packet = operation.packet
         if packet.packet_id == 0:
             packet.packet_id = self._inflight.free_id()
-        self._inflight[packet.packet_id] = operation
+            self._inflight.add(packet.packet_id, operation)
         operation.sent = operation.seen = True
         self._outbox.send(packet, now)
 

@@ -1,77 +1,134 @@
-"""QoS 1 and 2 messages in flight, in the order in which they were sent."""
+"""QoS 1 and 2 messages in flight, found by packet identifier.
+
+A hash table with chaining whose hash is the identifier itself: identifiers are assigned in turn, so the messages in
+flight fill neighbouring slots, and a slot with more than one message is rare.
+"""
 
 from __future__ import annotations
 
-from collections.abc import ItemsView, Iterator, ValuesView
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar, cast
 
-__all__ = ["Inflight"]
+from mypy_extensions import mypyc_attr
 
-T = TypeVar("T")
+if TYPE_CHECKING:
+    from mypy_extensions import i64
+
+__all__ = ["Inflight", "InflightEntry"]
+
+
+@mypyc_attr(acyclic=True)
+class InflightEntry:
+    """Base of what :class:`Inflight` holds: an exchange with a packet identifier, until its last acknowledgement."""
+
+    __slots__ = ("next", "order", "packet_id")
+
+    def __init__(self) -> None:
+        self.packet_id: i64 = 0
+        """0 until :meth:`Inflight.add`."""
+        self.order: i64 = 0
+        """Number in the order of sending."""
+        self.next: InflightEntry | None = None
+        """The next entry in the same slot."""
+
+
+T = TypeVar("T", bound=InflightEntry)
 
 
 class Inflight(Generic[T]):
-    """Messages in flight by packet identifier; not a dict, because compiled code calls its methods directly.
+    """Entries in flight. The owner bounds their number to less than 65,535.
 
-    The owner bounds it. Identifiers go round, so that a late acknowledgement of an old message does not hit a new one.
+    Identifiers go round, so that a late acknowledgement of an old message does not hit a new one.
     """
 
-    __slots__ = ("_items", "_last", "bytes")
+    __slots__ = ("_last", "_mask", "_order", "_slots", "bytes", "count")
 
     def __init__(self) -> None:
-        self._items: dict[int, T] = {}
-        self._last = 0
-        self.bytes = 0
+        self._slots: list[InflightEntry | None] = [None]
+        self._mask: i64 = 0
+        self._last: i64 = 0
+        self._order: i64 = 0
+        self.count: i64 = 0
+        self.bytes: i64 = 0
         """Bytes of large payloads, counted by the owner."""
 
     def __len__(self) -> int:
-        return len(self._items)
+        return self.count
 
-    def __iter__(self) -> Iterator[int]:
-        return iter(self._items)
+    def free_id(self) -> i64:
+        """Return a free packet identifier [MQTT-2.2.1-3], [MQTT-2.2.1-4]."""
+        slots, mask = self._slots, self._mask
+        packet_id = self._last
+        while True:
+            packet_id = packet_id + 1 if packet_id < 65_535 else 1
+            if slots[packet_id & mask] is None or self.get(packet_id) is None:
+                self._last = packet_id
+                return packet_id
 
-    def __contains__(self, packet_id: int) -> bool:
-        return packet_id in self._items
+    def add(self, packet_id: i64, entry: T) -> None:
+        """Add an entry under a free identifier."""
+        if self.count > self._mask:
+            self._grow()
+        slots, slot = self._slots, packet_id & self._mask
+        entry.packet_id = packet_id
+        entry.order = self._order
+        self._order += 1
+        entry.next = slots[slot]
+        slots[slot] = entry
+        self.count += 1
 
-    def __getitem__(self, packet_id: int) -> T:
-        return self._items[packet_id]
+    def restore(self, packet_id: i64, entry: T) -> None:
+        """Add an entry of an earlier process; identifiers continue after it."""
+        self.add(packet_id, entry)
+        self._last = packet_id
 
-    def __setitem__(self, packet_id: int, sent: T) -> None:
-        self._items[packet_id] = sent
+    def get(self, packet_id: i64) -> T | None:
+        """Return the entry with that identifier; None for a free one."""
+        entry = self._slots[packet_id & self._mask]
+        while entry is not None and entry.packet_id != packet_id:
+            entry = entry.next
+        return cast("T | None", entry)
 
-    def __delitem__(self, packet_id: int) -> None:
-        del self._items[packet_id]
+    def remove(self, entry: T) -> None:
+        """Remove an entry that is in flight."""
+        slots, slot = self._slots, entry.packet_id & self._mask
+        before = slots[slot]
+        if before is entry:
+            slots[slot] = entry.next
+        else:
+            while before is not None and before.next is not entry:
+                before = before.next
+            assert before is not None
+            before.next = entry.next
+        entry.next = None
+        self.count -= 1
 
-    def get(self, packet_id: int) -> T | None:
-        """Return the message with that identifier; None for a free one."""
-        return self._items.get(packet_id)
-
-    def pop(self, packet_id: int) -> T | None:
-        """Remove and return the message with that identifier; None for a free one."""
-        sent = self._items.get(packet_id)
-        if sent is not None:
-            del self._items[packet_id]
-        return sent
-
-    def values(self) -> ValuesView[T]:
-        """Return all messages, the oldest first."""
-        return self._items.values()
-
-    def items(self) -> ItemsView[int, T]:
-        """Return all messages with their packet identifiers, the oldest first."""
-        return self._items.items()
+    def values(self) -> list[T]:
+        """Return all entries, the oldest first."""
+        entries = self._entries()
+        entries.sort(key=lambda entry: entry.order)
+        return cast("list[T]", entries)
 
     def clear(self) -> None:
-        """Remove all messages; identifiers continue."""
-        self._items.clear()
+        """Remove all entries; identifiers continue."""
+        self._slots = [None]
+        self._mask = 0
+        self.count = 0
 
-    def free_id(self) -> int:
-        """Return a free packet identifier [MQTT-2.2.1-3], [MQTT-2.2.1-4]; there must be fewer than 65,535 messages."""
-        packet_id = self._last + 1
-        if packet_id > 65_535:
-            packet_id = 1
-        items = self._items
-        while packet_id in items:
-            packet_id = packet_id + 1 if packet_id < 65_535 else 1
-        self._last = packet_id
-        return packet_id
+    def _grow(self) -> None:
+        mask = self._mask * 2 + 1
+        slots: list[InflightEntry | None] = [None] * (mask + 1)
+        for entry in self._entries():
+            slot = entry.packet_id & mask
+            entry.next = slots[slot]
+            slots[slot] = entry
+        self._slots = slots
+        self._mask = mask
+
+    def _entries(self) -> list[InflightEntry]:
+        entries: list[InflightEntry] = []
+        for first in self._slots:
+            entry = first
+            while entry is not None:
+                entries.append(entry)
+                entry = entry.next
+        return entries

@@ -104,7 +104,7 @@ class Router:
         self._reserved: FilterTree[Service] = FilterTree()
         self._filters: FilterTree[SessionSubscription] = FilterTree()
         self._shared: FilterTree[SharedGroup] = FilterTree()
-        self._groups: dict[str, SharedGroup] = {}
+        self.groups: dict[str, SharedGroup] = {}
         self._shared_members = 0
         self._sys_subscriptions = 0
         self._cached_receivers = 0
@@ -139,9 +139,9 @@ class Router:
             self._forget(topic_filter)
             return
         name, inner = shared
-        group = self._groups.get(topic_filter)
+        group = self.groups.get(topic_filter)
         if group is None:
-            group = self._groups[topic_filter] = SharedGroup(topic_filter)
+            group = self.groups[topic_filter] = SharedGroup(topic_filter)
             self._shared.set(inner, name, group)
         new = client_id not in group.members
         self._shared_members += new
@@ -165,7 +165,7 @@ class Router:
             self._sys_subscriptions -= inner.startswith(SYS_PREFIX)
         if not group.members:
             self._shared.remove(inner, name)
-            self._groups.pop(group.topic_filter, None)
+            self.groups.pop(group.topic_filter, None)
         self._forget(inner)
 
     def route(self, topic: str) -> Route:

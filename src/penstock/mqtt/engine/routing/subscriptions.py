@@ -18,6 +18,8 @@ from penstock.mqtt.codec.topics import SHARE_PREFIX, has_wildcard
 from penstock.mqtt.engine.model.timers import Timed
 
 if TYPE_CHECKING:
+    from mypy_extensions import i64
+
     from penstock.mqtt.engine.model.access import Rights
     from penstock.mqtt.engine.model.message import Message
 
@@ -59,9 +61,7 @@ class Subscriber(Timed):
         """Return whether messages of that topic may be sent to the client."""
         return self.rights is None or self.rights.may_receive(topic)
 
-    def deliver(
-        self, message: Message, qos: int, retain: int, identifiers: bytes, now: int, group: SharedGroup | None = None
-    ) -> None:
+    def deliver(self, message: Message, qos: i64, retain: i64, identifiers: bytes, now: i64, share: str = "") -> None:
         """Send the message to the client, or queue it. ``identifiers``: its subscription identifiers, encoded."""
         raise NotImplementedError
 

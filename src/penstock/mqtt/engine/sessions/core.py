@@ -228,6 +228,10 @@ class BrokerCore(SessionOwner):
         """Return the services for a message that was delivered to its subscribers before."""
         return self.router.route(publish.topic).services
 
+    def shared_group(self, topic_filter: str) -> SharedGroup | None:
+        """Return the members of a shared subscription; None when it has none any more."""
+        return self.router.groups.get(topic_filter)
+
     def take_over(self, group: SharedGroup, now: int) -> None:
         """Deliver messages that are queued for disconnected members of ``group`` to members with room for them."""
         take_over(group, now)

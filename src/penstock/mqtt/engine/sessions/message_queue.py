@@ -175,13 +175,13 @@ class MessageQueue:
         return delivery
 
     def remove(self, unwanted: list[Delivery]) -> None:
-        """Remove the deliveries with the same message and group as one of ``unwanted``."""
-        gone = {(delivery.message, delivery.group) for delivery in unwanted}
+        """Remove the deliveries with the same message and shared subscription as one of ``unwanted``."""
+        gone = {(delivery.message, delivery.share) for delivery in unwanted}
         for line in (self.reliable, self.qos0):
-            remaining = [delivery for delivery in line if (delivery.message, delivery.group) not in gone]
+            remaining = [delivery for delivery in line if (delivery.message, delivery.share) not in gone]
             if len(remaining) < len(line):
                 for delivery in line:
-                    if (delivery.message, delivery.group) in gone:
+                    if (delivery.message, delivery.share) in gone:
                         self._forget(delivery)
                 line.clear()
                 line.extend(remaining)

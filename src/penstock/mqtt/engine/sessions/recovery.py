@@ -92,19 +92,19 @@ class _Deliveries:
                 self._delivery(session, row, row.packet_id if known is None else known.packet_id)
 
     def _released(self, session: Session, row: ProgressRow) -> None:
-        delivery = Delivery(RELEASED, 2, 0, b"", None, row.number)
+        delivery = Delivery(RELEASED, 2, 0, b"", "", row.number)
         if row.stage == Stage.RELEASED:
-            session.inflight[row.packet_id] = delivery
+            session.inflight.restore(row.packet_id, delivery)
         elif session.journal is not None:  # its message was damaged and is in the quarantine
             session.journal.done(delivery)
 
     def _delivery(self, session: Session, row: DeliveryRow, packet_id: int) -> None:
         message = self._message(row.message)
         subscription = session.subscriptions.get(row.share) if row.share else None
-        group = None if subscription is None else subscription.group
-        delivery = Delivery(message, row.qos, row.retain, row.identifiers, group, row.number)
+        share = row.share if subscription is not None else ""
+        delivery = Delivery(message, row.qos, row.retain, row.identifiers, share, row.number)
         if packet_id:
-            session.inflight[packet_id] = delivery
+            session.inflight.restore(packet_id, delivery)
             if len(message.payload) >= LARGE:
                 session.inflight.bytes += len(message.payload)
             return

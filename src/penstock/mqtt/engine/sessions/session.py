@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from penstock.mqtt.codec.packets import Will
 from penstock.mqtt.codec.primitives import protocol_error
@@ -28,6 +28,9 @@ from penstock.mqtt.engine.sessions.session_delivery import RELEASED, Delivery
 from penstock.mqtt.engine.sessions.session_journal import SessionJournal
 from penstock.mqtt.service import Answerable
 
+if TYPE_CHECKING:
+    from mypy_extensions import i64
+
 __all__ = ["LARGE", "NEVER", "NOTIFICATIONS_LOST", "RetainedDelivery", "Session", "SessionConnection", "SessionOwner"]
 
 NEVER: Final = 0xFFFFFFFF
@@ -39,7 +42,7 @@ LARGE: Final = 4096
 NOTIFICATIONS_LOST: Final = "the client is too slow: a state store notification does not fit into its queue"
 """Reason String for observers that are disconnected."""
 
-_NOTHING: Final[deque[int]] = deque(maxlen=0)
+_NOTHING: Final[deque[Delivery]] = deque(maxlen=0)
 """Shared by sessions with nothing to send again: a deque takes 760 bytes."""
 _NO_IDENTIFIERS: Final[set[int]] = set()
 """The same for packet identifiers; never added to."""
@@ -55,6 +58,10 @@ class SessionOwner:
 
     def session_due(self, session: Session, now: int) -> None:
         """Handle the will delay or the expiry of an offline session."""
+        raise NotImplementedError
+
+    def shared_group(self, topic_filter: str) -> SharedGroup | None:
+        """Return the members of a shared subscription; None when it has none any more."""
         raise NotImplementedError
 
     def take_over(self, group: SharedGroup, now: int) -> None:
@@ -150,7 +157,7 @@ class Session(Subscriber):
         self.will_at = 0
         self.subscriptions: dict[str, SessionSubscription] = {}
         self.inflight: Inflight[Delivery] = Inflight()
-        """Unacknowledged QoS 1 and 2 messages by packet identifier, in order; :data:`RELEASED` after PUBREC."""
+        """Unacknowledged QoS 1 and 2 messages; their message is :data:`RELEASED` after PUBREC."""
         self.incoming: dict[int, Answerable | None] = {}
         """Packet identifiers of received QoS 2 messages without PUBREL; the acknowledgement while it waits."""
         self.routed = _NO_IDENTIFIERS
@@ -166,7 +173,7 @@ class Session(Subscriber):
         # State of the connection.
         self.connection: SessionConnection | None = None
         self.resend = _NOTHING
-        """Packet identifiers of messages in flight to send again on this connection, before new messages."""
+        """Messages in flight to send again on this connection, before new messages."""
         self.deferred_group: SharedGroup | None = None
         """A shared subscription with messages for disconnected members that this session had no room for."""
         self.retained_delivery: RetainedDelivery | None = None
@@ -235,9 +242,7 @@ class Session(Subscriber):
 
     # Messages to the client
 
-    def deliver(
-        self, message: Message, qos: int, retain: int, identifiers: bytes, now: int, group: SharedGroup | None = None
-    ) -> None:
+    def deliver(self, message: Message, qos: i64, retain: i64, identifiers: bytes, now: i64, share: str = "") -> None:
         """Send the message, or queue it until the connection is writable and the send quota allows it."""
         connection = self.connection
         if qos == 0:
@@ -246,30 +251,30 @@ class Session(Subscriber):
             elif connection.writable:
                 connection.send_publish(message, 0, 0x30 | retain, identifiers, now)
             else:
-                self._wait(Delivery(message, 0, retain, identifiers, group, 0), now)
+                self._wait(Delivery(message, 0, retain, identifiers, share, 0), now)
             return
         journal = self.journal
-        inflight = self.inflight  # holds what is to be sent again, too: then it is full, or the connection is
+        inflight = self.inflight  # includes messages to send again: then it is full, or the connection is
         if (
             connection is None
             or not connection.writable
             or self.waiting.reliable
-            or len(inflight) >= connection.send_maximum
+            or inflight.count >= connection.send_maximum
             or inflight.bytes >= self._max_inflight_bytes
         ):
             if self.ending:
                 return  # it ended while the message was on its way to others
-            number = 0 if journal is None else journal.queue(message, qos, retain, identifiers, group, 0)
-            self._wait(Delivery(message, qos, retain, identifiers, group, number), now)
+            number = 0 if journal is None else journal.queue(message, qos, retain, identifiers, share, 0)
+            self._wait(Delivery(message, qos, retain, identifiers, share, number), now)
             return
         packet_id = inflight.free_id()
         if connection.send_publish(message, packet_id, 0x30 | qos << 1 | retain, identifiers, now):
             number = 0
             if journal is not None:
-                number = journal.queue(message, qos, retain, identifiers, group, packet_id)
+                number = journal.queue(message, qos, retain, identifiers, share, packet_id)
                 if qos == 2:
                     self.hold_output(connection)
-            inflight[packet_id] = Delivery(message, qos, retain, identifiers, group, number)
+            inflight.add(packet_id, Delivery(message, qos, retain, identifiers, share, number))
             if len(message.payload) >= LARGE:
                 inflight.bytes += len(message.payload)
 
@@ -315,10 +320,14 @@ class Session(Subscriber):
             and self.window_open(connection)
         )
 
+    def shared_group(self, topic_filter: str) -> SharedGroup | None:
+        """Return the members of a shared subscription; None when it has none any more."""
+        return self._broker.shared_group(topic_filter)
+
     def window_open(self, connection: SessionConnection) -> bool:
         """Return whether the send quota allows another message in flight."""
         inflight = self.inflight
-        return len(inflight) < connection.send_maximum and inflight.bytes < self._max_inflight_bytes
+        return inflight.count < connection.send_maximum and inflight.bytes < self._max_inflight_bytes
 
     def _leave_flight(self, delivery: Delivery) -> None:
         """Subtract a large message that is no longer in flight."""
@@ -326,24 +335,25 @@ class Session(Subscriber):
         if size >= LARGE:
             self.inflight.bytes -= size
 
-    def acknowledge(self, packet_id: int, now: int) -> bool:
+    def acknowledge(self, packet_id: i64, now: i64) -> bool:
         """Handle a PUBACK, with any reason code [MQTT-4.4.0-2]; return False for an unknown identifier.
 
         Raises:
             RemoteProtocolError: the message was sent at QoS 2.
         """
-        delivery = self.inflight.pop(packet_id)
+        inflight = self.inflight
+        delivery = inflight.get(packet_id)
         if delivery is None:
             return False
         if delivery.qos != 1:
-            self.inflight[packet_id] = delivery
             raise protocol_error("PUBACK for a message sent at QoS 2")
-        if self.inflight.bytes:
+        inflight.remove(delivery)
+        if inflight.bytes:
             self._leave_flight(delivery)
         if self.journal is not None:
             self.journal.done(delivery)
-        if self.resend and packet_id in self.resend:  # late, for what an earlier connection carried
-            self.resend.remove(packet_id)
+        if self.resend and delivery in self.resend:  # late, for a message of an earlier connection
+            self.resend.remove(delivery)
         if self.waiting.reliable or self.resend or self.retained_delivery is not None:
             self.send_waiting(now)
         return True
@@ -361,21 +371,21 @@ class Session(Subscriber):
             raise protocol_error("PUBREC for a message sent at QoS 1")
         if self.inflight.bytes:
             self._leave_flight(delivery)  # from here on without its payload
-        if self.resend and packet_id in self.resend:
-            self.resend.remove(packet_id)
+        if self.resend and delivery in self.resend:
+            self.resend.remove(delivery)
         journal = self.journal
         if reason_code < 0x80:
             if delivery.message is not RELEASED:
                 if journal is not None:
                     journal.released(delivery, packet_id)
-                self.inflight[packet_id] = Delivery(RELEASED, 2, 0, b"", None, delivery.number)
+                delivery.release()
             if journal is not None and self.connection is not None:
                 # A PUBREL that a crash forgets would let the message come a second time.
                 self.hold_output(self.connection)
             return 0
         if journal is not None:
             journal.done(delivery)
-        del self.inflight[packet_id]
+        self.inflight.remove(delivery)
         self.send_waiting(now)
         return -1
 
@@ -392,18 +402,19 @@ class Session(Subscriber):
             raise protocol_error("PUBCOMP before PUBREL")
         if self.journal is not None:
             self.journal.done(delivery)
-        del self.inflight[packet_id]
+        self.inflight.remove(delivery)
         if self.waiting.reliable or self.resend or self.retained_delivery is not None:
             self.send_waiting(now)
         return True
 
     def withdraw(self, deliveries: list[Delivery]) -> None:
         """Remove deliveries of shared subscriptions that other members take over."""
-        gone = {(delivery.message, delivery.group) for delivery in deliveries}
-        for packet_id in [packet_id for packet_id, sent in self.inflight.items() if (sent.message, sent.group) in gone]:
-            if self.inflight.bytes:
-                self._leave_flight(self.inflight[packet_id])
-            del self.inflight[packet_id]
+        gone = {(delivery.message, delivery.share) for delivery in deliveries}
+        for sent in self.inflight.values():
+            if (sent.message, sent.share) in gone:
+                if self.inflight.bytes:
+                    self._leave_flight(sent)
+                self.inflight.remove(sent)
         self.waiting.remove(deliveries)
         if self.journal is not None:
             for delivery in deliveries:
@@ -421,12 +432,12 @@ class Session(Subscriber):
         PUBRELs are sent first: they need no send quota [MQTT-4.9.0-3], [MQTT-4.4.0-1], [MQTT-4.6.0-1].
         """
         connection = self.connection
-        self.resend = deque() if self.inflight else _NOTHING
-        for packet_id, delivery in self.inflight.items():
+        self.resend = deque() if self.inflight.count else _NOTHING
+        for delivery in self.inflight.values():
             if delivery.message is not RELEASED:
-                self.resend.append(packet_id)
+                self.resend.append(delivery)
             elif connection is not None:
-                connection.pubrel(packet_id)
+                connection.pubrel(delivery.packet_id)
         self.send_waiting(now)
 
     def send_waiting(self, now: int) -> None:
@@ -435,14 +446,13 @@ class Session(Subscriber):
         if connection is None:
             return
         inflight, resend = self.inflight, self.resend
-        while resend and connection.writable and len(inflight) - len(resend) < connection.send_maximum:
-            packet_id = resend.popleft()
-            delivery = inflight[packet_id]
+        while resend and connection.writable and inflight.count - len(resend) < connection.send_maximum:
+            delivery = resend.popleft()
             first = 0x38 | delivery.qos << 1 | delivery.retain
-            if not connection.send_publish(delivery.message, packet_id, first, delivery.identifiers, now):
+            if not connection.send_publish(delivery.message, delivery.packet_id, first, delivery.identifiers, now):
                 if inflight.bytes:
                     self._leave_flight(delivery)
-                del inflight[packet_id]
+                inflight.remove(delivery)
                 if self.journal is not None:
                     self.journal.done(delivery)
         waiting = self.waiting
@@ -483,11 +493,11 @@ class Session(Subscriber):
                 journal.sent(delivery, packet_id)
             else:  # retained, or from before the session was persistent
                 delivery.number = journal.queue(
-                    message, qos, delivery.retain, delivery.identifiers, delivery.group, packet_id
+                    message, qos, delivery.retain, delivery.identifiers, delivery.share, packet_id
                 )
             if qos == 2:
                 self.hold_output(connection)
-        inflight[packet_id] = delivery
+        inflight.add(packet_id, delivery)
         if len(message.payload) >= LARGE:
             inflight.bytes += len(message.payload)
 
@@ -538,7 +548,7 @@ class RetainedDelivery:
                 if message.expired(now) or not retained.delivers(topic, message) or not session.may_receive(topic):
                     continue
                 if qos:
-                    session.send_queued(Delivery(message, qos, 1, subscription.identifier, None, 0), connection, now)
+                    session.send_queued(Delivery(message, qos, 1, subscription.identifier, "", 0), connection, now)
                 else:
                     connection.send_publish(message, 0, 0x31, subscription.identifier, now)
             self._found = None

@@ -14,7 +14,7 @@ from penstock.mqtt.engine.sessions.session_delivery import RELEASED, Delivery
 
 if TYPE_CHECKING:
     from penstock.mqtt.engine.model.message import Message
-    from penstock.mqtt.engine.routing.subscriptions import SessionSubscription, SharedGroup
+    from penstock.mqtt.engine.routing.subscriptions import SessionSubscription
 
 __all__ = ["PROCESSED", "ROUTED", "SessionJournal"]
 
@@ -65,11 +65,8 @@ class SessionJournal:
         """Delete a subscription."""
         self.journal.unsubscribed(self.number, topic_filter, awaited=self.awaited)
 
-    def queue(
-        self, message: Message, qos: int, retain: int, identifiers: bytes, group: SharedGroup | None, packet_id: int
-    ) -> int:
+    def queue(self, message: Message, qos: int, retain: int, identifiers: bytes, share: str, packet_id: int) -> int:
         """Record a message, and return the number of its delivery. ``packet_id`` 0: it is queued."""
-        share = "" if group is None else group.topic_filter
         return self.journal.queue(
             self.number, message, qos, retain, identifiers, packet_id, share, awaited=self.awaited
         )

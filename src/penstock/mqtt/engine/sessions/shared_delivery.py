@@ -22,13 +22,13 @@ def deliver_shared(member: SessionSubscription, group: SharedGroup, message: Mes
     """Deliver a message to the chosen member."""
     qos = min(member.qos, message.qos)  # [MQTT-4.8.2-3]
     retain = 1 if message.retain and member.retain_as_published else 0
-    member.session.deliver(message, qos, retain, member.identifier, now, group)
+    member.session.deliver(message, qos, retain, member.identifier, now, group.topic_filter)
 
 
 def share_out(session: Session, now: int) -> None:
     """Move undelivered messages of a disconnected session to connected members; of an ending one to any member."""
-    inflight = [d for d in session.inflight.values() if d.group is not None and d.qos == 1]
-    waiting = [d for d in session.waiting.reliable if d.group is not None]
+    inflight = [d for d in session.inflight.values() if d.share and d.qos == 1]
+    waiting = [d for d in session.waiting.reliable if d.share]
     if inflight or waiting:
         _hand_over(session, inflight + waiting, now, online_only=not session.ending)
 
@@ -44,7 +44,9 @@ def take_over(group: SharedGroup, now: int) -> None:
 def leave_group(session: Session, group: SharedGroup, now: int) -> None:
     """Move queued messages of a session that unsubscribed to other members."""
     if group.members:
-        _hand_over(session, [d for d in session.waiting.reliable if d.group is group], now, online_only=False)
+        _hand_over(
+            session, [d for d in session.waiting.reliable if d.share == group.topic_filter], now, online_only=False
+        )
 
 
 def _hand_over(session: Session, deliveries: Iterable[Delivery], now: int, *, online_only: bool) -> None:
@@ -53,7 +55,8 @@ def _hand_over(session: Session, deliveries: Iterable[Delivery], now: int, *, on
     allowed: dict[tuple[SharedGroup, str], list[SessionSubscription]] = {}
     room: dict[Session, _Room] = {}
     for delivery in deliveries:
-        message, group = delivery.message, delivery.group
+        message = delivery.message
+        group = session.shared_group(delivery.share)
         if group is None or message.expired(now):
             continue
         topic = message.publish.topic
