@@ -22,6 +22,9 @@ ROOT = Path(__file__).resolve().parent.parent
 BUDGET = ROOT / "tests" / "architecture" / "generic_calls.json"
 
 HOT = (
+    "link___ServerLink___data_received",
+    "link___ServerLink___send_now",
+    "server___MqttServer___received",
     "decoder___Decoder___feed",
     "decoder___Decoder____decode",
     "decoder___Decoder____publish",

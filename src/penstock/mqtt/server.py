@@ -32,7 +32,7 @@ from penstock.mqtt.transport.connection_limits import (
     ConnectionLimits,
     ConnectionLimitStats,
 )
-from penstock.mqtt.transport.link import CLOSE_GRACE_S, ServerLink
+from penstock.mqtt.transport.link import CLOSE_GRACE_S, ServerLink, ServerLinkOwner
 from penstock.mqtt.transport.listener import Listener
 from penstock.mqtt.transport.listener_settings import ListenerSettings
 from penstock.runtime.io.clock import wall_clock_ms
@@ -44,7 +44,7 @@ __all__ = ["BrokerLimits", "BrokerStats", "MqttServer"]
 logger = logging.getLogger("penstock.mqtt")
 
 
-class MqttServer:
+class MqttServer(ServerLinkOwner):
     """An MQTT 5 broker. ``clock``: wall clock in ms, handed to services; deadlines run on the loop's clock.
 
     Call everything from the loop's thread. ``services`` take messages inside the node.
@@ -58,13 +58,12 @@ class MqttServer:
         connection_limits: ConnectionLimits | None = None,
         clock: Callable[[], int] = wall_clock_ms,
     ) -> None:
-        self._clock = clock
-        self.limits = limits or BrokerLimits()
         self.connection_limit_stats = ConnectionLimitStats()
-        self.connection_limiter: ConnectionLimiter[Abortable] = ConnectionLimiter(
+        limiter: ConnectionLimiter[Abortable] = ConnectionLimiter(
             connection_limits or ConnectionLimits(), self.connection_limit_stats
         )
-        """Connection limits of all listeners together."""
+        super().__init__(limits or BrokerLimits(), limiter)
+        self._clock = clock
         self.persistence: Persistence | None = None
         """Stores sessions and retained messages after :meth:`recover`; None: in memory only."""
         self._broker = Broker(
@@ -89,7 +88,6 @@ class MqttServer:
         self._stalls: StallWatch | None = None
         self._empty = asyncio.Event()
         self._closing = False
-        self._receiving = True
         self._joins_writes = False
         """The loop does what :meth:`_flush` is for: what need not be collected goes to the transports."""
 
@@ -193,7 +191,7 @@ class MqttServer:
 
         The first half of a shutdown: services finish what they hold, then `close` says goodbye.
         """
-        self._receiving = False
+        self.receiving = False
         self._broker.publish_wills(self.now())
         for listener in self.listeners:
             listener.close()
@@ -245,11 +243,6 @@ class MqttServer:
 
     # For its links
 
-    @property
-    def receiving(self) -> bool:
-        """Whether connections may be read."""
-        return self._receiving
-
     def now(self) -> int:
         """Milliseconds of the loop's clock."""
         return int(self._time() * 1000)
@@ -266,7 +259,7 @@ class MqttServer:
         """A connection is ready for MQTT."""
         connection = None
         # A handshake that began before the authorities changed; one that is not known is looked at by the next reload.
-        if not self._closing and self._receiving and (link.certificate_valid or not link.anchor):
+        if not self._closing and self.receiving and (link.certificate_valid or not link.anchor):
             connection = self._open(link)
         if connection is not None:
             if self._joins_writes:

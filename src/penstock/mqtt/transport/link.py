@@ -6,8 +6,13 @@ import asyncio
 import os
 import ssl
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, Protocol, cast
+from typing import TYPE_CHECKING, Final, cast
 
+from mypy_extensions import mypyc_attr
+
+from penstock.mqtt.engine.connections.output import Sink
+from penstock.mqtt.engine.model.limits import BrokerLimits
+from penstock.mqtt.transport.connection_limits import Abortable, ConnectionLimiter
 from penstock.mqtt.transport.listener_settings import ListenerState
 from penstock.mqtt.transport.tls import certificate_of, trust_anchor
 from penstock.mqtt.transport.tls_transport import TlsTransport
@@ -16,43 +21,53 @@ from penstock.security.certificates import certificate_identity, name_in_certifi
 if TYPE_CHECKING:
     from penstock.mqtt.engine.connections.connection import BrokerConnection
 
-__all__ = ["CLOSE_GRACE_S", "RefusingLink", "ServerLink", "ServerLinkOwner"]
+__all__ = ["CLOSE_GRACE_S", "ServerLink", "ServerLinkOwner"]
 
-CLOSE_GRACE_S: Final = 5.0
+CLOSE_GRACE_S = 5.0
 """Time for a peer to read the last bytes of a closed connection before it is aborted."""
 WRITE_BUFFER_BYTES: Final = 256 * 1024
 """Size of the write buffer above which a connection gets no messages and is not read."""
-REFUSAL_S: Final = 2.0
-"""Time for a refused connection to send the CONNECT that is answered with the reason."""
 
 
-class ServerLinkOwner(Protocol):
-    """The server of a link."""
+@mypyc_attr(allow_interpreted_subclasses=True)
+class ServerLinkOwner:
+    """The server of listeners and their links; a base class, so that a compiled link calls a compiled server."""
 
-    @property
-    def receiving(self) -> bool:
+    __slots__ = ("connection_limiter", "limits", "receiving")
+
+    def __init__(self, limits: BrokerLimits, connection_limiter: ConnectionLimiter[Abortable]) -> None:
+        self.limits = limits
+        self.connection_limiter = connection_limiter
+        """Connection limits of all listeners together."""
+        self.receiving = True
         """Whether connections are read."""
-        ...
 
     def now(self) -> int:
         """Milliseconds of the loop's clock."""
-        ...
+        raise NotImplementedError
+
+    def arrived(self, link: ServerLink) -> None:
+        """A connection was accepted; its TLS handshake has not begun."""
+        raise NotImplementedError
 
     def opened(self, link: ServerLink) -> BrokerConnection | None:
         """A connection is ready for MQTT; None if it must be closed."""
-        ...
+        raise NotImplementedError
 
     def received(self, connection: BrokerConnection, link: ServerLink, data: bytes) -> None:
         """Bytes of MQTT were received."""
-        ...
+        raise NotImplementedError
 
     def lost(self, link: ServerLink) -> None:
         """The connection is closed; called once, also if it was never opened."""
-        ...
+        raise NotImplementedError
 
 
-class ServerLink(asyncio.Protocol):
-    """One TCP or TLS connection. ``write`` sends bytes of MQTT; ``address`` is the peer's, without its port."""
+class ServerLink(Sink):
+    """One TCP or TLS connection. ``write`` sends bytes of MQTT; ``address`` is the peer's, without its port.
+
+    It has the methods of ``asyncio.Protocol`` without being one: a compiled class has only compiled base classes.
+    """
 
     __slots__ = (
         "_abort",
@@ -145,6 +160,10 @@ class ServerLink(asyncio.Protocol):
         if self.connection is None:
             transport.abort()
 
+    def as_protocol(self) -> asyncio.Protocol:
+        """Return the link as the event loops' type."""
+        return cast(asyncio.Protocol, self)
+
     def writer(self, transport: asyncio.Transport) -> Callable[[bytes], None]:
         """Return the function for ``write``: the transport's own."""
         return transport.write
@@ -153,6 +172,9 @@ class ServerLink(asyncio.Protocol):
         """Pass received bytes to the broker [asyncio]."""
         if self.connection is not None and not self._lingering:
             self._server.received(self.connection, self, data)
+
+    def eof_received(self) -> None:
+        """Let the transport close: the peer closed its side [asyncio]."""
 
     def send_now(self, data: bytes) -> None:
         """Write immediately, without the transport if its write buffer is empty [Sink].
@@ -264,60 +286,6 @@ class ServerLink(asyncio.Protocol):
             self.transport.abort()
         elif self.opening is not None:
             self.opening.cancel()
-
-
-class RefusingLink(asyncio.Protocol):
-    """A refused TCP connection: answers its CONNECT with the reason code, then closes."""
-
-    __slots__ = ("_data", "_done", "_reason_code", "_timer", "_transport")
-
-    def __init__(self, reason_code: int, done: Callable[[], None]) -> None:
-        self._reason_code = reason_code
-        self._done = done
-        self._data = b""
-        self._transport: asyncio.Transport | None = None
-        self._timer: asyncio.TimerHandle | None = None
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Limit the time to send CONNECT [asyncio]."""
-        self._transport = cast(asyncio.Transport, transport)
-        self._timer = asyncio.get_running_loop().call_later(REFUSAL_S, self._transport.abort)
-
-    def data_received(self, data: bytes) -> None:
-        """Answer as soon as the protocol version is known; then close [asyncio]."""
-        if self._transport is None or self._transport.is_closing():
-            return
-        self._data = (self._data + data)[:16]
-        level = _protocol_level(self._data)
-        if level is None:
-            return
-        if level == 5:
-            self._transport.write(bytes((0x20, 3, 0, self._reason_code, 0)))
-        elif level:  # 3.1.1, a bridge, unknown: MQTT 3.1.1 has no better code than "server unavailable"
-            self._transport.write(b"\x20\x02\x00\x03")
-        self._transport.close()
-
-    def connection_lost(self, _exc: Exception | None) -> None:
-        """Notify the listener [asyncio]."""
-        if self._timer is not None:
-            self._timer.cancel()
-        self._done()
-
-
-def _protocol_level(data: bytes) -> int | None:
-    """Return the protocol level of the start of a CONNECT; None if more bytes are needed, 0 if it is no CONNECT."""
-    if data[:1] not in (b"", b"\x10"):
-        return 0
-    start = 1
-    while start < len(data) and data[start] & 0x80 and start < 5:
-        start += 1
-    body = data[start + 1 :]
-    for name in (b"\x00\x04MQTT", b"\x00\x06MQIsdp"):
-        if len(body) > len(name) and body.startswith(name):
-            return body[len(name)]
-        if name.startswith(body[: len(name)]):
-            return None
-    return 0
 
 
 def _discard(data: bytes) -> None:

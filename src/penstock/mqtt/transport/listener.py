@@ -14,17 +14,16 @@ import logging
 import os
 import resource
 import socket
-from collections.abc import Coroutine
-from typing import Final, Protocol
+from collections.abc import Callable, Coroutine
+from typing import Final, cast
 
-from penstock.mqtt.engine.model.limits import BrokerLimits
-from penstock.mqtt.transport.connection_limits import Abortable, ConnectionLimiter, address_group
-from penstock.mqtt.transport.link import RefusingLink, ServerLink, ServerLinkOwner
+from penstock.mqtt.transport.connection_limits import address_group
+from penstock.mqtt.transport.link import ServerLink, ServerLinkOwner
 from penstock.mqtt.transport.listener_settings import ListenerSettings, ListenerState, Transport
 from penstock.mqtt.transport.tls_transport import TlsTransport
 from penstock.runtime.io.tls import handshake_failure
 
-__all__ = ["Listener", "ListenerOwner"]
+__all__ = ["Listener", "RefusingLink"]
 
 logger = logging.getLogger("penstock.mqtt")
 
@@ -38,33 +37,17 @@ RESERVED_DESCRIPTORS: Final = 64
 REFUSING_AT_ONCE: Final = 64
 """Refused connections that are answered at the same time; further ones are closed without an answer."""
 TLS_HANDSHAKE_S: Final = 10.0
+REFUSAL_S: Final = 2.0
+"""Time for a refused connection to send the CONNECT that is answered with the reason."""
 
 _NO_SUCH_ADDRESS: Final = frozenset({errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT})
 _NO_DESCRIPTOR: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 
-class ListenerOwner(ServerLinkOwner, Protocol):
-    """The server of a listener."""
-
-    @property
-    def limits(self) -> BrokerLimits:
-        """The broker's limits."""
-        ...
-
-    @property
-    def connection_limiter(self) -> ConnectionLimiter[Abortable]:
-        """The limits of all listeners together."""
-        ...
-
-    def arrived(self, link: ServerLink) -> None:
-        """A connection was accepted; its TLS handshake has not begun."""
-        ...
-
-
 class Listener(ListenerState):
     """Accepts connections on one address."""
 
-    def __init__(self, server: ListenerOwner, settings: ListenerSettings) -> None:
+    def __init__(self, server: ServerLinkOwner, settings: ListenerSettings) -> None:
         """Read the certificates.
 
         Raises:
@@ -218,9 +201,9 @@ class Listener(ListenerState):
         tls = self.tls
         try:
             if tls is None:
-                await self._loop.connect_accepted_socket(lambda: link, client)
+                await self._loop.connect_accepted_socket(link.as_protocol, client)
             else:
-                transport = TlsTransport(link, tls.context)
+                transport = TlsTransport(link.as_protocol(), tls.context)
                 await self._loop.connect_accepted_socket(lambda: transport, client)
                 await self._handshake(link, transport)
         except OSError as error:
@@ -314,3 +297,57 @@ class Listener(ListenerState):
         self.stats.paused = 0
         logger.info("%s: accepts connections again", self.name)
         self._listen()
+
+
+class RefusingLink(asyncio.Protocol):
+    """A refused TCP connection: answers its CONNECT with the reason code, then closes."""
+
+    __slots__ = ("_data", "_done", "_reason_code", "_timer", "_transport")
+
+    def __init__(self, reason_code: int, done: Callable[[], None]) -> None:
+        self._reason_code = reason_code
+        self._done = done
+        self._data = b""
+        self._transport: asyncio.Transport | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Limit the time to send CONNECT [asyncio]."""
+        self._transport = cast(asyncio.Transport, transport)
+        self._timer = asyncio.get_running_loop().call_later(REFUSAL_S, self._transport.abort)
+
+    def data_received(self, data: bytes) -> None:
+        """Answer as soon as the protocol version is known; then close [asyncio]."""
+        if self._transport is None or self._transport.is_closing():
+            return
+        self._data = (self._data + data)[:16]
+        level = _protocol_level(self._data)
+        if level is None:
+            return
+        if level == 5:
+            self._transport.write(bytes((0x20, 3, 0, self._reason_code, 0)))
+        elif level:  # 3.1.1, a bridge, unknown: MQTT 3.1.1 has no better code than "server unavailable"
+            self._transport.write(b"\x20\x02\x00\x03")
+        self._transport.close()
+
+    def connection_lost(self, _exc: Exception | None) -> None:
+        """Notify the listener [asyncio]."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._done()
+
+
+def _protocol_level(data: bytes) -> int | None:
+    """Return the protocol level of the start of a CONNECT; None if more bytes are needed, 0 if it is no CONNECT."""
+    if data[:1] not in (b"", b"\x10"):
+        return 0
+    start = 1
+    while start < len(data) and data[start] & 0x80 and start < 5:
+        start += 1
+    body = data[start + 1 :]
+    for name in (b"\x00\x04MQTT", b"\x00\x06MQIsdp"):
+        if len(body) > len(name) and body.startswith(name):
+            return body[len(name)]
+        if name.startswith(body[: len(name)]):
+            return None
+    return 0

@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 
 from penstock.mqtt.codec.encoder import encode
 from penstock.mqtt.codec.packets import Connect
-from penstock.mqtt.transport.link import RefusingLink, ServerLink
+from penstock.mqtt.transport.link import ServerLink
+from penstock.mqtt.transport.listener import RefusingLink
+from tests.unit.mqtt.transport.link_owner import LinkOwner
 
 VERSION_5 = encode(Connect("c" * 200))
 OLDER = {
@@ -89,13 +91,12 @@ class SocketWire(Wire):
 
 @pytest.mark.parametrize("encrypted", [False, True], ids=["plain", "TLS of the event loop"])
 def test_what_is_sent_now_goes_past_an_empty_transport_and_behind_a_full_one(*, encrypted: bool) -> None:
-    listener: Any = SimpleNamespace(tls=None)
-    owner: Any = SimpleNamespace(opened=lambda _link: object())
+    listener: Any = SimpleNamespace(tls=None, name="mqtt")
     with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as client:
         tcp, _ = server.accept()
         with tcp:
             tcp.setblocking(False)
-            wire, link = SocketWire(encrypted=encrypted), ServerLink(owner, listener, "127.0.0.1", 1, "g")
+            wire, link = SocketWire(encrypted=encrypted), ServerLink(LinkOwner(), listener, "127.0.0.1", 1, "g")
             link.descriptor = tcp.fileno()
             link.connection_made(cast(asyncio.Transport, wire))
             wire.write(b"first")

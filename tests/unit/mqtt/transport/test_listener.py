@@ -192,10 +192,10 @@ async def test_old_tls_is_refused(server: MqttServer, authority: Authority) -> N
         (b"\x10\x0d\x00\x04MQTX\x05", b""),
     ],
 )
-async def test_a_refusal_says_why(sent: bytes, expected: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(MqttServer, "now", lambda _: 0)  # in one second, however long it takes
+async def test_a_refusal_says_why(sent: bytes, expected: bytes) -> None:
     server = MqttServer(connection_limits=ConnectionLimits(connect_rate_per_address=1))
     address = await server.start("127.0.0.1", 0)
+    server._time = lambda: 0.0  # in one second, however long it takes
     async with MqttClient(*address):
         assert await answer(address, sent) == expected
         assert server.listeners[0].stats.refused == 1
@@ -203,7 +203,7 @@ async def test_a_refusal_says_why(sent: bytes, expected: bytes, monkeypatch: pyt
 
 
 async def test_a_refused_one_that_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.mqtt.transport.link.REFUSAL_S", 0.1)
+    monkeypatch.setattr("penstock.mqtt.transport.listener.REFUSAL_S", 0.1)
     monkeypatch.setattr("penstock.mqtt.transport.listener.REFUSING_AT_ONCE", 1)
     server = MqttServer()
     limits = ConnectionLimits(max_connections_per_address=1)

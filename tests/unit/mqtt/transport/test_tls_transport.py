@@ -16,6 +16,7 @@ from penstock.mqtt.transport.link import ServerLink
 from penstock.mqtt.transport.tls import ServerTls, TlsFiles
 from penstock.mqtt.transport.tls_transport import TlsTransport
 from tests.certificates import Authority
+from tests.unit.mqtt.transport.link_owner import LinkOwner
 
 
 class Socket:
@@ -159,17 +160,16 @@ async def test_bytes_of_any_size_in_both_directions(authority: Authority, contex
 
 
 async def test_what_is_sent_now_is_encrypted_and_in_order(authority: Authority, context: ServerTls) -> None:
-    owner: Any = SimpleNamespace(opened=lambda _link: object(), lost=lambda _link: None)
-    listener: Any = SimpleNamespace(tls=context)
+    listener: Any = SimpleNamespace(tls=context, name="mqtt")
     with socket.create_server(("127.0.0.1", 0)) as server:
         there = socket.create_connection(server.getsockname())
         here, _ = server.accept()
     with here, there:
         here.setblocking(False)
-        link = ServerLink(owner, listener, "127.0.0.1", 1, "g")
+        link = ServerLink(LinkOwner(), listener, "127.0.0.1", 1, "g")
         link.descriptor = here.fileno()
         wire = Socket()
-        transport = TlsTransport(link, context.context)
+        transport = TlsTransport(link.as_protocol(), context.context)
         transport.connection_made(cast(asyncio.Transport, wire))
         client = Client(authority, transport, wire)
         client.connect()

@@ -13,7 +13,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Final
+
+from mypy_extensions import mypyc_attr
 
 from penstock.mqtt.codec.decoder import LARGEST_PACKET
 from penstock.mqtt.codec.encoder import PUBLISH_HEADS, encode, encode_within, publish_head
@@ -79,12 +81,15 @@ _NO_SUBSCRIBERS_SHORT: Final = encode(PubAck(1, _NO_SUBSCRIBERS))
 """PUBACK of a message without a receiver, with and without its Reason String; the packet identifier is filled in."""
 
 
-class Sink(Protocol):
+@mypyc_attr(allow_interpreted_subclasses=True)
+class Sink:
     """The transport of a connection. A closing one discards the data."""
+
+    __slots__ = ()
 
     def send_now(self, data: bytes) -> None:
         """Write immediately, so that the client can continue while the broker works for others."""
-        ...
+        raise NotImplementedError
 
 
 class UncommittedOutput:
