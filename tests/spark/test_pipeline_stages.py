@@ -12,7 +12,7 @@ from pyspark.sql import functions as sf
 
 from penstock.errors import ConfigError
 from penstock.pipelines.rows import key_column, rows_of, windows_as_rows
-from penstock.pipelines.sinks.delivery import changes_of, marked
+from penstock.pipelines.sinks.delivery import key_changes, mark_unwritable
 from penstock.pipelines.spec.plan import PlanNode
 from penstock.pipelines.spec.sinks import Sink, StateStoreSink
 from penstock.pipelines.spec.steps import Step
@@ -221,7 +221,11 @@ def test_a_window_that_a_sink_refuses_is_a_letter_of_its_own(
     values = [line % b"4", line % (b"+" * 60)]
     parse = {"name": "parsed", "parse": {"schema": "t TIMESTAMP, note STRING"}}
     windows = apply(rows(spark, *values), steps(parse, windowed(aggregates={"n": "count(*)"})), no_lookup)
-    found = marked(windows_as_rows(windows, "w"), Sink.model_validate({"name": "s", **sink})).orderBy("note").collect()
+    found = (
+        mark_unwritable(windows_as_rows(windows, "w"), Sink.model_validate({"name": "s", **sink}))
+        .orderBy("note")
+        .collect()
+    )
     refused, fine = found
     assert (fine["_dead"], refused["_dead"]["step"], refused["_dead"]["code"]) == (None, "sink:s", code)
     assert refused["_source"]["source"] == "w"
@@ -257,7 +261,7 @@ def test_names_with_marks_of_sql_are_names(spark: SparkSession) -> None:
     kept = apply(rows(spark, *values), steps(*made), no_lookup)
     assert kept.count() == 3
     sink = StateStoreSink.model_validate({"entries": [{"key": "k", "value": ["a;drop", 'it\'s "x"']}]})
-    found = {json.loads(change.value or b"")["a;drop"] for change in changes_of(kept, sink)}
+    found = {json.loads(change.value or b"")["a;drop"] for change in key_changes(kept, sink)}
     assert found == {"'; drop table x --", "b", "\n`"}
     counted = apply(rows(spark, *values), steps(parse, window), no_lookup).collect()
     assert {row["a;drop"]: row["n"] for row in counted} == {"'; drop table x --": 1, "b": 2, "\n`": 1}
@@ -277,7 +281,7 @@ def test_rows_on_which_a_condition_of_the_state_store_sink_fails_are_told(spark:
     assert [row["_dead"] and row["_dead"]["code"] for row in marked.collect()] == [None, "expression.failed"]
     assert marked.columns == parsed.columns
     # Of windows, which are not marked, a condition that fails does not hold.
-    changes = changes_of(parsed.orderBy("_source.offset"), sink)
+    changes = key_changes(parsed.orderBy("_source.offset"), sink)
     assert [(change.key, change.value) for change in changes] == [("a/n", b'{"flow":1.5}'), ("a/n", None)]
 
 
@@ -298,7 +302,7 @@ def test_a_value_that_is_too_large_for_a_sink_is_a_dead_letter(
 ) -> None:
     large = GOOD.replace(b'"n"', b'"' + b"n" * (1 << 20) + b'"')
     parsed = apply(rows(spark, GOOD, large), steps(PARSE), no_lookup)
-    found = marked(parsed, Sink.model_validate({"name": "s", **sink})).orderBy("_source.offset").collect()
+    found = mark_unwritable(parsed, Sink.model_validate({"name": "s", **sink})).orderBy("_source.offset").collect()
     assert [row["_dead"] and row["_dead"]["code"] for row in found] == [None, code]
 
 

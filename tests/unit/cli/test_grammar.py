@@ -76,6 +76,15 @@ def test_a_duration(text: str, seconds: float) -> None:
     assert context.params["timeout"] == seconds
 
 
+def test_every_duration_accepts_a_unit_and_a_bare_number() -> None:
+    """Among them ``pipeline status --watch 5``."""
+    found = [option for option in _options() if option[2].metavar == "DURATION"]
+    assert ("pipeline status", "--watch") in [(path, name) for path, name, _ in found]
+    for path, _, parameter in found:
+        context = typer.Context(LEAVES[tuple(path.split())])
+        assert [parameter.process_value(context, text) for text in ("5", "5s", "5000ms", "2m")] == [5, 5, 5, 120]
+
+
 @pytest.mark.parametrize(("text", "size"), [("512KiB", 1 << 19), ("64MiB", 1 << 26), ("4GiB", 1 << 32), ("7", 7)])
 def test_a_size(text: str, size: int) -> None:
     context = LEAVES["tube", "topic", "create"].make_context("create", ["topic", "--max-message-size", text])

@@ -1,14 +1,13 @@
 """Reconcile a pipeline: compare its ledger with the log, the tables and the checkpoints.
 
-Nothing is taken from what a run reported: how many records a range holds is asked of the brokers, how many rows a table
-has is read from its files. A run that is under way is between two batches somewhere; what it has not finished is not
-looked at.
+Numbers that a run reported are not trusted: the brokers count the records of a range, and the rows of a table are
+counted in its files. The unfinished batch of an active run is ignored.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,7 +22,7 @@ from penstock.pipelines.state_dir import layout
 from penstock.pipelines.state_dir.checkpoint import Checkpoint, Offsets
 from penstock.spark.files.delta_log import DeltaLog
 
-__all__ = ["Account", "Count", "reconcile", "source_count"]
+__all__ = ["COMPARISONS", "Account", "Comparison", "Count", "QueryEntries", "reconcile", "source_count"]
 
 Count = Callable[[str, Offsets, Offsets], int]
 """Counts the records of a query's sources in ``[start, end)``."""
@@ -56,22 +55,24 @@ def reconcile(pipeline: Pipeline, state: Path, count: Count) -> list[Account]:
     dead = None if pipeline.dead_letters is None else Path(pipeline.dead_letters.path)
     accounts = []
     for sink_plan in plan(pipeline):
-        entries = ledger.entries(sink_plan.sink.name)
-        sums = ledger.sums(sink_plan.sink.name)
-        off = [*_chain(entries), *_balance(sink_plan, entries), *_tables(sink_plan, entries, sums, dead)]
+        name = sink_plan.sink.name
+        entries = ledger.entries(name)
+        sums = ledger.sums(name)
+        off = [*_chain(entries), *_balance(sink_plan, entries)]
         unknown: list[str] = []
         for sink in (sink_plan.sink, *sink_plan.late_sinks):
-            if entries and sink.table is not None and sink.table.format == "delta":
-                query = Checkpoint(layout.checkpoint(state, sink_plan.sink.name)).query_id()
-                wrong, untold = _delta(sink.table, transaction_id(sink.name, query), _written(sink_plan, sink, entries))
-                off += wrong
-                unknown += untold
+            compare = COMPARISONS[sink.kind]
+            if compare is not None:
+                found = compare(sink, QueryEntries(state, sink_plan, entries))
+                off += found.off
+                unknown += found.unknown
+        off += _dead_letters(name, entries, sums, dead)
         if entries:
             try:
                 off += _read(sink_plan, entries, sums, count)
             except DataLossError as error:
                 unknown.append(f"the source cannot be counted from the first batch on: {error.what}")
-        accounts.append(Account(sink_plan.sink.name, sums, tuple(off), tuple(unknown)))
+        accounts.append(Account(name, sums, tuple(off), tuple(unknown)))
     return accounts
 
 
@@ -124,36 +125,70 @@ def _whole(entries: list[LedgerEntry]) -> tuple[Offsets, Offsets]:
     return start, end
 
 
-def _tables(sink_plan: SinkPlan, entries: list[LedgerEntry], sums: Sums, dead: Path | None) -> Iterator[str]:
-    """Each table against what the ledger says of it: a sink may have been given another one since."""
-    name, table = sink_plan.sink.name, sink_plan.sink.table
-    if table is not None and table.format == "parquet":
-        rows = dict.fromkeys([table.path], 0)
-        for entry in entries:
-            path = entry.table or table.path
-            rows[path] = rows.get(path, 0) + entry.out
-        for path, count in rows.items():
-            yield from _table(Path(path), name, count, "out")
-    for late in sink_plan.late_sinks:
-        if late.table is not None and late.table.format == "parquet":
-            yield from _table(Path(late.table.path), late.name, sums.late, "late")
-    if dead is not None and sums.letters is not None:
-        letters = dict.fromkeys([str(dead)], 0)
-        for entry in entries:
-            path = entry.letters_table or str(dead)
-            letters[path] = letters.get(path, 0) + (entry.letters or 0)
-        for path, count in letters.items():
-            yield from _table(Path(path), name, count, "dead letters")
+class QueryEntries(NamedTuple):
+    """Ledger entries of the query ``sink_plan``, whose checkpoint is in the state directory."""
+
+    state: Path
+    sink_plan: SinkPlan
+    entries: list[LedgerEntry]
+
+    def written(self, sink: Sink) -> Iterator[tuple[LedgerEntry, int]]:
+        """Entries with the number of rows that their batch wrote to ``sink``, which may be one for late records."""
+        for entry in self.entries:
+            yield entry, entry.out if sink is self.sink_plan.sink else entry.late
 
 
-def _written(sink_plan: SinkPlan, sink: Sink, entries: list[LedgerEntry]) -> dict[int, int]:
-    """Rows that each batch wrote to ``sink``, according to the ledger."""
-    rows = {entry.batch: entry.out if sink is sink_plan.sink else entry.late for entry in entries}
-    return {batch: count for batch, count in rows.items() if count}
+class Comparison(NamedTuple):
+    """Differences between the ledger and a target, and what cannot be checked."""
+
+    off: list[str]
+    unknown: list[str]
 
 
-def _delta(table: TableSink, writer: str, written: dict[int, int]) -> tuple[list[str], list[str]]:
-    """Compare the batches ``written`` by ``writer`` with a Delta table's log: differences, and what it cannot check.
+def _compare_table(sink: Sink, query: QueryEntries) -> Comparison:
+    table = sink.table
+    assert table is not None
+    if table.format == "delta":
+        if not query.entries:
+            return Comparison([], [])
+        query_id = Checkpoint(layout.checkpoint(query.state, query.sink_plan.sink.name)).query_id()
+        written = {entry.batch: rows for entry, rows in query.written(sink) if rows}
+        return _delta(table, transaction_id(sink.name, query_id), written)
+    late = sink is not query.sink_plan.sink
+    expected = {table.path: 0}
+    for entry, rows in query.written(sink):
+        # The sink may have had another table when the batch was written. The ledger does not name those of late rows.
+        path = table.path if late else entry.table or table.path
+        expected[path] = expected.get(path, 0) + rows
+    what = "late" if late else "out"
+    return Comparison([text for path, rows in expected.items() for text in _parquet(path, sink.name, rows, what)], [])
+
+
+COMPARISONS: Mapping[str, Callable[[Sink, QueryEntries], Comparison] | None] = {
+    "table": _compare_table,
+    # These keep no rows that could be counted: a key has its newest value only, a topic has records of other writers
+    # and loses old ones to retention, a broker deletes a delivered message.
+    "statestore": None,
+    "tubemq": None,
+    "mqtt": None,
+    "console": None,
+}
+"""Comparison with the ledger for each kind in ``SINK_KINDS``; None if the target keeps no rows to count."""
+
+
+def _dead_letters(name: str, entries: list[LedgerEntry], sums: Sums, dead: Path | None) -> Iterator[str]:
+    if dead is None or sums.letters is None:
+        return
+    expected = {str(dead): 0}
+    for entry in entries:
+        path = entry.letters_table or str(dead)
+        expected[path] = expected.get(path, 0) + (entry.letters or 0)
+    for path, rows in expected.items():
+        yield from _parquet(path, name, rows, "dead letters")
+
+
+def _delta(table: TableSink, writer: str, written: dict[int, int]) -> Comparison:
+    """Compare the batches ``written`` by ``writer``, with their number of rows, with the log of a Delta table.
 
     Appended rows are counted; for a merge, the log only shows that it was performed.
     """
@@ -166,23 +201,25 @@ def _delta(table: TableSink, writer: str, written: dict[int, int]) -> tuple[list
             if writer in version.transactions
         }
     except PenstockError as error:
-        return [], [error.what]
-    off, untold = [], 0
+        return Comparison([], [error.what])
+    off, older = [], 0
     for batch, count in written.items():
         if batch not in found:
             if first and batch < min(found, default=batch + 1):
-                untold += 1
+                older += 1
             else:
                 off.append(f"{table.path} lacks batch {batch}, the ledger has {count} rows of it")
         elif table.mode == "append" and found[batch] != count:
             off.append(f"{table.path} got {found[batch]} rows of batch {batch}, the ledger has {count}")
-    unknown = [f"the log of {table.path} begins at version {first}: {untold} batches are older"] if untold else []
-    return off, unknown
+    unknown = [f"the log of {table.path} begins at version {first}: {older} batches are older"] if older else []
+    return Comparison(off, unknown)
 
 
-def _table(path: Path, writer: str, expected: int, what: str) -> Iterator[str]:
+def _parquet(table: str, writer: str, expected: int, what: str) -> Iterator[str]:
+    """Compare the rows that ``writer`` committed to a Parquet table with its commit log, its files and the ledger."""
     import pyarrow.parquet as pq
 
+    path = Path(table)
     mine = [commit for commit in commits(path) if commit.writer == writer]
     missing = [name for commit in mine for name in commit.files if not (path / name).is_file()]
     for name in missing:

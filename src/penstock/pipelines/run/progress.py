@@ -45,12 +45,12 @@ RATE_S: Final = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SinkProgress(Counts):
-    """One sink's query at one moment. Counts are of this run; None is what is not known (yet).
+    """State of one sink's query. Counts are those of this run; None is an unknown value.
 
-    ``lag_*``: all records that the query has not finished; of those ``waiting_*`` are in no batch yet, and
-    ``in_batch_*`` in the one under way. Seconds of ``lag`` and ``waiting`` are the age of the oldest record, by the
-    time at which the tube took it; those of ``in_batch`` are since the batch began. ``behind_s``: how far the
-    watermark is behind the clock. ``state_*``: rows and bytes that Spark keeps for dedupes and windows.
+    ``lag_*``: all records that the query has not finished: ``waiting_*`` are not in a batch yet, ``in_batch_*`` are in
+    the active batch. ``lag_s`` and ``waiting_s`` are the age of the oldest record since it was appended to TubeMQ,
+    ``in_batch_s`` is the time since the batch began, ``behind_s`` the difference between the clock and the watermark.
+    ``state_*``: rows and bytes that Spark keeps for dedupes and windows.
     """
 
     batch: int | None = None

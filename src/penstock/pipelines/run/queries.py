@@ -24,7 +24,7 @@ from penstock.pipelines.catalyst import make_thread_safe
 from penstock.pipelines.ledger.ledger import Ledger, LedgerEntry
 from penstock.pipelines.rows import MARKS, alive, windows_as_rows
 from penstock.pipelines.run.progress import RunningBatch
-from penstock.pipelines.sinks.delivery import SinkWriter, Targets, marked
+from penstock.pipelines.sinks.delivery import SinkBatch, SinkWriter, Targets, mark_unwritable
 from penstock.pipelines.sinks.messages import identity
 from penstock.pipelines.sinks.table import check_columns
 from penstock.pipelines.sources.sources import Sources
@@ -125,7 +125,7 @@ class SinkBatches:
         """The last finished batch; Spark commits it a moment later."""
         self.running_batch: RunningBatch | None = None
         self._context = context
-        self._delivery = SinkWriter(plan, checkpoint, context.targets)
+        self._writer = SinkWriter(plan, checkpoint, context.targets)
 
     def __call__(self, rows: DataFrame, batch: int) -> None:
         """Process one batch. All writes are idempotent by batch id."""
@@ -155,11 +155,11 @@ class SinkBatches:
 
     def _rows(self, rows: DataFrame, batch: int, start: Offsets, end: Offsets) -> LedgerEntry:
         # Cached: the rows come out of stateful operators, which must run once, and are used three times.
-        rows = marked(rows, self.plan.sink).persist()
+        rows = mark_unwritable(rows, self.plan.sink).persist()
         try:
             counts = _count(rows)
-            out = self._delivery.rows(self.plan.sink, rows.where(alive()), batch, counts.out)
-            letters = self._delivery.letters([rows] if counts.dead else [], batch)
+            out = self._writer.write(self.plan.sink, SinkBatch(batch, rows.where(alive()), counts.out))
+            letters = self._writer.write_dead_letters([rows] if counts.dead else [], batch)
         finally:
             rows.unpersist()
         read = self._read(start, end)
@@ -169,10 +169,12 @@ class SinkBatches:
     def _windows(self, rows: DataFrame, batch: int, start: Offsets, end: Offsets) -> LedgerEntry:
         plan = self.plan
         # Cached, as above: a window must not be computed once to be counted and once to be sent.
-        windows = marked(windows_as_rows(rows, plan.window_name), plan.sink).persist()
+        windows = mark_unwritable(windows_as_rows(rows, plan.window_name), plan.sink).persist()
         try:
             found = _count(windows)
-            written = self._delivery.windows(windows.where(alive()).drop(*MARKS), batch, found.out)
+            written = self._writer.write(
+                plan.sink, SinkBatch(batch, windows.where(alive()).drop(*MARKS), found.out, windows=True)
+            )
             refused = [windows] if found.dead else []
             read = self._read(start, end)
             counts, late, letters = self._into_windows(rows.sparkSession, batch, start, end, refused)
@@ -192,7 +194,7 @@ class SinkBatches:
         plan = self.plan
         streams = self._context.source.batches(spark, plan.sink.name, start, end)
         if streams is None:
-            return _Counts(0, 0, 0), 0, self._delivery.letters(refused, batch)
+            return _Counts(0, 0, 0), 0, self._writer.write_dead_letters(refused, batch)
         window = plan.window
         assert window is not None
         records = into_window(streams, plan.nodes, self._context.with_lookup)
@@ -210,15 +212,15 @@ class SinkBatches:
             counts = _counted(row)
             if plan.late_sinks:
                 once = records.where(is_late).dropDuplicates(identity(records))
-                late_rows = [marked(once, sink).persist() for sink in plan.late_sinks]
+                late_rows = [mark_unwritable(once, sink).persist() for sink in plan.late_sinks]
             dead = [records] if counts.dead else []
             for sink, rows in zip(plan.late_sinks, late_rows, strict=True):
                 found = _count(rows)
-                self._delivery.rows(sink, rows.where(alive()), batch, found.out)
+                self._writer.write(sink, SinkBatch(batch, rows.where(alive()), found.out))
                 if found.dead:
                     dead.append(rows)
                     counts = counts._replace(dead=counts.dead + found.dead)
-            letters = self._delivery.letters([*dead, *refused], batch)
+            letters = self._writer.write_dead_letters([*dead, *refused], batch)
         finally:
             for rows in (records, *late_rows):
                 rows.unpersist()

@@ -281,9 +281,9 @@ class _PipelineRun:
             if self._store.lost.is_set():
                 raise PenstockError(
                     f"the run of {self._pipeline.name!r} lost its lease and stops",
-                    why="another run has taken it over, or the state store was away for too long",
-                    do="see who runs it (penstock pipeline status); start it again where nobody does: it goes on where "
-                    "its checkpoints end",
+                    why="another run has taken it over, or the state store was unavailable for too long",
+                    do="see which run holds the lease (penstock pipeline status); if none does, start it again: it "
+                    "continues from its checkpoints",
                 )
             for running in self._queries.values():
                 self._look_after(running)

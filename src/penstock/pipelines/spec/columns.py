@@ -6,7 +6,7 @@ A step that runs SQL or an expression may have columns that only Spark knows; ch
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from penstock.pipelines.spec.pipeline import Pipeline
@@ -16,7 +16,7 @@ from penstock.pipelines.spec.steps import Map, Parse, Step, Window
 from penstock.pipelines.spec.values import late_of, pieces
 from penstock.runtime.config.values import nearest
 
-__all__ = ["RESERVED", "SIMPLE", "Column", "Problem", "column_names", "parse_ddl"]
+__all__ = ["RESERVED", "SIMPLE", "SINK_COLUMNS", "Column", "Problem", "column_names", "parse_ddl"]
 
 RESERVED = "_"
 """Prefix of the column names that belong to the pipeline."""
@@ -231,7 +231,7 @@ def column_names(pipeline: Pipeline) -> Iterator[Problem]:
         name = sink_reads(pipeline, sink)
         late = late_of(sink.source or "")
         columns = streams[name] if late is None else into_windows[late]
-        yield from _missing(_named_in(sink), columns, sink.source or name, ("sinks", index, sink.kind))
+        yield from _missing(SINK_COLUMNS[sink.kind](sink), columns, sink.source or name, ("sinks", index, sink.kind))
 
 
 def _missing(named: Iterable[Named], columns: Columns, stream: str, where: Location) -> Iterator[Problem]:
@@ -268,32 +268,54 @@ def _named_by(step: Step) -> Iterator[Named]:
         yield from _listed(("by",), step.window.by)
 
 
-def _named_in(sink: Sink) -> Iterator[Named]:
-    if sink.table is not None:
-        yield from _listed(("keys",), sink.table.keys)
-        yield from _one(("order_by",), sink.table.order_by)
-    elif sink.statestore is not None:
-        yield from _one(("order_by",), sink.statestore.order_by)
-        for number, entry in enumerate(sink.statestore.entries):
-            yield from _in_template(("entries", number, "key"), entry.key)
-            yield from _listed(("entries", number, "value"), entry.value or ())
-    if sink.messages is None:
-        return
+def _named_by_table(sink: Sink) -> Iterator[Named]:
+    assert sink.table is not None
+    yield from _listed(("keys",), sink.table.keys)
+    yield from _one(("order_by",), sink.table.order_by)
+
+
+def _named_by_keys(sink: Sink) -> Iterator[Named]:
+    assert sink.statestore is not None
+    yield from _one(("order_by",), sink.statestore.order_by)
+    for number, entry in enumerate(sink.statestore.entries):
+        yield from _in_template(("entries", number, "key"), entry.key)
+        yield from _listed(("entries", number, "value"), entry.value or ())
+
+
+def _named_by_messages(sink: Sink) -> Iterator[Named]:
     messages = sink.messages
+    assert messages is not None
     yield from _in_template(("topic",), messages.topic)
     yield from _one(("order_by",), messages.order_by)
     if isinstance(messages.value, str):
         yield ("value",), messages.value
     else:
         yield from _listed(("value",), messages.value or ())
-    templates: Mapping[str, str] = {}
-    if sink.tubemq is not None:
-        yield from _in_template(("key",), sink.tubemq.key or "")
-        kind, templates = "headers", sink.tubemq.headers
-    elif sink.mqtt is not None:
-        kind, templates = "properties", sink.mqtt.properties
-    for name, template in templates.items():
-        yield from _in_template((kind, name), template)
+
+
+def _named_by_tubemq(sink: Sink) -> Iterator[Named]:
+    assert sink.tubemq is not None
+    yield from _named_by_messages(sink)
+    yield from _in_template(("key",), sink.tubemq.key or "")
+    for name, template in sink.tubemq.headers.items():
+        yield from _in_template(("headers", name), template)
+
+
+def _named_by_mqtt(sink: Sink) -> Iterator[Named]:
+    assert sink.mqtt is not None
+    yield from _named_by_messages(sink)
+    for name, template in sink.mqtt.properties.items():
+        yield from _in_template(("properties", name), template)
+
+
+SINK_COLUMNS: Mapping[str, Callable[[Sink], Iterable[Named]]] = {
+    "table": _named_by_table,
+    "statestore": _named_by_keys,
+    "tubemq": _named_by_tubemq,
+    "mqtt": _named_by_mqtt,
+    "console": lambda _sink: (),
+}
+"""The columns that each kind in ``SINK_KINDS`` names."""
 
 
 def _one(where: Location, text: str | None) -> Iterator[Named]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import textwrap
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 from penstock.pipelines.spec.pipeline import Pipeline
 from penstock.pipelines.spec.plan import SinkPlan, plan, reads_of, sink_reads
@@ -13,7 +14,7 @@ from penstock.pipelines.spec.steps import Step, Window
 from penstock.pipelines.spec.values import late_of, lease_key, sink_letter
 from penstock.runtime.io.network import without_secret
 
-__all__ = ["as_data", "as_mermaid", "as_text", "way"]
+__all__ = ["SINK_DESCRIPTIONS", "SinkDescription", "as_data", "as_mermaid", "as_text", "way"]
 
 _WIDTH = 110
 
@@ -92,8 +93,8 @@ def _wrapped(start: str, text: str) -> list[str]:
 
 def _query(pipeline: Pipeline, sink_plan: SinkPlan) -> dict[str, Any]:
     sink = sink_plan.sink
-    is_delta = sink.table is not None and sink.table.format == "delta"
-    delivery, fencing = _DELIVERY["delta" if is_delta else sink.kind]
+    described = _described(sink)
+    fencing = described.fencing
     if sink.statestore is not None and sink.statestore.fence_prefixes:
         fencing += f", and under {', '.join(sink.statestore.fence_prefixes)}"
     kept = pipeline.dead_letters is not None
@@ -108,8 +109,8 @@ def _query(pipeline: Pipeline, sink_plan: SinkPlan) -> dict[str, Any]:
         "sink": sink.name,
         "sources": list(dict.fromkeys(sink_plan.ways)),
         "kind": sink.kind,
-        "does": _sink(pipeline, sink),
-        "delivery": delivery,
+        "does": described.target(pipeline, sink),
+        "delivery": described.delivery,
         "fencing": fencing,
         "leaves": leaves,
         "steps": [
@@ -136,7 +137,7 @@ def _does(step: Step) -> str:
         what = f"the object with {match} under key" if match else "the value of key"
         return (
             f"with {what} {step.enrich.key} as {step.enrich.into} ({step.enrich.columns}), refreshed every "
-            f"{step.enrich.refresh}; a missing one is {policies[step.enrich.missing]}, while the store is away "
+            f"{step.enrich.refresh}; a missing one is {policies[step.enrich.missing]}, while the store is unavailable "
             f"{policies[step.enrich.unavailable]}"
         )
     if step.dedupe is not None:
@@ -165,7 +166,7 @@ def _window(window: Window) -> str:
     emit = "once, when closed" if window.only_closed else "whenever they change"
     aggregates = ", ".join(f"{name} = {expression}" for name, expression in window.aggregates.items())
     bounds = f"watermark {window.watermark}, ahead {window.ahead}"
-    return f"{kind}, in {window.time}{by}: {aggregates}; brought out {emit}; {bounds}"
+    return f"{kind}, in {window.time}{by}: {aggregates}; emitted {emit}; {bounds}"
 
 
 def _leaves(sink_plan: SinkPlan, step: Step, *, kept: bool) -> dict[str, str]:
@@ -193,52 +194,86 @@ def _fate(sink_plan: SinkPlan, name: str, *, kept: bool) -> str:
     return "counted as dead, kept as dead letters by another query"
 
 
-def _sink(pipeline: Pipeline, sink: Sink) -> str:
-    if sink.table is not None:
-        merged = f", merged by {', '.join(sink.table.keys)}" if sink.table.keys else ""
-        return f"{sink.table.format} {sink.table.path}{merged}"
-    if sink.statestore is not None:
-        entries = "; ".join(
-            entry.key if entry.when == "true" else f"{entry.key} while {entry.when}, else deleted"
-            for entry in sink.statestore.entries
-        )
-        order = f", in the order of {sink.statestore.order_by}" if sink.statestore.order_by else ""
-        return f"{without_secret(pipeline.statestore.broker)}: {entries}{order}"
-    if sink.tubemq is not None:
-        key = f", key {sink.tubemq.key}" if sink.tubemq.key else ""
-        return f"{sink.tubemq.master or pipeline.master}: topic {sink.tubemq.topic}{key}"
-    if sink.mqtt is not None:
-        retain = ", retained" if sink.mqtt.retain else ""
-        broker = without_secret(sink.mqtt.broker or pipeline.statestore.broker)
-        return f"{broker}: topic {sink.mqtt.topic}, QoS {sink.mqtt.qos}{retain}"
+def _table(_pipeline: Pipeline, sink: Sink) -> str:
+    assert sink.table is not None
+    merged = f", merged by {', '.join(sink.table.keys)}" if sink.table.keys else ""
+    return f"{sink.table.format} {sink.table.path}{merged}"
+
+
+def _keys(pipeline: Pipeline, sink: Sink) -> str:
+    assert sink.statestore is not None
+    entries = "; ".join(
+        entry.key if entry.when == "true" else f"{entry.key} while {entry.when}, else deleted"
+        for entry in sink.statestore.entries
+    )
+    order = f", in the order of {sink.statestore.order_by}" if sink.statestore.order_by else ""
+    return f"{without_secret(pipeline.statestore.broker)}: {entries}{order}"
+
+
+def _records(pipeline: Pipeline, sink: Sink) -> str:
+    assert sink.tubemq is not None
+    key = f", key {sink.tubemq.key}" if sink.tubemq.key else ""
+    return f"{sink.tubemq.master or pipeline.master}: topic {sink.tubemq.topic}{key}"
+
+
+def _publishes(pipeline: Pipeline, sink: Sink) -> str:
+    assert sink.mqtt is not None
+    retain = ", retained" if sink.mqtt.retain else ""
+    broker = without_secret(sink.mqtt.broker or pipeline.statestore.broker)
+    return f"{broker}: topic {sink.mqtt.topic}, QoS {sink.mqtt.qos}{retain}"
+
+
+def _printed(_pipeline: Pipeline, sink: Sink) -> str:
     assert sink.console is not None
     return f"the first {sink.console.rows} rows of each batch"
 
 
-_DELIVERY = {
-    "table": (
+class SinkDescription(NamedTuple):
+    """Texts about one kind of sink.
+
+    ``target`` describes where it writes, ``delivery`` is its guarantee, ``fencing`` is what a run that lost its lease
+    can still do there.
+    """
+
+    target: Callable[[Pipeline, Sink], str]
+    delivery: str
+    fencing: str
+
+
+SINK_DESCRIPTIONS: Mapping[str, SinkDescription] = {
+    "table": SinkDescription(
+        _table,
         "exactly once for readers of its commit log",
-        "may still write its batch; a batch that is committed counts once",
+        "can still write files, but each batch is committed once",
     ),
-    "delta": (
-        "exactly once, by transaction id",
-        "can write nothing: Delta has the transactions of its batches already, or refuses one of two at once",
-    ),
-    "statestore": (
+    "statestore": SinkDescription(
+        _keys,
         "exactly once: a batch that is written again sets the same values",
         "is refused on every key that a later run has written",
     ),
-    "tubemq": (
+    "tubemq": SinkDescription(
+        _records,
         "exactly once with penstock's brokers; at least once with others, where copies have the id of the first",
-        "is refused by penstock's brokers; what others still take are copies with the ids of the others",
+        "is refused by penstock's brokers; other brokers accept its records, which are copies with the same ids",
     ),
-    "mqtt": (
+    "mqtt": SinkDescription(
+        _publishes,
         "at least once; copies have the user property id of the first",
-        "is not fenced: what it still sends are copies with the ids of the others",
+        "is not fenced: messages that it still sends are copies with the same ids",
     ),
-    "console": ("for looking on", "may still print"),
+    "console": SinkDescription(_printed, "none: rows are printed for tests", "can still print rows"),
 }
-"""For each kind of sink: what it promises, and what a run that was taken over can still do there."""
+"""An entry for each kind in ``SINK_KINDS``."""
+_DELTA = SinkDescription(
+    _table,
+    "exactly once, by transaction id",
+    "cannot write: Delta has the transactions of its batches already, or refuses one of two concurrent commits",
+)
+
+
+def _described(sink: Sink) -> SinkDescription:
+    is_delta = sink.table is not None and sink.table.format == "delta"
+    return _DELTA if is_delta else SINK_DESCRIPTIONS[sink.kind]
 
 
 def as_mermaid(pipeline: Pipeline) -> str:

@@ -18,7 +18,7 @@ from pyspark.sql import functions as sf
 
 from penstock.errors import ConfigError
 from penstock.pipelines.rows import alive, data_columns, windows_as_rows
-from penstock.pipelines.sinks.delivery import changes_of, marked
+from penstock.pipelines.sinks.delivery import key_changes, mark_unwritable
 from penstock.pipelines.sinks.messages import as_messages
 from penstock.pipelines.sources.rows import source_rows
 from penstock.pipelines.spec.pipeline import Pipeline
@@ -130,12 +130,12 @@ def _run(
     if sink_plan.windowed:
         letters += _dead(into_window(sources.__getitem__, sink_plan.nodes, with_lookup), sink_plan)
         rows = windows_as_rows(rows, sink_plan.window_name)
-    rows = marked(rows, sink).persist()
+    rows = mark_unwritable(rows, sink).persist()
     letters += _dead(rows, sink_plan)
     rows = rows.where(alive())
     if sink.statestore is not None:
         written: dict[str, Any] = {}
-        for change in changes_of(rows, sink.statestore):
+        for change in key_changes(rows, sink.statestore):
             written[str(change.key)] = None if change.value is None else json.loads(change.value)
         return written
     if sink.messages is not None:

@@ -1,14 +1,14 @@
 """Offsets of TubeMQ in Spark's form. Pure: no sockets, no Spark.
 
-A **position** is the place of a message in its store's index on the wire: a multiple of 28, shared by all partitions
-of the store. So the difference of two positions says nothing about the number of a partition's *own* messages; whoever
-needs that number asks the broker and passes it in.
+A **position** is the byte offset of a message in its store's index on the wire: a multiple of 28, shared by all
+partitions of the store. The difference of two positions is therefore not the number of messages of one partition; the
+broker counts those.
 
-A partition is known by broker and partition id together: ids repeat across brokers, and step by 10,000 from store to
-store. In JSON, which is what Spark keeps in its checkpoint, offsets are ``{topic: {"<brokerId>:<partitionId>": n}}``.
-People may leave the broker out where one broker holds the topic, and may write -2 for the earliest and -1 for the
-latest; checkpoints never have either. Next to an offset there may be a *mark* (``"<brokerId>:<partitionId>@data"``, see
-``marks``), which says nothing of what is read.
+A partition is identified by broker and partition id together: ids repeat across brokers, and increase by 10,000 from
+store to store. In JSON, which Spark keeps in its checkpoint, offsets are ``{topic: {"<brokerId>:<partitionId>": n}}``.
+Users may omit the broker if one broker has the topic, and may write -2 for the earliest and -1 for the latest;
+checkpoints contain neither. An offset may have a *mark* (``"<brokerId>:<partitionId>@data"``, see ``marks``), which
+does not change what is read.
 
 Ranges are half-open: ``[start, end)``."""
 

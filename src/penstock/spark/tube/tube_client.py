@@ -537,7 +537,7 @@ def count_rows(
 
     Raises:
         ConfigError: options or offsets are not of this source.
-        UnavailableError: the tube did not answer in time.
+        UnavailableError: TubeMQ did not answer in time.
         DataLossError: part of the range is no longer kept.
     """
     begin, stop = _offset(start), _offset(end)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import PenstockError, StorageError
-from penstock.pipelines.sinks import delivery as reachability
+from penstock.pipelines.sinks import delivery
 from penstock.pipelines.spec.pipeline import Pipeline
 from tests.ports import free_port
 from tests.spark.node import Node
@@ -29,16 +29,16 @@ def pipeline(node: Node, *sinks: str, dead: str = "") -> Pipeline:
     return parse(f"name: p\n{source}{letters}sinks:\n{lines}")
 
 
-def test_sinks_that_can_be_written_to_leave_no_doubt_and_no_trace(node: Node, tmp_path: Path) -> None:
+def test_sinks_that_can_be_written_to_leave_no_warning_and_no_trace(node: Node, tmp_path: Path) -> None:
     sinks = ["tubemq: {topic: out}", "mqtt: {topic: a}", "console: {}", f"table: {{path: '{tmp_path}/a/b'}}"]
-    assert reachability.check_sinks(pipeline(node, *sinks, dead=str(tmp_path / "dead"))) == []
+    assert delivery.check_sinks(pipeline(node, *sinks, dead=str(tmp_path / "dead"))) == []
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_topic_that_does_not_exist_is_an_error(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reachability, "LOOK_S", 0.3)
+    monkeypatch.setattr(delivery, "CHECK_TIMEOUT_S", 0.3)
     with pytest.raises(PenstockError, match="sink 's1': tube: topic 'nowhere' has no partition") as caught:
-        reachability.check_sinks(pipeline(node, "tubemq: {topic: out}", "tubemq: {topic: nowhere}"))
+        delivery.check_sinks(pipeline(node, "tubemq: {topic: out}", "tubemq: {topic: nowhere}"))
     assert "create the topic" in str(caught.value.do)
 
 
@@ -51,19 +51,19 @@ def test_a_file_where_a_directory_should_be_is_an_error(where: str, node: Node, 
     else:
         made = pipeline(node, where.replace("FILE", str(file)))
     with pytest.raises(StorageError, match="nothing can be written to") as caught:
-        reachability.check_sinks(made)
+        delivery.check_sinks(made)
     assert caught.value.why == f"{str(file)!r} is a file"
 
 
 def test_who_does_not_answer_may_be_back_when_there_is_something_to_send(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reachability, "LOOK_S", 0.3)
+    monkeypatch.setattr(delivery, "CHECK_TIMEOUT_S", 0.3)
     away = free_port()
     sinks = [
         f"tubemq: {{topic: out, master: '127.0.0.1:{away}'}}",
         f"mqtt: {{topic: a, broker: 'mqtt://127.0.0.1:{away}'}}",
     ]
-    doubts = reachability.check_sinks(pipeline(node, *sinks))
-    assert [text.split(":")[0] for text in doubts] == ["sink 's0'", "sink 's1'"]
-    assert all(text.endswith("is tried again when it comes") for text in doubts)
+    warnings = delivery.check_sinks(pipeline(node, *sinks))
+    assert [text.split(":")[0] for text in warnings] == ["sink 's0'", "sink 's1'"]
+    assert all(text.endswith("each batch is retried until the broker is available") for text in warnings)

@@ -21,7 +21,7 @@ def test_each_query_says_what_it_does_and_what_it_leaves() -> None:
     assert rows["steps"][0]["leaves"] == {"broken records": "counted as dead, kept as dead letters by this query"}
     assert out["steps"][0]["leaves"] == {"broken records": "counted as dead, kept as dead letters by another query"}
     assert alarms["steps"][-1]["does"] == (
-        "tumbling, 3 hours, in time by branch: n = count(*); brought out whenever they change; watermark 6 hours, "
+        "tumbling, 3 hours, in time by branch: n = count(*); emitted whenever they change; watermark 6 hours, "
         "ahead 1 day"
     )
     assert alarms["steps"][-1]["leaves"] == {
