@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol, final
 
+from mypy_extensions import mypyc_attr
+
 from penstock.mqtt.codec.packets import Publish
 
 __all__ = [
@@ -74,9 +76,10 @@ class Inbound:
     """A message of a client, handed to one service, to be settled exactly once.
 
     ``publish`` is shared with the other takers and must not be changed; its ``dup`` and ``packet_id`` are those of the
-    network connection. ``received_ms`` is the wall clock at arrival. ``username`` is None where the client gave none.
-    ``principal`` is who the client is for the policies, in their own terms; services hand it on unread. None: nobody
-    was asked who it is, or the node itself is.
+    network connection. ``received_ms`` is the wall clock at arrival, ``read_at`` the broker's clock, which never jumps,
+    when the bytes were read (-1: they were not): all messages of a read have the same. ``username`` is None where the
+    client gave none. ``principal`` is who the client is for the policies, in their own terms; services hand it on
+    unread. None: nobody was asked who it is, or the node itself is.
     """
 
     __slots__ = (
@@ -87,6 +90,7 @@ class Inbound:
         "principal",
         "protocol_version",
         "publish",
+        "read_at",
         "received_ms",
         "username",
     )
@@ -103,6 +107,7 @@ class Inbound:
         connection: Connection | None = None,
         settle: Callable[[int, str], None] | None = None,
         answer: Answerable | None = None,
+        read_at: int = -1,
     ) -> None:
         self.publish = publish
         self.client_id = client_id
@@ -113,6 +118,7 @@ class Inbound:
         self._connection = connection
         self._settle = settle
         self._answer = answer
+        self.read_at = read_at
 
     @property
     def connected(self) -> bool:
@@ -158,40 +164,42 @@ class Inbound:
             settle(reason_code, reason_string)
 
 
-class Service(Protocol):
-    """What takes messages inside the node."""
+@mypyc_attr(allow_interpreted_subclasses=True)
+class Service:
+    """Base class of what takes messages inside the node; a class, since compiled code calls its methods directly."""
 
     @property
     def filters(self) -> Sequence[str]:
         """The topic filters whose messages it wants; read once, when it is added."""
-        ...
+        raise NotImplementedError
 
     @property
     def exclusive(self) -> bool:
         """Whether its messages are for it alone: neither routed to subscribers nor retained."""
-        ...
+        raise NotImplementedError
 
     @property
     def reserved(self) -> Sequence[str]:
         """The topic filters on which only the node publishes: the answers and notifications of the service, which no
         client may forge. A message or will of a client there is refused with 0x87; read once, when it is added."""
-        ...
+        raise NotImplementedError
 
     def receive(self, message: Inbound) -> None:
         """Take a message; called once a message, also where several filters match. Must not block or raise."""
-        ...
+        raise NotImplementedError
 
     def disconnected(self, client_id: str) -> None:
         """The network connection of ``client_id`` ended (its session may live on)."""
-        ...
+        raise NotImplementedError
 
 
-class Outlet(Protocol):
+@mypyc_attr(allow_interpreted_subclasses=True)
+class Outlet:
     """What a service may ask of the broker; ``MqttServer.outlet`` is one."""
 
     def publish(self, message: Publish) -> None:
         """Route ``message`` as one of the node itself."""
-        ...
+        raise NotImplementedError
 
     def respond(self, client_id: str, message: Publish, request: Inbound | None = None) -> bool:
         """Route ``message``, one of the node itself, to the matching subscriptions of that client and of nobody else.
@@ -199,25 +207,25 @@ class Outlet(Protocol):
         No Local and shared subscriptions do not apply. ``request`` is settled before the message is sent. False, and
         not settled, if the client has no session or none of its subscriptions matches: :meth:`unheard` says why.
         """
-        ...
+        raise NotImplementedError
 
     def unheard(self, client_id: str, topic: str) -> str:
         """Why :meth:`respond` on ``topic`` did not reach the client."""
-        ...
+        raise NotImplementedError
 
-    def deliver(self, client_id: str, message: Publish, *, deletes: bool) -> bool:
+    def deliver(self, client_id: str, message: Publish, *, deletes: bool = False) -> bool:
         """Put the notification ``message`` straight into that client's session; False where there is no such session.
 
         It reports the state of its topic now; ``deletes``: that it was deleted. When the session's queue is full, it
         supersedes earlier notifications of the topic that wait, but a deletion only if it is one itself. If it does not
         fit then, the client's connection ends with DISCONNECT 0x97.
         """
-        ...
+        raise NotImplementedError
 
     def copy_to_subscribers(self, client_id: str, message: Publish) -> None:
         """Deliver a request or response also to other subscribers that are permitted to observe requests."""
-        ...
+        raise NotImplementedError
 
     def disconnect(self, client_id: str, reason_code: int, reason_string: str = "") -> None:
         """End the client's network connection with that reason code."""
-        ...
+        raise NotImplementedError

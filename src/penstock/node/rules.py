@@ -20,7 +20,7 @@ from typing import Final, Protocol
 
 from penstock.errors import LocalProtocolError, PenstockError, RefusedError, UnavailableError
 from penstock.mqtt.codec.reasons import ReasonCode
-from penstock.mqtt.service import Connection, Inbound
+from penstock.mqtt.service import Connection, Inbound, Service
 from penstock.node.config.node import RuleSection, WhenFull
 from penstock.node.config.template import Template
 from penstock.runtime.backoff import Backoff
@@ -123,7 +123,7 @@ class _Item:
         self.msg_type = msg_type
 
 
-class RuleService:
+class RuleService(Service):
     """A rule as a service of the MQTT broker.
 
     At most ``rule.max_pending_bytes`` of messages wait for the log. Beyond this limit the connections of further
@@ -131,9 +131,6 @@ class RuleService:
     limit every message is rejected. A ``$high_priority`` message may exceed the first limit without pausing its
     connection.
     """
-
-    exclusive = False
-    reserved: Sequence[str] = ()
 
     def __init__(
         self,
@@ -145,7 +142,6 @@ class RuleService:
         later: CallLater,
     ) -> None:
         self.rule = rule
-        self.filters: Sequence[str] = (rule.filter,)
         self.stats = RuleStats()
         self._append = append
         self._later = later
@@ -162,6 +158,21 @@ class RuleService:
         """Last pause before a retry; 0 if no retry is scheduled."""
         self._probing: _Item | None = None
         self._held: dict[Connection, None] = {}
+
+    @property
+    def filters(self) -> Sequence[str]:
+        """The filter of the rule [Service]."""
+        return (self.rule.filter,)
+
+    @property
+    def exclusive(self) -> bool:
+        """Subscribers receive the messages too [Service]."""
+        return False
+
+    @property
+    def reserved(self) -> Sequence[str]:
+        """None: a rule publishes nothing [Service]."""
+        return ()
 
     def receive(self, message: Inbound) -> None:
         """Append the message; acknowledge it when the log responds."""

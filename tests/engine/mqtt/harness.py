@@ -15,20 +15,32 @@ from penstock.mqtt.engine.connections.connection import BrokerConnection
 from penstock.mqtt.engine.model.access import Access
 from penstock.mqtt.engine.model.limits import BrokerLimits
 from penstock.mqtt.engine.sessions.session import SessionConnection
-from penstock.mqtt.service import Inbound
+from penstock.mqtt.service import Inbound, Service
 
 __all__ = ["Bench", "Peer", "RecordingService"]
 
 
-class RecordingService:
+class RecordingService(Service):
     """Keeps what it is handed; the test settles."""
 
     def __init__(self, *filters: str, exclusive: bool = False, reserved: Sequence[str] = ()) -> None:
-        self.filters: Sequence[str] = filters
-        self.exclusive = exclusive
-        self.reserved = reserved
+        self._filters = filters
+        self._exclusive = exclusive
+        self._reserved = reserved
         self.taken: list[Inbound] = []
         self.gone: list[str] = []
+
+    @property
+    def filters(self) -> Sequence[str]:
+        return self._filters
+
+    @property
+    def exclusive(self) -> bool:
+        return self._exclusive
+
+    @property
+    def reserved(self) -> Sequence[str]:
+        return self._reserved
 
     def receive(self, message: Inbound) -> None:
         self.taken.append(message)

@@ -10,7 +10,7 @@ from penstock.errors import StorageError
 from penstock.mqtt.codec.packets import Publish
 from penstock.mqtt.codec.properties import Properties
 from penstock.mqtt.codec.topics import validate_topic_name
-from penstock.mqtt.service import Inbound
+from penstock.mqtt.service import Inbound, Outlet
 from penstock.runtime.io.commit_queue import CommitQueue, CommitWaiter
 from penstock.runtime.io.files import Durability
 from penstock.statestore.binding import INVOKE
@@ -62,7 +62,7 @@ class Delivery(NamedTuple):
         return self.publish.properties.user_property(name)
 
 
-class FakeOutlet:
+class FakeOutlet(Outlet):
     """What the broker was asked to do, in order. Clients in ``gone`` have no session; topics are checked as it does."""
 
     def __init__(self) -> None:
@@ -87,7 +87,7 @@ class FakeOutlet:
     def unheard(self, client_id: str, topic: str) -> str:
         return f"{client_id} does not hear {topic}"
 
-    def deliver(self, client_id: str, message: Publish, *, deletes: bool) -> bool:
+    def deliver(self, client_id: str, message: Publish, *, deletes: bool = False) -> bool:
         self.deliveries.append(Delivery(client_id, message))
         return client_id not in self.gone
 

@@ -20,13 +20,13 @@ from penstock.mqtt.client import MqttClient
 from penstock.mqtt.codec.packets import Publish
 from penstock.mqtt.codec.properties import Properties
 from penstock.mqtt.server import MqttServer
-from penstock.mqtt.service import Inbound
+from penstock.mqtt.service import Inbound, Service
 from tests.unit.cli.conftest import Command
 
 DEADLINE_S = 15
 
 
-class Broker:
+class Broker(Service):
     """A broker with a service that answers ``ask`` and remembers what came to ``in/#``."""
 
     filters = ("ask", "in/#")

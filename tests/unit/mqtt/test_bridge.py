@@ -15,7 +15,7 @@ from penstock.mqtt.codec.packets import Publish
 from penstock.mqtt.listener_access import AccessRules, AccessStats, InProcessAccess
 from penstock.mqtt.password_checks import PasswordChecks
 from penstock.mqtt.server import MqttServer
-from penstock.mqtt.service import Inbound
+from penstock.mqtt.service import Inbound, Service
 from penstock.security.policy_file import parse_policy
 from tests.ports import free_port
 
@@ -23,7 +23,7 @@ DEADLINE_S = 15
 STATE = "$SYS/broker/bridge/plant/state"
 
 
-class Service:
+class LogService(Service):
     """Takes ``log/#`` here: what came in over the bridge is acknowledged there once this has it."""
 
     filters = ("log/#",)
@@ -46,7 +46,7 @@ class Sites:
     """Here and there, a bridge between them, and a client on each side that listens to everything."""
 
     def __init__(self) -> None:
-        self.service = Service()
+        self.service = LogService()
         self.here = MqttServer(services=[self.service])
         self.there = MqttServer()
         self.bridge: Bridge | None = None

@@ -26,7 +26,7 @@ from penstock.mqtt.codec.packets import (
     Subscription,
 )
 from penstock.mqtt.server import BrokerLimits, MqttServer
-from penstock.mqtt.service import Inbound
+from penstock.mqtt.service import Inbound, Service
 
 DEADLINE_S = 10
 
@@ -135,7 +135,7 @@ async def test_node_side_calls(server: tuple[MqttServer, tuple[str, int]]) -> No
 async def test_a_message_settled_later_is_acknowledged(server: tuple[MqttServer, tuple[str, int]]) -> None:
     broker, address = server
 
-    class Slow:
+    class Slow(Service):
         filters = ("slow",)
         exclusive = True
         reserved = ()
@@ -164,7 +164,7 @@ async def test_a_failure_of_ours_ends_one_connection(
 ) -> None:
     broker, address = server
 
-    class Broken:
+    class Broken(Service):
         filters = ("broken",)
         exclusive = True
         reserved = ()
@@ -260,7 +260,7 @@ def test_the_same_on_uvloop() -> None:
     uvloop.run(conversation())
 
 
-class Holding:
+class Holding(Service):
     """A service that takes what it is handed and wants no more after the first message."""
 
     filters = ("hold/#",)

@@ -7,14 +7,14 @@ from typing import final
 
 from penstock.mqtt.codec.packets import Publish
 from penstock.mqtt.engine.broker import Broker
-from penstock.mqtt.service import Inbound
+from penstock.mqtt.service import Inbound, Outlet
 
 __all__ = ["BrokerOutlet"]
 
 
 @final
-class BrokerOutlet:
-    """The :class:`~penstock.mqtt.service.Outlet` of a broker. ``now``: ms of the clock on which its deadlines run."""
+class BrokerOutlet(Outlet):
+    """The outlet of a broker. ``now``: ms of the clock on which its deadlines run."""
 
     __slots__ = ("_broker", "_now")
 

@@ -23,7 +23,7 @@ from penstock.errors import ConfigError, PenstockError, RefusedError
 from penstock.mqtt.client import MqttClient
 from penstock.mqtt.codec.packets import Publish
 from penstock.mqtt.codec.reasons import ReasonCode
-from penstock.mqtt.service import Inbound
+from penstock.mqtt.service import Inbound, Outlet
 from penstock.runtime.io.clock import monotonic_ms
 from penstock.runtime.observability.logs import LogLimiter
 from penstock.statestore.binding import INVOKE, dialect_of, request, status_response
@@ -84,7 +84,7 @@ def requesting_client(publish: Publish) -> str:
     return topic.removeprefix(_CLIENTS).split("/", 1)[0] if topic.startswith(_CLIENTS) else ""
 
 
-class Attachment:
+class Attachment(Outlet):
     """Serves a state store to the clients of another broker; ``async with`` starts and stops it.
 
     Args:
@@ -195,7 +195,7 @@ class Attachment:
         """Return an empty text: only the PUBACK tells whether there are subscribers."""
         return ""
 
-    def deliver(self, client_id: str, message: Publish, *, deletes: bool) -> bool:
+    def deliver(self, client_id: str, message: Publish, *, deletes: bool = False) -> bool:
         """Publish a notification; if it has no subscribers, the observations of the client end.
 
         While the broker is slow, waiting notifications are merged per key, as in a session's queue [Outlet.deliver].

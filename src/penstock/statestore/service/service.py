@@ -22,7 +22,7 @@ from typing import Final
 
 from penstock.errors import StorageError
 from penstock.mqtt.codec.reasons import ReasonCode
-from penstock.mqtt.service import Inbound, Outlet
+from penstock.mqtt.service import Inbound, Outlet, Service
 from penstock.runtime.io.clock import boot_id, boot_ms, steady_clock
 from penstock.runtime.io.commit_queue import CommitWaiter
 from penstock.runtime.io.files import Durability
@@ -75,7 +75,7 @@ _LONGEST_TIMER_S: Final = 86_400.0
 """Timers are armed for a day at most: event loops do not take every number that PX does."""
 
 
-class StateStoreService:
+class StateStoreService(Service):
     """The store in the directory ``path``, served through an :class:`~penstock.mqtt.service.Outlet`.
 
     Args:
@@ -88,10 +88,6 @@ class StateStoreService:
         policy: what clients may do; None = everything.
         capture: takes every change, in order; None = nobody does.
     """
-
-    filters: Sequence[str] = (INVOKE, OLDER_INVOKE)
-    exclusive = True
-    reserved: Sequence[str] = ANSWER_TOPICS
 
     def __init__(
         self,
@@ -151,6 +147,21 @@ class StateStoreService:
         self._timer: asyncio.TimerHandle | None = None
         self._armed_for: int | None = None
         self._recent = RecentWrites()
+
+    @property
+    def filters(self) -> Sequence[str]:
+        """The invoke topics [Service]."""
+        return INVOKE, OLDER_INVOKE
+
+    @property
+    def exclusive(self) -> bool:
+        """Requests are neither routed to subscribers nor retained [Service]."""
+        return True
+
+    @property
+    def reserved(self) -> Sequence[str]:
+        """The response and notification topics [Service]."""
+        return ANSWER_TOPICS
 
     @property
     def failure(self) -> StorageError | None:

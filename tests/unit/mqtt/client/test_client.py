@@ -14,7 +14,7 @@ from penstock.mqtt.client.link import ClientLink
 from penstock.mqtt.codec.packets import Publish, Subscription
 from penstock.mqtt.codec.properties import Properties
 from penstock.mqtt.server import BrokerLimits, MqttServer
-from penstock.mqtt.service import Inbound
+from penstock.mqtt.service import Inbound, Service
 from tests.ports import free_port
 
 DEADLINE_S = 10
@@ -34,7 +34,7 @@ async def test_an_http_server_is_named() -> None:
     assert "MQTT listener" in str(caught.value.do)
 
 
-class Log:
+class Log(Service):
     """A service that takes ``log/#`` and holds messages until told."""
 
     filters = ("log/#",)

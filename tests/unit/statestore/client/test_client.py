@@ -14,7 +14,7 @@ from penstock.mqtt.codec.decoder import Decoder, Role
 from penstock.mqtt.codec.packets import Connect, Publish
 from penstock.mqtt.codec.properties import Properties
 from penstock.mqtt.server import MqttServer
-from penstock.mqtt.service import Inbound
+from penstock.mqtt.service import Inbound, Service
 from penstock.runtime.io.clock import wall_clock_ms
 from penstock.statestore.client.client import Condition, Entry, KeyChange, Observation, SetResult, StateStoreClient
 from penstock.statestore.codec.resp3 import decode_array
@@ -154,7 +154,7 @@ async def test_nobody_listening_is_unavailable() -> None:
             pass
 
 
-class OddStore:
+class OddStore(Service):
     """A store that answers every request with the same message."""
 
     filters = ("statestore/#",)
@@ -346,7 +346,7 @@ async def test_an_iteration_ends_with_the_error_when_the_connection_is_gone_for_
             await store.get("k")
 
 
-class Pages:
+class Pages(Service):
     """A store that answers SCAN page by page and keeps what it was asked."""
 
     filters = ("statestore/#",)
