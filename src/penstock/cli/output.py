@@ -13,11 +13,16 @@ import sys
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TextIO
+from types import TracebackType
+from typing import TYPE_CHECKING, Self, TextIO
 
 from penstock.errors import ConfigError, LocalProtocolError, PenstockError
 
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
 __all__ = [
+    "LiveTable",
     "bytes_fields",
     "escape",
     "exit_status",
@@ -118,6 +123,46 @@ def note(text: str) -> None:
     """Print a note to standard error."""
     sys.stderr.write(text + "\n")
     sys.stderr.flush()
+
+
+class LiveTable:
+    """Table on standard error that is redrawn in place, with lines of text above it, for terminals."""
+
+    def __init__(self, redraws_per_s: float) -> None:
+        from rich.console import Console
+        from rich.live import Live
+
+        self._console = Console(stderr=True, highlight=False)
+        self._live = Live(console=self._console, refresh_per_second=redraws_per_s, transient=False)
+
+    def __enter__(self) -> Self:
+        self._live.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._live.__exit__(kind, error, traceback)
+
+    @property
+    def width(self) -> int:
+        """Columns of the terminal."""
+        return self._console.width
+
+    @property
+    def table(self) -> RenderableType:
+        """The table that is shown."""
+        return self._live.renderable
+
+    def update(self, table: RenderableType) -> None:
+        """Replace the table; it is drawn at the next interval."""
+        self._live.update(table)
+
+    def print_line(self, text: str, style: str = "") -> None:
+        """Print a line above the table; ``style`` is one of rich's."""
+        from rich.text import Text
+
+        self._console.print(Text(text, style))
 
 
 def print_error(error: BaseException) -> None:

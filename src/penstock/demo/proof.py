@@ -15,8 +15,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
-from penstock.demo.data import Branch
-from penstock.demo.segments import AbnormalSegment, Alarm, parse_alarm
+from penstock.demo.data import AbnormalSegment, Alarm, Branch, parse_alarm
 from penstock.pipelines.ledger.ledger import LedgerEntry
 from penstock.pipelines.sinks.table import files
 from penstock.pipelines.state_dir.checkpoint import Offsets

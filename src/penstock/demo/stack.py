@@ -11,17 +11,16 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from penstock.demo.data import example
-from penstock.demo.sender import TelemetrySender
 from penstock.errors import UnavailableError
 
-__all__ = ["Addresses", "Child", "DemoOptions", "Stack", "chaos"]
+__all__ = ["Addresses", "Child", "DemoOptions", "Stack"]
 
 STOP_S = 30.0
 """Time limit of a shutdown; a pipeline ends within a batch or two."""
@@ -298,61 +297,3 @@ class Stack:
 
     def _durability(self) -> str:
         return str(self._ready["durability"])
-
-
-FIRST_PART = 0.25
-DRIVER_AT = 0.4
-SECOND_PART = 0.6
-NODE_AT = 0.75
-
-Reached = Callable[[Callable[[], bool], str], Awaitable[None]]
-"""Waits until the condition holds; the text describes it."""
-
-
-async def chaos(
-    sender: TelemetrySender,
-    total: int,
-    *,
-    reached: Reached,
-    batches: Callable[[], int],
-    kill_driver: Callable[[], Awaitable[None]],
-    restart_driver: Callable[[], Coroutine[Any, Any, None]],
-    kill_node: Callable[[], Awaitable[None]],
-    restart_node: Callable[[], Awaitable[None]],
-) -> None:
-    """Kill both processes during the run; ``batches`` returns the number of batches of the pipeline.
-
-    The meter pauses twice until the pipeline works: otherwise all messages would be sent while Spark starts, and none
-    would flow during the kills. Messages continue while the driver is down.
-    """
-    await _hold_until(sender, FIRST_PART * total, reached, lambda: batches() > 0, "the first batch")
-    await reached(lambda: len(sender.acknowledged) >= DRIVER_AT * total, "messages before the driver is killed")
-    await kill_driver()
-    before = batches()
-    back = asyncio.create_task(restart_driver(), name="restart-driver")
-    try:
-        await _hold_until(
-            sender,
-            SECOND_PART * total,
-            reached,
-            lambda: back.done() and batches() > before,
-            "a batch of the new driver",
-        )
-        await back
-    finally:
-        back.cancel()
-    await reached(lambda: len(sender.acknowledged) >= NODE_AT * total, "messages before the node is killed")
-    await kill_node()
-    await restart_node()
-
-
-async def _hold_until(
-    sender: TelemetrySender, count: float, reached: Reached, condition: Callable[[], bool], text: str
-) -> None:
-    """Pause the sender after ``count`` messages until ``condition`` holds."""
-    try:
-        await reached(lambda: len(sender.sent) >= count, "messages to be sent")
-        sender.hold()
-        await reached(condition, text)
-    finally:
-        sender.release()

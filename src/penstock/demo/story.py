@@ -6,25 +6,92 @@ import asyncio
 import contextlib
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from penstock.demo import data
-from penstock.demo.data import Branch, Reading
-from penstock.demo.progress import Display, Hops
+from penstock.demo.data import AbnormalSegment, Branch, Reading, Telemetry, expected_segments, join_alarms, parse_alarm
 from penstock.demo.proof import Evidence, LogReader, Proof, prove, read_alarms, read_table
-from penstock.demo.segments import AbnormalSegment, expected, join, parse_alarm
-from penstock.demo.sender import TelemetrySender
-from penstock.demo.stack import DemoOptions, Stack, chaos
+from penstock.demo.stack import DemoOptions, Stack
 from penstock.errors import ConfigError, PenstockError, RefusedError, UnavailableError
 from penstock.mqtt.client import MqttClient
+from penstock.mqtt.codec.properties import Properties
 from penstock.pipelines.ledger.ledger import Ledger
 from penstock.pipelines.state_dir.checkpoint import Offsets
 from penstock.statestore.client.client import StateStoreClient
 
-__all__ = ["DemoResult", "tell"]
+__all__ = ["DemoDisplay", "DemoResult", "Hops", "TelemetrySender", "chaos", "run_demo"]
+
+MAX_IN_FLIGHT = 20
+"""Messages in flight: enough to be interrupted by a kill of the node, few enough to keep the order."""
+NO_SUBSCRIBERS = 0x10
+
+
+class TelemetrySender:
+    """Publishes with QoS 1 through ``client``, which repeats unacknowledged messages after a reconnect.
+
+    ``sent`` and ``acknowledged`` have each id once, in order. ``hold`` and ``release`` pause and continue.
+    """
+
+    def __init__(self, client: MqttClient, topic: str, rate: float) -> None:
+        self.sent: list[str] = []
+        self.acknowledged: list[str] = []
+        self._client = client
+        self._topic = topic
+        self._interval_s = 1.0 / rate
+        self._slots = asyncio.Semaphore(MAX_IN_FLIGHT)
+        self._flowing = asyncio.Event()
+        self._flowing.set()
+
+    def hold(self) -> None:
+        """Pause."""
+        self._flowing.clear()
+
+    def release(self) -> None:
+        """Continue."""
+        self._flowing.set()
+
+    async def send_all(self, messages: Sequence[Telemetry]) -> None:
+        """Send ``messages`` in order; returns when all are acknowledged.
+
+        Raises:
+            RefusedError: the node rejected one, or has no matching rule.
+        """
+        loop = asyncio.get_running_loop()
+        due = loop.time()
+        async with asyncio.TaskGroup() as group:
+            for message in messages:
+                await self._flowing.wait()
+                await self._slots.acquire()
+                # After a pause the rate continues, without a burst.
+                due = max(due + self._interval_s, loop.time())
+                await asyncio.sleep(due - loop.time())
+                group.create_task(self._send_one(message), name=f"send-{message.id}")
+
+    async def send(self, message: Telemetry) -> None:
+        """Send one message and wait for its acknowledgement."""
+        await self._slots.acquire()
+        await self._send_one(message)
+
+    async def _send_one(self, message: Telemetry) -> None:
+        try:
+            self.sent.append(message.id)
+            properties = Properties(content_type="application/json", user_properties=[("id", message.id)])
+            answer = await self._client.publish(self._topic, message.payload, qos=1, properties=properties)
+            if answer == NO_SUBSCRIBERS:
+                raise RefusedError(
+                    f"nobody took {message.id!r} on MQTT topic {self._topic!r}",
+                    code=NO_SUBSCRIBERS,
+                    why="the node has no rule for water/+/flow",
+                    do="start it with examples/water/penstock.yaml, or let the demo start a node of its own",
+                )
+            self.acknowledged.append(message.id)
+        finally:
+            self._slots.release()
+
 
 T = TypeVar("T")
 
@@ -41,6 +108,66 @@ LONGEST_STEP_S = 180.0
 POLL_S = 0.1
 
 
+@dataclass(slots=True)
+class Hops:
+    """Messages per hop. ``batches`` has the latest counts of each batch of the pipeline."""
+
+    total: int
+    sent: int = 0
+    acknowledged: int = 0
+    logged: int = 0
+    alarms: int = 0
+    batches: dict[tuple[str, int], dict[str, Any]] = field(default_factory=dict)
+
+    def record_batch(self, event: dict[str, Any]) -> None:
+        """Record a ``batch`` event; a repeated batch counts once."""
+        self.batches[event["sink"], event["batch"]] = event
+
+    def read(self, sink: str) -> int:
+        """Messages that the query of ``sink`` has read."""
+        return self._sum(sink, "read")
+
+    def watermark_ms(self, sink: str) -> int:
+        """The newest watermark of ``sink``'s query."""
+        return max((event["watermark_ms"] for (name, _), event in self.batches.items() if name == sink), default=0)
+
+    def rows(self) -> list[tuple[str, int, int]]:
+        """Hops: name, messages that reached it, messages that did not yet."""
+        hops = [
+            ("sent over MQTT", self.sent),
+            ("acknowledged", self.acknowledged),
+            ("in the TubeMQ log", self.logged),
+            ("through to the table", self.read("readings")),
+            ("through to the windows", self.read("alarms")),
+        ]
+        behind = [self.total, *(count for _, count in hops)]
+        return [
+            (name, count, max(before - count, 0)) for (name, count), before in zip(hops, _before(behind), strict=True)
+        ]
+
+    def _sum(self, sink: str, what: str) -> int:
+        return sum(event[what] or 0 for (name, _), event in self.batches.items() if name == sink)
+
+
+def _before(counts: list[int]) -> list[int]:
+    """Count of the previous hop for each hop; table and windows both follow the log."""
+    total, sent, acknowledged, logged, _, _ = counts
+    return [total, sent, acknowledged, logged, logged]
+
+
+class DemoDisplay(Protocol):
+    """Output of the demo while it runs."""
+
+    def say(self, text: str) -> None:
+        """Show a step."""
+
+    def alarm(self, text: str) -> None:
+        """Show an alarm."""
+
+    def show(self, hops: Hops, *, at_once: bool = False) -> None:
+        """Show the progress, several times a second; ``at_once`` without rate limit."""
+
+
 class DemoResult(NamedTuple):
     """Result of the demo and its files."""
 
@@ -55,12 +182,12 @@ class DemoResult(NamedTuple):
 class _Story:
     """State shared by the steps of one demo."""
 
-    def __init__(self, options: DemoOptions, screen: Display) -> None:
+    def __init__(self, options: DemoOptions, screen: DemoDisplay) -> None:
         self.readings = data.read(data.example("water-flow.csv"))
         self.limits = data.limits(self.readings)
         self.hops = Hops(total=len(self.readings) + 2)
         self.screen = screen
-        self.stack = Stack(options, screen.say, self.hops.take)
+        self.stack = Stack(options, screen.say, self.hops.record_batch)
         self.ledger = Ledger(self.stack.state / "ledger")
         self.run_id = uuid.uuid4().hex[:8]
         # On a node of its own nobody else writes; on a shared one the branch must not meet that of another demo.
@@ -150,7 +277,7 @@ class _Story:
             dead_ids=[row["id"] for row in read_table(lake / "dead_letters", ["id"])],
             rows_ledger=self.ledger.entries(ROWS),
             windows_ledger=self.ledger.entries(WINDOWS),
-            segments=join(alarms),
+            segments=join_alarms(alarms),
         )
 
     def prove(self, evidence: Evidence) -> Proof:
@@ -165,7 +292,7 @@ class _Story:
             measured={**measured, late.id: (data.LATE.time, data.LATE.flow)},
             malformed=[self.branch.malformed().id],
             late=[late.id],
-            segments=expected(self.readings, self.limits, WINDOW),
+            segments=expected_segments(self.readings, self.limits, WINDOW),
             chaos=self.stack.options.chaos,
         )
 
@@ -193,7 +320,7 @@ class _Story:
         return StateStoreClient.connect(self.stack.addresses.broker, client_id=f"demo-{role}-{self.run_id}")
 
 
-async def tell(options: DemoOptions, screen: Display) -> DemoResult:
+async def run_demo(options: DemoOptions, screen: DemoDisplay) -> DemoResult:
     """Run the demo in ``options.directory`` and prove what happened. Ends every process that it started.
 
     Raises:
@@ -266,3 +393,61 @@ def _first(failures: BaseExceptionGroup[BaseException]) -> BaseException:
     """The one failure that ended the others."""
     first = failures.exceptions[0]
     return _first(first) if isinstance(first, BaseExceptionGroup) else first
+
+
+FIRST_PART = 0.25
+DRIVER_AT = 0.4
+SECOND_PART = 0.6
+NODE_AT = 0.75
+
+Reached = Callable[[Callable[[], bool], str], Awaitable[None]]
+"""Waits until the condition holds; the text describes it."""
+
+
+async def chaos(
+    sender: TelemetrySender,
+    total: int,
+    *,
+    reached: Reached,
+    batches: Callable[[], int],
+    kill_driver: Callable[[], Awaitable[None]],
+    restart_driver: Callable[[], Coroutine[Any, Any, None]],
+    kill_node: Callable[[], Awaitable[None]],
+    restart_node: Callable[[], Awaitable[None]],
+) -> None:
+    """Kill both processes during the run; ``batches`` returns the number of batches of the pipeline.
+
+    The meter pauses twice until the pipeline works: otherwise all messages would be sent while Spark starts, and none
+    would flow during the kills. Messages continue while the driver is down.
+    """
+    await _hold_until(sender, FIRST_PART * total, reached, lambda: batches() > 0, "the first batch")
+    await reached(lambda: len(sender.acknowledged) >= DRIVER_AT * total, "messages before the driver is killed")
+    await kill_driver()
+    before = batches()
+    back = asyncio.create_task(restart_driver(), name="restart-driver")
+    try:
+        await _hold_until(
+            sender,
+            SECOND_PART * total,
+            reached,
+            lambda: back.done() and batches() > before,
+            "a batch of the new driver",
+        )
+        await back
+    finally:
+        back.cancel()
+    await reached(lambda: len(sender.acknowledged) >= NODE_AT * total, "messages before the node is killed")
+    await kill_node()
+    await restart_node()
+
+
+async def _hold_until(
+    sender: TelemetrySender, count: float, reached: Reached, condition: Callable[[], bool], text: str
+) -> None:
+    """Pause the sender after ``count`` messages until ``condition`` holds."""
+    try:
+        await reached(lambda: len(sender.sent) >= count, "messages to be sent")
+        sender.hold()
+        await reached(condition, text)
+    finally:
+        sender.release()

@@ -37,7 +37,7 @@ def test_amounts_and_sizes() -> None:
 def test_progress_as_lines_and_an_idle_sink_once(capsys: pytest.CaptureFixture[str]) -> None:
     lines = LineRunDisplay()
     for _ in range(2):
-        lines.tell(progress(rows=BUSY, alarms=SinkProgress(lag_records=0, in_batch_records=0)))
+        lines.show_event(progress(rows=BUSY, alarms=SinkProgress(lag_records=0, in_batch_records=0)))
     said = capsys.readouterr().err.splitlines()
     assert [line.partition(":")[0] for line in said] == ["rows", "alarms", "rows"]
     assert said[0] == (
@@ -49,15 +49,15 @@ def test_progress_as_lines_and_an_idle_sink_once(capsys: pytest.CaptureFixture[s
 
 def test_a_batch_says_what_it_did_and_how_long_it_took(capsys: pytest.CaptureFixture[str]) -> None:
     counts = {"batch": 3, "read": 100, "out": 97, "dead": 1, "filtered": 2, "duplicates": None, "late": 0}
-    LineRunDisplay().tell({"event": "batch", "sink": "rows", "took_s": 0.84, **counts})
+    LineRunDisplay().show_event({"event": "batch", "sink": "rows", "took_s": 0.84, **counts})
     assert capsys.readouterr().out == "rows batch 3: 100 read, 97 out, 1 dead, 2 filtered; took 0.8 s\n"
 
 
 def test_a_run_that_waits_says_at_once_for_whom(capsys: pytest.CaptureFixture[str]) -> None:
     event = {"event": "waiting", "pipeline": "water", "text": "run abc (host edge-7)", "left_ms": 7_500, "wait_s": 60.0}
     with display(as_json=False) as screen:
-        screen.tell(event)
-        screen.tell({**event, "left_ms": None, "wait_s": 1e8})
+        screen.show_event(event)
+        screen.show_event({**event, "left_ms": None, "wait_s": 1e8})
     first, second = capsys.readouterr().err.splitlines()
     held = "pipeline water: run abc (host edge-7) holds the lease"
     assert first == f"{held}, for another 7.5 s unless it renews it; waiting up to 60 s"
@@ -66,7 +66,7 @@ def test_a_run_that_waits_says_at_once_for_whom(capsys: pytest.CaptureFixture[st
 
 def test_a_run_that_was_asked_to_stop_says_what_it_waits_for(capsys: pytest.CaptureFixture[str]) -> None:
     for event in ("stopping", "stopped"):
-        LineRunDisplay().tell({"event": event, "pipeline": "water"})
+        LineRunDisplay().show_event({"event": event, "pipeline": "water"})
     assert capsys.readouterr().err.splitlines() == [
         "pipeline water: stopping, the batches under way are finished first",
         "pipeline water: stopped",
@@ -78,16 +78,18 @@ def _shown(live: LiveRunDisplay, width: int = 160) -> str:
 
     console = Console(width=width, record=True, file=None, quiet=False)
     with console.capture() as captured:
-        console.print(live.live.renderable)
+        console.print(live.live.table)
     return captured.get()
 
 
 def test_the_live_table_holds_every_sink(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "160")
     live = LiveRunDisplay()
-    live.tell({"event": "started", "pipeline": "water", "sinks": ["rows"], "fencing_token": "1:0:n", "not_fenced": []})
+    live.show_event(
+        {"event": "started", "pipeline": "water", "sinks": ["rows"], "fencing_token": "1:0:n", "not_fenced": []}
+    )
     assert "the first batches are planned" in _shown(live)
-    live.tell(progress(rows=BUSY, alarms=SinkProgress()))
+    live.show_event(progress(rows=BUSY, alarms=SinkProgress()))
     text = _shown(live)
     assert "rows" in text
     assert "4.2 s" in text
@@ -98,7 +100,7 @@ def test_the_live_table_holds_every_sink(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_a_narrow_terminal_gets_fewer_columns_and_whole_names(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     live = LiveRunDisplay()
-    live.tell(progress(a_sink_with_a_name=BUSY))
+    live.show_event(progress(a_sink_with_a_name=BUSY))
     text = _shown(live, width=80)
     assert "a_sink_with_a_name" in text
     assert "took" in text

@@ -3,13 +3,13 @@ from __future__ import annotations
 from datetime import timedelta
 from pathlib import Path
 
+from penstock.cli.demo import draw_png, draw_text
 from penstock.demo import data
-from penstock.demo.plot import draw_png, draw_text
-from penstock.demo.segments import expected
+from penstock.demo.data import expected_segments
 
 READINGS = data.read(data.example("water-flow.csv"))
 LIMITS = data.limits(READINGS)
-SEGMENTS = expected(READINGS, LIMITS, timedelta(hours=3))
+SEGMENTS = expected_segments(READINGS, LIMITS, timedelta(hours=3))
 
 
 def test_the_picture_is_a_png(tmp_path: Path) -> None:

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from penstock.demo.data import AbnormalSegment
 from penstock.demo.proof import Evidence, Logged, Proof, last_line, late_ids, prove
-from penstock.demo.segments import AbnormalSegment
 from penstock.pipelines.ledger.ledger import LedgerEntry
 
 NOON = datetime(2022, 3, 20, 12, tzinfo=UTC)

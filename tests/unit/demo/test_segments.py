@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from penstock.demo import data
-from penstock.demo.segments import AbnormalSegment, Alarm, expected, join, parse_alarm
+from penstock.demo.data import AbnormalSegment, Alarm, expected_segments, join_alarms, parse_alarm
 
 HOUR = timedelta(hours=1)
 START = datetime(2022, 3, 24, 6, tzinfo=UTC)
@@ -22,16 +22,20 @@ def alarm(
 
 def test_neighbouring_windows_are_one_segment_from_first_to_last_abnormal_reading() -> None:
     alarms = [alarm(1, extreme=20.0), alarm(0, first=2, readings=1, extreme=50.0), alarm(2, last=0, readings=1)]
-    assert join(alarms) == [AbnormalSegment("low", START + 2 * HOUR, START + 6 * HOUR, 5, 20.0)]
+    assert join_alarms(alarms) == [AbnormalSegment("low", START + 2 * HOUR, START + 6 * HOUR, 5, 20.0)]
 
 
 def test_a_window_between_or_another_kind_separates() -> None:
-    assert len(join([alarm(0), alarm(2)])) == 2
-    assert [s.kind for s in join([alarm(0), alarm(1, "high", extreme=120.0), alarm(2)])] == ["low", "high", "low"]
+    assert len(join_alarms([alarm(0), alarm(2)])) == 2
+    assert [s.kind for s in join_alarms([alarm(0), alarm(1, "high", extreme=120.0), alarm(2)])] == [
+        "low",
+        "high",
+        "low",
+    ]
 
 
 def test_no_alarms_no_segments() -> None:
-    assert join([]) == []
+    assert join_alarms([]) == []
 
 
 def test_an_alarm_is_read_as_the_pipeline_writes_it() -> None:
@@ -61,7 +65,7 @@ def test_what_is_no_alarm_is_an_error(value: bytes) -> None:
 
 def test_the_data_has_three_low_segments_and_one_peak() -> None:
     readings = data.read(data.example("water-flow.csv"))
-    found = [segment.to_json() for segment in expected(readings, data.limits(readings), 3 * HOUR)]
+    found = [segment.to_json() for segment in expected_segments(readings, data.limits(readings), 3 * HOUR)]
     assert found == [
         {
             "kind": "low",

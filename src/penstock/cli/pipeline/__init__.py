@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from penstock.cli.options import Commands
-from penstock.cli.pipeline import check, init, ledger, run, submit
+from penstock.cli.pipeline import files, ledger, run, submit
 
 __all__ = ["app"]
 
 app = Commands("Check, run and account for pipelines.")
-app.add("penstock pipeline init", "penstock pipeline init line3.yaml --name line3 --source mqtt")(init.init)
-app.add("penstock pipeline validate pipeline.yaml", "penstock pipeline validate *.yaml --json")(check.validate)
+app.add("penstock pipeline init", "penstock pipeline init line3.yaml --name line3 --source mqtt")(files.init)
+app.add("penstock pipeline validate pipeline.yaml", "penstock pipeline validate *.yaml --json")(files.validate)
 app.add("penstock pipeline plan pipeline.yaml", "penstock pipeline plan pipeline.yaml --mermaid", name="plan")(
-    check.show_plan
+    files.show_plan
 )
-app.add("penstock pipeline schema > pipeline.schema.json")(check.schema)
+app.add("penstock pipeline schema > pipeline.schema.json")(files.schema)
 app.add("penstock pipeline test pipeline.yaml", "penstock pipeline test pipeline.yaml --case hot", name="test")(
-    check.run_cases
+    files.run_cases
 )
 app.add(
     "penstock pipeline run pipeline.yaml",

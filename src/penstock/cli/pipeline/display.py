@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Protocol
 
-from penstock.cli.output import note, print_json, use_colour
+from penstock.cli.output import LiveTable, note, print_json, use_colour
 
 __all__ = ["LineRunDisplay", "LiveRunDisplay", "RunDisplay", "amount", "display", "duration", "size"]
 
@@ -22,7 +22,7 @@ class RunDisplay(Protocol):
 
     progress_s: float
 
-    def tell(self, event: dict[str, Any]) -> None:
+    def show_event(self, event: dict[str, Any]) -> None:
         """Show an event."""
 
 
@@ -31,7 +31,7 @@ class JsonRunDisplay:
 
     progress_s = LINES_S
 
-    def tell(self, event: dict[str, Any]) -> None:
+    def show_event(self, event: dict[str, Any]) -> None:
         print_json(event)
 
 
@@ -43,7 +43,7 @@ class LineRunDisplay:
     def __init__(self) -> None:
         self._shown: dict[str, Any] = {}
 
-    def tell(self, event: dict[str, Any]) -> None:
+    def show_event(self, event: dict[str, Any]) -> None:
         match event["event"]:
             case "batch":
                 self._write(_batch(event))
@@ -73,32 +73,28 @@ class LineRunDisplay:
 
 
 class LiveRunDisplay(LineRunDisplay):
-    """A live table of the sinks; other events scroll above it."""
+    """A live table of the sinks; other events are printed above it."""
 
     progress_s = LIVE_S
 
     def __init__(self) -> None:
         super().__init__()
-        from rich.console import Console
-        from rich.live import Live
+        self.live = LiveTable(redraws_per_s=4)
 
-        self._console = Console(stderr=True, highlight=False)
-        self.live = Live(console=self._console, refresh_per_second=4, transient=False)
-
-    def tell(self, event: dict[str, Any]) -> None:
+    def show_event(self, event: dict[str, Any]) -> None:
         from rich.spinner import Spinner
 
         # Not earlier: Java writes a line during its start, which would collide with this one.
         if event["event"] == "started":
             self.live.update(Spinner("dots", "the first batches are planned"))
         if event["event"] != "batch":
-            super().tell(event)
+            super().show_event(event)
 
     def _progress(self, sinks: Mapping[str, Mapping[str, Any]]) -> None:
         from rich.table import Table
 
         table = Table(box=None, pad_edge=False)
-        shown = [head for head in HEADS if self._console.width >= WIDE or head not in FOR_WIDE]
+        shown = [head for head in HEADS if self.live.width >= WIDE or head not in FOR_WIDE]
         for index, head in enumerate(shown):
             table.add_column(head, justify="right" if index else "left", no_wrap=True)
         for name, sink in sinks.items():
@@ -107,15 +103,10 @@ class LiveRunDisplay(LineRunDisplay):
         self.live.update(table)
 
     def _write(self, text: str) -> None:
-        self._print(text)
+        self.live.print_line(text)
 
     def _note(self, text: str) -> None:
-        self._print(text)
-
-    def _print(self, text: str) -> None:
-        from rich.text import Text
-
-        self._console.print(Text(text))
+        self.live.print_line(text)
 
 
 HEADS = (

@@ -118,7 +118,7 @@ def run(
             pipeline if replay is None else replay.pipeline,
             state=state_of(pipeline.name, state_dir) if replay is None else replay.state,
             options=options,
-            emit=screen.tell,
+            emit=screen.show_event,
             stop=stop,
         )
 

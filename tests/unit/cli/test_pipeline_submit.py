@@ -12,12 +12,12 @@ import pytest
 
 from penstock.cli.main import main
 from penstock.cli.pipeline import spark_submit_main as submitted
+from penstock.cli.pipeline.submit import SubmitCommand, SubmitRequest, submit_line
 from penstock.demo.data import example
 from penstock.errors import ConfigError
-from penstock.pipelines.submit import Line, SubmitRequest, submit_line
 
 
-def line(master: str, **changed: Any) -> Line:
+def line(master: str, **changed: Any) -> SubmitCommand:
     given: dict[str, Any] = {
         "spark_submit": "spark-submit",
         "program": "/opt/penstock/submitted.py",
@@ -27,7 +27,7 @@ def line(master: str, **changed: Any) -> Line:
     return submit_line(SubmitRequest(master=master, **(given | changed)))
 
 
-def options(found: Line, name: str) -> list[str]:
+def options(found: SubmitCommand, name: str) -> list[str]:
     return [value for option, value in zip(found.argv, found.argv[1:], strict=False) if option == name]
 
 
