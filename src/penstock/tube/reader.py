@@ -153,14 +153,17 @@ class MessageBatch:
 
 
 class RangeResponse:
-    """The get response of ``peer``: the part before its messages is parsed, they only on demand."""
+    """The get response of ``peer``: the part before its messages is parsed, the messages only on demand.
+
+    ``messages``: False if the response has none to speak of; all of it is then parsed, which is faster.
+    """
 
     __slots__ = ("message", "payload", "peer", "start")
 
-    def __init__(self, payload: bytes, peer: str) -> None:
+    def __init__(self, payload: bytes, peer: str, *, messages: bool = True) -> None:
         self.payload = payload
         self.peer = peer
-        self.start = messages_start(payload)
+        self.start = messages_start(payload) if messages else len(payload)
         self.message = decode(broker_pb2.GetMessageResponseB2C, payload[: self.start])
         if self.start < len(payload) and not self.message.HasField("range"):
             self.message = self.whole()
@@ -615,7 +618,7 @@ class RangeReader(BrokerReader):
                 self.close()  # given up before its end: the answer under way is nobody's
 
     def _get(self, topic: str, partition: int, wanted: broker_pb2.RangeRequest) -> broker_pb2.GetMessageResponseB2C:
-        return self._fetch(topic, partition, wanted).message
+        return self._fetch(topic, partition, wanted, messages=False).message
 
     def _send(self, topic: str, partition: int, wanted: broker_pb2.RangeRequest, timeout_s: float) -> PendingResponse:
         request = broker_pb2.GetMessageRequestC2B(
@@ -635,7 +638,9 @@ class RangeReader(BrokerReader):
             except UnavailableError:
                 self.close()
 
-    def _fetch(self, topic: str, partition: int, wanted: broker_pb2.RangeRequest) -> RangeResponse:
+    def _fetch(
+        self, topic: str, partition: int, wanted: broker_pb2.RangeRequest, *, messages: bool = True
+    ) -> RangeResponse:
         ahead, self._ahead = self._ahead, None
         if ahead is not None and ahead[0] is not wanted:
             ahead = None
@@ -659,6 +664,6 @@ class RangeReader(BrokerReader):
             except BaseException:
                 self.close()  # half a response may be left in the connection
                 raise
-        response = RangeResponse(payload, self._peer)
+        response = RangeResponse(payload, self._peer, messages=messages)
         response.check(topic, partition, wanted)
         return response

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import RemoteProtocolError, UnavailableError
-from penstock.tube.codec.envelope import Response, decode_request, encode_response
+from penstock.tube.codec.envelope import Request, Response, decode_request, encode_request, encode_response
 from penstock.tube.codec.framing import FrameDecoder, encode_frame
 from penstock.tube.engine.client.request_session import Outcome, RequestSession
 
@@ -77,6 +77,16 @@ def test_responses_find_their_requests_however_they_arrive(
     assert stream.error is buffered.error is None
     assert stream.heard
     assert buffered.heard
+
+
+@pytest.mark.parametrize("size", [0, 1, 127, 128, 4_096, 4_097, 20_000])
+@pytest.mark.parametrize("timeout_s", [0.0001, 0.5, 30.0])
+def test_a_frame_is_that_of_the_codec_for_every_size(size: int, timeout_s: float) -> None:
+    made = session()
+    data = b"x" * size
+    for serial in (1, 2):  # the second one finds the head of the first
+        sent = Request(serial, 5, METHOD, data, timeout=max(1, int(timeout_s * 1000)))
+        assert made.request(5, METHOD, data, "a", timeout_s) == (serial, encode_frame(serial, encode_request(sent)))
 
 
 def test_a_payload_stays_as_it_is_when_the_buffer_is_used_again() -> None:

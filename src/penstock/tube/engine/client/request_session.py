@@ -14,6 +14,7 @@ expires: the master reports that (``requireAuth``) or refuses (415), and the nex
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from heapq import heappop, heappush
 from typing import Generic, TypeVar
 
@@ -35,6 +36,8 @@ Outcome = Response | PenstockError
 
 _BUFFER_BYTES = 256 << 10
 _LAST_SERIAL = 0x7FFFFFFF
+_CACHED_BYTES = 4096
+"""Largest payload whose head is cached; it is a small part of the cost of larger ones, whose sizes differ."""
 
 
 class RequestSession(Generic[C]):
@@ -80,8 +83,12 @@ class RequestSession(Generic[C]):
         It expires ``timeout_s`` after ``now``; without ``now`` the transport itself limits how long it waits.
         """
         self._serial = serial = self._serial % _LAST_SERIAL + 1
-        request = Request(serial, service, method, payload, timeout=max(1, int(timeout_s * 1000)))
-        frame = encode_frame(serial, encode_request(request))
+        size = len(payload)
+        if size <= _CACHED_BYTES:
+            body = _request_head(service, method, int(timeout_s * 1000) or 1, size) + payload
+        else:
+            body = encode_request(Request(serial, service, method, payload, timeout=int(timeout_s * 1000) or 1))
+        frame = encode_frame(serial, body)
         if now is not None:
             deadlines = self._deadlines
             while deadlines and deadlines[0][1] not in self._pending:
@@ -124,9 +131,16 @@ class RequestSession(Generic[C]):
     def receive(self, data: bytes) -> list[tuple[C, Outcome]]:
         """The requests that ``data`` answers. After a violation :attr:`error` is set."""
         self.heard = True
-        answered: list[tuple[C, Outcome]] = []
         pending = self._pending
-        decoder = self._decoder = self._decoder or FrameDecoder()
+        decoder = self._decoder
+        if decoder is None or not (decoder.held or decoder.error):
+            # A response of its own, in one block: the usual case while requests are awaited one by one.
+            frame = one_block(data)
+            if frame is not None and frame[2] == len(data):
+                return self._answered(frame[0], data[frame[1] :])
+        if decoder is None:
+            decoder = self._decoder = FrameDecoder()
+        answered: list[tuple[C, Outcome]] = []
         try:
             for serial, body in decoder.feed(data):
                 if serial in pending:
@@ -171,14 +185,25 @@ class RequestSession(Generic[C]):
             self._frame = frame
             return []
         self._have, self._frame = 0, None
+        return self._answered(serial, buffer[start:end])
+
+    def _answered(self, serial: int, body: bytes | memoryview) -> list[tuple[C, Outcome]]:
+        """The request that the frame ``body`` answers; none if it was given up. Copies the payload."""
         if serial not in self._pending:
             return []
         try:
-            response = decode_response(serial, buffer[start:end])  # copies the payload
+            response = decode_response(serial, body)
         except RemoteProtocolError as error:
             self.error = error
             return []
         return [(self._pending.pop(serial), response)]
+
+
+@lru_cache(1024)
+def _request_head(service: int, method: int, timeout_ms: int, size: int) -> bytes:
+    """The frame body of a request before its payload of ``size`` bytes. Requests of a client have few sizes."""
+    body = encode_request(Request(0, service, method, bytes(size), timeout=timeout_ms))
+    return body[: len(body) - size]
 
 
 # --- credentials ---
