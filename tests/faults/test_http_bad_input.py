@@ -13,7 +13,7 @@ import pytest
 from penstock.node.http import HttpServer, broker_app, master_app
 from penstock.runtime.io.network import Address
 from penstock.runtime.observability.metrics import Metrics
-from penstock.tube.admin.caller import Caller
+from penstock.tube.admin.request import Caller
 from tests.mutations import mutated
 
 DEADLINE_S = 10

@@ -33,7 +33,7 @@ from penstock.mqtt.transport.tls import ServerTls
 from penstock.runtime.io.network import Address, bind_error
 from penstock.runtime.io.tls import HANDSHAKE_FAILED, handshake_failure
 from penstock.runtime.observability.metrics import CONTENT_TYPE, Metrics
-from penstock.tube.admin.caller import UNAUTHORIZED, Caller
+from penstock.tube.admin.request import UNAUTHORIZED, Caller
 
 __all__ = ["Administer", "Denied", "HttpServer", "Identify", "broker_app", "master_app", "names_of"]
 

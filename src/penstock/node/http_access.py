@@ -21,7 +21,7 @@ from penstock.node.http import Administer, Denied
 from penstock.runtime.observability.audit import AuditTrail
 from penstock.runtime.observability.logs import error_fields
 from penstock.security.passwords import Credential
-from penstock.tube.admin.caller import UNAUTHORIZED, Caller
+from penstock.tube.admin.request import UNAUTHORIZED, Caller
 
 __all__ = ["HttpAccess", "audited"]
 

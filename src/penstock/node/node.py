@@ -40,7 +40,7 @@ from penstock.runtime.observability.metrics import Metrics, counters_of
 from penstock.statestore.service.service import StateStoreService
 from penstock.tube.admin import broker as broker_admin
 from penstock.tube.admin import master as master_admin
-from penstock.tube.admin.caller import Caller
+from penstock.tube.admin.request import Caller
 from penstock.tube.broker.broker import TubeBroker
 from penstock.tube.codec.strings import partition_ids
 from penstock.tube.engine.master.master import MasterConfig

@@ -30,7 +30,7 @@ from penstock.runtime.observability.logs import LogFormat, LogLevel
 from penstock.security.passwords import read_passwords
 from penstock.security.policy_file import load_policy
 from penstock.tube.admin import broker as broker_admin
-from penstock.tube.admin.caller import Caller
+from penstock.tube.admin.request import Caller
 from penstock.tube.broker.broker import TubeBroker
 from penstock.tube.engine.access import ClientAccess
 from penstock.tube.engine.limits import DEFAULT_LIMITS, TubeLimits

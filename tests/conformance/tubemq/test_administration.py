@@ -15,8 +15,8 @@ import pytest
 
 from penstock.tube.admin.broker import METHODS as BROKER
 from penstock.tube.admin.broker import BrokerAdmin, handle
-from penstock.tube.admin.caller import Caller
 from penstock.tube.admin.master import METHODS as MASTER
+from penstock.tube.admin.request import Caller
 from penstock.tube.codec.message import encode_data
 from penstock.tube.codec.methods import MethodId
 from penstock.tube.engine.client.consumer_state import Membership

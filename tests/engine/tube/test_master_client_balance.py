@@ -9,7 +9,7 @@ from penstock.tube.codec.methods import MethodId
 from penstock.tube.codec.proto import master_pb2 as pb
 from penstock.tube.codec.strings import TopicMeta
 from penstock.tube.engine.client.consumer_state import Membership
-from penstock.tube.engine.master.client_balance import META_PUSH_MS
+from penstock.tube.engine.master.clients import META_PUSH_MS
 from penstock.tube.engine.master.master import MasterEngine
 from penstock.tube.engine.master.settings import TopicSetting
 from tests.engine.tube.talk import NOW, ask, join_broker, master, report

@@ -16,7 +16,7 @@ from penstock.errors import UnavailableError
 from penstock.node.http import HttpServer, broker_app, master_app, names_of
 from penstock.runtime.io.network import Address
 from penstock.runtime.observability.metrics import MetricHelp, Metrics
-from penstock.tube.admin.caller import Caller
+from penstock.tube.admin.request import Caller
 
 LOOPBACK = Address("127.0.0.1", 0)
 

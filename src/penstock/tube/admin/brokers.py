@@ -16,7 +16,7 @@ from penstock.tube.admin.changes import (
     topic_defaults,
     who_and_when,
 )
-from penstock.tube.admin.parameters import BadParameter, Params
+from penstock.tube.admin.request import BadParameter, Params
 from penstock.tube.codec.strings import ipv4_to_int
 from penstock.tube.engine.master.cluster import RegisteredBroker
 from penstock.tube.engine.master.context import DEFAULTS

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from penstock.errors import ConfigError
-from penstock.tube.admin.parameters import BadParameter, Params, format_time
+from penstock.tube.admin.request import BadParameter, Params, format_time
 from penstock.tube.codec.strings import UNDEFINED
 from penstock.tube.engine.broker.flow_control import parse_rules
 from penstock.tube.engine.master.master import MIN_MESSAGE_BYTES, MasterEngine

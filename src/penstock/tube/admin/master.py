@@ -1,4 +1,5 @@
-"""The master's HTTP methods (``/webapi.htm?method=…``): the table of methods, authorization and the response.
+"""The master's HTTP methods (``/webapi.htm?method=…``): overviews across brokers, topics and groups, the table of
+methods, authorization and the response. Topics, brokers and groups have modules of their own.
 
 A query is answered at once. A change returns the settings to store first: the caller makes them durable, applies them
 and then sends the response. Every parameter has a long and often a short name.
@@ -10,14 +11,207 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import penstock
-from penstock.tube.admin import brokers, groups, legacy, topics, views
-from penstock.tube.admin.caller import UNAUTHORIZED, UNKNOWN, Caller
-from penstock.tube.admin.changes import Answer, Run, SettingChange, batch, failure, success
-from penstock.tube.admin.parameters import BadParameter, Params, format_time
+from penstock.tube.admin import brokers, groups, topics
+from penstock.tube.admin.changes import Answer, Run, SettingChange, batch, failure, item, success
+from penstock.tube.admin.request import UNAUTHORIZED, UNKNOWN, BadParameter, Caller, Params, format_time
+from penstock.tube.engine.master.balance import Group
+from penstock.tube.engine.master.clients import ClientGroup
 from penstock.tube.engine.master.master import MasterEngine
-from penstock.tube.engine.master.settings import Authorship, Removal, Setting, key_of
+from penstock.tube.engine.master.settings import Authorship, Removal, Setting, Status, TopicDeployment, key_of
 
 __all__ = ["METHODS", "BadParameter", "MasterMethod", "SettingChange", "authors", "failure", "handle", "is_protected"]
+
+# --- overviews, and methods without effect ---
+
+
+def _topics_of_brokers(engine: MasterEngine, params: Params, now: int) -> Answer:
+    """Topics by broker."""
+    wanted = set(params.numbers("brokerId"))
+    found = {
+        number: [topic.name for topic in sorted(engine.cluster.topics.values()) if topic.on(number)]
+        for number in sorted(engine.cluster.brokers)
+        if not wanted or number in wanted
+    }
+    return success(
+        [{"brokerId": number, "topicName": names, "topicCount": len(names)} for number, names in found.items()]
+    )
+
+
+def _loads_of_brokers(engine: MasterEngine, params: Params, now: int) -> Answer:
+    """Number of topics, stores and partitions of each broker, and how many of them can be used."""
+    wanted, numbers = set(params.items("topicName")), set(params.numbers("brokerId"))
+    rows: list[Answer] = []
+    for number, broker in sorted(engine.cluster.brokers.items()):
+        if numbers and number not in numbers:
+            continue
+        topics = [t for name, t in engine.cluster.topics.items() if t.on(number) and (not wanted or name in wanted)]
+        setting = engine.controls.brokers.get(number)
+        writes, reads = broker.online and not broker.stop_write, broker.online and not broker.stop_read
+        served = [topic.at(number) for topic in topics if topic.name in broker.serving]
+        rows.append(
+            {
+                "brokerId": number,
+                "brokerIp": broker.info.host,
+                "brokerPort": broker.info.port,
+                "manageStatus": "online" if setting is None else Status(setting.status).text,
+                "acceptPublish": not broker.stop_write,
+                "acceptSubscribe": not broker.stop_read,
+                "nodeRunInfo": "running" if broker.online else "notRegister",
+                **_counted("topicTotalCfgCnt", [topic.at(number) for topic in topics]),
+                **_counted("topicAccPubTotalCnt", [here for here in served if writes and here.accept_publish]),
+                **_counted("topicAccSubTotalCnt", [here for here in served if reads and here.accept_subscribe]),
+            }
+        )
+    return success(rows)
+
+
+def _counted(name: str, places: list[TopicDeployment]) -> Answer:
+    """Number of topics of a broker, or brokers of a topic, under ``name``, with their stores and partitions."""
+    what = name.removeprefix("topic").removeprefix("broker")
+    return {
+        name: len(places),
+        f"store{what}": sum(here.stores for here in places),
+        f"part{what}": sum(here.partition_count for here in places),
+    }
+
+
+def _spread_of_topics(engine: MasterEngine, params: Params, now: int) -> Answer:
+    """Number of brokers, stores and partitions of each topic, and how many of them can be used."""
+    wanted = set(params.items("topicName"))
+    cluster = engine.cluster
+    rows: list[Answer] = []
+    for name, topic in sorted(cluster.topics.items()):
+        if wanted and name not in wanted:
+            continue
+        on = [broker for number, broker in cluster.brokers.items() if topic.on(number)]
+        running = [broker for broker in on if broker.online and name in broker.serving]
+        places = [(broker, topic.at(broker.info.id)) for broker in running]
+        control = engine.controls.topics.get(name)
+        rows.append(
+            {
+                "topicName": name,
+                **_counted("brokerTotalCfgCnt", [topic.at(broker.info.id) for broker in on]),
+                **_counted("brokerTotalRunCnt", [here for _, here in places]),
+                **_counted("brokerAccPubTotalCnt", [p for b, p in places if p.accept_publish and not b.stop_write]),
+                **_counted("brokerAccSubTotalCnt", [p for b, p in places if p.accept_subscribe and not b.stop_read]),
+                "topicSrvAccPubStatus": cluster.topic_info(name) is not None,
+                "topicSrvAccSubStatus": bool(cluster.partitions([name])),
+                "enableAuthControl": control is not None and control.enabled,
+            }
+        )
+    return success(rows)
+
+
+def _brokers_of_topics(engine: MasterEngine, params: Params, now: int) -> Answer:
+    """Brokers by topic; `withIp` with their addresses."""
+    wanted, with_ip = set(params.items("topicName")), params.flag("withIp", "ip", default=False)
+    cluster = engine.cluster
+    rows: list[Answer] = []
+    for name, topic in sorted(cluster.topics.items()):
+        if wanted and name not in wanted:
+            continue
+        found = [(number, broker.info.host) for number, broker in sorted(cluster.brokers.items()) if topic.on(number)]
+        rows.append(
+            {
+                "topicName": name,
+                "brokerInfo": [{"brokerId": number, "brokerIp": host} for number, host in found]
+                if with_ip
+                else [number for number, _ in found],
+                "brokerCnt": len(found),
+            }
+        )
+    return success(rows)
+
+
+def _cluster_view(engine: MasterEngine, params: Params, now: int) -> Answer:
+    """Topics as a whole: number of brokers and partitions, and whether they can be used."""
+    wanted, numbers = set(params.items("topicName")), set(params.numbers("brokerId"))
+    cluster = engine.cluster
+    rows: list[Answer] = []
+    for name, topic in sorted(cluster.topics.items()):
+        on = [broker for number, broker in cluster.brokers.items() if topic.on(number)]
+        if (wanted and name not in wanted) or (numbers and not numbers & {broker.info.id for broker in on}):
+            continue
+        configured = [topic.at(broker.info.id) for broker in on]
+        running = [broker.serving[name] for broker in on if broker.online and name in broker.serving]
+        control = engine.controls.topics.get(name)
+        rows.append(
+            {
+                "topicName": name,
+                "totalCfgBrokerCnt": len(on),
+                "totalCfgNumStore": sum(here.stores for here in configured),
+                "totalRunNumStore": sum(config.stores or 1 for config in running),
+                "totalCfgNumPart": sum(here.partition_count for here in configured),
+                "totalRunNumPartCount": sum((config.partitions or 1) * (config.stores or 1) for config in running),
+                "isSrvAcceptPublish": cluster.topic_info(name) is not None,
+                "isSrvAcceptSubscribe": bool(cluster.partitions([name])),
+                "enableAuthControl": control is not None and control.enabled,
+            }
+        )
+    return success(rows)
+
+
+def _groups_by_topic(engine: MasterEngine, params: Params, now: int) -> Answer:
+    """Groups that consume topics now."""
+    wanted = set(params.items("topicName"))
+    known: dict[str, Group | ClientGroup] = {**engine.groups, **engine.client_groups}
+    rows: list[Answer] = []
+    for topic in sorted(engine.cluster.topics):
+        if wanted and topic not in wanted:
+            continue
+        names = sorted(name for name, group in known.items() if topic in group.topics)
+        rows.append({"topicName": topic, "groupSet": names, "groupCnt": len(names)})
+    return success(rows)
+
+
+def _booked_resources(engine: MasterEngine, params: Params, now: int) -> Answer:
+    """Names of the groups with their own resources."""
+    return success(sorted(engine.controls.groups))
+
+
+def _booked_consume(engine: MasterEngine, params: Params, now: int) -> Answer:
+    """Names of the groups with access rules."""
+    return success(sorted({group for group, _ in engine.controls.consume}))
+
+
+def _self_balancing(engine: MasterEngine, params: Params, now: int) -> Answer:
+    """Groups that balance by themselves."""
+    wanted = set(params.items("groupName", "group", "consumeGroup"))
+    return success([name for name in sorted(engine.client_groups) if not wanted or name in wanted])
+
+
+def _statistics_on(engine: MasterEngine, params: Params, now: int) -> Answer:
+    """Succeeds without effect: counters are always on."""
+    return success([])
+
+
+def _statistics_off(engine: MasterEngine, params: Params, now: int) -> Answer:
+    """Refused: counters are always on, and cost next to nothing."""
+    return failure("counters are always on: they cannot be disabled")
+
+
+def _release(engine: MasterEngine, params: Params, now: int) -> SettingChange:
+    """Refused for each broker: this master never disables one; restart a broker whose disk failed."""
+    params.required("modifyUser", "mur")
+    rows = []
+    for number in params.numbers("brokerId"):
+        broker = engine.cluster.brokers.get(number)
+        if broker is None:
+            rows.append(item(401, "not known", brokerId=number))
+        elif broker.read_status < 0 or broker.write_status < 0:
+            failure = broker.failure or "it reports a failure"
+            rows.append(item(405, f"the master cannot release it, start the broker again: {failure}", brokerId=number))
+        else:
+            rows.append(item(405, "it is not forbidden: this master forbids no broker by itself", brokerId=number))
+    return SettingChange([], success(rows))
+
+
+def _transfer(engine: MasterEngine, params: Params, now: int) -> Answer:
+    """Refused: there is one master."""
+    return failure(f"{engine.address} is the only master of this cluster: there is none to hand over to")
+
+
+# --- table and requests ---
 
 
 def handle(
@@ -157,11 +351,11 @@ METHODS: dict[str, MasterMethod] = {
     **_query(topics.info, "admin_query_topic_info"),
     **_query(topics.deployed, "admin_query_topic_deploy_info"),
     **_query(topics.places, "admin_query_topic_deploy_configure"),
-    **_query(views.topics_of_brokers, "admin_query_deployed_topics"),
-    **_query(views.loads_of_brokers, "admin_query_broker_topic_config_info"),
-    **_query(views.brokers_of_topics, "admin_query_deployed_broker_ids"),
-    **_query(views.spread_of_topics, "admin_query_topic_broker_config_info"),
-    **_query(views.cluster_view, "admin_query_cluster_topic_view"),
+    **_query(_topics_of_brokers, "admin_query_deployed_topics"),
+    **_query(_loads_of_brokers, "admin_query_broker_topic_config_info"),
+    **_query(_brokers_of_topics, "admin_query_deployed_broker_ids"),
+    **_query(_spread_of_topics, "admin_query_topic_broker_config_info"),
+    **_query(_cluster_view, "admin_query_cluster_topic_view"),
     **_change(topics.add, "admin_add_new_topic_record", "admin_add_topic_deploy_info"),
     **_change(topics.modify, "admin_modify_topic_info", "admin_update_topic_deploy_info"),
     **_change(topics.delete, "admin_delete_topic_info", "admin_delete_topic_deploy_info"),
@@ -225,46 +419,46 @@ METHODS: dict[str, MasterMethod] = {
         (groups.set_consume, "admin_batch_add_group_csmctrl_info", "admin_batch_update_group_csmctrl_info"),
         (groups.delete_consume, "admin_batch_delete_group_csmctrl_info"),
     ),
-    **_query(legacy.allowed, "admin_query_allowed_consumer_group_info"),
-    **_change(legacy.allow, "admin_add_authorized_consumergroup_info"),
-    **_query(legacy.forbidden, "admin_query_black_consumer_group_info"),
-    **_change(legacy.forbid, "admin_add_black_consumergroup_info"),
-    **_change(legacy.withdraw, "admin_delete_allowed_consumer_group_info", "admin_delete_black_consumergroup_info"),
+    **_query(groups.allowed, "admin_query_allowed_consumer_group_info"),
+    **_change(groups.allow, "admin_add_authorized_consumergroup_info"),
+    **_query(groups.forbidden, "admin_query_black_consumer_group_info"),
+    **_change(groups.forbid, "admin_add_black_consumergroup_info"),
+    **_change(groups.withdraw, "admin_delete_allowed_consumer_group_info", "admin_delete_black_consumergroup_info"),
     **_batches(
         ("groupNameJsonSet", "gJsonSet"),
-        (legacy.allow, "admin_bath_add_authorized_consumergroup_info"),
-        (legacy.forbid, "admin_bath_add_black_consumergroup_info"),
+        (groups.allow, "admin_bath_add_authorized_consumergroup_info"),
+        (groups.forbid, "admin_bath_add_black_consumergroup_info"),
         (
-            legacy.withdraw,
+            groups.withdraw,
             "admin_batch_del_authorized_consumergroup_info",
             "admin_batch_delete_black_consumergroup_info",
         ),
-        (legacy.set_group, "admin_bath_add_consume_group_setting"),
+        (groups.set_group, "admin_bath_add_consume_group_setting"),
     ),
-    **_query(legacy.filters, "admin_query_group_filtercond_info"),
-    **_change(legacy.bind_filters, "admin_add_group_filtercond_info", "admin_mod_group_filtercond_info"),
-    **_change(legacy.free_filters, "admin_del_group_filtercond_info"),
+    **_query(groups.filters, "admin_query_group_filtercond_info"),
+    **_change(groups.bind_filters, "admin_add_group_filtercond_info", "admin_mod_group_filtercond_info"),
+    **_change(groups.free_filters, "admin_del_group_filtercond_info"),
     **_batches(
         ("filterCondJsonSet", "filterJsonSet"),
-        (legacy.bind_filters, "admin_bath_add_group_filtercond_info", "admin_bath_mod_group_filtercond_info"),
+        (groups.bind_filters, "admin_bath_add_group_filtercond_info", "admin_bath_mod_group_filtercond_info"),
     ),
-    **_query(legacy.group_settings, "admin_query_consume_group_setting"),
-    **_change(legacy.set_group, "admin_add_consume_group_setting", "admin_upd_consume_group_setting"),
+    **_query(groups.group_settings, "admin_query_consume_group_setting"),
+    **_change(groups.set_group, "admin_add_consume_group_setting", "admin_upd_consume_group_setting"),
     **_change(groups.delete_resources, "admin_del_consume_group_setting"),
-    **_query(legacy.group_rules, "admin_query_group_flow_control_rule"),
-    **_change(legacy.set_rules, "admin_set_group_flow_control_rule", "admin_upd_group_flow_control_rule"),
-    **_change(legacy.forget_rules, "admin_rmv_group_flow_control_rule"),
-    **_query(legacy.cluster_rules, "admin_query_def_flow_control_rule"),
-    **_change(legacy.set_cluster_rules, "admin_set_def_flow_control_rule", "admin_upd_def_flow_control_rule"),
-    **_change(legacy.reset_cluster_rules, "admin_rmv_def_flow_control_rule"),
-    **_query(views.booked_resources, "admin_query_booked_resctrl_groups"),
-    **_query(views.booked_consume, "admin_query_booked_csmctrl_groups"),
-    **_query(views.groups_by_topic, "admin_query_group_info_by_topic"),
-    **_query(views.self_balancing, "admin_query_client_balance_group_set"),
-    **_order(views.release, "admin_release_broker_autoforbidden_status", "brokerId", "relReason"),
-    **_query(views.statistics_on, "admin_enable_stats"),
-    **_query(views.statistics_off, "admin_disable_stats", "admin_disable_all_stats"),
-    **_query(views.transfer, "admin_transfer_current_master"),
+    **_query(groups.group_rules, "admin_query_group_flow_control_rule"),
+    **_change(groups.set_rules, "admin_set_group_flow_control_rule", "admin_upd_group_flow_control_rule"),
+    **_change(groups.forget_rules, "admin_rmv_group_flow_control_rule"),
+    **_query(groups.cluster_rules, "admin_query_def_flow_control_rule"),
+    **_change(groups.set_cluster_rules, "admin_set_def_flow_control_rule", "admin_upd_def_flow_control_rule"),
+    **_change(groups.reset_cluster_rules, "admin_rmv_def_flow_control_rule"),
+    **_query(_booked_resources, "admin_query_booked_resctrl_groups"),
+    **_query(_booked_consume, "admin_query_booked_csmctrl_groups"),
+    **_query(_groups_by_topic, "admin_query_group_info_by_topic"),
+    **_query(_self_balancing, "admin_query_client_balance_group_set"),
+    **_order(_release, "admin_release_broker_autoforbidden_status", "brokerId", "relReason"),
+    **_query(_statistics_on, "admin_enable_stats"),
+    **_query(_statistics_off, "admin_disable_stats", "admin_disable_all_stats"),
+    **_query(_transfer, "admin_transfer_current_master"),
     **_query(_master_group, "admin_query_master_group_info"),
     **_query(_version, "admin_query_server_version"),
     **_query(_methods, "admin_get_methods"),

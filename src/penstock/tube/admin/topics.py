@@ -22,7 +22,7 @@ from penstock.tube.admin.changes import (
     who_and_when,
 )
 from penstock.tube.admin.groups import who_may
-from penstock.tube.admin.parameters import BadParameter, Params
+from penstock.tube.admin.request import BadParameter, Params
 from penstock.tube.codec.strings import UNDEFINED
 from penstock.tube.engine.master.context import DEFAULTS
 from penstock.tube.engine.master.master import MIN_MESSAGE_BYTES, MasterEngine

@@ -21,7 +21,7 @@ from penstock.runtime.io.files import Durability, Files
 from penstock.runtime.io.network import parse_address
 from penstock.runtime.observability.logs import error_fields
 from penstock.tube.admin import broker as broker_admin
-from penstock.tube.admin.caller import UNKNOWN, Caller
+from penstock.tube.admin.request import UNKNOWN, Caller
 from penstock.tube.broker.commits import AppendDone, Commits
 from penstock.tube.broker.maintenance import DurabilityOf, Maintenance, Opened, newest, open_logs
 from penstock.tube.broker.master_commands import MasterCommands

@@ -15,7 +15,7 @@ from penstock.runtime.io.commit_queue import CommitQueue, CommitWaiter
 from penstock.runtime.io.loop import StallWatch, after_reading, watch_stalls
 from penstock.runtime.observability.logs import error_fields
 from penstock.tube.admin import master as admin
-from penstock.tube.admin.caller import UNKNOWN, Caller
+from penstock.tube.admin.request import UNKNOWN, Caller
 from penstock.tube.codec.envelope import Request
 from penstock.tube.codec.methods import MethodId
 from penstock.tube.engine.access import ClientAccess

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from penstock.tube.admin.broker import METHODS, BrokerAdmin, handle
-from penstock.tube.admin.caller import Caller
-from penstock.tube.admin.parameters import format_time
+from penstock.tube.admin.request import Caller, format_time
 from penstock.tube.broker.broker import TubeBroker
 from penstock.tube.codec.message import encode_data
 from tests.engine.tube.broker_talk import NOW, Talk

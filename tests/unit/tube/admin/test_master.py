@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.tube.admin.caller import Caller
 from penstock.tube.admin.master import handle
+from penstock.tube.admin.request import Caller
 from penstock.tube.codec.methods import MethodId
 from penstock.tube.engine.client.consumer_state import Membership
 from penstock.tube.engine.master.master import MasterEngine

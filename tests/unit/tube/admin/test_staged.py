@@ -3,7 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 from penstock.tube.admin.broker import BrokerAdmin, handle
-from penstock.tube.admin.caller import Caller
+from penstock.tube.admin.request import Caller
 from penstock.tube.codec.proto import broker_pb2 as pb
 from tests.engine.tube.broker_talk import Talk
 from tests.engine.tube.staging_talk import StagingTalk

@@ -23,11 +23,10 @@ from penstock.tube.codec.schema import decode
 from penstock.tube.codec.strings import OFFSET_HISTORY_TOPIC, java_trim, valid_topic
 from penstock.tube.engine.access import ClientAccess
 from penstock.tube.engine.master.brokers import BrokerHandler
-from penstock.tube.engine.master.client_balance import ClientBalanceHandler
+from penstock.tube.engine.master.clients import ClientBalanceHandler, ConsumerHandler, ProducerHandler
 from penstock.tube.engine.master.cluster import (
     Cluster,
 )
-from penstock.tube.engine.master.consumers import ConsumerHandler
 from penstock.tube.engine.master.context import (
     DEFAULTS,
     MIN_MESSAGE_BYTES,
@@ -39,7 +38,6 @@ from penstock.tube.engine.master.context import (
     group_name_of,
     refused,
 )
-from penstock.tube.engine.master.producers import ProducerHandler
 from penstock.tube.engine.master.settings import (
     TOPIC_KIND,
     Authorship,
