@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from penstock.cli.options import Commands
-from penstock.cli.tube import broker, consume, groups, offsets, produce, staged, topics
+from penstock.cli.tube import broker, consume, groups, produce, topics
 
 __all__ = ["app"]
 
@@ -14,12 +14,11 @@ app.add("penstock tube produce telemetry hello", "penstock tube produce telemetr
 app.add("penstock tube consume telemetry", "penstock tube consume telemetry --group lake --follow --json")(
     consume.consume
 )
-groups.app.add("penstock tube group lag", "penstock tube group lag lake --watch 5s --fail-above 1000")(offsets.lag)
 for _name, _group in (
     ("topic", topics.app),
     ("group", groups.app),
-    ("offset", offsets.app),
+    ("offset", groups.offset_app),
     ("broker", broker.app),
-    ("staged", staged.app),
+    ("staged", broker.staged_app),
 ):
     app.add_typer(_group, name=_name)

@@ -1,18 +1,19 @@
-"""`penstock tube broker run`: run a broker of a cluster, list the brokers, check the data of one."""
+"""`penstock tube broker`: run, list and check brokers. `penstock tube staged`: their rows of exactly-once writes."""
 
 from __future__ import annotations
 
 import sys
+import uuid
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
 from penstock.cli.options import Commands, Json, duration_option, shared_options, size_option
 from penstock.cli.output import Cell, note, print_json, print_table
-from penstock.cli.tube.access import MasterOptions, TubeConnectionOptions, connects, connects_to_master
+from penstock.cli.tube.access import BrokerRow, MasterOptions, TubeConnectionOptions, connects, connects_to_master
 from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from penstock.runtime.io.files import Durability
     from penstock.runtime.io.network import Address
 
-__all__ = ["RetentionOptions", "app"]
+__all__ = ["RetentionOptions", "app", "staged_app"]
 
 DEFAULT_TLS_PORT = 8124
 W = TypeVar("W", bound=StrEnum)
@@ -329,3 +330,90 @@ def _show(ready: ReadyBroker, *, as_json: bool) -> None:
         f"  administration  http://{ready.tube_broker_http}/broker.htm\n"
     )
     sys.stdout.flush()
+
+
+# --- staged rows ---
+
+_STAGED_COLUMNS = ["query", "batch", "broker", "task", "rows", "bytes", "state", "age_s"]
+
+Query = Annotated[str, typer.Argument(help="Name of the query, as in `tube staged list`.", metavar="QUERY")]
+
+staged_app = Commands("List, delete and settle the staged rows of exactly-once writes.")
+
+
+@staged_app.add("penstock tube staged list", name="list")
+@connects
+def staged_list(tube: TubeConnectionOptions, as_json: Json = False) -> None:
+    """List the attempts of tasks whose rows are staged and not committed."""
+    print_table([_staged_row(broker, row) for broker, row in _staged(tube)], _STAGED_COLUMNS, as_json=as_json)
+
+
+@staged_app.add(
+    "penstock tube staged delete lake-writer", "penstock tube staged delete lake-writer --force", name="delete"
+)
+@connects
+def staged_delete(
+    query: Query,
+    tube: TubeConnectionOptions,
+    force: Annotated[
+        bool, typer.Option("--force", help="Delete prepared rows as well, whatever other brokers committed.")
+    ] = False,
+) -> None:
+    """Delete the rows that QUERY has staged and not committed."""
+    asked = {"queryName": query, "modifyUser": "penstock", "force": str(force).lower()}
+    gone = [
+        row for broker in tube.running_brokers() for row in tube.call_broker(broker.web, "admin_rmv_staged_rows", asked)
+    ]
+    note(f"{sum(int(row['attempts']) for row in gone)} attempts of query {query} were deleted")
+
+
+@staged_app.add("penstock tube staged settle lake-writer", name="settle")
+@connects
+def staged_settle(query: Query, tube: TubeConnectionOptions) -> None:
+    """Complete the last batch of a QUERY that no longer runs: commit it on all brokers or on none.
+
+    A run of the query that is still alive is fenced.
+    """
+    import asyncio
+
+    concerned = {broker.id: broker for broker, row in _staged(tube) if row["queryName"] == query}
+    if not concerned:
+        note(f"query {query} has nothing staged")
+        return
+    committed = asyncio.run(_settle(query, list(concerned.values()), tube))
+    note(f"query {query} was settled; last committed batch: {committed if committed >= 0 else 'none'}")
+
+
+def _staged(tube: TubeConnectionOptions) -> list[tuple[BrokerRow, dict[str, Any]]]:
+    return [
+        (broker, row)
+        for broker in tube.running_brokers()
+        for row in tube.call_broker(broker.web, "admin_query_staged_rows", {})
+    ]
+
+
+async def _settle(query: str, concerned: list[BrokerRow], tube: TubeConnectionOptions) -> int:
+    from penstock.tube import exactly_once
+    from penstock.tube.codec.strings import BrokerInfo
+    from penstock.tube.exactly_once import BatchId
+    from penstock.tube.producer import Producer
+
+    addresses = [(broker.id, *broker.address(tls=tube.over_tls)) for broker in concerned]
+    async with Producer(tube.tube_master, **tube.client()) as producer:
+        batch = BatchId(query, f"settled-{uuid.uuid4().hex}", 0)
+        return await exactly_once.settle(producer, batch, [BrokerInfo(*address) for address in addresses])
+
+
+def _staged_row(broker: BrokerRow, row: dict[str, Any]) -> dict[str, Cell]:
+    return {
+        "query": row["queryName"],
+        "batch": row["batchId"],
+        "broker": broker.id,
+        "task": row["taskId"],
+        "rows": row["rows"],
+        "bytes": row["bytes"],
+        "state": row["state"],
+        "age_s": row["ageMs"] // 1000,
+        "run": row["run"],
+        "attempt": row["attempt"],
+    }

@@ -30,7 +30,7 @@ from penstock.cli.tube.access import (
     partitions,
     run_client,
 )
-from penstock.cli.tube.offsets import OFFSETS, Log, OffsetSpec, PartitionSpec, parse_offset, parse_part, pick
+from penstock.cli.tube.offset_spec import OFFSETS, Log, OffsetSpec, PartitionSpec, parse_offset, parse_part, pick
 from penstock.errors import ConfigError, PenstockError, RefusedError, UnavailableError
 
 if TYPE_CHECKING:

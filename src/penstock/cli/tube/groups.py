@@ -1,17 +1,41 @@
-"""`penstock tube group`: list, describe and delete consumer groups."""
+"""`penstock tube group` and `penstock tube offset`: consumer groups, their committed offsets and their lag."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
-from penstock.cli.options import Commands, Json, Yes, confirmed
+from penstock.cli.options import Commands, DryRun, Json, Watch, Yes, confirmed, input_bytes, repeat
 from penstock.cli.output import Cell, escape, note, print_json, print_table
-from penstock.cli.tube.access import Group, TubeConnectionOptions, complete_topic, connects
-from penstock.errors import RefusedError
+from penstock.cli.tube.access import (
+    UNKNOWN_USER,
+    BrokerRow,
+    Group,
+    TubeConnectionOptions,
+    complete_group,
+    complete_topic,
+    connects,
+)
+from penstock.cli.tube.offset_spec import (
+    ENTRY,
+    MOST,
+    OFFSETS,
+    Log,
+    OffsetSpec,
+    PartitionSpec,
+    counter,
+    parse_offset,
+    parse_part,
+)
+from penstock.errors import ConfigError, PenstockError, RefusedError
 
-__all__ = ["app"]
+__all__ = ["app", "offset_app"]
 
 app = Commands("List, describe and delete consumer groups; show their lag.")
 
@@ -109,3 +133,339 @@ def groups_delete(
 
 def _offsets(rows: list[dict[str, Any]], group: str) -> int:
     return sum(len(sub["offsets"]) for row in rows if row["groupName"] == group for sub in row["subInfo"])
+
+
+# --- committed offsets ---
+
+
+offset_app = Commands("List and reset the committed offsets of consumer groups.")
+PIPELINE_GROUP = "pipeline-"
+"""Prefix of the groups under which pipelines publish their offsets."""
+_QUERY_GROUP = re.compile(r"spark-tubemq-[0-9a-f]{8}")
+"""Groups of Spark queries that have no ``tubemq.group``."""
+OnlyTopic = Annotated[str | None, typer.Option(help="Only this topic.", metavar="TOPIC", autocompletion=complete_topic)]
+OnlyPartitions = Annotated[
+    list[str] | None,
+    typer.Option(help="Only this partition, of each broker or of one; repeatable.", metavar="[BROKER:]N"),
+]
+
+
+class PartitionOffsets(NamedTuple):
+    """The committed offset of a group in one partition, and the offsets that are stored; None: not known."""
+
+    broker: BrokerRow
+    topic: str
+    partition: int
+    offset: int | None
+    first: int
+    end: int
+    bytes_behind: int | None
+
+    @property
+    def place(self) -> tuple[str, int, int]:
+        return self.topic, self.broker.id, self.partition
+
+    @property
+    def key(self) -> str:
+        return f"{self.broker.id}:{self.topic}:{self.partition}"
+
+
+@offset_app.add("penstock tube offset list lake", "penstock tube offset list lake --json > offsets.json", name="list")
+@connects
+def offsets_list(group: Group, tube: TubeConnectionOptions, topic: OnlyTopic = None, as_json: Json = False) -> None:
+    """List the committed offset of GROUP in every partition, with the first and end offset that are stored."""
+    rows: list[dict[str, Cell]] = [
+        {**_place(s), "offset": s.offset, "first": s.first, "end": s.end}
+        for s in _group_offsets(group, topic, tube.ask_each(_asking(tube, group, topic)))
+    ]
+    print_table(rows, ["topic", "broker", "partition", "offset", "first", "end"], as_json=as_json)
+
+
+@offset_app.add(
+    "penstock tube offset reset lake --to earliest --dry-run",
+    "penstock tube offset reset lake --to 2h --topic telemetry",
+    "penstock tube offset reset lake --file offsets.json",
+    name="reset",
+)
+@connects
+def offsets_reset(
+    group: Group,
+    tube: TubeConnectionOptions,
+    to: Annotated[
+        str | None,
+        typer.Option(help=f"{OFFSETS}. +N and -N count from the committed offset.", metavar="OFFSET"),
+    ] = None,
+    file: Annotated[
+        Path | None,
+        typer.Option(
+            help="Offsets as printed by `tube offset list --json`, of this or another group; - for standard input.",
+            metavar="FILE",
+        ),
+    ] = None,
+    topic: OnlyTopic = None,
+    partition: OnlyPartitions = None,
+    dry_run: DryRun = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Reset a group with the name of a pipeline or Spark query, too.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Reset the committed offsets of GROUP.
+
+    Stop its members first: messages that a running member has fetched are added to the new offset.
+
+    Groups of pipelines and Spark queries are refused: these only publish their offsets, and continue from their
+    checkpoints.
+
+    The number of messages is that of the partition; with Apache's brokers that of its store, which other partitions
+    share.
+    """
+    if (to is None) == (file is None):
+        raise ConfigError("tube offset reset: no target", option="--to", do="set one of --to OFFSET and --file FILE")
+    where = None if to is None else parse_offset(to, "--to")
+    saved = {} if file is None else _saved(file)
+    parts = [parse_part(text) for text in partition or ()]
+    ask = _asking(tube, group, topic)
+    rows_of = [(broker, ask(broker)) for broker in tube.brokers()]  # every one must respond: none may keep its offsets
+    offsets = _group_offsets(group, topic, rows_of, new=topic is not None or bool(saved))
+    targets = [(s, where or saved.get(s.place)) for s in offsets if _chosen(s, parts)]
+    moves = [_move(s, target, tube) for s, target in targets if target is not None]
+    absent = saved.keys() - {s.place for s in offsets} if topic is None else ()
+    if not moves or absent:
+        name = "" if not absent else " {1}:{2} of {0}".format(*min(absent))
+        raise RefusedError(
+            f"there is no partition{name} to reset group {group!r} in",
+            do="list its offsets: penstock tube offset list",
+        )
+    there = tube.members(group)
+    if not there and not force:
+        _refuse_query(group)
+    if there:
+        note(f"group {group} has members ({there}): messages that they have fetched are added to the new offsets")
+    if not dry_run:
+        _set(tube, group, moves)
+    rows: list[dict[str, Cell]] = [
+        {**_place(s), "from": s.offset, "to": offset, "messages": messages} for s, offset, messages in moves
+    ]
+    print_table(rows, ["topic", "broker", "partition", "from", "to", "messages"], as_json=as_json)
+    note("nothing was changed: --dry-run" if dry_run else f"group {group} was reset in {_partitions(len(rows))}")
+
+
+def _refuse_query(group: str) -> None:
+    """Raise RefusedError if ``group`` has the name of a group of pipelines or Spark queries."""
+    if group.startswith(PIPELINE_GROUP):
+        who, do = (
+            "a pipeline",
+            "to process records again: penstock pipeline run FILE --from OFFSET [--to OFFSET] --into DIRECTORY",
+        )
+    elif _QUERY_GROUP.fullmatch(group):
+        who, do = "a Spark query", "give the query a new checkpointLocation, and startingOffsets"
+    else:
+        return
+    raise RefusedError(
+        f"group {group!r} belongs to {who} and was not reset",
+        why="it continues from its checkpoint; the offsets of the group are published for information",
+        do=f"{do}; --force if consumers use this name",
+    )
+
+
+def _chosen(offset: PartitionOffsets, parts: Sequence[PartitionSpec]) -> bool:
+    return not parts or any(part.matches(offset.broker.id, offset.partition) for part in parts)
+
+
+def _saved(file: Path) -> dict[tuple[str, int, int], OffsetSpec]:
+    """Offsets in a file, by topic, broker and partition. Raises ConfigError."""
+    found = {}
+    for number, line in enumerate(input_bytes("tube offset reset", "OFFSET", None, file).splitlines(), start=1):
+        try:
+            row = json.loads(line)
+            place = str(row["topic"]), int(row["broker"]), int(row["partition"])
+            if row["offset"] is not None:
+                found[place] = parse_offset(str(int(row["offset"])), "--file")
+        except (ValueError, TypeError, KeyError) as error:
+            raise ConfigError(
+                f"--file: line {number} of {file} is not an offset",
+                option="--file",
+                why=f"{type(error).__name__}: {error}",
+                do="create the file with: penstock tube offset list GROUP --json",
+            ) from error
+    if not found:
+        raise ConfigError(f"--file: {file} has no offsets", option="--file")
+    return found
+
+
+def _set(tube: TubeConnectionOptions, group: str, moves: Sequence[tuple[PartitionOffsets, int, int | None]]) -> None:
+    for broker in {s.broker.id: s.broker for s, _, _ in moves}.values():
+        wanted = {s.key: offset for s, offset, _ in moves if s.broker.id == broker.id}
+        parameters = {
+            "groupName": group,
+            "modifyUser": "penstock",
+            "manualSet": "true",
+            "offsetJsonInfo": json.dumps(wanted, separators=(",", ":")),
+        }
+        tube.call_broker(broker.web, "admin_set_offset", parameters)
+
+
+@app.add("penstock tube group lag", "penstock tube group lag lake --watch 5s --fail-above 1000", name="lag")
+@connects
+def lag(
+    tube: TubeConnectionOptions,
+    group: Annotated[
+        str | None,
+        typer.Argument(help="Consumer group. Default: all.", metavar="[GROUP]", autocompletion=complete_group),
+    ] = None,
+    topic: OnlyTopic = None,
+    watch: Watch = None,
+    fail_above: Annotated[
+        int | None,
+        typer.Option(
+            help="Exit with 1 if the total lag exceeds N messages, or a broker is unavailable.", min=0, metavar="N"
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Show the lag of GROUP, or of each group: messages, bytes, and seconds since the next message was stored.
+
+    With Apache's brokers the messages are those of the store, and seconds are not known. Bytes are those of the store.
+    """
+    unavailable: list[int] = []
+
+    def look() -> list[dict[str, Cell]]:
+        rows_of = tube.ask_each(_asking(tube, group, topic), unavailable)
+        names = _groups(rows_of) if group is None else [group]
+        return [
+            {"group": name, **row} for name in names for row in _lag_rows(_group_offsets(name, topic, rows_of), tube)
+        ]
+
+    def show(rows: list[dict[str, Cell]]) -> None:
+        _print_lag(rows, many=group is None, as_json=as_json)
+        too_much = fail_above is not None and (
+            unavailable or sum(int(row["messages"] or 0) for row in rows) > fail_above
+        )
+        if too_much and watch is None:
+            raise typer.Exit(1)
+
+    repeat(look, show, watch, as_json=as_json)
+
+
+def _print_lag(rows: Sequence[dict[str, Cell]], *, many: bool, as_json: bool) -> None:
+    now = datetime.now().astimezone().isoformat(timespec="milliseconds")
+    shown: list[dict[str, Cell]] = [{"time": now, **row} for row in rows]
+    if len(rows) > 1 and not as_json:  # bytes are those of stores, which partitions share: they have no sum
+        waits = [float(row["seconds"]) for row in rows if row["seconds"] is not None]
+        messages = sum(int(row["messages"] or 0) for row in rows)
+        name = "group" if many else "topic"
+        shown.append({name: "(all)", "messages": messages, "seconds": max(waits, default=None)})
+    columns = ["topic", "broker", "partition", "messages", "bytes", "seconds"]
+    print_table(shown, ["group", *columns] if many else columns, as_json=as_json)
+
+
+class AdminRows(NamedTuple):
+    """Rows of a broker's administration: its topics, and the committed offsets of groups."""
+
+    topics: list[dict[str, Any]]
+    groups: list[dict[str, Any]]
+
+
+def _groups(rows_of: Iterable[tuple[BrokerRow, AdminRows]]) -> list[str]:
+    """The groups that have committed offsets."""
+    return sorted({entry["groupName"] for _, rows in rows_of for entry in rows.groups if entry["subInfo"]})
+
+
+def _asking(tube: TubeConnectionOptions, group: str | None, topic: str | None) -> Callable[[BrokerRow], AdminRows]:
+    narrowed = {} if topic is None else {"topicName": topic}
+    named = {} if group is None else {"groupName": group}
+
+    def ask(broker: BrokerRow) -> AdminRows:
+        return AdminRows(
+            tube.call_broker(broker.web, "admin_query_pubinfo", narrowed),
+            tube.call_broker(broker.web, "admin_query_offset", {**named, **narrowed}),
+        )
+
+    return ask
+
+
+def _group_offsets(
+    group: str, topic: str | None, rows_of: Iterable[tuple[BrokerRow, AdminRows]], *, new: bool = False
+) -> list[PartitionOffsets]:
+    """Offsets of ``group`` by topic, broker and partition; ``new``: also for partitions without a committed offset."""
+    found: list[PartitionOffsets] = []
+    topics: set[str] = set()
+    for broker, rows in rows_of:
+        firsts: dict[tuple[str, int], tuple[int, int]] = {}
+        for entry in rows.topics:
+            topics.add(entry["topicName"])
+            for part in entry["offsetInfo"]:
+                firsts[entry["topicName"], part["partitionId"]] = (part["offsetMin"], part["offsetMax"])
+        known: dict[tuple[str, int], Any] = {}
+        for entry in rows.groups:
+            for sub in entry["subInfo"] if entry["groupName"] == group else ():
+                for part in sub["offsets"]:
+                    known[sub["topicName"], part["partitionId"]] = part
+        for place in sorted({*known, *(firsts if new else ())}):
+            part = known.get(place)
+            first, end = firsts.get(place, (0, part["offsetMax"] if part else 0))
+            behind = part["dataLag"] if part and part["dataLag"] >= 0 else None
+            offset = part["curOffset"] if part else None
+            found.append(PartitionOffsets(broker, place[0], place[1], offset, first, end, behind))
+    if not found and topic is not None and topic not in topics:
+        raise RefusedError(f"no broker has topic {topic!r}", do="list the topics: penstock tube topic list")
+    if not found:
+        raise RefusedError(
+            f"group {group!r} has no committed offsets" + (f" in topic {topic!r}" if topic else ""),
+            do="list the groups: penstock tube group list; Apache's brokers report a new one after some seconds",
+        )
+    return sorted(found, key=lambda s: (s.topic, s.broker.id, s.partition))
+
+
+def _partitions(count: int) -> str:
+    return "1 partition" if count == 1 else f"{count} partitions"
+
+
+def _place(offset: PartitionOffsets) -> dict[str, Cell]:
+    return {"topic": offset.topic, "broker": offset.broker.id, "partition": offset.partition}
+
+
+def _move(
+    offset: PartitionOffsets, where: OffsetSpec, tube: TubeConnectionOptions
+) -> tuple[PartitionOffsets, int, int | None]:
+    """The current offset, the target offset in this partition, and the number of messages between them."""
+    from penstock.tube.reader import RangeReader
+
+    s = offset
+    here = s.first if s.offset is None else min(max(s.offset, s.first), s.end)
+    with RangeReader(*s.broker.address(tls=tube.over_tls), **tube.client()) as source:
+        log = Log(source, s.broker.id, s.topic, s.partition, s.first, s.end)
+        target = where.offset(log, here)
+        if s.offset is None:
+            return s, target, None
+        try:
+            between = counter(log)(min(here, target), max(here, target), MOST)[1]
+        except PenstockError:
+            return s, target, None  # the count is optional, and needs credentials that a reset does not need
+        return s, target, between if target >= here else -between
+
+
+def _lag_rows(offsets: Iterable[PartitionOffsets], tube: TubeConnectionOptions) -> Iterator[dict[str, Cell]]:
+    from penstock.runtime.io.clock import wall_clock_ms
+    from penstock.tube.reader import RangeReader
+
+    client = tube.client()
+    for s in offsets:
+        offset = s.first if s.offset is None else max(s.offset, s.first)
+        messages = max(0, s.end - offset) // ENTRY
+        bytes_behind = s.bytes_behind
+        seconds: float | None = None if messages else 0.0
+        if messages:
+            try:
+                with RangeReader(*s.broker.address(tls=tube.over_tls), **client) as source:
+                    _, messages = source.plan(s.topic, s.partition, offset, s.end, MOST)
+                    oldest = source.first(s.topic, s.partition, offset, s.end) if messages else None
+                seconds = 0.0 if oldest is None else max(0.0, round((wall_clock_ms() - oldest[1]) / 1000, 1))
+            except RefusedError as error:
+                if error.code == UNKNOWN_USER:
+                    raise
+                # Apache's broker: only the number of messages of the store is known.
+            except PenstockError as error:
+                note(f"{s.key}: {error}")
+        yield {**_place(s), "messages": messages, "bytes": bytes_behind if messages else 0, "seconds": seconds}

@@ -17,7 +17,7 @@ from penstock.cli.options import Json
 from penstock.cli.output import escape, note, print_json
 from penstock.cli.record_reader import Lengths, Lines, Splitter, chunks
 from penstock.cli.tube.access import Topic, TubeConnectionOptions, connects, partitions, run_client
-from penstock.cli.tube.offsets import PartitionSpec, parse_part
+from penstock.cli.tube.offset_spec import PartitionSpec, parse_part
 from penstock.errors import ConfigError, LocalProtocolError
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import typer
 from penstock.cli.options import Commands, Json, Yes, confirmed, duration_option, size_option
 from penstock.cli.output import Cell, note, print_json, print_table
 from penstock.cli.tube.access import Topic, TubeConnectionOptions, connects
-from penstock.cli.tube.offsets import ENTRY
+from penstock.cli.tube.offset_spec import ENTRY
 from penstock.errors import ConfigError, RefusedError
 
 __all__ = ["app"]

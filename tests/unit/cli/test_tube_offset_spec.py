@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from penstock.cli.tube.offsets import Log, PartitionSpec, counter, parse_offset, parse_part, pick
+from penstock.cli.tube.offset_spec import Log, PartitionSpec, counter, parse_offset, parse_part, pick
 from penstock.errors import ConfigError, RefusedError
 
 OWN = [28, 84, 140]
