@@ -25,7 +25,6 @@ from penstock.pipelines.spec.pipeline import Pipeline
 from penstock.spark.mqtt import options as mqtt_spark
 from penstock.spark.statestore import options as store
 from penstock.spark.tube import options as spark
-from penstock.spark.tube import sink_options as sink
 from penstock.statestore.codec import commands, dialects
 from penstock.statestore.codec.errors import StoreError
 from penstock.statestore.hlc import Hlc
@@ -406,8 +405,8 @@ def spark_options() -> str:
         ),
         "",
     ]
-    lines += option_table("`tubemq`, reading", spark.OPTIONS, spark.UNSUPPORTED)
-    lines += option_table("`tubemq`, writing", sink.OPTIONS, sink.UNSUPPORTED)
+    lines += option_table("`tubemq`, reading", spark.READ_OPTIONS, spark.UNSUPPORTED)
+    lines += option_table("`tubemq`, writing", spark.WRITE_OPTIONS, spark.UNSUPPORTED_IN_SINK)
     lines += option_table("`aio-statestore`, reading", store.READ_OPTIONS, store.UNSUPPORTED)
     lines += option_table("`aio-statestore`, writing", store.WRITE_OPTIONS, store.UNSUPPORTED)
     lines += option_table("`mqtt`, reading", mqtt_spark.READ_OPTIONS, mqtt_spark.UNSUPPORTED)

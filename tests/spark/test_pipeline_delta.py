@@ -13,8 +13,7 @@ from penstock.errors import PenstockError
 from penstock.pipelines.sinks.delta import DeltaSink
 from penstock.pipelines.spec.sinks import TableSink
 from penstock.spark.environment import jars
-from penstock.spark.files.file_log import FileLog
-from penstock.spark.files.source import FilesStreamReader
+from penstock.spark.files.source import FileLog, FilesStreamReader
 
 COLUMNS = "_id STRING, k STRING, a STRING, n INT"
 

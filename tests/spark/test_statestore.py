@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from penstock.spark.statestore.options import SnapshotOptions
-from penstock.spark.statestore.snapshot import StoreReader
+from penstock.spark.statestore.source import StoreReader
 from penstock.spark.tube.options import SourceOptions
 from penstock.statestore.codec.commands import Extension
 from tests.spark.node import CAPTURE_TOPIC, Node

@@ -8,8 +8,7 @@ from penstock.errors import ConfigError
 from penstock.runtime.io.credentials import ANONYMOUS_LOGIN, Login
 from penstock.runtime.io.tls import TlsOptions
 from penstock.spark.mqtt.options import MqttReadOptions
-from penstock.spark.tube.options import SourceOptions
-from penstock.spark.tube.sink_options import SinkOptions
+from penstock.spark.tube.options import SinkOptions, SourceOptions
 
 SOURCE = {"tubemq.master": "127.0.0.1:8715", "subscribe": "a"}
 SINK = {"tubemq.master": "127.0.0.1:8715", "topic": "a"}

@@ -9,8 +9,7 @@ from penstock.errors import ConfigError
 from penstock.spark import option_parsing
 from penstock.spark.mqtt import options as mqtt
 from penstock.spark.statestore import options as store
-from penstock.spark.tube import sink_options
-from penstock.spark.tube.options import OPTIONS
+from penstock.spark.tube import options as tube
 
 KNOWN = {"startAt": "where to start", "limit": "how many"}
 UNSUPPORTED = {"path": "leave it out", "other.start": "set startAt", "other.*": "we have none of these"}
@@ -91,7 +90,14 @@ def test_numbers_have_an_end() -> None:
 
 @pytest.mark.parametrize(
     "table",
-    [OPTIONS, sink_options.OPTIONS, mqtt.READ_OPTIONS, mqtt.WRITE_OPTIONS, store.READ_OPTIONS, store.WRITE_OPTIONS],
+    [
+        tube.READ_OPTIONS,
+        tube.WRITE_OPTIONS,
+        mqtt.READ_OPTIONS,
+        mqtt.WRITE_OPTIONS,
+        store.READ_OPTIONS,
+        store.WRITE_OPTIONS,
+    ],
 )
 def test_every_option_says_last_what_holds_without_it(table: Mapping[str, str]) -> None:
     for name, text in table.items():

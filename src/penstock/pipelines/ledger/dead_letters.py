@@ -25,7 +25,7 @@ from penstock.pipelines.spec.values import MASTER_VARIABLE, REDRIVE, REDRIVE_STE
 from penstock.pipelines.state_dir import layout
 from penstock.pipelines.state_dir.durable import listed, read_json, sync_directory, write_json
 from penstock.pipelines.state_dir.replay import Span
-from penstock.spark.tube.headers import record_of
+from penstock.spark.tube.arrow import record_of
 from penstock.spark.tube.offsets import Times, Wanted
 from penstock.spark.tube.options import SourceOptions
 from penstock.tube.producer import Producer

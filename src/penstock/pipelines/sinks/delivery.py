@@ -28,7 +28,7 @@ from penstock.pipelines.state_dir.checkpoint import Checkpoint
 from penstock.pipelines.steps.expressions import condition, conditions, sure
 from penstock.spark.mqtt.sink import check_broker
 from penstock.spark.statestore.writes import KeyChange
-from penstock.spark.tube.sink_options import SinkOptions
+from penstock.spark.tube.options import SinkOptions
 from penstock.spark.tube.sink_writes import check_topic
 
 if TYPE_CHECKING:

@@ -18,10 +18,10 @@ from penstock.pipelines.sources.rows import source_rows
 from penstock.pipelines.state_dir import layout
 from penstock.pipelines.state_dir.durable import read_json, write_json
 from penstock.pipelines.state_dir.replay import Span
-from penstock.spark import rate
+from penstock.spark import local_sources
 from penstock.spark.files import source as files
 from penstock.spark.files.delta_log import DeltaLog
-from penstock.spark.files.file_log import FileLog, check_unchanged, count_records
+from penstock.spark.files.source import FileLog, check_unchanged, count_records
 from penstock.spark.tube.options import WITH_HEADERS
 from penstock.spark.tube.source import spark_schema
 
@@ -140,17 +140,17 @@ class RateSourceReader:
 
     def start(self, input_: QueryInput) -> Offsets:
         """Before the first row."""
-        return {rate.STREAM: {"0": 0}}
+        return {local_sources.STREAM: {"0": 0}}
 
     def stream(self, spark: SparkSession, input_: QueryInput, start: Offsets) -> DataFrame:
         """Rows as they come due."""
-        spark.dataSource.register(rate.RateDataSource)
-        make_thread_safe(spark, rate.RateDataSource.name())
+        spark.dataSource.register(local_sources.RateDataSource)
+        make_thread_safe(spark, local_sources.RateDataSource.name())
         return self._rows(spark.readStream.format("penstock-rate").options(**self._options(input_)).load())
 
     def batch(self, spark: SparkSession, input_: QueryInput, start: Offsets, end: Offsets) -> DataFrame | None:
         """The same rows again."""
-        first, last = _range(rate.STREAM, start, end)
+        first, last = _range(local_sources.STREAM, start, end)
         if first == last:
             return None
         options = self._options(input_) | {"start": str(first), "end": str(last)}
@@ -162,7 +162,7 @@ class RateSourceReader:
 
     def count(self, input_: QueryInput, start: Offsets, end: Offsets) -> int:
         """The rows of the range."""
-        first, last = _range(rate.STREAM, start, end)
+        first, last = _range(local_sources.STREAM, start, end)
         return last - first
 
     def meter(self, clock: Callable[[], int]) -> _NoMeter:

@@ -16,9 +16,18 @@ from penstock.pipelines.spec.sources import SOURCE, StateStoreSource, TubeOption
 from penstock.pipelines.state_dir.checkpoint import Offsets
 from penstock.pipelines.state_dir.durable import read_json, write_json
 from penstock.pipelines.state_dir.replay import Span
-from penstock.spark.tube.offsets import Bounds, Positions, Times, TopicPartition, check_kept, from_json, to_json
+from penstock.spark.tube.offsets import (
+    Bounds,
+    Positions,
+    Times,
+    TopicPartition,
+    check_kept,
+    from_json,
+    marks_of,
+    to_json,
+    with_marks,
+)
 from penstock.spark.tube.options import COLUMNS, HEADERS, SourceOptions, canonical_names
-from penstock.spark.tube.retention_marks import marks_of, with_marks
 from penstock.spark.tube.source import spark_schema
 from penstock.spark.tube.tube_client import TubeClient, count_rows
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag, model_validator
 
 from penstock.pipelines.spec.values import Part
-from penstock.spark.tube.options import OPTIONS
+from penstock.spark.tube.options import READ_OPTIONS
 
 __all__ = [
     "SOURCE",
@@ -61,7 +61,7 @@ class TubeOptions(Part):
     options: Options = Field(
         default_factory=dict,
         description="options of the Spark source `tubemq`, see [Spark format options](spark-options.md)",
-        json_schema_extra=named_options({name: text for name, text in OPTIONS.items() if name not in _DECIDED}),
+        json_schema_extra=named_options({name: text for name, text in READ_OPTIONS.items() if name not in _DECIDED}),
     )
 
     def all_options(self) -> dict[str, str]:

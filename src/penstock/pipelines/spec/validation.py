@@ -19,8 +19,7 @@ from penstock.pipelines.spec.steps import Enrich, Parse, Step
 from penstock.pipelines.spec.values import late_of, lease_key, pieces
 from penstock.spark.mqtt.options import MqttReadOptions, MqttWriteOptions
 from penstock.spark.option_parsing import LOGIN_OPTIONS
-from penstock.spark.tube.options import SourceOptions
-from penstock.spark.tube.sink_options import SinkOptions
+from penstock.spark.tube.options import SinkOptions, SourceOptions
 
 __all__ = ["fence_prefixes", "message_sinks", "problems", "problems_as_error", "read_in", "step_texts"]
 

@@ -17,8 +17,8 @@ _OWN = frozenset({"subscribe", "subscribePattern", "assign", "filter", "columns"
 READ_OPTIONS: Mapping[str, str] = {
     "topicFilter": "MQTT topic filter (#)",
     "tubemq.topic": "TubeMQ topic to which a rule of the node copies the messages (required)",
-    "tubemq.master": options.OPTIONS["tubemq.master"],
-    **{name: meaning for name, meaning in options.OPTIONS.items() if name not in _OWN},
+    "tubemq.master": options.READ_OPTIONS["tubemq.master"],
+    **{name: meaning for name, meaning in options.READ_OPTIONS.items() if name not in _OWN},
 }
 """Options of the source. A broker keeps no history: TubeMQ makes a batch repeatable."""
 

@@ -32,8 +32,7 @@ from penstock.spark import sink_rows
 from penstock.spark.mqtt.options import MqttReadOptions, MqttWriteOptions
 from penstock.spark.mqtt.sink import MqttStreamWriter, MqttWriter, check_columns
 from penstock.spark.tube.options import SourceOptions
-from penstock.spark.tube.source import TubeReader, TubeStreamReader
-from penstock.spark.tube.tasks import read_messages
+from penstock.spark.tube.source import TubeReader, TubeStreamReader, read_messages
 from penstock.spark.tube.tube_client import ServerAccess, explain_missing_topic
 
 if TYPE_CHECKING:

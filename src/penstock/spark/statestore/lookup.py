@@ -1,9 +1,9 @@
 """Look keys of rows up in the state store, from the executors.
 
-Each Python worker keeps one connection per store, in a thread of its own so that keep alive is answered while the
-worker waits for rows. Workers are reused over micro-batches, so a connection outlives many batches; one that broke is
-made again. The distinct keys of an Arrow batch are fetched at the same time, many with one request where the store has
-MGET.
+Each Python worker keeps one connection per store, in its own thread, so that keep alive is answered while the worker
+waits for rows. Workers are reused over micro-batches, so a connection outlives many batches; a broken one is replaced.
+The distinct keys of an Arrow batch are read at the same time: many with one request where the store has MGET, otherwise
+with one request for each.
 """
 
 from __future__ import annotations
@@ -13,20 +13,138 @@ import os
 import random
 import secrets
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from penstock.errors import PenstockError, UnavailableError
 from penstock.runtime.backoff import Backoff
 from penstock.runtime.io.loop import LoopThread
-from penstock.spark.statestore.reads import ManyKeys, StoreReader
+from penstock.statestore.client.client import Entry, Snapshot
+from penstock.statestore.errors import InvalidRequestError
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame
 
-__all__ = ["Connect", "KeyReader", "values_of", "with_lookup"]
+__all__ = ["Connect", "KeyReader", "ManyKeys", "ReadableStore", "values_of", "with_lookup"]
+
+CONCURRENT_GETS = 256
+"""Requests for one key under way at once; the broker's receive maximum may allow fewer, the client then waits."""
+CONCURRENT_MGETS = 8
+KEYS_A_REQUEST = 256
+"""Maximum number of keys in one MGET: it keeps the store busy for a millisecond; larger requests save little."""
+FIRST_KEYS = 4
+"""Keys of one MGET while nobody knows how large the values are."""
+ANSWER_BYTES = 1 << 20
+"""Approximate size of a response: a broker limits the data queued for one client."""
+
+
+T = TypeVar("T")
+
+
+class ReadableStore(Protocol):
+    """Required part of :class:`penstock.statestore.client.client.StateStoreClient`."""
+
+    async def get(self, key: bytes, /) -> Entry | None: ...
+    async def get_many(self, keys: Sequence[bytes], /) -> Snapshot: ...
+    async def get_values(self, keys: Sequence[bytes], /) -> dict[bytes, bytes | None]: ...
+
+
+class ManyKeys:
+    """Reads keys over one connection; asks once whether the store has MGET."""
+
+    def __init__(self, store: ReadableStore) -> None:
+        self._store = store
+        self._has_mget: bool | None = None
+        self._read_keys = 0
+        self._read_bytes = 0
+
+    async def read(self, keys: Collection[bytes]) -> Mapping[bytes, Entry]:
+        """The entries of those of ``keys`` (each once) that exist; not all of one moment.
+
+        Raises:
+            UnavailableError: the store did not answer.
+            RefusedError: the store refuses a key.
+        """
+
+        async def many(piece: Sequence[bytes]) -> dict[bytes, Entry | None]:
+            return (await self._store.get_many(piece)).entries
+
+        return await self._read(list(keys), many, self._store.get, lambda entry: len(entry.value))
+
+    async def values(self, keys: Collection[bytes]) -> Mapping[bytes, bytes]:
+        """As :meth:`read`, the values alone, which takes less work."""
+
+        async def one(key: bytes) -> bytes | None:
+            entry = await self._store.get(key)
+            return None if entry is None else entry.value
+
+        return await self._read(list(keys), self._store.get_values, one, len)
+
+    async def _read(
+        self,
+        named: Sequence[bytes],
+        many: Callable[[Sequence[bytes]], Awaitable[dict[bytes, T | None]]],
+        one: Callable[[bytes], Awaitable[T | None]],
+        size_of: Callable[[T], int],
+    ) -> dict[bytes, T]:
+        if self._has_mget is None and len(named) > 1:
+            self._has_mget = await self._offers_mget(named[0])
+        if not self._has_mget:
+            return await _one_by_one(named, one)
+        found: dict[bytes, T] = {}
+        begun = 0
+
+        async def work() -> None:
+            nonlocal begun
+            while begun < len(named):  # shared: each piece is taken by one worker
+                piece = named[begun : begun + self._keys_a_request()]
+                begun += len(piece)
+                existing = {key: value for key, value in (await many(piece)).items() if value is not None}
+                found.update(existing)
+                self._read_keys += len(piece)
+                self._read_bytes += sum(map(size_of, existing.values()))
+
+        await _side_by_side(work, min(CONCURRENT_MGETS, -(-len(named) // FIRST_KEYS)))
+        return found
+
+    def _keys_a_request(self) -> int:
+        if not self._read_keys:
+            return FIRST_KEYS
+        mean = self._read_bytes // self._read_keys
+        return max(1, min(KEYS_A_REQUEST, ANSWER_BYTES // (mean + 1)))
+
+    async def _offers_mget(self, key: bytes) -> bool:
+        try:
+            await self._store.get_many([key])
+        except InvalidRequestError:
+            return False
+        return True
+
+
+async def _one_by_one(keys: Sequence[bytes], one: Callable[[bytes], Awaitable[T | None]]) -> dict[bytes, T]:
+    found: dict[bytes, T] = {}
+    waiting = iter(keys)
+
+    async def work() -> None:
+        for key in waiting:  # shared
+            value = await one(key)
+            if value is not None:
+                found[key] = value
+
+    await _side_by_side(work, min(CONCURRENT_GETS, len(keys)))
+    return found
+
+
+async def _side_by_side(work: Callable[[], Coroutine[None, None, None]], count: int) -> None:
+    try:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(count):
+                group.create_task(work())
+    except BaseExceptionGroup as failures:
+        raise failures.exceptions[0] from None
+
 
 _TIMEOUT_MS = 30_000
 _KEPT = 100_000  # values a worker keeps for refresh_ms; the oldest go first
@@ -68,7 +186,7 @@ def with_lookup(
     return df.withColumn(output_column, function(sf.col(f"`{name}`")))
 
 
-Connect = Callable[[], AbstractAsyncContextManager[StoreReader]]
+Connect = Callable[[], AbstractAsyncContextManager[ReadableStore]]
 
 
 class KeyReader:
@@ -82,8 +200,8 @@ class KeyReader:
         self._clock = clock
         self._kept: dict[bytes, tuple[float, bytes | None]] = {}
         self._thread: LoopThread | None = None
-        self._open: AbstractAsyncContextManager[StoreReader] | None = None
-        self._store: StoreReader | None = None
+        self._open: AbstractAsyncContextManager[ReadableStore] | None = None
+        self._store: ReadableStore | None = None
 
     def values(self, keys: Collection[bytes], *, refresh_ms: int, timeout_ms: int) -> Mapping[bytes, bytes | None]:
         """The value of each of ``keys``, None where there is none.
@@ -165,11 +283,11 @@ _readers: dict[tuple[int, str], KeyReader] = {}
 
 
 def _reader(broker: str) -> KeyReader:
-    def connect() -> AbstractAsyncContextManager[StoreReader]:
+    def connect() -> AbstractAsyncContextManager[ReadableStore]:
         from penstock.statestore.client.client import StateStoreClient
 
         client_id = f"penstock-lookup-{secrets.token_hex(8)}"
-        store: AbstractAsyncContextManager[StoreReader] = StateStoreClient.connect(broker, client_id=client_id)
+        store: AbstractAsyncContextManager[ReadableStore] = StateStoreClient.connect(broker, client_id=client_id)
         return store
 
     key = (os.getpid(), broker)

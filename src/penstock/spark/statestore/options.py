@@ -43,7 +43,7 @@ READ_OPTIONS: Mapping[str, str] = {
     "changes since a version MILLISECONDS:COUNTER:NODE or a time in ms since 1970 "
     "(snapshot)",
     "tubemq.topic": "TubeMQ topic with the changes, statestore.capture_topic of the node (required for streams)",
-    **{name: options.OPTIONS[name] for name in _OF_TUBE},
+    **{name: options.READ_OPTIONS[name] for name in _OF_TUBE},
     "tubemq.master": "addresses of the TubeMQ masters, HOST:PORT[,HOST:PORT...] (required for streams)",
 }
 """Options of the source."""

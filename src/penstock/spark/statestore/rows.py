@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import pyarrow as pa
 
 from penstock.errors import PenstockError
-from penstock.spark.tube.arrow import TARGET_BYTES, Joined, join
-from penstock.spark.tube.headers import Headers
+from penstock.spark.tube.arrow import TARGET_BYTES, Headers, Joined, join
 from penstock.statestore import hlc
 from penstock.statestore.codec.glob import Glob
 from penstock.statestore.hlc import Hlc

@@ -1,24 +1,36 @@
 """``format("aio-statestore")``: the keys of a state store as a batch, their changes as a stream, and a sink.
 
-The source is in ``snapshot`` (the keys as they are) and ``feed`` (what changes).
+The batch: the driver lists the matching keys (SCAN), the tasks read their values, many with one request where the store
+offers MGET. Each row is a value that the key had while the job ran; the rows are not a snapshot of one moment.
 
-The sink takes one row a key and batch: tasks only collect, the driver writes once all of them have succeeded, so a
-failed batch writes nothing. What it writes depends on the rows alone, so a repeated batch leaves the store as it was.
-Under a fencing token a run that was replaced is refused. Deletes are rows whose value is null.
+The stream: a snapshot of the keys, then every change, from a TubeMQ topic. The node copies each change into the topic
+(``statestore.capture_topic``) once, in the order of the versions, so the offsets are those of the topic, and a range of
+them has the same rows whenever it is read. A stream with a snapshot notes the end of the topic *before* it reads the
+keys, so nothing is missed between the two; a change during the snapshot appears again as a change, with a version that
+the snapshot may already have or an older one. A snapshot that is read again, because the first batch failed, may be
+newer than the first one.
 
-Imports stand where they are used: Spark imports this module for every user of any data source.
+The sink accepts one row per key and batch: tasks only collect rows, and the driver writes after all of them have
+succeeded, so a failed batch writes nothing. A repeated batch writes the same values. Under a fencing token a run that
+was replaced is refused. Rows with a null value delete their key.
+
+Modules are imported where they are used: Spark imports this one for every user of any data source.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceArrowWriter,
+    DataSourceReader,
     DataSourceStreamArrowWriter,
+    DataSourceStreamReader,
+    InputPartition,
     WriterCommitMessage,
 )
 from pyspark.sql.types import (
@@ -32,18 +44,370 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, DataLossError
 from penstock.spark import sink_rows
-from penstock.spark.statestore.feed import StoreStreamReader
-from penstock.spark.statestore.options import StoreReadOptions, StoreWriteOptions
-from penstock.spark.statestore.snapshot import StoreReader, connect
+from penstock.spark.statestore.options import FeedOptions, SnapshotOptions, StoreReadOptions, StoreWriteOptions
+from penstock.spark.tube.offsets import Bounds, Positions, Slice, TopicPartition, to_json
+from penstock.spark.tube.options import SourceOptions
+from penstock.spark.tube.source import RangePartition, SupportsTriggerAvailableNow, TubeStreamReader, read_messages
+from penstock.spark.tube.tube_client import ServerAccess, TubeClient, explain_missing_topic
+from penstock.statestore.hlc import Hlc
+from penstock.tube.codec.message import INDEX_RECORD_BYTES
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from pyspark.sql.streaming.datasource import ReadLimit
 
+    from penstock.spark.statestore.rows import KeyRow
     from penstock.spark.statestore.writes import Row
+    from penstock.statestore.client.client import StateStoreClient
 
-__all__ = ["StateStoreDataSource", "StoreStreamWriter", "StoreWriter", "WrittenRows"]
+__all__ = [
+    "SNAPSHOT_DONE",
+    "KeysPartition",
+    "StateStoreDataSource",
+    "StoreReader",
+    "StoreStreamReader",
+    "StoreStreamWriter",
+    "StoreWriter",
+    "Written",
+    "WrittenRows",
+    "connect",
+    "plan_keys",
+    "position_of",
+    "read_keys",
+]
+
+KEYS_A_BATCH = 1_000
+"""Keys read at once and handed over as one Arrow batch."""
+CONCURRENT_REQUESTS = 64
+
+
+class Written(NamedTuple):
+    """The last change of a key that the topic of the changes has."""
+
+    version: str
+    writer: str | None
+
+
+class KeysPartition(InputPartition):
+    """Input of one task: some of the keys. ``writers``: the writer of each version, if requested."""
+
+    def __init__(self, keys: Sequence[bytes], writers: Mapping[bytes, Written] | None = None) -> None:
+        super().__init__(keys)
+        self.keys = keys
+        self.writers = writers or {}
+
+    def __repr__(self) -> str:
+        return f"{len(self.keys)} keys"
+
+
+class StoreReader(DataSourceReader):
+    """The values of the keys that match, as they are while the job runs."""
+
+    def __init__(self, options: SnapshotOptions) -> None:
+        self._options = options
+
+    def partitions(self) -> list[InputPartition]:
+        """The keys there are now, in tasks of about the same number; one at least."""
+        return list(plan_keys(self._options)) or [KeysPartition([])]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of the keys of one task, as they are when it runs."""
+        assert isinstance(partition, KeysPartition)
+        return read_keys(self._options, partition)
+
+
+def plan_keys(options: SnapshotOptions) -> list[KeysPartition]:
+    """The keys that match now, dealt out to the tasks; no task has none."""
+    import asyncio
+
+    async def scan() -> list[bytes]:
+        async with connect(options.broker, options.timeout_s) as store:
+            return [key async for key in store.scan(options.keys)]
+
+    keys = asyncio.run(scan())
+    writers = _writers(options.changes, options.keys) if options.changes is not None else {}
+    tasks = min(options.tasks, len(keys))
+    pieces = [keys[number::tasks] for number in range(tasks)]
+    return [KeysPartition(piece, {key: writers[key] for key in piece if key in writers}) for piece in pieces]
+
+
+def _writers(changes: SourceOptions, keys: str) -> dict[bytes, Written]:
+    """Find the writer of the last change of each matching key, from all changes in the topic."""
+    from penstock.spark.statestore.rows import change_batches
+    from penstock.spark.tube.offsets import Slice
+    from penstock.spark.tube.tube_client import TubeClient
+
+    found: dict[bytes, Written] = {}
+    with TubeClient.of(changes) as tube:
+        for partition, bound in tube.bounds(tube.partitions(changes.topics)).items():
+            messages = tube.read(Slice(partition, bound.oldest, bound.end), fail_on_data_loss=changes.fail_on_data_loss)
+            for batch in change_batches(partition.topic, messages, keys):
+                columns = (batch.column(name).to_pylist() for name in ("key", "version", "writer"))
+                found.update((key, Written(version, writer)) for key, version, writer in zip(*columns, strict=True))
+    return found
+
+
+def read_keys(options: SnapshotOptions, partition: KeysPartition) -> Iterator[pa.RecordBatch]:
+    """The rows of one task. Keys that are gone by now have none."""
+    import asyncio
+
+    from penstock.spark.statestore.rows import key_batch
+
+    keys = partition.keys
+    with asyncio.Runner() as runner:
+        reader = _KeyRows(options)
+        runner.run(reader.open())
+        try:
+            for start in range(0, len(keys), KEYS_A_BATCH):
+                rows = runner.run(reader.read(keys[start : start + KEYS_A_BATCH]))
+                yield key_batch([_with_writer(row, partition.writers.get(row.key)) for row in rows])
+        finally:
+            runner.run(reader.close())
+
+
+def _with_writer(row: KeyRow, last: Written | None) -> KeyRow:
+    """Only where the last change in the topic is what the key is: a later one may be another client's."""
+    if last is None or last.version != str(row.version):
+        return row
+    return row._replace(writer=last.writer)
+
+
+def connect(broker: str, timeout_s: float) -> StateStoreClient:
+    """A client of the state store, opened by ``async with``."""
+    from penstock.statestore.client.client import StateStoreClient
+
+    return StateStoreClient.connect(broker, timeout_s=timeout_s)
+
+
+class _KeyRows:
+    """Rows of keys, read over one connection."""
+
+    def __init__(self, options: SnapshotOptions) -> None:
+        from penstock.spark.statestore.lookup import ManyKeys
+
+        self._include_expiry = options.include_expiry
+        self._store = connect(options.broker, options.timeout_s)
+        self._many = ManyKeys(self._store)
+
+    async def open(self) -> None:
+        """Connect."""
+        await self._store.__aenter__()
+
+    async def close(self) -> None:
+        """Disconnect."""
+        await self._store.__aexit__(None, None, None)
+
+    async def read(self, keys: Sequence[bytes]) -> list[KeyRow]:
+        """The rows of those of ``keys`` that there are, in order."""
+        import asyncio
+
+        from penstock.spark.statestore.rows import KeyRow
+
+        found = await self._many.read(keys)
+        rows = [KeyRow(key, entry.value, entry.version) for key in keys if (entry := found.get(key)) is not None]
+        if not self._include_expiry:
+            return rows
+        limit = asyncio.Semaphore(CONCURRENT_REQUESTS)
+
+        async def with_expiry(row: KeyRow) -> KeyRow:
+            async with limit:
+                return row._replace(expires_at_ms=await self._expires_at_ms(row.key))
+
+        return list(await asyncio.gather(*map(with_expiry, rows)))
+
+    async def _expires_at_ms(self, key: bytes) -> int | None:
+        import time
+
+        from penstock.statestore.errors import InvalidRequestError
+
+        try:
+            left_ms = (await self._store.expiry(key)).left_ms
+        except InvalidRequestError as error:
+            raise ConfigError(
+                "the state store does not tell when keys expire",
+                option="includeExpiry",
+                why=error.what,
+                do="name the extension ttl in the node's statestore.extensions, or leave includeExpiry out",
+            ) from error
+        return None if left_ms is None else int(time.time() * 1000) + left_ms
+
+
+SNAPSHOT_DONE: Final = "$snapshot"
+"""Key in the offset: 1 if the snapshot was read, else 0. No topic can have this name."""
+
+Offset = dict[str, dict[str, int]]
+
+
+class StoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """A stream. Runs in one process next to the driver for the whole query; ``read`` runs in executors, on a copy."""
+
+    def __init__(self, options: FeedOptions, servers: ServerAccess | None = None) -> None:
+        self._options = options
+        self._servers = servers
+        self._topic = options.source.topics[0]
+        given = options.starting
+        starting = given if isinstance(given, str) and given in ("earliest", "latest") else None
+        self._changes = TubeStreamReader(replace(options.source, starting=starting), servers)
+        self._initial: Offset | None = None
+        self._ends = False
+        """True if the run ends with the changes that exist now."""
+        self._is_placed = False
+        """True if this process knows the query's offsets; Spark 4.1 does not pass them."""
+        self._done: int | None = None
+        """1 if the snapshot was read, else 0; None for a query without a snapshot."""
+
+    def initialOffset(self) -> Offset:
+        """Return the start of a query without a checkpoint. Spark calls it twice, so the first result is kept."""
+        self._is_placed = True
+        if self._initial is None:
+            starting = self._options.starting
+            with self._telling_of_capture():
+                if starting == "snapshot" or isinstance(starting, Hlc):
+                    source = replace(self._options.source, starting=to_json(self._start(starting)))
+                    self._changes.stop()
+                    self._changes = TubeStreamReader(source, self._servers)
+                    if self._ends:
+                        self._changes.prepareForTriggerAvailableNow()
+                self._initial = self._changes.initialOffset()
+            if starting == "snapshot":
+                self._initial |= {SNAPSHOT_DONE: {"done": 0}}
+                self._done = 0
+        return self._initial
+
+    def latestOffset(
+        self, start: Mapping[str, Mapping[str, int]] | None = None, limit: ReadLimit | None = None
+    ) -> Offset:
+        """Return the end of the next batch. The snapshot is one batch, whatever its size."""
+        if start is None and not self._is_placed:  # Spark 4.1, first call of a query
+            self.initialOffset()
+        done = self._done if start is None else _done(start)
+        if done == 0:
+            begin = self.initialOffset() if start is None else start
+            return {**_positions(begin), SNAPSHOT_DONE: {"done": 1}}
+        end = self._changes.latestOffset(None if start is None else _positions(start), limit)
+        return end if done is None else {**end, SNAPSHOT_DONE: {"done": done}}
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        """That of the topic of changes."""
+        return self._changes.getDefaultReadLimit()
+
+    def reportLatestOffset(self) -> Offset | None:
+        """The end of the topic when it was last looked at: progress reports show the lag."""
+        newest = self._changes.reportLatestOffset()
+        return newest if newest is None or self._done is None else {**newest, SNAPSHOT_DONE: {"done": 1}}
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """Fix the end of the run: the snapshot, and the current end of the topic. Spark calls this method first."""
+        self._ends = True
+        with self._telling_of_capture():
+            self._changes.prepareForTriggerAvailableNow()
+
+    def partitions(
+        self, start: Mapping[str, Mapping[str, int]], end: Mapping[str, Mapping[str, int]]
+    ) -> list[InputPartition]:
+        """The tasks of one batch: of the snapshot where it lies in it, of the topic."""
+        self._is_placed = True
+        self._done = _done(end)
+        pieces = self._changes.partitions(_positions(start), _positions(end))
+        if self._done != 1 or _done(start) == 1:
+            return pieces
+        if self._options.snapshot is None:
+            raise ConfigError(
+                "the checkpoint stopped at the snapshot, and the stream is to start without one",
+                option="startingVersion",
+                do="say startingVersion=snapshot, or give the query a checkpoint location of its own",
+            )
+        return [*plan_keys(self._options.snapshot), *pieces]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of one task: keys of the snapshot, or a range of changes."""
+        if isinstance(partition, KeysPartition):
+            assert self._options.snapshot is not None, "only then are such tasks planned"
+            yield from read_keys(self._options.snapshot, partition)
+        elif isinstance(partition, RangePartition):
+            from penstock.spark.statestore.rows import change_batches
+
+            messages = read_messages(self._options.source, partition, self._servers)
+            yield from change_batches(self._topic, messages, self._options.keys)
+
+    def commit(self, end: Mapping[str, Mapping[str, int]]) -> None:
+        """Nothing to do: positions live in the query's checkpoint."""
+
+    def stop(self) -> None:
+        """Close the connection to the topic."""
+        self._changes.stop()
+
+    def _start(self, starting: Hlc | str) -> Positions:
+        """Return the offsets at which changes begin: the end of the topic before the snapshot, or a version."""
+        with TubeClient.of(self._options.source, servers=self._servers) as tube:
+            bounds = tube.bounds(tube.partitions(self._options.source.topics))
+            if not isinstance(starting, Hlc):
+                return {partition: bound.end for partition, bound in bounds.items()}
+            loses = not self._options.source.fail_on_data_loss
+            return {p: position_of(tube, p, bound, starting, may_lose=loses) for p, bound in bounds.items()}
+
+    def _telling_of_capture(self) -> AbstractContextManager[None]:
+        """Explain a missing topic: most likely the node is not configured to write changes to it."""
+        return explain_missing_topic(
+            "the changes of the state store are not stored",
+            why="a node copies changes into a topic only where statestore.capture_topic names it",
+            do=f"set statestore.capture_topic: {self._topic} in the node's configuration and start it again",
+        )
+
+
+def position_of(
+    tube: TubeClient, partition: TopicPartition, bounds: Bounds, version: Hlc, *, may_lose: bool = False
+) -> int:
+    """Return the offset of the first change with ``version`` or a later one; the end if there is none yet.
+
+    Versions increase along the topic, so a binary search finds it, with two small requests per step.
+
+    Raises:
+        DataLossError: the topic's oldest change is newer (not with ``may_lose``).
+        PenstockError: a record is not a change.
+    """
+    from penstock.spark.statestore.rows import version_at
+
+    def first_from(position: int) -> Hlc | None:
+        """The version of the first change at ``position`` or after it."""
+        reached, count = tube.plan(Slice(partition, position, bounds.end), 1)
+        if not count:
+            return None
+        return next(version_at(partition.topic, batch) for batch in tube.read(Slice(partition, position, reached)))
+
+    wanted = version.position
+    low, high = bounds.oldest // INDEX_RECORD_BYTES, bounds.end // INDEX_RECORD_BYTES
+    while low < high:
+        middle = (low + high) // 2
+        found = first_from(middle * INDEX_RECORD_BYTES)
+        if found is None or found.position >= wanted:
+            high = middle
+        else:
+            low = middle + 1
+    position = low * INDEX_RECORD_BYTES
+    if position == bounds.oldest > 0 and not may_lose:
+        oldest = first_from(position)
+        if oldest is not None and oldest.position > wanted:
+            raise DataLossError(
+                f"{partition}: changes from version {version} on are no longer kept, the oldest has version {oldest}",
+                why="retention of the topic removed them",
+                do="start with a snapshot (startingVersion=snapshot), at a later version, or set failOnDataLoss=false "
+                "to start at the oldest",
+            )
+    return position
+
+
+def _positions(offset: Mapping[str, Mapping[str, int]]) -> Offset:
+    """The offset without what it says of the snapshot."""
+    return {topic: dict(named) for topic, named in offset.items() if topic != SNAPSHOT_DONE}
+
+
+def _done(offset: Mapping[str, Mapping[str, int]]) -> int | None:
+    named: Any = offset.get(SNAPSHOT_DONE)
+    return None if named is None else int(named["done"])
+
 
 NAME = "aio-statestore"
 """Not ``statestore``: Spark has a source of its own by that name, which reads the state of streaming queries."""

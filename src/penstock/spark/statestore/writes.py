@@ -10,7 +10,7 @@ from penstock.statestore.client.writes import Write
 from penstock.statestore.errors import WritesRefusedError
 from penstock.statestore.hlc import Hlc
 
-__all__ = ["KeyChange", "Row", "StoreWriter", "last_of_each", "write_changes"]
+__all__ = ["KeyChange", "Row", "WritableStore", "last_of_each", "write_changes"]
 
 
 class KeyChange(NamedTuple):
@@ -28,7 +28,7 @@ class Row(NamedTuple):
     order: Any = None
 
 
-class StoreWriter(Protocol):
+class WritableStore(Protocol):
     """Required part of :class:`penstock.statestore.client.client.StateStoreClient`."""
 
     async def write_many(
@@ -76,7 +76,7 @@ def _nowhere(*orders: Any) -> str | None:
     return "NaN" if any(order != order for order in orders) else None  # noqa: PLR0124 - see above
 
 
-async def write_changes(store: StoreWriter, by_key: Mapping[Any, Sequence[KeyChange]], token: Hlc | None) -> int:
+async def write_changes(store: WritableStore, by_key: Mapping[Any, Sequence[KeyChange]], token: Hlc | None) -> int:
     """Carry out the changes, those of one key in their order; how many there were.
 
     Raises:

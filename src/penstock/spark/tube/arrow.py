@@ -1,22 +1,33 @@
 """Messages of the log as Arrow record batches, with exactly the schema that Spark derives from the source's columns.
 
 Spark compares the schema of the first batch with its own and trusts the rest, so one function builds all of them.
-Columns are built whole; a Python object per row is made only where a row's attributes must be looked at, for its key or
-its headers.
+Columns are built as a whole, without a Python object per message.
+
+A message may begin with a block of attributes, ``name=value,name=value``, after its length in four bytes. Messages of
+one producer have the same names in the same order, a *layout*, and most values are written literally. So the blocks of
+a whole batch are parsed together: find all separators with numpy, sort the messages by layout (the names of one message
+are compared with those of all messages with as many separators), and note where the header values of each message begin
+and end. A column is a copy of those pieces. Messages that do not fit (escapes, repeated or empty names, numbers in
+another form) are decoded one by one with :class:`~penstock.tube.record.Record`, which defines the correct result; their
+values are appended to the buffer that the pieces refer to.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
-from penstock.spark.tube.headers import Headers, ListColumns
+from penstock.errors import RemoteProtocolError
 from penstock.spark.tube.offsets import TopicPartition
 from penstock.spark.tube.options import COLUMNS, HEADERS, header_of
+from penstock.tube.codec.message import HAS_ATTRIBUTES
+from penstock.tube.record import FIELDS, HEADER_PREFIX, Record
 
 if TYPE_CHECKING:
     from penstock.tube.reader import MessageBatch
@@ -26,13 +37,417 @@ __all__ = [
     "MESSAGE_ID",
     "NO_TIME",
     "TARGET_BYTES",
+    "Headers",
     "Joined",
+    "ListColumns",
     "arrow_schema",
+    "decoded",
     "join",
     "record_batches",
+    "record_of",
 ]
 
-Numbers = np.typing.NDArray[np.int64]
+Numbers = npt.NDArray[np.int64]
+
+MOST_LAYOUTS: Final = 64
+"""Layouts that are looked for in a batch; the messages of others are read one by one."""
+
+_FIXED = {row.attribute: row.name for row in FIELDS if row.name != "headers"}
+_AS_HEADERS = tuple((row.name, row.attribute) for row in FIELDS if row.name not in ("key", "headers"))
+_KEY = b"key="
+_LENGTH_BYTES = 4
+_NAME = re.compile(rb"[!-$&-+\--<>-~]+")
+_INTEGER = re.compile(r"(?:0|-?[1-9][0-9]{0,17})")
+_WHOLE = re.compile(r"-?[0-9]{1,18}")
+_COMMA, _EQUALS = b",="
+_PLAIN, _SEPARATOR, _ODD = range(3)
+_KINDS = bytes(
+    _SEPARATOR if byte in b",=" else _PLAIN if 0x20 <= byte < 0x7F and byte != ord("%") else _ODD for byte in range(256)
+)
+"""Kind of each byte: ASCII that stands for itself, a separator, or what may be an escape."""
+
+
+class ListColumns(NamedTuple):
+    """One entry a message in ``keys``, ``values`` and ``counts``; the headers of all, one after the other."""
+
+    keys: list[bytes | None]
+    values: list[bytes]
+    counts: list[int]
+    names: list[str]
+    contents: list[bytes]
+
+
+class _Group(NamedTuple):
+    """Messages that have the headers ``names``, in this order; value k of message i is ``[starts[k, i], ends[k, i])``.
+
+    ``key``: where the keys begin and end, None if the messages have none.
+    """
+
+    rows: Numbers
+    names: tuple[str, ...]
+    starts: Numbers
+    ends: Numbers
+    key: tuple[Numbers, Numbers] | None
+
+
+class _AttributeLayout(NamedTuple):
+    """The attributes of messages that look alike: ``order`` are the places of the headers, in their order."""
+
+    attributes: tuple[bytes, ...]
+    key: int | None
+    names: tuple[str, ...]
+    order: tuple[int, ...]
+    event_time: int | None
+
+    @classmethod
+    def of(cls, block: bytes) -> _AttributeLayout | None:
+        """The layout of an attribute block; None if it needs :class:`Record`."""
+        names = [piece.partition(b"=")[0] for piece in block.split(b",")]
+        if not all(map(_NAME.fullmatch, names)):
+            return None
+        texts = [name.decode("ascii") for name in names]
+        fixed = [text for text in texts if text in _FIXED]
+        if len(set(fixed)) != len(fixed):
+            return None
+        headers = [(attribute, texts.index(attribute)) for _, attribute in _AS_HEADERS if attribute in texts]
+        headers += [(t.removeprefix(HEADER_PREFIX), place) for place, t in enumerate(texts) if t not in _FIXED]
+        time = next((text for text in texts if _FIXED.get(text) == "event_time_ms"), None)
+        return cls(
+            tuple(names),
+            texts.index("key") if "key" in texts else None,
+            tuple(text for text, _ in headers),
+            tuple(place for _, place in headers),
+            None if time is None else texts.index(time),
+        )
+
+
+class Headers:
+    """The attributes of the messages ``data[starts[k]:ends[k]]``; a flag says whether a message has some."""
+
+    def __init__(self, data: bytes, starts: Numbers, ends: Numbers, flags: Numbers) -> None:
+        self._data = data
+        self._starts = starts
+        self._ends = ends
+        self._flags = flags
+        self._bodies = _bodies(data, starts, ends, flags)
+
+    @classmethod
+    def of(cls, payloads: Sequence[bytes], flags: Sequence[int] | Numbers) -> Headers:
+        """Those of messages that are objects."""
+        edges = np.cumsum([0, *map(len, payloads)], dtype=np.int64)
+        return cls(b"".join(payloads), edges[:-1], edges[1:], np.asarray(flags, np.int64))
+
+    def __len__(self) -> int:
+        return len(self._starts)
+
+    def values(self) -> pa.Array[Any]:
+        """Return the body of each message, without its attributes."""
+        return _pieces(np.frombuffer(self._data, np.uint8), self._bodies, self._ends, pa.binary())
+
+    def keys(self) -> pa.Array[Any]:
+        """The key of each message; null if it has none."""
+        if _KEY not in self._data:
+            return pa.nulls(len(self), pa.binary())
+        starts, ends, found = self._spans_of(lambda group: group.key)
+        return _pieces(self._buffer, starts, ends, pa.binary(), found)
+
+    def header(self, name: str) -> pa.Array[Any]:
+        """The text of the first header ``name`` of each message; null if it has none."""
+
+        def spans(group: _Group) -> tuple[Numbers, Numbers] | None:
+            if name not in group.names:
+                return None
+            place = group.names.index(name)
+            return group.starts[place], group.ends[place]
+
+        starts, ends, found = self._spans_of(spans)
+        texts = _pieces(self._buffer, starts, ends, pa.binary(), found)
+        try:
+            return texts.cast(pa.string())
+        except pa.ArrowInvalid:
+            found_texts = [None if text is None else text.decode(errors="replace") for text in texts.to_pylist()]
+            return pa.array(found_texts, pa.string())
+
+    def counts(self) -> Numbers:
+        """Number of headers of each message."""
+        counts = np.zeros(len(self), np.int64)
+        for group in self._groups:
+            counts[group.rows] = len(group.names)
+        return counts
+
+    def all(self) -> tuple[pa.Array[Any], pa.Array[Any]]:
+        """Names and values of the headers of all messages, one after the other."""
+        counts = self.counts()
+        first = np.cumsum(counts) - counts
+        total = int(counts.sum())
+        names: dict[str, int] = {}
+        numbers = np.zeros(total, np.int64)
+        starts, ends = np.zeros(total, np.int64), np.zeros(total, np.int64)
+        for group in self._groups:
+            places = first[group.rows] + np.arange(len(group.names))[:, None]
+            numbers[places] = np.array([names.setdefault(name, len(names)) for name in group.names], np.int64)[:, None]
+            starts[places], ends[places] = group.starts, group.ends
+        return _strings(list(names)).take(_indices(numbers)), _pieces(self._buffer, starts, ends, pa.binary())
+
+    def lists(self) -> ListColumns:
+        """The columns as lists: fixed attributes in the order of the table, then the others in theirs."""
+        columns: list[list[Any]] = [column.to_pylist() for column in (self.keys(), self.values(), *self.all())]
+        keys, values, names, contents = columns
+        return ListColumns(keys, values, self.counts().tolist(), names, contents)
+
+    @cached_property
+    def _blocks(self) -> pa.Array[Any]:
+        """The attribute block of each message; empty if it has none."""
+        begins = np.where(self._bodies > self._starts, self._starts + _LENGTH_BYTES, self._starts)
+        return _pieces(np.frombuffer(self._data, np.uint8), begins, self._bodies, pa.binary())
+
+    @cached_property
+    def _parsed(self) -> tuple[list[_Group], npt.NDArray[np.uint8]]:
+        return self._take_apart()
+
+    @property
+    def _groups(self) -> list[_Group]:
+        return self._parsed[0]
+
+    @property
+    def _buffer(self) -> npt.NDArray[np.uint8]:
+        """The bytes that the groups refer to."""
+        return self._parsed[1]
+
+    def _spans_of(
+        self, choose: Callable[[_Group], tuple[Numbers, Numbers] | None]
+    ) -> tuple[Numbers, Numbers, npt.NDArray[np.bool_]]:
+        """Return start and end of the chosen value of each message, and which messages have one."""
+        count = len(self)
+        starts, ends = np.zeros(count, np.int64), np.zeros(count, np.int64)
+        found = np.zeros(count, np.bool_)
+        for group in self._groups:
+            chosen = choose(group)
+            if chosen is not None:
+                starts[group.rows], ends[group.rows] = chosen
+                found[group.rows] = True
+        return starts, ends, found
+
+    def _take_apart(self) -> tuple[list[_Group], npt.NDArray[np.uint8]]:
+        edges, buffer = _parts_of(self._blocks)
+        if not len(buffer):
+            return [], buffer
+        begins, ends = edges[:-1], edges[1:]
+        kinds = np.frombuffer(buffer.tobytes().translate(_KINDS), np.uint8)
+        separators = np.flatnonzero(kinds == _SEPARATOR)
+        first = np.searchsorted(separators, edges)
+        counts = np.diff(first)
+        todo = ends > begins
+        alone = np.zeros(len(self), np.bool_)
+        odd = np.flatnonzero(kinds == _ODD)
+        alone[np.searchsorted(ends, odd, "right")] = True
+        alone |= todo & (counts % 2 == 0)
+        todo &= ~alone
+        groups: list[_Group] = []
+        for _ in range(MOST_LAYOUTS):
+            rows = np.flatnonzero(todo)
+            if not len(rows):
+                break
+            sample = rows[0]
+            todo[sample] = False
+            layout = _AttributeLayout.of(buffer[begins[sample] : ends[sample]].tobytes())
+            if layout is None or 2 * len(layout.attributes) - 1 != counts[sample]:
+                alone[sample] = True
+                continue
+            rows = rows[counts[rows] == counts[sample]]
+            marks = separators[first[rows] + np.arange(counts[sample])[:, None]]
+            group, matches = _matching(layout, buffer, rows, begins[rows], ends[rows], marks)
+            todo[group.rows] = False
+            groups.append(group)
+            alone[sample] = not matches[0]
+        alone |= todo
+        lonely = np.flatnonzero(alone)
+        if len(lonely):
+            more, extra = self._one_by_one(lonely, len(buffer))
+            return [*groups, *more], np.concatenate([buffer, extra])
+        return groups, buffer
+
+    def _one_by_one(self, rows: Numbers, behind: int) -> tuple[list[_Group], npt.NDArray[np.uint8]]:
+        groups: list[_Group] = []
+        pieces: list[bytes] = []
+        place = behind
+
+        def put(content: bytes) -> tuple[int, int]:
+            nonlocal place
+            pieces.append(content)
+            place += len(content)
+            return place - len(content), place
+
+        for row in rows.tolist():
+            record = decoded(self._data[self._starts[row] : self._ends[row]], int(self._flags[row]))
+            found = list(_headers_of(record))
+            spans = np.array([put(content) for _, content in found], np.int64).reshape(len(found), 2)
+            key = None
+            if record.key is not None:
+                start, end = put(record.key)
+                key = np.array([start]), np.array([end])
+            names = tuple(name for name, _ in found)
+            groups.append(_Group(np.array([row]), names, spans[:, :1], spans[:, 1:], key))
+        return groups, np.frombuffer(b"".join(pieces), np.uint8)
+
+
+def _matching(
+    layout: _AttributeLayout,
+    buffer: npt.NDArray[np.uint8],
+    rows: Numbers,
+    begins: Numbers,
+    ends: Numbers,
+    marks: Numbers,
+) -> tuple[_Group, npt.NDArray[np.bool_]]:
+    """Those of ``rows`` that have the layout, and which they are; ``marks`` are the separators of each."""
+    # Attributes are rows and messages columns here: numpy is slow where the last axis is short.
+    matches = (buffer[marks[0::2]] == _EQUALS).all(axis=0) & (buffer[marks[1::2]] == _COMMA).all(axis=0)
+    name_starts = np.vstack([begins, marks[1::2] + 1])
+    name_ends, value_starts = marks[0::2], marks[0::2] + 1
+    value_ends = np.vstack([marks[1::2], ends])
+    lengths = np.array([len(name) for name in layout.attributes])
+    matches &= (name_ends - name_starts == lengths[:, None]).all(axis=0) & (value_ends > value_starts).all(axis=0)
+    kept = np.flatnonzero(matches)
+    for place, name in enumerate(layout.attributes):
+        text = np.frombuffer(name, np.uint8)[:, None]
+        same = buffer[name_starts[place, kept] + np.arange(len(name))[:, None]] == text
+        kept = kept[same.all(axis=0)]
+    if layout.event_time is not None and len(kept):
+        times = _pieces(
+            buffer, value_starts[layout.event_time, kept], value_ends[layout.event_time, kept], pa.binary()
+        ).cast(pa.string())
+        kept = kept[_are_integers(times)]
+    matches[:] = False
+    matches[kept] = True
+    value_starts, value_ends = value_starts[:, kept], value_ends[:, kept]
+    key = None if layout.key is None else (value_starts[layout.key], value_ends[layout.key])
+    order = list(layout.order)
+    return _Group(rows[kept], layout.names, value_starts[order], value_ends[order], key), matches
+
+
+def _are_integers(texts: pa.Array[Any]) -> npt.NDArray[np.bool_]:
+    import pyarrow.compute as pc
+
+    places = pc.indices_nonzero(pc.match_substring_regex(texts, f"^{_INTEGER.pattern}$"))
+    found = np.zeros(len(texts), np.bool_)
+    found[_numbers(places.buffers()[1], np.uint64)[: len(places)]] = True
+    return found
+
+
+def _bodies(data: bytes, starts: Numbers, ends: Numbers, flags: Numbers) -> Numbers:
+    """Return the offsets of the bodies of messages, after valid attributes if a message has some."""
+    found = np.flatnonzero((flags & HAS_ATTRIBUTES != 0) & (ends - starts >= _LENGTH_BYTES))
+    if not len(found):
+        return starts
+    begins = starts[found]
+    lengths = np.frombuffer(data, np.uint8)[begins[:, None] + np.arange(_LENGTH_BYTES)].view(">i4")[:, 0]
+    behind = begins + _LENGTH_BYTES + lengths
+    # Else a foreign producer's mistake. Other readers drop such a message; here it arrives as it is.
+    makes_sense = (lengths >= 0) & (behind <= ends[found])
+    bodies = starts.copy()
+    bodies[found] = np.where(makes_sense, behind, begins)
+    return bodies
+
+
+def _parts_of(column: pa.Array[Any]) -> tuple[Numbers, npt.NDArray[np.uint8]]:
+    """The edges of the pieces of a binary column without nulls, and the bytes that they refer to."""
+    _, offsets, data = column.buffers()
+    if offsets is None or not len(column):
+        return np.zeros(1, np.int64), np.zeros(0, np.uint8)
+    edges = _numbers(offsets, np.int32)[: len(column) + 1].astype(np.int64)
+    bytes_of = np.zeros(0, np.uint8) if data is None else _numbers(data, np.uint8)[: edges[-1]]
+    return edges, bytes_of
+
+
+def _numbers(buffer: Any, kind: type[np.generic]) -> npt.NDArray[Any]:
+    """An Arrow buffer as numbers, not copied."""
+    return np.frombuffer(buffer, kind)
+
+
+def _pieces(
+    buffer: npt.NDArray[np.uint8],
+    starts: Numbers,
+    ends: Numbers,
+    kind: pa.DataType,
+    valid: npt.NDArray[np.bool_] | None = None,
+) -> pa.Array[Any]:
+    """The bytes ``[starts[k], ends[k])`` of ``buffer`` as a column, without an object for each; null if not ``valid``.
+
+    For Arrow ``buffer`` is a column of which every second row is wanted, those between are the gaps.
+    """
+    count = len(starts)
+    order = None
+    if valid is not None and not valid.all():
+        wanted = np.flatnonzero(valid)
+        pieces = _pieces(buffer, starts[wanted], ends[wanted], kind)
+        numbers = np.cumsum(valid) - 1
+        mask = pa.py_buffer(np.packbits(valid, bitorder="little").data)
+        return pieces.take(pa.Array.from_buffers(pa.int64(), count, [mask, pa.py_buffer(numbers.data)]))
+    if count > 1 and not (starts[1:] >= ends[:-1]).all():
+        order = np.argsort(starts, kind="stable")
+        starts, ends = starts[order], ends[order]
+    edges = np.empty(2 * count, np.int32)
+    edges[0::2], edges[1::2] = starts, ends
+    if not count:
+        return pa.Array.from_buffers(kind, 0, [None, pa.py_buffer(bytes(4)), pa.py_buffer(b"")])
+    gaps = pa.Array.from_buffers(kind, len(edges) - 1, [None, pa.py_buffer(edges.data), pa.py_buffer(buffer.data)])
+    indices = np.arange(0, len(edges), 2)
+    if order is not None:
+        behind = np.empty(count, np.int64)
+        behind[order] = indices
+        indices = behind
+    return gaps.take(_indices(indices))
+
+
+def _indices(numbers: Numbers) -> pa.Array[Any]:
+    # ``pa.array`` would load pandas to see whether it gets a series: half a second in each process.
+    return pa.Array.from_buffers(pa.int64(), len(numbers), [None, pa.py_buffer(np.ascontiguousarray(numbers).data)])
+
+
+def _strings(texts: Sequence[str]) -> pa.Array[Any]:
+    encoded = [text.encode() for text in texts]
+    edges = np.cumsum([0, *map(len, encoded)], dtype=np.int32)
+    return pa.Array.from_buffers(
+        pa.string(), len(texts), [None, pa.py_buffer(edges.data), pa.py_buffer(b"".join(encoded))]
+    )
+
+
+def decoded(payload: bytes, flag: int) -> Record:
+    """The record in a message; one whose attributes make no sense arrives as it is (other readers drop it)."""
+    try:
+        return Record.decode(payload, flag)
+    except RemoteProtocolError:
+        return Record(payload)
+
+
+def _headers_of(record: Record) -> Iterable[tuple[str, bytes]]:
+    """The headers of a record: fixed attributes except the key in the order of the table, then the others."""
+    for name, attribute in _AS_HEADERS:
+        content = getattr(record, name)
+        if content is not None:
+            yield attribute, str(content).encode()
+    for name, text in record.headers:
+        yield name, text.encode() if isinstance(text, str) else text
+
+
+def record_of(value: bytes, key: bytes | None, headers: Iterable[tuple[str, bytes]]) -> Record:
+    """The record that ``headers`` were read from: each is the attribute of its name, where the record has it and the
+    value fits; else it is the user's.
+    """
+    record = Record(value, key)
+    for name, content in headers:
+        field = _FIXED.get(name)
+        text = content.decode(errors="surrogateescape")
+        if field is None or field == "key" or getattr(record, field) is not None or not text.isprintable():
+            record.headers.append((name, content))
+        elif field != "event_time_ms":
+            setattr(record, field, text)
+        elif _WHOLE.fullmatch(text):
+            record.event_time_ms = int(text)
+        else:
+            record.headers.append((name, content))
+    return record
+
 
 TARGET_BYTES = 512 * 1024
 """A record batch is given away once it holds so much: a whole answer of a broker with ranges, or several small ones.

@@ -2,19 +2,27 @@
 
 A **position** is the byte offset of a message in its store's index on the wire: a multiple of 28, shared by all
 partitions of the store. The difference of two positions is therefore not the number of messages of one partition; the
-broker counts those.
+broker counts those. Ranges are half-open: ``[start, end)``.
 
 A partition is identified by broker and partition id together: ids repeat across brokers, and increase by 10,000 from
 store to store. In JSON, which Spark keeps in its checkpoint, offsets are ``{topic: {"<brokerId>:<partitionId>": n}}``.
 Users may omit the broker if one broker has the topic, and may write -2 for the earliest and -1 for the latest;
-checkpoints contain neither. An offset may have a *mark* (``"<brokerId>:<partitionId>@data"``, see ``marks``), which
-does not change what is read.
+checkpoints contain neither.
 
-Ranges are half-open: ``[start, end)``."""
+A **mark** is the byte of a store's data at or before which the messages after a position begin. Apache's brokers delete
+segments of index and data separately, and a reader gets no sign of an index entry without data: the message is left
+out. Therefore the source keeps, with each end that it plans, the end of the data from the same answer of the broker.
+Every message from that position on has its data after that byte; a range that begins there is complete if the broker
+still has the byte after the range was read. A position in the middle of the log has the mark of the last planned end
+before it, which is safe: if retention removes data between the two, a loss may be reported that is none. In JSON a mark
+is next to its position: ``{"topic": {"1:0": 280, "1:0@data": 4000}}``. Penstock's brokers report such a loss themselves
+and have no marks.
+"""
 
 from __future__ import annotations
 
 import json
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
@@ -30,6 +38,8 @@ __all__ = [
     "MARK",
     "Assigned",
     "Bounds",
+    "LogEnds",
+    "Marks",
     "Named",
     "Positions",
     "Slice",
@@ -37,10 +47,12 @@ __all__ = [
     "TopicPartition",
     "Wanted",
     "by_partition",
+    "check_data",
     "check_kept",
     "counted",
     "from_json",
     "is_selected",
+    "marks_of",
     "packed",
     "parse_times",
     "parse_wanted",
@@ -53,6 +65,7 @@ __all__ = [
     "split_key",
     "stops",
     "to_json",
+    "with_marks",
 ]
 
 EARLIEST = -2
@@ -502,3 +515,93 @@ def share(limit: int, waiting: Sequence[int]) -> list[int]:
             granted[granted.index(max(granted))] -= 1
             granted[index] = 1
     return granted
+
+
+Marks = dict[TopicPartition, int]
+"""The byte of its store's data at or before which what follows a partition's position begins."""
+
+MOST_ENDS = 1024
+
+
+def marks_of(offset: Mapping[str, Mapping[str, int]]) -> Marks:
+    """The marks in offset JSON; none for partitions that are named without a broker."""
+    marks: Marks = {}
+    for topic, named in offset.items():
+        for key, byte in named.items():
+            if key.endswith(MARK):
+                broker_id, partition = split_key(key.removesuffix(MARK))
+                if broker_id is not None:
+                    marks[TopicPartition(topic, broker_id, partition)] = byte
+    return marks
+
+
+def with_marks(offset: dict[str, dict[str, int]], marks: Mapping[TopicPartition, int]) -> dict[str, dict[str, int]]:
+    """``offset`` with the ``marks`` of its partitions."""
+    for partition in sorted(marks):
+        named = offset.get(partition.topic, {})
+        if partition.key in named:
+            named[partition.key + MARK] = marks[partition]
+    return offset
+
+
+def check_data(position: int, mark: int | None, bounds: Bounds, partition: TopicPartition) -> None:
+    """Raise if data behind ``position``, whose mark is ``mark``, may be gone.
+
+    Raises:
+        DataLossError: the broker has no longer the byte where they began.
+    """
+    if mark is not None and bounds.oldest_data is not None and bounds.oldest_data > mark:
+        raise DataLossError(
+            f"{partition}: data from position {position} on are no longer kept (oldest position {bounds.oldest}): "
+            f"they begin at byte {mark} or later, the oldest byte kept is {bounds.oldest_data}",
+            why="retention removed data before they were read",
+            do="keep data longer, or set failOnDataLoss=false to continue with the rest and accept the gap",
+        )
+
+
+class LogEnds:
+    """Ends of the log seen while a query ran, each with the end of the data: at most MOST_ENDS per partition."""
+
+    def __init__(self) -> None:
+        self._seen: dict[TopicPartition, list[tuple[int, int]]] = {}
+
+    def see(self, bounds: Mapping[TopicPartition, Bounds]) -> None:
+        """An answer of the brokers."""
+        for partition, bound in bounds.items():
+            if bound.end_data is not None:
+                seen = self._seen.setdefault(partition, [])
+                if not seen or seen[-1][0] < bound.end:
+                    seen.append((bound.end, bound.end_data))
+                if len(seen) > MOST_ENDS:
+                    del seen[1::2]
+
+    def marks(
+        self,
+        positions: Positions,
+        bounds: Mapping[TopicPartition, Bounds],
+        *,
+        begin: Positions | None = None,
+        before: Marks | None = None,
+    ) -> Marks:
+        """The marks of ``positions``; ``before`` are those of ``begin``, which lies at or before them.
+
+        A position that did not move keeps its mark: equal offsets mean that there is nothing new. One that nothing is
+        known of gets the oldest byte there is now.
+        """
+        begin, before = begin or {}, before or {}
+        marks: Marks = {}
+        for partition, position in positions.items():
+            if partition in before and begin.get(partition) == position:
+                marks[partition] = before[partition]
+                continue
+            seen = self._seen.get(partition, [])
+            place = bisect_right(seen, position, key=lambda pair: pair[0])
+            known = [seen[place - 1][1]] if place else []
+            if partition in before:
+                known.append(before[partition])
+            oldest = bounds[partition].oldest_data if partition in bounds else None
+            if known:
+                marks[partition] = max(known)
+            elif oldest is not None:
+                marks[partition] = oldest
+        return marks

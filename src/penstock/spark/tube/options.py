@@ -1,7 +1,7 @@
-"""Options of the tubemq source: Kafka's names where the meaning is Kafka's, ``tubemq.*`` for the client.
+"""Options of the tubemq source and sink: Kafka's names for Kafka's meanings, ``tubemq.*`` for the client.
 
-The tables below are the one description of them; the checks and the messages read them. Spark hands options over with
-lower-cased names and text values, so names are compared without regard to case.
+The tables are the only description of them; checks and errors use them. Spark passes options on with lower-case names
+and text values, so names are compared without regard to case.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import NamedTuple, TypeVar
 
 from penstock.errors import ConfigError
@@ -18,17 +19,24 @@ from penstock.runtime.io.credentials import ANONYMOUS_LOGIN, Login
 from penstock.spark import option_parsing
 from penstock.spark.option_parsing import LOGIN_OPTIONS, parse_login
 from penstock.spark.tube.offsets import Named, Times, TopicPartition, Wanted, is_selected, parse_times, parse_wanted
+from penstock.statestore import hlc
+from penstock.statestore.hlc import Hlc
 
 __all__ = [
     "COLUMNS",
     "DEFAULT_GROUP",
     "HEADERS",
     "HEADER_PREFIX",
-    "OPTIONS",
+    "READ_OPTIONS",
     "UNSUPPORTED",
+    "UNSUPPORTED_IN_SINK",
     "WITH_HEADERS",
+    "WRITE_OPTIONS",
     "ConnectionOptions",
+    "DeliveryGuarantee",
+    "SinkOptions",
     "SourceOptions",
+    "Transaction",
     "canonical_names",
     "check_masters",
     "header_of",
@@ -46,7 +54,7 @@ WITH_HEADERS = (*COLUMNS, HEADERS)
 HEADER_PREFIX = "header."
 """Begins the name of a column that holds one header."""
 
-OPTIONS: Mapping[str, str] = {
+READ_OPTIONS: Mapping[str, str] = {
     "tubemq.master": "addresses of the TubeMQ masters, HOST:PORT[,HOST:PORT...] (required)",
     "tubemq.timeoutMs": "how long to retry while TubeMQ does not respond, in ms; then the read fails (60000)",
     **LOGIN_OPTIONS,
@@ -246,7 +254,7 @@ def canonical_names(options: Mapping[str, str]) -> dict[str, str]:
     Raises:
         ConfigError: one that is not known or not supported.
     """
-    return option_parsing.canonical("tubemq", options, OPTIONS, UNSUPPORTED)
+    return option_parsing.canonical("tubemq", options, READ_OPTIONS, UNSUPPORTED)
 
 
 def header_of(column: str) -> str:
@@ -259,7 +267,9 @@ def _starting(given: Mapping[str, str]) -> Wanted | None:
     option = "startingOffsetsByTimestampStrategy"
     strategy = given.get(option, "error").strip().lower()
     if strategy not in {"error", "latest"}:
-        raise ConfigError(f"{option} {given[option]!r} is neither error nor latest", option=option, do=OPTIONS[option])
+        raise ConfigError(
+            f"{option} {given[option]!r} is neither error nor latest", option=option, do=READ_OPTIONS[option]
+        )
     times = _times(given, "startingTimestamp", "startingOffsetsByTimestamp", or_latest=strategy == "latest")
     if times is not None:
         return times
@@ -277,7 +287,7 @@ def _times(given: Mapping[str, str], of_all: str, of_each: str, *, or_latest: bo
     if of_all in given:
         text = given[of_all].strip()
         if not (text.isascii() and text.isdecimal()):
-            raise ConfigError(f"{of_all} {given[of_all]!r} is no time in ms", option=of_all, do=OPTIONS[of_all])
+            raise ConfigError(f"{of_all} {given[of_all]!r} is no time in ms", option=of_all, do=READ_OPTIONS[of_all])
         return Times(int(text), or_latest)
     return Times(parse_times(given[of_each], of_each), or_latest) if of_each in given else None
 
@@ -322,7 +332,7 @@ def _selection(
             raise ConfigError(
                 f"subscribePattern {pattern!r} is not a regular expression: {error}",
                 option="subscribePattern",
-                do=OPTIONS["subscribePattern"],
+                do=READ_OPTIONS["subscribePattern"],
             ) from None
         return (), None, pattern
     return _topics("subscribe", _list(given, "subscribe", "topic_a,topic_b")), None, None
@@ -383,7 +393,7 @@ def _group(given: Mapping[str, str]) -> str:
     digest = hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:8]
     prefix = given.get("groupIdPrefix", DEFAULT_GROUP).strip()
     if not prefix:
-        raise ConfigError("groupIdPrefix is empty", option="groupIdPrefix", do=OPTIONS["groupIdPrefix"])
+        raise ConfigError("groupIdPrefix is empty", option="groupIdPrefix", do=READ_OPTIONS["groupIdPrefix"])
     return f"{prefix}-{digest}"
 
 
@@ -431,12 +441,156 @@ def _min_messages(given: Mapping[str, str]) -> int | None:
 
 
 def _duration(option: str) -> Callable[[str], int]:
-    return lambda text: option_parsing.duration_ms(option, text, OPTIONS[option])
+    return lambda text: option_parsing.duration_ms(option, text, READ_OPTIONS[option])
 
 
 def _positive(option: str, most: int = option_parsing.MOST) -> Callable[[str], int]:
-    return lambda text: option_parsing.positive(option, text, OPTIONS[option], most=most)
+    return lambda text: option_parsing.positive(option, text, READ_OPTIONS[option], most=most)
 
 
 def _boolean(option: str) -> Callable[[str], bool]:
-    return lambda text: option_parsing.boolean(option, text, OPTIONS[option])
+    return lambda text: option_parsing.boolean(option, text, READ_OPTIONS[option])
+
+
+class DeliveryGuarantee(StrEnum):
+    """Delivery guarantee of a write."""
+
+    EXACTLY_ONCE = "exactly-once"
+    AT_LEAST_ONCE = "at-least-once"
+
+
+WRITE_OPTIONS: Mapping[str, str] = {
+    "tubemq.master": "addresses of the TubeMQ masters, HOST:PORT[,HOST:PORT...] (required)",
+    "tubemq.timeoutMs": "timeout of an acknowledgement in ms; then the task fails (60000)",
+    **LOGIN_OPTIONS,
+    "topic": "topic of rows without a value in the column topic (none)",
+    "partition": "partition number of rows without a value in the column partition (selected by the "
+    "key; distributed without a key)",
+    "includeHeaders": "true: write the column headers; false: ignore it (true)",
+    "deliveryGuarantee": "exactly-once (an error with Apache's brokers) or at-least-once (exactly-once with "
+    "penstock's brokers, at-least-once with others)",
+    "txnAppId": "batch writes, with txnVersion: name of the writer, 1 to 512 characters; a number "
+    "that was committed under this name is not written again, as in Delta; in "
+    "foreachBatch the query's id and a name (none)",
+    "txnVersion": "batch writes, with txnAppId: increasing number of this write; in foreachBatch the "
+    "batch number (none)",
+    "fencingToken": "version of the run's lease, MILLISECONDS:COUNTER:NODE, which orders runs of a query "
+    "or txnAppId; an older run is refused (none: an unknown run is the newest)",
+}
+"""Every option, as its user writes it, with its meaning."""
+
+UNSUPPORTED_IN_SINK: Mapping[str, str] = {
+    "kafka.bootstrap.servers": "set tubemq.master",
+    "kafka.*": "remove it; set user, password file and TLS with tubemq.*",
+    "path": "set topic",
+    "subscribe": "set topic",
+}
+"""Options of Kafka's connector that this sink does not have, and what to do instead."""
+
+_DEFAULT_SINK_TIMEOUT_MS = 60_000
+_LONGEST_NAME = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Transaction:
+    """Identity of a batch write: the same name and number are written once."""
+
+    app_id: str
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class SinkOptions:
+    """The options of one write, checked."""
+
+    masters: str
+    topic: str | None = None
+    timeout_s: float = _DEFAULT_SINK_TIMEOUT_MS / 1000
+    login: Login = ANONYMOUS_LOGIN
+    delivery: DeliveryGuarantee | None = None
+    transaction: Transaction | None = None
+    token: Hlc | None = None
+    partition: int | None = None
+    include_headers: bool = True
+
+    @classmethod
+    def parse(cls, options: Mapping[str, str]) -> SinkOptions:
+        """Check ``options`` as Spark hands them over.
+
+        Raises:
+            ConfigError: an unknown or unsupported option, or a value that cannot be used; names what is accepted.
+        """
+        given = option_parsing.canonical("tubemq", options, WRITE_OPTIONS, UNSUPPORTED_IN_SINK, kind="sink")
+        topic = given.get("topic")
+        if topic is not None and not topic.strip():
+            raise ConfigError("topic is empty", option="topic", do=WRITE_OPTIONS["topic"])
+        text = given.get("tubemq.timeoutMs", str(_DEFAULT_SINK_TIMEOUT_MS))
+        timeout_ms = option_parsing.positive(
+            "tubemq.timeoutMs", text, WRITE_OPTIONS["tubemq.timeoutMs"], most=option_parsing.MOST_MS
+        )
+        return cls(
+            check_masters(given),
+            topic,
+            timeout_ms / 1000,
+            parse_login(given),
+            _delivery(given),
+            _transaction(given),
+            _token(given),
+            _partition(given),
+            option_parsing.boolean(
+                "includeHeaders", given.get("includeHeaders", "true"), WRITE_OPTIONS["includeHeaders"]
+            ),
+        )
+
+
+def _partition(given: Mapping[str, str]) -> int | None:
+    text = given.get("partition", "").strip()
+    if "partition" not in given:
+        return None
+    if not (text.isascii() and text.isdecimal()) or int(text) >= 1 << 31:
+        raise ConfigError(f"partition {text!r} is not a number", option="partition", do=WRITE_OPTIONS["partition"])
+    return int(text)
+
+
+def _delivery(given: Mapping[str, str]) -> DeliveryGuarantee | None:
+    text = given.get("deliveryGuarantee")
+    if text is None:
+        return None
+    if text.strip().lower() not in set(DeliveryGuarantee):
+        raise ConfigError(
+            f"deliveryGuarantee {text!r} is not known",
+            option="deliveryGuarantee",
+            do=WRITE_OPTIONS["deliveryGuarantee"],
+        )
+    return DeliveryGuarantee(text.strip().lower())
+
+
+def _transaction(given: Mapping[str, str]) -> Transaction | None:
+    name, number = given.get("txnAppId"), given.get("txnVersion")
+    if name is None and number is None:
+        return None
+    if not name or number is None or len(name) > _LONGEST_NAME:
+        raise ConfigError(
+            f"txnAppId {name!r} with txnVersion {number!r} names no write",
+            option="txnVersion" if name else "txnAppId",
+            do=f"give both, the name with 1 to {_LONGEST_NAME} characters, or neither",
+        )
+    if not (number.isascii() and number.isdecimal()) or int(number) >= 1 << 63:
+        raise ConfigError(f"txnVersion {number!r} is not a number", option="txnVersion", do=WRITE_OPTIONS["txnVersion"])
+    if _delivery(given) is DeliveryGuarantee.AT_LEAST_ONCE:
+        raise ConfigError(
+            "txnAppId has no meaning with deliveryGuarantee at-least-once",
+            option="txnAppId",
+            do="leave one of them out",
+        )
+    return Transaction(name, int(number))
+
+
+def _token(given: Mapping[str, str]) -> Hlc | None:
+    text = given.get("fencingToken")
+    token = None if text is None else hlc.parse(text)
+    if text is not None and token is None:
+        raise ConfigError(
+            f"fencingToken {text!r} is not a version", option="fencingToken", do=WRITE_OPTIONS["fencingToken"]
+        )
+    return token

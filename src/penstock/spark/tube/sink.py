@@ -24,7 +24,7 @@ from pyspark.sql.types import IntegerType, LongType, StringType, StructType
 
 from penstock.errors import ConfigError
 from penstock.spark import sink_rows
-from penstock.spark.tube.sink_options import SinkOptions
+from penstock.spark.tube.options import SinkOptions
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -155,7 +155,7 @@ def _records(
     options: SinkOptions, batch: pa.RecordBatch, name: str, first: int
 ) -> Iterator[tuple[str, int | None, Record, str]]:
     """Topic, partition (None: by key) and record of each row, and the id for one that has none of its own."""
-    from penstock.spark.tube.headers import record_of
+    from penstock.spark.tube.arrow import record_of
 
     columns = ("value", "key", "topic", "partition", "headers")
     for number, (value, key, topic, partition, headers) in enumerate(sink_rows.read_rows(batch, columns), first):

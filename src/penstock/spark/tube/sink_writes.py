@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 
 from penstock.errors import PenstockError, RefusedError
-from penstock.spark.tube.sink_options import DeliveryGuarantee, SinkOptions
+from penstock.spark.tube.options import DeliveryGuarantee, SinkOptions
 from penstock.statestore.hlc import Hlc
 from penstock.tube import exactly_once
 from penstock.tube.exactly_once import BatchId, Staged, Stager

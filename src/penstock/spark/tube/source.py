@@ -1,20 +1,29 @@
 """``format("tubemq")``: TubeMQ as a batch and streaming source; its sink is in ``sink``.
 
-Contract: ``apache/spark: python/pyspark/sql/datasource.py``. The streaming offset is small JSON (see ``offsets``);
-``partitions(start, end)`` asks nobody where ``start`` has what ``end`` has; ``read`` opens its own connection and gives
-exactly ``[start, end)`` each time. Delivery: every message of every range at least once, and the same rows for the
-same range, so that a sink which is idempotent by batch makes it exactly once. What breaks that: retention or a
-broker's loss of acknowledged data, both of which are errors unless ``failOnDataLoss`` is false.
+Contract: ``apache/spark: python/pyspark/sql/datasource.py``. The streaming offset is small JSON (see ``offsets``).
+``partitions(start, end)`` depends on its arguments only, if both name the same partitions. ``read`` opens its own
+connection and returns exactly ``[start, end)`` each time. Delivery: every message of every range at least once, and the
+same rows for the same range, so that a sink that is idempotent by batch makes it exactly once. Retention and a broker's
+loss of acknowledged data break that; both are errors unless ``failOnDataLoss`` is false.
 
-One class serves Spark 4.1 to 4.3. Spark 4.1 knows no admission control: there the reader remembers where it is and
-caps by itself, and a trigger ``availableNow`` together with ``maxOffsetsPerTrigger`` reads one capped batch and ends.
+The driver plans the tasks of a batch; an executor gets a :class:`RangePartition` and the options and nothing else.
+
+One class serves Spark 4.1 to 4.3. Spark 4.1 has no admission control: there the reader remembers its position and
+applies the limit itself, and a trigger ``availableNow`` with ``maxOffsetsPerTrigger`` reads one limited batch and ends.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+import gc
+import logging
+import re
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import cache
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from pyspark import TaskContext
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.types import (
     ArrayType,
@@ -28,42 +37,233 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, DataLossError, PenstockError
 from penstock.spark import sink_rows
-from penstock.spark.triggers import MinBatchWait, SupportsTriggerAvailableNow
-from penstock.spark.tube.group_progress import GroupProgress
 from penstock.spark.tube.offsets import (
     LATEST,
     Bounds,
+    LogEnds,
+    Marks,
     Positions,
     Slice,
     Times,
     TopicPartition,
+    check_data,
     check_kept,
     counted,
     from_json,
+    marks_of,
+    packed,
+    select,
     share,
     slices,
+    split,
     stops,
     to_json,
+    with_marks,
 )
-from penstock.spark.tube.options import COLUMNS, HEADERS, SourceOptions
-from penstock.spark.tube.retention_marks import LogEnds, Marks, check_data, marks_of, with_marks
+from penstock.spark.tube.options import COLUMNS, HEADERS, SinkOptions, SourceOptions
 from penstock.spark.tube.sink import TubeStreamWriter, TubeWriter, check_columns
-from penstock.spark.tube.sink_options import SinkOptions
-from penstock.spark.tube.tasks import planned, read_rows, selected
-from penstock.spark.tube.tube_client import ServerAccess, TubeClient
+from penstock.spark.tube.tube_client import BrokerAddress, ServerAccess, TubeClient
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from pyspark.sql.streaming.datasource import ReadLimit
+    from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailableNow
+
+    from penstock.tube.reader import MessageBatch
+else:
+    try:
+        from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
+    except ImportError:  # Spark 4.1
+
+        class SupportsTriggerAvailableNow:
+            """Placeholder for versions of Spark without this mixin."""
+
 
 __all__ = [
+    "GroupProgress",
+    "MinBatchWait",
+    "Range",
+    "RangePartition",
+    "SupportsTriggerAvailableNow",
     "TubeDataSource",
     "TubeReader",
     "TubeStreamReader",
+    "planned",
+    "read_messages",
+    "read_rows",
+    "selected",
     "spark_schema",
 ]
+
+_SHORT = 1000
+"""Messages. A task costs Spark some milliseconds on a core, in which so many are read: short ranges share one, as the
+small files of a file source do."""
+
+
+class Range(NamedTuple):
+    """Messages of one partition. ``address`` is where its broker was last seen, a hint that saves a question.
+
+    ``mark``: that of the start, see ``offsets``.
+    """
+
+    piece: Slice
+    address: BrokerAddress | None
+    mark: int | None = None
+
+
+class RangePartition(InputPartition):
+    """Ranges of one task, read one after the other."""
+
+    def __init__(self, ranges: Sequence[Range]) -> None:
+        super().__init__([range_.piece for range_ in ranges])
+        self.ranges = ranges
+
+    def __repr__(self) -> str:
+        return ", ".join(f"{partition} [{start}, {end})" for partition, start, end in self.value)
+
+
+def selected(
+    options: SourceOptions, tube: TubeClient, required: Collection[TopicPartition] = (), max_age_s: float = 0.0
+) -> list[TopicPartition]:
+    """The partitions that the options select, of those that exist now; waits for ``required``."""
+    if options.pattern is None:
+        existing = tube.partitions(options.topics, required=required, max_age_s=max_age_s)
+        return select(existing, options.topics, options.assigned)
+    matching = [topic for topic in tube.topics(max_age_s=max_age_s) if re.fullmatch(options.pattern, topic)]
+    gone = sorted({partition.topic for partition in required} - set(matching))
+    if gone and options.fail_on_data_loss:
+        raise DataLossError(
+            f"topic {gone[0]!r} matched subscribePattern and is gone",
+            why="it was removed, with what was not read of it",
+            do="set failOnDataLoss=false to continue with the other topics",
+        )
+    still = [partition for partition in required if partition.topic in matching]
+    return tube.partitions(matching, required=still, max_age_s=max_age_s, announced=False)
+
+
+def planned(
+    pieces: list[Slice],
+    options: SourceOptions,
+    tube: TubeClient | None,
+    marks: Mapping[TopicPartition, int],
+) -> list[InputPartition]:
+    """Return the tasks that read ``pieces``: one per partition, split by the options, else short ones together."""
+    if options.min_partitions is None and options.max_records is None:
+        tasks = packed(pieces, _SHORT)
+    else:
+        tasks = [[piece] for piece in split(pieces, options.min_partitions or 1, options.max_records)]
+
+    def found(piece: Slice) -> Range:
+        return Range(piece, tube.address(piece.partition) if tube else None, marks.get(piece.partition))
+
+    return [RangePartition([found(piece) for piece in task]) for task in tasks]
+
+
+def read_rows(
+    options: SourceOptions, partition: InputPartition, servers: ServerAccess | None
+) -> Iterator[pa.RecordBatch]:
+    """The rows of one task."""
+    from penstock.spark.tube.arrow import record_batches
+
+    for range_, batches in _read(options, partition, servers):
+        yield from record_batches(range_.piece.partition, batches, options.columns)
+
+
+def read_messages(
+    options: SourceOptions, partition: InputPartition, servers: ServerAccess | None = None
+) -> Iterator[MessageBatch]:
+    """The messages of one task, as they came. Runs in an executor: everything it needs is made here."""
+    for _, batches in _read(options, partition, servers):
+        yield from batches
+
+
+def _read(
+    options: SourceOptions, partition: InputPartition, servers: ServerAccess | None
+) -> Iterator[tuple[Range, Iterator[MessageBatch]]]:
+    """The messages of each range of a task; those of one are to be taken before the next."""
+    if not isinstance(partition, RangePartition):
+        return  # Spark's own stand-in for a batch without partitions
+    with TubeClient.of(options, servers=servers) as tube:
+        for range_ in partition.ranges:
+            piece, address, mark = range_
+            yield (
+                range_,
+                tube.read(piece, address=address, fail_on_data_loss=options.fail_on_data_loss, mark=mark),
+            )
+    if TaskContext.get() is not None:
+        _spare_what_is_loaded()
+
+
+@cache
+def _spare_what_is_loaded() -> None:
+    """Once in an executor's process, whose loop collects garbage after each task: that looks at every object there is.
+
+    What was imported up to the end of the first task are so many that it takes as long as reading thousands of rows.
+    """
+    gc.collect()
+    gc.freeze()
+
+
+CLOSE_S = 20.0
+"""Longest time that a query which stops waits for its last offsets to be committed. Each commit is a registration, for
+which a busy broker of Apache's needs seconds; one that is cut off keeps its partition from the group's next commit."""
+
+_log = logging.getLogger(__name__)
+
+
+class GroupProgress:
+    """Shows positions as those of ``group``; ``connect`` makes the connection that only its thread uses."""
+
+    def __init__(self, connect: Callable[[], TubeClient], group: str) -> None:
+        self._connect = connect
+        self._group = group
+        self._wanted: Positions = {}
+        self._changed = threading.Condition()
+        self._closing = False
+        self._shown: Positions = {}
+        self._refused: set[str] = set()
+        self._thread = threading.Thread(target=self._run, name="positions", daemon=True)
+        self._thread.start()
+
+    def show(self, positions: Positions) -> None:
+        """Everything before ``positions`` is committed. Returns at once."""
+        with self._changed:
+            self._wanted = positions
+            self._changed.notify()
+
+    def close(self) -> None:
+        """Show what is left, for a short time."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+        self._thread.join(CLOSE_S)
+
+    def _run(self) -> None:
+        with self._connect() as tube:
+            while True:
+                with self._changed:
+                    self._changed.wait_for(lambda: self._closing or self._wanted != self._shown)
+                    wanted, closing = self._wanted, self._closing
+                self._show(tube, wanted)
+                if closing:
+                    return
+
+    def _show(self, tube: TubeClient, wanted: Positions) -> None:
+        for partition, position in wanted.items():
+            if self._shown.get(partition) == position:
+                continue
+            try:
+                if tube.address(partition) is None:
+                    tube.partitions([partition.topic])
+                tube.commit_offset(partition, self._group, position)
+            except PenstockError as error:
+                if error.what not in self._refused:
+                    self._refused.add(error.what)
+                    _log.warning("the position of group %s is not shown: %s", self._group, error.what)
+        # Also what failed: the next batch brings newer positions, and nothing depends on these.
+        self._shown = wanted
+
 
 _LOOK_FOR_NEW_S = 1.0
 """A running query asks the master for new partitions at most this often; micro-batches may follow each other faster."""
@@ -93,8 +293,29 @@ def spark_schema(columns: Sequence[str] = COLUMNS) -> StructType:
     return StructType([StructField(name, _TYPES.get(name) or StringType()) for name in columns])
 
 
+class MinBatchWait:
+    """Waits until ``least`` messages are there, but not longer than ``longest_s`` after the last batch that was due.
+
+    The first batch of a run does not wait, as with Kafka's connector.
+    """
+
+    def __init__(self, least: int, longest_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._least = least
+        self._longest_s = longest_s
+        self._clock = clock
+        self._last: float | None = None
+
+    def waits(self, count: int) -> bool:
+        """Return True if a batch of ``count`` messages is not due yet; otherwise restart the timer."""
+        now = self._clock()
+        if self._last is not None and count < self._least and now - self._last < self._longest_s:
+            return True
+        self._last = now
+        return False
+
+
 class TubeDataSource(DataSource):
-    """The format ``tubemq``. Options: `options.OPTIONS` of the source, `sink_options.OPTIONS` of the sink."""
+    """The format ``tubemq``. Options: ``READ_OPTIONS`` of the source, ``WRITE_OPTIONS`` of the sink."""
 
     @classmethod
     def name(cls) -> str:

@@ -263,7 +263,7 @@ class TubeClient:
         """Exactly the messages of ``piece``, in order, each time the same; resumes where a connection broke.
 
         ``address`` is where the broker was when the range was planned; a master is asked if it is no longer there.
-        ``mark`` is that of the start, see ``marks``.
+        ``mark`` is that of the start, see ``offsets``.
 
         Raises:
             UnavailableError: nothing came for as long as the deadline says.

@@ -12,7 +12,7 @@ import pytest
 
 from penstock.errors import ConfigError, DataLossError, PenstockError, StorageError
 from penstock.spark.files.delta_log import DeltaLog, DeltaVersion
-from penstock.spark.files.file_log import FileEntry, FileLog, found_versions
+from penstock.spark.files.source import FileEntry, FileLog, found_versions
 
 COLUMNS = [
     {"name": "machine", "type": "string", "nullable": True, "metadata": {}},

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import DataLossError, StorageError
-from penstock.spark.files.file_log import FileEntry, FileLog, check_unchanged, count_records, found_files
+from penstock.spark.files.source import FileEntry, FileLog, check_unchanged, count_records, found_files
 
 
 def entry(path: str) -> FileEntry:

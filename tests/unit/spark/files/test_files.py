@@ -13,8 +13,15 @@ import pyarrow.parquet as pq
 import pytest
 
 from penstock.spark.files import source as files
-from penstock.spark.files.file_log import Content, FileEntry, found_files
-from penstock.spark.files.source import FilesPartition, FilesReader, FilesStreamReader, records
+from penstock.spark.files.source import (
+    Content,
+    FileEntry,
+    FilesPartition,
+    FilesReader,
+    FilesStreamReader,
+    found_files,
+    records,
+)
 
 
 def entries(directory: Path, content: Content = "lines", skip: int = 0) -> list[FileEntry]:

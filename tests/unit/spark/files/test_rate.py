@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from penstock.spark.rate import RateReader, RateStreamReader, due, rate_rows
+from penstock.spark.local_sources import RateReader, RateStreamReader, due, rate_rows
 
 OPTIONS = {"startms": "1000", "rowspersecond": "4"}
 

@@ -4,7 +4,8 @@ import pytest
 
 from penstock.errors import ConfigError
 from penstock.spark.mqtt.options import READ_OPTIONS, MqttReadOptions, MqttWriteOptions
-from penstock.spark.tube.options import COLUMNS, HEADERS, OPTIONS, SourceOptions
+from penstock.spark.tube import options as tube_options
+from penstock.spark.tube.options import COLUMNS, HEADERS, SourceOptions
 
 READ = {"tubemq.master": "127.0.0.1:8715", "tubemq.topic": "telemetry"}
 WRITE = {"mqtt.broker": "mqtt://127.0.0.1:1883"}
@@ -24,7 +25,7 @@ def test_a_range_of_messages_is_named_as_that_of_the_topic() -> None:
     assert options.starting == options.ending == {"telemetry": {"1:0": 28}}
     assert (options.min_messages, options.group) == (3, "g")
     # What says which messages are read is said in other words here.
-    said_otherwise = OPTIONS.keys() - READ_OPTIONS.keys()
+    said_otherwise = tube_options.READ_OPTIONS.keys() - READ_OPTIONS.keys()
     assert said_otherwise == {"subscribe", "subscribePattern", "assign", "filter", "columns", "includeHeaders"}
 
 

@@ -9,10 +9,9 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from penstock.errors import ConfigError, DataLossError, PenstockError
 from penstock.node.capture import record_of
-from penstock.spark.statestore import feed as store_feed
-from penstock.spark.statestore.feed import SNAPSHOT_DONE, StoreStreamReader
+from penstock.spark.statestore import source as store_source
 from penstock.spark.statestore.options import SnapshotOptions, StoreReadOptions
-from penstock.spark.statestore.snapshot import KeysPartition
+from penstock.spark.statestore.source import SNAPSHOT_DONE, KeysPartition, StoreStreamReader
 from penstock.spark.tube import source as tube
 from penstock.statestore.engine.record import Change, Record
 from penstock.statestore.hlc import Hlc
@@ -51,7 +50,7 @@ def keys(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
         assert options.broker == BASE["statestore.broker"]
         return [KeysPartition([key]) for key in found]
 
-    monkeypatch.setattr(store_feed, "plan_keys", plan)
+    monkeypatch.setattr(store_source, "plan_keys", plan)
     return found
 
 

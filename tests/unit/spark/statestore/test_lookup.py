@@ -9,8 +9,7 @@ import pytest
 
 from penstock.errors import RefusedError, UnavailableError
 from penstock.spark.statestore import lookup
-from penstock.spark.statestore.lookup import KeyReader
-from penstock.spark.statestore.reads import StoreReader
+from penstock.spark.statestore.lookup import KeyReader, ReadableStore
 from penstock.statestore.client.client import Entry, Snapshot
 from penstock.statestore.errors import InvalidRequestError
 from penstock.statestore.hlc import Hlc
@@ -31,7 +30,7 @@ class FakeStore:
         self.has_mget = False
         self.pieces: list[int] = []
 
-    def connect(self) -> AbstractAsyncContextManager[StoreReader]:
+    def connect(self) -> AbstractAsyncContextManager[ReadableStore]:
         return self._connection()
 
     @asynccontextmanager

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 import pytest
 
 from penstock.errors import UnavailableError
-from penstock.spark.statestore import reads as store_reads
-from penstock.spark.statestore.reads import ManyKeys
+from penstock.spark.statestore import lookup
+from penstock.spark.statestore.lookup import ManyKeys
 from penstock.statestore.client.client import Entry, Snapshot
 from penstock.statestore.errors import InvalidRequestError
 from penstock.statestore.hlc import Hlc
@@ -65,15 +65,15 @@ async def test_what_exists_is_found(count: int, has_mget: bool) -> None:
     assert sorted(found) == sorted(wanted[1:])
     assert await ManyKeys(store).values(wanted) == {key: entry.value for key, entry in found.items()}
     if count == 700:
-        assert max(store.pieces) == (store_reads.KEYS_A_REQUEST if has_mget else 1)
+        assert max(store.pieces) == (lookup.KEYS_A_REQUEST if has_mget else 1)
 
 
 async def test_answers_stay_small_where_values_are_large() -> None:
-    store = FakeStore(store_reads.ANSWER_BYTES // 3)
+    store = FakeStore(lookup.ANSWER_BYTES // 3)
     many = ManyKeys(store)
     await many.read(keys(100))
-    assert max(store.pieces) == store_reads.FIRST_KEYS
-    assert store.most <= store_reads.CONCURRENT_MGETS
+    assert max(store.pieces) == lookup.FIRST_KEYS
+    assert store.most <= lookup.CONCURRENT_MGETS
     store.pieces.clear()
     await many.read(keys(100))
     assert max(store.pieces) <= 3

@@ -4,8 +4,8 @@ import threading
 
 import pytest
 
-from penstock.spark.tube.group_progress import GroupProgress
 from penstock.spark.tube.offsets import TopicPartition
+from penstock.spark.tube.source import GroupProgress
 from penstock.spark.tube.tube_client import TubeClient
 from tests.unit.spark.fake_tube import FakeBroker, FakeTube
 

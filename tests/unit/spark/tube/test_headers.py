@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.spark.tube import headers
-from penstock.spark.tube.headers import Headers
-from penstock.spark.tube.headers import ListColumns as Columns
+from penstock.spark.tube import arrow
+from penstock.spark.tube.arrow import Headers
+from penstock.spark.tube.arrow import ListColumns as Columns
 from penstock.tube.record import FIELDS, Record
 
 NAMES = st.sampled_from(
@@ -33,7 +33,7 @@ RECORDS = st.builds(
 def one_by_one(payloads: list[bytes], flags: list[int]) -> Columns:
     made = Columns([], [], [], [], [])
     for payload, flag in zip(payloads, flags, strict=True):
-        record = headers.decoded(payload, flag)
+        record = arrow.decoded(payload, flag)
         made.keys.append(record.key)
         made.values.append(record.value)
         found = [
@@ -99,19 +99,19 @@ def test_messages_of_one_shape_are_not_decoded_one_by_one(monkeypatch: pytest.Mo
     ).encode()
     expected = one_by_one([plain, escaped, plain], [flag] * 3)
     taken: list[bytes] = []
-    decode = headers.decoded
+    decode = arrow.decoded
 
     def count(payload: bytes, flag: int) -> Record:
         taken.append(payload)
         return decode(payload, flag)
 
-    monkeypatch.setattr(headers, "decoded", count)
+    monkeypatch.setattr(arrow, "decoded", count)
     assert columns([plain, escaped, plain], [flag] * 3) == expected
     assert taken == [escaped]
 
 
 def test_a_producer_that_invents_names_is_read_too() -> None:
-    payloads = [data(f"u.n{number}=x") for number in range(headers.MOST_LAYOUTS + 5)]
+    payloads = [data(f"u.n{number}=x") for number in range(arrow.MOST_LAYOUTS + 5)]
     flags = [1] * len(payloads)
     assert columns(payloads, flags) == one_by_one(payloads, flags)
 
@@ -120,7 +120,7 @@ def test_a_producer_that_invents_names_is_read_too() -> None:
 def test_a_record_is_what_its_headers_make(record: Record) -> None:
     written, flag, _ = record.encode()
     found = columns([written], [flag])
-    again = headers.record_of(found.values[0], found.keys[0], zip(found.names, found.contents, strict=True))
+    again = arrow.record_of(found.values[0], found.keys[0], zip(found.names, found.contents, strict=True))
     rewritten, flag_again, _ = again.encode()
     made = columns([rewritten], [flag_again])
     assert (made.keys, made.values, made.counts) == (found.keys, found.values, found.counts)

@@ -6,7 +6,7 @@ import pytest
 
 from penstock.errors import ConfigError
 from penstock.spark.tube.offsets import Times
-from penstock.spark.tube.options import COLUMNS, HEADERS, OPTIONS, UNSUPPORTED, SourceOptions
+from penstock.spark.tube.options import COLUMNS, HEADERS, READ_OPTIONS, UNSUPPORTED, SourceOptions
 
 BASE = {"tubemq.master": "127.0.0.1:8715", "subscribe": "a"}
 
@@ -176,7 +176,7 @@ KAFKA = {
 
 @pytest.mark.parametrize(("option", "known"), KAFKA.items())
 def test_every_option_of_kafkas_source_has_an_answer(option: str, known: bool) -> None:
-    assert (option in OPTIONS) is known
+    assert (option in READ_OPTIONS) is known
     if not known:
         with pytest.raises(ConfigError) as caught:
             SourceOptions.parse(BASE | {option.lower(): "1"})
@@ -207,7 +207,7 @@ def test_columns_in_their_order() -> None:
 
 
 def test_the_tables_do_not_overlap() -> None:
-    assert not {name.lower() for name in OPTIONS} & {name.lower() for name in UNSUPPORTED}
+    assert not {name.lower() for name in READ_OPTIONS} & {name.lower() for name in UNSUPPORTED}
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,19 @@ from __future__ import annotations
 import pytest
 
 from penstock.errors import DataLossError
-from penstock.spark.tube.offsets import Bounds, TopicPartition, from_json, parse_wanted, resolve, to_json
-from penstock.spark.tube.retention_marks import MOST, LogEnds, check_data, marks_of, with_marks
+from penstock.spark.tube.offsets import (
+    MOST_ENDS,
+    Bounds,
+    LogEnds,
+    TopicPartition,
+    check_data,
+    from_json,
+    marks_of,
+    parse_wanted,
+    resolve,
+    to_json,
+    with_marks,
+)
 
 A0, A1, B0 = TopicPartition("a", 1, 0), TopicPartition("a", 1, 1), TopicPartition("b", 2, 0)
 
@@ -43,13 +54,13 @@ def test_a_mark_is_of_the_last_end_that_was_seen_before() -> None:
 
 def test_what_is_remembered_is_bounded() -> None:
     ends = LogEnds()
-    for n in range(1, MOST * 3):
+    for n in range(1, MOST_ENDS * 3):
         ends.see({A0: Bounds(0, n * 28, 0, n)})
-    newest = MOST * 3 - 1
+    newest = MOST_ENDS * 3 - 1
     assert ends.marks({A0: newest * 28}, {}) == {A0: newest}
     early = ends.marks({A0: 28 * 50}, {})[A0]
     assert early <= 50, "never later than the truth"
-    assert len(ends._seen[A0]) <= MOST
+    assert len(ends._seen[A0]) <= MOST_ENDS
 
 
 def test_data_that_are_gone() -> None:

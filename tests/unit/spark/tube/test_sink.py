@@ -7,8 +7,8 @@ import pytest
 from pyspark.sql.types import ArrayType, BinaryType, DoubleType, IntegerType, StringType, StructField, StructType
 
 from penstock.errors import ConfigError
+from penstock.spark.tube.options import SinkOptions
 from penstock.spark.tube.sink import _records, check_columns
-from penstock.spark.tube.sink_options import SinkOptions
 from penstock.spark.tube.source import spark_schema
 from penstock.tube.record import Record
 

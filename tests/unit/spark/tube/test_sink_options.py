@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.errors import ConfigError
-from penstock.spark.tube.sink_options import DeliveryGuarantee, SinkOptions, Transaction
+from penstock.spark.tube.options import DeliveryGuarantee, SinkOptions, Transaction
 from penstock.statestore.hlc import Hlc
 
 BASE = {"tubemq.master": "127.0.0.1:8715"}

@@ -19,8 +19,8 @@ from pyspark.sql.datasource import WriterCommitMessage
 
 from penstock.errors import ConfigError, RefusedError
 from penstock.spark.tube import sink_writes
+from penstock.spark.tube.options import SinkOptions
 from penstock.spark.tube.sink import SentRows, TubeStreamWriter, TubeWriter
-from penstock.spark.tube.sink_options import SinkOptions
 from penstock.statestore.hlc import Hlc
 from penstock.tube.exactly_once import BatchId
 from penstock.tube.reader import RangeReader

@@ -10,11 +10,9 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from pyspark.sql.types import StructType
 
 from penstock.errors import ConfigError, DataLossError
-from penstock.spark.triggers import MinBatchWait
 from penstock.spark.tube import source as tube
 from penstock.spark.tube.options import SourceOptions
-from penstock.spark.tube.source import TubeDataSource, TubeReader, TubeStreamReader
-from penstock.spark.tube.tasks import RangePartition
+from penstock.spark.tube.source import MinBatchWait, RangePartition, TubeDataSource, TubeReader, TubeStreamReader
 from penstock.spark.tube.tube_client import count_rows
 from tests.unit.spark.fake_tube import FIRST_MS, FakeBroker, FakeTube
 

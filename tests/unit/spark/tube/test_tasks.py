@@ -5,7 +5,7 @@ import gc
 import pytest
 from pyspark import TaskContext
 
-from penstock.spark.tube import tasks
+from penstock.spark.tube import source
 from penstock.spark.tube.options import SourceOptions
 from penstock.spark.tube.source import TubeReader
 from tests.unit.spark.fake_tube import FakeBroker, FakeTube
@@ -22,10 +22,10 @@ def read_everything() -> int:
 def test_what_an_executor_has_loaded_is_not_looked_at_after_each_task(monkeypatch: pytest.MonkeyPatch) -> None:
     frozen: list[int] = []
     monkeypatch.setattr(gc, "freeze", lambda: frozen.append(1))
-    tasks._spare_what_is_loaded.cache_clear()
+    source._spare_what_is_loaded.cache_clear()
     assert read_everything() == 2
     assert frozen == []  # no task of Spark: whoever reads here may have garbage of its own
     monkeypatch.setattr(TaskContext, "get", object)
     assert read_everything() == read_everything() == 2
     assert frozen == [1]
-    tasks._spare_what_is_loaded.cache_clear()
+    source._spare_what_is_loaded.cache_clear()

@@ -1,26 +1,55 @@
-"""``penstock-rate``: records of the clock, for trying pipelines out, with the columns of the ``tubemq`` source.
+"""Sources without a broker: their base class, and ``penstock-rate``, records of the clock for trying out pipelines.
 
-Unlike Spark's own ``rate`` a range of offsets always means the same rows: row n belongs to the instant at which it was
-due, counted from a start that the pipeline keeps.
+They have the columns of the ``tubemq`` source, and options that a pipeline has validated. Unlike Spark's own ``rate``,
+a range of offsets of ``penstock-rate`` always has the same rows: row n belongs to the instant at which it was due,
+counted from a start that the pipeline keeps.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, ClassVar
 
-from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.types import StructType
 
-from penstock.spark.local_source import LocalSource
-from penstock.spark.triggers import SupportsTriggerAvailableNow
 from penstock.spark.tube.options import WITH_HEADERS
+from penstock.spark.tube.source import SupportsTriggerAvailableNow, spark_schema
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.streaming.datasource import ReadLimit
 
-__all__ = ["RateDataSource", "RatePartition", "RateReader", "RateStreamReader", "due", "rate_rows"]
+__all__ = ["LocalSource", "RateDataSource", "RatePartition", "RateReader", "RateStreamReader", "due", "rate_rows"]
+
+
+class LocalSource(DataSource):
+    """A source whose options were written by a pipeline and need no validation."""
+
+    format_name: ClassVar[str]
+    readers: ClassVar[
+        tuple[Callable[[Mapping[str, str]], DataSourceReader], Callable[[Mapping[str, str]], DataSourceStreamReader]]
+    ]
+    """Of a batch and of a stream, made from the options."""
+
+    @classmethod
+    def name(cls) -> str:
+        """Name for ``format``."""
+        return cls.format_name
+
+    def schema(self) -> StructType:
+        """The columns of ``tubemq``, headers included."""
+        return spark_schema(WITH_HEADERS)
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """For a batch."""
+        return self.readers[0](dict(self.options))
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        """For a stream."""
+        return self.readers[1](dict(self.options))
+
 
 STREAM = "rate"
 """The name under which the offset stands: ``{"rate": {"0": <rows>}}``."""
