@@ -33,6 +33,7 @@ _PATTERNS: Final = (
     "mqtt/server.py",
     "mqtt/service.py",
     "mqtt/transport/link.py",
+    "mqtt/transport/tls_transport.py",
     "mqtt/transport/websocket.py",
     "runtime/io/clock.py",
     "runtime/io/commit_queue.py",

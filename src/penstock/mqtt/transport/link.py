@@ -152,8 +152,9 @@ class ServerLink(Sink):
             self.anchor = trust_anchor(ssl_object) or b""
             self.identity = certificate_identity(ssl_object.getpeercert(binary_form=True) or b"")
         self.write = self.writer(transport)
-        if isinstance(transport, TlsTransport):
-            self._tls = transport
+        given: object = transport
+        if isinstance(given, TlsTransport):
+            self._tls = given
         if self.write != transport.write or (ssl_object is not None and self._tls is None):
             self.descriptor = -1
         self.connection = self._server.opened(self)

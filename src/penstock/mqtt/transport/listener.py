@@ -204,7 +204,7 @@ class Listener(ListenerState):
                 await self._loop.connect_accepted_socket(link.as_protocol, client)
             else:
                 transport = TlsTransport(link.as_protocol(), tls.context)
-                await self._loop.connect_accepted_socket(lambda: transport, client)
+                await self._loop.connect_accepted_socket(transport.as_protocol, client)
                 await self._handshake(link, transport)
         except OSError as error:
             self._failed(link, error)

@@ -27,17 +27,17 @@ HANDSHAKE_BYTES: Final = 128
 """The first message of a client is ten times as long as those of many clients later: 0.5 KB per connection."""
 
 
-class TlsTransport(asyncio.Transport, asyncio.Protocol):
+class TlsTransport:
     """The server's side of one TLS connection: protocol of the socket's transport, transport of ``protocol``.
 
-    The caller awaits :meth:`handshake`, limits its time and calls :meth:`abort` if it fails. At its end,
+    It has the methods of ``asyncio.Transport`` and ``asyncio.Protocol`` that are used here without being one: a
+    compiled class has only compiled base classes. The caller awaits :meth:`handshake`, limits its time and calls :meth:`abort` if it fails. At its end,
     ``protocol.connection_made`` is called.
     """
 
     __slots__ = ("_closing", "_incoming", "_open", "_outgoing", "_protocol", "_socket", "_tls", "_waiter")
 
     def __init__(self, protocol: asyncio.Protocol, context: AlertingContext) -> None:
-        # Without super(): it would create a dictionary for get_extra_info.
         self._protocol = protocol
         self._incoming = ssl.MemoryBIO()
         self._outgoing = ssl.MemoryBIO()
@@ -48,6 +48,10 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
         self._closing = False
         self._waiter: asyncio.Future[None] | None = asyncio.get_running_loop().create_future()
         """Done at the end of the handshake; after a failed one, at the end of the connection."""
+
+    def as_protocol(self) -> asyncio.Protocol:
+        """Return the transport as the event loops' type of a protocol."""
+        return cast(asyncio.Protocol, self)
 
     async def handshake(self) -> None:
         """Wait for the end of the handshake; once.
@@ -214,7 +218,7 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
             return False
         self._open = True
         self._waiter.set_result(None)
-        self._protocol.connection_made(self)
+        self._protocol.connection_made(cast(asyncio.Transport, self))
         return True
 
     def _give_up(self, error: Exception) -> None:
