@@ -31,7 +31,9 @@ class TlsTransport:
     """The server's side of one TLS connection: protocol of the socket's transport, transport of ``protocol``.
 
     It has the methods of ``asyncio.Transport`` and ``asyncio.Protocol`` that are used here without being one: a
-    compiled class has only compiled base classes. The caller awaits :meth:`handshake`, limits its time and calls :meth:`abort` if it fails. At its end,
+    compiled class has only compiled base classes.
+
+    The caller awaits :meth:`handshake`, limits its time and calls :meth:`abort` if it fails. At its end,
     ``protocol.connection_made`` is called.
     """
 
