@@ -124,14 +124,16 @@ class ConnectionLimiter(Generic[L]):
         return None
 
     def opened(self, link: L, group: str) -> L | None:
-        """Add a connection. The caller must close the returned one to make room for it."""
+        """Add a connection. The caller must close the returned one, which made room for it."""
         self._count += 1
         self._by_address[group] = self._by_address.get(group, 0) + 1
         most = self.limits.max_unauthenticated
         victim = None
         if most and self._unauthenticated_count >= most:
-            crowd = max(self._unauthenticated.values(), key=len)
-            victim = next(iter(crowd))
+            crowd = max(self._unauthenticated, key=lambda group: len(self._unauthenticated[group]))
+            victim = next(iter(self._unauthenticated[crowd]))
+            # At once, although its end is noticed later: further connections of this turn must not choose it again.
+            self.authenticated(victim, crowd)
             self._stats.strangers_cut += 1
         self._unauthenticated.setdefault(group, {})[link] = None
         self._unauthenticated_count += 1

@@ -65,11 +65,14 @@ def test_a_flood_of_strangers_pushes_out_its_own() -> None:
     assert it.opened(2, "flood") is None
     assert it.opened(3, "flood") is None
     assert it.opened(4, "flood") == 2
+    assert it.opened(5, "flood") == 3, "each makes room once, also before its end is noticed"
+    assert (it.unauthenticated, it.connections) == (3, 5)
     it.closed(2, "flood")
+    it.closed(3, "flood")
     it.authenticated(1, "quiet")
-    assert it.opened(5, "flood") is None
-    assert it.opened(6, "other") == 3
-    assert it.unauthenticated == 4, "the one to be cut counts until it is gone"
+    assert it.opened(6, "flood") is None
+    assert it.opened(7, "other") == 4
+    assert (it.unauthenticated, it.connections) == (3, 5)
 
 
 @given(st.lists(st.tuples(st.sampled_from("ocA"), st.integers(0, 5), st.sampled_from("xyz")), max_size=60))
