@@ -292,4 +292,4 @@ def test_what_spark_does_not_offer_is_used_in_one_place() -> None:
         if isinstance(node, ast.Attribute) and node.attr in inside
     }
     # Delta's own Java class, which is documented, without Delta's Python package.
-    assert found == {"pipelines/catalyst.py", "pipelines/sinks/delta.py"}
+    assert found == {"pipelines/catalyst.py", "pipelines/sinks/delivery.py"}

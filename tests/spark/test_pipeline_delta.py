@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from penstock.errors import PenstockError
-from penstock.pipelines.sinks.delta import DeltaSink
+from penstock.pipelines.sinks.delivery import DeltaSink
 from penstock.pipelines.spec.sinks import TableSink
 from penstock.spark.environment import jars
 from penstock.spark.files.source import FileLog, FilesStreamReader

@@ -13,7 +13,7 @@ from pyspark.sql import functions as sf
 from penstock.errors import ConfigError
 from penstock.pipelines.rows import key_column, rows_of, windows_as_rows
 from penstock.pipelines.sinks.delivery import key_changes, mark_unwritable
-from penstock.pipelines.spec.plan import PlanNode
+from penstock.pipelines.spec.pipeline import PlanNode
 from penstock.pipelines.spec.sinks import Sink, StateStoreSink
 from penstock.pipelines.spec.steps import Step
 from penstock.pipelines.steps.expressions import sure

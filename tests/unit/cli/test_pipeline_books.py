@@ -16,7 +16,7 @@ from penstock.pipelines.ledger import reconcile
 from penstock.pipelines.ledger.ledger import Ledger
 from penstock.pipelines.run import lease
 from penstock.pipelines.spec.values import REDRIVE, REDRIVE_STEP
-from penstock.pipelines.state_dir.durable import write_json
+from penstock.pipelines.state_dir.layout import write_json
 from penstock.pipelines.state_dir.replay import plan_replay
 from tests.unit.pipelines.bookkeeping import Books, letter
 

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 
 from penstock.pipelines.ledger.ledger import Ledger, LedgerEntry
 from penstock.pipelines.spec.pipeline import Pipeline
-from penstock.pipelines.state_dir.durable import write_json
+from penstock.pipelines.state_dir.layout import write_json
 from tests.unit.pipelines.files import parse
 
 __all__ = ["Books", "letter"]

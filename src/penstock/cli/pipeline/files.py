@@ -202,7 +202,7 @@ def _valid(file: Path) -> _Valid:
     """
     from penstock.pipelines.spec.description import way
     from penstock.pipelines.spec.loader import load
-    from penstock.pipelines.spec.plan import plan
+    from penstock.pipelines.spec.pipeline import plan
 
     if file.name.endswith(CASES):
         from penstock.pipelines.testing.cases import load_cases

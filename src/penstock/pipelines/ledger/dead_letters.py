@@ -23,7 +23,7 @@ from penstock.pipelines.sinks.table import files
 from penstock.pipelines.spec.sources import FilesSource, Source, StateStoreSource, TubeOptions
 from penstock.pipelines.spec.values import MASTER_VARIABLE, REDRIVE, REDRIVE_STEP, names_setting
 from penstock.pipelines.state_dir import layout
-from penstock.pipelines.state_dir.durable import listed, read_json, sync_directory, write_json
+from penstock.pipelines.state_dir.layout import listed, read_json, sync_directory, write_json
 from penstock.pipelines.state_dir.replay import Span
 from penstock.spark.tube.arrow import record_of
 from penstock.spark.tube.offsets import Times, Wanted

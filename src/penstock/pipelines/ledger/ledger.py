@@ -15,7 +15,7 @@ from typing import Any, Self
 
 from penstock.errors import StorageError
 from penstock.pipelines.state_dir.checkpoint import Offsets
-from penstock.pipelines.state_dir.durable import listed, read_json, write_json
+from penstock.pipelines.state_dir.layout import listed, read_json, write_json
 
 __all__ = ["Counts", "Ledger", "LedgerEntry", "Sums"]
 

@@ -16,7 +16,7 @@ from penstock.pipelines.spec.description import as_data
 from penstock.pipelines.spec.pipeline import Pipeline
 from penstock.pipelines.state_dir import layout
 from penstock.pipelines.state_dir.checkpoint import misfits
-from penstock.pipelines.state_dir.durable import read_json, write_json
+from penstock.pipelines.state_dir.layout import read_json, write_json
 
 __all__ = ["ADDED", "CHANGED", "KEPT", "REFUSED", "REMOVED", "PlanChange", "changes", "remember"]
 

@@ -14,8 +14,7 @@ from typing import NamedTuple
 from penstock.errors import DataLossError, PenstockError
 from penstock.pipelines.ledger.ledger import Ledger, LedgerEntry, Sums
 from penstock.pipelines.sinks.table import commits
-from penstock.pipelines.spec.pipeline import Pipeline
-from penstock.pipelines.spec.plan import SinkPlan, plan
+from penstock.pipelines.spec.pipeline import Pipeline, SinkPlan, plan
 from penstock.pipelines.spec.sinks import Sink, TableSink
 from penstock.pipelines.spec.values import transaction_id
 from penstock.pipelines.state_dir import layout

@@ -16,7 +16,7 @@ from prometheus_client.registry import CollectorRegistry
 
 from penstock.pipelines.ledger.ledger import Counts, LedgerEntry
 from penstock.pipelines.run.lease import RunRecord
-from penstock.pipelines.sources.reader import Lag, SourceMeter, planned
+from penstock.pipelines.sources.readers import Lag, SourceMeter, planned
 from penstock.pipelines.state_dir.checkpoint import Offsets
 from penstock.runtime.io.clock import wall_clock_ms
 from penstock.runtime.observability.metrics import CONTENT_TYPE, serve_page

@@ -24,16 +24,13 @@ from penstock.pipelines.catalyst import make_thread_safe
 from penstock.pipelines.ledger.ledger import Ledger, LedgerEntry
 from penstock.pipelines.rows import MARKS, alive, windows_as_rows
 from penstock.pipelines.run.progress import RunningBatch
-from penstock.pipelines.sinks.delivery import SinkBatch, SinkWriter, Targets, mark_unwritable
-from penstock.pipelines.sinks.messages import identity
+from penstock.pipelines.sinks.delivery import SinkBatch, SinkWriter, Targets, mark_unwritable, record_identity
 from penstock.pipelines.sinks.table import check_columns
 from penstock.pipelines.sources.sources import Sources
-from penstock.pipelines.spec.pipeline import Pipeline
-from penstock.pipelines.spec.plan import SinkPlan, labels, plan
+from penstock.pipelines.spec.pipeline import Pipeline, SinkPlan, labels, plan
 from penstock.pipelines.state_dir import layout
 from penstock.pipelines.state_dir.checkpoint import Checkpoint, Offsets
-from penstock.pipelines.steps.stages import WithLookup, flow, into_window
-from penstock.pipelines.steps.windows import last_end_ms
+from penstock.pipelines.steps.stages import WithLookup, flow, into_window, last_end_ms
 from penstock.runtime.backoff import Backoff
 
 if TYPE_CHECKING:
@@ -202,7 +199,7 @@ class SinkBatches:
         # Late copies of one event are one late event; `<=`, since an event at the watermark is dropped too.
         place = last_end_ms(window, deduped=any(step.dedupe is not None for step in plan.steps))
         is_late = alive() & (place <= sf.lit(watermark)) if watermark else sf.expr("false")
-        late = sf.count_distinct(sf.when(is_late, sf.struct(*identity(records)))).alias("late")
+        late = sf.count_distinct(sf.when(is_late, sf.struct(*record_identity(records)))).alias("late")
         if plan.late_sinks or plan.dead_letters_of:
             records = records.persist()
         late_rows: list[DataFrame] = []
@@ -211,7 +208,7 @@ class SinkBatches:
             assert row is not None
             counts = _counted(row)
             if plan.late_sinks:
-                once = records.where(is_late).dropDuplicates(identity(records))
+                once = records.where(is_late).dropDuplicates(record_identity(records))
                 late_rows = [mark_unwritable(once, sink).persist() for sink in plan.late_sinks]
             dead = [records] if counts.dead else []
             for sink, rows in zip(plan.late_sinks, late_rows, strict=True):

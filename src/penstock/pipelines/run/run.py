@@ -52,8 +52,7 @@ from penstock.pipelines.spec.pipeline import Pipeline
 from penstock.pipelines.spec.values import BROKER_VARIABLE, MASTER_VARIABLE, duration_ms, names_setting
 from penstock.pipelines.state_dir import layout
 from penstock.pipelines.state_dir.checkpoint import ANEW, Offsets, check_shapes
-from penstock.pipelines.state_dir.durable import ready_directory
-from penstock.pipelines.state_dir.layout import claim
+from penstock.pipelines.state_dir.layout import claim, ready_directory
 from penstock.pipelines.state_dir.replay import Span
 from penstock.pipelines.steps.lookups import lookups
 from penstock.runtime.io.clock import wall_clock_ms

@@ -1,7 +1,15 @@
 """Write the rows of a batch to a sink and its dead letters to their table, idempotent by batch number.
 
 ``DELIVERY`` has an entry for each kind of sink: how it writes, which rows it cannot write, and what is checked before a
-run starts.
+run starts. Parquet tables are in ``table``.
+
+Messages (``tubemq``, ``mqtt``) are sent inside the batch, and again after a failure. Penstock's TubeMQ brokers accept
+a write once: it is identified by the query of the checkpoint, the sink and the batch, and ordered by the run's lease.
+Elsewhere delivery is at least once; ids come from the source's record, so all copies of a message have the same id.
+
+Delta tables are appended to, or merged by key. The id of a transaction is that of the query, its version the number of
+the batch. Delta ignores a transaction whose version it has under that id, so a batch that is run again after a crash,
+or by a run that lost its lease, changes nothing.
 """
 
 from __future__ import annotations
@@ -11,19 +19,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from pyspark.sql import Column, DataFrame, Row
+from pyspark.sql import Column, DataFrame, Row, Window
 from pyspark.sql import functions as sf
+from pyspark.sql.types import BinaryType
 
 from penstock.errors import PenstockError, StorageError, UnavailableError
 from penstock.pipelines.rows import data_columns, key_column, mark_dead, too_large
-from penstock.pipelines.sinks.delta import DeltaSink
-from penstock.pipelines.sinks.messages import WriteIdentity, failures, send
 from penstock.pipelines.sinks.table import Table
 from penstock.pipelines.spec.pipeline import Pipeline
-from penstock.pipelines.spec.sinks import Sink, StateStoreEntry, StateStoreSink
-from penstock.pipelines.spec.values import pieces, sink_letter
+from penstock.pipelines.spec.sinks import Messages, Sink, StateStoreEntry, StateStoreSink, TableSink
+from penstock.pipelines.spec.values import pieces, sink_letter, transaction_id
 from penstock.pipelines.state_dir.checkpoint import Checkpoint
 from penstock.pipelines.steps.expressions import condition, conditions, sure
 from penstock.spark.mqtt.sink import check_broker
@@ -32,22 +39,233 @@ from penstock.spark.tube.options import SinkOptions
 from penstock.spark.tube.sink_writes import check_topic
 
 if TYPE_CHECKING:
-    from penstock.pipelines.spec.plan import SinkPlan
+    from penstock.pipelines.spec.pipeline import SinkPlan
 
 __all__ = [
     "CHECK_TIMEOUT_S",
     "COORDINATES",
     "DELIVERY",
     "Delivery",
+    "DeltaSink",
     "FencedStore",
     "SinkBatch",
     "SinkWriter",
     "Targets",
+    "WriteIdentity",
+    "as_messages",
     "check_sinks",
     "entry_value",
     "key_changes",
     "mark_unwritable",
+    "message_failures",
+    "record_identity",
+    "send_messages",
 ]
+
+ONE_TASK = 10_000
+"""Up to so many rows one task sends them: one connection, and the order of the rows."""
+_LONGEST_TOPIC = 65_535
+
+
+class WriteIdentity(NamedTuple):
+    """Identity of a write: the query's id in its checkpoint, and the batch. ``token``: the run's fencing token."""
+
+    query: str
+    batch: int
+    token: str
+
+
+def send_messages(
+    rows: DataFrame, sink: Sink, pipeline: Pipeline, count: int, write: WriteIdentity, *, windows: bool = False
+) -> None:
+    """Send ``count`` rows, all of which can be, and return when all are acknowledged.
+
+    For ``windows`` the batch is part of the ids: a window that changed is another message.
+
+    Raises:
+        UnavailableError: the broker does not answer, as text in an error of Spark's; some may have been sent.
+        RefusedError: a later run has taken over, likewise.
+    """
+    if not count:
+        return
+    messages = sink.messages
+    assert messages is not None
+    ordered = rows
+    if messages.order_by is not None:
+        ordered = rows.coalesce(1).sortWithinPartitions(messages.order_by)
+    elif count <= ONE_TASK:
+        ordered = rows.coalesce(1)
+    selected = as_messages(ordered, sink, pipeline, batch=write.batch if windows else None)
+    if sink.tubemq is not None:
+        options = {
+            **pipeline.tube_options(sink.tubemq),
+            "txnAppId": f"{pipeline.name}/{sink.name}/{write.query}",
+            "txnVersion": str(write.batch),
+            "fencingToken": write.token,
+        }
+        selected.write.format("tubemq").mode("append").options(**options).save()
+        return
+    assert sink.mqtt is not None
+    options = {
+        "mqtt.broker": sink.mqtt.broker or pipeline.statestore.broker,
+        "qos": str(sink.mqtt.qos),
+        "retain": str(sink.mqtt.retain).lower(),
+    }
+    selected.write.format("mqtt").mode("append").options(**options).save()
+
+
+def as_messages(rows: DataFrame, sink: Sink, pipeline: Pipeline, *, batch: int | None) -> DataFrame:
+    """``rows``, all of which can be messages, as the columns of the format that sends them."""
+    messages = sink.messages
+    assert messages is not None
+    unique = f"{pipeline.name}.{sink.name}" + ("" if batch is None else f"/{batch}")
+    made = [
+        key_column(rows, messages.topic).alias("topic"),
+        sf.concat_ws("/", *record_identity(rows), sf.lit(unique)).alias("_message"),
+        _value(rows, messages).alias("_value"),
+    ]
+    json = not isinstance(messages.value, str)
+    if sink.tubemq is not None:
+        key = sf.lit(None).cast("string") if sink.tubemq.key is None else key_column(rows, sink.tubemq.key)
+        named = sink.tubemq.headers
+        if json:
+            named = {"content-type": "application/json", **named}
+        return rows.select(*made, key.alias("key"), _pairs(rows, named).alias("_pairs")).select(
+            "topic",
+            "key",
+            sf.col("_value").alias("value"),
+            _with_id("binary").alias("headers"),
+        )
+    assert sink.mqtt is not None
+    pairs = _pairs(rows, sink.mqtt.properties).alias("_pairs")
+    content_type = sf.lit("application/json" if json else None).cast("string").alias("content_type")
+    return rows.select(*made, pairs, content_type).select(
+        "topic", sf.col("_value").alias("payload"), "content_type", _with_id("string").alias("properties")
+    )
+
+
+def record_identity(rows: DataFrame) -> list[str]:
+    """Columns that identify a row: its id, and its path if a record may arrive on several."""
+    return ["_id", *(["_path"] if "_path" in rows.columns else [])]
+
+
+def message_failures(rows: DataFrame, sink: Sink, messages: Messages) -> list[tuple[str, Column]]:
+    """Reasons why a row cannot be a message: codes and texts, null if it can."""
+    topic = key_column(rows, messages.topic)
+    reasons = [("sink.topic", sf.when(topic.isNull(), sf.lit(f"the topic {messages.topic} has a null in it")))]
+    if sink.mqtt is not None:
+        wrong = topic.rlike(r"[+#\x00]") | (topic == "") | (sf.octet_length(topic) > _LONGEST_TOPIC)
+        if not messages.topic.startswith("$"):
+            # Such topics are the broker's own; one that comes out of data would stop the run.
+            wrong = wrong | topic.startswith("$")
+        said = sf.format_string("nothing can be published to the topic %s", topic)
+        reasons.append(("sink.topic", sf.when(wrong, said)))
+    else:
+        reasons.append(("sink.topic", sf.when(sf.trim(topic) == "", sf.lit("the topic is empty"))))
+    value = _value(rows, messages)
+    reasons.append(("sink.value", sf.when(value.isNull(), sf.lit("the value is null"))))
+    if messages.largest is not None:
+        reasons.append(("sink.size", too_large(sf.octet_length(value), messages.largest)))
+    return reasons
+
+
+def _value(rows: DataFrame, messages: Messages) -> Column:
+    if not isinstance(messages.value, str):
+        columns = messages.value or data_columns(rows)
+        return sf.to_json(sf.struct(*columns))
+    kind = rows.select(messages.value).schema.fields[0].dataType
+    return sf.col(messages.value) if isinstance(kind, BinaryType) else sf.col(messages.value).cast("string")
+
+
+def _pairs(rows: DataFrame, templates: Mapping[str, str]) -> Column:
+    """Names and texts; a text with a null in it is left out with its name."""
+    pairs = [
+        sf.struct(sf.lit(name).alias("key"), key_column(rows, template).alias("value"))
+        for name, template in templates.items()
+    ]
+    if not pairs:
+        return sf.expr("CAST(array() AS array<struct<key: string, value: string>>)")
+    return sf.filter(sf.array(*pairs), lambda pair: pair["value"].isNotNull())
+
+
+def _with_id(kind: str) -> Column:
+    first = sf.array(sf.struct(sf.lit("id").alias("key"), sf.col("_message").alias("value")))
+    return sf.concat(first, sf.col("_pairs")).cast(f"array<struct<key: string, value: {kind}>>")
+
+
+_VIEW = "penstock_merged"
+_IDEMPOTENT = "spark.databricks.delta.write.txn"
+
+
+class DeltaSink:
+    """The table of ``sink`` as the query ``query`` (the id in its checkpoint) of the sink called ``writer`` sees it."""
+
+    def __init__(self, sink: TableSink, writer: str, query: str) -> None:
+        self._sink = sink
+        # A relative path means this process's directory, which need not be the JVM's. URIs are left as they are.
+        is_uri = "://" in sink.path or sink.path.startswith("file:")
+        self._path = sink.path if is_uri else str(Path(sink.path).absolute())
+        self._writer = writer
+        self._id = transaction_id(writer, query)
+
+    def write(self, batch: int, rows: DataFrame, count: int) -> int:
+        """Put the ``count`` ``rows`` into the table as ``batch``; how many it has of them.
+
+        Raises:
+            PenstockError: two rows of the batch have one key, and nothing says which comes last.
+        """
+        if not count:
+            return 0
+        if self._sink.mode == "merge" and self._exists(rows):
+            self._merge(batch, self._last(rows))
+        else:
+            # The first batch of a merged table makes it: there is nothing to merge with.
+            made = self._last(rows) if self._sink.mode == "merge" else rows
+            options = {"txnAppId": self._id, "txnVersion": str(batch)}
+            made.write.format("delta").mode("append").options(**options).save(self._path)
+        return count
+
+    def _exists(self, rows: DataFrame) -> bool:
+        spark = rows.sparkSession
+        jvm: Any = spark._jvm
+        return bool(jvm.io.delta.tables.DeltaTable.isDeltaTable(spark._jsparkSession, self._path))
+
+    def _last(self, rows: DataFrame) -> DataFrame:
+        """One row of each key: the last by ``order_by``."""
+        keys = self._sink.keys
+        if self._sink.order_by is not None:
+            order = Window.partitionBy(*keys).orderBy(sf.col(self._sink.order_by).desc_nulls_last(), sf.col("_id"))
+            return rows.withColumn("_place", sf.row_number().over(order)).where("_place = 1").drop("_place")
+        twice = rows.groupBy(*keys).count().where("count > 1").first()
+        if twice is not None:
+            named = ", ".join(f"{key} {twice[key]!r}" for key in keys)
+            raise PenstockError(
+                f"{twice['count']} rows of one batch have the key {named}",
+                why=f"sink {self._writer!r} merges by key, and nothing says which of them comes last",
+                do="say order_by: <column> in the sink, or put a dedupe by that key before it",
+            )
+        return rows
+
+    def _merge(self, batch: int, rows: DataFrame) -> None:
+        spark = rows.sparkSession
+        equal = " AND ".join(f"old.{_quoted(key)} <=> new.{_quoted(key)}" for key in self._sink.keys)
+        rows.createOrReplaceTempView(_VIEW)
+        spark.conf.set(f"{_IDEMPOTENT}AppId", self._id)
+        spark.conf.set(f"{_IDEMPOTENT}Version", str(batch))
+        try:
+            spark.sql(
+                f"MERGE INTO delta.{_quoted(self._path)} AS old USING {_VIEW} AS new ON {equal} "
+                "WHEN MATCHED THEN UPDATE SET * WHEN NOT MATCHED THEN INSERT *"
+            )
+        finally:
+            spark.conf.unset(f"{_IDEMPOTENT}AppId")
+            spark.conf.unset(f"{_IDEMPOTENT}Version")
+            spark.catalog.dropTempView(_VIEW)
+
+
+def _quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"
+
 
 COORDINATES = ("topic", "broker", "partition", "offset", "timestamp")
 """Fields of ``_source`` that a table stores for each row, as ``_topic`` and so on, next to ``_id``."""
@@ -145,9 +363,9 @@ def _write_keys(writer: SinkWriter, sink: Sink, batch: SinkBatch) -> int:
     return requests if batch.windows else batch.count
 
 
-def _send_messages(writer: SinkWriter, sink: Sink, batch: SinkBatch) -> int:
+def _write_messages(writer: SinkWriter, sink: Sink, batch: SinkBatch) -> int:
     identity = writer.identity(batch.number)
-    send(batch.rows, sink, writer.targets.pipeline, batch.count, identity, windows=batch.windows)
+    send_messages(batch.rows, sink, writer.targets.pipeline, batch.count, identity, windows=batch.windows)
     return batch.count
 
 
@@ -217,7 +435,7 @@ def _mark_unsendable(rows: DataFrame, sink: Sink) -> DataFrame:
     name = sink_letter(sink.name)
     if sink.messages.when != "true":
         rows = condition(rows, name, name, sink.messages.when)
-    return mark_dead(rows, name, failures(rows, sink, sink.messages))
+    return mark_dead(rows, name, message_failures(rows, sink, sink.messages))
 
 
 def check_sinks(pipeline: Pipeline) -> list[str]:
@@ -306,8 +524,8 @@ DELIVERY: Mapping[str, Delivery] = {
     "table": Delivery(_write_table, check=_check_table),
     # The lease of the run is a key of the same state store: a run that starts has connected to it.
     "statestore": Delivery(_write_keys, _mark_rows_without_key),
-    "tubemq": Delivery(_send_messages, _mark_unsendable, _check_topic),
-    "mqtt": Delivery(_send_messages, _mark_unsendable, _check_broker),
+    "tubemq": Delivery(_write_messages, _mark_unsendable, _check_topic),
+    "mqtt": Delivery(_write_messages, _mark_unsendable, _check_broker),
     "console": Delivery(_print_rows),
 }
 """An entry for each kind in ``SINK_KINDS``."""

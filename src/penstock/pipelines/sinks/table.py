@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.errors import ConfigError, PenstockError, StorageError
-from penstock.pipelines.state_dir.durable import create_json, listed, read_json, sync_directory, sync_file
+from penstock.pipelines.state_dir.layout import create_json, listed, read_json, sync_directory, sync_file
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

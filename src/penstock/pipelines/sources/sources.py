@@ -13,15 +13,21 @@ from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
 
-from penstock.pipelines.sources.local import FilesSourceReader, RateSourceReader
-from penstock.pipelines.sources.reader import Lag, QueryInput, SourceMeter, SourceReader, query_of
-from penstock.pipelines.sources.tube import TubeSourceReader
-from penstock.pipelines.spec.pipeline import Pipeline
-from penstock.pipelines.spec.plan import labels, plan
+from penstock.pipelines.sources.readers import (
+    FilesSourceReader,
+    Lag,
+    QueryInput,
+    RateSourceReader,
+    SourceMeter,
+    SourceReader,
+    TubeSourceReader,
+    query_of,
+)
+from penstock.pipelines.spec.pipeline import Pipeline, labels, plan
 from penstock.pipelines.spec.sources import SOURCE, FilesSource, RateSource, Source, TubeOptions
 from penstock.pipelines.state_dir import layout
 from penstock.pipelines.state_dir.checkpoint import Offsets
-from penstock.pipelines.state_dir.durable import read_json, write_json
+from penstock.pipelines.state_dir.layout import read_json, write_json
 from penstock.pipelines.state_dir.replay import Span
 
 __all__ = ["Sources", "reader_of"]

@@ -9,8 +9,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from penstock.pipelines.spec.pipeline import Pipeline
-from penstock.pipelines.spec.plan import reads_of, sink_reads
+from penstock.pipelines.spec.pipeline import Pipeline, reads_of, sink_reads
 from penstock.pipelines.spec.sinks import Sink
 from penstock.pipelines.spec.steps import Map, Parse, Step, Window
 from penstock.pipelines.spec.values import late_of, pieces

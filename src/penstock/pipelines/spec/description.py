@@ -6,8 +6,7 @@ import textwrap
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from penstock.pipelines.spec.pipeline import Pipeline
-from penstock.pipelines.spec.plan import SinkPlan, plan, reads_of, sink_reads
+from penstock.pipelines.spec.pipeline import Pipeline, SinkPlan, plan, reads_of, sink_reads
 from penstock.pipelines.spec.sinks import Sink
 from penstock.pipelines.spec.sources import SOURCE, FilesSource, MqttSource, RateSource, Source, StateStoreSource
 from penstock.pipelines.spec.steps import Step, Window

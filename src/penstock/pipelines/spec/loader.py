@@ -1,4 +1,4 @@
-"""Load a pipeline file: YAML with variables, checked value by value and then as a whole.
+"""Load and validate a pipeline file: YAML with variables, checked value by value and then as a whole.
 
 ``load`` returns a ``Pipeline`` whose references are valid: each step reads a source or an earlier step, names are
 unique, durations can be parsed. An error that only Spark can detect, such as an unknown column in an expression, is
@@ -9,18 +9,46 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
-from pathlib import Path
+import re
+from collections.abc import Generator, Iterator, Mapping
+from pathlib import Path, PurePath
 from typing import Any
 
-from penstock.pipelines.spec.pipeline import Pipeline
-from penstock.pipelines.spec.sources import TUBE_FORMATS
-from penstock.pipelines.spec.validation import problems_as_error
-from penstock.pipelines.spec.values import BROKER_VARIABLE, MASTER_VARIABLE, directory
+from pydantic import ValidationError
+from pydantic_core import InitErrorDetails
+
+from penstock.errors import ConfigError
+from penstock.pipelines.spec.columns import RESERVED, Column, Problem, column_names, parse_ddl
+from penstock.pipelines.spec.pipeline import Pipeline, SinkPlan, plan, reads_of
+from penstock.pipelines.spec.sinks import MqttSink, TubeSink
+from penstock.pipelines.spec.sources import (
+    SOURCE,
+    TUBE_FORMATS,
+    MqttSource,
+    Source,
+    StateStoreSource,
+    TubeOptions,
+    as_texts,
+)
+from penstock.pipelines.spec.steps import Enrich, Parse, Step
+from penstock.pipelines.spec.values import BROKER_VARIABLE, MASTER_VARIABLE, directory, late_of, lease_key, pieces
 from penstock.runtime.config import loader as config
 from penstock.runtime.config.yaml_document import Document, Value, parse_document, read_document
+from penstock.spark.mqtt.options import MqttReadOptions, MqttWriteOptions
+from penstock.spark.option_parsing import LOGIN_OPTIONS
+from penstock.spark.tube.options import SinkOptions, SourceOptions
 
-__all__ = ["json_schema", "load", "parse"]
+__all__ = [
+    "fence_prefixes",
+    "json_schema",
+    "load",
+    "message_sinks",
+    "parse",
+    "problems",
+    "problems_as_error",
+    "read_in",
+    "step_texts",
+]
 
 
 def load(path: Path | str, environment: Mapping[str, str] | None = None) -> Pipeline:
@@ -107,3 +135,368 @@ def _allow_variables(node: object) -> None:
     elif node.get("type") in ("integer", "number", "boolean"):
         kept = {name: node.pop(name) for name in list(node) if name not in ("title", "description", "default")}
         node["anyOf"] = [kept, {"type": "string", "pattern": _VARIABLE}]
+
+
+_SET_BY_THE_PIPELINE = {
+    "tubemq.master": "source.master to name the masters",
+    "subscribe": "source.topics to name the topics",
+    "assign": "source.topics to name the topics; a pipeline reads whole topics",
+    "subscribepattern": "source.topics to name the topics; a pattern may begin to match another one at any time",
+    "includeheaders": "it to be left out: a pipeline always has the headers",
+    "columns": "it to be left out: a pipeline keeps all of a record, for its dead letters",
+}
+"""Options of the source, in lower case, that other parts of the file decide."""
+_AFTER_WINDOWS = ("sql", "map", "filter")
+_FIELDS = {"tubemq.master": "master", "subscribe": "topics"}
+
+
+def problems(pipeline: Pipeline) -> list[Problem]:
+    """Everything wrong with the references and the order of steps; what depends on them is checked once they hold."""
+    sources = [problem for name, source in pipeline.inputs.items() for problem in _source(pipeline, name, source)]
+    found = [*sources, *_names(pipeline), *_references(pipeline)]
+    return found or [
+        *step_texts(pipeline),
+        *column_names(pipeline),
+        *message_sinks(pipeline),
+        *fence_prefixes(pipeline),
+        *_chains(pipeline),
+        *_paths(pipeline),
+    ]
+
+
+def problems_as_error(pipeline: Pipeline) -> ValidationError | None:
+    """The same as one pydantic error, so that each problem keeps its place in the file."""
+    found = problems(pipeline)
+    if not found:
+        return None
+    details: list[InitErrorDetails] = [
+        {"type": "value_error", "loc": p.location, "input": p.value, "ctx": {"error": ValueError(p.expected)}}
+        for p in found
+    ]
+    return ValidationError.from_exception_data("Pipeline", details)
+
+
+def _source(pipeline: Pipeline, name: str, source: Source) -> Iterator[Problem]:
+    where: tuple[str | int, ...] = ("source",) if pipeline.source is not None else ("sources", name)
+    if isinstance(source, MqttSource):
+        try:
+            MqttReadOptions.parse({"topicFilter": source.topic_filter, "tubemq.topic": source.tube_topic})
+        except ConfigError as error:
+            if error.option == "topicFilter":
+                expected = f"expected an MQTT topic filter: {error.why}"
+                yield Problem((*where, "topic_filter"), source.topic_filter, expected)
+    if not isinstance(source, TubeOptions):
+        return
+    for option, value in source.options.items():
+        if option.lower() in _SET_BY_THE_PIPELINE:
+            yield Problem((*where, "options", option), value, f"expected {_SET_BY_THE_PIPELINE[option.lower()]}")
+            return
+    try:
+        SourceOptions.parse(source.all_options()).for_stream()
+    except ConfigError as error:
+        option_named = next((n for n in source.options if n.lower() == (error.option or "").lower()), None)
+        field = _FIELDS.get(error.option or "")
+        if field == "topics" and isinstance(source, MqttSource | StateStoreSource):
+            field = "tube_topic"
+        location = ("options", option_named) if option_named is not None else (field,) if field else ()
+        value_named = source.options[option_named] if option_named is not None else getattr(source, field or "format")
+        yield Problem((*where, *location), value_named, f"{error.what}; {error.do}" if error.do else error.what)
+
+
+def _names(pipeline: Pipeline) -> Iterator[Problem]:
+    seen = {SOURCE, *pipeline.inputs}
+    for name in pipeline.sources:
+        if name == SOURCE:
+            yield Problem(("sources", name), name, "expected another name: `source` is that of an only source")
+    for index, step in enumerate(pipeline.steps):
+        if step.name in seen:
+            yield Problem(("steps", index, "name"), step.name, "expected a name that no other step or source has")
+        seen.add(step.name)
+    sinks: set[str] = set()
+    for index, sink in enumerate(pipeline.sinks):
+        if sink.name in sinks:
+            yield Problem(("sinks", index, "name"), sink.name, "expected a name that no other sink has")
+        sinks.add(sink.name)
+
+
+def _references(pipeline: Pipeline) -> Iterator[Problem]:
+    known = list(pipeline.inputs)
+    windows: list[str] = []
+    for index, step in enumerate(pipeline.steps):
+        if step.concat is not None:
+            for number, name in enumerate(step.concat):
+                if name not in known:
+                    expected = f"expected a source or a step before it: {', '.join(known)}"
+                    yield Problem(("steps", index, "concat", number), name, expected)
+                elif name in step.concat[:number]:
+                    yield Problem(("steps", index, "concat", number), name, "expected each name once")
+        elif step.source is not None and step.source not in known:
+            yield Problem(("steps", index, "from"), step.source, f"expected a step before it: {', '.join(known)}")
+        elif step.source is None and not index and pipeline.source is None:
+            yield Problem(("steps", 0), step.name, f"expected `from:`, since there are several sources: {_or(known)}")
+        known.append(step.name)
+        if step.window is not None:
+            windows.append(step.name)
+    for index, sink in enumerate(pipeline.sinks):
+        window = late_of(sink.source or "")
+        if window is not None:
+            if window not in windows:
+                named = ", ".join(f"{name}.late" for name in windows) or "there is none"
+                yield Problem(("sinks", index, "from"), sink.source, f"expected late records of a window: {named}")
+        elif sink.source is not None and sink.source not in known:
+            yield Problem(("sinks", index, "from"), sink.source, f"expected a step: {', '.join(known)}")
+        elif sink.source is None and not pipeline.steps and pipeline.source is None:
+            yield Problem(
+                ("sinks", index), sink.name, f"expected `from:`, since there are several sources: {_or(known)}"
+            )
+
+
+def _or(names: list[str]) -> str:
+    return " or ".join(names)
+
+
+def _chains(pipeline: Pipeline) -> Iterator[Problem]:
+    """Check the order of steps. A problem of a shared step is reported once."""
+    index_of = {step.name: index for index, step in enumerate(pipeline.steps)}
+    reported: set[str] = set()
+    plans = plan(pipeline)
+    for sink_plan in plans:
+        for step, expected in _order(sink_plan):
+            if step.name not in reported:
+                reported.add(step.name)
+                yield Problem(("steps", index_of[step.name], step.kind), step.name, expected)
+        table = sink_plan.sink.table
+        if table is not None and table.mode == "append" and sink_plan.changes_windows:
+            # Update mode brings a window out again and again; a table of rows that are never replaced cannot hold it.
+            where = ("sinks", pipeline.sinks.index(sink_plan.sink), "table")
+            expected = (
+                "expected rows: windows change, put them into another sink or say `emit: closed`; Delta can merge"
+            )
+            yield Problem(where, sink_plan.sink.name, expected)
+    served = {sink.name for sink_plan in plans for sink in sink_plan.late_sinks}
+    for index, sink in enumerate(pipeline.sinks):
+        window = late_of(sink.source or "")
+        if window is not None and sink.name not in served:
+            expected = f"expected a sink of the windows too: without one {window!r} is not computed"
+            yield Problem(("sinks", index, "from"), sink.source, expected)
+
+
+def _order(sink_plan: SinkPlan) -> Iterator[tuple[Step, str]]:
+    made: dict[str, frozenset[str]] = {}
+    """For each stream the kinds of the steps that made it."""
+    deduped: str | None = None
+    windowed = any(step.window is not None for step in sink_plan.steps)
+    for step, reads in sink_plan.nodes:
+        before = frozenset[str]().union(*(made.get(name, frozenset()) for name in reads))
+        made[step.name] = before | {step.kind}
+        if "window" in before and step.kind not in _AFTER_WINDOWS:
+            yield step, f"expected only {', '.join(_AFTER_WINDOWS)} steps after a window"
+        if step.parse is not None and before - {"concat"}:
+            yield step, "expected to read the source: parse is the first step, or follows a concat of sources"
+        if step.dedupe is not None:
+            if deduped is not None:
+                yield step, "expected one dedupe between the sources and a sink"
+            deduped = step.dedupe.on
+            if deduped == "event" and not windowed:
+                yield step, "expected a window after it, whose time it uses; `on: arrival` needs none"
+        if step.window is not None and deduped == "arrival":
+            # Spark runs one query at the lowest of its watermarks: two axes of time would hold each other back.
+            yield step, "expected `on: event` in the dedupe before it, since one query has one watermark"
+
+
+def _paths(pipeline: Pipeline) -> Iterator[Problem]:
+    paths: dict[PurePath, str] = {}
+    if pipeline.dead_letters is not None:
+        paths[PurePath(pipeline.dead_letters.path)] = "dead_letters"
+    for index, sink in enumerate(pipeline.sinks):
+        if sink.table is None:
+            continue
+        other = paths.setdefault(PurePath(sink.table.path), sink.name)
+        if other != sink.name:
+            where = ("sinks", index, "table", "path")
+            yield Problem(where, sink.table.path, f"expected a directory of its own, {other} writes there")
+
+
+_SELECT = re.compile(r"\s*select\b(?!\s+distinct\b)", re.IGNORECASE)
+_SQL = re.compile(
+    r"(?P<text>'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\")|(?P<note>--[^\n]*|/\*.*?\*/)|(?P<name>`(?:[^`]|``)*`)"
+    r"|(?P<word>\w+)|(?P<mark>[^\s\w])",
+    re.DOTALL,
+)
+
+
+def step_texts(pipeline: Pipeline) -> Iterator[Problem]:
+    """Problems of schemas, statements and column names."""
+    for index, step in enumerate(pipeline.steps):
+        where = ("steps", index, step.kind)
+        if step.parse is not None:
+            yield from _parse(step.parse, where)
+        elif step.enrich is not None:
+            yield from _schema(step.enrich, step.enrich.columns, where)
+        elif step.sql is not None:
+            yield from _statement(pipeline, index, step.sql)
+        for name in _made_by(step):
+            if name.startswith(RESERVED):
+                yield Problem(where, name, "expected names of columns that do not start with '_'")
+
+
+def read_in(statement: str) -> str | None:
+    """The step that a statement reads: what follows the last FROM that stands outside parentheses; None: no such."""
+    depth = 0
+    found: str | None = None
+    before = ["", ""]
+    for match in _SQL.finditer(statement):
+        kind, text = match.lastgroup, match[0]
+        if kind == "note":
+            continue
+        depth += {"(": 1, ")": -1}.get(text, 0)
+        # `a IS DISTINCT FROM b` compares.
+        if depth == 0 and before[1].upper() == "FROM" and before[0].upper() != "DISTINCT" and kind in ("name", "word"):
+            found = text[1:-1].replace("``", "`") if kind == "name" else text
+        before = [before[1], text if kind == "word" else ""]
+    return found
+
+
+def _statement(pipeline: Pipeline, index: int, statement: str) -> Iterator[Problem]:
+    where = ("steps", index, "sql")
+    (reads,) = reads_of(pipeline, index)
+    if not _SELECT.match(statement):
+        yield Problem(where, statement, _expected(reads))
+        return
+    named = read_in(statement)
+    # Spark compares names without case.
+    if named is None or named.lower() != reads.lower():
+        found = "no FROM" if named is None else f"FROM {named}"
+        yield Problem(where, statement, f"{_expected(reads)}, the step that it reads; it has {found}")
+
+
+def _expected(reads: str) -> str:
+    return f"expected SELECT <expressions> FROM {reads}"  # noqa: S608 - words of an error
+
+
+def _parse(parse: Parse, where: tuple[str | int, ...]) -> Iterator[Problem]:
+    found = yield from _schema(parse, parse.ddl, where)
+    if found is None:
+        return
+    field, value = _where_from(parse)
+    if parse.format == "raw" and (len(found) != 1 or found[0].type not in ("STRING", "BINARY")):
+        yield Problem((*where, field), value, "expected one column, STRING or BINARY, with `format: raw`")
+    nested = [column.name for column in found if "<" in column.type or column.type in ("BINARY", "VARIANT")]
+    if parse.format == "csv" and nested:
+        yield Problem((*where, field), value, f"expected simple columns with `format: csv`; {nested[0]!r} is not")
+
+
+def _schema(
+    part: Parse | Enrich, text: str, where: tuple[str | int, ...]
+) -> Generator[Problem, None, list[Column] | None]:
+    """The columns, or None where they cannot be read."""
+    field, value = _where_from(part)
+    try:
+        found = parse_ddl(text)
+    except ValueError as error:
+        yield Problem((*where, field), value, str(error))
+        return None
+    for column in found:
+        if column.name.startswith(RESERVED):
+            yield Problem(
+                (*where, field), value, f"expected names of columns that do not start with '_', as {column.name}"
+            )
+    return found
+
+
+def _where_from(part: Parse | Enrich) -> tuple[str, str]:
+    """Option with the schema, and its text."""
+    if isinstance(part, Parse) and part.schema_file is not None:
+        return "schema_file", part.schema_file
+    return "schema", part.columns or ""
+
+
+def _made_by(step: Step) -> list[str]:
+    if step.enrich is not None:
+        return [step.enrich.into]
+    if step.map is not None:
+        return [*step.map.rename.values(), *step.map.compute]
+    return list(step.window.aggregates) if step.window is not None else []
+
+
+_ID = "id"
+"""The name under which a message carries its identity."""
+
+
+def message_sinks(pipeline: Pipeline) -> Iterator[Problem]:
+    """Problems of the tubemq and mqtt sinks."""
+    for index, sink in enumerate(pipeline.sinks):
+        where = ("sinks", index, sink.kind)
+        if sink.tubemq is not None:
+            yield from _tube(pipeline, sink.tubemq, where)
+            yield from _named(sink.tubemq.headers, (*where, "headers"))
+        if sink.mqtt is not None:
+            yield from _mqtt(sink.mqtt, where)
+            yield from _named(sink.mqtt.properties, (*where, "properties"))
+
+
+def fence_prefixes(pipeline: Pipeline) -> Iterator[Problem]:
+    """Prefixes that fence other keys than those of their sink."""
+    for index, sink in enumerate(pipeline.sinks):
+        if sink.statestore is None:
+            continue
+        starts = [_start(entry.key) for entry in sink.statestore.entries]
+        for number, prefix in enumerate(sink.statestore.fence_prefixes):
+            where = ("sinks", index, "statestore", "fence_prefixes", number)
+            if not any(start.startswith(prefix) for start in starts):
+                yield Problem(
+                    where, prefix, f"expected the start of a key of this sink: {', '.join(map(repr, starts))}"
+                )
+            elif lease_key(pipeline.name).startswith(prefix):
+                yield Problem(where, prefix, "expected a prefix that leaves the pipeline's lease out")
+
+
+def _start(template: str) -> str:
+    """The prefix that every key of ``template`` starts with."""
+    first = pieces(template)[0]
+    return "" if first.column else first.text
+
+
+def _tube(pipeline: Pipeline, sink: TubeSink, where: tuple[str | int, ...]) -> Iterator[Problem]:
+    of_pipeline = [name for name in sink.options if not name.lower().startswith("tubemq.")]
+    if sink.master is None and pipeline.master is None:
+        yield Problem((*where, "master"), None, "expected the TubeMQ masters: no source of this file names any")
+    elif of_pipeline:
+        known = ", ".join(LOGIN_OPTIONS)
+        yield Problem((*where, "options", of_pipeline[0]), of_pipeline[0], f"expected one of {known}")
+    elif sink.master is not None or sink.options:
+        try:
+            SinkOptions.parse({"tubemq.master": sink.master or pipeline.master or "", **as_texts(sink.options)})
+        except ConfigError as error:
+            part = "options" if sink.options and error.option != "tubemq.master" else "master"
+            text = f"{error.what}; {error.do}" if error.do else error.what
+            yield Problem((*where, part), getattr(sink, part), text)
+    parts = pieces(sink.topic)
+    if any(part.column for part in parts):
+        return
+    topic = "".join(part.text for part in parts)
+    if not topic.strip():
+        yield Problem((*where, "topic"), sink.topic, "expected the name of a topic")
+    elif any(
+        topic in source.tube_topics() and (sink.master or pipeline.master) == source.master
+        for source in pipeline.inputs.values()
+        if isinstance(source, TubeOptions)
+    ):
+        yield Problem((*where, "topic"), sink.topic, "expected another topic: the pipeline would read what it writes")
+
+
+def _mqtt(sink: MqttSink, where: tuple[str | int, ...]) -> Iterator[Problem]:
+    # A column stands for one character that any topic may have.
+    shape = "".join("x" if part.column else part.text for part in pieces(sink.topic))
+    try:
+        MqttWriteOptions.parse({"mqtt.broker": "mqtt://127.0.0.1", "topic": shape})
+    except ConfigError as error:
+        yield Problem((*where, "topic"), sink.topic, f"expected a topic that can be published to: {error.why}")
+
+
+def _named(templates: dict[str, str], where: tuple[str | int, ...]) -> Iterator[Problem]:
+    for name, template in templates.items():
+        if name == _ID or not name:
+            yield Problem(
+                (*where, name), template, "expected another name: the pipeline sets `id`, which identifies copies"
+            )

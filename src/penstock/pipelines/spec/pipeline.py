@@ -1,20 +1,33 @@
-"""The model of a pipeline file, checked without Spark.
+"""The model of a pipeline file, and the plan of its queries, without Spark.
 
-``load`` gives a ``Pipeline`` whose references are known to hold: every step reads one that stands before it, names are
-unique, durations are durations. What only Spark can know (a column that an expression names) is found when the
-pipeline is built, before anything is read.
+``plan`` returns a query for each sink: the steps from the sources to the sink, and the dead letters that the query
+writes. ``loader.load`` checks that the references of a ``Pipeline`` are valid.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from pydantic import Field, model_validator
 
 from penstock.pipelines.spec.sinks import Sink, TubeSink
 from penstock.pipelines.spec.sources import SOURCE, Source, TubeOptions, as_texts
-from penstock.pipelines.spec.steps import Step
-from penstock.pipelines.spec.values import BrokerUrl, Duration, Name, Part
+from penstock.pipelines.spec.steps import Step, Window
+from penstock.pipelines.spec.values import BrokerUrl, Duration, Name, Part, late_of, sink_letter
 
-__all__ = ["DeadLetters", "Pipeline", "StateStore"]
+__all__ = [
+    "MAKES_DEAD_LETTERS",
+    "DeadLetters",
+    "Pipeline",
+    "PlanNode",
+    "SinkPlan",
+    "StateStore",
+    "labels",
+    "plan",
+    "reads_of",
+    "sink_reads",
+]
 
 
 class StateStore(Part):
@@ -79,3 +92,136 @@ class Pipeline(Part):
         if (self.source is None) == (not self.sources):
             raise ValueError("expected exactly one of source, sources")
         return self
+
+
+MAKES_DEAD_LETTERS = frozenset({"parse", "enrich", "sql", "map", "filter", "window"})
+
+
+class PlanNode(NamedTuple):
+    """A step and the streams that it reads: one, or several for a concat."""
+
+    step: Step
+    reads: tuple[str, ...]
+
+
+class SinkPlan(NamedTuple):
+    """One streaming query.
+
+    ``nodes`` in an order in which they can run; ``reads`` is the stream that the sink gets; ``ways`` are the names of
+    the sources in the order in which the query meets them, one more than once where its records go several ways.
+    ``late_sinks`` get the late records of its window.
+    """
+
+    sink: Sink
+    nodes: tuple[PlanNode, ...]
+    reads: str
+    ways: tuple[str, ...]
+    dead_letters_of: frozenset[str]
+    late_sinks: tuple[Sink, ...] = ()
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        """The steps alone."""
+        return tuple(node.step for node in self.nodes)
+
+    @property
+    def window(self) -> Window | None:
+        """The window among the steps."""
+        return next((step.window for step in self.steps if step.window is not None), None)
+
+    @property
+    def window_name(self) -> str:
+        """The name of that step; empty without one."""
+        return next((step.name for step in self.steps if step.window is not None), "")
+
+    @property
+    def changes_windows(self) -> bool:
+        """True if a window is emitted whenever it changed."""
+        return self.window is not None and not self.window.only_closed
+
+    @property
+    def makes_dead_letters(self) -> frozenset[str]:
+        """Names under which records of this query may become dead letters, in whichever query they are written."""
+        last = next((n for n, step in enumerate(self.steps, 1) if step.kind == "window"), len(self.steps))
+        found = {step.name for step in self.steps[:last] if step.kind in MAKES_DEAD_LETTERS}
+        refusing = {sink_letter(sink.name) for sink in (self.sink, *self.late_sinks) if sink.refuses}
+        return frozenset(found | refusing)
+
+    @property
+    def windowed(self) -> bool:
+        """True if rows are windows, so that single records never reach the sink."""
+        return self.window is not None
+
+
+def labels(ways: Sequence[str]) -> tuple[str, ...]:
+    """A label for each of ``ways``: the source's name, with ``#2``, ``#3`` for further ways from it."""
+    seen: dict[str, int] = {}
+    made = []
+    for name in ways:
+        seen[name] = seen.get(name, 0) + 1
+        made.append(name if seen[name] == 1 else f"{name}#{seen[name]}")
+    return tuple(made)
+
+
+def reads_of(pipeline: Pipeline, index: int) -> tuple[str, ...]:
+    """Inputs of step ``index``: those it names, else the step before it, else the only source."""
+    step = pipeline.steps[index]
+    if step.concat is not None:
+        return tuple(step.concat)
+    return (step.source or _before(pipeline, index),)
+
+
+def sink_reads(pipeline: Pipeline, sink: Sink) -> str:
+    """The step, or source, whose rows ``sink`` gets; for late records the window."""
+    name = sink.source or _before(pipeline, len(pipeline.steps))
+    return late_of(name) or name
+
+
+def _before(pipeline: Pipeline, index: int) -> str:
+    # Without a step before it: the only source. With several the references say which.
+    return pipeline.steps[index - 1].name if index else SOURCE
+
+
+def plan(pipeline: Pipeline) -> list[SinkPlan]:
+    """One query for each sink, in the order of the file; a sink of late records is served by its window's first query.
+
+    A step shared by several queries meets the same broken record in each of them. The first query whose single rows
+    reach its sink writes its dead letter, or the first one at all; the others only count it.
+    """
+    late: dict[str, list[Sink]] = {}
+    plans: list[SinkPlan] = []
+    for sink in pipeline.sinks:
+        window = late_of(sink.source or "")
+        if window is None:
+            plans.append(_plan(pipeline, sink))
+        else:
+            late.setdefault(window, []).append(sink)
+    for place, found in enumerate(plans):
+        plans[place] = found._replace(late_sinks=tuple(late.pop(found.window_name, ())))
+    owned: set[str] = set()
+    for found in sorted(plans, key=lambda each: each.windowed):
+        mine = found.makes_dead_letters - owned
+        owned |= mine
+        plans[plans.index(found)] = found._replace(dead_letters_of=mine)
+    return plans
+
+
+def _plan(pipeline: Pipeline, sink: Sink) -> SinkPlan:
+    """Goes back from the sink; the order of the file is one in which steps can run. The references must hold."""
+    position = {step.name: index for index, step in enumerate(pipeline.steps)}
+    ways: list[str] = []
+    needed: set[int] = set()
+
+    def visit(name: str) -> None:
+        index = position.get(name)
+        if index is None:
+            ways.append(name)
+            return
+        needed.add(index)
+        for other in reads_of(pipeline, index):
+            visit(other)
+
+    reads = sink_reads(pipeline, sink)
+    visit(reads)
+    nodes = tuple(PlanNode(pipeline.steps[index], reads_of(pipeline, index)) for index in sorted(needed))
+    return SinkPlan(sink, nodes, reads, tuple(ways), frozenset())

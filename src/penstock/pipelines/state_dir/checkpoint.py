@@ -13,11 +13,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from penstock.errors import ConfigError, StorageError
-from penstock.pipelines.spec.pipeline import Pipeline
-from penstock.pipelines.spec.plan import SinkPlan, labels, plan
+from penstock.pipelines.spec.pipeline import Pipeline, SinkPlan, labels, plan
 from penstock.pipelines.spec.steps import Window
 from penstock.pipelines.state_dir import layout
-from penstock.pipelines.state_dir.durable import read_json, write_json
+from penstock.pipelines.state_dir.layout import read_json, write_json
 
 __all__ = ["ANEW", "Checkpoint", "Offsets", "Planned", "check_shapes", "misfits", "parse_offsets", "shape_of"]
 

@@ -1,39 +1,55 @@
-"""Paths inside the state directory of a pipeline, and the pipeline that owns it.
+"""The state directory of a pipeline: its paths, the pipeline that owns it, and files that survive a crash.
 
 <state>/checkpoints/<sink>/             Spark's checkpoint of the sink's query
-<state>/ledger/<sink>/<batch>.json      what became of the records of each batch
+<state>/ledger/<sink>/<batch>.json      counts of the records of each batch
 <state>/starts/<sink>.json              start offsets of each query, and the end offsets of a replay
-<state>/files/<sink>-<source>.jsonl     which files a query has found, in order
-<state>/clocks/<sink>-<source>.json     since when a source makes records
-<state>/inbox/<source>/                 dead letters of files, put there to be read again
-<state>/shapes/<sink>.json              what the checkpoint of the sink's query depends on
+<state>/files/<sink>-<source>.jsonl     files that a query has found, in order
+<state>/clocks/<sink>-<source>.json     start of a source that generates records
+<state>/inbox/<source>/                 dead letters of files, to be read again
+<state>/shapes/<sink>.json              properties on which the checkpoint of the query depends
 <state>/failures/<sink>.txt             Spark's last error of the sink's query, with its Java stacks
-<state>/pipeline.json                   whose state it is
+<state>/pipeline.json                   the pipeline that owns the directory
 <state>/plan.json                       description of the last run's plan
-<state>/replay.json                     what a replay was asked for
+<state>/replay.json                     range of a replay as requested
+
+JSON files are written atomically: after a crash a file is complete, or as it was before.
 """
 
 from __future__ import annotations
 
+import errno
+import json
+import os
+import re
+import uuid
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
-from penstock.errors import ConfigError
-from penstock.pipelines.state_dir.durable import create_json, read_json
+from penstock.errors import ConfigError, StorageError
 
 __all__ = [
     "check_owner",
     "checkpoint",
     "claim",
     "clock",
+    "create_json",
     "failure",
     "file_log",
     "inbox",
     "ledger",
+    "listed",
     "owner",
     "plan",
+    "read_json",
+    "ready_directory",
     "replay",
     "shape",
     "starts",
+    "sync_directory",
+    "sync_file",
+    "write_json",
 ]
 
 
@@ -119,3 +135,150 @@ def check_owner(state: Path, pipeline: str) -> None:
             why="it holds the checkpoints and the ledger of that pipeline",
             do=f"name another directory; or where this is that pipeline, call it {found!r} again in its file",
         )
+
+
+_PROBE_BYTES = 65_536
+_REMEDIES = {
+    errno.ENOSPC: "make room there",
+    errno.EDQUOT: "make room there",
+    errno.EACCES: "give this user the right to, or run the command as another one",
+    errno.EROFS: "mount it so that it can be written to, or name another directory",
+}
+_NO_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS})
+
+
+def ready_directory(path: Path) -> None:
+    """Create the directory ``path`` if it does not exist, and check that it is writable.
+
+    Raises:
+        StorageError: it cannot.
+    """
+    probe = path / f".{uuid.uuid4().hex[:12]}.tmp"
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        probe.write_bytes(b"\0" * _PROBE_BYTES)
+        probe.unlink()
+    except OSError as error:
+        with suppress(OSError):
+            probe.unlink(missing_ok=True)
+        raise StorageError(
+            f"the directory {str(path)!r} cannot be written to: {error.strerror}",
+            path=str(path),
+            do="name another one, make room there, or give this user the right to write",
+        ) from error
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """Replace ``path`` atomically by ``value``: write a temporary file, sync it, rename it, sync the directory.
+
+    Raises:
+        StorageError: it cannot be written; what was there is still there.
+    """
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _write(temporary, value)
+        temporary.replace(path)
+        sync_directory(path.parent)
+    except OSError as error:
+        raise _failed(path, "written", error) from error
+
+
+def create_json(path: Path, value: Mapping[str, Any]) -> bool:
+    """As :func:`write_json`, but only where there is nothing yet; whether it was this call that made the file."""
+    # A name of its own: another process may be about to make the same file.
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _write(temporary, value)
+        return _linked(temporary, path)
+    except OSError as error:
+        raise _failed(path, "written", error) from error
+    finally:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+
+
+def _linked(temporary: Path, path: Path) -> bool:
+    """Give ``temporary`` the name ``path`` as well; whether nothing had it."""
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        return False
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        # Some mounted file systems know no links: there two that come at the same instant both think they were first.
+        if path.exists():
+            return False
+        path.write_bytes(temporary.read_bytes())
+        sync_file(path)
+    sync_directory(path.parent)
+    return True
+
+
+def _write(path: Path, value: Mapping[str, Any]) -> None:
+    with path.open("w", encoding="utf-8") as file:
+        json.dump(value, file, indent=1)
+        file.write("\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object in ``path``.
+
+    Raises:
+        FileNotFoundError: there is none.
+        StorageError: it is not a JSON object, or cannot be read.
+    """
+    try:
+        value = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise _failed(path, "read", error) from error
+    except ValueError as error:
+        raise StorageError(f"{path} is not JSON: {error}", path=str(path)) from error
+    if not isinstance(value, dict):
+        raise StorageError(f"{path} is not a JSON object", path=str(path))
+    return value
+
+
+def listed(directory: Path, pattern: re.Pattern[str]) -> list[re.Match[str]]:
+    """The names in ``directory`` that are of ``pattern``; none where there is no such directory.
+
+    Raises:
+        StorageError: it cannot be looked into. An empty answer would be taken for "nothing is there".
+    """
+    try:
+        with os.scandir(directory) as entries:
+            names = [entry.name for entry in entries]
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise _failed(directory, "read", error) from error
+    return [match for name in names if (match := pattern.fullmatch(name)) is not None]
+
+
+def _failed(path: Path, what: str, error: OSError) -> StorageError:
+    return StorageError(
+        f"{str(path)!r} cannot be {what}: {error.strerror}",
+        path=str(path),
+        do=_REMEDIES.get(error.errno or 0, "check what the path is, and the health of the disk"),
+    )
+
+
+def sync_file(path: Path) -> None:
+    """Have the disk keep what was written to ``path``."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
+def sync_directory(path: Path) -> None:
+    """Have the disk keep the names in ``path``."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -20,7 +20,7 @@ from typing import NamedTuple
 from penstock.errors import ConfigError
 from penstock.pipelines.spec.pipeline import Pipeline
 from penstock.pipelines.state_dir import layout
-from penstock.pipelines.state_dir.durable import read_json, write_json
+from penstock.pipelines.state_dir.layout import read_json, write_json
 from penstock.spark.tube.offsets import Times, Wanted, parse_wanted
 
 __all__ = ["Begun", "Replay", "Span", "begun", "place", "plan_replay", "retargeted", "state_of_replay"]

@@ -16,7 +16,7 @@ from pyspark.sql.types import DataType, DoubleType, FloatType, StringType, Struc
 from penstock.errors import ConfigError
 from penstock.pipelines.rows import alive, data_columns, internal_columns, mark_dead, refuse_internal
 from penstock.pipelines.spec.steps import Parse
-from penstock.pipelines.steps.error_capture import quoted, shortened
+from penstock.pipelines.steps.expressions import quoted, shortened
 
 __all__ = ["from_json", "parse_step", "schema_of"]
 

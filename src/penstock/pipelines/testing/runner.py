@@ -17,12 +17,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
 from penstock.errors import ConfigError
-from penstock.pipelines.rows import alive, data_columns, windows_as_rows
-from penstock.pipelines.sinks.delivery import key_changes, mark_unwritable
-from penstock.pipelines.sinks.messages import as_messages
-from penstock.pipelines.sources.rows import source_rows
-from penstock.pipelines.spec.pipeline import Pipeline
-from penstock.pipelines.spec.plan import SinkPlan, plan
+from penstock.pipelines.rows import alive, data_columns, source_rows, windows_as_rows
+from penstock.pipelines.sinks.delivery import as_messages, key_changes, mark_unwritable
+from penstock.pipelines.spec.pipeline import Pipeline, SinkPlan, plan
 from penstock.pipelines.spec.sources import Source, TubeOptions
 from penstock.pipelines.steps.lookups import lookups_in
 from penstock.pipelines.steps.stages import Lookup, WithLookup, flow, into_window

@@ -7,7 +7,7 @@ import pytest
 from penstock.pipelines.ledger.dead_letters import _again, letters, redriven, warning_of_copies
 from penstock.pipelines.spec.sources import FilesSource, TubeSource
 from penstock.pipelines.spec.values import REDRIVE, REDRIVE_STEP
-from penstock.pipelines.state_dir.durable import write_json
+from penstock.pipelines.state_dir.layout import write_json
 from penstock.pipelines.state_dir.replay import Span, place
 from penstock.tube.record import Record
 from tests.unit.pipelines.bookkeeping import Books, letter

@@ -6,7 +6,7 @@ import pytest
 
 from penstock.errors import StorageError
 from penstock.pipelines.ledger.ledger import Ledger, LedgerEntry, Sums
-from penstock.pipelines.state_dir.durable import write_json
+from penstock.pipelines.state_dir.layout import write_json
 
 
 def entry(batch: int, *, read: int = 10, dead: int = 0, duplicates: int | None = 1) -> LedgerEntry:

@@ -6,7 +6,7 @@ from typing import Any
 
 from penstock.pipelines.ledger.ledger import LedgerEntry
 from penstock.pipelines.run.progress import Progress, SinkProgress, figures, of_spark
-from penstock.pipelines.sources.reader import Lag
+from penstock.pipelines.sources.readers import Lag
 
 WALL_MS = 1_700_000_000_000
 

@@ -34,7 +34,7 @@ def test_a_node_that_is_not_there_is_told_before_spark_starts(tmp_path: Path, mo
 
 def test_a_tube_that_does_not_answer_is_named_with_its_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.pipelines.run.write_back.WriteBack.connect", lambda _: None)
-    monkeypatch.setattr("penstock.pipelines.sources.tube.FIRST_LOOK_MS", 200)
+    monkeypatch.setattr("penstock.pipelines.sources.readers.FIRST_LOOK_MS", 200)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         source = f"source: {{topics: [water_flow], master: '127.0.0.1:{taken.getsockname()[1]}'}}"

@@ -9,7 +9,7 @@ from pyspark.sql import DataFrame
 
 from penstock.errors import PenstockError, StorageError
 from penstock.pipelines.sinks.table import Table, commits, files
-from penstock.pipelines.state_dir.durable import write_json
+from penstock.pipelines.state_dir.layout import write_json
 
 
 def commit(table: Path, batch: int, *names: str, writer: str = "rows", query: str = "q1") -> None:

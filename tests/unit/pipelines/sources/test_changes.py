@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import ConfigError
-from penstock.pipelines.sources.rows import glob_pattern, told_of_capture
+from penstock.pipelines.rows import glob_pattern
+from penstock.pipelines.sources.readers import explain_missing_changes
 from penstock.statestore.codec.glob import Glob
 
 
@@ -43,11 +44,11 @@ def test_the_store_matches_the_same_keys(glob: str, key: str) -> None:
 
 def test_a_topic_that_is_not_there() -> None:
     missing, other = ConfigError("topic 'changes' does not exist at tube master h:1"), ConfigError("something else")
-    with pytest.raises(ConfigError) as told, told_of_capture("changes"):
+    with pytest.raises(ConfigError) as told, explain_missing_changes("changes"):
         raise missing
     assert told.value.option == "tube_topic"
     assert told.value.do is not None
     assert "set statestore.capture_topic: changes" in told.value.do
-    with pytest.raises(ConfigError) as raised, told_of_capture("changes"):
+    with pytest.raises(ConfigError) as raised, explain_missing_changes("changes"):
         raise other
     assert raised.value is other

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, cast
 
 from penstock.errors import UnavailableError
-from penstock.pipelines.sources.reader import Lag, LagMeter, measure
+from penstock.pipelines.sources.readers import Lag, LagMeter, measure
 from penstock.spark.tube.offsets import Bounds, Slice, TopicPartition
 from penstock.spark.tube.tube_client import TubeClient
 from penstock.tube.reader import MessageBatch

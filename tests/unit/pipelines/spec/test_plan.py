@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from penstock.pipelines.spec.plan import labels, plan
+from penstock.pipelines.spec.pipeline import labels, plan
 from tests.unit.pipelines.files import FILE, parse
 
 

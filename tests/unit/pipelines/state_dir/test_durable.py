@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import StorageError
-from penstock.pipelines.state_dir.durable import create_json, listed, read_json, ready_directory, write_json
+from penstock.pipelines.state_dir.layout import create_json, listed, read_json, ready_directory, write_json
 
 
 def test_a_directory_is_made_and_one_that_cannot_be_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,606 @@
+"""Readers of the sources of a pipeline: a stream, any range read again, counts, and the lag of queries.
+
+TubeMQ topics include MQTT messages that a rule copies to one, and changes of the state store. Sources without a broker
+are files of a directory, and records generated at a rate.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from pyspark.sql import DataFrame, SparkSession
+
+from penstock.errors import ConfigError, PenstockError, StorageError
+from penstock.pipelines.catalyst import make_thread_safe
+from penstock.pipelines.rows import header_names, source_rows
+from penstock.pipelines.spec.sources import SOURCE, StateStoreSource, TubeOptions
+from penstock.pipelines.state_dir import layout
+from penstock.pipelines.state_dir.checkpoint import Offsets
+from penstock.pipelines.state_dir.layout import read_json, write_json
+from penstock.pipelines.state_dir.replay import Span
+from penstock.spark import local_sources
+from penstock.spark.files import source as files
+from penstock.spark.files.delta_log import DeltaLog
+from penstock.spark.files.source import FileLog, check_unchanged, count_records
+from penstock.spark.tube.offsets import (
+    Bounds,
+    Positions,
+    Slice,
+    Times,
+    TopicPartition,
+    check_kept,
+    from_json,
+    marks_of,
+    to_json,
+    with_marks,
+)
+from penstock.spark.tube.options import COLUMNS, HEADERS, WITH_HEADERS, SourceOptions, canonical_names
+from penstock.spark.tube.source import spark_schema
+from penstock.spark.tube.tube_client import TubeClient, count_rows, explain_missing_topic
+
+if TYPE_CHECKING:
+    from penstock.pipelines.spec.sources import FilesSource, RateSource
+
+__all__ = [
+    "FilesSourceReader",
+    "Lag",
+    "LagMeter",
+    "QueryInput",
+    "RateSourceReader",
+    "SourceMeter",
+    "SourceReader",
+    "TubeSourceReader",
+    "explain_missing_changes",
+    "measure",
+    "planned",
+    "query_of",
+]
+
+
+class QueryInput(NamedTuple):
+    """Input of the query ``query`` from the source ``name``.
+
+    ``directory`` is where the source may store what it needs to read a range of this input again.
+    """
+
+    query: str
+    name: str
+    directory: Path
+
+
+class SourceMeter(Protocol):
+    """Lag of the queries, measured on request."""
+
+    def start(self) -> None:
+        """Begin; ``end`` ends it."""
+
+    def ask(self, ends: Mapping[str, Offsets]) -> None:
+        """Request the lag of queries at the offsets ``ends``, by name; ``of`` returns it a little later."""
+
+    def of(self, sink: str) -> Lag | None:
+        """Return the newest lag under that name; None if unknown."""
+
+    def end(self, ends: Mapping[str, Offsets]) -> None:
+        """Measure for the last time, in the calling thread."""
+
+
+class SourceReader(Protocol):
+    """One source. Offsets are its own: stream -> partition -> position. ``doubts``: what a replay may lack."""
+
+    doubts: list[str]
+
+    def check(self) -> None:
+        """Check that the source can be read, before Spark is started."""
+
+    def start(self, input_: QueryInput) -> Offsets:
+        """Offsets at which a new query begins."""
+
+    def stream(self, spark: SparkSession, input_: QueryInput, start: Offsets) -> DataFrame:
+        """The rows (``rows.rows_of``) from ``start`` on; a query with a checkpoint continues from there."""
+
+    def batch(self, spark: SparkSession, input_: QueryInput, start: Offsets, end: Offsets) -> DataFrame | None:
+        """The rows in ``[start, end)``, the same each time; None where there are none."""
+
+    def empty(self, spark: SparkSession) -> DataFrame:
+        """Return no rows, with the same columns."""
+
+    def count(self, input_: QueryInput, start: Offsets, end: Offsets) -> int:
+        """Number of records in ``[start, end)``, counted by the source."""
+
+    def meter(self, clock: Callable[[], int]) -> SourceMeter:
+        """Measures how far queries are behind this source; ``clock`` gives ms since 1970."""
+
+
+TIMEOUT_MS = 1_000
+"""Lag is for people: a node that is restarting must not delay anything."""
+
+
+_PLANNED = "/planned"
+
+
+class Lag(NamedTuple):
+    """``records`` in TubeMQ are not processed by the query yet; the oldest was appended ``seconds`` ago.
+
+    Apache's brokers count whole stores, and are not asked for the oldest record, since that means to register: there
+    ``seconds`` is None while there is a lag.
+    """
+
+    records: int
+    seconds: float | None
+
+
+def planned(sink: str) -> str:
+    """Return the name under which a meter keeps the lag after the current batch; no sink can have it."""
+    return f"{sink}{_PLANNED}"
+
+
+def query_of(name: str) -> str:
+    """Return the sink whose lag is measured under ``name``."""
+    return name.removesuffix(_PLANNED)
+
+
+def measure(tube: TubeClient, bounds: Mapping[TopicPartition, Bounds], end: Offsets, now_ms: int) -> Lag:
+    """Measure the records in TubeMQ after ``end``, up to ``bounds``.
+
+    A partition that ``end`` does not name is new to the query, which will read it from its oldest record.
+
+    Raises:
+        UnavailableError, DataLossError: raised by ``tube``.
+    """
+    reached = from_json(end)
+    records, oldest_ms, is_dated = 0, now_ms, True
+    for partition, bound in bounds.items():
+        position = max(reached.get(partition, bound.oldest), bound.oldest)
+        if position >= bound.end:
+            continue
+        count = tube.weigh(Slice(partition, position, bound.end))
+        if not count:
+            # Positions are of a store, which partitions share: what is left there belongs to another one.
+            continue
+        records += count
+        if not tube.has_ranges(partition):
+            is_dated = False
+            continue
+        first, _ = tube.plan(Slice(partition, position, bound.end), 1)
+        for batch in tube.read(Slice(partition, position, first)):
+            oldest_ms = min(oldest_ms, *map(int, batch.append_times))
+    return Lag(records, max(now_ms - oldest_ms, 0) / 1000 if is_dated else None)
+
+
+class LagMeter:
+    """Measures lag in a thread of its own, on request and never twice at once.
+
+    ``open_tube`` opens a client, ``bounds`` returns the readable ranges, ``clock`` returns ms since 1970.
+    """
+
+    def __init__(
+        self,
+        open_tube: Callable[[], TubeClient],
+        bounds: Callable[[TubeClient], Mapping[TopicPartition, Bounds]],
+        clock: Callable[[], int],
+    ) -> None:
+        self._open = open_tube
+        self._bounds = bounds
+        self._clock = clock
+        self._asked = threading.Event()
+        self._closed = False
+        self._ends: Mapping[str, Offsets] = {}
+        self._found: Mapping[str, Lag] = {}
+        self._thread = threading.Thread(target=self._work, name="penstock-lag", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread; ``end`` ends it."""
+        self._thread.start()
+
+    def ask(self, ends: Mapping[str, Offsets]) -> None:
+        """Request the lag of queries at the offsets ``ends``, by sink; ``of`` returns it a little later."""
+        self._ends = dict(ends)
+        self._asked.set()
+
+    def of(self, sink: str) -> Lag | None:
+        """The newest lag of ``sink``; None if it is unknown or TubeMQ did not answer in time."""
+        return self._found.get(sink)
+
+    def end(self, ends: Mapping[str, Offsets]) -> None:
+        """End the thread, and measure once more in the calling thread; a request in progress ends with its timeout."""
+        self._closed = True
+        self._asked.set()
+        if self._thread.is_alive():
+            self._thread.join(2 * TIMEOUT_MS / 1000)
+            with self._open() as tube:
+                self._found = self._measure(tube, ends)
+
+    def _work(self) -> None:
+        with self._open() as tube:
+            while True:
+                self._asked.wait()
+                self._asked.clear()
+                if self._closed:
+                    return
+                self._found = self._measure(tube, self._ends)
+
+    def _measure(self, tube: TubeClient, ends: Mapping[str, Offsets]) -> dict[str, Lag]:
+        try:
+            bounds = self._bounds(tube)
+            now_ms = self._clock()
+            return {sink: measure(tube, bounds, end, now_ms) for sink, end in ends.items()}
+        except PenstockError:
+            return {}
+
+
+FIRST_LOOK_MS = 10_000
+"""Timeout of the check before Spark starts: long enough for a node that is just starting."""
+
+
+class TubeSourceReader:
+    """TubeMQ topics under the name ``name``. With a ``span`` the source ends, at offsets that are stored in ``starts``.
+
+    Positions are shown as those of groups whose names begin with ``group``, unless the source names another, and end
+    with the query and the source; not those of a span. ``headers``: whether the rows keep all headers of a record.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        source: TubeOptions,
+        starts: Path,
+        span: Span | None = None,
+        *,
+        group: str = "",
+        headers: bool = True,
+    ) -> None:
+        self._columns = (*COLUMNS, *((HEADERS,) if headers else ()), *(f"header.{n}" for n in header_names(source)))
+        self.options = canonical_names(source.all_options() | {"columns": ",".join(self._columns)})
+        self.checked = SourceOptions.parse(self.options)
+        self.doubts: list[str] = []
+        """Data that a replay may lack, found when it begins."""
+        self._name = name
+        self._source = source
+        self._starts = starts
+        self._span = span
+        self._group = self.options.get("tubemq.group", self.options.get("groupIdPrefix", group))
+
+    def open(self) -> TubeClient:
+        """Open a client with a short timeout."""
+        return TubeClient.of(self.checked, timeout_ms=TIMEOUT_MS)
+
+    def check(self) -> None:
+        """Check that TubeMQ answers and has the topics.
+
+        Raises:
+            UnavailableError: no master answers.
+            ConfigError: a topic does not exist.
+        """
+        with TubeClient.of(self.checked, timeout_ms=min(self.checked.timeout_ms, FIRST_LOOK_MS)) as tube:
+            source = self._source
+            with explain_missing_changes(source.tube_topic) if isinstance(source, StateStoreSource) else nullcontext():
+                tube.partitions(self.checked.topics)
+
+    def start(self, input_: QueryInput) -> Offsets:
+        """Offsets that ``startingOffsets``, or the span, means now."""
+        with TubeClient.of(self.checked) as tube:
+            bounds = tube.bounds(tube.partitions(self.checked.topics))
+            wanted = self.checked.for_stream() if self._span is None else self._span.begin
+            positions = tube.positions(wanted, bounds, "startingOffsets")
+        if self._span is not None:
+            self._look_for_gaps(positions, bounds)
+        return to_json(positions)
+
+    def end(self) -> Offsets | None:
+        """Return the end offsets of the span, or None: resolved once and stored, as "latest" and times change."""
+        if self._span is None:
+            return None
+        path = self._starts / ("_end.json" if self._name == SOURCE else f"_end-{self._name}.json")
+        try:
+            return dict(read_json(path))
+        except FileNotFoundError:
+            pass
+        with TubeClient.of(self.checked) as tube:
+            bounds = tube.bounds(tube.partitions(self.checked.topics))
+            positions = tube.positions(self._span.end, bounds, "endingOffsets")
+            for partition, position in positions.items():
+                check_kept(position, Bounds(0, bounds[partition].end), partition)
+        end = to_json(positions)
+        write_json(path, end)
+        return end
+
+    def bounds(self, tube: TubeClient) -> dict[TopicPartition, Bounds]:
+        """The readable range now: from the earliest stored offset to the end of the log, or of the span."""
+        bounds = tube.bounds(tube.partitions(self.checked.topics, max_age_s=TIMEOUT_MS / 1000))
+        end = self.end()
+        if end is None:
+            return bounds
+        last = from_json(end)
+        return {p: Bounds(b.oldest, min(b.end, last[p])) for p, b in bounds.items() if p in last}
+
+    def stream(self, spark: SparkSession, input_: QueryInput, start: Offsets) -> DataFrame:
+        """The stream from ``start`` on."""
+        parts = [self._group, input_.query, *([input_.name] if input_.name != SOURCE else [])]
+        shown = self._group and self._span is None
+        options = self.options | {
+            "startingOffsets": json.dumps(start),
+            "tubemq.group": "-".join(parts) if shown else "",
+        }
+        end = self.end()
+        if end is not None:
+            options |= {"endingOffsets": json.dumps(end)}
+        make_thread_safe(spark, "tubemq")
+        return self._rows(spark.readStream.format("tubemq").options(**options).load())
+
+    def batch(self, spark: SparkSession, input_: QueryInput, start: Offsets, end: Offsets) -> DataFrame | None:
+        """The records in ``[start, end)``, the same each time; None where there are none.
+
+        A partition that only ``end`` has begins where it ends: the source notes it one batch before it reads it.
+        """
+        begin, stop = from_json(start), from_json(end)
+        ends = {
+            partition: position for partition, position in stop.items() if begin.get(partition, position) < position
+        }
+        if not ends:
+            return None
+        starts = with_marks(to_json({partition: begin[partition] for partition in ends}), marks_of(start))
+        left_out = {"subscribe", "maxOffsetsPerTrigger", "startingOffsets"}
+        options = {name: value for name, value in self.options.items() if name not in left_out} | {
+            "assign": json.dumps({topic: list(named) for topic, named in to_json(ends).items()}),
+            "startingOffsets": json.dumps(starts),
+            "endingOffsets": json.dumps(to_json(ends)),
+        }
+        return self._rows(spark.read.format("tubemq").options(**options).load())
+
+    def empty(self, spark: SparkSession) -> DataFrame:
+        """Return no rows, with the same columns."""
+        return self._rows(spark.createDataFrame([], spark_schema(self._columns)))
+
+    def count(self, input_: QueryInput, start: Offsets, end: Offsets) -> int:
+        """Number of records in ``[start, end)``, counted by the brokers."""
+        return count_rows(self.options, start, end)
+
+    def meter(self, clock: Callable[[], int]) -> LagMeter:
+        """Measures how far queries are behind."""
+        return LagMeter(self.open, self.bounds, clock)
+
+    def _look_for_gaps(self, positions: Positions, bounds: Mapping[TopicPartition, Bounds]) -> None:
+        """Positions that are gone are an error; of a time before the oldest record nobody knows what it had."""
+        assert self._span is not None
+        for partition, position in positions.items():
+            if self.checked.fail_on_data_loss:
+                check_kept(position, bounds[partition], partition)
+            if isinstance(self._span.begin, Times) and position == bounds[partition].oldest > 0:
+                self.doubts.append(
+                    f"{partition}: the log begins at position {position} now; what it had of the time before that "
+                    "retention has removed, and the replay lacks it"
+                )
+
+    def _rows(self, records: DataFrame) -> DataFrame:
+        return source_rows(self._name, self._source, records)
+
+
+class FilesSourceReader:
+    """Files of a directory under the name ``name``; ``state`` is the pipeline's state directory."""
+
+    def __init__(self, name: str, source: FilesSource, state: Path, span: Span | None = None) -> None:
+        self.doubts: list[str] = []
+        self._span = span
+        self._name = name
+        self._source = source
+        self._state = state
+        self._inbox = layout.inbox(state, name)
+        self._path = str(Path(source.path).absolute())
+
+    def check(self) -> None:
+        """Look whether the directory is there.
+
+        Raises:
+            ConfigError: it is not, is no Delta table where it should be, or a part of the files is asked for.
+            StorageError: it may not be looked into.
+        """
+        _refuse_part(self._name, self._span)
+        path = Path(self._path)
+        if self._source.content == "delta":
+            DeltaLog(path).check()
+            return
+        directory = path.parent if any(mark in path.name for mark in "*?[") else path
+        if not directory.is_dir():
+            raise ConfigError(
+                f"the source {self._name!r} cannot read {str(directory)!r}: there is no such directory",
+                option="path",
+                do="make it, or correct the path (it is taken from the directory in which the run is started)",
+            )
+        if not os.access(directory, os.R_OK | os.X_OK):
+            raise StorageError(
+                f"the source {self._name!r} cannot read {str(directory)!r}",
+                path=str(directory),
+                why="this user may not look into it",
+                do="give this user the right to, or start the run as another one",
+            )
+
+    def start(self, input_: QueryInput) -> Offsets:
+        """Before the first file."""
+        return {files.STREAM: {"0": 0}}
+
+    def stream(self, spark: SparkSession, input_: QueryInput, start: Offsets) -> DataFrame:
+        """Files as they come."""
+        self._inbox.mkdir(parents=True, exist_ok=True)
+        spark.dataSource.register(files.FilesDataSource)
+        make_thread_safe(spark, files.FilesDataSource.name())
+        options = {
+            "path": self._path,
+            "content": self._source.content,
+            "skipLines": str(self._source.skip_lines),
+            "changes": self._source.changes,
+            "maxFiles": str(self._source.max_files),
+            "inbox": str(self._inbox),
+            "log": str(_log(input_)),
+        }
+        return self._rows(spark.readStream.format("penstock-files").options(**options).load())
+
+    def batch(self, spark: SparkSession, input_: QueryInput, start: Offsets, end: Offsets) -> DataFrame | None:
+        """The records of the files in ``[start, end)``."""
+        first, last = _range(files.STREAM, start, end)
+        if first == last:
+            return None
+        options = {"log": str(_log(input_)), "start": str(first), "end": str(last)}
+        return self._rows(spark.read.format("penstock-files").options(**options).load())
+
+    def empty(self, spark: SparkSession) -> DataFrame:
+        """Return no rows, with the same columns."""
+        return self._rows(spark.createDataFrame([], spark_schema(WITH_HEADERS)))
+
+    def count(self, input_: QueryInput, start: Offsets, end: Offsets) -> int:
+        """Count the records of those files by reading them.
+
+        Raises:
+            DataLossError: a file has changed.
+        """
+        entries = FileLog(_log(input_)).entries()[slice(*_range(files.STREAM, start, end))]
+        for entry in entries:
+            check_unchanged(entry)
+        return sum(
+            entry.records if entry.content == "letters" else count_records(entry.path, entry.content, entry.skip)
+            for entry in entries
+        )
+
+    def meter(self, clock: Callable[[], int]) -> _FileMeter:
+        """Measures what was found and not yet read."""
+        return _FileMeter(lambda query: FileLog(_log(QueryInput(query, self._name, self._state))), clock)
+
+    def _rows(self, records: DataFrame) -> DataFrame:
+        return source_rows(self._name, self._source, records)
+
+
+class RateSourceReader:
+    """Records of the clock under the name ``name``."""
+
+    def __init__(self, name: str, source: RateSource, span: Span | None = None) -> None:
+        self.doubts: list[str] = []
+        self._span = span
+        self._name = name
+        self._source = source
+
+    def check(self) -> None:
+        """There is always a clock."""
+        _refuse_part(self._name, self._span)
+
+    def start(self, input_: QueryInput) -> Offsets:
+        """Before the first row."""
+        return {local_sources.STREAM: {"0": 0}}
+
+    def stream(self, spark: SparkSession, input_: QueryInput, start: Offsets) -> DataFrame:
+        """Rows as they come due."""
+        spark.dataSource.register(local_sources.RateDataSource)
+        make_thread_safe(spark, local_sources.RateDataSource.name())
+        return self._rows(spark.readStream.format("penstock-rate").options(**self._options(input_)).load())
+
+    def batch(self, spark: SparkSession, input_: QueryInput, start: Offsets, end: Offsets) -> DataFrame | None:
+        """The same rows again."""
+        first, last = _range(local_sources.STREAM, start, end)
+        if first == last:
+            return None
+        options = self._options(input_) | {"start": str(first), "end": str(last)}
+        return self._rows(spark.read.format("penstock-rate").options(**options).load())
+
+    def empty(self, spark: SparkSession) -> DataFrame:
+        """Return no rows, with the same columns."""
+        return self._rows(spark.createDataFrame([], spark_schema(WITH_HEADERS)))
+
+    def count(self, input_: QueryInput, start: Offsets, end: Offsets) -> int:
+        """The rows of the range."""
+        first, last = _range(local_sources.STREAM, start, end)
+        return last - first
+
+    def meter(self, clock: Callable[[], int]) -> _NoMeter:
+        """Nothing waits for a clock."""
+        return _NoMeter()
+
+    def _rows(self, records: DataFrame) -> DataFrame:
+        return source_rows(self._name, self._source, records)
+
+    def _options(self, input_: QueryInput) -> dict[str, str]:
+        options = {"rowsPerSecond": str(self._source.rows_per_second), "startMs": str(_clock(input_))}
+        return options if self._source.rows is None else options | {"rows": str(self._source.rows)}
+
+
+def _clock(input_: QueryInput) -> int:
+    """The instant, ms since 1970, from which the rows of ``way`` are counted: decided once and kept."""
+    path = layout.clock(input_.directory, input_.query, input_.name)
+    try:
+        return int(read_json(path)["start_ms"])
+    except FileNotFoundError:
+        now = time.time_ns() // 1_000_000
+        write_json(path, {"start_ms": now})
+        return now
+
+
+def _log(input_: QueryInput) -> Path:
+    return layout.file_log(input_.directory, input_.query, input_.name)
+
+
+def _range(stream: str, start: Offsets, end: Offsets) -> tuple[int, int]:
+    # A source that has given nothing yet has no position.
+    last = end.get(stream, {}).get("0", 0)
+    return min(start.get(stream, {}).get("0", 0), last), last
+
+
+class _NoMeter:
+    """Of a source that nothing is ever behind."""
+
+    def start(self) -> None:
+        """Nothing to begin."""
+
+    def ask(self, ends: Mapping[str, Offsets]) -> None:
+        """Nothing to measure."""
+
+    def of(self, sink: str) -> Lag | None:
+        return Lag(0, 0.0)
+
+    def end(self, ends: Mapping[str, Offsets]) -> None:
+        """Nothing to end."""
+
+
+class _FileMeter(_NoMeter):
+    """Counts the records of files that were found and not read; the oldest file tells the seconds."""
+
+    def __init__(self, log_of: Callable[[str], FileLog], clock: Callable[[], int]) -> None:
+        self._log_of = cache(log_of)
+        self._clock = clock
+        self._found: dict[str, Lag] = {}
+
+    def ask(self, ends: Mapping[str, Offsets]) -> None:
+        for name, end in ends.items():
+            waiting = self._log_of(query_of(name)).entries()[end.get(files.STREAM, {}).get("0", 0) :]
+            oldest_ms = min((entry.mtime_ns // 1_000_000 for entry in waiting), default=self._clock())
+            records = sum(entry.records for entry in waiting)
+            self._found[name] = Lag(records, max(self._clock() - oldest_ms, 0) / 1000)
+
+    def of(self, sink: str) -> Lag | None:
+        return self._found.get(sink)
+
+    def end(self, ends: Mapping[str, Offsets]) -> None:
+        self.ask(ends)
+
+
+def _refuse_part(name: str, span: Span | None) -> None:
+    if span is not None and (span.begin, span.end) != ("earliest", "latest"):
+        raise ConfigError(
+            f"the source {name!r} cannot be replayed in part: it has no places in time",
+            option="--from",
+            do="leave --from and --to out, which replays all of it",
+        )
+
+
+def explain_missing_changes(topic: str) -> AbstractContextManager[None]:
+    """Explain a missing topic of changes: name the option that makes the node fill it."""
+    return explain_missing_topic(
+        "the changes of the state store are not stored",
+        why="a node copies changes into a topic only where statestore.capture_topic names it",
+        do=f"set statestore.capture_topic: {topic} in the node's configuration and start it again",
+        option="tube_topic",
+    )
