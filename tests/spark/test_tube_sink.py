@@ -127,6 +127,6 @@ def test_a_batch_write_that_is_named_is_written_once(
 def test_a_topic_that_is_not_there_fails_the_job(spark: SparkSession, node: Node) -> None:
     rows = spark.sql("SELECT 'a' AS value")
     sink = rows.write.format("tubemq").mode("append").option("tubemq.master", node.master).option("topic", "nowhere")
-    with pytest.raises(PySparkException, match="topic 'nowhere' has no partition") as caught:
+    with pytest.raises(PySparkException, match="topic 'nowhere' does not exist") as caught:
         sink.save()
     assert "Failed to initialize Python data source writer" in str(caught.value), "found before tasks are started"

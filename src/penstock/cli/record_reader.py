@@ -17,6 +17,7 @@ AHEAD = 8
 """Limit of chunks that are read ahead."""
 LENGTH = struct.Struct(">I")
 LARGEST = 20 << 20
+_FORMAT = "write a length before each value, or use --format lines"
 
 
 async def chunks(stream: IO[bytes]) -> AsyncIterator[bytes]:
@@ -74,7 +75,9 @@ class Lines:
         for line in lines:
             yield line.removesuffix(b"\r")
         if len(self._rest) > LARGEST:
-            raise LocalProtocolError(f"a line has more than {LARGEST} bytes")
+            raise LocalProtocolError(
+                f"a line has more than {LARGEST} bytes", do="split it, or use another format: --format length"
+            )
 
     def end(self) -> Iterator[bytes]:
         """Yield the last line if it has no line end [Splitter]."""
@@ -110,9 +113,17 @@ class Lengths:
             raise _no_length(rest)
         if rest:
             have, size = len(rest) - LENGTH.size, LENGTH.unpack_from(rest)[0]
-            raise LocalProtocolError(f"the input ends after {have} of {size} bytes")
+            raise LocalProtocolError(
+                f"the input ends after {have} of {size} bytes of a value",
+                why="each value follows its length",
+                do=_FORMAT,
+            )
         yield from ()
 
 
 def _no_length(head: bytes) -> LocalProtocolError:
-    return LocalProtocolError(f"{head.hex(' ')} is not a length up to {LARGEST}")
+    return LocalProtocolError(
+        f"the bytes {head.hex(' ')} are not a length up to {LARGEST}",
+        why="each value follows its length: 4 bytes, big-endian",
+        do=_FORMAT,
+    )

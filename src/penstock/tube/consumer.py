@@ -113,7 +113,7 @@ class Consumer:
         names = list(topics)
         by_topic = filters if isinstance(filters, Mapping) else dict.fromkeys(names, tuple(filters))
         if any(isinstance(given, str) for given in (topics, filters, *by_topic.values())):
-            raise ConfigError("tube: topics and filters are lists, not one text", do="write [...] round it")
+            raise ConfigError("tube: topics and filters are lists, not one text", do="write a list: ['line3']")
         _check_words(start, balance, bound)
         check_seconds(heartbeat_s=heartbeat_s, request_timeout_s=request_timeout_s, confirm_timeout_s=confirm_timeout_s)
         _check_session(session_timeout_s, heartbeat_s)
@@ -196,7 +196,7 @@ class Consumer:
             LocalProtocolError: it was started or closed before.
         """
         if self._heart is not None or self._closed:
-            raise LocalProtocolError("tube: a consumer is started once", do="make another one")
+            raise LocalProtocolError("tube: the consumer was started or closed before", do="create another one")
         await self._session.start(self._fetcher)
         self._heart = asyncio.create_task(self._beat(), name=f"tube-consumer-heart-{self.client_id}")
 
@@ -298,7 +298,7 @@ class Consumer:
         """
         for partition in offsets:
             if not isinstance(partition, Partition):
-                raise LocalProtocolError(f"tube: seek takes partitions as assignment has them, not {partition!r}")
+                raise LocalProtocolError(f"tube: seek: got {partition!r}, expected a partition of assignment")
         check_offsets("seek", offsets.values())
         await self._fetcher.seek(dict(offsets))
 
@@ -407,7 +407,8 @@ class Consumer:
     def _of_client_balance(self) -> ClientBalance:
         if self._self_balanced is None:
             raise LocalProtocolError(
-                "tube: the master gives this consumer its partitions", do="make it with balance='client' to choose them"
+                "tube: the master assigns the partitions of this consumer",
+                do="create it with balance='client' to choose them",
             )
         return self._self_balanced
 
@@ -421,9 +422,9 @@ class Consumer:
 def _check_words(start: str, balance: str, bound: Bound | None) -> None:
     """Raise ConfigError where words are unknown or do not go together."""
     if start not in {"earliest", "latest"}:
-        raise ConfigError(f"tube: start {start!r} is not possible", option="start", do="write earliest or latest")
+        raise ConfigError(f"tube: start: got {start!r}", option="start", do="write earliest or latest")
     if balance not in {"server", "client"}:
-        raise ConfigError(f"tube: balance {balance!r} is not possible", option="balance", do="write server or client")
+        raise ConfigError(f"tube: balance: got {balance!r}", option="balance", do="write server or client")
     if bound is not None and balance == "client":
         raise ConfigError("tube: bound consumption needs the master's balance", option="bound")
 

@@ -31,8 +31,9 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import NamedTuple, Self
 
-from penstock.errors import LocalProtocolError, PenstockError, RefusedError, UnavailableError
+from penstock.errors import PenstockError, RefusedError, UnavailableError
 from penstock.runtime.backoff import Backoff
+from penstock.tube.client.arguments import empty_record, too_large
 from penstock.tube.codec.codes import ErrCode
 from penstock.tube.codec.methods import MethodId, Service
 from penstock.tube.codec.proto import broker_pb2 as pb
@@ -190,7 +191,7 @@ class Asker:
                         f"tube: broker {broker.address} did not answer query {asked.query!r}, batch {asked.batch}, "
                         f"within {self._timeout_s:g} s",
                         why=error.what,
-                        do="look whether the broker runs and is reached, then run it again",
+                        do="check that the broker runs and is reachable, then run the batch again",
                     ) from error
             else:
                 if not answer.HasField("transaction") and answer.errCode != ErrCode.CERTIFICATE_FAILURE:
@@ -316,14 +317,10 @@ class Stager:
         target = self._producer.choose(topic, record.key, partition)
         data, flag, msg_type = record.encode()
         if not data:
-            raise LocalProtocolError("tube: a message without body and attributes cannot be stored")
+            raise empty_record()
         most = self._producer.max_bytes(topic)
         if len(record.value) > most:
-            raise LocalProtocolError(
-                f"tube: a body of {len(record.value)} bytes is too large for topic {topic!r}",
-                why=f"its limit is {most} bytes",
-                do="send less, or raise the topic's largest message",
-            )
+            raise too_large(topic, len(record.value), most)
         queue = self._queues.get(target.broker.id)
         if queue is None:
             queue = self._queues[target.broker.id] = _BrokerQueue(target.broker)
@@ -367,9 +364,9 @@ class Stager:
             queue.bytes -= request.bytes
             if answer is None:
                 raise UnavailableError(
-                    f"tube: broker {queue.broker.address} does not stage any more",
-                    why="another server answers there than before",
-                    do="look what runs there",
+                    f"tube: broker {queue.broker.address} no longer stages rows",
+                    why="another server listens at this address than before",
+                    do="check which server listens there, then run the batch again",
                 )
             self._take(answer.transaction)
 
@@ -409,18 +406,18 @@ def _refused(broker: BrokerInfo, asked: pb.Transaction, answer: pb.SendMessageRe
     match answer.transaction.refusal:
         case pb.TransactionResult.FENCED:
             what = f"tube: {about}: run {asked.run!r} was replaced by run {answer.transaction.run!r}"
-            do = "let the newer run continue, and end this one; if both shall write, give each a query of its own"
+            do = "stop this run; if both should write, give each a query name of its own"
         case pb.TransactionResult.FULL:
-            what = f"tube: {about}: broker {broker.address} takes no more staged rows"
-            do = "write smaller batches, or raise tube.staging.max_bytes of the broker; what nobody commits goes after "
-            do += "tube.staging.keep, or by penstock tube staged delete"
+            what = f"tube: {about}: broker {broker.address} accepts no more staged rows"
+            do = "write smaller batches, or raise tube.staging.max_bytes of the broker; uncommitted rows are deleted "
+            do += "after tube.staging.keep, or by penstock tube staged delete"
         case pb.TransactionResult.NOT_STAGED:
             what = f"tube: {about}: broker {broker.address} does not have these rows staged"
             do = "run the batch again"
         case _:
             what = f"tube: {about}: broker {broker.address} refused"
             if answer.errCode == ErrCode.CERTIFICATE_FAILURE:
-                do = "give the user and the password"
+                do = "set the user and the password"
     return RefusedError(what, code=answer.errCode, text=answer.errMsg, peer=broker.address, why=why, do=do)
 
 
@@ -510,8 +507,8 @@ class _Driver:
         if answer is None:
             raise UnavailableError(
                 f"tube: broker {broker.address} does not know query {asked.query!r}",
-                why="another server answers there than before",
-                do="look what runs there",
+                why="another server listens at this address than before",
+                do="check which server listens there, then run the batch again",
             )
         known = answer.transaction
         self._brokers[broker.id] = broker
@@ -541,9 +538,9 @@ class _Driver:
                 raise
             query = self._batch.query
             raise UnavailableError(
-                f"tube: batch {left[0].batch} of query {query!r} waits for broker {broker.address}, which holds a part",
+                f"tube: batch {left[0].batch} of query {query!r} waits for broker {broker.address}, which has a part",
                 why=error.why or error.what,
-                do=f"start that broker again; if it is gone for good: penstock tube staged delete {query} --force",
+                do=f"start that broker again; if it is lost: penstock tube staged delete {query} --force",
             ) from error
 
     async def decide(self) -> None:

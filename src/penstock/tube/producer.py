@@ -28,6 +28,7 @@ from penstock.tube.client.arguments import (
     local_ipv4,
     new_client_id,
     parse_masters,
+    too_large,
 )
 from penstock.tube.client.connection import ConnectionPool
 from penstock.tube.client.master_sessions import ProducerSession
@@ -215,7 +216,7 @@ class Producer:
             LocalProtocolError: it was started or closed before.
         """
         if self._sender is not None or self._closing:
-            raise LocalProtocolError("tube: a producer is started once", do="make another one")
+            raise LocalProtocolError("tube: the producer was started or closed before", do="create another one")
         await self._session.start()
         self._loop = asyncio.get_running_loop()
         self._sender = Sender(
@@ -400,11 +401,7 @@ class Producer:
         try:
             most = self._routes.max_bytes(message.topic)
             if message.size > most:
-                raise LocalProtocolError(
-                    f"tube: a body of {message.size} bytes is too large for topic {message.topic!r}",
-                    why=f"its limit is {most} bytes",
-                    do="send less, or raise the topic's largest message",
-                )
+                raise too_large(message.topic, message.size, most)
             target = self._routes.choose(message.topic, message.key, message.partition, monotonic_ms())
             assert target is not None, "admitted only while the topic has partitions"
         except PenstockError as error:

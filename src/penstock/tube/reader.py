@@ -210,7 +210,7 @@ class RangeResponse:
                 start=bounds.lostStart,
                 end=bounds.lostEnd,
                 why=f"broker {peer}: {answer.errMsg}",
-                do="look at the broker's log for what was damaged; continue at the second offset to accept the gap",
+                do="see the log of the broker for the damage; continue at the second offset to accept the gap",
             )
         if answer.errCode == ErrCode.SERVICE_UNAVAILABLE:
             raise UnavailableError(f"tube: broker {peer} does not serve now: {answer.errMsg}", applied=False)
@@ -228,7 +228,7 @@ class RangeResponse:
                 code=answer.errCode,
                 peer=peer,
                 why="it is not a penstock broker; Apache's brokers serve registered consumers only",
-                do="read it with a consumer: penstock tube consume --group NAME",
+                do="read from it as a consumer group: penstock tube consume TOPIC --group NAME",
             )
 
     def stored(self) -> MessageBatch | None:
@@ -256,7 +256,11 @@ class RangeResponse:
             DataLossError: they do not match their checksum. RefusedError: the broker is too old for this.
         """
         if not self.message.range.HasField("columns"):
-            raise RefusedError(f"tube: broker {self.peer} is too old to read ranges from", peer=self.peer)
+            raise RefusedError(
+                f"tube: broker {self.peer} is too old to read ranges from",
+                peer=self.peer,
+                do="upgrade the broker to the version of this client",
+            )
         described = numbers_of(self.message.range.columns)
         if described is None:
             raise RemoteProtocolError(f"tube: {self.peer} sent columns of unequal lengths")
@@ -409,7 +413,9 @@ def _ask_master(connection: BlockingConnection, routes: Routes, deadline: float)
 
 def _check_accepted(code: int, text: str, peer: str) -> None:
     if code != ErrCode.SUCCESS:
-        raise RefusedError(f"tube: master {peer} refuses: {text}", code=code, text=text, peer=peer, do=remedy(code))
+        raise RefusedError(
+            f"tube: master {peer} refused the request: {text}", code=code, text=text, peer=peer, do=remedy(code)
+        )
 
 
 # --- brokers ---
@@ -433,7 +439,7 @@ class BrokerClient:
         tls: ssl.SSLContext | None = None,
     ) -> None:
         if not 0 < port < 65536:
-            raise ConfigError(f"tube: port {port} is not possible", option="port")
+            raise ConfigError(f"tube: port: got {port}", option="port", do="set a port from 1 to 65535")
         self._timeout_s = timeout_s
         self._credentials = credentials(user, password)
         self._connection = BlockingConnection((host, port), tls)
@@ -541,7 +547,11 @@ class RangeReader(BrokerReader):
     def offset_at(self, topic: str, partition: int, time_ms: int) -> int:
         answer = self._get(topic, partition, broker_pb2.RangeRequest(timeMs=time_ms))
         if not answer.range.HasField("timeOffset"):
-            raise RefusedError(f"tube: broker {self._peer} does not find offsets by time", peer=self._peer)
+            raise RefusedError(
+                f"tube: broker {self._peer} does not find offsets by time",
+                peer=self._peer,
+                do="upgrade the broker to the version of this client",
+            )
         return answer.range.timeOffset
 
     def first(self, topic: str, partition: int, start: int, end: int) -> tuple[int, int] | None:

@@ -115,7 +115,9 @@ class Record:
                 parts.append(f"{message.MSG_TYPE}={msg_type}")
             if self.msg_time is not None:
                 if not (len(self.msg_time) == 12 and self.msg_time.isascii() and self.msg_time.isdigit()):
-                    raise LocalProtocolError(f"tube: msg_time {self.msg_time!r} is not yyyyMMddHHmm")
+                    raise LocalProtocolError(
+                        f"tube: msg_time: got {self.msg_time!r}", do="write it as yyyyMMddHHmm, such as 202601311200"
+                    )
                 parts.append(f"{message.MSG_TIME}={self.msg_time}")
             if self.topic is not None:
                 parts.append("mqtt.topic=" + _encode(self.topic.encode()))
@@ -137,7 +139,7 @@ class Record:
             raise LocalProtocolError(
                 "tube: a field of the record has another type",
                 why=str(error),
-                do="give the key as bytes, headers as pairs (name, text or bytes), times as numbers, the rest as text",
+                do="set the key to bytes, headers to pairs (name, str or bytes), times to numbers, the rest to str",
             ) from error
         return data, flag, msg_type
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from penstock.tube.client.master_sessions import CLOSED_FOR_PRODUCERS, NO_SUCH_TOPIC
 from penstock.tube.codec.methods import MethodId
 from penstock.tube.codec.proto import master_pb2 as pb
 from penstock.tube.codec.strings import BrokerTopic
@@ -297,7 +298,7 @@ def test_a_producer_is_told_why_there_is_no_partition() -> None:
         return [beat.unavailable.get(topic, "") for topic in topics]
 
     assert why("demo", "closed", "deleted", "none") == [
-        "no broker is registered", "it is closed for producers", "it is deleted", "the master has no such topic",
+        "no broker is registered", CLOSED_FOR_PRODUCERS, "it is deleted", NO_SUCH_TOPIC,
     ]  # fmt: skip
     for number in (1, 2):
         join_broker(engine, number=number)

@@ -47,8 +47,8 @@ def test_lengths_wherever_they_are_cut(values: list[bytes], places: list[int]) -
     ("splitter", "data", "message"),
     [
         (Lines, b"a\n" + bytes(101), "more than 100 bytes"),
-        (Lengths, LENGTH.pack(1) + b"a" + LENGTH.pack(101), "00 00 00 65 is not a length up to 100"),
-        (Lengths, LENGTH.pack(1) + b"a" + b"\0\0", "00 00 is not a length"),
+        (Lengths, LENGTH.pack(1) + b"a" + LENGTH.pack(101), "00 00 00 65 are not a length up to 100"),
+        (Lengths, LENGTH.pack(1) + b"a" + b"\0\0", "00 00 are not a length"),
         (Lengths, LENGTH.pack(1) + b"a" + LENGTH.pack(3) + b"b", "ends after 1 of 3 bytes"),
     ],
 )

@@ -145,7 +145,7 @@ def test_topics_describe(web: Web, penstock: Command) -> None:
     assert web.calls[-1] == ("127.0.0.1:8081", "admin_query_pubinfo", {"topicName": "water"})
     web.answers["admin_query_pubinfo"] = []
     web.answers["admin_query_topic_info"] = [{"topicName": "fresh", "topicInfo": []}]
-    for name, words in (("nope", "no broker has topic 'nope'"), ("fresh", "no broker reports topic 'fresh'")):
+    for name, words in (("nope", "topic 'nope' does not exist"), ("fresh", "no broker reports topic 'fresh'")):
         done = penstock("tube", "topic", "describe", name)
         assert (done.status, done.out) == (1, "")
         assert words in done.err

@@ -121,7 +121,7 @@ def test_reset_to_saved_positions(web: Web, penstock: Command, tmp_path: Path) -
     assert json.loads(web.calls[-1][2]["offsetJsonInfo"]) == {"1:water:0": 28}
     file.write_text(json.dumps({"topic": "water", "broker": 2, "partition": 0, "offset": 28}))
     done = penstock("tube", "offset", "reset", "lake", "--file", str(file))
-    assert (done.status, "there is no partition 2:0 of water to reset" in done.err) == (1, True)
+    assert (done.status, "has no committed offset in partition 2:0 of water" in done.err) == (1, True)
     for text, words in [("x", "line 1 of"), ("", "has no offsets"), ('{"offset": 1}', "line 1 of")]:
         file.write_text(text)
         done = penstock("tube", "offset", "reset", "lake", "--file", str(file))
@@ -135,7 +135,7 @@ def test_reset_of_chosen_partitions(web: Web, penstock: Command) -> None:
         )
         assert [json.loads(line)["partition"] for line in done.out.splitlines()] == [1]
     done = penstock("tube", "offset", "reset", "lake", "--to", "28", "--partition", "2:0")
-    assert (done.status, "there is no partition to reset group 'lake' in" in done.err) == (1, True)
+    assert (done.status, "group 'lake' has no committed offset in the selected partitions" in done.err) == (1, True)
 
 
 def test_reset_says_that_the_group_runs(web: Web, penstock: Command) -> None:

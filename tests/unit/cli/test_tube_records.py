@@ -312,10 +312,13 @@ def test_apaches_brokers_are_read_as_a_group(penstock: Command, monkeypatch: pyt
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (["--group", "lake", "--partition", "1"], "--partition excludes --group"),
+        (["--group", "lake", "--partition", "1"], "--partition and --group exclude each other"),
         (["--group", "lake", "--until", "1h"], "--until excludes --group"),
+        (["--raw", "--json"], "--raw and --json exclude each other"),
+        (["--format", "length"], "--format is set without --raw"),
+        (["--key-separator", "="], "--key-separator is set without --raw"),
         (["--follow", "--until", "1h"], "--until excludes --group and --follow"),
-        (["--group", "lake", "--from", "-1"], "with --group only earliest and latest"),
+        (["--group", "lake", "--from", "-1"], "a group starts at its committed offsets"),
         (["--from", "sometime"], "write one of: earliest, latest, a time"),
         (["--until", "3"], "a multiple of 28"),
     ],

@@ -115,7 +115,7 @@ def test_the_options_are_those_of_the_client(options: type, client: type) -> Non
 
 
 def test_wrong_arguments_are_refused_where_they_are_given() -> None:
-    with pytest.raises(ConfigError, match="heartbeat_s 0"):
+    with pytest.raises(ConfigError, match="heartbeat_s: got 0"):
         Producer("127.0.0.1:1", heartbeat_s=0)
     with pytest.raises(ConfigError, match="lists, not one text"):
         Consumer("127.0.0.1:1", "lake", "demo")

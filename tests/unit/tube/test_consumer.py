@@ -316,9 +316,9 @@ async def test_a_consumer_is_started_once_and_before_it_is_read(tmp_path: Path) 
         with pytest.raises(LocalProtocolError, match="not running"):
             await anext(consumer)
         async with consumer:
-            with pytest.raises(LocalProtocolError, match="started once"):
+            with pytest.raises(LocalProtocolError, match="started or closed before"):
                 await consumer.start()
-        with pytest.raises(LocalProtocolError, match="started once"):
+        with pytest.raises(LocalProtocolError, match="started or closed before"):
             await consumer.start()
         with pytest.raises(StopAsyncIteration):
             await anext(consumer)
@@ -398,7 +398,7 @@ async def test_what_cannot_be_consumed(tmp_path: Path) -> None:
             assert told.value.do == f"choose {least} or more, or a shorter heartbeat_s"
         with pytest.raises(ConfigError, match="server or client"):
             Consumer(running.masters, "lake", ["demo"], balance="none")
-        with pytest.raises(LocalProtocolError, match="gives this consumer its partitions"):
+        with pytest.raises(LocalProtocolError, match="assigns the partitions of this consumer"):
             await Consumer(running.masters, "lake", ["demo"]).assign([])
         by_key: Any = {"1:demo:0": 0}
         async with Consumer(running.masters, "lake", ["demo"]) as consumer:

@@ -28,6 +28,7 @@ __all__ = [
     "MasterOptions",
     "Topic",
     "TubeConnectionOptions",
+    "check_topic",
     "complete_group",
     "complete_topic",
     "connects",
@@ -229,9 +230,9 @@ class TubeConnectionOptions(MasterOptions):
         given = [text.strip() for text in self.broker_http.split(",")] if self.broker_http else []
         if len(given) > len(rows):
             raise ConfigError(
-                f"--broker-http: {len(given)} addresses for {len(rows)} brokers",
+                f"--broker-http: {len(given)} addresses for {len(rows)} broker{'' if len(rows) == 1 else 's'}",
                 option="--broker-http",
-                do="give one for each broker, in the order of their ids: "
+                do="set one for each broker, in the order of their ids: "
                 + ", ".join(str(row["brokerId"]) for row in rows),
             )
         found = []
@@ -353,22 +354,36 @@ def announced(masters: str, topic: str, client: ClientOptions) -> list[Partition
     """The partitions of ``topic``.
 
     Raises:
-        RefusedError: there is none.
+        RefusedError: there is none. ConfigError: the name is not valid.
     """
     found = partitions(masters, topic, client)
     if not found:
-        raise no_topic(masters, topic, "no available broker serves it")
+        raise no_topic(masters, topic, "the master announces no partition of it")
     return found
 
 
 def no_topic(masters: str, topic: str, why: str | None = None) -> RefusedError:
-    """The error of a command whose topic does not exist."""
+    """The error of a command whose topic does not exist. Raises ConfigError if it cannot exist."""
+    check_topic(topic)
     return RefusedError(
         f"topic {topic!r} does not exist at the master",
         peer=masters,
         why=why,
-        do="list the topics (penstock tube topic list), or create it (penstock tube topic create)",
+        do=f"create it (penstock tube topic create {topic}), or correct the name (penstock tube topic list)",
     )
+
+
+def check_topic(topic: str) -> None:
+    """Raise ConfigError unless ``topic`` is a valid topic name."""
+    from penstock.tube.codec.strings import TOPIC_RULE, valid_topic
+
+    if not valid_topic(topic):
+        raise ConfigError(
+            f"{topic!r} is not a valid topic name",
+            option="TOPIC",
+            why=f"a topic name is {TOPIC_RULE}",
+            do="correct the name; list the topics: penstock tube topic list",
+        )
 
 
 def complete_topic(ctx: typer.Context, incomplete: str) -> list[str]:

@@ -286,7 +286,7 @@ def _address(option: str, text: str) -> Address:
     try:
         return parse_address(text.strip())
     except ValueError as error:
-        raise ConfigError(f"{option}: got {text!r}, {error}", option=option) from error
+        raise ConfigError(f"{option}: got {text!r}", option=option, why=str(error), do="write HOST:PORT") from error
 
 
 def _word(option: str, text: str, words: type[W]) -> W:

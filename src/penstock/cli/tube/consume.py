@@ -135,6 +135,11 @@ def consume(
         tube.client(),
     )
     _check(request, group, follow=follow)
+    if raw and as_json:
+        raise ConfigError("--raw and --json exclude each other", option="--raw", do="use one of them")
+    if not raw and (form is not RawFormat.LINES or key_separator is not None):
+        option = "--format" if key_separator is None else "--key-separator"
+        raise ConfigError(f"{option} is set without --raw", option=option, do=f"add --raw, or omit {option}")
     show = _Show(raw=raw, as_json=as_json, form=form, separator=key_separator)
     with contextlib.suppress(KeyboardInterrupt):
         if group is None and not follow and _show_held(request, show):
@@ -179,12 +184,21 @@ def _check(request: ConsumeRequest, group: str | None, *, follow: bool) -> None:
     """Raise ConfigError for options that exclude each other."""
     if group is not None and request.start.word is None:
         raise ConfigError(
-            "--from: with --group only earliest and latest", do="reset the group: penstock tube offset reset"
+            f"--from: got {request.start.text!r}; a group starts at its committed offsets, or at earliest or latest",
+            option="--from",
+            do=f"reset the offsets of the group first: penstock tube offset reset {group} --to {request.start.text}",
         )
     if group is not None and request.parts:
-        raise ConfigError("--partition excludes --group", why="the master assigns the partitions of a group")
+        raise ConfigError(
+            "--partition and --group exclude each other",
+            option="--partition",
+            why="the master assigns the partitions of a group",
+            do="omit one of them",
+        )
     if request.until is not None and (group is not None or follow):
-        raise ConfigError("--until excludes --group and --follow", do="limit the number of records: --count")
+        raise ConfigError(
+            "--until excludes --group and --follow", option="--until", do="limit the number of records: --count"
+        )
 
 
 def _show_held(request: ConsumeRequest, show: _Show) -> bool:

@@ -119,7 +119,7 @@ def groups_delete(
     offsets = sum(count for _, count in committed)
     if not offsets:
         raise RefusedError(f"group {group!r} has no committed offsets", do="list the groups: penstock tube group list")
-    if not (yes or confirmed(f"Delete {offsets} committed offsets of group {group}?")):
+    if not (yes or confirmed(f"Delete {_committed(offsets)} of group {group}?")):
         note(f"group {escape(group)} was not deleted")
         raise typer.Exit(1)
     for broker, count in committed:
@@ -128,7 +128,11 @@ def groups_delete(
     if as_json:
         print_json({"group": group, "offsets": offsets})
     else:
-        note(f"group {escape(group)} was deleted: {offsets} committed offsets")
+        note(f"group {escape(group)} was deleted: {_committed(offsets)}")
+
+
+def _committed(count: int) -> str:
+    return "1 committed offset" if count == 1 else f"{count} committed offsets"
 
 
 def _offsets(rows: list[dict[str, Any]], group: str) -> int:
@@ -234,8 +238,10 @@ def offsets_reset(
     if not moves or absent:
         name = "" if not absent else " {1}:{2} of {0}".format(*min(absent))
         raise RefusedError(
-            f"there is no partition{name} to reset group {group!r} in",
-            do="list its offsets: penstock tube offset list",
+            f"group {group!r} has no committed offset in partition{name}"
+            if absent
+            else f"group {group!r} has no committed offset in the selected partitions",
+            do=f"list its offsets: penstock tube offset list {group}; --topic resets partitions without one, too",
         )
     there = tube.members(group)
     if not there and not force:
@@ -286,11 +292,15 @@ def _saved(file: Path) -> dict[tuple[str, int, int], OffsetSpec]:
             raise ConfigError(
                 f"--file: line {number} of {file} is not an offset",
                 option="--file",
-                why=f"{type(error).__name__}: {error}",
+                why=f"field {error} is missing" if isinstance(error, KeyError) else str(error),
                 do="create the file with: penstock tube offset list GROUP --json",
             ) from error
     if not found:
-        raise ConfigError(f"--file: {file} has no offsets", option="--file")
+        raise ConfigError(
+            f"--file: {file} has no offsets",
+            option="--file",
+            do="create the file with: penstock tube offset list GROUP --json",
+        )
     return found
 
 
@@ -409,7 +419,9 @@ def _group_offsets(
             offset = part["curOffset"] if part else None
             found.append(PartitionOffsets(broker, place[0], place[1], offset, first, end, behind))
     if not found and topic is not None and topic not in topics:
-        raise RefusedError(f"no broker has topic {topic!r}", do="list the topics: penstock tube topic list")
+        raise RefusedError(
+            f"no broker has topic {topic!r}", do="correct the name; list the topics: penstock tube topic list"
+        )
     if not found:
         raise RefusedError(
             f"group {group!r} has no committed offsets" + (f" in topic {topic!r}" if topic else ""),

@@ -89,7 +89,7 @@ class OffsetSpec:
                 f"{log.topic}",
                 option=self.option,
                 why=f"it stores {log.first} to {log.end}",
-                do="select the partition of this offset with --partition",
+                do="choose an offset in this range, or only the partition that has it: --partition",
             )
         return self.exact
 
@@ -166,7 +166,9 @@ def pick(parts: Iterable[PartitionSpec], topic: str, places: Iterable[tuple[int,
         meant = {place for place in there if part.matches(*place)}
         if not meant:
             names = ", ".join(f"{broker}:{number}" for broker, number in there)
-            raise RefusedError(f"topic {topic!r} has no partition {part}", why=f"it has {names}")
+            raise RefusedError(
+                f"topic {topic!r} has no partition {part}", why=f"it has {names}", do="choose one of these"
+            )
         chosen |= meant
     return chosen or set(there)
 

@@ -16,7 +16,7 @@ import typer
 from penstock.cli.options import Json
 from penstock.cli.output import escape, note, print_json
 from penstock.cli.record_reader import Lengths, Lines, Splitter, chunks
-from penstock.cli.tube.access import Topic, TubeConnectionOptions, connects, partitions, run_client
+from penstock.cli.tube.access import Topic, TubeConnectionOptions, check_topic, connects, partitions, run_client
 from penstock.cli.tube.offset_spec import PartitionSpec, parse_part
 from penstock.errors import ConfigError, LocalProtocolError
 
@@ -96,11 +96,12 @@ def produce(
 
     Exits when all records are acknowledged. With --json, the offset of each record is printed when it is acknowledged.
     """
+    check_topic(topic)
     headers = [_header(text) for text in header or []]
     if values and file is not None:
         raise ConfigError("tube produce: values and --file exclude each other", do="use one of them")
     if not values and file is None and sys.stdin.isatty():
-        raise ConfigError("tube produce: no values", do="give values, --file, or lines on standard input")
+        raise ConfigError("tube produce: no values", do="write them as arguments, in a --file, or to standard input")
     if form is InputFormat.JSON and any([values, headers, key, key_separator, key_field, msg_type]):
         raise ConfigError(
             "--format json: a line contains its key, headers and message type",
@@ -121,16 +122,19 @@ def produce(
 
     # The producer waits for a topic for a while: it may just have been created, or its broker may be starting.
     try:
-        if not partitions(tube.tube_master, topic, client):
-            remedy = "create it: penstock tube topic create"
-            note(f"waiting for topic {escape(topic)}: it does not exist ({remedy})")
+        waits = not partitions(tube.tube_master, topic, client)
+        if waits:
+            note(f"waiting for topic {topic}: it does not exist (create it: penstock tube topic create {topic})")
     except TopicUnavailableError as error:
+        waits = True
         note(f"waiting for topic {escape(topic)}: {error.why}")
 
     splitter = Lengths() if form is InputFormat.LENGTH else Lines()
     source = _values(values) if values else _read(file, splitter)
     show = _print_place if as_json else None
-    count = run_client(_produce(tube.tube_master, topic, source, record, target, client, show, idempotent=idempotent))
+    count = run_client(
+        _produce(tube.tube_master, topic, source, record, target, client, show, idempotent=idempotent, noted=waits)
+    )
     if not as_json:
         note(f"{_records(count)} produced to {escape(topic)}")
 
@@ -138,7 +142,7 @@ def produce(
 def _header(text: str) -> tuple[str, str | bytes]:
     name, equals, value = text.partition("=")
     if not equals or not name:
-        raise ConfigError(f"--header: got {text!r}, expected NAME=VALUE", option="--header")
+        raise ConfigError(f"--header: got {text!r}", option="--header", do="write NAME=VALUE: --header unit=celsius")
     return name, value
 
 
@@ -183,15 +187,20 @@ def _field(value: bytes, path: Sequence[str]) -> bytes:
         found: Any = json.loads(value)
         for name in path:
             found = found[name]
-    except (ValueError, KeyError, TypeError) as error:
+    except ValueError as error:
         raise LocalProtocolError(
-            f"field {'.'.join(path)} is missing",
-            why=f"{type(error).__name__}: {error}",
-            do="choose a field that every value has",
+            f"--key-field {'.'.join(path)}: the value is not JSON",
+            why=str(error),
+            do="produce JSON objects, or use --key",
+        ) from error
+    except (KeyError, TypeError) as error:
+        raise LocalProtocolError(
+            f"--key-field: the value has no field {'.'.join(path)}", do="choose a field that every value has"
         ) from error
     if isinstance(found, dict | list | None):
         raise LocalProtocolError(
-            f"field {'.'.join(path)} is neither text nor a number", do="choose a field that every value has"
+            f"--key-field: field {'.'.join(path)} is neither text nor a number",
+            do="choose a field with text or a number in every value",
         )
     return found.encode() if isinstance(found, str) else json.dumps(found).encode()
 
@@ -217,15 +226,19 @@ def _from_json(line: bytes) -> Record:
         )
     except (ValueError, TypeError, AttributeError) as error:
         raise LocalProtocolError(
-            "a line is not a record as printed by consume --json", why=str(error), do='write {"value": "text"} at least'
+            "the line is not a record as printed by consume --json",
+            why=str(error),
+            do='write at least {"value": "text"}',
         ) from error
 
 
-def _bytes(row: dict[str, str | None], name: str) -> bytes | None:
+def _bytes(row: dict[str, Any], name: str) -> bytes | None:
     encoded = row.get(f"{name}_base64")
     if encoded is not None:
         return base64.b64decode(encoded, validate=True)
     text = row.get(name)
+    if text is not None and not isinstance(text, str):
+        raise ValueError(f"{name} is not text")
     return None if text is None else text.encode()
 
 
@@ -251,25 +264,28 @@ async def _produce(
     show: Callable[[str, SendResult], None] | None,
     *,
     idempotent: bool,
+    noted: bool,
 ) -> int:
-    """Number of acknowledged records. Records that were read before a failure are sent, and their number reported."""
+    """Number of acknowledged records. Records that were read before a failure are sent, and their number reported.
+
+    ``noted``: the user knows why nothing is acknowledged at first.
+    """
     import asyncio
 
     from penstock.tube.producer import Producer
 
     sent: Queue[Future[SendResult] | None] = asyncio.Queue()
     stored = taken = 0
-    told = False
 
     async def one_ended(*tasks: asyncio.Task[None]) -> None:
-        nonlocal told
+        nonlocal noted
         while True:
             before = stored
             done, _ = await asyncio.wait(tasks, timeout=SILENT_S, return_when=asyncio.FIRST_COMPLETED)
             if done:
                 return
-            if not told and taken > stored == before:
-                told = True
+            if not noted and taken > stored == before:
+                noted = True
                 note(
                     f"no acknowledgement for {SILENT_S:g} s: still retrying. The broker may be unavailable, slow or "
                     "out of disk space: see /readyz of the node"
@@ -304,7 +320,7 @@ async def _produce(
                     if (future := sent.get_nowait()) is not None:
                         future.cancel()
     except BaseException:
-        note(f"{_records(stored)} produced to {escape(topic)} before it ended")
+        note(f"{_records(stored)} produced to {topic} before the failure")
         raise
     return stored
 
@@ -324,7 +340,8 @@ async def _send(
                 number += 1
                 sent.put_nowait(await producer.queue(topic, record(value), partition=partition))
     except LocalProtocolError as error:
-        raise LocalProtocolError(f"record {number}: {error.what}", why=error.why, do=error.do) from error
+        what = error.what.removeprefix("tube: ")
+        raise LocalProtocolError(f"record {number}: {what}", why=error.why, do=error.do) from error
     finally:
         sent.put_nowait(None)
 

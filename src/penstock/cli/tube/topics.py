@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterable
 from typing import Annotated, Any
@@ -10,7 +11,7 @@ import typer
 
 from penstock.cli.options import Commands, Json, Yes, confirmed, duration_option, size_option
 from penstock.cli.output import Cell, note, print_json, print_table
-from penstock.cli.tube.access import Topic, TubeConnectionOptions, connects
+from penstock.cli.tube.access import Topic, TubeConnectionOptions, check_topic, connects, no_topic
 from penstock.cli.tube.offset_spec import ENTRY
 from penstock.errors import ConfigError, RefusedError
 
@@ -18,6 +19,9 @@ __all__ = ["app"]
 
 _OPEN, _CLOSED, _DELETED = range(3)
 _EVERY = -1
+_EXISTS = 402
+"""Error code of penstock's master: the topic exists."""
+_MAX_RETENTION_S = 168 * 3600
 _REMOVED_S = 5.0
 """Brokers remove a topic with their next heartbeats; penstock's brokers within a second."""
 _POLL_S = 0.1
@@ -80,6 +84,7 @@ def topics_create(
     as_json: Json = False,
 ) -> None:
     """Create TOPIC on every broker."""
+    check_topic(topic)
     settings = _settings(retention, max_message_size)
     if if_not_exists and _known(tube, topic) is not None:
         note(f"topic {topic} exists already")
@@ -94,6 +99,9 @@ def topics_create(
     try:
         rows = tube.call("admin_add_new_topic_record", wanted)
     except RefusedError as error:
+        if error.code == _EXISTS:
+            do = f"change it (penstock tube topic alter {topic}), or leave it as it is: --if-not-exists"
+            raise RefusedError(error.what, code=error.code, text=error.text, peer=error.peer, do=do) from None
         if "brokerId" not in error.text:
             raise
         # Apache's master requires ids of brokers; penstock's deploys the topic on all, also on later ones.
@@ -175,12 +183,16 @@ def topics_describe(
                 if entry["topicName"] == topic and (not wanted or place.id in wanted)
             ]
     if not rows:
-        known = _known(tube, topic) is not None
+        states = _known(tube, topic)
+        if states is None:
+            raise no_topic(tube.http, topic)
+        if lacking := [number for number in wanted if number not in states]:
+            raise _not_on(tube, topic, lacking, states)
         raise RefusedError(
-            f"no broker reports topic {topic!r}" if known else f"no broker has topic {topic!r}",
+            f"no broker reports topic {topic!r}",
             peer=tube.http,
-            why="the master has it; Apache's brokers report it after its first record" if known else None,
-            do=None if known else "list the topics (penstock tube topic list), or create it",
+            why="the master has it; Apache's brokers report it after its first record",
+            do="check that its brokers run: penstock tube broker list",
         )
     columns = ["broker", "address", "partition", "first_offset", "end_offset", "store_messages", "store_bytes"]
     print_table(rows, columns, as_json=as_json)
@@ -247,10 +259,13 @@ def _settings(retention_s: float | None, max_message_size: int | None) -> dict[s
     """Parameters of the administration for the options that are set.
 
     Raises:
-        ConfigError: the size is not a number of MiB from 1 to 20.
+        ConfigError: the retention is longer than a week, or the size is not a number of MiB from 1 to 20.
     """
     settings = {}
     if retention_s is not None:
+        if retention_s > _MAX_RETENTION_S:
+            got = "forever" if math.isinf(retention_s) else f"{round(retention_s)} s"
+            raise ConfigError(f"--retention: got {got}", option="--retention", do="set at most 7d")
         whole = round(retention_s)
         per_unit, unit = next(pair for pair in ((3600, "h"), (60, "m"), (1, "s")) if not whole % pair[0])
         settings["deletePolicy"] = f"delete,{whole // per_unit}{unit}"
@@ -276,14 +291,19 @@ def _states(tube: TubeConnectionOptions, topic: str, broker_id: str | None) -> d
     wanted = _numbers(broker_id)
     states = _known(tube, topic)
     if states is None:
-        raise RefusedError(
-            f"topic {topic!r} does not exist", peer=tube.http, do="list the topics: penstock tube topic list"
-        )
+        raise no_topic(tube.http, topic)
     if lacking := [number for number in wanted if number not in states]:
-        raise RefusedError(
-            f"topic {topic!r} is not on {_listed(lacking)}", peer=tube.http, why=f"it is on {_listed(states)}"
-        )
+        raise _not_on(tube, topic, lacking, states)
     return {number: state for number, state in states.items() if not wanted or number in wanted}
+
+
+def _not_on(tube: TubeConnectionOptions, topic: str, lacking: Iterable[int], has: Iterable[int]) -> RefusedError:
+    return RefusedError(
+        f"topic {topic!r} is not on {_listed(lacking)}",
+        peer=tube.http,
+        why=f"it is on {_listed(has)}",
+        do="choose brokers that have it, or omit --broker-id for all",
+    )
 
 
 def _known(tube: TubeConnectionOptions, topic: str) -> dict[int, int] | None:

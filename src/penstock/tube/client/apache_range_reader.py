@@ -201,7 +201,7 @@ class ApacheRangeReader(DirectConsumer, BrokerReader):
             f"tube: broker {self._peer} does not find offsets by time ({topic!r} partition {partition} at {time_ms})",
             peer=self._peer,
             why="it is not a penstock broker; Apache's keep no time with a message",
-            do="start at an offset, at the earliest or at the latest",
+            do="start at earliest, latest or an offset",
         )
 
     def plan(self, topic: str, partition: int, start: int, end: int, max_messages: int) -> tuple[int, int]:  # noqa: ARG002

@@ -31,9 +31,11 @@ __all__ = [
     "check_topic",
     "check_whole",
     "credentials",
+    "empty_record",
     "local_ipv4",
     "new_client_id",
     "parse_masters",
+    "too_large",
 ]
 
 # --- addresses ---
@@ -53,7 +55,7 @@ def parse_masters(text: str | Sequence[Address]) -> list[Address]:
         if isinstance(given, Sequence) and given and all(map(_is_address, given)):
             return list(text)
         raise ConfigError(
-            f"tube: masters {text!r} are no addresses",
+            f"tube: masters: got {text!r}, expected addresses",
             option="masters",
             do="write '127.0.0.1:8715', or [('127.0.0.1', 8715)]",
         )
@@ -65,14 +67,14 @@ def parse_masters(text: str | Sequence[Address]) -> list[Address]:
                 raise ValueError("expected a port from 1 to 65535")
         except ValueError as error:
             raise ConfigError(
-                f"tube: master {item!r} is not host:port",
+                f"tube: master {item!r} is not an address",
                 option="masters",
                 why=str(error),
-                do="write 127.0.0.1:8715",
+                do="write HOST:PORT; the port of a TubeMQ master is 8715 by default, 8716 with TLS",
             ) from None
         found.append((address.host, address.port))
     if not found:
-        raise ConfigError("tube: no master is named", option="masters", do="write 127.0.0.1:8715")
+        raise ConfigError("tube: no address of a master", option="masters", do="write HOST:PORT, as in 127.0.0.1:8715")
     return found
 
 
@@ -126,39 +128,59 @@ def check_seconds(**given: object) -> None:
     """Raise ConfigError unless all are times in seconds above 0."""
     for option, value in given.items():
         if isinstance(value, bool) or not isinstance(value, Real) or not float(value) > 0:
-            raise ConfigError(f"tube: {option} {value!r} is not possible", option=option, do="give seconds above 0")
+            raise ConfigError(f"tube: {option}: got {value!r}", option=option, do="set a number of seconds above 0")
 
 
 def check_whole(least: int, most: int, **given: object) -> None:
     """Raise ConfigError unless all are whole numbers from ``least`` to ``most``."""
     for option, value in given.items():
         if isinstance(value, bool) or not isinstance(value, Integral) or not least <= int(value) <= most:
-            do = f"choose {least:,} to {most:,}"
-            raise ConfigError(f"tube: {option} {value!r} is not possible", option=option, do=do)
+            do = f"set a whole number from {least:,} to {most:,}"
+            raise ConfigError(f"tube: {option}: got {value!r}", option=option, do=do)
 
 
 def check_login(user: object, password: object, tls: object) -> None:
     """Raise ConfigError unless these are the credentials of a client, or none."""
     if (user is None) != (password is None):
         raise ConfigError(
-            "tube: a user needs a password, and a password its user",
+            "tube: only one of user and password is set",
             option="user",
-            do="give both, or neither where the cluster has no users",
+            do="set both, or neither if the cluster has no users",
         )
     if not isinstance(user, str | None) or not isinstance(password, str | None):
-        raise ConfigError("tube: user and password are texts", option="user")
+        raise ConfigError("tube: user or password is not text", option="user", do="set both to a str")
     if tls is not None and not isinstance(tls, ssl.SSLContext):
         raise ConfigError(
-            f"tube: tls {tls!r} is no ssl.SSLContext",
+            f"tube: tls: got {tls!r}, expected an ssl.SSLContext",
             option="tls",
-            do="make one: ssl.create_default_context(cafile='ca.pem')",
+            do="create one: ssl.create_default_context(cafile='ca.pem')",
         )
 
 
 def check_topic(topic: object) -> None:
     """Raise LocalProtocolError unless ``topic`` is a valid topic name."""
     if not valid_topic(topic):
-        raise LocalProtocolError(f"tube: {topic!r} cannot be a topic: {TOPIC_RULE}")
+        raise LocalProtocolError(
+            f"tube: {topic!r} is not a valid topic name", why=f"a topic name is {TOPIC_RULE}", do="correct the name"
+        )
+
+
+def empty_record() -> LocalProtocolError:
+    """The error of a record without any content, which brokers cannot store."""
+    return LocalProtocolError(
+        "tube: an empty record cannot be stored",
+        why="it has no value, key, headers or other attributes",
+        do="give it a value",
+    )
+
+
+def too_large(topic: str, size: int, most: int) -> LocalProtocolError:
+    """The error of a record whose value is larger than the topic accepts; sizes in bytes."""
+    return LocalProtocolError(
+        f"tube: a value of {size} bytes is too large for topic {topic!r}",
+        why=f"its limit is {most} bytes",
+        do=f"send smaller values, or raise the limit: penstock tube topic alter {topic} --max-message-size SIZE",
+    )
 
 
 def check_offsets(option: str, offsets: Iterable[object]) -> None:
@@ -171,7 +193,7 @@ def check_offsets(option: str, offsets: Iterable[object]) -> None:
             or int(value) % INDEX_RECORD_BYTES
         ):
             raise ConfigError(
-                f"tube: {option}: {value!r} is no index offset",
+                f"tube: {option}: {value!r} is not an index offset",
                 option=option,
-                do=f"give a multiple of {INDEX_RECORD_BYTES}, as messages (with_offsets) and positions tell them",
+                do=f"set a multiple of {INDEX_RECORD_BYTES}: an offset of a message (with_offsets) or of positions",
             )

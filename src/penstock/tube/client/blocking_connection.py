@@ -153,10 +153,10 @@ class BlockingConnection:
                 connection.close()
                 alert = tls_alert_failure(error, certificate_file(self._tls))
                 raise UnavailableError(
-                    f"tube: no TLS with {self.peer}",
+                    f"tube: no TLS connection to {self.peer}",
                     applied=False,
                     why=(alert or connection_failure(error, host, tls=True)).why,
-                    do="name the TLS port of the master (8716), and the authority of its certificate"
+                    do="set the TLS port of the master (8716 by default), and the authority of its certificate"
                     if alert is None
                     else alert.do,
                 ) from None
@@ -166,4 +166,4 @@ class BlockingConnection:
 
     def _broken(self, error: OSError) -> UnavailableError:
         why, do = tls_alert_failure(error, certificate_file(self._tls)) or (str(error), None)
-        return UnavailableError(f"tube: {self.peer} does not answer", why=why, do=do)
+        return UnavailableError(f"tube: the connection to {self.peer} broke", why=why, do=do)

@@ -77,7 +77,7 @@ class ClientConnection(asyncio.Protocol):
                 f"tube: no connection to {address[0]}:{address[1]}",
                 applied=False,
                 why=why,
-                do=do or "look whether the server runs and listens there",
+                do=do or "check that the server runs and listens there",
             ) from None
         return connection
 

@@ -290,7 +290,7 @@ class Fetcher:
             event = self._registered[partition] = asyncio.Event()
             waiting.append(event.wait())
         if not await self._wait(waiting, self._settings.timeout_s):
-            raise UnavailableError("tube: the new positions are not stored yet", why="a broker did not answer in time")
+            raise UnavailableError("tube: the new offsets are not stored yet", why="a broker did not answer in time")
 
     async def release(self, partition: Partition, *, wait_s: float) -> None:
         """Stop reading a partition and give its registration back."""
@@ -361,7 +361,7 @@ class Fetcher:
         if answer.errCode != ErrCode.SUCCESS:
             batch.revoke()
             raise UnavailableError(
-                f"tube: the position of {partition.key} is not stored: {answer.errMsg}",
+                f"tube: the offset of {partition.key} is not stored: {answer.errMsg}",
                 applied=False,
                 why="the broker forgot this consumer or gave its partition to another: messages are delivered again",
             )

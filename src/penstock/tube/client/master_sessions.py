@@ -31,6 +31,9 @@ M = TypeVar("M", bound=Message)
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 0.5  # before the partitions of a published topic are asked for again
 QUESTION_S = 10.0  # interval at which a member that balances itself asks which partitions exist
 RETRY_S = 1.0
+NO_SUCH_TOPIC = "the master has no such topic"
+CLOSED_FOR_PRODUCERS = "it is closed for producers"
+"""Reasons why a topic has no partition, as penstock's master words them (`engine.master.cluster`)."""
 
 
 class MasterClient:
@@ -165,14 +168,20 @@ class ProducerSession:
 
     def unknown(self, topic: str) -> RefusedError:
         """The error for a topic that the master does not announce."""
-        return RefusedError(
-            f"tube: topic {topic!r} has no partition",
-            code=444,
-            why=self._routes.unavailable.get(topic)
-            or f"the master announced no broker for it within {self._topic_timeout_s:g} s",
-            do=f"create the topic (penstock tube topic create {topic}), enable publishing to it (penstock tube topic "
-            "alter --publish), or check that its brokers run (penstock tube broker list)",
-        )
+        why = self._routes.unavailable.get(topic)
+        create, alter = f"penstock tube topic create {topic}", f"penstock tube topic alter {topic} --publish"
+        if why == NO_SUCH_TOPIC:
+            do = f"create it ({create}), or correct the name (penstock tube topic list)"
+            return RefusedError(f"tube: topic {topic!r} does not exist", code=444, why=why, do=do)
+        if why == CLOSED_FOR_PRODUCERS:
+            do = f"enable publishing to it: {alter}"
+        elif why is not None:
+            do = "check that its brokers run and are registered: penstock tube broker list"
+        else:  # Apache's master gives no reason
+            why = f"the master announced no broker for it within {self._topic_timeout_s:g} s"
+            do = f"create the topic ({create}), enable publishing to it ({alter}), or check that its brokers run "
+            do += "(penstock tube broker list)"
+        return RefusedError(f"tube: topic {topic!r} has no partition", code=444, why=why, do=do)
 
     async def _register(self) -> None:
         answer = await self._master.call(

@@ -21,6 +21,7 @@ from typing import NamedTuple
 from penstock.errors import LocalProtocolError, PenstockError, RefusedError, UnavailableError
 from penstock.runtime.backoff import Backoff
 from penstock.runtime.io.clock import monotonic_ms
+from penstock.tube.client.arguments import empty_record
 from penstock.tube.client.connection import ClientConnection, ConnectionPool
 from penstock.tube.codec.codes import ErrCode
 from penstock.tube.codec.envelope import payload_of
@@ -83,7 +84,7 @@ class PendingRecord:
             self.size = len(record.value)
             key = record.key if key is None else key
         else:
-            raise LocalProtocolError(f"tube: what is sent is bytes or a Record, not {type(record).__name__}")
+            raise LocalProtocolError(f"tube: a record is bytes or a Record, not {type(record).__name__}")
         if key is not None and not isinstance(key, bytes):
             raise LocalProtocolError(f"tube: a key is bytes, not {type(key).__name__}")
         if partition is not None and not isinstance(partition, int | Partition):
@@ -91,7 +92,7 @@ class PendingRecord:
                 f"tube: a partition is a number or one of partitions(topic), not {partition!r}", do="write 0, not '0'"
             )
         if not self.data:
-            raise LocalProtocolError("tube: a message without body and attributes cannot be stored")
+            raise empty_record()
         self.topic = topic
         self.partition = partition
         self.key = key

@@ -22,13 +22,13 @@ _BROKER = ("broker", "/broker.htm")
 
 _UNAUTHORIZED = "illegal access, unauthorized request!"
 _DO_AUTHORIZE = (
-    "give a user that may administer (--username, --password-file), or the administration token (--admin-token or "
-    "PENSTOCK_ADMIN_TOKEN); without --username, commands read the token of a node on loopback from tube/admin-token of "
-    "the data directory: PENSTOCK_DATA_DIR, else ./penstock-data"
+    "set a user with the right to administer (--username, --password-file), or the administration token (--admin-token "
+    "or PENSTOCK_ADMIN_TOKEN); without --username, commands read the token of a node on loopback from tube/admin-token "
+    "of the data directory: PENSTOCK_DATA_DIR, else ./penstock-data"
 )
 
 _WRONG_CREDENTIALS = 401
-_DO_LOG_IN = "give a user of security.passwords and its password: --username, --password-file"
+_DO_LOG_IN = "set a user of security.passwords and its password: --username, --password-file"
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,12 @@ def _ask(
             raise ValueError("expected HOST:PORT, or a URL with http or https")
         host, port = parse_address(place.rstrip("/"))
     except ValueError as error:
-        raise ConfigError(f"{option}: got {address!r}, {error}", option=option) from error
+        raise ConfigError(
+            f"{option}: got {address!r}",
+            option=option,
+            why=str(error),
+            do=f"write the HTTP address of a {server}: HOST:PORT, or https://HOST:PORT",
+        ) from error
     # A connection of our own: a proxy of the environment must not get in between.
     connection = http.client.HTTPConnection(host, port, timeout=timeout_s)
     if scheme == "https":
@@ -125,7 +130,7 @@ def _ask(
             option,
             connection_failure(error, host, tls=scheme == "https").why
             if isinstance(error, OSError)
-            else "what answers there is no HTTP",
+            else "the response is not HTTP",
             applied=False if isinstance(error, ConnectionRefusedError) else None,
         ) from error
     finally:
@@ -135,7 +140,7 @@ def _ask(
         rows: list[Any] = answer.get("dataSet" if "dataSet" in answer else "data", [])
         ok: bool = answer["result"]
     except (ValueError, KeyError, AttributeError) as error:
-        why = f"what answers there has no such thing (HTTP status {response.status})"
+        why = f"the server at this address has no such administration (HTTP status {response.status})"
         raise _absent(server, address, option, why) from error
     if not ok:
         raise _refusal(server, address, option, int(answer.get("errCode", 0)), str(answer.get("errMsg", "")))
@@ -149,23 +154,26 @@ def _absent(
     server: str, address: str, option: str, why: str | None, *, applied: bool | None = None
 ) -> UnavailableError:
     return UnavailableError(
-        f"no administration of a TubeMQ {server} answers at {address}",
+        f"the administration of a TubeMQ {server} is not reachable at {address}",
         applied=applied,
         why=why,
-        do=f"start a node (penstock up), or name its HTTP listener: {option} HOST:PORT",
+        do=f"start a node (penstock up), or set the HTTP address of the {server}: {option} HOST:PORT",
     )
 
 
 def _refusal(server: str, address: str, option: str, code: int, text: str) -> RefusedError:
     """The server's refusal, without the names of its methods, which mean nothing to the user of a command."""
-    what, do = f"the {server} refuses: {text.removeprefix('tube: ')}", None
+    what, do = f"the {server} refused the request: {text.removeprefix('tube: ')}", None
     if code == _WRONG_CREDENTIALS:
         do = _DO_LOG_IN
     if text.endswith(_UNAUTHORIZED):  # Apache's has words before it
-        what, do = f"the {server} refuses: no valid administration token, and no user who may do this", _DO_AUTHORIZE
+        what, do = (
+            f"the {server} refused the request: no valid administration token, and no user with this permission",
+            _DO_AUTHORIZE,
+        )
     elif text.startswith("Unsupported method"):
         what, do = (
-            f"what answers at {address} is not the administration of a TubeMQ {server}, or an older one",
-            (f"name that of a {server}: {option} HOST:PORT"),
+            f"the server at {address} is not the administration of a TubeMQ {server}, or of an older version",
+            f"set the HTTP address of a {server}: {option} HOST:PORT",
         )
     return RefusedError(what, code=code, text=text, peer=address, do=do)

@@ -33,7 +33,7 @@ def kept_token(path: Path) -> str:
             fresh.replace(path)
             DirectFiles().sync_dir(path.parent)
     except OSError as error:
-        raise StorageError(f"tube: the administration token {path} cannot be used: {error}", path=str(path)) from error
+        raise _unusable(path, error) from error
     return read_token(path)
 
 
@@ -46,18 +46,27 @@ def read_token(path: Path) -> str:
     try:
         token = path.read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise StorageError(f"tube: the administration token {path} cannot be used: {error}", path=str(path)) from error
+        raise _unusable(path, error) from error
     if not token:
         raise StorageError(
             f"tube: the administration token in {path} is blank",
             path=str(path),
-            do="remove the file, a new one is created",
+            do="remove the file: the next start creates a new one",
         )
     if token in KNOWN_TOKENS:
         raise StorageError(
             f"tube: the administration token in {path} is one of TubeMQ's samples",
             path=str(path),
             why="it is public",
-            do="remove the file, a new one is created",
+            do="remove the file: the next start creates a new one",
         )
     return token
+
+
+def _unusable(path: Path, error: OSError | UnicodeDecodeError) -> StorageError:
+    return StorageError(
+        f"tube: the administration token file {str(path)!r} cannot be used",
+        path=str(path),
+        why=error.strerror if isinstance(error, OSError) else str(error),
+        do="set a file that this user can read, with the token in its first line",
+    )

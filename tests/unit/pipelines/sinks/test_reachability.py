@@ -37,9 +37,9 @@ def test_sinks_that_can_be_written_to_leave_no_warning_and_no_trace(node: Node, 
 
 def test_a_topic_that_does_not_exist_is_an_error(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(delivery, "CHECK_TIMEOUT_S", 0.3)
-    with pytest.raises(PenstockError, match="sink 's1': tube: topic 'nowhere' has no partition") as caught:
+    with pytest.raises(PenstockError, match="sink 's1': tube: topic 'nowhere' does not exist") as caught:
         delivery.check_sinks(pipeline(node, "tubemq: {topic: out}", "tubemq: {topic: nowhere}"))
-    assert "create the topic" in str(caught.value.do)
+    assert "penstock tube topic create nowhere" in str(caught.value.do)
 
 
 @pytest.mark.parametrize("where", ["table: {path: 'FILE/rows'}", "table: {path: FILE}", "dead"])

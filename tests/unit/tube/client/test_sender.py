@@ -105,7 +105,7 @@ async def test_send_all_tells_where_each_is_and_the_first_failure() -> None:
             with pytest.raises(RefusedError) as caught:
                 await producer.send_all("demo", [b"x", b"y"])
             assert caught.value.code == 403
-            with pytest.raises(LocalProtocolError, match="without body"):
+            with pytest.raises(LocalProtocolError, match="an empty record"):
                 await producer.send_all("demo", [b"z", b""])
             assert peer.log[-1] == b"z"
 

@@ -74,28 +74,28 @@ def test_refusals_say_what_to_do(address: str) -> None:
     Master.answer = json.dumps({"result": False, "errMsg": "Unsupported method: 'm'; known: a, b, c"}).encode()
     with pytest.raises(RefusedError, match=f"{address} is not the administration of a TubeMQ master") as caught:
         call(address, "m", {})
-    assert caught.value.do == "name that of a master: --http HOST:PORT"
+    assert caught.value.do == "set the HTTP address of a master: --http HOST:PORT"
     for words in ("", "Bad request from client, "):
         text = f"{words}illegal access, unauthorized request!"
         Master.answer = json.dumps({"result": False, "errMsg": text}).encode()
         with pytest.raises(RefusedError, match=r"no valid administration token.*\n.*--admin-token"):
             call(address, "m", {})
     Master.answer = json.dumps({"result": False, "errMsg": "tube: topic 'x' exists"}).encode()
-    with pytest.raises(RefusedError, match=r"^the master refuses: topic 'x' exists$"):
+    with pytest.raises(RefusedError, match=r"^the master refused the request: topic 'x' exists$"):
         call(address, "admin_add_new_topic_record", {})
 
 
 @pytest.mark.parametrize("answer", [b"", b"<html>", b"[]", b"{}"])
 def test_somebody_else_answers_there(address: str, answer: bytes) -> None:
     Master.answer = answer
-    with pytest.raises(UnavailableError, match="no administration of a TubeMQ master answers at") as caught:
+    with pytest.raises(UnavailableError, match="the administration of a TubeMQ master is not reachable at") as caught:
         call(address, "m", {})
-    assert caught.value.why == "what answers there has no such thing (HTTP status 200)"
+    assert caught.value.why == "the server at this address has no such administration (HTTP status 200)"
 
 
 def test_nobody_answers() -> None:
     with pytest.raises(UnavailableError) as caught:
         call("127.0.0.1:1", "m", {})
     assert (caught.value.applied, caught.value.why) == (False, "nothing listens there (connection refused)")
-    with pytest.raises(ConfigError, match="--http: got 'x', expected HOST:PORT"):
+    with pytest.raises(ConfigError, match=r"--http: got 'x'\n.*why: expected HOST:PORT"):
         call("x", "m", {})

@@ -33,7 +33,7 @@ def test_all_or_a_share() -> None:
     assert keys(told(member(), "demo#1:1:2:1,2:2:1:1").take) == ["1:demo:0", "1:demo:1", "2:demo:0", "2:demo:10000"]
     shares = [keys(told(member(source_count=3, node_id=node), "demo#1:1:4:1").take) for node in range(3)]
     assert shares == [["1:demo:0", "1:demo:3"], ["1:demo:1"], ["1:demo:2"]]
-    with pytest.raises(ConfigError, match="node_id 3"):
+    with pytest.raises(ConfigError, match="node_id: got 3"):
         member(source_count=3, node_id=3)
 
 

@@ -169,7 +169,12 @@ class Routes:
                     return candidate
             name = number if broker is None else f"{broker}:{number}"
             there = ", ".join(f"{candidate.broker.id}:{candidate.id}" for candidate in known)
-            raise RefusedError(f"tube: topic {topic!r} has no partition {name}", code=403, why=f"it has {there}")
+            raise RefusedError(
+                f"tube: topic {topic!r} has no partition {name}",
+                code=403,
+                why=f"it has {there}",
+                do="choose one of these, or none: records are then distributed over all partitions",
+            )
         if key is not None:
             return known[zlib.crc32(key) % len(known)]
         turn = self._turn.get(topic, self._start) + 1

@@ -185,7 +185,7 @@ def group_name_of(text: str) -> str:
     """Check a group name. Raises RefusedRequest."""
     name = java_trim(text)
     if not valid_group(name):
-        raise RefusedRequest(ErrCode.BAD_REQUEST, f"{name!r} cannot be a group: {GROUP_RULE}")
+        raise RefusedRequest(ErrCode.BAD_REQUEST, f"{name!r} is not a valid group name: {GROUP_RULE}")
     return name
 
 

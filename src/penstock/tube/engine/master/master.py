@@ -20,7 +20,7 @@ from penstock.tube.codec.envelope import Request, encode_error, encode_response
 from penstock.tube.codec.methods import METHODS, RESERVED, MethodId, Role, Service
 from penstock.tube.codec.proto import master_pb2 as pb
 from penstock.tube.codec.schema import decode
-from penstock.tube.codec.strings import OFFSET_HISTORY_TOPIC, java_trim, valid_topic
+from penstock.tube.codec.strings import OFFSET_HISTORY_TOPIC, TOPIC_RULE, java_trim, valid_topic
 from penstock.tube.engine.access import ClientAccess
 from penstock.tube.engine.master.brokers import BrokerHandler
 from penstock.tube.engine.master.clients import ClientBalanceHandler, ConsumerHandler, ProducerHandler
@@ -203,9 +203,9 @@ class MasterEngine:
         """Raise RefusedError if a topic of this name, or with these numbers, is not possible."""
         if not valid_topic(name) or name == OFFSET_HISTORY_TOPIC:
             raise RefusedError(
-                f"tube: {name!r} cannot be a topic",
+                f"tube: {name!r} is not a valid topic name",
                 code=407,
-                why="a topic is a letter, then letters, digits or '_': 2 to 64 of them",
+                why=f"a topic name is {TOPIC_RULE}",
             )
         if not (1 <= deployment.partitions <= 9999 and 1 <= deployment.stores <= 1000):
             raise RefusedError(
