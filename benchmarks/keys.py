@@ -11,7 +11,7 @@ import uvloop
 from benchmarks import servers
 from benchmarks.figures import Figure, Settings, alternate
 from penstock.spark.statestore.lookup import KeyReader
-from penstock.spark.statestore.writes import KeyChange, write_changes
+from penstock.spark.statestore.writes import KeyWrite, write_changes
 from penstock.statestore.client.client import StateStoreClient
 
 __all__ = ["keys"]
@@ -79,4 +79,4 @@ def written(url: str, wanted: list[bytes]) -> float:
 async def write(url: str, wanted: list[bytes]) -> None:
     """Set all keys."""
     async with StateStoreClient.connect(url, timeout_s=60) as store, asyncio.timeout(600):
-        await write_changes(store, {key: [KeyChange(key, VALUE)] for key in wanted}, None)
+        await write_changes(store, {key: [KeyWrite(key, VALUE)] for key in wanted}, None)

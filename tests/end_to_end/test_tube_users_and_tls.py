@@ -94,7 +94,7 @@ def test_clients_and_range_readers(node: Secured) -> None:
     options = {"tubemq.user": "edge", "tubemq.passwordFile": str(node.directory / "secret")}
     options |= {"tubemq.tlsCa": str(node.directory / "ca.pem"), "tubemq.tlsCert": str(node.directory / "client.pem")}
     checked = SourceOptions.parse({"tubemq.master": node.masters, "subscribe": "water"} | options)
-    with TubeClient.of(checked, timeout_ms=10_000) as tube:
+    with TubeClient.from_options(checked, timeout_ms=10_000) as tube:
         bounds = tube.bounds(tube.partitions(["water"]))
         assert sum(bound.end - bound.oldest for bound in bounds.values()) > 0
 

@@ -20,7 +20,7 @@ from penstock.pipelines.ledger.reconcile import reconcile, source_count
 from penstock.pipelines.run import errors, lease
 from penstock.pipelines.run import run as running
 from penstock.pipelines.run.lease import lease_holder
-from penstock.pipelines.run.write_back import KeyChange, WriteBack
+from penstock.pipelines.run.write_back import KeyWrite, WriteBack
 from penstock.pipelines.sinks.table import files, read
 from penstock.pipelines.spec import loader
 from penstock.pipelines.spec.pipeline import Pipeline
@@ -353,13 +353,13 @@ def test_a_second_run_waits_and_the_first_is_fenced_off_once_it_took_over(node: 
         first.acquire(10.0)
         with pytest.raises(UnavailableError, match="was not acquired"):
             second.acquire(0.5)
-        assert first.write([KeyChange("fenced/a", b"1"), KeyChange("fenced/a", None), KeyChange("fenced/b", b"1")]) == 3
+        assert first.write([KeyWrite("fenced/a", b"1"), KeyWrite("fenced/a", None), KeyWrite("fenced/b", b"1")]) == 3
         assert node.get("fenced/b") == b"1"
         # As if it had expired while the first was paused.
         node.delete(lease_key("fenced"))
         third.acquire(10.0)
         assert third.token > first.token
-        third.write([KeyChange("fenced/b", b"3")])
+        third.write([KeyWrite("fenced/b", b"3")])
         holder = lease_holder(node.mqtt, "fenced", 10.0)
         assert (holder.run, holder.left_ms is not None) == (third.run_id, True)
         # A prefix fences keys that nobody has written, too.
@@ -367,11 +367,11 @@ def test_a_second_run_waits_and_the_first_is_fenced_off_once_it_took_over(node: 
         # Whichever says so first: the store, or the lease, which is looked at every few seconds.
         old = "belongs to a later run|does not hold its lease"
         with pytest.raises(PenstockError, match=old):
-            first.write([KeyChange("fenced/own/y", b"late")])
+            first.write([KeyWrite("fenced/own/y", b"late")])
         assert node.get("fenced/own/y") is None
-        third.write([KeyChange("fenced/own/y", b"3")])
+        third.write([KeyWrite("fenced/own/y", b"3")])
         with pytest.raises(PenstockError, match=old):
-            first.write([KeyChange("fenced/b", b"late")])
+            first.write([KeyWrite("fenced/b", b"late")])
         assert node.get("fenced/b") == b"3"
         assert first.lost.wait(10.0)
     finally:

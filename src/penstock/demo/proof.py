@@ -233,7 +233,7 @@ class LogReader:
     def __exit__(self, *_: object) -> None:
         self._tube.close()
 
-    def end(self) -> Offsets:
+    def end_offsets(self) -> Offsets:
         """Current end offsets of the log."""
         bounds = self._tube.bounds(self._tube.partitions([self._topic]))
         return to_json({partition: bound.end for partition, bound in bounds.items()})
@@ -256,7 +256,7 @@ class LogReader:
 
     def _pieces(self, start: Offsets) -> list[Slice]:
         begin = from_json(start)
-        ends = from_json(self.end())
+        ends = from_json(self.end_offsets())
         return [Slice(partition, begin.get(partition, 0), end) for partition, end in sorted(ends.items())]
 
 

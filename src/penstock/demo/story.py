@@ -206,7 +206,7 @@ class _Story:
         # Before the first message: what the log held already is no part of the story.
         if options.attach is not None:
             try:
-                self.start = await self.of_log(LogReader.end)
+                self.start = await self.of_log(LogReader.end_offsets)
             except (ConfigError, RefusedError) as error:
                 raise ConfigError(
                     error.what,
@@ -254,7 +254,7 @@ class _Story:
 
     async def caught_up(self) -> None:
         """Wait until both queries have finished what the log holds now."""
-        end = await self.of_log(LogReader.end)
+        end = await self.of_log(LogReader.end_offsets)
 
         def done() -> bool:
             entries = [self.ledger.entries(sink) for sink in (ROWS, WINDOWS)]

@@ -166,12 +166,12 @@ def stop_run(
                         why="it finishes the batches under way first, or its host does not answer",
                         do="wait longer with --timeout; it stays asked to stop",
                     ) from None
-            return await _last_words(client, pipeline, holder.run)
+            return await _last_record(client, pipeline, holder.run)
 
     return asyncio.run(_in_time(ask(), broker, answer_s))
 
 
-async def _last_words(client: StateStoreClient, pipeline: str, run: str) -> Stopped:
+async def _last_record(client: StateStoreClient, pipeline: str, run: str) -> Stopped:
     """Return the outcome of ``run``. The status of a run that died still says that it is running."""
     record: RunRecord | None = None
     with suppress(TimeoutError):

@@ -127,7 +127,7 @@ class Progress:
         """A query was started again after an error."""
         self._restarts[sink] += 1
 
-    def take(
+    def measure(
         self,
         now: float,
         wall_ms: int,
@@ -318,7 +318,7 @@ class Watch:
         if now >= self._next_ask:
             self._next_ask = now + MEASURE_S
             self._asked = {name: batch for name, batch in running_batch.items() if batch is not None}
-            self._meter.ask(self._ends | {planned(name): batch.end for name, batch in self._asked.items()})
+            self._meter.request(self._ends | {planned(name): batch.end for name, batch in self._asked.items()})
             self._next_look = now + ANSWER_S
         if now < self._next_look:
             return
@@ -334,10 +334,10 @@ class Watch:
             self._next_show = now + self._progress_s
             self._show({"at": now_text(), **progress})
 
-    def end(self, queries: Mapping[str, StreamingQuery | None], state: str, why: str) -> RunRecord:
+    def close(self, queries: Mapping[str, StreamingQuery | None], state: str, why: str) -> RunRecord:
         """Measure for the last time; the run's last record."""
         self._hear(queries)
-        self._meter.end(self._ends)
+        self._meter.close(self._ends)
         if self._ends:
             self._take(time.monotonic(), {})
             if self._progress_s:
@@ -349,11 +349,11 @@ class Watch:
         self._said |= {name: self._said.get(name, {}) | _said_by_spark(query) for name, query in queries.items()}
 
     def _take(self, now: float, running_batch: Mapping[str, RunningBatch]) -> Mapping[str, SinkProgress]:
-        return self._progress.take(
+        return self._progress.measure(
             now,
             wall_clock_ms(),
-            lags={name: self._meter.of(name) for name in self._ends},
-            waiting={name: self._meter.of(planned(name)) for name in running_batch},
+            lags={name: self._meter.lag_of(name) for name in self._ends},
+            waiting={name: self._meter.lag_of(planned(name)) for name in running_batch},
             running_batch={name: batch.since for name, batch in running_batch.items()},
             queries=self._said,
         )

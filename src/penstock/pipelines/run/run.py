@@ -121,7 +121,7 @@ class _PipelineRun:
         self._watch = Watch(
             self._source.meter(wall_clock_ms),
             RunRecord(self._run, platform.node(), os.getpid(), now_text()),
-            tell=self._store.tell,
+            tell=self._store.publish,
             show=lambda fields: self._tell_event("progress", **fields),
             progress_s=options.progress_s,
         )
@@ -209,7 +209,7 @@ class _PipelineRun:
     def _say_who_holds(self) -> None:
         """Publish the run's record at once: Spark may take a minute to start, and others may ask before that."""
         self._watch.record = replace(self._watch.record, since=now_text())
-        self._store.tell(self._watch.record)
+        self._store.publish(self._watch.record)
 
     def _work(self, spark: SparkSession, token: Hlc) -> None:
         pipeline, store = self._pipeline, self._store
@@ -265,7 +265,7 @@ class _PipelineRun:
             state = STOPPED
         finally:
             self._drain()
-            store.last_words(self._watch.end(self._running_queries(), state, why))
+            store.publish_last(self._watch.close(self._running_queries(), state, why))
 
     def _tell_event(self, event: str, **fields: Any) -> None:
         self._emit({"event": event, "pipeline": self._pipeline.name, "run": self._run, **fields})

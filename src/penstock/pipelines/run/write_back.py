@@ -19,13 +19,13 @@ from penstock.pipelines.run.lease import Holder, RunRecord, read_holder
 from penstock.pipelines.spec.values import lease_key, run_key, stop_key
 from penstock.runtime.io.loop import LoopThread
 from penstock.runtime.io.network import without_secret
-from penstock.spark.statestore.writes import KeyChange, write_changes
+from penstock.spark.statestore.writes import KeyWrite, write_changes
 from penstock.statestore.client.client import StateStoreClient
 from penstock.statestore.client.locks import Lease
 from penstock.statestore.errors import InvalidRequestError
 from penstock.statestore.hlc import Hlc
 
-__all__ = ["LEASE_MS", "KeyChange", "WriteBack", "collapse"]
+__all__ = ["LEASE_MS", "KeyWrite", "WriteBack", "collapse"]
 
 T = TypeVar("T")
 
@@ -48,9 +48,9 @@ _ASK_AGAIN_S = 0.5
 TELL_TIMEOUT_S = 5.0
 
 
-def collapse(changes: Iterable[KeyChange]) -> dict[str | bytes, list[KeyChange]]:
+def collapse(changes: Iterable[KeyWrite]) -> dict[str | bytes, list[KeyWrite]]:
     """The changes of each key in their order, with deletes that follow a delete left out: they would do nothing."""
-    found: dict[str | bytes, list[KeyChange]] = {}
+    found: dict[str | bytes, list[KeyWrite]] = {}
     for change in changes:
         of_key = found.setdefault(change.key, [])
         if not (change.value is None and of_key and of_key[-1].value is None):
@@ -86,7 +86,7 @@ class WriteBack:
         self._token: Hlc | None = None
         self._waited = False
         self._watches: list[asyncio.Task[None]] = []
-        self._telling: Future[None] | None = None
+        self._publishing: Future[None] | None = None
         self._record: RunRecord | None = None
         self._told = told
 
@@ -136,16 +136,16 @@ class WriteBack:
         assert self._thread is not None, "connect() comes first"
         return self._thread.submit(self._acquire(timeout_s))
 
-    def tell(self, record: RunRecord) -> None:
+    def publish(self, record: RunRecord) -> None:
         """Let others see ``record``, if the store is there; left out while the one before it is under way."""
-        if self._telling is None or self._telling.done():
+        if self._publishing is None or self._publishing.done():
             assert self._thread is not None, "connect() comes first"
-            self._telling = self._thread.submit(self._tell(record))
+            self._publishing = self._thread.submit(self._publish(record))
 
-    def last_words(self, record: RunRecord) -> None:
-        """As ``tell``, and wait until the store has it or does not answer: what ``stop`` waits for."""
+    def publish_last(self, record: RunRecord) -> None:
+        """As ``publish``, and wait until the store has it or does not answer: what ``stop`` waits for."""
         with suppress(PenstockError):
-            self._run(self._tell(record), TELL_TIMEOUT_S)
+            self._run(self._publish(record), TELL_TIMEOUT_S)
 
     def fence(self, prefixes: Sequence[str]) -> list[str]:
         """Raise the run's token over all keys that start with ``prefixes``, missing ones too; those where it is raised.
@@ -158,7 +158,7 @@ class WriteBack:
         """
         return self._run(self._fence(prefixes), FENCE_TIMEOUT_S) if prefixes else []
 
-    def write(self, changes: Sequence[KeyChange]) -> int:
+    def write(self, changes: Sequence[KeyWrite]) -> int:
         """Apply ``changes``, in order for each key; return the number of requests. Returns after all are answered.
 
         Nothing is begun while the lease is not held: a run that was paused for longer must not write where a later one
@@ -279,7 +279,7 @@ class WriteBack:
                 _log.warning("pipeline %s: cannot see requests to stop: %s", self.pipeline, error.what)
             await asyncio.sleep(_OBSERVE_AGAIN_S)
 
-    async def _tell(self, record: RunRecord) -> None:
+    async def _publish(self, record: RunRecord) -> None:
         self._record = record
         try:
             await self._write_record(record)
@@ -309,7 +309,7 @@ class WriteBack:
             raised.append(prefix)
         return raised
 
-    async def _write(self, by_key: dict[str | bytes, list[KeyChange]]) -> int:
+    async def _write(self, by_key: dict[str | bytes, list[KeyWrite]]) -> int:
         assert self._client is not None
         assert self._lease is not None
         if self._lease.token is not None:

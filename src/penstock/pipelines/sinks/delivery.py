@@ -34,7 +34,7 @@ from penstock.pipelines.spec.values import pieces, sink_letter, transaction_id
 from penstock.pipelines.state_dir.checkpoint import Checkpoint
 from penstock.pipelines.steps.expressions import condition, conditions, sure
 from penstock.spark.mqtt.sink import check_broker
-from penstock.spark.statestore.writes import KeyChange
+from penstock.spark.statestore.writes import KeyWrite
 from penstock.spark.tube.options import SinkOptions
 from penstock.spark.tube.sink_writes import check_topic
 
@@ -45,10 +45,10 @@ __all__ = [
     "CHECK_TIMEOUT_S",
     "COORDINATES",
     "DELIVERY",
-    "Delivery",
     "DeltaSink",
     "FencedStore",
     "SinkBatch",
+    "SinkDelivery",
     "SinkWriter",
     "Targets",
     "WriteIdentity",
@@ -280,7 +280,7 @@ class FencedStore(Protocol):
     def token(self) -> object:
         """The fencing token of the run."""
 
-    def write(self, changes: Sequence[KeyChange]) -> int:
+    def write(self, changes: Sequence[KeyWrite]) -> int:
         """Apply ``changes``, in order for each key; return the number of requests."""
 
 
@@ -378,7 +378,7 @@ def _print_rows(writer: SinkWriter, sink: Sink, batch: SinkBatch) -> int:
     return batch.count
 
 
-def key_changes(rows: DataFrame, sink: StateStoreSink) -> list[KeyChange]:
+def key_changes(rows: DataFrame, sink: StateStoreSink) -> list[KeyWrite]:
     """Return the changes of ``rows`` in the state store, in order."""
     if sink.order_by is not None:
         rows = rows.orderBy(sink.order_by)
@@ -396,14 +396,14 @@ def entry_value(rows: DataFrame, entry: StateStoreEntry) -> Column:
     return sf.to_json(sf.struct(*(entry.value or data_columns(rows))))
 
 
-def _changes(rows: list[Row], entries: int) -> Iterator[KeyChange]:
+def _changes(rows: list[Row], entries: int) -> Iterator[KeyWrite]:
     for row in rows:
         for index in range(entries):
             key: str | None = row[f"key{index}"]
             value: str | None = row[f"value{index}"]
             # A row may have some of its keys only; rows with none are dead (_mark_rows_without_key).
             if key is not None:
-                yield KeyChange(key, None if value is None else value.encode())
+                yield KeyWrite(key, None if value is None else value.encode())
 
 
 def mark_unwritable(rows: DataFrame, sink: Sink) -> DataFrame:
@@ -509,7 +509,7 @@ def _check_broker(pipeline: Pipeline, sink: Sink) -> None:
         check_broker(sink.mqtt.broker, CHECK_TIMEOUT_S)
 
 
-class Delivery(NamedTuple):
+class SinkDelivery(NamedTuple):
     """Functions for one kind of sink; ``mark`` and ``check`` are None where nothing can be wrong.
 
     ``write`` writes a batch, ``mark`` marks rows that cannot be written, ``check`` raises an error before the start.
@@ -520,12 +520,12 @@ class Delivery(NamedTuple):
     check: Callable[[Pipeline, Sink], None] | None = None
 
 
-DELIVERY: Mapping[str, Delivery] = {
-    "table": Delivery(_write_table, check=_check_table),
+DELIVERY: Mapping[str, SinkDelivery] = {
+    "table": SinkDelivery(_write_table, check=_check_table),
     # The lease of the run is a key of the same state store: a run that starts has connected to it.
-    "statestore": Delivery(_write_keys, _mark_rows_without_key),
-    "tubemq": Delivery(_write_messages, _mark_unsendable, _check_topic),
-    "mqtt": Delivery(_write_messages, _mark_unsendable, _check_broker),
-    "console": Delivery(_print_rows),
+    "statestore": SinkDelivery(_write_keys, _mark_rows_without_key),
+    "tubemq": SinkDelivery(_write_messages, _mark_unsendable, _check_topic),
+    "mqtt": SinkDelivery(_write_messages, _mark_unsendable, _check_broker),
+    "console": SinkDelivery(_print_rows),
 }
 """An entry for each kind in ``SINK_KINDS``."""

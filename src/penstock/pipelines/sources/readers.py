@@ -80,15 +80,15 @@ class SourceMeter(Protocol):
     """Lag of the queries, measured on request."""
 
     def start(self) -> None:
-        """Begin; ``end`` ends it."""
+        """Begin; ``close`` ends it."""
 
-    def ask(self, ends: Mapping[str, Offsets]) -> None:
-        """Request the lag of queries at the offsets ``ends``, by name; ``of`` returns it a little later."""
+    def request(self, ends: Mapping[str, Offsets]) -> None:
+        """Request the lag of queries at the offsets ``ends``, by name; ``lag_of`` returns it a little later."""
 
-    def of(self, sink: str) -> Lag | None:
+    def lag_of(self, sink: str) -> Lag | None:
         """Return the newest lag under that name; None if unknown."""
 
-    def end(self, ends: Mapping[str, Offsets]) -> None:
+    def close(self, ends: Mapping[str, Offsets]) -> None:
         """Measure for the last time, in the calling thread."""
 
 
@@ -197,19 +197,19 @@ class LagMeter:
         self._thread = threading.Thread(target=self._work, name="penstock-lag", daemon=True)
 
     def start(self) -> None:
-        """Start the thread; ``end`` ends it."""
+        """Start the thread; ``close`` ends it."""
         self._thread.start()
 
-    def ask(self, ends: Mapping[str, Offsets]) -> None:
-        """Request the lag of queries at the offsets ``ends``, by sink; ``of`` returns it a little later."""
+    def request(self, ends: Mapping[str, Offsets]) -> None:
+        """Request the lag of queries at the offsets ``ends``, by sink; ``lag_of`` returns it a little later."""
         self._ends = dict(ends)
         self._asked.set()
 
-    def of(self, sink: str) -> Lag | None:
+    def lag_of(self, sink: str) -> Lag | None:
         """The newest lag of ``sink``; None if it is unknown or TubeMQ did not answer in time."""
         return self._found.get(sink)
 
-    def end(self, ends: Mapping[str, Offsets]) -> None:
+    def close(self, ends: Mapping[str, Offsets]) -> None:
         """End the thread, and measure once more in the calling thread; a request in progress ends with its timeout."""
         self._closed = True
         self._asked.set()
@@ -270,7 +270,7 @@ class TubeSourceReader:
 
     def open(self) -> TubeClient:
         """Open a client with a short timeout."""
-        return TubeClient.of(self.checked, timeout_ms=TIMEOUT_MS)
+        return TubeClient.from_options(self.checked, timeout_ms=TIMEOUT_MS)
 
     def check(self) -> None:
         """Check that TubeMQ answers and has the topics.
@@ -279,14 +279,14 @@ class TubeSourceReader:
             UnavailableError: no master answers.
             ConfigError: a topic does not exist.
         """
-        with TubeClient.of(self.checked, timeout_ms=min(self.checked.timeout_ms, FIRST_LOOK_MS)) as tube:
+        with TubeClient.from_options(self.checked, timeout_ms=min(self.checked.timeout_ms, FIRST_LOOK_MS)) as tube:
             source = self._source
             with explain_missing_changes(source.tube_topic) if isinstance(source, StateStoreSource) else nullcontext():
                 tube.partitions(self.checked.topics)
 
     def start(self, input_: QueryInput) -> Offsets:
         """Offsets that ``startingOffsets``, or the span, means now."""
-        with TubeClient.of(self.checked) as tube:
+        with TubeClient.from_options(self.checked) as tube:
             bounds = tube.bounds(tube.partitions(self.checked.topics))
             wanted = self.checked.for_stream() if self._span is None else self._span.begin
             positions = tube.positions(wanted, bounds, "startingOffsets")
@@ -294,7 +294,7 @@ class TubeSourceReader:
             self._look_for_gaps(positions, bounds)
         return to_json(positions)
 
-    def end(self) -> Offsets | None:
+    def end_of_span(self) -> Offsets | None:
         """Return the end offsets of the span, or None: resolved once and stored, as "latest" and times change."""
         if self._span is None:
             return None
@@ -303,7 +303,7 @@ class TubeSourceReader:
             return dict(read_json(path))
         except FileNotFoundError:
             pass
-        with TubeClient.of(self.checked) as tube:
+        with TubeClient.from_options(self.checked) as tube:
             bounds = tube.bounds(tube.partitions(self.checked.topics))
             positions = tube.positions(self._span.end, bounds, "endingOffsets")
             for partition, position in positions.items():
@@ -315,7 +315,7 @@ class TubeSourceReader:
     def bounds(self, tube: TubeClient) -> dict[TopicPartition, Bounds]:
         """The readable range now: from the earliest stored offset to the end of the log, or of the span."""
         bounds = tube.bounds(tube.partitions(self.checked.topics, max_age_s=TIMEOUT_MS / 1000))
-        end = self.end()
+        end = self.end_of_span()
         if end is None:
             return bounds
         last = from_json(end)
@@ -329,7 +329,7 @@ class TubeSourceReader:
             "startingOffsets": json.dumps(start),
             "tubemq.group": "-".join(parts) if shown else "",
         }
-        end = self.end()
+        end = self.end_of_span()
         if end is not None:
             options |= {"endingOffsets": json.dumps(end)}
         make_thread_safe(spark, "tubemq")
@@ -555,13 +555,13 @@ class _NoMeter:
     def start(self) -> None:
         """Nothing to begin."""
 
-    def ask(self, ends: Mapping[str, Offsets]) -> None:
+    def request(self, ends: Mapping[str, Offsets]) -> None:
         """Nothing to measure."""
 
-    def of(self, sink: str) -> Lag | None:
+    def lag_of(self, sink: str) -> Lag | None:
         return Lag(0, 0.0)
 
-    def end(self, ends: Mapping[str, Offsets]) -> None:
+    def close(self, ends: Mapping[str, Offsets]) -> None:
         """Nothing to end."""
 
 
@@ -573,18 +573,18 @@ class _FileMeter(_NoMeter):
         self._clock = clock
         self._found: dict[str, Lag] = {}
 
-    def ask(self, ends: Mapping[str, Offsets]) -> None:
+    def request(self, ends: Mapping[str, Offsets]) -> None:
         for name, end in ends.items():
             waiting = self._log_of(query_of(name)).entries()[end.get(files.STREAM, {}).get("0", 0) :]
             oldest_ms = min((entry.mtime_ns // 1_000_000 for entry in waiting), default=self._clock())
             records = sum(entry.records for entry in waiting)
             self._found[name] = Lag(records, max(self._clock() - oldest_ms, 0) / 1000)
 
-    def of(self, sink: str) -> Lag | None:
+    def lag_of(self, sink: str) -> Lag | None:
         return self._found.get(sink)
 
-    def end(self, ends: Mapping[str, Offsets]) -> None:
-        self.ask(ends)
+    def close(self, ends: Mapping[str, Offsets]) -> None:
+        self.request(ends)
 
 
 def _refuse_part(name: str, span: Span | None) -> None:

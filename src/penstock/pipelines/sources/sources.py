@@ -174,12 +174,12 @@ class _Meters:
         for meter in self._meters.values():
             meter.start()
 
-    def ask(self, ends: Mapping[str, Offsets]) -> None:
+    def request(self, ends: Mapping[str, Offsets]) -> None:
         for name, meter in self._meters.items():
-            meter.ask(self._ends_of(name, ends))
+            meter.request(self._ends_of(name, ends))
 
-    def of(self, sink: str) -> Lag | None:
-        found = [self._meters[name].of(sink) for name in dict.fromkeys(self._ways[query_of(sink)])]
+    def lag_of(self, sink: str) -> Lag | None:
+        found = [self._meters[name].lag_of(sink) for name in dict.fromkeys(self._ways[query_of(sink)])]
         known = [lag for lag in found if lag is not None]
         if len(known) < len(found):
             return None
@@ -187,9 +187,9 @@ class _Meters:
         dated = [each for each in seconds if each is not None]
         return Lag(sum(lag.records for lag in known), max(dated) if len(dated) == len(seconds) else None)
 
-    def end(self, ends: Mapping[str, Offsets]) -> None:
+    def close(self, ends: Mapping[str, Offsets]) -> None:
         for name, meter in self._meters.items():
-            meter.end(self._ends_of(name, ends))
+            meter.close(self._ends_of(name, ends))
 
     def _ends_of(self, name: str, ends: Mapping[str, Offsets]) -> dict[str, Offsets]:
         return {sink: _of(name, end) for sink, end in ends.items() if name in self._ways[query_of(sink)]}

@@ -72,7 +72,7 @@ def parse_ddl(text: str) -> list[Column]:
     """
     reader = _Reader(text)
     found = reader.fields("", 0)
-    reader.end()
+    reader.expect_end()
     return found
 
 
@@ -118,7 +118,7 @@ class _Reader:
                 return found
             self._take()
 
-    def end(self) -> None:
+    def expect_end(self) -> None:
         if self._peek().kind != "end":
             raise self._wrong(self._peek(), "a comma, NOT NULL, or the end")
 

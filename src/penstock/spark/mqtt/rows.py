@@ -50,7 +50,7 @@ class _MessageLayout(NamedTuple):
     own: int
 
     @classmethod
-    def of(cls, names: tuple[str, ...]) -> _MessageLayout:
+    def from_names(cls, names: tuple[str, ...]) -> _MessageLayout:
         """Return the index of each attribute among ``names``; the remaining names are user properties."""
         places: dict[str, int] = {}
         later = iter(_FIXED)
@@ -103,7 +103,7 @@ def _choose(
         if layout is None:
             if len(layouts) >= MOST_LAYOUTS:
                 layouts.clear()
-            layout = layouts[named] = _MessageLayout.of(named)
+            layout = layouts[named] = _MessageLayout.from_names(named)
         if layout.topic is None:
             continue
         raw = contents[start + layout.topic]

@@ -62,7 +62,7 @@ class _ChangeLayout(NamedTuple):
     omitted: int | None
 
     @classmethod
-    def of(cls, names: Sequence[str]) -> _ChangeLayout | None:
+    def from_names(cls, names: Sequence[str]) -> _ChangeLayout | None:
         """None where these are not the attributes of a change."""
         # The node's own come first; a later one of the same name would be somebody else's.
         places = {name: place for place, name in reversed(list(enumerate(names)))}
@@ -134,7 +134,7 @@ def _rows(topic: str, joined: Joined, layouts: dict[tuple[str, ...], _ChangeLayo
         if named not in layouts:
             if len(layouts) >= MOST_LAYOUTS:
                 layouts.clear()
-            layouts[named] = _ChangeLayout.of(named)
+            layouts[named] = _ChangeLayout.from_names(named)
         layout = layouts[named]
         if layout is None or key is None:
             raise _no_change(topic, int(joined.offsets[number]))
@@ -167,8 +167,8 @@ def version_at(topic: str, batch: MessageBatch) -> Hlc:
     Raises:
         PenstockError: it is not a change.
     """
-    _, _, _, names, contents = Headers.of(batch.payloads[:1], batch.flags[:1]).lists()
-    layout = _ChangeLayout.of(names)
+    _, _, _, names, contents = Headers.from_payloads(batch.payloads[:1], batch.flags[:1]).lists()
+    layout = _ChangeLayout.from_names(names)
     version = None if layout is None else hlc.parse(contents[layout.version].decode(errors="replace"))
     if version is None:
         raise _no_change(topic, int(batch.offsets[0]))

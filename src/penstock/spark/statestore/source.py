@@ -140,7 +140,7 @@ def _writers(changes: SourceOptions, keys: str) -> dict[bytes, Written]:
     from penstock.spark.tube.tube_client import TubeClient
 
     found: dict[bytes, Written] = {}
-    with TubeClient.of(changes) as tube:
+    with TubeClient.from_options(changes) as tube:
         for partition, bound in tube.bounds(tube.partitions(changes.topics)).items():
             messages = tube.read(Slice(partition, bound.oldest, bound.end), fail_on_data_loss=changes.fail_on_data_loss)
             for batch in change_batches(partition.topic, messages, keys):
@@ -341,7 +341,7 @@ class StoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _start(self, starting: Hlc | str) -> Positions:
         """Return the offsets at which changes begin: the end of the topic before the snapshot, or a version."""
-        with TubeClient.of(self._options.source, servers=self._servers) as tube:
+        with TubeClient.from_options(self._options.source, servers=self._servers) as tube:
             bounds = tube.bounds(tube.partitions(self._options.source.topics))
             if not isinstance(starting, Hlc):
                 return {partition: bound.end for partition, bound in bounds.items()}
@@ -537,7 +537,7 @@ def _collected(options: StoreWriteOptions, batches: Iterator[pa.RecordBatch]) ->
 
 
 def _rows(options: StoreWriteOptions, batch: pa.RecordBatch) -> Iterator[Row]:
-    from penstock.spark.statestore.writes import KeyChange, Row
+    from penstock.spark.statestore.writes import KeyWrite, Row
 
     columns = ("key", "value", "ttl_ms", options.order_by or "")
     for key, value, ttl_ms, order in sink_rows.read_rows(batch, columns):
@@ -555,7 +555,7 @@ def _rows(options: StoreWriteOptions, batch: pa.RecordBatch) -> Iterator[Row]:
                 do="leave ttl_ms null for a key that stays, or make the value null to delete the key",
             )
         yield Row(
-            KeyChange(sink_rows.as_bytes(key), None if value is None else sink_rows.as_bytes(value), ttl_ms), order
+            KeyWrite(sink_rows.as_bytes(key), None if value is None else sink_rows.as_bytes(value), ttl_ms), order
         )
 
 

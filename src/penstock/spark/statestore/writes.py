@@ -10,10 +10,10 @@ from penstock.statestore.client.writes import Write
 from penstock.statestore.errors import WritesRefusedError
 from penstock.statestore.hlc import Hlc
 
-__all__ = ["KeyChange", "Row", "WritableStore", "last_of_each", "write_changes"]
+__all__ = ["KeyWrite", "Row", "WritableStore", "last_of_each", "write_changes"]
 
 
-class KeyChange(NamedTuple):
+class KeyWrite(NamedTuple):
     """SET of ``value``, for ``ttl_ms`` where given, or DEL where it is None."""
 
     key: str | bytes
@@ -24,7 +24,7 @@ class KeyChange(NamedTuple):
 class Row(NamedTuple):
     """A row for the sink, and what orders it among the rows of its key."""
 
-    change: KeyChange
+    change: KeyWrite
     order: Any = None
 
 
@@ -36,7 +36,7 @@ class WritableStore(Protocol):
     ) -> Sequence[bool]: ...
 
 
-def last_of_each(rows: Iterable[Row], order_by: str | None) -> dict[str | bytes, list[KeyChange]]:
+def last_of_each(rows: Iterable[Row], order_by: str | None) -> dict[str | bytes, list[KeyWrite]]:
     """Return the last row of each key, by ``order_by``.
 
     Raises:
@@ -76,7 +76,7 @@ def _nowhere(*orders: Any) -> str | None:
     return "NaN" if any(order != order for order in orders) else None  # noqa: PLR0124 - see above
 
 
-async def write_changes(store: WritableStore, by_key: Mapping[Any, Sequence[KeyChange]], token: Hlc | None) -> int:
+async def write_changes(store: WritableStore, by_key: Mapping[Any, Sequence[KeyWrite]], token: Hlc | None) -> int:
     """Carry out the changes, those of one key in their order; how many there were.
 
     Raises:

@@ -100,7 +100,7 @@ class _AttributeLayout(NamedTuple):
     event_time: int | None
 
     @classmethod
-    def of(cls, block: bytes) -> _AttributeLayout | None:
+    def from_block(cls, block: bytes) -> _AttributeLayout | None:
         """The layout of an attribute block; None if it needs :class:`Record`."""
         names = [piece.partition(b"=")[0] for piece in block.split(b",")]
         if not all(map(_NAME.fullmatch, names)):
@@ -132,7 +132,7 @@ class Headers:
         self._bodies = _bodies(data, starts, ends, flags)
 
     @classmethod
-    def of(cls, payloads: Sequence[bytes], flags: Sequence[int] | Numbers) -> Headers:
+    def from_payloads(cls, payloads: Sequence[bytes], flags: Sequence[int] | Numbers) -> Headers:
         """Those of messages that are objects."""
         edges = np.cumsum([0, *map(len, payloads)], dtype=np.int64)
         return cls(b"".join(payloads), edges[:-1], edges[1:], np.asarray(flags, np.int64))
@@ -250,7 +250,7 @@ class Headers:
                 break
             sample = rows[0]
             todo[sample] = False
-            layout = _AttributeLayout.of(buffer[begins[sample] : ends[sample]].tobytes())
+            layout = _AttributeLayout.from_block(buffer[begins[sample] : ends[sample]].tobytes())
             if layout is None or 2 * len(layout.attributes) - 1 != counts[sample]:
                 alone[sample] = True
                 continue

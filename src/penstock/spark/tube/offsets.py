@@ -565,7 +565,7 @@ class LogEnds:
     def __init__(self) -> None:
         self._seen: dict[TopicPartition, list[tuple[int, int]]] = {}
 
-    def see(self, bounds: Mapping[TopicPartition, Bounds]) -> None:
+    def record(self, bounds: Mapping[TopicPartition, Bounds]) -> None:
         """An answer of the brokers."""
         for partition, bound in bounds.items():
             if bound.end_data is not None:

@@ -184,7 +184,7 @@ def _read(
     """The messages of each range of a task; those of one are to be taken before the next."""
     if not isinstance(partition, RangePartition):
         return  # Spark's own stand-in for a batch without partitions
-    with TubeClient.of(options, servers=servers) as tube:
+    with TubeClient.from_options(options, servers=servers) as tube:
         for range_ in partition.ranges:
             piece, address, mark = range_
             yield (
@@ -382,7 +382,7 @@ class TubeReader(DataSourceReader):
 
     def partitions(self) -> list[InputPartition]:
         """The tasks between the two positions of each partition. Raises ConfigError: they are in the wrong order."""
-        with TubeClient.of(self._options, servers=self._servers) as tube:
+        with TubeClient.from_options(self._options, servers=self._servers) as tube:
             bounds = tube.bounds(selected(self._options, tube))
             start = tube.positions(self._starting, bounds, "startingOffsets")
             end = tube.positions(self._ending, bounds, "endingOffsets")
@@ -442,7 +442,7 @@ class TubeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 for partition, position in self._initial.items():
                     check_kept(position, bounds[partition], partition)
             self._is_anchored = not self._asks_for_latest()
-            self._ends.see(bounds)
+            self._ends.record(bounds)
             given = marks_of(self._starting) if isinstance(self._starting, dict) else {}
             self._initial_marks = self._ends.marks(self._initial, bounds, begin=self._initial, before=given)
         if self._position is None:
@@ -533,13 +533,13 @@ class TubeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._options.group:
             if self._progress is None:
                 self._progress = GroupProgress(
-                    lambda: TubeClient.of(self._options, servers=self._servers), self._options.group
+                    lambda: TubeClient.from_options(self._options, servers=self._servers), self._options.group
                 )
             self._progress.show(done)
 
     def _connected(self) -> TubeClient:
         if self._tube is None:
-            self._tube = TubeClient.of(self._options, servers=self._servers)
+            self._tube = TubeClient.from_options(self._options, servers=self._servers)
         return self._tube
 
     def _asks_for_latest(self) -> bool:
@@ -563,7 +563,7 @@ class TubeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         mine = [partition for partition in begin if options.selects(partition)]
         bounds = tube.bounds(selected(options, tube, required=mine, max_age_s=_LOOK_FOR_NEW_S))
         self._newest = begin | {partition: bound.end for partition, bound in bounds.items()}
-        self._ends.see(bounds)
+        self._ends.record(bounds)
         if options.fail_on_data_loss:
             for partition, bound in bounds.items():
                 if partition in begin:

@@ -91,7 +91,7 @@ class TubeClient:
         self._topics: tuple[float, list[str]] | None = None
 
     @classmethod
-    def of(
+    def from_options(
         cls,
         options: SourceOptions,
         *,
@@ -542,7 +542,7 @@ def count_rows(
     """
     begin, stop = _offset(start), _offset(end)
     pieces = slices({partition: begin.get(partition, position) for partition, position in stop.items()}, stop)
-    with TubeClient.of(SourceOptions.parse(options), servers=servers) as tube:
+    with TubeClient.from_options(SourceOptions.parse(options), servers=servers) as tube:
         return sum(tube.count(piece) if exact else tube.weigh(piece) for piece in pieces)
 
 

@@ -80,11 +80,11 @@ def test_who_holds_the_lease_says_where_it_runs(broker: str, new_run: Runs, requ
     first, second = new_run(), new_run()
     assert first.try_acquire() is not None
     assert second.try_acquire() is None
-    first.last_words(RunRecord(first.run_id, "edge-7", 42))
+    first.publish_last(RunRecord(first.run_id, "edge-7", 42))
     holder = second.holder()
     assert (holder.run, holder.record) == (first.run_id, RunRecord(first.run_id, "edge-7", 42))
     # The word of another run says nothing of this one.
-    first.last_words(RunRecord("earlier", "edge-6"))
+    first.publish_last(RunRecord("earlier", "edge-6"))
     assert second.holder().record is None
 
 
@@ -101,12 +101,12 @@ def test_a_wait_that_is_broken_off_leaves_the_lease_free(new_run: Runs) -> None:
 def test_a_run_is_asked_to_stop_and_waited_for(broker: str, new_run: Runs, request: pytest.FixtureRequest) -> None:
     run = new_run()
     run.acquire(10.0)
-    run.last_words(RunRecord(run.run_id))
+    run.publish_last(RunRecord(run.run_id))
     told: list[Holder] = []
 
     def work() -> None:
         assert run.stop_asked.wait(30.0)
-        run.last_words(RunRecord(run.run_id, state=lease.STOPPED))
+        run.publish_last(RunRecord(run.run_id, state=lease.STOPPED))
         run.close()
 
     thread = threading.Thread(target=work)
@@ -133,7 +133,7 @@ def test_a_run_that_fails_or_goes_on_is_told(broker: str, new_run: Runs, request
         stop_run(broker, pipeline, timeout_s=0.2, answer_s=10.0, told=lambda _: None)
 
     def fail() -> None:
-        run.last_words(RunRecord(run.run_id, state=lease.FAILED, why="the disk is full"))
+        run.publish_last(RunRecord(run.run_id, state=lease.FAILED, why="the disk is full"))
         run.close()
 
     failing = threading.Thread(target=fail)
@@ -148,7 +148,7 @@ def test_a_run_that_died_said_nothing(
     monkeypatch.setattr(lease, "LAST_WORDS_S", 0.2)
     run = new_run()
     run.acquire(10.0)
-    run.last_words(RunRecord(run.run_id))
+    run.publish_last(RunRecord(run.run_id))
     stopped = stop_run(broker, request.node.name, timeout_s=30.0, answer_s=10.0, told=lambda _: run.close())
     assert (stopped.run, stopped.clean) == (run.run_id, False)
     assert "its lease expired" in stopped.why

@@ -19,7 +19,7 @@ def entry(batch: int, read: int, **changed: Any) -> LedgerEntry:
 
 def take(progress: Progress, now: float, **given: Any) -> SinkProgress:
     nothing: dict[str, Any] = {"lags": {}, "waiting": {}, "running_batch": {}, "queries": {}}
-    return progress.take(now, WALL_MS, **(nothing | given))["rows"]
+    return progress.measure(now, WALL_MS, **(nothing | given))["rows"]
 
 
 def test_before_the_first_batch_little_is_known() -> None:

@@ -12,7 +12,7 @@ import pytest
 from penstock.errors import PenstockError, RefusedError, UnavailableError
 from penstock.mqtt.server import MqttServer
 from penstock.pipelines.run import lease, write_back
-from penstock.pipelines.run.write_back import KeyChange, WriteBack, collapse
+from penstock.pipelines.run.write_back import KeyWrite, WriteBack, collapse
 from penstock.runtime.io.files import Durability
 from penstock.runtime.io.loop import LoopThread
 from penstock.statestore.errors import FencingError, InvalidRequestError
@@ -89,15 +89,15 @@ def test_who_holds_the_lease_is_unknown_where_nobody_answers() -> None:
 
 def test_deletes_that_follow_a_delete_are_left_out() -> None:
     changes = [
-        KeyChange("k", None),
-        KeyChange("k", None),
-        KeyChange("k", b"1"),
-        KeyChange("j", None),
-        KeyChange("k", None),
+        KeyWrite("k", None),
+        KeyWrite("k", None),
+        KeyWrite("k", b"1"),
+        KeyWrite("j", None),
+        KeyWrite("k", None),
     ]
     assert collapse(changes) == {
-        "k": [KeyChange("k", None), KeyChange("k", b"1"), KeyChange("k", None)],
-        "j": [KeyChange("j", None)],
+        "k": [KeyWrite("k", None), KeyWrite("k", b"1"), KeyWrite("k", None)],
+        "j": [KeyWrite("j", None)],
     }
 
 
@@ -105,7 +105,7 @@ def test_a_large_batch_has_more_time(held: Held, monkeypatch: pytest.MonkeyPatch
     """Half a millisecond a change, all one after the other: more than the time of a small batch."""
     monkeypatch.setattr(write_back, "WRITE_TIMEOUT_S", 0.02)
 
-    async def slowly(_store: object, by_key: dict[str, list[KeyChange]], _token: Hlc) -> int:
+    async def slowly(_store: object, by_key: dict[str, list[KeyWrite]], _token: Hlc) -> int:
         await asyncio.sleep(0.0005 * len(by_key))
         return len(by_key)
 
@@ -113,10 +113,10 @@ def test_a_large_batch_has_more_time(held: Held, monkeypatch: pytest.MonkeyPatch
     run = held(Store())
     monkeypatch.setattr(run, "_thread", thread := LoopThread("test"))
     try:
-        assert run.write([KeyChange(f"k{number}", b"1") for number in range(200)]) == 200
+        assert run.write([KeyWrite(f"k{number}", b"1") for number in range(200)]) == 200
         monkeypatch.setattr(write_back, "SLOW_CHANGE_S", 0.0)
         with pytest.raises(UnavailableError, match=r"did not answer within 0\.02 s"):
-            run.write([KeyChange(f"k{number}", b"1") for number in range(200)])
+            run.write([KeyWrite(f"k{number}", b"1") for number in range(200)])
     finally:
         thread.close()
 
@@ -125,7 +125,7 @@ def test_nothing_more_is_written_once_the_lease_is_lost(held: Held, monkeypatch:
     """As of a run that was paused for longer than its lease, in the middle of a batch."""
     begun: list[str] = []
 
-    async def one_by_one(_store: object, by_key: dict[str, list[KeyChange]], _token: Hlc) -> int:
+    async def one_by_one(_store: object, by_key: dict[str, list[KeyWrite]], _token: Hlc) -> int:
         for number, key in enumerate(by_key):
             begun.append(key)
             if number == 1:
@@ -135,7 +135,7 @@ def test_nothing_more_is_written_once_the_lease_is_lost(held: Held, monkeypatch:
 
     async def write() -> None:
         with pytest.raises(UnavailableError, match="does not hold its lease now: no renewal succeeded in time"):
-            await run._write({f"k{number}": [KeyChange(f"k{number}", b"1")] for number in range(200)})
+            await run._write({f"k{number}": [KeyWrite(f"k{number}", b"1")] for number in range(200)})
 
     monkeypatch.setattr(write_back, "write_changes", one_by_one)
     run = held(Store())
@@ -181,7 +181,7 @@ class Node:
         await self._store.close()
 
 
-def written_by(run: WriteBack, *changes: KeyChange) -> int:
+def written_by(run: WriteBack, *changes: KeyWrite) -> int:
     """Tries again, as the batch of a pipeline: a lease as short as in these tests may run out at any time."""
     deadline = time.monotonic() + 20.0
     while True:
@@ -202,14 +202,14 @@ def test_a_lease_that_ran_out_in_an_outage_is_taken_back_under_its_token(
     try:
         run.connect()
         token = run.acquire(10.0)
-        run.last_words(lease.RunRecord(run.run_id, host="here"))
+        run.publish_last(lease.RunRecord(run.run_id, host="here"))
         node.stop()
         assert "was not renewed in time" in said.get(timeout=20.0)
         assert not run.lost.is_set()
         node.start()
         assert "no other run has had it" in said.get(timeout=20.0)
         assert run.token == token
-        assert written_by(run, KeyChange("k", b"1")) == 1
+        assert written_by(run, KeyWrite("k", b"1")) == 1
         holder = run.holder()
         assert holder.run == run.run_id
         assert holder.record is not None

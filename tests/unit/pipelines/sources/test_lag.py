@@ -95,17 +95,17 @@ def test_the_meter_measures_when_asked_and_a_last_time() -> None:
     meter = LagMeter(lambda: cast(TubeClient, tube), there_is, clock)
     meter.start()
     ends: dict[str, Any] = {"rows": {"t": {"1:0": 0, "1:1": 0}}}
-    assert meter.of("rows") is None
-    meter.ask(ends)
+    assert meter.lag_of("rows") is None
+    meter.request(ends)
     assert measured.wait(10)
-    meter.end({"rows": {"t": {"1:0": 28, "1:1": 28}}})
-    assert meter.of("rows") == Lag(0, 0.0)
+    meter.close({"rows": {"t": {"1:0": 28, "1:1": 28}}})
+    assert meter.lag_of("rows") == Lag(0, 0.0)
     tube.away = True
     other = LagMeter(lambda: cast(TubeClient, tube), there_is, clock)
     other.start()
-    other.end(ends)
-    assert other.of("rows") is None
+    other.close(ends)
+    assert other.lag_of("rows") is None
 
 
 def test_a_meter_that_was_never_started_ends() -> None:
-    LagMeter(lambda: cast(TubeClient, Numbers()), there_is, lambda: 0).end({})
+    LagMeter(lambda: cast(TubeClient, Numbers()), there_is, lambda: 0).close({})

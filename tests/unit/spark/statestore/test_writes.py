@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 
 from penstock.errors import PenstockError
-from penstock.spark.statestore.writes import KeyChange, Row, last_of_each, write_changes
+from penstock.spark.statestore.writes import KeyWrite, Row, last_of_each, write_changes
 from penstock.statestore.client.writes import Write
 from penstock.statestore.codec.errors import StoreError
 from penstock.statestore.errors import WritesRefusedError, refusal
@@ -33,15 +33,15 @@ class Store:
 
 
 def row(key: bytes, value: bytes | None, order: object = None) -> Row:
-    return Row(KeyChange(key, value), order)
+    return Row(KeyWrite(key, value), order)
 
 
 def test_the_last_row_of_a_key_counts_wherever_it_stood() -> None:
     rows = [row(b"a", b"2", 2), row(b"b", None, 5), row(b"a", b"1", 1), row(b"a", b"2", 2)]
-    assert last_of_each(rows, "time") == {b"a": [KeyChange(b"a", b"2")], b"b": [KeyChange(b"b", None)]}
+    assert last_of_each(rows, "time") == {b"a": [KeyWrite(b"a", b"2")], b"b": [KeyWrite(b"b", None)]}
     assert last_of_each([row(b"a", b"1"), row(b"b", b"1")], None) == {
-        b"a": [KeyChange(b"a", b"1")],
-        b"b": [KeyChange(b"b", b"1")],
+        b"a": [KeyWrite(b"a", b"1")],
+        b"b": [KeyWrite(b"b", b"1")],
     }
 
 
@@ -61,7 +61,7 @@ def test_two_rows_of_a_key_need_an_order(rows: list[Row], order_by: str | None, 
 
 async def test_all_changes_are_written_those_of_a_key_in_their_order() -> None:
     store = Store()
-    changes = {"a": [KeyChange("a", b"1", 10), KeyChange("a", None)], b"b": [KeyChange(b"b", b"")]}
+    changes = {"a": [KeyWrite("a", b"1", 10), KeyWrite("a", None)], b"b": [KeyWrite(b"b", b"")]}
     assert await write_changes(store, changes, TOKEN) == 3
     assert store.asked == [[b"SET", b"a", b"1", b"PX", b"10"], [b"DEL", b"a"], [b"SET", b"b", b""]]
     assert store.token == TOKEN
@@ -69,6 +69,6 @@ async def test_all_changes_are_written_those_of_a_key_in_their_order() -> None:
 
 async def test_a_refusal_under_a_token_names_the_key_and_speaks_of_the_later_run() -> None:
     with pytest.raises(PenstockError, match=r"key 'refused': the request fencing[\s\S]*belongs to a later run"):
-        await write_changes(Store(), {"refused": [KeyChange("refused", None)]}, TOKEN)
+        await write_changes(Store(), {"refused": [KeyWrite("refused", None)]}, TOKEN)
     with pytest.raises(WritesRefusedError):
-        await write_changes(Store(), {"refused": [KeyChange("refused", None)]}, None)
+        await write_changes(Store(), {"refused": [KeyWrite("refused", None)]}, None)

@@ -49,7 +49,7 @@ def one_by_one(payloads: list[bytes], flags: list[int]) -> Columns:
 
 
 def columns(payloads: list[bytes], flags: list[int]) -> Columns:
-    return Headers.of(payloads, flags).lists()
+    return Headers.from_payloads(payloads, flags).lists()
 
 
 def data(block: str) -> bytes:
@@ -78,7 +78,7 @@ def test_a_header_is_the_first_of_its_name(blocks: list[str]) -> None:
     expected = one_by_one(payloads, flags)
     pairs = iter(zip(expected.names, expected.contents, strict=True))
     of_each = [[next(pairs) for _ in range(count)] for count in expected.counts]
-    found = Headers.of(payloads, flags)
+    found = Headers.from_payloads(payloads, flags)
     for name in ("key", "id", "mqtt.topic", "event-time", "$msgType$", "site", "A", "x", "missing"):
         firsts = [next((content for known, content in headers if known == name), None) for headers in of_each]
         texts = [None if first is None else first.decode(errors="replace") for first in firsts]

@@ -34,10 +34,10 @@ def test_marks_stand_beside_their_positions() -> None:
 
 def test_a_mark_is_of_the_last_end_that_was_seen_before() -> None:
     ends = LogEnds()
-    ends.see({A0: Bounds(0, 280, 0, 1000), B0: Bounds(0, 280)})
-    ends.see({A0: Bounds(0, 560, 100, 2000)})
+    ends.record({A0: Bounds(0, 280, 0, 1000), B0: Bounds(0, 280)})
+    ends.record({A0: Bounds(0, 560, 100, 2000)})
     now = {A0: Bounds(28, 840, 150, 3000), A1: Bounds(0, 840, 150, 3000), B0: Bounds(0, 840)}
-    ends.see(now)
+    ends.record(now)
 
     def mark(position: int) -> dict[TopicPartition, int]:
         return ends.marks({A0: position}, now)
@@ -55,7 +55,7 @@ def test_a_mark_is_of_the_last_end_that_was_seen_before() -> None:
 def test_what_is_remembered_is_bounded() -> None:
     ends = LogEnds()
     for n in range(1, MOST_ENDS * 3):
-        ends.see({A0: Bounds(0, n * 28, 0, n)})
+        ends.record({A0: Bounds(0, n * 28, 0, n)})
     newest = MOST_ENDS * 3 - 1
     assert ends.marks({A0: newest * 28}, {}) == {A0: newest}
     early = ends.marks({A0: 28 * 50}, {})[A0]
