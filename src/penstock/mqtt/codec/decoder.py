@@ -2,35 +2,68 @@
 
 Fixed header [MQTT 5.0 section 2.1]:  type (4 bits) | flags (4 bits) | Remaining Length (1 to 4 bytes, shortest form)
 
+A server reads packet by packet: :meth:`Decoder.add`, then :meth:`Decoder.next_type` until it returns 0, and after each
+:meth:`Decoder.publish`, :attr:`Decoder.packet_id` of a short acknowledgement, or :meth:`Decoder.packet`. A client calls
+:meth:`Decoder.feed`, which returns all packets of a read.
+
 Invariant: any bytes give packets or one RemoteProtocolError, the same in one piece or split. Work is linear in the
 bytes received, however they are split: pieces of an unfinished packet are joined once, when the packet is complete.
+
+Source: MQTT 5.0 chapter 3; reason codes for malformed packets: sections 2.4, 4.13 and the text of each packet.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import Enum
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from penstock.errors import RemoteProtocolError
-from penstock.mqtt.codec.bodies import BODIES
-from penstock.mqtt.codec.packets import Connect, Disconnect, Packet, PubAck, PubComp, Publish, PubRec, PubRel
+from penstock.mqtt.codec.packets import (
+    Auth,
+    ConnAck,
+    Connect,
+    Disconnect,
+    Packet,
+    PingReq,
+    PingResp,
+    PubAck,
+    PubComp,
+    Publish,
+    PubRec,
+    PubRel,
+    SubAck,
+    Subscribe,
+    Subscription,
+    UnsubAck,
+    Unsubscribe,
+    Will,
+)
 from penstock.mqtt.codec.primitives import MAX_VARINT, Reader, malformed, protocol_error, quoted
-from penstock.mqtt.codec.property_blocks import HAS_SUBSCRIPTION_IDENTIFIER, decode_publish_properties
-from penstock.mqtt.codec.reasons import CLIENT_DISCONNECT, PacketType, reason_name
-from penstock.mqtt.codec.topics import has_wildcard
-from penstock.mqtt.codec.version311 import BODIES_311
+from penstock.mqtt.codec.properties import WILL, Properties
+from penstock.mqtt.codec.property_blocks import (
+    HAS_SUBSCRIPTION_IDENTIFIER,
+    decode_publish_properties,
+    read_properties,
+)
+from penstock.mqtt.codec.reasons import ALLOWED, CLIENT_DISCONNECT, PacketType, reason_name
+from penstock.mqtt.codec.topics import SHARE_PREFIX, filter_problem, has_wildcard, name_problem
+from penstock.mqtt.codec.version311 import BODIES_311, BRIDGE_LEVEL
 
 if TYPE_CHECKING:
     from mypy_extensions import i64
 
-__all__ = ["LARGEST_PACKET", "Decoder", "Role", "TopicNames"]
+__all__ = ["LARGEST_PACKET", "Decoder", "Role", "TopicNames", "decode_acknowledgement"]
 
 LARGEST_PACKET: Final = MAX_VARINT + 5
 """The largest packet that the protocol can express, in bytes with its header."""
 
 _NO_PROPERTIES: Final = b"\x00"
-_ACKNOWLEDGEMENTS: Final[dict[int, type[PubRec | PubRel | PubComp]]] = {5: PubRec, 6: PubRel, 7: PubComp}
-"""Those that come in their short form nearly always, beside PUBACK."""
+
+_CONNECT: Final = 1
+_PUBLISH: Final = 3
+_PUBACK: Final = 4
+_PUBCOMP: Final = 7
 
 
 class Role(Enum):
@@ -41,11 +74,12 @@ class Role(Enum):
     EITHER = "either"
 
 
-_REFUSED: dict[Role, frozenset[int]] = {
-    Role.SERVER: frozenset((PacketType.CONNACK, PacketType.SUBACK, PacketType.UNSUBACK, PacketType.PINGRESP)),
-    Role.CLIENT: frozenset((PacketType.CONNECT, PacketType.SUBSCRIBE, PacketType.UNSUBSCRIBE, PacketType.PINGREQ)),
-    Role.EITHER: frozenset(),
+_REFUSED: Final[dict[Role, tuple[PacketType, ...]]] = {
+    Role.SERVER: (PacketType.CONNACK, PacketType.SUBACK, PacketType.UNSUBACK, PacketType.PINGRESP),
+    Role.CLIENT: (PacketType.CONNECT, PacketType.SUBSCRIBE, PacketType.UNSUBSCRIBE, PacketType.PINGREQ),
+    Role.EITHER: (),
 }
+"""Packet types that only the role itself sends."""
 
 
 class TopicNames:
@@ -91,6 +125,9 @@ class Decoder:
     """
 
     __slots__ = (
+        "_data",
+        "_end",
+        "_first",
         "_largest",
         "_last_topic",
         "_last_wire",
@@ -98,10 +135,13 @@ class Decoder:
         "_pieces",
         "_refused",
         "_role",
+        "_start",
         "_topics",
+        "_type",
         "buffered",
         "error",
         "max_packet_size",
+        "packet_id",
         "protocol_level",
         "protocol_name",
         "version",
@@ -117,9 +157,9 @@ class Decoder:
         version: int = 5,
     ) -> None:
         self.max_packet_size = max_packet_size
-        self._largest = min(max_packet_size, max_connect_size)
+        self._largest: i64 = min(max_packet_size, max_connect_size)
         self.error: RemoteProtocolError | None = None
-        """Set once the bytes are beyond repair; packets before it were returned."""
+        """Error of an earlier :meth:`feed`; nothing can be decoded after it."""
         self.protocol_level = 0
         """The level byte of the CONNECT that came in; with the name it decides the form of a refusal. 0 before a whole
         CONNECT came in, be it well formed or not."""
@@ -127,15 +167,25 @@ class Decoder:
         """The first bytes of the protocol name of that CONNECT."""
         self.version = version
         self._role = role
-        self._refused = _REFUSED[role]
+        self._refused: i64 = sum(1 << packet_type for packet_type in _REFUSED[role])
+        """Bit n is set where packet type n is refused."""
         self._topics = topics or TopicNames()
         self._last_wire = b""
         self._last_topic = ""
         """Topic of the last PUBLISH: it is that of the next one nearly always."""
         self._pieces: list[bytes] = []
-        self.buffered = 0
+        self.buffered: i64 = 0
         """Bytes of a packet that is not complete."""
-        self._needed = 1
+        self._needed: i64 = 1
+        self._data = b""
+        self._type: i64 = 0
+        self._first: i64 = 0
+        self._start: i64 = 0
+        self._end: i64 = 0
+        """The current packet: its type and first byte; its body is ``_data[_start:_end]``."""
+        self.packet_id: i64 = 0
+        """Identifier of the current packet if it is an acknowledgement in its short form, which has nothing else; 0 for
+        another acknowledgement."""
 
     def feed(self, data: bytes) -> list[Packet]:
         """Decode what is complete with ``data``; the rest is kept for the next call.
@@ -148,85 +198,117 @@ class Decoder:
         """
         if self.error is not None:
             raise self.error.copy()
+        packets: list[Packet] = []
+        try:
+            self.add(data)
+            while self.next_type():
+                packets.append(self.packet())
+        except RemoteProtocolError as e:
+            self.error = e.copy()
+            self.discard()
+            if not packets:
+                raise
+        return packets
+
+    def add(self, data: bytes) -> None:
+        """Add received bytes, after :meth:`next_type` returned 0."""
         if self.buffered:
             self._pieces.append(data)
             self.buffered += len(data)
             if self.buffered < self._needed:
-                return []
+                return
             data = b"".join(self._pieces)
             self._pieces.clear()
             self.buffered = 0
-        packets: list[Packet] = []
-        try:
-            used = self._decode(data, packets)
-        except RemoteProtocolError as e:
-            self.error = e.copy()
-            if not packets:
-                raise
-            return packets
-        if used < len(data):
-            rest = data[used:] if used else data
-            self._pieces.append(rest)
-            self.buffered = len(rest)
-        return packets
+        self._data = data
+        self._end = 0
+
+    def next_type(self) -> i64:
+        """Advance to the next packet and return its type; 0 when no complete packet is left.
+
+        Raises:
+            RemoteProtocolError: with the reason code to answer with; nothing can be decoded after it.
+        """
+        data = self._data
+        position = self._end
+        size: i64 = len(data)
+        if position >= size:
+            self._data = b""
+            self._end = 0
+            return 0
+        first: i64 = data[position]
+        packet_type: i64 = _TYPES[first]
+        if packet_type == 0:
+            raise malformed(f"first byte 0x{first:02X}: reserved type or flags [MQTT-2.1.3-1]")
+        if self._refused >> packet_type & 1:
+            raise protocol_error(f"{PacketType(packet_type).name} was sent to the wrong side")
+        start = position + 2
+        if start > size:
+            return self._keep(position, 2)
+        length: i64 = data[position + 1]
+        if length > 127:
+            if start < size and 0 < data[start] < 128:
+                length = length & 127 | data[start] << 7
+                start += 1
+            else:
+                header = _long_length(data, position + 1, size)
+                if header is None:
+                    return self._keep(position, size - position + 1)
+                length, start = header
+        end = start + length
+        if end - position > self._largest:
+            raise RemoteProtocolError(
+                f"mqtt: a packet of {end - position} bytes is larger than the {self._largest} allowed", reason_code=0x95
+            )
+        if end > size:
+            return self._keep(position, end - position)
+        if _PUBACK <= packet_type <= _PUBCOMP:
+            self.packet_id = data[start] << 8 | data[start + 1] if length == 2 else 0
+        self._type = packet_type
+        self._first = first
+        self._start = start
+        self._end = end
+        return packet_type
+
+    def packet(self) -> Packet:
+        """Decode the current packet.
+
+        Raises:
+            RemoteProtocolError: with the reason code to answer with; nothing can be decoded after it.
+        """
+        packet_type = self._type
+        if packet_type == _PUBLISH:
+            return self.publish()
+        if _PUBACK <= packet_type <= _PUBCOMP and self.packet_id:
+            return _ACKNOWLEDGEMENTS[packet_type](self.packet_id)
+        return self._decode_body(self._data, packet_type, self._start, self._end)
+
+    def publish(self) -> Publish:
+        """Decode the current packet, a PUBLISH.
+
+        Raises:
+            RemoteProtocolError: as :meth:`packet`.
+        """
+        if self.version == 5:
+            return self._publish(self._data, self._first, self._start, self._end)
+        return self._publish_311(self._data, self._first, self._start, self._end)
 
     def discard(self) -> None:
-        """Forget the bytes of an unfinished packet: the connection is gone."""
+        """Forget the bytes that were not decoded: the connection has ended."""
+        self._data = b""
+        self._end = 0
         self._pieces.clear()
         self.buffered = 0
 
-    def _decode(self, data: bytes, packets: list[Packet]) -> i64:
-        """Append the packets that are complete; return how many bytes they took. Sets ``_needed`` for the rest."""
-        position: i64 = 0
-        size: i64 = len(data)
-        refused = self._refused
-        largest: i64 = self._largest
-        while position < size:
-            first: i64 = data[position]
-            kind: i64 = _KINDS[first]
-            if kind == 0:
-                raise malformed(f"first byte 0x{first:02X}: reserved type or flags [MQTT-2.1.3-1]")
-            if kind != 3 and kind != 4 and kind in refused:  # noqa: PLR1714 - both sides send these two
-                raise protocol_error(f"{PacketType(kind).name} was sent to the wrong side")
-            if position + 1 >= size:
-                self._needed = 2
-                return position
-            length: i64 = data[position + 1]
-            start: i64 = position + 2
-            if length > 127:
-                if position + 2 < size and 0 < data[position + 2] < 128:
-                    length = length & 127 | data[position + 2] << 7
-                    start = position + 3
-                else:
-                    header = _long_length(data, position + 1, size)
-                    if header is None:
-                        self._needed = size - position + 1
-                        return position
-                    length, start = header
-            end = start + length
-            if end - position > largest:
-                raise RemoteProtocolError(
-                    f"mqtt: a packet of {end - position} bytes is larger than the {largest} allowed", reason_code=0x95
-                )
-            if end > size:
-                self._needed = end - position
-                return position
-            if kind == 3:
-                if self.version == 5:
-                    packets.append(self._publish(data, first, start, end))
-                else:
-                    packets.append(self._publish_311(data, first, start, end))
-            elif kind == 4 and length == 2 and (data[start] or data[start + 1]):
-                packets.append(PubAck(data[start] << 8 | data[start + 1]))
-            elif kind in _ACKNOWLEDGEMENTS and length == 2 and (data[start] or data[start + 1]):
-                packets.append(_ACKNOWLEDGEMENTS[kind](data[start] << 8 | data[start + 1]))
-            else:
-                packets.append(self._other(data, kind, start, end))
-                if kind == 1:
-                    largest = self._largest
-            position = end
-        self._needed = 1
-        return position
+    def _keep(self, position: i64, needed: i64) -> i64:
+        """Keep the beginning of a packet, which has at least ``needed`` bytes; return 0."""
+        rest = self._data[position:] if position else self._data
+        self._data = b""
+        self._end = 0
+        self._pieces.append(rest)
+        self.buffered = len(rest)
+        self._needed = needed
+        return 0
 
     def _publish(self, data: bytes, first: i64, start: i64, end: i64) -> Publish:
         """PUBLISH: topic, identifier (QoS 1, 2), properties, payload to the end [MQTT 5.0 section 3.3]."""
@@ -309,16 +391,16 @@ class Decoder:
         publish.properties_wire = _NO_PROPERTIES
         return publish
 
-    def _other(self, data: bytes, kind: int, start: int, end: int) -> Packet:
-        """Every packet off the hot path, and what may come from one side only."""
-        if kind == PacketType.CONNECT:
+    def _decode_body(self, data: bytes, packet_type: int, start: int, end: int) -> Packet:
+        """Decode a packet other than PUBLISH and the short acknowledgements."""
+        if packet_type == _CONNECT:
             at = start + 2 + (data[start] << 8 | data[start + 1]) if end - start > 2 else end
             # Never a slice that ends before it begins: compiled code fails on one.
             self.protocol_name = data[start + 2 : max(start + 2, min(at, start + 10, end))]
             self.protocol_level = data[at] if at < end else 0
         elif self.version != 5:
-            return BODIES_311[kind](data, start, end)
-        packet = BODIES[kind](data, start, end)
+            return BODIES_311[packet_type](data, start, end)
+        packet = _BODIES[packet_type](data, start, end)
         if isinstance(packet, Connect):
             self._largest = self.max_packet_size
             self.version = packet.protocol_version
@@ -354,17 +436,240 @@ def _long_length(data: bytes, position: int, size: int) -> tuple[int, int] | Non
     return None
 
 
-def _kinds() -> list[int]:
+def _types() -> bytes:
     """First byte -> packet type, 0 where type or flags are reserved [MQTT-2.1.3-1]."""
-    kinds = [0] * 256
+    types = bytearray(256)
     for packet_type in PacketType:
         flags = 2 if packet_type in (PacketType.PUBREL, PacketType.SUBSCRIBE, PacketType.UNSUBSCRIBE) else 0
-        kinds[packet_type << 4 | flags] = int(packet_type)
+        types[packet_type << 4 | flags] = int(packet_type)
     for flags in range(16):
         qos = flags >> 1 & 3
         if qos != 3 and not (qos == 0 and flags & 8):  # [MQTT-3.3.1-4], [MQTT-3.3.1-2]
-            kinds[PacketType.PUBLISH << 4 | flags] = int(PacketType.PUBLISH)
-    return kinds
+            types[PacketType.PUBLISH << 4 | flags] = int(PacketType.PUBLISH)
+    return bytes(types)
 
 
-_KINDS: Final[list[int]] = _kinds()
+_TYPES: Final = _types()
+
+
+# Bodies of the packets: each function takes the whole buffer with the bounds of the packet's body.
+
+_Ack = TypeVar("_Ack", bound=PubAck | PubRec | PubRel | PubComp)
+
+
+def _connect(data: bytes, position: int, end: int) -> Connect:
+    """CONNECT of MQTT 5 (level 5) and MQTT 3.1.1 (level 4, without properties; with the bridge bit 0x84)."""
+    reader = Reader(data, position, end)
+    name = reader.binary()
+    level = reader.byte()
+    bridge = level == BRIDGE_LEVEL
+    if bridge:
+        level = 4
+    if name != b"MQTT" or level not in (4, 5):  # [MQTT-3.1.2-1], [MQTT-3.1.2-2]
+        raise RemoteProtocolError(
+            f"mqtt: protocol {name[:16]!r} level {level} is not spoken here",
+            reason_code=0x84,
+            do="use MQTT 5.0 or 3.1.1",
+        )
+    flags = reader.byte()
+    will_qos = flags >> 3 & 3
+    if flags & 1:
+        raise malformed("the reserved connect flag is set [MQTT-3.1.2-3]")
+    if will_qos == 3:
+        raise malformed("Will QoS is 3 [MQTT-3.1.2-12]")
+    if not flags & 4 and flags & 0x38:
+        raise malformed("Will QoS or Will Retain without a will [MQTT-3.1.2-11, MQTT-3.1.2-13]")
+    if level == 4 and flags & 0x40 and not flags & 0x80:
+        raise malformed("a password without a user name")
+    keep_alive = reader.two_bytes()
+    properties = read_properties(reader, 1 << PacketType.CONNECT) if level == 5 else Properties()
+    client_id = reader.string()
+    will = None
+    if flags & 4:
+        will_properties = read_properties(reader, WILL) if level == 5 else Properties()
+        topic = reader.string()
+        problem = name_problem(topic)
+        if problem is not None:
+            raise RemoteProtocolError(f"mqtt: will topic {quoted(topic)} cannot be used", reason_code=0x90, why=problem)
+        will = Will(topic, reader.binary(), will_qos, bool(flags & 0x20), will_properties)
+    username = reader.string() if flags & 0x80 else None
+    password = reader.binary() if flags & 0x40 else None
+    _finish(reader)
+    return Connect(client_id, bool(flags & 2), keep_alive, username, password, will, properties, level, bridge)
+
+
+def _connack(data: bytes, position: int, end: int) -> ConnAck:
+    reader = Reader(data, position, end)
+    flags = reader.byte()
+    if flags & 0xFE:
+        raise malformed("reserved acknowledge flags are set [MQTT-3.2.2-1]")
+    code = _reason(reader.byte(), PacketType.CONNACK)
+    if flags and code:
+        raise protocol_error("Session Present with a refusal [MQTT-3.2.2-6]")
+    properties = read_properties(reader, 1 << PacketType.CONNACK)
+    _finish(reader)
+    return ConnAck(bool(flags), code, properties)
+
+
+def decode_acknowledgement(cls: type[_Ack], packet_type: int, data: bytes, position: int, end: int) -> _Ack:
+    """PUBACK, PUBREC, PUBREL or PUBCOMP, also in their short forms [MQTT 5.0 section 3.4.2.1]."""
+    reader = Reader(data, position, end)
+    packet_id = _packet_id(reader)
+    code = _reason(reader.byte(), packet_type) if reader.position < end else 0
+    if reader.position == end:
+        return cls(packet_id, code)
+    properties = read_properties(reader, 1 << packet_type)
+    _finish(reader)
+    return cls(packet_id, code, properties)
+
+
+def _puback(data: bytes, position: int, end: int) -> PubAck:
+    return decode_acknowledgement(PubAck, PacketType.PUBACK, data, position, end)
+
+
+def _pubrec(data: bytes, position: int, end: int) -> PubRec:
+    return decode_acknowledgement(PubRec, PacketType.PUBREC, data, position, end)
+
+
+def _pubrel(data: bytes, position: int, end: int) -> PubRel:
+    return decode_acknowledgement(PubRel, PacketType.PUBREL, data, position, end)
+
+
+def _pubcomp(data: bytes, position: int, end: int) -> PubComp:
+    return decode_acknowledgement(PubComp, PacketType.PUBCOMP, data, position, end)
+
+
+def _subscribe(data: bytes, position: int, end: int) -> Subscribe:
+    reader = Reader(data, position, end)
+    packet_id = _packet_id(reader)
+    properties = read_properties(reader, 1 << PacketType.SUBSCRIBE)
+    subscriptions: list[Subscription] = []
+    while reader.position < end:
+        topic_filter = _filter(reader)
+        options = reader.byte()
+        if options & 0xC0:
+            raise malformed("reserved subscription options are set [MQTT-3.8.3-5]")
+        qos, retain_handling = options & 3, options >> 4 & 3
+        if qos == 3 or retain_handling == 3:
+            raise protocol_error("subscription options ask for QoS 3 or Retain Handling 3")
+        no_local = bool(options & 4)
+        if no_local and topic_filter.startswith(SHARE_PREFIX):
+            raise protocol_error("No Local on a shared subscription [MQTT-3.8.3-4]")
+        subscriptions.append(Subscription(topic_filter, qos, no_local, bool(options & 8), retain_handling))
+    if not subscriptions:
+        raise protocol_error("SUBSCRIBE without a topic filter [MQTT-3.8.3-2]")
+    return Subscribe(packet_id, subscriptions, properties)
+
+
+def _unsubscribe(data: bytes, position: int, end: int) -> Unsubscribe:
+    reader = Reader(data, position, end)
+    packet_id = _packet_id(reader)
+    properties = read_properties(reader, 1 << PacketType.UNSUBSCRIBE)
+    filters: list[str] = []
+    while reader.position < end:
+        filters.append(_filter(reader))
+    if not filters:
+        raise protocol_error("UNSUBSCRIBE without a topic filter [MQTT-3.10.3-2]")
+    return Unsubscribe(packet_id, filters, properties)
+
+
+def _reason_list(packet_type: int, data: bytes, position: int, end: int) -> tuple[int, list[int], Properties]:
+    reader = Reader(data, position, end)
+    packet_id = _packet_id(reader)
+    properties = read_properties(reader, 1 << packet_type)
+    codes = [_reason(code, packet_type) for code in data[reader.position : end]]
+    if not codes:
+        raise protocol_error("an acknowledgement without reason codes")
+    return packet_id, codes, properties
+
+
+def _suback(data: bytes, position: int, end: int) -> SubAck:
+    return SubAck(*_reason_list(PacketType.SUBACK, data, position, end))
+
+
+def _unsuback(data: bytes, position: int, end: int) -> UnsubAck:
+    return UnsubAck(*_reason_list(PacketType.UNSUBACK, data, position, end))
+
+
+def _pingreq(data: bytes, position: int, end: int) -> PingReq:
+    _finish(Reader(data, position, end))
+    return PingReq()
+
+
+def _pingresp(data: bytes, position: int, end: int) -> PingResp:
+    _finish(Reader(data, position, end))
+    return PingResp()
+
+
+def _disconnect(data: bytes, position: int, end: int) -> Disconnect:
+    reader = Reader(data, position, end)
+    code = _reason(reader.byte(), PacketType.DISCONNECT) if position < end else 0
+    if reader.position == end:
+        return Disconnect(code)
+    properties = read_properties(reader, 1 << PacketType.DISCONNECT)
+    _finish(reader)
+    return Disconnect(code, properties)
+
+
+def _auth(data: bytes, position: int, end: int) -> Auth:
+    if position == end:
+        return Auth()
+    reader = Reader(data, position, end)
+    code = _reason(reader.byte(), PacketType.AUTH)
+    properties = read_properties(reader, 1 << PacketType.AUTH)
+    _finish(reader)
+    return Auth(code, properties)
+
+
+def _packet_id(reader: Reader) -> int:
+    packet_id = reader.two_bytes()
+    if packet_id == 0:
+        raise protocol_error("packet identifier 0 [MQTT-2.2.1-3]")
+    return packet_id
+
+
+def _filter(reader: Reader) -> str:
+    """A topic filter. An ill-formed one is malformed: 0x8F is for a filter that is "correctly formed" [section 2.4]."""
+    topic_filter = reader.string()
+    problem = filter_problem(topic_filter)
+    if problem is not None:
+        raise malformed(f"topic filter {quoted(topic_filter)}: {problem}")
+    return topic_filter
+
+
+def _reason(code: int, packet_type: int) -> int:
+    """``code``, if the packet may carry it."""
+    if code not in ALLOWED[packet_type]:
+        raise protocol_error(f"{PacketType(packet_type).name} cannot carry reason code {reason_name(code)}")
+    return code
+
+
+def _finish(reader: Reader) -> None:
+    if reader.position != reader.end:
+        raise malformed(f"{reader.end - reader.position} bytes follow the last field")
+
+
+_BODIES: Final[dict[int, Callable[[bytes, int, int], Packet]]] = {
+    PacketType.CONNECT: _connect,
+    PacketType.CONNACK: _connack,
+    PacketType.PUBACK: _puback,
+    PacketType.PUBREC: _pubrec,
+    PacketType.PUBREL: _pubrel,
+    PacketType.PUBCOMP: _pubcomp,
+    PacketType.SUBSCRIBE: _subscribe,
+    PacketType.SUBACK: _suback,
+    PacketType.UNSUBSCRIBE: _unsubscribe,
+    PacketType.UNSUBACK: _unsuback,
+    PacketType.PINGREQ: _pingreq,
+    PacketType.PINGRESP: _pingresp,
+    PacketType.DISCONNECT: _disconnect,
+    PacketType.AUTH: _auth,
+}
+"""Packet type -> decoder of its body; PUBLISH is decoded by :class:`Decoder`."""
+
+_ACKNOWLEDGEMENTS: Final[dict[int, type[PubAck | PubRec | PubRel | PubComp]]] = {
+    4: PubAck,
+    5: PubRec,
+    6: PubRel,
+    7: PubComp,
+}

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from penstock.errors import LocalProtocolError
-from penstock.mqtt.codec.bodies import BRIDGE_LEVEL
 from penstock.mqtt.codec.packets import (
     ConnAck,
     Connect,
@@ -42,7 +41,14 @@ from penstock.mqtt.codec.primitives import (
 from penstock.mqtt.codec.reasons import PacketType, ReasonCode
 from penstock.mqtt.codec.topics import plain_filter_problem
 
-__all__ = ["BODIES_311", "encode_311", "return_code"]
+__all__ = ["BODIES_311", "BRIDGE_LEVEL", "encode_311", "return_code"]
+
+BRIDGE_LEVEL: Final = 0x84
+"""Protocol level with which a bridge of Mosquitto and others connects: 3.1.1, and the top bit says that it is a bridge.
+
+A convention, not part of the standard. A broker that does not know it answers with return code 1, and the bridge tries
+again with level 4.
+"""
 
 _RETURN_CODES: dict[int, int] = {
     ReasonCode.SUCCESS: 0,
@@ -233,4 +239,4 @@ BODIES_311: dict[int, Callable[[bytes, int, int], Packet]] = {
     PacketType.DISCONNECT: _empty(Disconnect),
     PacketType.AUTH: _auth,
 }
-"""Packet type -> decoder of its body in 3.1.1; CONNECT is in ``bodies``, PUBLISH in ``decoder``."""
+"""Packet type -> decoder of its body in 3.1.1; CONNECT and PUBLISH are in ``decoder``."""

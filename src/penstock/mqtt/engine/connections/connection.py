@@ -7,6 +7,7 @@ afterwards [MQTT 5.0 section 4.13].
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING, Final
 
 from penstock.errors import RemoteProtocolError
 from penstock.mqtt.codec.decoder import LARGEST_PACKET, Decoder, Role
@@ -40,7 +41,13 @@ from penstock.mqtt.engine.sessions.session import Session
 from penstock.mqtt.engine.sessions.session_manager import SessionManager
 from penstock.mqtt.engine.sessions.subscribing import as_bridge, subscribe, subscribed, unsubscribe
 
+if TYPE_CHECKING:
+    from mypy_extensions import i64
+
 __all__ = ["BrokerConnection"]
+
+_PUBLISH: Final = 3
+_PUBACK: Final = 4
 
 
 class BrokerConnection(ConnectionState):
@@ -74,10 +81,9 @@ class BrokerConnection(ConnectionState):
 
     # Input
 
-    def receive(self, data: bytes, now: int, wall_ms: int) -> None:
+    def receive(self, data: bytes, now: i64, wall_ms: i64) -> None:
         """Handle received bytes. ``now``: monotonic ms; ``wall_ms``: wall clock, for the services."""
-        closed = self.closing
-        if closed:
+        if self.closing:
             return
         self.last_received = now
         broker = self.broker
@@ -85,26 +91,27 @@ class BrokerConnection(ConnectionState):
         broker.reading_since = now
         stats = self.stats
         stats.bytes_received += len(data)
+        decoder = self.decoder
+        session = self.session
         try:
-            packets = self.decoder.feed(data)
-            stats.packets_received += len(packets)
-            session = self.session
-            for packet in packets:
-                if session is None:
-                    self._before_connack(packet, now)
-                    session = self.session
-                elif isinstance(packet, Publish):
-                    handle_publish(self, session, packet, now, wall_ms)
-                elif isinstance(packet, PubAck):
-                    session.acknowledge(packet.packet_id, now)
-                else:
-                    self._other(session, packet, now)
-                if self.closing:
+            decoder.add(data)
+            while not self.closing:
+                packet_type = decoder.next_type()
+                if packet_type == 0:
                     return
-            if self.decoder.error is not None:
-                self._fail(self.decoder.error, now)
+                stats.packets_received += 1
+                if session is None:
+                    self._before_connack(decoder.packet(), now)
+                    session = self.session
+                elif packet_type == _PUBLISH:
+                    handle_publish(self, session, decoder.publish(), now, wall_ms)
+                elif packet_type == _PUBACK and decoder.packet_id:
+                    session.acknowledge(decoder.packet_id, now)
+                else:
+                    self._other(session, decoder.packet(), now)
         except RemoteProtocolError as e:
             self._fail(e, now)
+        decoder.discard()  # what follows DISCONNECT
 
     def lost(self, now: int) -> None:
         """Handle the end of the network connection; call it once."""
