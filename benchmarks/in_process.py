@@ -26,6 +26,7 @@ from penstock import compiled
 from penstock.mqtt.codec.encoder import encode
 from penstock.mqtt.codec.packets import Connect, Publish, Subscribe, Subscription
 from penstock.mqtt.engine.broker import Broker
+from penstock.mqtt.engine.connections.output import Sink
 from penstock.mqtt.engine.outlet import BrokerOutlet
 from penstock.runtime.io.files import Durability
 from penstock.statestore.binding import client_response_topic, request
@@ -52,10 +53,11 @@ MEASURED: Final = "CPyDef_*connection___BrokerConnection___receive"
 """The function in the C that mypyc makes that handles one read."""
 
 
-class _Transport:
+class _Transport(Sink):
     """Collects the output of a read."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.data: list[bytes] = []
 
     def send_now(self, data: bytes) -> None:

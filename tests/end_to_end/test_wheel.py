@@ -11,6 +11,7 @@ from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from zipfile import ZipFile
 
+import librt
 import mypy_extensions
 import pytest
 
@@ -44,7 +45,8 @@ def test_a_platform_wheel_has_every_module_of_the_core_compiled(tmp_path: Path) 
     install = [sys.executable, "-m", "pip", "--python", str(python), "install", "--no-deps", "--no-index", str(wheel)]
     subprocess.run(install, check=True, timeout=120)
     script = "import penstock.mqtt.codec.topics as t; from penstock import compiled; print(compiled.form(), t.__file__)"
-    # The one dependency of the core, without the environment that the tests run in.
+    # The dependencies of the core, without the environment that the tests run in.
+    shutil.copytree(Path(librt.__file__).parent, tmp_path / "librt")
     shutil.copy(mypy_extensions.__file__, tmp_path)
     for wanted, suffix in (("", EXTENSION_SUFFIXES[0]), ("interpreted", ".py")):
         environment = {**os.environ, "PENSTOCK_CORE": wanted, "PYTHONPATH": str(tmp_path)}

@@ -1,13 +1,16 @@
 """Encoder: packets to bytes, the shortest form of each.
 
-``encode`` is for any packet. The broker forwards PUBLISH without it, from ``publish_head`` and parts that are already
-encoded.
+``encode`` is for any packet. The broker forwards PUBLISH without it, from ``write_publish_head`` and parts that are
+already encoded.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
+
+from librt.strings import BytesWriter
+from mypy_extensions import u8
 
 from penstock.errors import LocalProtocolError
 from penstock.mqtt.codec.packets import (
@@ -28,26 +31,59 @@ from penstock.mqtt.codec.packets import (
     UnsubAck,
     Unsubscribe,
 )
-from penstock.mqtt.codec.primitives import encode_binary, encode_frame, encode_string, encode_varint
+from penstock.mqtt.codec.primitives import (
+    COMPILED,
+    encode_binary,
+    encode_frame,
+    encode_size,
+    encode_string,
+    encode_varint,
+)
 from penstock.mqtt.codec.properties import WILL
 from penstock.mqtt.codec.property_blocks import encode_properties
 from penstock.mqtt.codec.reasons import ALLOWED, PacketType, reason_name
 
-__all__ = ["PUBLISH_HEADS", "encode", "encode_within", "publish_head"]
+if TYPE_CHECKING:
+    from mypy_extensions import i64
+
+__all__ = ["encode", "encode_within", "head_size", "write_packet_id", "write_publish_head"]
 
 _PUBLISH_CONTEXT: Final = 1 << PacketType.PUBLISH
-PUBLISH_HEADS: Final[dict[int, list[bytes]]] = {
-    first: [bytes((first,)) + encode_varint(n) for n in range(2048)] for first in (0x30, 0x32, 0x34)
-}
-"""First byte -> Remaining Length -> fixed header, for the PUBLISHes that are most of all: neither DUP nor RETAIN."""
+_FIRST_BYTES: Final = [bytes((first,)) for first in range(256)]
 
 
-def publish_head(first: int, remaining: int) -> bytes:
-    """The fixed header of a PUBLISH: ``first`` byte and Remaining Length."""
-    heads = PUBLISH_HEADS.get(first)
-    if heads is not None and remaining < 2048:
-        return heads[remaining]
-    return bytes((first,)) + encode_varint(remaining)
+def head_size(remaining: i64) -> i64:
+    """Bytes of a fixed header with this Remaining Length."""
+    if remaining < 128:
+        return 2
+    if remaining < 16_384:
+        return 3
+    return 4 if remaining < 2_097_152 else 5
+
+
+def write_publish_head(out: BytesWriter, first: i64, remaining: i64) -> None:
+    """Append the fixed header of a PUBLISH: ``first`` byte and Remaining Length."""
+    if not COMPILED:
+        out.write(_FIRST_BYTES[first] + encode_varint(remaining))
+    elif remaining < 128:
+        out.append(u8(first))
+        out.append(u8(remaining))
+    elif remaining < 16_384:
+        out.append(u8(first))
+        out.append(u8(remaining & 127 | 128))
+        out.append(u8(remaining >> 7))
+    else:
+        out.append(u8(first))
+        out.write(encode_varint(remaining))
+
+
+def write_packet_id(out: BytesWriter, packet_id: i64) -> None:
+    """Append a packet identifier."""
+    if not COMPILED:
+        out.write(encode_size(packet_id))
+    else:
+        out.append(u8(packet_id >> 8))
+        out.append(u8(packet_id & 255))
 
 
 def encode(packet: Packet) -> bytes:

@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from librt.strings import BytesWriter
 
 from penstock.errors import LocalProtocolError
 from penstock.mqtt.codec.decoder import Decoder
-from penstock.mqtt.codec.encoder import encode, encode_within, publish_head
+from penstock.mqtt.codec.encoder import encode, encode_within, head_size, write_packet_id, write_publish_head
 from penstock.mqtt.codec.packets import (
     Auth,
     ConnAck,
@@ -180,7 +181,17 @@ def test_publish_head_is_the_fixed_header() -> None:
     for first in (0x30, 0x32, 0x33):
         for remaining in (0, 127, 128, 2047, 2048, 16_384, 268_435_455):
             data = encode_head_by_hand(first, remaining)
-            assert publish_head(first, remaining) == data
+            out = BytesWriter()
+            write_publish_head(out, first, remaining)
+            assert out.getvalue() == data
+            assert head_size(remaining) == len(data)
+
+
+@pytest.mark.parametrize("packet_id", [1, 255, 256, 32_768, 65_535])
+def test_packet_identifiers_are_two_bytes(packet_id: int) -> None:
+    out = BytesWriter()
+    write_packet_id(out, packet_id)
+    assert out.getvalue() == packet_id.to_bytes(2, "big")
 
 
 def encode_head_by_hand(first: int, remaining: int) -> bytes:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from penstock.mqtt.codec.decoder import Decoder
-from penstock.mqtt.codec.encoder import encode, publish_head
+from penstock.mqtt.codec.encoder import encode
 from penstock.mqtt.codec.packets import Publish
+from penstock.mqtt.codec.primitives import encode_frame
 from penstock.mqtt.codec.properties import Properties
 from penstock.mqtt.engine.model.message import Message, identifier_block
 
@@ -14,7 +15,7 @@ from penstock.mqtt.engine.model.message import Message, identifier_block
 def as_sent(message: Message, identifiers: bytes, now: int) -> Publish:
     properties = message.properties_for(identifiers, now)
     body = message.topic_wire + properties + message.payload
-    (publish,) = Decoder().feed(publish_head(0x30, len(body)) + body)
+    (publish,) = Decoder().feed(encode_frame(0x30, body))
     assert isinstance(publish, Publish)
     return publish
 

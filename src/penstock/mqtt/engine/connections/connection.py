@@ -121,7 +121,7 @@ class BrokerConnection(ConnectionState):
         self._sessions.connection_ended(self, now)
         self.closing = True
         self.decoder.discard()  # the entry in the timers may keep the connection for a while
-        self.out.clear()
+        self.out.truncate(0)
         broker.timers.remove(self)
 
     # Packets
@@ -182,7 +182,6 @@ class BrokerConnection(ConnectionState):
             longest = limits.max_keep_alive_s
             if longest and (keep_alive > longest or (keep_alive == 0 and limits.require_keep_alive)):
                 keep_alive = longest
-        self.plain = self.version == 5 and self.aliases_out is None
         self.keep_alive_ms = keep_alive * 1500
         if limits.max_publish_rate:
             self.checked = True
@@ -223,7 +222,7 @@ class BrokerConnection(ConnectionState):
         elif isinstance(packet, PubAck):
             session.acknowledge(packet.packet_id, now)
         elif isinstance(packet, PingReq):
-            self.out.append(b"\xd0\x00")  # [MQTT-3.12.4-1]
+            self.out.write(b"\xd0\x00")  # [MQTT-3.12.4-1]
             self.stats.answers_sent += 1
             self.mark()
         elif isinstance(packet, Subscribe):
@@ -308,5 +307,5 @@ class BrokerConnection(ConnectionState):
         ):
             # The form of MQTT 3.1.1, return code 1 [MQTT-3.1.2-2 of MQTT 3.1.1]: older clients and the bridges of other
             # brokers try another level after it, and understand no other form.
-            self.out.append(b"\x20\x02\x00\x01")
+            self.out.write(b"\x20\x02\x00\x01")
         self.close()

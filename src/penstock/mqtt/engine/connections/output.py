@@ -13,12 +13,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
+from librt.strings import BytesWriter
 from mypy_extensions import mypyc_attr
 
 from penstock.mqtt.codec.decoder import LARGEST_PACKET
-from penstock.mqtt.codec.encoder import PUBLISH_HEADS, encode, encode_within, publish_head
+from penstock.mqtt.codec.encoder import encode_within, head_size, write_packet_id, write_publish_head
 from penstock.mqtt.codec.packets import Packet, PubAck, PubComp, PubRec, PubRel
 from penstock.mqtt.codec.properties import Properties
 from penstock.mqtt.codec.reasons import ReasonCode
@@ -27,6 +28,9 @@ from penstock.mqtt.engine.connections.aliases import AliasesOut, with_alias
 from penstock.mqtt.engine.model.message import Message
 from penstock.mqtt.engine.sessions.core import BrokerCore
 from penstock.mqtt.engine.sessions.session import SessionConnection
+
+if TYPE_CHECKING:
+    from mypy_extensions import i64
 
 __all__ = [
     "IDENTIFIER_REASONS",
@@ -76,9 +80,8 @@ def diagnosis(text: str) -> Properties:
     return Properties(reason_string=sendable)
 
 
-_NO_SUBSCRIBERS_PACKET: Final = encode(PubAck(1, _NO_SUBSCRIBERS, diagnosis(PUBLISH_REASONS.get(_NO_SUBSCRIBERS, ""))))
-_NO_SUBSCRIBERS_SHORT: Final = encode(PubAck(1, _NO_SUBSCRIBERS))
-"""PUBACK of a message without a receiver, with and without its Reason String; the packet identifier is filled in."""
+_MAX_KEPT_BUFFER: Final = 4096
+"""Bytes of output up to which a connection keeps its buffer for the next output."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -139,9 +142,7 @@ class PacketWriter(SessionConnection):
         "holds",
         "maximum_out",
         "out",
-        "out_bytes",
         "outbound",
-        "plain",
         "sink",
         "stats",
         "throttled",
@@ -155,8 +156,6 @@ class PacketWriter(SessionConnection):
         self.stats = broker.stats
         self._max_output = broker.limits.max_output_bytes
         self.maximum_out = LARGEST_PACKET
-        self.plain = True
-        """Messages without expiry and identifiers are sent as they are encoded: not for MQTT 3.1.1 or topic aliases."""
         self._problem_information = True
         self.aliases_out: AliasesOut | None = None
         """Topic aliases of the broker; None where the client allows none."""
@@ -164,9 +163,7 @@ class PacketWriter(SessionConnection):
         """Transport for output that need not wait for the flush; None: all output waits."""
         self.throttled = False
         """The output of this turn is full; the next turn continues."""
-        self.out: list[bytes | bytearray] = []
-        self.out_bytes = 0
-        """Bytes of the messages in ``out``; acknowledgements are bounded by the input."""
+        self.out = BytesWriter()
         self.uncommitted: UncommittedOutput | None = None
         """Output that waits for its commit."""
         self.dirty = False
@@ -208,6 +205,18 @@ class PacketWriter(SessionConnection):
         if self.writable and self.session is not None and not self.closing:
             self.session.send_waiting(now)
 
+    def take_output(self) -> bytes:
+        """Remove and return the queued output."""
+        out = self.out
+        data = out.getvalue()
+        if len(data) > _MAX_KEPT_BUFFER:
+            self.out = BytesWriter()
+        else:
+            out.truncate(0)
+        self.dirty = False
+        self.stats.bytes_sent += len(data)
+        return data
+
     def send(self, packet: Packet) -> bool:
         """Encode and queue a packet other than PUBLISH, without its Reason String if it would be too large.
 
@@ -220,82 +229,49 @@ class PacketWriter(SessionConnection):
                 return False
         else:
             data = encode_311(packet)
-        self.out.append(data)
+        self.out.write(data)
         self.stats.answers_sent += 1
         if not self.dirty:
             self.mark()
         return True
 
-    def send_publish(self, message: Message, packet_id: int, first: int, identifiers: bytes, now: int) -> bool:
+    def send_publish(self, message: Message, packet_id: i64, first: i64, identifiers: bytes, now: i64) -> bool:
         """Queue a PUBLISH: ``first`` is its first byte (type, DUP, QoS, RETAIN); ``packet_id`` 0 at QoS 0.
 
-        False when it is larger than the client takes: then it counts as delivered [MQTT-3.1.2-24], [MQTT-3.1.2-25].
+        False when it is larger than the client accepts: then it counts as delivered [MQTT-3.1.2-24], [MQTT-3.1.2-25].
         """
-        if not self.plain:
-            return self._send_other_form(message, packet_id, first, identifiers, now)
-        if message.expires_at or identifiers:
+        topic = message.topic_wire
+        payload = message.payload
+        aliases = self.aliases_out
+        alias = 0
+        if self.version != 5:
+            properties = b""
+        elif message.expires_at or identifiers:
             properties = message.properties_for(identifiers, now)
         else:
             properties = message.properties_wire
-        topic = message.topic_wire
-        payload = message.payload
-        remaining = len(topic) + len(properties) + len(payload)
-        stats = self.stats
-        heads = PUBLISH_HEADS.get(first)  # written out: it runs once a receiver, and a call costs as much as the rest
+        if aliases is not None:
+            alias, known = aliases.find(topic)
+            if known:
+                topic = b"\x00\x00"
+            if alias:
+                properties = with_alias(properties, alias)
+        remaining: i64 = len(topic) + len(properties) + len(payload)
         if packet_id:
             remaining += 2
-            head = heads[remaining] if heads is not None and remaining < 2048 else publish_head(first, remaining)
-            if remaining + len(head) > self.maximum_out:
-                stats.dropped_too_large += 1
-                return False
-            out = self.out
-            out.append(head)
-            out.append(topic)
-            out.append(packet_id.to_bytes(2, "big"))
-            out.append(properties)
-            out.append(payload)
-        else:
-            head = heads[remaining] if heads is not None and remaining < 2048 else publish_head(first, remaining)
-            if remaining + len(head) > self.maximum_out:
-                stats.dropped_too_large += 1
-                return False
-            out = self.out
-            out.append(head)
-            out.append(topic)
-            out.append(properties)
-            out.append(payload)
-        self.out_bytes += remaining
-        if self.out_bytes > self._max_output:
-            self.throttled = True
-            self.writable = False
-        stats.publishes_sent += 1
-        if not self.dirty:
-            self.mark()
-        return True
-
-    def _send_other_form(self, message: Message, packet_id: int, first: int, identifiers: bytes, now: int) -> bool:
-        """The same for MQTT 3.1.1, which has no properties, and for a client that allows Topic Aliases."""
-        aliases = self.aliases_out
-        topic = message.topic_wire
-        number, known = aliases.find(topic) if aliases is not None else (0, False)
-        if self.version != 5:
-            properties = b""
-        else:
-            properties = message.properties_for(identifiers, now)
-            if number:
-                properties = with_alias(properties, number)
-        identifier = packet_id.to_bytes(2, "big") if packet_id else b""
-        sent_topic = b"\x00\x00" if known else topic
-        remaining = len(sent_topic) + len(identifier) + len(properties) + len(message.payload)
-        head = publish_head(first, remaining)
-        if remaining + len(head) > self.maximum_out:
+        if remaining + head_size(remaining) > self.maximum_out:
             self.stats.dropped_too_large += 1
             return False
-        self.out += (head, sent_topic, identifier, properties, message.payload)
-        if number and aliases is not None:
-            aliases.set(topic, number)
-        self.out_bytes += remaining
-        if self.out_bytes > self._max_output:
+        out = self.out
+        write_publish_head(out, first, remaining)
+        out.write(topic)
+        if packet_id:
+            write_packet_id(out, packet_id)
+        out.write(properties)
+        out.write(payload)
+        if alias and aliases is not None:
+            aliases.set(message.topic_wire, alias)
+        if len(out) > self._max_output:
             self.throttled = True
             self.writable = False
         self.stats.publishes_sent += 1
@@ -303,41 +279,41 @@ class PacketWriter(SessionConnection):
             self.mark()
         return True
 
-    def puback(self, packet_id: int, code: int, reason_string: str = "") -> None:
+    def puback(self, packet_id: i64, code: i64, reason_string: str = "") -> None:
         """Answer a QoS 1 message."""
         if code == 0 or self.version != 5:
-            self.out.append((0x40020000 | packet_id).to_bytes(4, "big"))
-            self.stats.answers_sent += 1
-            if not self.dirty:
-                self.mark()
-        elif code == _NO_SUBSCRIBERS and not reason_string and self.maximum_out > len(_NO_SUBSCRIBERS_PACKET):
+            self._send_short(b"\x40\x02", packet_id)
+        elif code == _NO_SUBSCRIBERS and not reason_string and self.maximum_out >= 5:
             # The answer to every message that nobody wants.
-            packet = _NO_SUBSCRIBERS_PACKET if self._problem_information else _NO_SUBSCRIBERS_SHORT
-            self.out.append(packet[:2] + packet_id.to_bytes(2, "big") + packet[4:])
+            out = self.out
+            out.write(b"\x40\x03")
+            write_packet_id(out, packet_id)
+            out.write(b"\x10")
             self.stats.answers_sent += 1
             if not self.dirty:
                 self.mark()
         else:
-            self.send(PubAck(packet_id, code, self.explained(reason_string or PUBLISH_REASONS.get(code, ""))))
+            text = reason_string or PUBLISH_REASONS.get(code, "")
+            self.send(PubAck(packet_id, code, self.explained(text)))
 
     def pubrec(self, packet_id: int, code: int, reason_string: str = "") -> None:
         """Answer a QoS 2 message."""
         if code == 0 or self.version != 5:
-            self._send_short(0x50020000 | packet_id)
+            self._send_short(b"\x50\x02", packet_id)
         else:
             self.send(PubRec(packet_id, code, self.explained(reason_string or PUBLISH_REASONS.get(code, ""))))
 
     def pubrel(self, packet_id: int, code: int = 0) -> None:
         """Release a QoS 2 message of ours."""
         if code == 0 or self.version != 5:
-            self._send_short(0x62020000 | packet_id)
+            self._send_short(b"\x62\x02", packet_id)
         else:
             self.send(PubRel(packet_id, code, self.explained(IDENTIFIER_REASONS.get(code, ""))))
 
     def pubcomp(self, packet_id: int, code: int = 0) -> None:
         """Complete a QoS 2 message of the client."""
         if code == 0 or self.version != 5:
-            self._send_short(0x70020000 | packet_id)
+            self._send_short(b"\x70\x02", packet_id)
         else:
             self.send(PubComp(packet_id, code, self.explained(IDENTIFIER_REASONS.get(code, ""))))
 
@@ -345,8 +321,11 @@ class PacketWriter(SessionConnection):
         """Return a Reason String, unless the client requested no Problem Information [MQTT-3.1.2-29]."""
         return diagnosis(text) if self._problem_information else Properties()
 
-    def _send_short(self, packet: int) -> None:
-        self.out.append(packet.to_bytes(4, "big"))
+    def _send_short(self, head: bytes, packet_id: i64) -> None:
+        """Queue a packet with an identifier only."""
+        out = self.out
+        out.write(head)
+        write_packet_id(out, packet_id)
         self.stats.answers_sent += 1
         if not self.dirty:
             self.mark()
@@ -382,8 +361,8 @@ class Outbound:
         connection, self.reading = self.reading, None
         if connection is None or not connection.dirty:
             return
-        out, sink = connection.out, connection.sink
-        if not out and not connection.closing:
+        sink = connection.sink
+        if not len(connection.out) and not connection.closing:
             connection.dirty = False
         elif (
             sink is None
@@ -394,12 +373,7 @@ class Outbound:
         ):
             self.mark(connection)
         else:
-            data = b"".join(out)
-            out.clear()
-            connection.out_bytes = 0
-            connection.dirty = False
-            self._stats.bytes_sent += len(data)
-            sink.send_now(data)
+            sink.send_now(connection.take_output())
 
     def flush(self, now: int) -> list[PendingWrite]:
         """Return the output to write, one piece per connection [Broker.flush]."""
@@ -420,11 +394,7 @@ class Outbound:
             self._committed = committed
             self._release_committed(outputs)
         for connection in dirty:
-            data = b"".join(connection.out)
-            connection.out.clear()
-            connection.out_bytes = 0
-            connection.dirty = False
-            self._stats.bytes_sent += len(data)
+            data = connection.take_output()
             if connection.gate > committed or connection.uncommitted is not None:
                 self._hold(connection, data, now)
                 continue
@@ -477,7 +447,7 @@ class Outbound:
         """Discard output that confirms data which will never be durable, so that the client repeats its messages."""
         self._uncommitted.pop(connection, None)
         uncommitted, connection.uncommitted = connection.uncommitted, None
-        connection.out.clear()
+        connection.out.truncate(0)
         connection.gate = 0
         if connection.closing:
             connection.mark()

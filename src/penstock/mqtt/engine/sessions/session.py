@@ -94,7 +94,7 @@ class SessionConnection(Timed):
         """QoS 1 and 2 messages of the client without PUBACK or PUBREC."""
         raise NotImplementedError
 
-    def send_publish(self, message: Message, packet_id: int, first: int, identifiers: bytes, now: int) -> bool:
+    def send_publish(self, message: Message, packet_id: i64, first: i64, identifiers: bytes, now: i64) -> bool:
         """Queue a PUBLISH: ``first`` is its first byte (type, DUP, QoS, RETAIN); ``packet_id`` 0 at QoS 0.
 
         Returns False for a packet above the client's Maximum Packet Size, which then counts as delivered.
