@@ -1,4 +1,4 @@
-"""The record: what a message of the tube carries beside its bytes, and how that is written on the wire.
+"""The record: value, key, headers and event time of a TubeMQ message, and their form on the wire.
 
 One table (``FIELDS``) for rule, producer, source, sink, command line and the reference page. The body is the value,
 untouched; everything else is an attribute ``name=value``. TubeMQ's attributes allow no ``,``, no ``=`` and no blank
@@ -145,7 +145,7 @@ class Record:
 
     @classmethod
     def decode(cls, data: bytes, flag: int) -> Record:
-        """The record in a message, whoever produced it.
+        """Decode the record in a message of any producer.
 
         Attributes that are not of the table, or hold what the table does not allow, become headers under their own
         name, so nothing is lost.

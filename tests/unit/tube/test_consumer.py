@@ -402,7 +402,7 @@ async def test_what_cannot_be_consumed(tmp_path: Path) -> None:
             await Consumer(running.masters, "lake", ["demo"]).assign([])
         by_key: Any = {"1:demo:0": 0}
         async with Consumer(running.masters, "lake", ["demo"]) as consumer:
-            with pytest.raises(LocalProtocolError, match="not '1:demo:0'"):
+            with pytest.raises(LocalProtocolError, match="seek: got '1:demo:0'"):
                 await consumer.seek(by_key)
             with pytest.raises(RefusedError) as caught:
                 await Consumer(running.masters, "lake", ["demo"], filters=["x"]).start()

@@ -1,4 +1,4 @@
-"""How an offset and a partition are written on the command line: one grammar for all commands of `penstock tube`.
+"""Parse offsets and partitions on the command line: one grammar for all commands of `penstock tube`.
 
 An offset is ``earliest``, ``latest``, a time, a duration before now, ``+N`` or ``-N`` messages, or an index offset.
 """

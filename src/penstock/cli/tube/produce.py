@@ -268,7 +268,7 @@ async def _produce(
 ) -> int:
     """Number of acknowledged records. Records that were read before a failure are sent, and their number reported.
 
-    ``noted``: the user knows why nothing is acknowledged at first.
+    ``noted``: the user was already notified that the topic is not available yet.
     """
     import asyncio
 
