@@ -76,10 +76,10 @@ class Inbound:
     """A message of a client, handed to one service, to be settled exactly once.
 
     ``publish`` is shared with the other takers and must not be changed; its ``dup`` and ``packet_id`` are those of the
-    network connection. ``received_ms`` is the wall clock at arrival, ``read_at`` the broker's clock, which never jumps,
-    when the bytes were read (-1: they were not): all messages of a read have the same. ``username`` is None where the
-    client gave none. ``principal`` is who the client is for the policies, in their own terms; services hand it on
-    unread. None: nobody was asked who it is, or the node itself is.
+    network connection. ``received_ms`` is the wall clock at arrival, ``read`` the number of the read that brought it:
+    messages with the same one arrived together; 0: it came otherwise. ``username`` is None where the client gave none.
+    ``principal`` is who the client is for the policies, in their own terms; services hand it on unread. None: nobody
+    was asked who it is, or the node itself is.
     """
 
     __slots__ = (
@@ -90,7 +90,7 @@ class Inbound:
         "principal",
         "protocol_version",
         "publish",
-        "read_at",
+        "read",
         "received_ms",
         "username",
     )
@@ -107,7 +107,7 @@ class Inbound:
         connection: Connection | None = None,
         settle: Callable[[int, str], None] | None = None,
         answer: Answerable | None = None,
-        read_at: int = -1,
+        read: int = 0,
     ) -> None:
         self.publish = publish
         self.client_id = client_id
@@ -118,7 +118,7 @@ class Inbound:
         self._connection = connection
         self._settle = settle
         self._answer = answer
-        self.read_at = read_at
+        self.read = read
 
     @property
     def connected(self) -> bool:

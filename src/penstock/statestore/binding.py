@@ -29,7 +29,7 @@ from __future__ import annotations
 from binascii import unhexlify
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final, final
+from typing import Final, assert_never, final
 
 from mypy_extensions import mypyc_attr
 
@@ -38,7 +38,7 @@ from penstock.mqtt.codec.primitives import encode_size, encode_varint
 from penstock.mqtt.codec.properties import Properties
 from penstock.mqtt.codec.property_blocks import HAS_CORRELATION, HAS_EXPIRY, PropertyBlock
 from penstock.mqtt.codec.reasons import ReasonCode
-from penstock.statestore.codec.dialects import DIALECTS, OLDER, PUBLISHED, SDK, Dialect
+from penstock.statestore.codec.dialects import DIALECTS, HEADS, OLDER, PUBLISHED, SDK, Dialect
 from penstock.statestore.codec.errors import StoreError
 from penstock.statestore.codec.resp3 import MISSING, OK, encode_array, encode_bulk, encode_error, encode_integer
 from penstock.statestore.engine.answer import Answer, AnswerKind, Context
@@ -219,27 +219,53 @@ def response(ask: StoreRequest, answer: Answer, now_ms: int) -> Publish | None:
     version = answer.version
     kind = answer.kind
     if kind is _OK:
-        return _answer(ask, dialect, OK, version, now_ms)
-    if kind is _VALUE:
-        return _answer(ask, dialect, encode_bulk(answer.value), version, now_ms)
-    match kind:
-        case AnswerKind.PAYLOAD:
-            payload = answer.value
-        case AnswerKind.MISSING:
-            payload = MISSING
-        case AnswerKind.NOT_MET:
-            payload = dialect.condition_not_met
-        case AnswerKind.COUNT:
-            payload = encode_integer(answer.count)
-            if not dialect.delete_version:
-                version = answer.previous
-        case AnswerKind.ERROR:
-            assert answer.error is not None
-            lower = answer.error is StoreError.FENCE_LOWER
-            payload = encode_error(dialect.fence_lower if lower else answer.error)
-        case _:
-            raise AssertionError(kind)
-    return _answer(ask, dialect, payload, version, now_ms)
+        payload = OK
+    elif kind is _VALUE:
+        payload = encode_bulk(answer.value)
+    elif kind is _MISSING:
+        payload = MISSING
+    elif kind is _NOT_MET:
+        payload = dialect.condition_not_met
+    elif kind is _COUNT:
+        payload = encode_integer(answer.count)
+        if not dialect.delete_version:
+            version = answer.previous
+    elif kind is _PAYLOAD:
+        payload = answer.value
+    elif kind is _ERROR:
+        assert answer.error is not None
+        payload = encode_error(dialect.fence_lower if answer.error is StoreError.FENCE_LOWER else answer.error)
+    else:
+        assert_never(kind)
+    message = Publish(ask.response_topic, payload, 1)
+    expiry = b""
+    if ask.expires_at:
+        # Rounded up: the answer may not be lost for the part of a second that nobody counts.
+        left_s = (ask.expires_at - now_ms + 999) // 1000
+        if left_s <= 0:
+            return None
+        message.expiry_s = left_s
+        expiry = _EXPIRIES[left_s] if left_s < _COMMON else b"\x02" + left_s.to_bytes(4, "big")
+    correlation = ask.correlation
+    size = len(correlation)
+    before = _BEFORE_CORRELATION[size] if size < _COMMON else _CONTENT_TYPE_WIRE + b"\x09" + encode_size(size)
+    if version is None:
+        head = dialect.status_head
+        seconds = milliseconds = counter = node = b""
+    else:
+        if dialect.padded_versions:
+            seconds, milliseconds, counter, node = version.padded_pieces()
+        else:
+            seconds = str(version).encode()
+            milliseconds = counter = node = b""
+        size = len(seconds) + len(milliseconds) + len(counter) + len(node)
+        head = dialect.answer_heads[size] if size < HEADS else dialect.answer_head + encode_size(size)
+    size = len(expiry) + len(before) + len(correlation) + len(head)
+    size += len(seconds) + len(milliseconds) + len(counter) + len(node)
+    message.properties_wire = b"".join(
+        (encode_varint(size), expiry, before, correlation, head, seconds, milliseconds, counter, node)
+    )
+    return message
 
 
 def status_response(
@@ -379,48 +405,21 @@ def _message(
     return message
 
 
+# Reading a member of an enum costs as much as a call.
+_COUNT: Final = AnswerKind.COUNT
+_ERROR: Final = AnswerKind.ERROR
+_MISSING: Final = AnswerKind.MISSING
+_NOT_MET: Final = AnswerKind.NOT_MET
 _OK: Final = AnswerKind.OK
+_PAYLOAD: Final = AnswerKind.PAYLOAD
 _VALUE: Final = AnswerKind.VALUE
 
-
-def _answer(ask: StoreRequest, dialect: Dialect, payload: bytes, version: Hlc | None, now_ms: int) -> Publish | None:
-    """What :func:`_message` gives for an answer that was carried out, written at once: one for every request."""
-    message = Publish(ask.response_topic, payload, 1)
-    expiry = b""
-    if ask.expires_at:
-        left_s = (ask.expires_at - now_ms + 999) // 1000
-        if left_s <= 0:
-            return None
-        message.expiry_s = left_s
-        expiry = b"\x02\0\0" + encode_size(left_s) if left_s < 65_536 else b"\x02" + left_s.to_bytes(4, "big")
-    correlation = ask.correlation
-    head = b""
-    size = b""
-    stamp = b""
-    if version is not None:
-        stamp = version.padded_wire() if dialect.padded_versions else str(version).encode()
-        head = dialect.answer_head
-        size = encode_size(len(stamp))
-    else:
-        head = dialect.status_head
-    length = len(expiry) + len(_BEFORE_CORRELATION) + 2 + len(correlation) + len(head) + len(size) + len(stamp)
-    message.properties_wire = b"".join(
-        (
-            encode_varint(length),
-            expiry,
-            _BEFORE_CORRELATION,
-            encode_size(len(correlation)),
-            correlation,
-            head,
-            size,
-            stamp,
-        )
-    )
-    return message
-
-
 _CONTENT_TYPE_WIRE: Final = b"\x03" + len(CONTENT_TYPE).to_bytes(2, "big") + CONTENT_TYPE.encode()
-_BEFORE_CORRELATION: Final = _CONTENT_TYPE_WIRE + b"\x09"
+_COMMON: Final = 128
+_BEFORE_CORRELATION: Final[list[bytes]] = [_CONTENT_TYPE_WIRE + b"\x09" + encode_size(size) for size in range(_COMMON)]
+"""What precedes correlation data of the usual lengths."""
+_EXPIRIES: Final[list[bytes]] = [b"\x02" + seconds.to_bytes(4, "big") for seconds in range(_COMMON)]
+"""Message Expiry Interval of the usual values."""
 _PAIRS: dict[tuple[str, str], bytes] = {
     pair: b"\x26%b%b%b%b"
     % (len(pair[0]).to_bytes(2, "big"), pair[0].encode(), len(pair[1]).to_bytes(2, "big"), pair[1].encode())

@@ -101,8 +101,12 @@ class Hlc:
 
     def padded_wire(self) -> bytes:
         """The same as UTF-8, as it is sent."""
+        return b"".join(self.padded_pieces())
+
+    def padded_pieces(self) -> tuple[bytes, bytes, bytes, bytes]:
+        """The same in pieces, for a caller that joins more than them."""
         if self.wall_ms >= 10**15 or self.counter > 999:
-            return b"%015d:%05d:%b" % (self.wall_ms, self.counter, self.node.encode())
+            return b"%015d:%05d" % (self.wall_ms, self.counter), b"", b"", b":" + self.node.encode()
         wall: i64 = self.wall_ms
         counter: i64 = self.counter
         number = wall // 1000
@@ -112,7 +116,7 @@ class Hlc:
         node = _last.node
         if node.text != self.node:
             node = _last.node = _PrintedNode(self.node, b":" + self.node.encode())
-        return b"".join((second.digits, _DIGITS[wall - number * 1000], b":00", _DIGITS[counter], node.wire))
+        return second.digits, _MILLISECONDS[wall - number * 1000], _COUNTERS[counter], node.wire
 
     @property
     def position(self) -> tuple[int, int]:
@@ -214,7 +218,8 @@ class _LastPrinted:
 
 
 _last: Final = _LastPrinted()
-_DIGITS: Final[list[bytes]] = [b"%03d" % number for number in range(1000)]
+_MILLISECONDS: Final[list[bytes]] = [b"%03d" % number for number in range(1000)]
+_COUNTERS: Final[list[bytes]] = [b":%05d" % number for number in range(1000)]
 
 
 def parse(text: str) -> Hlc | None:
@@ -232,29 +237,31 @@ def parse_wire(raw: bytes) -> Hlc | None:
     size: i64 = len(raw)
     wall: i64 = 0
     at: i64 = 0
-    while at < size:
+    end: i64 = min(size, _SHORT_DIGITS + 1)
+    while at < end:
         digit: i64 = raw[at]
         digit -= 48
         if digit < 0 or digit > 9:
             break
-        if at == _SHORT_DIGITS:
-            return _parse_long(raw)
         wall = wall * 10 + digit
         at += 1
+    if at > _SHORT_DIGITS:
+        return _parse_long(raw)
     if at == 0 or at >= size or raw[at] != 58:
         return None
     start = at + 1
     at = start
     counter: i64 = 0
-    while at < size:
+    end = min(size, start + _SHORT_DIGITS + 1)
+    while at < end:
         digit = raw[at]
         digit -= 48
         if digit < 0 or digit > 9:
             break
-        if at - start == _SHORT_DIGITS:
-            return _parse_long(raw)
         counter = counter * 10 + digit
         at += 1
+    if at - start > _SHORT_DIGITS:
+        return _parse_long(raw)
     if at == start or at + 1 >= size or raw[at] != 58:
         return None
     node = raw[at + 1 :]

@@ -407,7 +407,7 @@ class StoreMachine(RuleBasedStateMachine):
                 change.key,
                 change.record.value if change.record else None,
             )
-            for change in answer.missed
+            for change in answer.missed or ()
         ]
         assert missed == [
             (version, key, value)

@@ -5,9 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Final
 
 __all__ = ["boot_id", "boot_ms", "monotonic_ms", "steady_clock", "wall_clock_ms"]
 
+_read_clock: Final = time.clock_gettime_ns
+_BOOT_CLOCK: Final[int] = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -40,4 +43,4 @@ def boot_id() -> str | None:
 
 def boot_ms() -> int:
     """Milliseconds since boot, including suspended time. Linux only."""
-    return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000
+    return _read_clock(_BOOT_CLOCK) // 1_000_000

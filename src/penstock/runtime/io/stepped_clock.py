@@ -25,6 +25,7 @@ CLOCK_IS_SET_MS: Final = 1_735_689_600_000
 
 _CHECK_S: Final = 1.0
 
+_read_clock: Final = time.clock_gettime_ns
 _CLOCK: Final[int] = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 """Clock that never steps and includes suspended time, if the system has one."""
 
@@ -80,7 +81,7 @@ class SteppedClock:
 
     def _elapsed(self) -> int:
         given = self._given_elapsed
-        return time.clock_gettime_ns(_CLOCK) if given is None else given()
+        return _read_clock(_CLOCK) if given is None else given()
 
     @property
     def offset_ms(self) -> int:

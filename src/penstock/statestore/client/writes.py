@@ -11,8 +11,7 @@ from typing import Final, NamedTuple, Self, TypeVar
 
 from penstock.errors import LocalProtocolError, RemoteProtocolError
 from penstock.statestore.client.requests import RequestSender
-from penstock.statestore.codec.arguments import MAX_TTL_MS
-from penstock.statestore.codec.commands import Condition
+from penstock.statestore.codec.commands import MAX_TTL_MS, Condition
 from penstock.statestore.codec.errors import StoreError
 from penstock.statestore.codec.resp3 import Reply, ReplyKind, decode_replies, decode_reply
 from penstock.statestore.errors import (

@@ -9,22 +9,21 @@ Source: state store protocol, "Supported commands", "-ERR responses", "KEYNOTIFY
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from enum import Enum, Flag, StrEnum
-from typing import Final, final
+from typing import Final, assert_never, final
 
 from mypy_extensions import mypyc_attr
 
 from penstock.errors import RemoteProtocolError
-from penstock.statestore.codec.arguments import ttl_of, version_of
 from penstock.statestore.codec.errors import StoreError
 from penstock.statestore.codec.glob import MAX_PATTERN
 from penstock.statestore.codec.resp3 import decode_array
-from penstock.statestore.hlc import Hlc
+from penstock.statestore.hlc import Hlc, parse_wire
 
 __all__ = [
     "COMMANDS",
     "MAX_KEYS_AT_ONCE",
+    "MAX_TTL_MS",
     "MAX_WRITES_AT_ONCE",
     "Access",
     "Command",
@@ -34,6 +33,7 @@ __all__ = [
     "Verb",
     "parse",
     "parse_payload",
+    "ttl_of",
 ]
 
 
@@ -115,7 +115,7 @@ class Command:
 
     def __init__(
         self,
-        verb: Verb,
+        spec: CommandSpec,
         key: bytes,
         value: bytes = b"",
         *,
@@ -128,8 +128,8 @@ class Command:
         version: Hlc | None = None,
         prefix: bool = False,
     ) -> None:
-        self.verb = verb
-        self.spec = COMMANDS[verb]
+        self.verb = spec.verb
+        self.spec = spec
         self.key = key
         self.value = value
         self.condition = condition
@@ -165,7 +165,6 @@ class CommandSpec:
         "max_args",
         "min_args",
         "needs_timestamp",
-        "parse",
         "summary",
         "syntax",
         "verb",
@@ -177,7 +176,6 @@ class CommandSpec:
         min_args: int,
         max_args: int,
         access: Access,
-        parse: Callable[[list[bytes], Extension], Command | StoreError],
         syntax: str,
         summary: str,
         *,
@@ -189,8 +187,6 @@ class CommandSpec:
         self.min_args = min_args
         self.max_args = max_args
         self.access = access
-        self.parse = parse
-        """Arguments (verb and key included, at least ``min_args``) -> command; reports syntax, too many arguments."""
         self.syntax = syntax
         self.summary = summary
         self.needs_timestamp = needs_timestamp
@@ -200,9 +196,13 @@ class CommandSpec:
 
 # Reading a member of an enum costs as much as a call: those that every request meets have names of their own.
 _ALWAYS: Final = Condition.ALWAYS
+_NX_CONDITION: Final = Condition.NX
+_NEX_CONDITION: Final = Condition.NEX
 _PLAIN: Final = Extension.NONE
 _SET_VERB: Final = Verb.SET
 _GET_VERB: Final = Verb.GET
+_DEL_VERB: Final = Verb.DEL
+_VDEL_VERB: Final = Verb.VDEL
 
 # Words are upper case, or lower case as in the published examples; nothing in between.
 _NX = (b"NX", b"nx")
@@ -213,6 +213,10 @@ _GET = (b"GET", b"get")
 _ASOF = (b"ASOF", b"asof")
 _AFTER = (b"AFTER", b"after")
 _PREFIX = (b"PREFIX", b"prefix")
+
+MAX_TTL_MS: Final = 1000 * 365 * 86_400_000
+"""The longest expiry, 1,000 years: the instant stays one that every language's date type can hold."""
+_MAX_TTL_DIGITS: Final = len(str(MAX_TTL_MS))
 
 MAX_KEYS_AT_ONCE: Final = 10_000
 """Keys of one MGET or MVALUES, some 10 ms."""
@@ -241,37 +245,54 @@ def parse(args: list[bytes], extensions: Extension = Extension.SCAN) -> Command 
 def _parse_as(spec: CommandSpec, args: list[bytes], extensions: Extension) -> Command | StoreError:
     if len(args) < spec.min_args:
         return StoreError.ARITY
-    command = spec.parse(args, extensions)
+    command = _parse_arguments(spec, args, extensions)
     if isinstance(command, Command) and not command.key:
         return StoreError.KEY_EMPTY
     return command
 
 
-def _parse_get(args: list[bytes], extensions: Extension) -> Command | StoreError:
+def _parse_arguments(spec: CommandSpec, args: list[bytes], extensions: Extension) -> Command | StoreError:
+    """Parse ``args``, at least ``spec.min_args`` with verb and key; report syntax errors and excess arguments.
+
+    Calls and not a table of functions: compiled code calls functions directly, and values of a table generically.
+    """
+    verb = spec.verb
+    if verb is _SET_VERB:
+        return _parse_set(spec, args)
+    if verb is _GET_VERB:
+        return _parse_get(spec, args, extensions)
+    if verb is _DEL_VERB or verb is Verb.PTTL:
+        return Command(spec, args[1]) if len(args) == 2 else StoreError.ARITY
+    if verb is _VDEL_VERB:
+        return Command(spec, args[1], args[2]) if len(args) == 3 else StoreError.ARITY
+    if verb is Verb.KEYNOTIFY:
+        return _parse_key_notify(spec, args, extensions)
+    if verb is Verb.SCAN:
+        return _parse_scan(spec, args)
+    if verb is Verb.MGET or verb is Verb.MVALUES:
+        return _parse_keys(spec, args)
+    if verb is Verb.BATCH:
+        return _parse_batch(spec, args, extensions)
+    assert_never(verb)
+
+
+def _parse_get(spec: CommandSpec, args: list[bytes], extensions: Extension) -> Command | StoreError:
     """``GET key [ASOF version]``; the option is an extension."""
     if len(args) == 2:
-        return Command(_GET_VERB, args[1])
+        return Command(spec, args[1])
     if not extensions & Extension.AS_OF:
         return StoreError.ARITY
     if args[2] not in _ASOF:
         return StoreError.SYNTAX
     if len(args) != 4:
         return StoreError.ARITY
-    version = version_of(args[3])
-    return StoreError.SYNTAX if version is None else Command(Verb.GET, args[1], version=version)
+    version = parse_wire(args[3])
+    return StoreError.SYNTAX if version is None else Command(spec, args[1], version=version)
 
 
-def _parse_delete(args: list[bytes], _: Extension) -> Command | StoreError:
-    return Command(Verb.DEL, args[1]) if len(args) == 2 else StoreError.ARITY
-
-
-def _parse_value_delete(args: list[bytes], _: Extension) -> Command | StoreError:
-    return Command(Verb.VDEL, args[1], args[2]) if len(args) == 3 else StoreError.ARITY
-
-
-def _parse_key_notify(args: list[bytes], extensions: Extension) -> Command | StoreError:
+def _parse_key_notify(spec: CommandSpec, args: list[bytes], extensions: Extension) -> Command | StoreError:
     """``KEYNOTIFY key [PREFIX] [AFTER version | STOP | GET]``; PREFIX and AFTER are extensions."""
-    command = Command(Verb.KEYNOTIFY, args[1])
+    command = Command(spec, args[1])
     position = 2
     if position < len(args) and args[position] in _PREFIX and extensions & Extension.PREFIX_OBSERVE:
         command.prefix = True
@@ -280,7 +301,7 @@ def _parse_key_notify(args: list[bytes], extensions: Extension) -> Command | Sto
         return command
     word = args[position]
     if word in _AFTER and extensions & Extension.RESUME:
-        command.version = version_of(args[position + 1]) if position + 1 < len(args) else None
+        command.version = parse_wire(args[position + 1]) if position + 1 < len(args) else None
         if command.version is None:
             return StoreError.SYNTAX
         position += 1
@@ -292,27 +313,23 @@ def _parse_key_notify(args: list[bytes], extensions: Extension) -> Command | Sto
     return command if position + 1 == len(args) else StoreError.ARITY
 
 
-def _parse_scan(args: list[bytes], _: Extension) -> Command | StoreError:
+def _parse_scan(spec: CommandSpec, args: list[bytes]) -> Command | StoreError:
     if len(args) > 3:
         return StoreError.ARITY
     if len(args[1]) > MAX_PATTERN:
         return StoreError.SYNTAX
-    return Command(Verb.SCAN, args[1], args[2] if len(args) == 3 else b"")
+    return Command(spec, args[1], args[2] if len(args) == 3 else b"")
 
 
-def _parse_keys(args: list[bytes], _: Extension) -> Command | StoreError:
+def _parse_keys(spec: CommandSpec, args: list[bytes]) -> Command | StoreError:
     if len(args) > 1 + MAX_KEYS_AT_ONCE:
         return StoreError.ARITY
     if not all(args):
         return StoreError.KEY_EMPTY
-    return Command(_BY_NAME[args[0]].verb, args[1], keys=tuple(args[1:]))
+    return Command(spec, args[1], keys=tuple(args[1:]))
 
 
-def _parse_ttl(args: list[bytes], _: Extension) -> Command | StoreError:
-    return Command(Verb.PTTL, args[1]) if len(args) == 2 else StoreError.ARITY
-
-
-def _parse_batch(args: list[bytes], extensions: Extension) -> Command | StoreError:
+def _parse_batch(spec: CommandSpec, args: list[bytes], extensions: Extension) -> Command | StoreError:
     """``BATCH``, then SETs, DELs and VDELs, each behind the number of its words.
 
     What is wrong with one of them is wrong with the request: it never was one that a store could have granted.
@@ -327,25 +344,33 @@ def _parse_batch(args: list[bytes], extensions: Extension) -> Command | StoreErr
         if len(writes) == MAX_WRITES_AT_ONCE:
             return StoreError.ARITY
         words = args[start:position]
-        spec = _BY_NAME.get(words[0])
-        if spec is None or spec.verb not in _WRITES:
+        found = _BY_NAME.get(words[0])
+        if found is None or found.verb not in _WRITES:
             # Not "unknown command", by which a client learns that there is no BATCH here.
             return StoreError.SYNTAX
-        write = _parse_as(spec, words, extensions)
+        write = _parse_as(found, words, extensions)
         if isinstance(write, StoreError):
             return write
         writes.append(write)
-    return Command(Verb.BATCH, writes[0].key, writes=tuple(writes))
+    return Command(spec, writes[0].key, writes=tuple(writes))
 
 
-def _parse_set(args: list[bytes], _: Extension) -> Command | StoreError:
+def ttl_of(digits: bytes) -> int:
+    """Milliseconds from 1 to :data:`MAX_TTL_MS` in plain decimal; 0 for anything else."""
+    if not digits.isdigit() or digits[0] == 0x30 or len(digits) > _MAX_TTL_DIGITS:
+        return 0
+    ttl_ms = int(digits)
+    return ttl_ms if ttl_ms <= MAX_TTL_MS else 0
+
+
+def _parse_set(spec: CommandSpec, args: list[bytes]) -> Command | StoreError:
     """``SET key value [NX | NEX [value]] [PX ms]``, condition and PX in either order.
 
     The SDKs write ``NEX`` alone, which compares with the value to be set; the document's list has ``NEX <value>``.
     The number of arguments left tells them apart, and PX without its number is never read as a value: a lease that
     silently does not expire would be the worse mistake.
     """
-    command = Command(_SET_VERB, args[1], args[2])
+    command = Command(spec, args[1], args[2])
     position, end = 3, len(args)
     while position < end:
         word = args[position]
@@ -357,12 +382,12 @@ def _parse_set(args: list[bytes], _: Extension) -> Command | StoreError:
             command.ttl_ms = ttl_ms
             position += 2
             continue
-        if command.condition is not Condition.ALWAYS:
+        if command.condition is not _ALWAYS:
             return StoreError.SYNTAX
         if word in _NX:
-            command.condition = Condition.NX
+            command.condition = _NX_CONDITION
         elif word in _NEX:
-            command.condition = Condition.NEX
+            command.condition = _NEX_CONDITION
             command.expected = command.value
             if (left == 1 and args[position + 1] not in _PX) or left == 3:
                 command.expected = args[position + 1]
@@ -381,20 +406,18 @@ COMMANDS: Final[dict[Verb, CommandSpec]] = {
             3,
             7,
             Access.WRITE,
-            _parse_set,
             "SET key value [NX | NEX [value]] [PX ms]",
             "set a key, also under a condition or with an expiry",
             needs_timestamp=True,
             checks_fence=True,
         ),
-        CommandSpec(Verb.GET, 2, 4, Access.READ, _parse_get, "GET key [ASOF version]", "read a key"),
-        CommandSpec(Verb.DEL, 2, 2, Access.WRITE, _parse_delete, "DEL key", "delete a key", checks_fence=True),
+        CommandSpec(Verb.GET, 2, 4, Access.READ, "GET key [ASOF version]", "read a key"),
+        CommandSpec(Verb.DEL, 2, 2, Access.WRITE, "DEL key", "delete a key", checks_fence=True),
         CommandSpec(
             Verb.VDEL,
             3,
             3,
             Access.WRITE,
-            _parse_value_delete,
             "VDEL key value",
             "delete a key that has a given value",
             checks_fence=True,
@@ -404,7 +427,6 @@ COMMANDS: Final[dict[Verb, CommandSpec]] = {
             2,
             5,
             Access.READ,
-            _parse_key_notify,
             "KEYNOTIFY key [PREFIX] [GET | STOP | AFTER version]",
             "observe a key, or stop observing it with STOP",
         ),
@@ -413,7 +435,6 @@ COMMANDS: Final[dict[Verb, CommandSpec]] = {
             2,
             3,
             Access.READ,
-            _parse_scan,
             "SCAN pattern [token]",
             "list the keys that match a pattern, page by page",
             extension=Extension.SCAN,
@@ -423,7 +444,6 @@ COMMANDS: Final[dict[Verb, CommandSpec]] = {
             2,
             1 + MAX_KEYS_AT_ONCE,
             Access.READ,
-            _parse_keys,
             "MGET key [key ...]",
             "read several keys and their versions at one version",
             extension=Extension.MGET,
@@ -433,7 +453,6 @@ COMMANDS: Final[dict[Verb, CommandSpec]] = {
             2,
             1 + MAX_KEYS_AT_ONCE,
             Access.READ,
-            _parse_keys,
             "MVALUES key [key ...]",
             "read the values of several keys at one version",
             extension=Extension.MGET,
@@ -443,7 +462,6 @@ COMMANDS: Final[dict[Verb, CommandSpec]] = {
             2,
             2,
             Access.READ,
-            _parse_ttl,
             "PTTL key",
             "how many milliseconds a key has left",
             extension=Extension.TTL,
@@ -453,7 +471,6 @@ COMMANDS: Final[dict[Verb, CommandSpec]] = {
             4,
             1 + 8 * MAX_WRITES_AT_ONCE,
             Access.WRITE,
-            _parse_batch,
             "BATCH (words command) [(words command) ...]",
             "carry out several SETs, DELs and VDELs",
             needs_timestamp=True,

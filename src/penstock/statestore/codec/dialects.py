@@ -11,7 +11,10 @@ from typing import Final, final
 
 from penstock.statestore.codec.errors import StoreError
 
-__all__ = ["DIALECTS", "OLDER", "PUBLISHED", "SDK", "Dialect"]
+__all__ = ["DIALECTS", "HEADS", "OLDER", "PUBLISHED", "SDK", "Dialect"]
+
+HEADS: Final = 128
+"""Lengths of versions for which a dialect has the bytes before them."""
 
 
 @final
@@ -20,11 +23,13 @@ class Dialect:
 
     ``timestamp_wire`` and ``fence_wire`` are the names of the two user properties as they are sent; ``status_head`` is
     the user properties with status and protocol version as they are sent, and ``answer_head`` these with the name of
-    the user property of the version: what a response has between the correlation data and the version.
+    the user property of the version: what a response has between the correlation data and the length of the version;
+    ``answer_heads`` are these with that length, up to :data:`HEADS`.
     """
 
     __slots__ = (
         "answer_head",
+        "answer_heads",
         "condition_not_met",
         "delete_event",
         "delete_version",
@@ -76,6 +81,7 @@ class Dialect:
         self.answer_head = (
             self.status_head + b"\x26" + len(self.timestamp_wire).to_bytes(2, "big") + self.timestamp_wire
         )
+        self.answer_heads = [self.answer_head + size.to_bytes(2, "big") for size in range(HEADS)]
 
     def __repr__(self) -> str:
         return f"<Dialect {self.name}>"

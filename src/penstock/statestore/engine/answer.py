@@ -36,7 +36,7 @@ class Answer:
 
     ``version`` is the one that the change or the value has; ``previous`` the version of a deleted value; None where
     there is none to tell, and always for a missing key: the Go SDK takes a version for "exists". ``missed`` are the
-    changes to send after the answer, for an observation that resumes.
+    changes to send after the answer, for an observation that resumes; else None.
     """
 
     __slots__ = ("count", "error", "kind", "missed", "previous", "value", "version")
@@ -50,7 +50,7 @@ class Answer:
         value: bytes = b"",
         count: int = 0,
         error: StoreError | None = None,
-        missed: Sequence[Change] = (),
+        missed: list[Change] | None = None,
     ) -> None:
         self.kind = kind
         self.version = version

@@ -16,8 +16,8 @@ Source: state store protocol, "Supported commands", "Versioning and hybrid logic
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Final
+from collections.abc import Callable, Iterable
+from typing import Final, assert_never
 
 from penstock.statestore.codec.commands import Access, Command, Condition, Extension, Verb
 from penstock.statestore.codec.errors import StoreError
@@ -41,11 +41,17 @@ Executed = tuple[Answer, list[Change]]
 
 # Reading a member of an enum costs as much as a call: those that every request meets have names of their own.
 _ALWAYS: Final = Condition.ALWAYS
+_COUNT: Final = AnswerKind.COUNT
+_DEL: Final = Verb.DEL
 _ERROR: Final = AnswerKind.ERROR
 _GET: Final = Verb.GET
 _OK: Final = AnswerKind.OK
 _SET: Final = Verb.SET
+_NOT_MET: Final = AnswerKind.NOT_MET
 _VALUE: Final = AnswerKind.VALUE
+_VDEL: Final = Verb.VDEL
+
+_NEX: Final = Condition.NEX
 
 _NEVER: Final = Hlc(0, 0, "")
 _DONE: Final = Answer(AnswerKind.OK)
@@ -215,15 +221,19 @@ class Engine:
             if prefix is not None and token is not None and answer.kind is _OK:
                 self._lift(prefix, token, changes[-1])
             return answer
-        if verb is Verb.DEL or verb is Verb.VDEL:
+        if verb is _DEL or verb is _VDEL:
             return self._delete(command, context, record, timestamp, now_ms, changes)
         if verb is Verb.KEYNOTIFY:
             return self._key_notify(command, context)
         if verb is Verb.SCAN:
             return self._scan(command, context, steady_ms)
-        if command.keys:
+        if verb is Verb.MGET or verb is Verb.MVALUES:
             return self._get_many(command, steady_ms)
-        return time_left(record, steady_ms)
+        if verb is Verb.PTTL:
+            return time_left(record, steady_ms)
+        if verb is Verb.BATCH:
+            raise AssertionError("the writes of a BATCH are carried out one by one")
+        assert_never(verb)
 
     def next_deadline(self) -> int | None:
         """The ``steady_ms`` at which the next key expires; None where none ever will."""
@@ -323,7 +333,7 @@ class Engine:
         changes: list[Change],
     ) -> Answer:
         if record is not None and not _is_met(command, record):
-            return Answer(AnswerKind.NOT_MET, version=record.version)
+            return Answer(_NOT_MET, version=record.version)
         grown = _growth(record, command.key, command.value)
         owner = context.owner if record is None else record.owner
         if grown > 0 and self.quotas.limited and self._is_over_quota(record, grown, owner):
@@ -381,17 +391,17 @@ class Engine:
     ) -> Answer:
         if record is None:
             return _NONE_DELETED
-        if command.verb is Verb.VDEL and record.value != command.value:
-            return Answer(AnswerKind.NOT_MET, version=record.version)
+        if command.verb is _VDEL and record.value != command.value:
+            return Answer(_NOT_MET, version=record.version)
         change = self._remove(record, timestamp, now_ms, context.client_id)
         changes.append(change)
-        return Answer(AnswerKind.COUNT, count=1, version=change.version, previous=record.version)
+        return Answer(_COUNT, count=1, version=change.version, previous=record.version)
 
     def _key_notify(self, command: Command, context: Context) -> Answer:
         key, client_id, prefix = command.key, context.client_id, command.prefix
         if command.stop:
             return _DONE if self._observers.remove(client_id, key, prefix=prefix) else _NONE_DELETED
-        missed: Sequence[Change] = ()
+        missed: list[Change] | None = None
         if command.version is not None and self.history is not None:
             if command.version.position > self.clock.position:
                 return _ERRORS[StoreError.HISTORY]  # of before the versions were renumbered
@@ -438,4 +448,4 @@ def _is_met(command: Command, record: Record | None) -> bool:
     """Whether the condition of a SET holds."""
     if record is None or command.condition is _ALWAYS:
         return True
-    return command.condition is Condition.NEX and record.value == command.expected
+    return command.condition is _NEX and record.value == command.expected

@@ -23,21 +23,32 @@ _GENERATION: Final = 10_000
 class RecentWrites:
     """At least the last 10,000 writes of all clients."""
 
-    __slots__ = ("_newer", "_older")
+    __slots__ = ("_count", "_newer", "_older")
 
     def __init__(self) -> None:
-        self._newer: dict[tuple[str, bytes], bytes | None] = {}
-        self._older: dict[tuple[str, bytes], bytes | None] = {}
+        self._newer: dict[str, dict[bytes, bytes | None]] = {}
+        self._older: dict[str, dict[bytes, bytes | None]] = {}
+        """Time stamps by client and correlation data: two look-ups cost less than a key of both."""
+        self._count = 0
 
     def note(self, client_id: str, correlation: bytes, stamp: bytes | None) -> None:
         """Remember a request that is being executed."""
-        newer = self._newer
-        newer[client_id, correlation] = stamp
-        if len(newer) >= _GENERATION:
-            self._older, self._newer = newer, {}
+        of_client = self._newer.get(client_id)
+        if of_client is None:
+            of_client = self._newer[client_id] = {}
+        before = len(of_client)
+        of_client[correlation] = stamp
+        self._count += len(of_client) - before
+        if self._count >= _GENERATION:
+            self._older, self._newer = self._newer, {}
+            self._count = 0
 
     def has(self, client_id: str, correlation: bytes, stamp: bytes | None) -> bool:
         """Whether the request was executed before."""
-        key = (client_id, correlation)
-        noted = self._newer.get(key) or self._older.get(key)
+        noted = _find(self._newer, client_id, correlation) or _find(self._older, client_id, correlation)
         return noted is not None and stamp is not None and parse_wire(noted) == parse_wire(stamp)
+
+
+def _find(writes: dict[str, dict[bytes, bytes | None]], client_id: str, correlation: bytes) -> bytes | None:
+    of_client = writes.get(client_id)
+    return None if of_client is None else of_client.get(correlation)

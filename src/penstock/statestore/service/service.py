@@ -147,6 +147,10 @@ class StateStoreService(Service):
         self._timer: asyncio.TimerHandle | None = None
         self._armed_for: int | None = None
         self._recent = RecentWrites()
+        self._read = 0
+        """The read for which the next two are the time."""
+        self._now_ms = 0
+        self._steady_ms = 0
 
     @property
     def filters(self) -> Sequence[str]:
@@ -337,8 +341,13 @@ class StateStoreService(Service):
             return
         if self._responses.requests_observed:
             self._responses.copy_request(message.client_id, message.publish)
-        clock = self._stepped_clock
-        now_ms = self._clock() if clock is None else clock.now()
+        if not message.read or message.read != self._read:
+            # The clocks are read once for all requests of a read.
+            self._read = message.read
+            clock = self._stepped_clock
+            self._now_ms = self._clock() if clock is None else clock.now()
+            self._steady_ms = self._steady() if self._boot_offset < 0 else self._since_boot()
+        now_ms = self._now_ms
         ask = read_request(
             message.publish,
             message.client_id,
@@ -374,20 +383,21 @@ class StateStoreService(Service):
             return
         if command.spec.checks_fence:  # it writes
             self._recent.note(context.client_id, ask.correlation, context.timestamp)
-        steady_ms = self._steady() if self._boot_offset < 0 else self._since_boot()
-        answer, changes = self._engine.execute(command, context, now_ms, steady_ms)
+        answer, changes = self._engine.execute(command, context, now_ms, self._steady_ms)
         if changes:
             wait_for = self._submit(changes, asked=self._is_asked_to_keep(ask))
             self._answer(message, ask, answer, wait_for, now_ms)
             self._notify(changes, wait_for)
-        elif answer.kind is _PAYLOAD or answer.missed:
+        elif answer.kind is _PAYLOAD or answer.missed is not None:
             self._answer(message, ask, answer, self._writer.waits_for_any(), now_ms)
         else:
             self._answer(message, ask, answer, self._writer.waits_for(command.key), now_ms)
 
     def _is_asked_to_keep(self, ask: StoreRequest) -> bool:
+        if not self._may_ask:
+            return False
         name, value = self._asks
-        return self._may_ask and ask.user_property(name) == value
+        return ask.user_property(name) == value
 
     def _is_urgent(self, ask: StoreRequest) -> bool:
         """Whether the request may pass those that wait: it says so, and its sender may."""
@@ -469,8 +479,9 @@ class StateStoreService(Service):
             self._responses.answer(message, ask.response)
         elif answer is not None:
             self._responses.answer(message, response(ask, answer, now_ms))
-            for change in answer.missed:
-                self._responses.notify(message.client_id, ask.dialect, change)
+            if answer.missed is not None:
+                for change in answer.missed:
+                    self._responses.notify(message.client_id, ask.dialect, change)
 
     def _refuse(self, message: Inbound, refusal: RejectedRequest, now_ms: int) -> None:
         self.stats.refused += 1
@@ -480,7 +491,7 @@ class StateStoreService(Service):
         else:
             self._answer(message, refusal, None, 0, now_ms)
 
-    def _notify(self, changes: Sequence[Change], wait_for: int) -> None:
+    def _notify(self, changes: list[Change], wait_for: int) -> None:
         """Tell the observers of ``changes``, now or with the commit ``wait_for``."""
         for change in changes:
             if change.observers:
@@ -493,7 +504,7 @@ class StateStoreService(Service):
         else:
             self.notify(observed)
 
-    def notify(self, changes: Sequence[Change]) -> None:
+    def notify(self, changes: list[Change]) -> None:
         """Notify the observers of committed ``changes``."""
         if self._responses.outlet is None or self.failure is not None:
             return
@@ -536,7 +547,7 @@ class _WaitingNotifications(CommitWaiter):
 
     __slots__ = ("_changes", "_service")
 
-    def __init__(self, service: StateStoreService, changes: Sequence[Change]) -> None:
+    def __init__(self, service: StateStoreService, changes: list[Change]) -> None:
         self._service = service
         self._changes = changes
 

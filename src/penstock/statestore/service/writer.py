@@ -128,7 +128,7 @@ class ChangeWriter:
 
     # Changes
 
-    def submit(self, changes: Sequence[Change], *, asked: bool = False) -> int:
+    def submit(self, changes: list[Change], *, asked: bool = False) -> int:
         """Take ``changes``; returns the commit that their answer waits for, 0 = none.
 
         ``asked``: the request asks for the keys that it sets to be stored.
@@ -234,7 +234,7 @@ class ChangeWriter:
 
     # Written behind
 
-    def _write_behind(self, changes: Sequence[Change]) -> None:
+    def _write_behind(self, changes: list[Change]) -> None:
         behind = self._behind
         for change in changes:
             if self._logs or change.floor is not None:
@@ -244,9 +244,10 @@ class ChangeWriter:
                 behind[change.key] = change
         self.queue.request_within(_WRITE_BEHIND_S)
 
-    def _selected(self, changes: Sequence[Change], *, asked: bool) -> Sequence[Change]:
+    def _selected(self, changes: list[Change], *, asked: bool) -> list[Change]:
         """The changes that concern the disk; all of them where there is a log, marked where they are not to be kept."""
-        persistence, concerns = self._persistence, []
+        persistence = self._persistence
+        concerns: list[Change] = []
         custom = persistence.mode is PersistenceMode.CUSTOM
         for change in changes:
             key = change.key

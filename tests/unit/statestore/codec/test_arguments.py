@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.statestore.codec.arguments import ttl_of, version_of
-from penstock.statestore.hlc import Hlc
+from penstock.statestore.codec.commands import ttl_of
+from penstock.statestore.hlc import Hlc, parse_wire
 
 
 @pytest.mark.parametrize("digits", [b"1", b"60000", b"31536000000000"])
@@ -32,6 +32,6 @@ def test_what_is_no_such_time(digits: bytes) -> None:
 
 
 def test_versions() -> None:
-    assert version_of(b"000000000000005:00001:n") == Hlc(5, 1, "n")
+    assert parse_wire(b"000000000000005:00001:n") == Hlc(5, 1, "n")
     for text in (b"", b"5", b"5:x:n", b"\xff:1:n"):
-        assert version_of(text) is None
+        assert parse_wire(text) is None

@@ -26,6 +26,7 @@ def test_the_older_form_differs_from_the_published_one_in_the_property_names_onl
         "timestamp_property",
         "timestamp_wire",
         "answer_head",
+        "answer_heads",
         "fence_property",
         "fence_wire",
     }

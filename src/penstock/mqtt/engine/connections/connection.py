@@ -89,6 +89,7 @@ class BrokerConnection(ConnectionState):
         broker = self.broker
         broker.wall_offset = wall_ms - now
         broker.reading_since = now
+        broker.reads += 1
         stats = self.stats
         stats.bytes_received += len(data)
         decoder = self.decoder

@@ -156,7 +156,7 @@ def _inbound(
         connection=connection,
         answer=answer,
         principal=None if session.rights is None else session.rights.principal,
-        read_at=connection.broker.reading_since,
+        read=connection.broker.reads,
     )
 
 

@@ -71,6 +71,8 @@ class BrokerCore(SessionOwner):
         """Wall clock minus ``now``, in ms."""
         self.reading_since = 0
         """``now`` of the bytes that are being handled."""
+        self.reads = 0
+        """Number of the current read: of how often a connection was handed bytes."""
         self.grace_until = 0
         """Before this instant no keep alive, session expiry or similar deadline expires."""
         self.services: list[Service] = []
