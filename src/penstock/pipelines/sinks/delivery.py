@@ -33,7 +33,7 @@ from penstock.pipelines.spec.sinks import Messages, Sink, StateStoreEntry, State
 from penstock.pipelines.spec.values import pieces, sink_letter, transaction_id
 from penstock.pipelines.state_dir.checkpoint import Checkpoint
 from penstock.pipelines.steps.expressions import condition, conditions, sure
-from penstock.spark.mqtt.sink import check_broker
+from penstock.spark.mqtt.source import check_broker
 from penstock.spark.statestore.writes import KeyWrite
 from penstock.spark.tube.options import SinkOptions
 from penstock.spark.tube.sink_writes import check_topic

@@ -3,24 +3,35 @@
 A broker keeps no history, so the source reads the TubeMQ topic that a rule of the node copies messages to: a range is
 replayed exactly, and nothing is missed while no query runs. A missing topic is an error with an explanation.
 
-The sink is in ``mqtt_sink``.
+The sink delivers at least once with QoS 1 and 2. A task ends when all of its messages are acknowledged; a task or batch
+that failed is run again, and its rows are published again. A row without a user property ``id`` gets one made of query,
+batch, task and row: if the rows of a task are the same each time, copies have equal ids. A rule of the node uses it as
+the id of the record. Messages of one task are sent in the order of its rows.
 
-Imports stand where they are used: Spark imports this module for every user of any data source.
+Modules are imported where they are used: Spark imports this one for every user of any data source.
 """
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pyspark.sql.datasource import (
     DataSource,
+    DataSourceArrowWriter,
+    DataSourceStreamArrowWriter,
     InputPartition,
+    WriterCommitMessage,
 )
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
+    BooleanType,
+    IntegerType,
+    LongType,
     StringType,
     StructField,
     StructType,
@@ -28,18 +39,219 @@ from pyspark.sql.types import (
 )
 
 from penstock.errors import ConfigError, UnavailableError
+from penstock.runtime.io.network import without_secret
 from penstock.spark import sink_rows
 from penstock.spark.mqtt.options import MqttReadOptions, MqttWriteOptions
-from penstock.spark.mqtt.sink import MqttStreamWriter, MqttWriter, check_columns
 from penstock.spark.tube.options import SourceOptions
 from penstock.spark.tube.source import TubeReader, TubeStreamReader, read_messages
 from penstock.spark.tube.tube_client import ServerAccess, explain_missing_topic
 
 if TYPE_CHECKING:
+    import asyncio
+
     import pyarrow as pa
 
+    from penstock.mqtt.client import MqttClient
+    from penstock.mqtt.codec.properties import Properties
 
-__all__ = ["MqttDataSource", "MqttReader", "MqttStreamReader"]
+__all__ = [
+    "MqttDataSource",
+    "MqttReader",
+    "MqttStreamReader",
+    "MqttStreamWriter",
+    "MqttWriter",
+    "PublishedRows",
+    "RowMessage",
+    "check_broker",
+    "check_columns",
+    "messages",
+]
+
+IN_FLIGHT = 500
+"""Messages of one task without acknowledgement."""
+LONGEST_EXPIRY_S = 2**32 - 1
+"""MQTT's Message Expiry Interval is a four byte integer [MQTT5 3.3.2.3.3]."""
+
+_SINK_SCHEMA = sink_rows.SinkSchema(
+    "mqtt",
+    {
+        "payload": sink_rows.text,
+        "topic": sink_rows.one_of(StringType),
+        "qos": sink_rows.one_of(IntegerType),
+        "retain": sink_rows.one_of(BooleanType),
+        "content_type": sink_rows.one_of(StringType),
+        "expiry_s": sink_rows.one_of(IntegerType, LongType),
+        "response_topic": sink_rows.one_of(StringType),
+        "correlation_data": sink_rows.text,
+        "properties": sink_rows.pairs(sink_rows.one_of(StringType)),
+    },
+    "payload (string or binary), and where wanted topic (string), qos (int), retain (boolean), content_type (string), "
+    "expiry_s (int or bigint), response_topic (string), correlation_data (string or binary), "
+    "properties (array<struct<key: string, value: string>>)",
+    '"machine AS topic", "to_json(struct(*)) AS payload"',
+)
+
+
+def check_columns(schema: StructType, options: MqttWriteOptions) -> None:
+    """Check that rows of ``schema`` can be published.
+
+    Raises:
+        ConfigError: a column is missing, unknown, or has another type.
+    """
+    _SINK_SCHEMA.check(schema, ["payload", "topic"], topic=options.topic)
+
+
+@dataclass
+class PublishedRows(WriterCommitMessage):
+    """Number of acknowledged rows of one task."""
+
+    rows: int
+
+
+class MqttWriter(DataSourceArrowWriter):
+    """Publishes the rows of a batch."""
+
+    def __init__(self, options: MqttWriteOptions) -> None:
+        self._options = options
+        self._job = uuid.uuid4().hex
+
+    def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
+        """Publish the rows of one task; returns when each has its acknowledgement. Runs on an executor."""
+        return _published(self._options, iterator, self._job)
+
+
+class MqttStreamWriter(DataSourceStreamArrowWriter):
+    """Publishes the rows of micro-batches."""
+
+    def __init__(self, options: MqttWriteOptions) -> None:
+        self._options = options
+
+    def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
+        """As that of a batch. A task that runs again publishes again, with the same ids."""
+        return _published(self._options, iterator, "")
+
+
+class RowMessage(NamedTuple):
+    """One row as it is published."""
+
+    topic: str
+    payload: bytes
+    qos: int
+    retain: bool
+    properties: Properties
+
+
+def messages(options: MqttWriteOptions, batch: pa.RecordBatch, name: str, first: int) -> Iterator[RowMessage]:
+    """The message of each row. ``name`` is that of the task, ``first`` the number of the first row in it.
+
+    Raises:
+        ConfigError: a row without topic or payload, or with an expiry that is none.
+    """
+    from penstock.mqtt.codec.properties import Properties
+
+    columns = ("topic", "payload", "qos", "retain", "properties")
+    more = ("content_type", "expiry_s", "response_topic", "correlation_data")
+    both = zip(sink_rows.read_rows(batch, columns), sink_rows.read_rows(batch, more), strict=True)
+    for number, ((topic, payload, qos, retain, pairs), extra) in enumerate(both, first):
+        wanted = options.topic if topic is None else topic
+        if wanted is None or payload is None:
+            raise ConfigError(
+                f"the mqtt sink got a row without a {'topic' if wanted is None else 'payload'}",
+                option="topic" if wanted is None else "payload",
+                do="leave such rows out; an empty payload is b'', not null",
+            )
+        content_type, expiry_s, response_topic, correlation_data = extra
+        if expiry_s is not None and not 0 < expiry_s <= LONGEST_EXPIRY_S:
+            raise ConfigError(
+                f"the mqtt sink got a row with expiry_s {expiry_s}",
+                option="expiry_s",
+                why=f"a message may live for 1 to {LONGEST_EXPIRY_S} seconds",
+                do="leave expiry_s null for a message that does not expire",
+            )
+        own = [(pair["key"], pair["value"] or "") for pair in pairs or ()]
+        if options.ids and not any(key == "id" for key, _ in own):
+            own.append(("id", f"{name}/{number}"))
+        properties = Properties(
+            message_expiry_interval=expiry_s,
+            content_type=content_type,
+            response_topic=response_topic,
+            correlation_data=None if correlation_data is None else sink_rows.as_bytes(correlation_data),
+            user_properties=own,
+        )
+        yield RowMessage(
+            wanted,
+            sink_rows.as_bytes(payload),
+            options.qos if qos is None else qos,
+            options.retain if retain is None else retain,
+            properties,
+        )
+
+
+def _published(options: MqttWriteOptions, batches: Iterator[pa.RecordBatch], job: str) -> PublishedRows:
+    import asyncio
+
+    return asyncio.run(_publish(options, batches, sink_rows.task_name(job)))
+
+
+async def _publish(options: MqttWriteOptions, batches: Iterator[pa.RecordBatch], name: str) -> PublishedRows:
+    import asyncio
+
+    from penstock.errors import UnavailableError
+    from penstock.mqtt.client import MqttClient
+
+    published = 0
+    async with MqttClient(options.broker, client_id=f"spark-{uuid.uuid4().hex}", session_expiry_s=60) as client:
+        for batch in batches:
+            try:
+                async with asyncio.timeout(options.timeout_s):
+                    await _publish_all(client, messages(options, batch, name, published))
+            except TimeoutError:
+                raise UnavailableError(
+                    f"mqtt: {without_secret(options.broker)} did not acknowledge {batch.num_rows} messages "
+                    f"in {options.timeout_s:g} s",
+                    do="start the broker, correct mqtt.broker, or raise mqtt.timeoutMs",
+                ) from None
+            published += batch.num_rows
+    return PublishedRows(published)
+
+
+async def _publish_all(client: MqttClient, wanted: Iterator[RowMessage]) -> None:
+    """Publish in order; returns when all are acknowledged."""
+    import asyncio
+
+    room = asyncio.Semaphore(IN_FLIGHT)
+    try:
+        async with asyncio.TaskGroup() as group:
+            for topic, payload, qos, retain, properties in wanted:
+                await room.acquire()
+                sending = client.publish(topic, payload, qos=qos, retain=retain, properties=properties)
+                group.create_task(sending).add_done_callback(_freeing(room))
+    except BaseExceptionGroup as failures:
+        raise failures.exceptions[0] from None
+
+
+def _freeing(room: asyncio.Semaphore) -> Any:
+    return lambda _: room.release()
+
+
+def check_broker(broker: str, timeout_s: float) -> None:
+    """Connect to the ``broker`` (its URL) and leave it again.
+
+    Raises:
+        UnavailableError: nobody answers there within ``timeout_s``.
+        RefusedError: who connects is not wanted there.
+    """
+    import asyncio
+
+    asyncio.run(_check_broker(broker, timeout_s))
+
+
+async def _check_broker(broker: str, timeout_s: float) -> None:
+    from penstock.mqtt.client import MqttClient
+
+    async with MqttClient(broker, connect_timeout_s=timeout_s, reconnect=False):
+        pass
+
 
 _PROPERTY = StructType([StructField("key", StringType()), StructField("value", StringType())])
 _SCHEMA = StructType(

@@ -9,8 +9,7 @@ from pyspark.sql.types import BinaryType, DoubleType, IntegerType, LongType, Str
 from penstock.errors import ConfigError
 from penstock.mqtt.codec.properties import Properties
 from penstock.spark.mqtt.options import MqttWriteOptions
-from penstock.spark.mqtt.sink import RowMessage, check_columns, messages
-from penstock.spark.mqtt.source import MqttDataSource
+from penstock.spark.mqtt.source import MqttDataSource, RowMessage, check_columns, messages
 
 BROKER = "mqtt://127.0.0.1:1"
 ALL = MqttWriteOptions(BROKER, "all", ids=False)
