@@ -14,8 +14,7 @@ import trustme
 from penstock.errors import PenstockError, RefusedError, UnavailableError
 from penstock.pipelines.ledger.dead_letters import DeadLetter, redrive
 from penstock.pipelines.spec.sources import Options, TubeSource
-from penstock.runtime.io.credentials import ANONYMOUS_LOGIN, Login
-from penstock.runtime.io.tls import TlsOptions
+from penstock.runtime.io.tls import ANONYMOUS_LOGIN, Login, TlsOptions
 from penstock.security.passwords import edit_passwords, make_credential
 from penstock.spark.tube.options import SourceOptions
 from penstock.spark.tube.tube_client import TubeClient

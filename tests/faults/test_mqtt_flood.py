@@ -18,8 +18,7 @@ from penstock.errors import RefusedError
 from penstock.mqtt.client import MqttClient
 from penstock.mqtt.codec.encoder import encode
 from penstock.mqtt.codec.packets import Connect, Subscribe, Subscription
-from penstock.mqtt.listener_access import AccessRules, AccessStats, AuthenticationMethod, ListenerAccess
-from penstock.mqtt.password_checks import PasswordChecks
+from penstock.mqtt.listener_access import AccessRules, AccessStats, AuthenticationMethod, ListenerAccess, PasswordChecks
 from penstock.mqtt.server import BrokerLimits, MqttServer
 from penstock.mqtt.transport.listener_settings import ListenerSettings
 from penstock.security.passwords import make_credential
@@ -193,7 +192,7 @@ async def test_two_that_take_over_from_each_other() -> None:
 
 async def test_wrong_passwords_do_not_keep_others_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """Many wrong passwords at once, each 20 ms of a core: the loop turns, and the right one comes in."""
-    monkeypatch.setattr("penstock.mqtt.password_checks.WAITING_PER_ADDRESS", 20)
+    monkeypatch.setattr("penstock.mqtt.listener_access.WAITING_PER_ADDRESS", 20)
     checks, stats = PasswordChecks(), AccessStats()
     loop = asyncio.get_running_loop()
     access_rules = AccessRules(users={"ann": make_credential("ann", b"secret")})

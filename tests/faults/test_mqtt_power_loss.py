@@ -16,7 +16,7 @@ import pytest
 from penstock.mqtt.codec.packets import Publish
 from penstock.mqtt.engine.model.journal import Journal, Recovered, SessionRow
 from penstock.mqtt.engine.model.message import Message
-from penstock.mqtt.storage.store import SessionStore
+from penstock.mqtt.storage import SessionStore
 from penstock.runtime.io.lmdb_environment import LmdbEnvironment
 from tests.unit.runtime.recorded_disk import RecordedDisk, after_power_loss
 
@@ -106,7 +106,7 @@ def test_every_acknowledged_change_is_recovered(tmp_path: Path, monkeypatch: pyt
         patch.setattr(LmdbEnvironment, "transact", noted)
         store = SessionStore(path, files=disk, segment_bytes=SEGMENT)
         # LMDB follows when the log is full, in the commit that finds no place.
-        patch.setattr("penstock.runtime.io.wal.logged_environment.LoggedEnvironment._follow", lambda _: None)
+        patch.setattr("penstock.runtime.io.wal.LoggedEnvironment._follow", lambda _: None)
         store.open(0)
         copied()
         first = len(disk.ops)

@@ -19,8 +19,8 @@ import pytest
 from penstock.errors import StorageError
 from penstock.runtime.io.files import Durability
 from penstock.runtime.io.lmdb_environment import LmdbEnvironment
-from penstock.runtime.io.wal.frames import DELETE, DROP, PUT, SECTOR, Operation
-from penstock.runtime.io.wal.logged_environment import LoggedEnvironment
+from penstock.runtime.io.wal import LoggedEnvironment
+from penstock.runtime.io.wal_frames import DELETE, DROP, PUT, SECTOR, Operation
 from tests.unit.runtime.recorded_disk import Op, RecordedDisk, after_power_loss
 
 ROWS = 1

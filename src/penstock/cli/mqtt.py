@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from penstock.cli.broker_options import BrokerOptions, connects_to_broker
-from penstock.cli.options import Commands, Json, duration_option, input_bytes
+from penstock.cli.options import BrokerOptions, Commands, Json, connects_to_broker, duration_option, input_bytes
 from penstock.cli.output import bytes_fields, escape, note, print_json, print_raw, shown
 from penstock.cli.record_reader import Lines, chunks
 from penstock.errors import ConfigError

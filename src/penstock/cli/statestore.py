@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.cli.broker_options import StateStoreOptions, connects_to_store
-from penstock.cli.options import Commands, duration_option
+from penstock.cli.options import Commands, StateStoreOptions, connects_to_store, duration_option
 from penstock.cli.output import escape, print_json, use_colour
 
 if TYPE_CHECKING:
@@ -148,7 +147,7 @@ async def _serve(
 
     from penstock.node.data_dir import DataDirectory
     from penstock.runtime.io.disk_space import DiskSpace, Writer
-    from penstock.runtime.io.signals import install_signal_handlers, run_until
+    from penstock.runtime.io.loop import install_signal_handlers, run_until
 
     stop = install_signal_handlers()
     with DataDirectory(data_dir) as directory:
@@ -191,8 +190,7 @@ def repair(
     """
     from penstock.errors import StorageError
     from penstock.node.data_dir import DataDirectory
-    from penstock.runtime.io.clock import wall_clock_ms
-    from penstock.runtime.io.stepped_clock import CLOCK_IS_SET_MS, utc
+    from penstock.runtime.io.clock import CLOCK_IS_SET_MS, utc, wall_clock_ms
     from penstock.statestore.service.repair import repair_versions
 
     now_ms = wall_clock_ms()

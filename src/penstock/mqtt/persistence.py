@@ -18,7 +18,7 @@ from typing import Final
 
 from penstock.errors import StorageError
 from penstock.mqtt.engine.model.journal import Batch, Journal, Recovered
-from penstock.mqtt.storage.store import SessionStore
+from penstock.mqtt.storage import SessionStore
 from penstock.runtime.io.commit_queue import CommitQueue
 from penstock.runtime.io.files import Durability
 

@@ -1,4 +1,4 @@
-"""The composition root: creates the parts of a node, starts and stops them in order, and reports when it is ready."""
+"""The composition root: creates the parts of a node, starts and stops them in order, and runs them as a process."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import secrets
+import signal
 import socket
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -14,6 +15,7 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 
 import penstock
+from penstock import compiled
 from penstock.errors import PenstockError, UnavailableError
 from penstock.mqtt.bridge import Bridge
 from penstock.mqtt.faults import FaultListener
@@ -22,19 +24,26 @@ from penstock.mqtt.server import MqttServer
 from penstock.mqtt.transport.listener_settings import Transport
 from penstock.node.capture import CAPTURE_PARTITION, ChangeCapture, version_of
 from penstock.node.config.listeners import ListenerSection
-from penstock.node.config.node import NodeConfig, TubeBrokerHttpListener
+from penstock.node.config.node import LISTENERS, NodeConfig, TubeBrokerHttpListener
 from penstock.node.config.tube import tube_limits
 from penstock.node.data_dir import DataDirectory
-from penstock.node.http import HttpServer, broker_app, master_app, names_of
-from penstock.node.http_access import audited
+from penstock.node.http import HttpServer, audited, broker_app, master_app, names_of
 from penstock.node.metric_help import add_metrics
 from penstock.node.rules import Identities, RuleService
 from penstock.node.security import DEFAULT_LISTENER, NodeSecurity, StorePolicy
-from penstock.runtime.io.clock import wall_clock_ms
+from penstock.runtime.io.clock import SteppedClock, wall_clock_ms
 from penstock.runtime.io.disk_space import DiskSpace, Writer
-from penstock.runtime.io.loop import watch_stalls
+from penstock.runtime.io.loop import (
+    freeze_memory,
+    install_signal_handlers,
+    loop_name,
+    run,
+    run_until,
+    tune_process,
+    watch_stalls,
+)
 from penstock.runtime.io.network import Address, bind_error, in_use
-from penstock.runtime.io.stepped_clock import SteppedClock
+from penstock.runtime.observability import logs
 from penstock.runtime.observability.audit import AuditTrail
 from penstock.runtime.observability.metrics import Metrics, counters_of
 from penstock.statestore.service.service import StateStoreService
@@ -47,7 +56,7 @@ from penstock.tube.engine.master.master import MasterConfig
 from penstock.tube.master.admin_token import kept_token
 from penstock.tube.master.master import TubeMaster
 
-__all__ = ["Node", "Ready"]
+__all__ = ["Node", "Ready", "run_node", "serve"]
 
 _log = logging.getLogger("penstock.node")
 
@@ -514,3 +523,62 @@ def _told(listener: ListenerSection, bound: Address) -> str:
     if listener.advertise is not None:
         return str(listener.advertise)
     return str(Address(socket.gethostname(), bound.port) if bound.is_wildcard else bound)
+
+
+def run_node(
+    config: NodeConfig,
+    *,
+    on_ready: Callable[[Ready], None],
+    read_again: Callable[[], NodeConfig] | None = None,
+) -> None:
+    """Run a node until SIGTERM or SIGINT; returns after the shutdown. A second signal stops the process immediately.
+
+    On SIGHUP the configuration is reloaded with ``read_again``.
+
+    Raises:
+        PenstockError: the node could not start.
+    """
+    logs.configure(config.log_level, config.log_format)
+    tune_process()
+    run(serve(config, on_ready, read_again))
+
+
+async def serve(
+    config: NodeConfig, on_ready: Callable[[Ready], None], read_again: Callable[[], NodeConfig] | None = None
+) -> None:
+    """Start a node, report that it is ready, wait for a signal, close it."""
+    stop = install_signal_handlers()
+    node = Node(config)
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGHUP, node.reload, read_again or (lambda: config))
+    try:
+        ready = await run_until(stop, node.start())
+        if ready is not None:
+            freeze_memory()
+            fields = {
+                "version": penstock.__version__,
+                "pid": ready.pid,
+                "loop": loop_name(),
+                "core": compiled.form(),
+            }
+            _log.info("ready", extra={"fields": fields})
+            _warn_of_anonymous(config)
+            on_ready(ready)
+            await stop.wait()
+    finally:
+        await node.close()
+    _log.info("stopped")
+
+
+def _warn_of_anonymous(config: NodeConfig) -> None:
+    listeners: dict[str, ListenerSection] = {
+        name.replace("-", "_"): getattr(config, name.replace("-", "_")) for name in LISTENERS
+    }
+    listeners |= {f"mqtt.listeners.{name}": entry for name, entry in config.mqtt.listeners.items()}
+    found = {
+        name: str(part.bind)
+        for name, part in listeners.items()
+        if part.anonymous is not None and not part.bind.is_loopback
+    }
+    if found:
+        _log.warning("anonymous clients from other machines are accepted", extra={"fields": found})

@@ -32,8 +32,8 @@ from penstock.mqtt.listener_access import (
     AuthenticationMethod,
     InProcessAccess,
     ListenerAccess,
+    PasswordChecks,
 )
-from penstock.mqtt.password_checks import PasswordChecks
 from penstock.mqtt.server import MqttServer
 from penstock.mqtt.transport.listener import Listener
 from penstock.mqtt.transport.listener_settings import ListenerSettings
@@ -42,23 +42,22 @@ from penstock.node.config.bridges import BridgeEntry
 from penstock.node.config.listeners import ListenerSection, OpenListener, refuse_open_listeners
 from penstock.node.config.mqtt import MqttListenerEntry, MqttListenerMore, Security, broker_limits, network_limits
 from penstock.node.config.node import LISTENERS, NodeConfig
-from penstock.node.http import HttpServer
-from penstock.node.http_access import HttpAccess
+from penstock.node.http import HttpAccess, HttpServer
 from penstock.node.metric_help import add_metrics
-from penstock.node.tube_users import may_administer, rights_of, signing_keys
 from penstock.runtime.io.clock import wall_clock_ms
 from penstock.runtime.io.network import Address
 from penstock.runtime.observability.metrics import Metrics, counters_of
-from penstock.security.passwords import read_passwords
-from penstock.security.policy import NOTHING, Permissions
+from penstock.security.passwords import Credential, read_passwords
+from penstock.security.policy import NOTHING, Permissions, Policy, Principal
 from penstock.security.policy_file import load_policy
 from penstock.security.tokens import load_tokens
+from penstock.security.tube_key import tube_key
 from penstock.statestore.binding import INVOKE
 from penstock.statestore.codec.commands import Access as KeyAccess
 from penstock.statestore.engine.store import Context
-from penstock.tube.engine.access import ClientAccess
+from penstock.tube.engine.access import ClientAccess, RightsOf
 
-__all__ = ["DEFAULT_LISTENER", "NodeSecurity", "StorePolicy"]
+__all__ = ["DEFAULT_LISTENER", "NodeSecurity", "StorePolicy", "may_administer", "rights_of", "signing_keys"]
 
 _log = logging.getLogger("penstock.security")
 
@@ -519,3 +518,30 @@ def _mode(path: Path) -> int:
         return path.stat().st_mode
     except OSError:
         return 0  # deleted since it was read; the next reload reports it
+
+
+def signing_keys(users: Mapping[str, Credential] | None, part: tuple[str, str] | None = None) -> dict[str, str]:
+    """Signing keys by user name. ``part``: name and password of a part of the node, known to this process only."""
+    keys = {name: user.tube for name, user in (users or {}).items() if user.tube}
+    if part is not None:
+        keys[part[0]] = tube_key(part[0], part[1].encode())
+    return keys
+
+
+def rights_of(policy: Policy | None, part: tuple[str, str] | None = None) -> RightsOf | None:
+    """Function from user name ("": anonymous) to permissions; None without a policy. ``part`` has all permissions."""
+    if policy is None:
+        return None
+
+    def rights(user: str) -> Permissions | None:
+        if part is not None and user == part[0]:
+            return None
+        return policy.permissions(policy.describe(Principal("", user=user or None)))
+
+    return rights
+
+
+def may_administer(rights: RightsOf | None, user: str) -> bool:
+    """True if ``user`` may change the cluster."""
+    granted = None if rights is None else rights(user)
+    return granted is None or granted.may_administer()

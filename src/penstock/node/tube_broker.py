@@ -13,17 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from penstock.errors import StorageError, UnavailableError
-from penstock.mqtt.password_checks import PasswordChecks
+from penstock.mqtt.listener_access import PasswordChecks
 from penstock.node.config.listeners import OpenListener, refuse_open_listeners
 from penstock.node.config.tube import TubeTls
-from penstock.node.http import HttpServer, broker_app, names_of
-from penstock.node.http_access import HttpAccess, audited
-from penstock.node.tube_users import may_administer, rights_of, signing_keys
+from penstock.node.http import HttpAccess, HttpServer, audited, broker_app, names_of
+from penstock.node.security import may_administer, rights_of, signing_keys
 from penstock.runtime.io.disk_space import DiskSpace, Writer
 from penstock.runtime.io.files import Durability
-from penstock.runtime.io.loop import freeze_memory, run, tune_process
+from penstock.runtime.io.loop import freeze_memory, install_signal_handlers, run, run_until, tune_process
 from penstock.runtime.io.network import Address, bind_error
-from penstock.runtime.io.signals import install_signal_handlers, run_until
 from penstock.runtime.observability import logs
 from penstock.runtime.observability.audit import AuditTrail
 from penstock.runtime.observability.logs import LogFormat, LogLevel

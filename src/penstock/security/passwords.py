@@ -1,6 +1,7 @@
-"""The password file: users with a slow hash of their passwords, and the keys of SCRAM and TubeMQ.
+"""Passwords: the password file with its slow hashes and the keys of SCRAM and TubeMQ, and SCRAM on the server's side.
 
-One line per user with four fields, separated by tabs; empty lines and lines that begin with ``#`` are ignored:
+The file has one line per user with four fields, separated by tabs; empty lines and lines that begin with ``#`` are
+ignored:
 
     name <TAB> $argon2id$v=19$m=19456,t=2,p=1$<salt>$<hash> <TAB> SCRAM-SHA-256$4096:<salt>$<StoredKey>:<ServerKey>
     <TAB> tube1.<key>
@@ -9,7 +10,10 @@ The third field has the format of PostgreSQL; if it is empty, the user cannot us
 which the user signs in the TubeMQ protocol (:mod:`penstock.security.tube_key`); without it the user has no access
 there.
 
-Source: RFC 9106 (Argon2), RFC 5802 and 7677 (SCRAM-SHA-256), RFC 5803 (format of a verifier).
+With SCRAM-SHA-256 a client proves that it knows the password without sending it, in two messages in each direction. The
+exchange with an unknown user is completed, with a salt that depends on the name only, to reveal nothing.
+
+Source: RFC 9106 (Argon2), RFC 5802 and 7677 (SCRAM-SHA-256), RFC 5803 (format of a verifier); MQTT 5.0 section 4.12.
 """
 
 from __future__ import annotations
@@ -17,6 +21,8 @@ from __future__ import annotations
 import base64
 import binascii
 import fcntl
+import hashlib
+import hmac
 import os
 import re
 import secrets
@@ -32,7 +38,16 @@ from scramp import ScramException, ScramMechanism
 from penstock.errors import ConfigError, StorageError
 from penstock.security.tube_key import TUBE_KEY, can_sign, tube_key
 
-__all__ = ["Credential", "ScramVerifier", "edit_passwords", "make_credential", "read_passwords", "verify_password"]
+__all__ = [
+    "SCRAM_METHOD",
+    "Credential",
+    "ScramExchange",
+    "ScramVerifier",
+    "edit_passwords",
+    "make_credential",
+    "read_passwords",
+    "verify_password",
+]
 
 LONGEST_NAME: Final = 256
 LONGEST_PASSWORD: Final = 1024
@@ -41,9 +56,11 @@ SCRAM_ITERATIONS: Final = 4096
 """Iterations of PBKDF2: the minimum of RFC 7677, since each client computes them at every connect."""
 MAX_USERS: Final = 1_000_000
 
+SCRAM_METHOD: Final = "SCRAM-SHA-256"
+
 _HASHER: Final = PasswordHasher(time_cost=2, memory_cost=19 * 1024, parallelism=1)
 """19 MiB, two passes, one lane, as recommended by OWASP for little memory: 20 ms of one core."""
-_MECHANISM: Final = ScramMechanism("SCRAM-SHA-256")
+_MECHANISM: Final = ScramMechanism(SCRAM_METHOD)
 _SCRAM: Final = re.compile(r"SCRAM-SHA-256\$([0-9]{1,9}):([A-Za-z0-9+/=]+)\$([A-Za-z0-9+/=]+):([A-Za-z0-9+/=]+)")
 _HEAD: Final = (
     "# Users of this node: name, argon2 hash, SCRAM verifier, TubeMQ signing key. Written by `penstock user`.\n"
@@ -223,3 +240,53 @@ def _line_problem(credential: Credential) -> str:
     if credential.tube and TUBE_KEY.fullmatch(credential.tube) is None:
         return "its fourth field is not a TubeMQ signing key"
     return ""
+
+
+LONGEST_SCRAM_MESSAGE: Final = 4096
+"""Longest client message in bytes, to allow long names."""
+
+
+class ScramExchange:
+    """An authentication. ``secret``: secret of the server, for unknown users; ``nonce``: new and random.
+
+    Call :meth:`first` with the client's first message, then :meth:`final` with the second. None means rejection;
+    clients get no reason.
+    """
+
+    __slots__ = ("_server", "_users", "secret", "user")
+
+    def __init__(self, users: Mapping[str, Credential], *, secret: bytes, nonce: str) -> None:
+        self._users = users
+        self.secret = secret
+        self.user: Credential | None = None
+        """The user; authenticated after :meth:`final` returned a message."""
+        self._server = _MECHANISM.make_server(self._verifier, s_nonce=nonce)
+
+    def first(self, message: bytes) -> bytes | None:
+        """client-first-message in, server-first-message out."""
+        return self._step(message, self._server.set_client_first, self._server.get_server_first)
+
+    def final(self, message: bytes) -> bytes | None:
+        """client-final-message in, server-final-message with the proof of the server out."""
+        answer = self._step(message, self._server.set_client_final, self._server.get_server_final)
+        return answer if self.user is not None else None
+
+    def _step(self, message: bytes, put: Callable[[str], None], get: Callable[[], str]) -> bytes | None:
+        if len(message) > LONGEST_SCRAM_MESSAGE:
+            return None
+        try:
+            put(message.decode())
+            return get().encode()
+        except (ScramException, ValueError):
+            # ValueError: not UTF-8, or invalid base64.
+            return None
+
+    def _verifier(self, name: str) -> tuple[bytes, bytes, bytes, int]:
+        user = self._users.get(name)
+        verifier = None if user is None else user.verifier()
+        if verifier is None:
+            salt = hmac.digest(self.secret, name.encode(), hashlib.sha256)[:16]
+            nobody = hmac.digest(self.secret, b"stored key of " + name.encode(), hashlib.sha256)
+            return salt, nobody, nobody, SCRAM_ITERATIONS
+        self.user = user
+        return verifier.salt, verifier.stored_key, verifier.server_key, verifier.iterations

@@ -16,8 +16,16 @@ from typing import Annotated, Literal, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, PlainValidator, model_validator
 
 from penstock.runtime.config.loader import load, parse
-from penstock.security.patterns import GlobPattern, TopicPattern
-from penstock.security.policy import Consumption, Grants, Policy, PolicyStatement, Profile, Subjects
+from penstock.security.policy import (
+    Consumption,
+    GlobPattern,
+    Grants,
+    Policy,
+    PolicyStatement,
+    Profile,
+    Subjects,
+    TopicPattern,
+)
 
 __all__ = [
     "BrokerResource",

@@ -10,8 +10,7 @@ from penstock.errors import ConfigError
 from penstock.mqtt.url import parse_broker_url
 from penstock.runtime.config.values import duration_ms as parse_duration
 from penstock.runtime.config.values import nearest
-from penstock.runtime.io.credentials import Login
-from penstock.runtime.io.tls import TlsOptions
+from penstock.runtime.io.tls import Login, TlsOptions
 
 __all__ = [
     "LOGIN_OPTIONS",

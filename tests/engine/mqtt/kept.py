@@ -13,7 +13,7 @@ from penstock.mqtt.engine.model.journal import Journal, Recovered
 from penstock.mqtt.engine.model.limits import BrokerLimits
 from penstock.mqtt.engine.sessions.recovery import restore
 from penstock.mqtt.engine.sessions.session import SessionConnection
-from penstock.mqtt.storage.store import SessionStore
+from penstock.mqtt.storage import SessionStore
 from penstock.runtime.io.files import Durability
 
 from .harness import Bench, Peer, RecordingService

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from penstock.runtime.io.clock import SteppedClock
 from penstock.runtime.io.files import Durability
-from penstock.runtime.io.stepped_clock import SteppedClock
 from penstock.statestore.hlc import MAX_DRIFT_MS
 from penstock.statestore.service import service as services
 from penstock.statestore.service.service import StateStoreService

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from penstock.cli import kv_transfer
+from penstock.cli import kv as kv_transfer
 from penstock.errors import UnavailableError
 from penstock.statestore.blocking import Client
 from penstock.statestore.client.client import StateStoreClient, Write

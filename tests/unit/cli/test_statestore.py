@@ -8,7 +8,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
-from penstock.cli.broker_options import StateStoreOptions
+from penstock.cli.options import StateStoreOptions
 from penstock.cli.statestore import _serve
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.node import run
+from penstock.node import node as run
 from penstock.node.config.node import OPTIONS, NodeConfig
 from penstock.node.node import Ready
 from penstock.runtime.io.network import Address

@@ -17,8 +17,8 @@ from penstock.mqtt.listener_access import (
     Certificate,
     InProcessAccess,
     ListenerAccess,
+    PasswordChecks,
 )
-from penstock.mqtt.password_checks import PasswordChecks
 from penstock.security.passwords import make_credential
 from penstock.security.policy_file import parse_policy
 from penstock.security.tokens import Token

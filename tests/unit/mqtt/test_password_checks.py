@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from penstock.mqtt import password_checks
-from penstock.mqtt.password_checks import PasswordChecks
+from penstock.mqtt import listener_access as password_checks
+from penstock.mqtt.listener_access import PasswordChecks
 from penstock.security.passwords import Credential, make_credential
 
 ANN = make_credential("ann", b"right")

@@ -28,7 +28,7 @@ from penstock.mqtt.codec.properties import Properties
 from penstock.mqtt.engine.model.journal import Batch
 from penstock.mqtt.persistence import Persistence
 from penstock.mqtt.server import MqttServer
-from penstock.mqtt.storage.store import SessionStore
+from penstock.mqtt.storage import SessionStore
 from penstock.runtime.io.files import Durability
 from tests.unit.mqtt.test_server import Wire
 

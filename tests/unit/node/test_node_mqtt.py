@@ -23,7 +23,7 @@ from penstock.mqtt.codec.packets import (
     Will,
 )
 from penstock.mqtt.codec.properties import Properties
-from penstock.mqtt.storage.store import SessionStore
+from penstock.mqtt.storage import SessionStore
 from penstock.node.config.node import NodeConfig, RuleSection
 from penstock.node.node import Node, Ready
 from penstock.runtime.io import commit_queue

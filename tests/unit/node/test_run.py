@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from penstock.errors import StorageError
-from penstock.node import run
+from penstock.node import node as run
 from penstock.node.config.node import NodeConfig
 from penstock.node.node import Ready
-from penstock.runtime.io.signals import FORCED
+from penstock.runtime.io.loop import FORCED
 
 READY = Ready("0.1.0", 7, "/d", "durable", "a:1", "b:2", "c:3", "d:4", "e:5")
 

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from penstock.errors import StorageError
-from penstock.runtime.io.signals import run_until
+from penstock.runtime.io.loop import run_until
 
 
 class Start:

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import ConfigError
-from penstock.runtime.io.credentials import ANONYMOUS_LOGIN, Login
-from penstock.runtime.io.tls import TlsOptions
+from penstock.runtime.io.tls import ANONYMOUS_LOGIN, Login, TlsOptions
 
 
 def test_a_login_holds_names_of_files_only(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from penstock.runtime.io.stepped_clock import CLOCK_IS_SET_MS, SteppedClock, utc
+from penstock.runtime.io.clock import CLOCK_IS_SET_MS, SteppedClock, utc
 
 NOW = 1_790_000_000
 TEN_YEARS = 10 * 365 * 86_400
@@ -135,7 +135,7 @@ def test_a_suspended_machine_has_lost_no_time() -> None:
 
 
 async def test_it_looks_by_itself_until_it_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.runtime.io.stepped_clock._CHECK_S", 0.001)
+    monkeypatch.setattr("penstock.runtime.io.clock._CHECK_S", 0.001)
     machine = Machine()
     clock = machine.clock()
     clock.start()

@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.mqtt.codec.topics import filter_problem, matches
-from penstock.security.patterns import GlobPattern, TopicPattern
-from penstock.security.principal import Principal
+from penstock.security.policy import GlobPattern, Principal, TopicPattern
 
 NOBODY = Principal("c")
 LEVELS = ["a", "b", "$s", "", "+", "#"]

@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.mqtt.codec.topics import matches
-from penstock.security.policy import DECISIONS_KEPT, NOTHING, Permissions
+from penstock.security.policy import DECISIONS_KEPT, NOTHING, Permissions, Principal
 from penstock.security.policy_file import BrokerResource, PolicyFile, parse_policy
-from penstock.security.principal import Principal
 
 TOPICS = ["/".join(levels) for n in (1, 2, 3) for levels in itertools.product("abu", repeat=n)]
 FILTERS = ["#", "a/#", "a/+", "+/b", "{clientId}/#", "a/{user}", "{attributes.site}/+/b", "u/u/u"]

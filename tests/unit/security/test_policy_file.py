@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import ConfigError
+from penstock.security.policy import Principal
 from penstock.security.policy_file import load_policy, parse_policy
-from penstock.security.principal import Principal
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.security.principal import Principal
+from penstock.security.policy import Principal
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,7 @@ import base64
 import pytest
 from scramp import ScramClient, ScramMechanism
 
-from penstock.security.passwords import Credential, make_credential
-from penstock.security.scram import ScramExchange
+from penstock.security.passwords import Credential, ScramExchange, make_credential
 
 USERS = {"ann": make_credential("ann", "pässword".encode()), "plain": Credential("plain", "$argon2id$")}
 

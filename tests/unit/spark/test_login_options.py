@@ -5,8 +5,7 @@ import pickle
 import pytest
 
 from penstock.errors import ConfigError
-from penstock.runtime.io.credentials import ANONYMOUS_LOGIN, Login
-from penstock.runtime.io.tls import TlsOptions
+from penstock.runtime.io.tls import ANONYMOUS_LOGIN, Login, TlsOptions
 from penstock.spark.mqtt.options import MqttReadOptions
 from penstock.spark.tube.options import SinkOptions, SourceOptions
 

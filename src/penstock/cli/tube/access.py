@@ -16,7 +16,7 @@ from penstock.cli.output import note
 from penstock.errors import ConfigError, PenstockError, RefusedError, UnavailableError
 
 if TYPE_CHECKING:
-    from penstock.runtime.io.credentials import ClientOptions
+    from penstock.runtime.io.tls import ClientOptions
     from penstock.tube.client.web import WebLogin
     from penstock.tube.reader import PartitionInfo
 
@@ -118,8 +118,7 @@ class MasterOptions:
                 option=given,
                 do=f"set {missing} ({variable}) as well, or omit both if the cluster has no users",
             )
-        from penstock.runtime.io.credentials import Login
-        from penstock.runtime.io.tls import TlsOptions
+        from penstock.runtime.io.tls import Login, TlsOptions
 
         tls = TlsOptions(self.ca_file, self.cert_file, self.key_file) if self.over_tls else None
         return Login(self.username, self.password_file, tls).client()

@@ -34,7 +34,7 @@ from penstock.cli.tube.offset_spec import OFFSETS, Log, OffsetSpec, PartitionSpe
 from penstock.errors import ConfigError, PenstockError, RefusedError, UnavailableError
 
 if TYPE_CHECKING:
-    from penstock.runtime.io.credentials import ClientOptions
+    from penstock.runtime.io.tls import ClientOptions
     from penstock.tube.reader import PartitionInfo, RangeReader
     from penstock.tube.record import Record
 

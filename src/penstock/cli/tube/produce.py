@@ -23,7 +23,7 @@ from penstock.errors import ConfigError, LocalProtocolError
 if TYPE_CHECKING:
     from asyncio import Future, Queue
 
-    from penstock.runtime.io.credentials import ClientOptions
+    from penstock.runtime.io.tls import ClientOptions
     from penstock.tube.codec.strings import Partition
     from penstock.tube.producer import Producer, SendResult
     from penstock.tube.record import Record

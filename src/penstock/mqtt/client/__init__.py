@@ -10,8 +10,7 @@
 :mod:`~penstock.mqtt.client.inbox` dispatches received messages.
 """
 
-from penstock.mqtt.client.authentication import ScramAuthentication, TokenAuthentication
-from penstock.mqtt.client.client import MqttClient
+from penstock.mqtt.client.client import MqttClient, ScramAuthentication, TokenAuthentication
 from penstock.mqtt.client.inbox import MessageStream
 from penstock.mqtt.engine.client.client import EnhancedAuthentication
 from penstock.runtime.io.tls import TlsOptions

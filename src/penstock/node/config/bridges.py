@@ -13,7 +13,7 @@ from penstock.mqtt.client import TlsOptions
 from penstock.mqtt.codec.topics import SHARE_PREFIX, filter_problem, name_problem
 from penstock.mqtt.url import parse_broker_url
 from penstock.node.config.listeners import Section
-from penstock.runtime.io.credentials import read_password
+from penstock.runtime.io.tls import read_password
 
 __all__ = ["BridgeEntry", "BridgeTls", "BridgeTopicEntry"]
 

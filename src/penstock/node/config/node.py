@@ -26,8 +26,8 @@ from penstock.node.config.template import Template
 from penstock.node.config.tube import TubeAccess, TubeLimitOptions, TubeTls
 from penstock.runtime.config.loader import validate
 from penstock.runtime.config.yaml_document import Document, read_document
+from penstock.runtime.io.clock import STEP_HOLD_S
 from penstock.runtime.io.files import Durability
-from penstock.runtime.io.stepped_clock import STEP_HOLD_S
 from penstock.runtime.observability.logs import LogFormat, LogLevel
 from penstock.tube.codec.strings import valid_topic
 from penstock.tube.engine.transactions.staging import StagingLimits

@@ -1,4 +1,6 @@
-"""Event loops: create and tune one, run one in a thread, notice when one stalled.
+"""Event loops: create and tune one, run one in a thread, stop on signals, notice when one stalled.
+
+A server process shuts down on SIGTERM or SIGINT, also during its start; a second signal stops it immediately.
 
 A loop stalls when the process is stopped, the machine is migrated or a disk blocks. Requests of clients wait in sockets
 meanwhile. Two rules keep servers from taking the delay for silence of the clients:
@@ -20,6 +22,7 @@ import gc
 import logging
 import os
 import resource
+import signal
 import sys
 import threading
 import time
@@ -31,6 +34,7 @@ from weakref import WeakKeyDictionary
 from penstock.errors import LocalProtocolError
 
 __all__ = [
+    "FORCED",
     "MAX_GRACE_S",
     "STALL_S",
     "CallLater",
@@ -40,10 +44,12 @@ __all__ = [
     "after_reading",
     "blocking",
     "freeze_memory",
+    "install_signal_handlers",
     "joins_writes",
     "loop_factory",
     "loop_name",
     "run",
+    "run_until",
     "tune_process",
     "watch_stalls",
 ]
@@ -315,3 +321,40 @@ def watch_stalls(told: Callable[[int], None]) -> StallWatch:
         watch = _watches[loop] = StallWatch(loop)
     watch.add(told)
     return watch
+
+
+_node_log = logging.getLogger("penstock.node")
+
+FORCED = 1
+"""Exit status after a second signal."""
+
+
+def install_signal_handlers() -> asyncio.Event:
+    """Return an event that SIGTERM and SIGINT set. A second signal stops the process immediately."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, _tell, number, stop)
+    return stop
+
+
+async def run_until(stop: asyncio.Event, starting: Coroutine[Any, Any, T]) -> T | None:
+    """Result of ``starting``; None if ``stop`` is set first, after ``starting`` was cancelled."""
+    task = asyncio.create_task(starting, name="start")
+    stopping = asyncio.create_task(stop.wait(), name="stop")
+    try:
+        await asyncio.wait((task, stopping), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        stopping.cancel()
+        task.cancel()  # no effect if it is done
+        await asyncio.wait((task,))
+    return None if task.cancelled() else task.result()
+
+
+def _tell(number: int, stop: asyncio.Event) -> None:
+    name = signal.Signals(number).name
+    if stop.is_set():
+        _node_log.warning("second signal, stopping immediately", extra={"fields": {"signal": name}})
+        os._exit(FORCED)
+    _node_log.info("draining", extra={"fields": {"signal": name}})
+    stop.set()

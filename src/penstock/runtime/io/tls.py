@@ -1,4 +1,4 @@
-"""TLS contexts of clients and of servers.
+"""TLS contexts of clients and servers, and the credentials of clients, as given by commands and Spark options.
 
 The TLS protocols of asyncio and uvloop drop the alert that OpenSSL wrote when a server's handshake fails, so the client
 sees a closed connection without a reason [RFC 8446 section 6.2]. Both send pending bytes when the handshake wants more
@@ -15,18 +15,22 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Final, TypedDict
 from weakref import WeakKeyDictionary
 
 from penstock.errors import ConfigError
 
 __all__ = [
+    "ANONYMOUS_LOGIN",
     "HANDSHAKE_FAILED",
     "AlertingContext",
     "AlertingObject",
+    "ClientOptions",
+    "Login",
     "TlsOptions",
     "certificate_file",
     "handshake_failure",
+    "read_password",
 ]
 
 _CERTIFICATES: Final[WeakKeyDictionary[ssl.SSLContext, str]] = WeakKeyDictionary()
@@ -155,3 +159,74 @@ class AlertingContext(ssl.SSLContext):
         made.incoming, made.outgoing = incoming, outgoing
         made.notify = HANDSHAKE_FAILED.get()
         return made
+
+
+class ClientOptions(TypedDict):
+    """Credentials and TLS arguments of a producer, consumer or reader."""
+
+    user: str | None
+    password: str | None
+    tls: ssl.SSLContext | None
+
+
+@dataclass(frozen=True, slots=True)
+class Login:
+    """User, password file and TLS files of a client. ``tls`` None: no TLS.
+
+    It has no secrets, so it can be stored and sent to other machines; files are read where they are used.
+    """
+
+    user: str | None = None
+    password_file: str | Path | None = None
+    tls: TlsOptions | None = None
+
+    def __post_init__(self) -> None:
+        if (self.user is None) != (self.password_file is None):
+            raise ConfigError(
+                "a user and a password file must be set together",
+                option="user",
+                do="set both, or neither if the server has no users",
+            )
+
+    def password(self) -> str | None:
+        """Read the password.
+
+        Raises:
+            ConfigError: the file cannot be read.
+        """
+        if self.password_file is None:
+            return None
+        return read_password(Path(self.password_file))
+
+    def client(self) -> ClientOptions:
+        """Arguments of a client.
+
+        Raises:
+            ConfigError: a file cannot be used.
+        """
+        return {
+            "user": self.user,
+            "password": self.password(),
+            "tls": None if self.tls is None else self.tls.context(),
+        }
+
+
+def read_password(path: Path, option: str = "password_file") -> str:
+    """Read the password in the file named by ``option``: its first line.
+
+    Raises:
+        ConfigError: the file cannot be read.
+    """
+    try:
+        return path.read_text(encoding="utf-8").split("\n", 1)[0].removesuffix("\r")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"{option}: {str(path)!r} cannot be read",
+            option=option,
+            why=getattr(error, "strerror", None) or "it is not UTF-8 text",
+            do="use a file that this user can read, on each machine that needs it; its first line is the password",
+        ) from error
+
+
+ANONYMOUS_LOGIN = Login()
+"""Neither user nor TLS."""

@@ -15,7 +15,7 @@ from enum import StrEnum
 from typing import NamedTuple, TypeVar
 
 from penstock.errors import ConfigError
-from penstock.runtime.io.credentials import ANONYMOUS_LOGIN, Login
+from penstock.runtime.io.tls import ANONYMOUS_LOGIN, Login
 from penstock.spark import option_parsing
 from penstock.spark.option_parsing import LOGIN_OPTIONS, parse_login
 from penstock.spark.tube.offsets import Named, Times, TopicPartition, Wanted, is_selected, parse_times, parse_wanted

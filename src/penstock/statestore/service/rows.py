@@ -10,7 +10,7 @@ from struct import Struct
 from typing import Final
 from zlib import crc32
 
-from penstock.runtime.io.wal.frames import DELETE, DROP, PUT, Operation
+from penstock.runtime.io.wal_frames import DELETE, DROP, PUT, Operation
 from penstock.statestore.engine.record import Change, Record, digest_of, encode_change, encode_record
 from penstock.statestore.hlc import Hlc
 

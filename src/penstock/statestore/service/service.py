@@ -23,10 +23,9 @@ from typing import Final
 from penstock.errors import StorageError
 from penstock.mqtt.codec.reasons import ReasonCode
 from penstock.mqtt.service import Inbound, Outlet, Service
-from penstock.runtime.io.clock import boot_id, boot_ms, steady_clock
+from penstock.runtime.io.clock import SteppedClock, boot_id, boot_ms, steady_clock, utc
 from penstock.runtime.io.commit_queue import CommitWaiter
 from penstock.runtime.io.files import Durability
-from penstock.runtime.io.stepped_clock import SteppedClock, utc
 from penstock.statestore.binding import (
     ANSWER_TOPICS,
     INVOKE,

@@ -25,8 +25,8 @@ import lmdb
 from penstock.errors import StorageError
 from penstock.runtime.io.files import Durability
 from penstock.runtime.io.lmdb_environment import INITIAL_MAP_BYTES, LmdbEnvironment
-from penstock.runtime.io.wal.frames import DELETE, PUT
-from penstock.runtime.io.wal.logged_environment import LoggedEnvironment
+from penstock.runtime.io.wal import LoggedEnvironment
+from penstock.runtime.io.wal_frames import DELETE, PUT
 from penstock.statestore.engine.record import CHANGE_BYTES, Change, Record, decode_change, decode_record
 from penstock.statestore.hlc import Hlc
 from penstock.statestore.service.interfaces import LogPage, LogTail

@@ -18,8 +18,8 @@ from zlib import crc32
 from penstock.errors import StorageError
 from penstock.runtime.io.files import Durability
 from penstock.runtime.io.lmdb_environment import LmdbEnvironment
-from penstock.runtime.io.wal.frames import DELETE, PUT, Operation
-from penstock.runtime.io.wal.logged_environment import LoggedEnvironment
+from penstock.runtime.io.wal import LoggedEnvironment
+from penstock.runtime.io.wal_frames import DELETE, PUT, Operation
 
 __all__ = ["GroupOffset", "MetaStore"]
 

@@ -8,7 +8,7 @@ import pytest
 from scramp import ScramMechanism
 
 from penstock.errors import ConfigError, RemoteProtocolError
-from penstock.mqtt.client.authentication import SCRAM_METHODS, ScramAuthentication, TokenAuthentication
+from penstock.mqtt.client.client import SCRAM_METHODS, ScramAuthentication, TokenAuthentication
 
 
 class Server:

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.mqtt import storage as records
 from penstock.mqtt.codec.packets import Publish, Will
 from penstock.mqtt.codec.properties import Properties
 from penstock.mqtt.engine.model.journal import (
@@ -21,7 +22,6 @@ from penstock.mqtt.engine.model.journal import (
     SubscriptionRow,
 )
 from penstock.mqtt.engine.model.message import Message, identifier_block
-from penstock.mqtt.storage import records
 
 OFFSET = 1_700_000_000_000
 

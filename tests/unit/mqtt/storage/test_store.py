@@ -21,11 +21,10 @@ from penstock.mqtt.engine.model.journal import (
     SubscriptionRow,
 )
 from penstock.mqtt.engine.model.message import Message
-from penstock.mqtt.storage.records import digest_of, encode_message, number_key
-from penstock.mqtt.storage.store import SessionStore
+from penstock.mqtt.storage import SessionStore, digest_of, encode_message, number_key
 from penstock.runtime.io.files import Durability
 from penstock.runtime.io.lmdb_environment import LmdbEnvironment
-from penstock.runtime.io.wal.logged_environment import LoggedEnvironment
+from penstock.runtime.io.wal import LoggedEnvironment
 
 OFFSET = 1_700_000_000_000
 TABLES = 9

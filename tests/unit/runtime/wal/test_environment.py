@@ -15,8 +15,8 @@ import pytest
 from penstock.errors import OutOfSpaceError, StorageError
 from penstock.runtime.io.files import DirectFile, DirectFiles, Durability
 from penstock.runtime.io.lmdb_environment import LmdbEnvironment
-from penstock.runtime.io.wal.frames import DELETE, DROP, PUT, SECTOR, Operation
-from penstock.runtime.io.wal.logged_environment import LoggedEnvironment
+from penstock.runtime.io.wal import LoggedEnvironment
+from penstock.runtime.io.wal_frames import DELETE, DROP, PUT, SECTOR, Operation
 
 SEGMENT = 16 * SECTOR
 META, ROWS = 0, 1
@@ -449,7 +449,7 @@ def found_by_copy(path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[bytes, by
 def test_lmdb_without_disk_space_lets_commits_go_on_and_follows_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("penstock.runtime.io.wal.logged_environment._RETRY_S", 0.001)
+    monkeypatch.setattr("penstock.runtime.io.wal._RETRY_S", 0.001)
     store = _Store(tmp_path / "a", follows=True)
     told: list[StorageError] = []
     store.environment.on_failure = told.append

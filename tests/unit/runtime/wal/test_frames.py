@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.runtime.io.wal.frames import (
+from penstock.runtime.io.wal_frames import (
     DELETE,
     DROP,
     PUT,

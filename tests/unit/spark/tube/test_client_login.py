@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from penstock.runtime.io.credentials import Login
+from penstock.runtime.io.tls import Login
 from penstock.spark.tube.options import ConnectionOptions
 from penstock.spark.tube.tube_client import ServerAccess
 from penstock.tube.client import web

@@ -13,7 +13,7 @@ import pytest
 from penstock.errors import StorageError
 from penstock.runtime.io.files import DirectFile, Durability
 from penstock.runtime.io.lmdb_environment import LmdbEnvironment
-from penstock.runtime.io.wal.frames import PUT
+from penstock.runtime.io.wal_frames import PUT
 from penstock.statestore.engine.record import Change, Record, digest_of
 from penstock.statestore.hlc import Hlc
 from penstock.statestore.service.storage import NODE, Storage, StoredState

@@ -9,7 +9,7 @@ import lmdb
 import pytest
 
 from penstock.errors import StorageError
-from penstock.runtime.io.wal.segments import Segments
+from penstock.runtime.io.wal import Segments
 from penstock.tube.storage.meta import GroupOffset, MetaStore
 
 

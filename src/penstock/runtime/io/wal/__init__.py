@@ -1,1 +1,0 @@
-"""A write-ahead log in front of an LMDB environment."""
