@@ -80,7 +80,7 @@ HOT = (
     "commit_queue___CommitQueue___wait",
     "commit_queue___CommitQueue____end_commit",
     "rows___rows_of",
-    "frames___encode_frame",
+    "wal_frames___encode_frame",
 )
 """Functions that every SET, GET or message passes, by their names in the C."""
 
