@@ -48,7 +48,7 @@ class _Reader(DataSourceReader):
 
         left = self._rows // PARTITIONS + (partition.value < self._rows % PARTITIONS)
         count = max(1, BATCH_BYTES // (self._size + 52))
-        messages = MessageBatch.of(range(count), range(count), [0] * count, [bytes(self._size)] * count)
+        messages = MessageBatch.from_payloads(range(count), range(count), [0] * count, [bytes(self._size)] * count)
         [whole] = record_batches(TopicPartition("ceiling", 1, partition.value), [messages])
         while left > 0:
             yield whole.slice(0, left)

@@ -172,7 +172,7 @@ async def test_client_balance(masters: str) -> None:
         async with asyncio.timeout(20):
             while len(seen) < COUNT:
                 for consumer in halves:
-                    while (message := consumer.take()) is not None:
+                    while (message := consumer.next_message()) is not None:
                         seen.append(number(message.record.value))
                     if len(seen) < COUNT:
                         try:

@@ -225,7 +225,7 @@ async def _lines() -> AsyncIterator[bytes]:
     async for data in chunks(sys.stdin.buffer):
         for line in splitter.feed(data):
             yield line
-    for line in splitter.end():
+    for line in splitter.finish():
         yield line
 
 

@@ -59,7 +59,7 @@ class Splitter(Protocol):
     def feed(self, data: bytes) -> Iterator[bytes]:
         """Yield the records that ``data`` completes. Raises LocalProtocolError for invalid data."""
 
-    def end(self) -> Iterator[bytes]:
+    def finish(self) -> Iterator[bytes]:
         """Yield the rest at the end of the stream. Raises LocalProtocolError for an incomplete record."""
 
 
@@ -79,7 +79,7 @@ class Lines:
                 f"a line has more than {LARGEST} bytes", do="split it, or use another format: --format length"
             )
 
-    def end(self) -> Iterator[bytes]:
+    def finish(self) -> Iterator[bytes]:
         """Yield the last line if it has no line end [Splitter]."""
         if self._rest:
             yield self._rest.removesuffix(b"\r")
@@ -106,7 +106,7 @@ class Lengths:
             start = end
         self._rest = data[start:]
 
-    def end(self) -> Iterator[bytes]:
+    def finish(self) -> Iterator[bytes]:
         """Yield nothing; an incomplete record is an error [Splitter]."""
         rest = self._rest
         if 0 < len(rest) < LENGTH.size:

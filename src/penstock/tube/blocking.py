@@ -83,7 +83,7 @@ C = TypeVar("C", producer.Producer, consumer.Consumer)
 
 
 class _BlockingClient(Generic[C]):
-    """The life of an asyncio client in a thread of its own: made by ``make`` at :meth:`start`, until :meth:`close`."""
+    """An asyncio client in a thread of its own: created by ``make`` in :meth:`start`, until :meth:`close`."""
 
     def __init__(self, name: str, make: Callable[[], C]) -> None:
         make()  # raises now what is wrong with the arguments
@@ -128,7 +128,7 @@ class _BlockingClient(Generic[C]):
 
 
 class Producer(_BlockingClient[producer.Producer]):
-    """Blocking :class:`penstock.tube.producer.Producer`, made with the same arguments."""
+    """Blocking :class:`penstock.tube.producer.Producer`, with the same arguments."""
 
     def __init__(self, masters: str | Sequence[Address], **options: Unpack[ProducerOptions]) -> None:
         super().__init__("producer", partial(producer.Producer, masters, **options))
@@ -149,7 +149,7 @@ class Producer(_BlockingClient[producer.Producer]):
 
 
 class Consumer(_BlockingClient[consumer.Consumer]):
-    """Blocking :class:`penstock.tube.consumer.Consumer`, made with the same arguments; an iterator of messages."""
+    """Blocking :class:`penstock.tube.consumer.Consumer`, with the same arguments; an iterator of messages."""
 
     def __init__(
         self, masters: str | Sequence[Address], group: str, topics: Iterable[str], **options: Unpack[ConsumerOptions]
@@ -174,7 +174,7 @@ class Consumer(_BlockingClient[consumer.Consumer]):
             PenstockError: an error of the asyncio consumer's iterator.
         """
         thread, client = self._opened()
-        while (message := client.take()) is None:
+        while (message := client.next_message()) is None:
             try:
                 if not thread.run(_within(client, timeout_s)):
                     return None

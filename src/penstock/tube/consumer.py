@@ -63,8 +63,8 @@ class Consumer:
 
     ``filters``: message types, for all topics or by topic. ``start``: earliest or latest, for a group without a stored
     offset. ``start_offsets``: index offsets to start at instead, by partition key (``brokerId:topic:partition``); or
-    a function of the partition, which is called whenever reading starts anew, also after a lost connection, once the
-    application is done with all delivered messages of the partition. One batch a partition (about a megabyte) is in
+    a function of the partition, which is called whenever reading begins, also after a lost connection, once the
+    application has processed all delivered messages of the partition. One batch a partition (about a megabyte) is in
     memory at a time.
 
     ``balance``: with ``server`` the master assigns the partitions; with ``client`` each member takes its share by
@@ -191,7 +191,7 @@ class Consumer:
         """Join the group. After an error it may be called again.
 
         Raises:
-            UnavailableError: no master answers.
+            UnavailableError: no master responds.
             RefusedError: unknown topic (431), other topics or filters than the group's (425, 426), not allowed (450).
             LocalProtocolError: it was started or closed before.
         """
@@ -205,14 +205,14 @@ class Consumer:
 
     async def __anext__(self) -> Message:
         while True:
-            message = self.take()
+            message = self.next_message()
             if message is not None:
                 return message
             if not await self.fetch():
                 raise StopAsyncIteration
 
-    def take(self) -> Message | None:
-        """The next message of the current batch; None: :meth:`fetch` the next batch first."""
+    def next_message(self) -> Message | None:
+        """Return the next message of the current batch; None: :meth:`fetch` the next batch first."""
         batch = self._current
         if batch is None or batch.revoked or batch.next >= len(batch.messages):
             return None
@@ -241,7 +241,7 @@ class Consumer:
         return item is not None
 
     async def batches(self) -> AsyncIterator[list[Message]]:
-        """Iterate over batches: the messages of one partition that one response brought."""
+        """Iterate over batches: the messages of one partition from one response."""
         while await self.fetch():
             batch = self._current
             if batch is not None and not batch.revoked:
@@ -327,7 +327,7 @@ class Consumer:
             UnavailableError: no master answers. RefusedError: it refuses.
         """
         balanced = self._of_client_balance()
-        await self._session.question(balanced)
+        await self._session.ask_metadata(balanced)
         return balanced.partitions()
 
     async def assign(self, partitions: Iterable[str] | None) -> None:
@@ -337,9 +337,9 @@ class Consumer:
         self._session.wake()
 
     async def close(self) -> None:
-        """Leave the group: give the partitions back, say goodbye to the master.
+        """Leave the group: release the partitions, end the session at the master.
 
-        With ``auto_confirm`` what was handed out is confirmed first, unless the ``async with`` block failed.
+        With ``auto_confirm`` delivered messages are confirmed first, unless the ``async with`` block failed.
         """
         if self._closed:
             return

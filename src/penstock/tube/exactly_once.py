@@ -141,7 +141,7 @@ class BatchId:
     once: bool = False
 
     def ask(self, step: pb.Transaction.Step) -> pb.Transaction:
-        """A request about this batch."""
+        """Build a request about this batch."""
         return pb.Transaction(
             step=step, query=self.query, run=self.run, batch=self.number, epoch=self.epoch, once=self.once
         )
@@ -170,11 +170,11 @@ class Asker:
         self._timeout_s = timeout_s
 
     async def ask(self, broker: BrokerInfo, asked: pb.Transaction) -> pb.SendMessageResponseB2P | None:
-        """The broker's answer, a success; None: it does not know transactions.
+        """Send ``asked`` and return the successful response; None if the broker does not support transactions.
 
         Raises:
-            RefusedError: it refuses; `code` 403 with a newer run named: this one is fenced.
-            UnavailableError: no answer in time.
+            RefusedError: the broker refused; with `code` 403 and a newer run, this run is fenced.
+            UnavailableError: no response in time.
         """
         deadline = time.monotonic() + self._timeout_s
         backoff = Backoff(_PAUSE_S, _LONGEST_PAUSE_S, random.random)
@@ -184,7 +184,7 @@ class Asker:
             try:
                 answer = await self._once(broker, asked, left)
             except RefusedError:
-                return None  # an exception: one of the reference's that cannot make anything of an empty message
+                return None  # Apache's broker: it fails on a send without a message
             except UnavailableError as error:
                 if left <= pause_s:
                     raise UnavailableError(
@@ -218,7 +218,7 @@ class Asker:
                 timeout_s=max(min(left, self.producer.request_timeout_s), 0.1),
             )
         except UnavailableError:
-            connection.abort()  # what is silent on one connection is asked on another
+            connection.abort()  # the next attempt uses another connection
             raise
         return decode(pb.SendMessageResponseB2P, payload)
 
@@ -229,7 +229,7 @@ class Asker:
 
 @dataclass(slots=True)
 class _Request:
-    """Rows of one request; ``first``: how many the attempt has at this broker before them."""
+    """Rows of one request; ``first``: number of rows of the attempt at this broker before them."""
 
     first: int
     parts: dict[tuple[str, int], pb.StagedRows] = field(default_factory=dict)
@@ -252,11 +252,11 @@ class _BrokerQueue:
 
 
 class Stager:
-    """See the module. ``task``: number of the task; the name of the attempt is made here and is never used again."""
+    """Stages the rows of one attempt of ``task`` (its number) in ``batch``; each attempt has a unique name."""
 
     def __init__(self, producer: Producer, batch: BatchId, *, task: int, timeout_s: float = 60.0) -> None:
         self.decided = False
-        """Whether a broker said that the batch is committed: then its rows may be left out."""
+        """True if a broker reported that the batch is committed: then its rows may be omitted."""
         self._asker = Asker(producer, batch, timeout_s)
         self._producer = producer
         self._batch = batch
@@ -280,10 +280,10 @@ class Stager:
         await self._asker.close()
 
     async def stages(self, topic: str) -> bool:
-        """Whether all brokers of ``topic`` stage; asked once a topic. Makes the batch's run the query's run there.
+        """Return True if all brokers of ``topic`` stage rows; the batch's run becomes the current run there.
 
         Raises:
-            RefusedError: the topic is unknown, or a newer run has taken over. UnavailableError: a broker is silent.
+            RefusedError: the topic is unknown, or a newer run exists. UnavailableError: a broker does not respond.
         """
         known = self._topics.get(topic)
         if known is None:
@@ -309,7 +309,7 @@ class Stager:
         self.decided = self.decided or committed >= self._batch.number
 
     def add(self, topic: str, record: Record, partition: int | None = None) -> None:
-        """Stage ``record`` in the partition named, that of its key, or the next in turn, of a topic that `stages`.
+        """Stage ``record`` in ``partition``, that of its key, or the next in turn; `stages` is true for ``topic``.
 
         Raises:
             RefusedError: the topic has no such partition. LocalProtocolError: the record is empty or too large.
@@ -371,10 +371,10 @@ class Stager:
             self._take(answer.transaction)
 
     async def room(self) -> None:
-        """Return when there is room for more; call it now and then between `add`.
+        """Return when there is room for more rows; call it regularly between calls of `add`.
 
         Raises:
-            RefusedError, UnavailableError: what was added before cannot be staged.
+            RefusedError, UnavailableError: earlier rows cannot be staged.
         """
         for queue in self._queues.values():
             if queue.task is not None and (queue.task.done() or queue.bytes >= CROWDED_BYTES):
@@ -383,10 +383,10 @@ class Stager:
                 self._start(queue)
 
     async def finish(self) -> Staged:
-        """Return when all is staged durably; what the commit of the batch needs to know.
+        """Return when all rows are staged durably; the result is for :func:`commit`.
 
         Raises:
-            RefusedError, UnavailableError: it cannot be staged: let the task run again.
+            RefusedError, UnavailableError: rows cannot be staged: run the task again.
         """
         for queue in self._queues.values():
             self._send(queue)
@@ -425,18 +425,18 @@ def _refused(broker: BrokerInfo, asked: pb.Transaction, answer: pb.SendMessageRe
 
 
 class Committed(NamedTuple):
-    """``rows`` were published; ``before``: none now, since the batch had been committed by an earlier attempt."""
+    """``rows`` were published; ``before``: none now, because an earlier attempt had committed the batch."""
 
     rows: int
     before: bool
 
 
 async def commit(producer: Producer, batch: BatchId, staged: Sequence[Staged], *, timeout_s: float = 60.0) -> Committed:
-    """Publish what the winning attempts staged. Repeating it does no harm.
+    """Publish the rows of the winning attempts. It may be repeated.
 
     Raises:
-        RefusedError: a newer run has taken over, or rows are not staged any more: nothing was published.
-        UnavailableError: a broker is silent; the batch is committed or not, and the next run of it finds out.
+        RefusedError: a newer run exists, or rows are no longer staged: nothing was published.
+        UnavailableError: a broker does not respond; the next run of the batch determines whether it is committed.
     """
     brokers = {number: address for item in staged for number, address in item.brokers.items()}
     driver = _Driver(producer, batch, timeout_s)
@@ -453,9 +453,9 @@ async def commit(producer: Producer, batch: BatchId, staged: Sequence[Staged], *
 
 
 async def abort(producer: Producer, batch: BatchId, staged: Sequence[Staged], *, timeout_s: float = 10.0) -> None:
-    """Let go what the run staged for the batch and nobody commits. What was decided stays: it cannot be undone.
+    """Delete the staged rows of a batch that will not be committed. A decided transaction is not changed.
 
-    Brokers that do not answer let it go by themselves after a while.
+    Brokers that do not respond delete them later (``tube.staging.keep``).
     """
     brokers = {number: address for item in staged for number, address in item.brokers.items()}
     driver = _Driver(producer, batch, timeout_s)
@@ -468,9 +468,9 @@ async def abort(producer: Producer, batch: BatchId, staged: Sequence[Staged], *,
 
 
 async def settle(producer: Producer, batch: BatchId, brokers: Iterable[BrokerInfo], *, timeout_s: float = 60.0) -> int:
-    """Decide what a dead run of the query left undecided, as its next run would; the last batch committed, -1 none.
+    """Decide the transactions that a dead run of the query left in doubt, as its next run would.
 
-    The run of ``batch`` becomes the query's.
+    Returns the last committed batch, -1 for none. The run of ``batch`` becomes the current run of the query.
 
     Raises:
         RefusedError, UnavailableError: as :func:`commit`.
@@ -485,7 +485,7 @@ async def settle(producer: Producer, batch: BatchId, brokers: Iterable[BrokerInf
 
 
 class _Driver:
-    """One attempt to commit. ``states``: what each broker last answered."""
+    """One attempt to commit. ``states``: last reported state of each broker."""
 
     def __init__(self, producer: Producer, batch: BatchId, timeout_s: float) -> None:
         self.states: dict[int, ParticipantState] = {}
@@ -502,7 +502,7 @@ class _Driver:
         return max((state.committed for state in self.states.values()), default=-1)
 
     async def ask(self, broker: BrokerInfo, asked: pb.Transaction) -> None:
-        """Ask, and note what the broker knows then."""
+        """Send ``asked`` and note the state that the broker reports."""
         answer = await self._asker.ask(broker, asked)
         if answer is None:
             raise UnavailableError(
@@ -521,7 +521,7 @@ class _Driver:
         )
 
     async def begin(self, addresses: Iterable[str]) -> None:
-        """Make this run the query's at these brokers, and at those that their transactions name."""
+        """Make this run the current run at these brokers, and at the participants of their transactions."""
         new = {broker.id: broker for broker in map(BrokerInfo.parse, addresses) if broker.id not in self.states}
         while new:
             await _all(self._begin(broker) for broker in new.values())
@@ -532,7 +532,7 @@ class _Driver:
         try:
             await self.ask(broker, self._batch.ask(pb.Transaction.BEGIN))
         except UnavailableError as error:
-            # Decided without it, what it may have published would be missing elsewhere, or be there a second time.
+            # Deciding without it could lose rows that it has published, or publish rows twice.
             left = [state for state in self.states.values() if broker.address in state.participants]
             if not left:
                 raise
@@ -544,7 +544,7 @@ class _Driver:
             ) from error
 
     async def decide(self) -> None:
-        """Commit or let go what earlier runs prepared."""
+        """Commit or abort the transactions that earlier runs prepared."""
         for item in in_doubt(self.states):
             participants = [BrokerInfo.parse(text).id for text in item.participants] or list(item.holders)
             step = pb.Transaction.COMMIT if should_commit(item, participants, self.states) else pb.Transaction.ABORT
@@ -594,7 +594,7 @@ class _Driver:
         await self.ask(self._brokers[broker], asked)
 
     async def drop(self, staged: Sequence[Staged]) -> None:
-        """The batch was committed by others: what was staged for it again is needed no more."""
+        """Delete rows that were staged again for a batch that was committed before."""
         for item in staged:
             for number in item.rows:
                 asked = self._batch.ask(pb.Transaction.ABORT)

@@ -176,7 +176,7 @@ class Producer:
         return self._settings.request_timeout_s
 
     async def partitions(self, topic: str) -> list[Partition]:
-        """All partitions of ``topic``, which it publishes if it did not before. Raises as :meth:`publish`."""
+        """Return all partitions of ``topic``, which is published if necessary. Raises as :meth:`publish`."""
         if not self._routes.partitions(topic):
             await self.publish(topic)
         return self._routes.partitions(topic)
@@ -193,11 +193,11 @@ class Producer:
         return target
 
     def max_bytes(self, topic: str) -> int:
-        """The largest body in bytes that brokers accept for a published topic."""
+        """Return the size in bytes of the largest value that brokers accept for a published topic."""
         return self._routes.max_bytes(topic)
 
     def stamped(self, asked: broker_pb2.Transaction) -> broker_pb2.SendMessageRequestP2B:
-        """A request of this client, signed if it has a user."""
+        """Build a request of this client, signed if it has a user."""
         return self._writer.transaction(asked, (self._routes.token, self._routes.broker_token()))
 
     async def sign_again(self) -> None:
@@ -211,8 +211,8 @@ class Producer:
         """Register at the master. After an error it may be called again.
 
         Raises:
-            UnavailableError: no master answers.
-            RefusedError: it does not want this producer.
+            UnavailableError: no master responds.
+            RefusedError: it rejects this producer.
             LocalProtocolError: it was started or closed before.
         """
         if self._sender is not None or self._closing:
@@ -231,11 +231,11 @@ class Producer:
     async def publish(self, *topics: str) -> None:
         """Publish ``topics`` at the master and connect to their brokers before the first send.
 
-        A send does that by itself; this reports earlier that a topic does not exist.
+        A send does that itself; this reports earlier that a topic does not exist.
 
         Raises:
             RefusedError: the master announces no partition of one within ``topic_timeout_s``.
-            LocalProtocolError: one cannot be a topic, or the producer is not running.
+            LocalProtocolError: a name is not valid, or the producer is not running.
         """
         self._running()
         for topic in topics:
@@ -266,7 +266,7 @@ class Producer:
         Raises:
             RefusedError: the broker refused it for good, or the topic is unknown; nothing was stored.
             UnavailableError: not acknowledged in time; ``applied`` None: it may be stored or not.
-            LocalProtocolError: it is empty or too large, no record, or the topic's name cannot be one.
+            LocalProtocolError: it is empty, too large or not a record, or the topic name is not valid.
         """
         # Queued before anything is awaited, so that messages go in the order of the calls.
         return await self._accept(topic, record, partition, key)
@@ -424,7 +424,7 @@ class Producer:
             self._pending.pop(topic, None)
 
     def _finish_and_admit(self, message: PendingRecord, outcome: SendOutcome) -> None:
-        """Set the outcome of a message; its place in flight goes to the next."""
+        """Set the outcome of a message, and admit the next one."""
         self._finish(message, outcome)
         if self._pending:
             for topic in list(self._pending):

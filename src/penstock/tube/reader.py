@@ -70,8 +70,8 @@ class Spans(NamedTuple):
     ends: Numbers
 
     @classmethod
-    def of(cls, payloads: Sequence[bytes]) -> Spans:
-        """The same from one object a message."""
+    def from_payloads(cls, payloads: Sequence[bytes]) -> Spans:
+        """Build spans from one object per message."""
         edges = np.cumsum([0, *map(len, payloads)], dtype=np.int64)
         return cls(b"".join(payloads), edges[:-1], edges[1:])
 
@@ -79,9 +79,9 @@ class Spans(NamedTuple):
 class MessageBatch:
     """Messages of one partition in order, as columns of equal length.
 
-    ``offsets``: the index offset of each message; at Apache's brokers, where the get began that brought it.
-    ``append_times`` (ms since 1970) are empty at Apache's brokers, which tell ``message_ids`` instead. ``spans``: where
-    the data (attributes and body) of each message are. ``reached``: by default the offset after the last message.
+    ``offsets``: the index offset of each message; from Apache's brokers, the offset at which its get began.
+    ``append_times`` (ms since 1970) are empty from Apache's brokers, which report ``message_ids`` instead. ``spans``:
+    the data (attributes and body) of each message. ``reached``: by default the offset after the last message.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class MessageBatch:
         self._message_ids = message_ids
 
     @classmethod
-    def of(
+    def from_payloads(
         cls,
         offsets: Sequence[int] | Numbers,
         append_times: Sequence[int] | Numbers,
@@ -112,12 +112,12 @@ class MessageBatch:
         reached: int | None = None,
         message_ids: Sequence[int] | None = None,
     ) -> MessageBatch:
-        """The same from one object a message."""
+        """Build a batch from one object per message."""
         return cls(
             np.asarray(offsets, np.int64),
             np.asarray(append_times, np.int64),
             np.asarray(flags, np.int64),
-            Spans.of(payloads),
+            Spans.from_payloads(payloads),
             reached=reached,
             message_ids=None if message_ids is None else lambda: message_ids,
         )
@@ -135,11 +135,11 @@ class MessageBatch:
 
     @cached_property
     def message_ids(self) -> Sequence[int] | None:
-        """The id that the broker gave each message; None where an offset identifies it."""
+        """Ids that the broker assigned to the messages; None if offsets identify them."""
         return None if self._message_ids is None else self._message_ids()
 
     def select(self, rows: Sequence[int]) -> MessageBatch:
-        """The messages at these positions of the batch, in order; it still reaches as far."""
+        """Return a batch of the messages in ``rows``, in order; its ``reached`` is the same."""
         data, starts, ends = self.spans
         ids = self.message_ids
         return MessageBatch(
@@ -170,7 +170,7 @@ class RangeResponse:
 
     @property
     def has_records(self) -> bool:
-        """Whether there are records instead of messages, for :meth:`stored` and not :meth:`batch`."""
+        """True if it has records as stored instead of messages: for :meth:`stored`, not :meth:`batch`."""
         return bool(self.message.range.columns.HasField("positions"))
 
     @property
@@ -179,14 +179,15 @@ class RangeResponse:
         return memoryview(self.payload)[self.start :]
 
     def whole(self) -> broker_pb2.GetMessageResponseB2C:
-        """The answer with all its messages."""
+        """Return the response with all its messages."""
         return decode(broker_pb2.GetMessageResponseB2C, self.payload)
 
     def check(self, topic: str, partition: int, wanted: broker_pb2.RangeRequest) -> None:
-        """Raise the error that this response is, unless it answers ``wanted``.
+        """Raise an error unless this response is the range that ``wanted`` asked for.
 
         Raises:
-            DataLossError: what was wanted is gone. UnavailableError: not now. RefusedError: not here.
+            DataLossError: a part of it is no longer stored. UnavailableError: the broker does not serve it now.
+            RefusedError: the broker refused.
         """
         answer, peer = self.message, self.peer
         bounds = answer.range
@@ -232,9 +233,9 @@ class RangeResponse:
             )
 
     def stored(self) -> MessageBatch | None:
-        """The messages of an answer that holds records; None where one of these is not what was stored.
+        """Return the messages of a response with records; None if a record is damaged.
 
-        Which of them, and what is lost, the broker says where it is asked for messages.
+        A request for messages instead of records then shows which one is damaged, and what is lost.
         """
         described, places = numbers_of(self.message.range.columns), positions_of(self.message.range.columns)
         start = records_start(self.payload, self.start)
@@ -250,7 +251,7 @@ class RangeResponse:
         return MessageBatch(offsets, times, columns.flags.astype(np.int64), spans)
 
     def batch(self, topic: str, partition: int) -> MessageBatch | None:
-        """The messages; None where there are none.
+        """Return the messages; None without any.
 
         Raises:
             DataLossError: they do not match their checksum. RefusedError: the broker is too old for this.
@@ -282,7 +283,7 @@ class RangeResponse:
         if not messages:
             return None
         flags, payloads = [message.flag for message in messages], [message.payLoadData for message in messages]
-        return MessageBatch.of(offsets, times, flags, payloads)
+        return MessageBatch.from_payloads(offsets, times, flags, payloads)
 
 
 BATCH_BYTES = 1 << 20
@@ -297,7 +298,7 @@ _LONGEST_PAUSE_S = 0.5
 
 
 class TopicUnavailableError(UnavailableError):
-    """A topic exists, but its partitions are not known: no broker that has it is registered at the master (yet)."""
+    """A topic exists, but its partitions are not known: none of its brokers is registered at the master (yet)."""
 
 
 class PartitionInfo(NamedTuple):
@@ -318,17 +319,17 @@ def partitions(
     password: str | None = None,
     tls: ssl.SSLContext | None = None,
 ) -> list[PartitionInfo]:
-    """All partitions of ``topic`` as the master announces them, by broker and number; empty if there is no such topic.
+    """Return all partitions of ``topic``, by broker and number; empty if the master does not know the topic.
 
-    Partitions that do not accept records at present are included, except by Apache's master, whose answer is also empty
-    while no broker of the topic is registered.
+    Partitions that do not accept records at present are included, except by Apache's master, whose response is also
+    empty while no broker of the topic is registered.
 
-    ``user`` and ``password`` sign where the cluster has users; ``tls``: ``masters`` are TLS addresses, and so are those
-    of the brokers in the answer.
+    ``user`` and ``password`` authenticate in a cluster with users; ``tls``: ``masters`` are TLS addresses, and so are
+    those of the brokers in the result.
 
     Raises:
-        TopicUnavailableError: the topic exists, and no broker that has it is registered at the master (yet).
-        UnavailableError: no master answers.
+        TopicUnavailableError: the topic exists, but none of its brokers is registered at the master (yet).
+        UnavailableError: no master responds.
         RefusedError: the master refuses.
     """
     routes = _learn(masters, {topic}, timeout_s, user, password, tls)
@@ -343,10 +344,10 @@ def visit_token(
     password: str | None = None,
     tls: ssl.SSLContext | None = None,
 ) -> int:
-    """The token that brokers of the cluster may want of a consumer; it changes every few minutes.
+    """Return the visit token that brokers of the cluster may require of a consumer; it changes every few minutes.
 
     Raises:
-        UnavailableError: no master answers.
+        UnavailableError: no master responds.
         RefusedError: the master refuses.
     """
     return _learn(masters, set(), timeout_s, user, password, tls).token
@@ -360,7 +361,7 @@ def _learn(
     password: str | None,
     tls: ssl.SSLContext | None,
 ) -> Routes:
-    """Ask the first master that answers, as a producer of ``topics``."""
+    """Ask the first master that responds, as a producer of ``topics``."""
     routes = Routes(
         new_client_id("planner"),
         "127.0.0.1",
@@ -376,7 +377,7 @@ def _learn(
                 _ask_master(connection, routes, time.monotonic() + timeout_s)
                 return routes
         except TopicUnavailableError:
-            raise  # the active master says so
+            raise  # from the active master: the others do not know more
         except UnavailableError as error:
             last = error
     assert last is not None
@@ -424,8 +425,8 @@ def _check_accepted(code: int, text: str, peer: str) -> None:
 class BrokerClient:
     """A client of one broker, for one thread at a time.
 
-    It connects at the first question; after a failure the next one connects anew. Each question has ``timeout_s``.
-    ``user`` and ``password`` sign where the cluster has users; with ``tls`` the address is the broker's TLS address.
+    It connects with the first request, and again after a failure. ``timeout_s`` limits each request. ``user`` and
+    ``password`` authenticate in a cluster with users; with ``tls`` the address is the broker's TLS address.
     """
 
     def __init__(
@@ -459,35 +460,35 @@ class BrokerClient:
 
 
 class BrokerReader(BrokerClient, ABC):
-    """Reads exact ranges from one broker: :class:`RangeReader` from penstock's, ``ApacheRangeReader`` from Apache's."""
+    """Reads exact ranges from one broker; :class:`RangeReader` for penstock's, ``ApacheRangeReader`` for Apache's."""
 
     http = ""
-    """Address of the broker's administration, where that is needed for reading."""
+    """Address of the broker's administration, if reading needs it."""
 
     @abstractmethod
     def bounds(self, topic: str, partition: int) -> tuple[int, ...]:
-        """Oldest offset kept and durable end of the partition's store (half-open); Apache's: then those of its data.
+        """Return oldest offset and durable end of the partition's store (half-open); Apache's: then those of its data.
 
         Raises:
-            UnavailableError: no answer in time.
+            UnavailableError: no response in time.
             RefusedError: the broker has no such partition, or no exact ranges.
         """
 
     @abstractmethod
     def offset_at(self, topic: str, partition: int, time_ms: int) -> int:
-        """The first offset that the broker received at ``time_ms`` or later; the end if all is older.
+        """Return the offset of the first message received at ``time_ms`` or later; the end if all are older.
 
         Raises:
-            RefusedError: as :meth:`bounds`; also a broker that keeps no times.
+            RefusedError: as :meth:`bounds`; also from a broker that stores no times.
             UnavailableError: as :meth:`bounds`.
         """
 
     @abstractmethod
     def plan(self, topic: str, partition: int, start: int, end: int, max_messages: int) -> tuple[int, int]:
-        """``(end, count)`` of the longest range from ``start``, up to ``end``, with at most ``max_messages`` messages.
+        """Return ``(end, count)`` of the longest range from ``start``, up to ``end``, of at most ``max_messages``.
 
         Raises:
-            DataLossError: ``start`` is older than what is kept, or beyond the log's end.
+            DataLossError: ``start`` is no longer stored, or beyond the end of the log.
             UnavailableError, RefusedError: as :meth:`bounds`.
         """
 
@@ -502,22 +503,22 @@ class BrokerReader(BrokerClient, ABC):
         types: Collection[str] = (),
         data_start: int | None = None,
     ) -> Iterator[MessageBatch]:
-        """Exactly the partition's messages with ``start`` <= offset < ``end``, in order, in batches.
+        """Yield exactly the partition's messages with ``start`` <= offset < ``end``, in order, in batches.
 
-        ``types``: only messages whose type may be one of these, where the broker can tell.
-        ``data_start``: where the data of the range begin, at brokers that do not notice missing data by themselves.
+        ``types``: only messages that may have one of these types, if the broker knows it. ``data_start``: where the
+        data of the range begin, for brokers that do not detect missing data.
 
         Raises:
-            DataLossError: part of the range is gone, or a message does not match its checksum.
+            DataLossError: part of the range is no longer stored, or a message does not match its checksum.
             UnavailableError, RefusedError: as :meth:`bounds`.
         """
 
 
 class RangeReader(BrokerReader):
-    """Reads exact ranges from one of penstock's brokers.
+    """Reads exact ranges from a penstock broker.
 
-    A connection that breaks in the middle of a range is replaced within ``timeout_s``, and the range continues where
-    it was. ``batch_bytes``: approximate size of one response.
+    If the connection breaks within a range, the reader reconnects within ``timeout_s`` and continues at its offset.
+    ``batch_bytes``: approximate size of one response.
     """
 
     def __init__(
@@ -534,7 +535,7 @@ class RangeReader(BrokerReader):
         super().__init__(host, port, timeout_s=timeout_s, user=user, password=password, tls=tls)
         self._batch_bytes = batch_bytes
         self._client_id = new_client_id("reader")
-        self._ahead: tuple[broker_pb2.RangeRequest, PendingResponse] | None = None  # sent, its response not taken yet
+        self._ahead: tuple[broker_pb2.RangeRequest, PendingResponse] | None = None  # sent, its response not read yet
 
     def close(self) -> None:
         self._ahead = None
@@ -555,7 +556,7 @@ class RangeReader(BrokerReader):
         return answer.range.timeOffset
 
     def first(self, topic: str, partition: int, start: int, end: int) -> tuple[int, int] | None:
-        """Offset and append time (ms) of the first message with ``start`` <= offset < ``end``; None: there is none.
+        """Return offset and append time (ms) of the first message with ``start`` <= offset < ``end``; None without any.
 
         Raises:
             DataLossError, UnavailableError, RefusedError: as :meth:`read`.
@@ -585,9 +586,9 @@ class RangeReader(BrokerReader):
         end: int,
         *,
         types: Collection[str] = (),
-        data_start: int | None = None,  # noqa: ARG002 - this broker notices missing data by itself
+        data_start: int | None = None,  # noqa: ARG002 - this broker detects missing data itself
     ) -> Iterator[MessageBatch]:
-        """As :meth:`BrokerReader.read`. The broker knows types by a hash, so others may be among the messages."""
+        """As :meth:`BrokerReader.read`. The broker selects types by a hash, so messages of others may be included."""
         position, conditions, stored = start, [encode_msg_type(name) for name in types], True
 
         def wanted(offset: int) -> broker_pb2.RangeRequest:
@@ -606,12 +607,12 @@ class RangeReader(BrokerReader):
                 response = self._fetch(topic, partition, following)
                 found = response.message.range
                 if position < found.nextOffset < end:
-                    # The broker works on what follows while this is taken apart and used.
+                    # The broker reads the next batch while this one is decoded and used.
                     following = wanted(found.nextOffset)
                     self._ask_ahead(topic, partition, following)
                 batch = response.stored() if response.has_records else response.batch(topic, partition)
                 if batch is None and response.has_records:
-                    # Damaged on the disk or on the way: the broker looks at each message and says what is lost.
+                    # Damaged on disk or on the way: if asked for messages, the broker checks each and reports losses.
                     stored = False
                     following = wanted(position)
                     continue
@@ -625,7 +626,7 @@ class RangeReader(BrokerReader):
                 position = found.nextOffset
         finally:
             if self._ahead is not None and self._ahead[0] is following:
-                self.close()  # given up before its end: the answer under way is nobody's
+                self.close()  # abandoned before its end: nothing reads the response on its way
 
     def _get(self, topic: str, partition: int, wanted: broker_pb2.RangeRequest) -> broker_pb2.GetMessageResponseB2C:
         return self._fetch(topic, partition, wanted, messages=False).message
@@ -635,13 +636,13 @@ class RangeReader(BrokerReader):
             clientId=self._client_id, partitionId=partition, groupName="penstock-ranges", topicName=topic, range=wanted
         )
         if self._credentials is not None:
-            # It asked no master, so it has no token: a signature of its own, which is good for seconds, each time.
+            # A reader has no token, because it does not register at a master. A signature is valid for seconds only.
             request.authInfo.visitAuthorizedToken = UNDEFINED
             request.authInfo.authAuthorizedToken = self._credentials.broker_token()
         return self._connection.send(Service.BROKER_READ, MethodId.GET_MESSAGES, request, timeout_s=timeout_s)
 
     def _ask_ahead(self, topic: str, partition: int, wanted: broker_pb2.RangeRequest) -> None:
-        """Send what :meth:`_fetch` will be asked for next; if that fails, it sends it again."""
+        """Send the next request of :meth:`_fetch` ahead; if this fails, :meth:`_fetch` sends it."""
         if self._connection.connected:
             try:
                 self._ahead = wanted, self._send(topic, partition, wanted, self._timeout_s)
@@ -654,7 +655,7 @@ class RangeReader(BrokerReader):
         ahead, self._ahead = self._ahead, None
         if ahead is not None and ahead[0] is not wanted:
             ahead = None
-            self.close()  # a response that nobody wants, maybe a long one, is still to come
+            self.close()  # otherwise its response, which may be long, would have to be read first
         deadline, left = time.monotonic() + self._timeout_s, self._timeout_s
         backoff: Backoff | None = None
         while True:

@@ -3,7 +3,7 @@
 One table (``FIELDS``) for rule, producer, source, sink, command line and the reference page. The body is the value,
 untouched; everything else is an attribute ``name=value``. TubeMQ's attributes allow no ``,``, no ``=`` and no blank
 text, so each value of ours is percent-encoded, and an empty one is written as a single ``%``. Attributes with other
-names come from other producers: their text is taken as it stands.
+names come from other producers: their text is not decoded.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ HEADER_PREFIX = "u."
 
 
 class Field(NamedTuple):
-    """One row: attribute of :class:`Record`, its name on the wire, its Python type, what it means."""
+    """One row: attribute of :class:`Record`, its name on the wire, its Python type, its meaning."""
 
     name: str
     attribute: str
@@ -99,7 +99,7 @@ class Record:
         )
 
     def encode(self) -> tuple[bytes, int, str | None]:
-        """``data``, ``flag`` and the wire form of the message type (it also goes into the send request).
+        """Return ``data``, ``flag`` and the wire form of the message type, which the send request has as well.
 
         Raises:
             LocalProtocolError: a text cannot be written (a lone surrogate), ``msg_time`` is not 12 digits, a field has
@@ -147,8 +147,8 @@ class Record:
     def decode(cls, data: bytes, flag: int) -> Record:
         """Decode the record in a message of any producer.
 
-        Attributes that are not of the table, or hold what the table does not allow, become headers under their own
-        name, so nothing is lost.
+        Attributes that are not in the table, or have a value of another form, become headers of the same name, so
+        nothing is lost.
 
         Raises:
             RemoteProtocolError: the attribute block is longer than the data.
@@ -208,7 +208,7 @@ def _encode(data: bytes) -> str:
 
 
 def _decode(text: str) -> bytes:
-    """Undo ``_encode``; text that it cannot have written is taken as it stands."""
+    """Undo ``_encode``; text that it cannot have written is returned unchanged."""
     data = text.encode("utf-8", "replace")
     if "%" not in text:
         return data

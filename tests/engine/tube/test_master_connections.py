@@ -58,7 +58,7 @@ def test_a_member_that_balances_by_itself_is_its_connections() -> None:
     register, beat = MethodId.CONSUMER_REGISTER_V2, MethodId.CONSUMER_HEARTBEAT_V2
     assert ask(engine, "ours", register, member.register()) == 200
     assert ask(engine, "theirs", beat, member.heartbeat()) == 411
-    assert ask(engine, "theirs", MethodId.GET_PARTITION_META, member.question()) == 411
+    assert ask(engine, "theirs", MethodId.GET_PARTITION_META, member.metadata_request()) == 411
     assert ask(engine, "theirs", register, member.register()) == 430
     assert ask(engine, "theirs", MethodId.CONSUMER_CLOSE, member.close()) == 411
     engine.disconnected("ours")

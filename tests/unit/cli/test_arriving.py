@@ -23,7 +23,7 @@ def cut(data: bytes, places: Iterable[int]) -> list[bytes]:
 
 
 def split(splitter: Splitter, pieces: Iterable[bytes]) -> list[bytes]:
-    return [record for piece in pieces for record in splitter.feed(piece)] + list(splitter.end())
+    return [record for piece in pieces for record in splitter.feed(piece)] + list(splitter.finish())
 
 
 @given(
@@ -57,7 +57,7 @@ def test_a_broken_stream(
 ) -> None:
     monkeypatch.setattr(arriving, "LARGEST", 100)
     cutting = splitter()
-    records = itertools.chain(cutting.feed(data), cutting.end())
+    records = itertools.chain(cutting.feed(data), cutting.finish())
     assert next(records) == b"a", "what stands before it is given out"
     with pytest.raises(LocalProtocolError, match=message):
         next(records)

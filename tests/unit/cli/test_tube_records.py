@@ -46,7 +46,7 @@ class Reader:
         assert (start, end) == (0, 84)
         for offset, time_ms, value in self.data[partition]:
             data, flag, _ = Record(value, b"k", [("h", "1")], id="i").encode()
-            yield MessageBatch.of([offset], [time_ms], [flag], [data])
+            yield MessageBatch.from_payloads([offset], [time_ms], [flag], [data])
 
 
 @pytest.fixture

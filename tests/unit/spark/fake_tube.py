@@ -138,7 +138,7 @@ class FakeReader(BrokerReader):
             if index:
                 self._may_fail()
             part = own[index : index + self.broker.batch]
-            yield MessageBatch.of(
+            yield MessageBatch.from_payloads(
                 [offset for offset, _ in part],
                 [FIRST_MS + offset for offset, _ in part],
                 [self.broker.flag] * len(part),

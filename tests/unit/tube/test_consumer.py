@@ -136,7 +136,9 @@ async def test_a_confirmed_message_does_not_confirm_the_next_that_is_handed_out(
         async with Consumer(running.masters, "lake", ["demo"], auto_confirm=False) as consumer:
             await take(consumer, 4)
             await consumer.confirm(wait=False)
-            assert [message.data for message in (consumer.take(), consumer.take()) if message] == numbered(4, 6)
+            assert [
+                message.data for message in (consumer.next_message(), consumer.next_message()) if message
+            ] == numbered(4, 6)
         async with Consumer(running.masters, "lake", ["demo"]) as consumer:
             assert await take(consumer, 1) == [b"0004"]
 

@@ -251,7 +251,7 @@ async def _read(file: Path | None, splitter: Splitter) -> AsyncIterator[Iterator
         stream = sys.stdin.buffer if file is None else stack.enter_context(file.open("rb"))
         async for data in chunks(stream):
             yield splitter.feed(data)
-        yield splitter.end()
+        yield splitter.finish()
 
 
 async def _produce(

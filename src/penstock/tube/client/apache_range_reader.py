@@ -1,8 +1,8 @@
 """Exact ranges from Apache's brokers, which lack the range extension, over blocking sockets.
 
-The steps are those of :mod:`penstock.tube.engine.client.apache_range_reader`. The protocol does not tell where the log
-begins and ends, nor which data are left: the broker's HTTP administration does. Index and data expire apart, and a
-broker silently leaves out messages whose data are gone.
+The steps are those of :mod:`penstock.tube.engine.client.apache_range_reader`. The bounds of
+the log and of its data are not part of the protocol; the broker's HTTP administration reports them. Index and data
+expire separately, and a broker silently skips messages whose data are deleted.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ def broker_webs(http: str, *, timeout_s: float) -> dict[int, str]:
     """The address of each broker's administration by broker id, as the master's administration at ``http`` reports it.
 
     Raises:
-        ConfigError: ``http`` is no address.
-        UnavailableError, RefusedError: no master's administration answers there.
+        ConfigError: ``http`` is not an address.
+        UnavailableError, RefusedError: it is not the reachable administration of a master.
     """
     rows = web.call(http, "admin_query_broker_run_status", {}, option=_OPTION, timeout_s=timeout_s)
     return {
@@ -83,7 +83,7 @@ def broker_webs(http: str, *, timeout_s: float) -> dict[int, str]:
 class DirectConsumer(BrokerClient):
     """Registers at one broker as a consumer of groups that no master knows.
 
-    ``token`` returns the visit token of the cluster; it is called when the broker wants one.
+    ``token`` returns the visit token of the cluster; it is called if the broker requires one.
     """
 
     def __init__(
@@ -207,7 +207,7 @@ class ApacheRangeReader(DirectConsumer, BrokerReader):
     def plan(self, topic: str, partition: int, start: int, end: int, max_messages: int) -> tuple[int, int]:  # noqa: ARG002
         """``(end, count)`` of a range from ``start``, up to ``end``, with no more than ``max_messages`` messages.
 
-        The broker counts nothing, so ``count`` is what the whole store has in the range: no partition has more.
+        The broker does not count, so ``count`` is that of the whole store in the range, which is at least as many.
         """
         reached = min(end, start + max_messages * INDEX_RECORD_BYTES)
         return reached, (reached - start) // INDEX_RECORD_BYTES
@@ -279,7 +279,7 @@ class ApacheRangeReader(DirectConsumer, BrokerReader):
     def _one_by_one(self, fetched: Fetched, ref: PartitionRef) -> MessageBatch:
         """The batch of messages in another form than servers write."""
         parsed = fetched.messages.parsed()
-        spans = Spans.of([message.payLoadData for message in parsed])
+        spans = Spans.from_payloads([message.payLoadData for message in parsed])
         self._check(ref, spans, np.array([message.checkSum for message in parsed], np.int64))
         flags = np.array([message.flag for message in parsed], np.int64)
         return _batch_of(fetched, spans, flags, lambda: [message.messageId for message in parsed])

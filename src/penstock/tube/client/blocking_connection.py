@@ -27,7 +27,7 @@ __all__ = ["BlockingConnection", "PendingResponse"]
 M = TypeVar("M", bound=Message)
 
 _LEAST_S = 0.001
-"""A socket with a time limit of 0 would not wait at all."""
+"""Shortest time limit: with 0 a socket does not wait."""
 
 
 class PendingResponse:
@@ -74,9 +74,9 @@ class BlockingConnection:
         """Send a request and wait for its response, which is of ``kind``.
 
         Raises:
-            UnavailableError: no connection or no answer in time.
+            UnavailableError: no connection or no response in time.
             RefusedError: the server answered with an exception.
-            RemoteProtocolError: the answer is not what the method answers.
+            RemoteProtocolError: the response is not one of this method.
         """
         return decode(kind, self.exchange(service, method, message, timeout_s=timeout_s))
 
@@ -110,7 +110,7 @@ class BlockingConnection:
     def receive(self, pending: PendingResponse, *, timeout_s: float) -> bytes:
         """Return the payload of the response to a request; wait at most ``timeout_s`` from now on.
 
-        It may have been sent long ago: time runs only while somebody waits. Raises as :meth:`call`.
+        The request may have been sent long ago: the time limit covers only this call. Raises as :meth:`call`.
         """
         assert self._socket is not None, "close() gives requests up"
         session = self._session

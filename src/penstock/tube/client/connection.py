@@ -35,16 +35,16 @@ REQUEST_TIMEOUT_S = 10.0
 
 
 class ClientConnection(asyncio.Protocol):
-    """One connection to a master or broker, made by :meth:`connect`. It is not made again when it ends."""
+    """One connection to a master or broker, opened by :meth:`connect`. It does not reconnect."""
 
     def __init__(self, address: Address) -> None:
         self.address = address
         self.peer = f"{address[0]}:{address[1]}"
         self.closed = False
         self.extensions: int | None = None
-        """Version of penstock's extensions that the peer supports: 0 none, None not known yet. The sender notes it."""
+        """Version of penstock's extensions that the peer supports: 0 none, None not known yet. Set by the sender."""
         self.on_lost: list[Callable[[], None]] = []
-        """Called once, when the connection has ended and all open requests have failed."""
+        """Functions that are called once, when the connection has ended and all open requests have failed."""
         self._tls: ssl.SSLContext | None = None
         self._error: Exception | None = None  # what ended the connection, if it was not closed in order
         self._transport: asyncio.Transport | None = None
@@ -65,7 +65,7 @@ class ClientConnection(asyncio.Protocol):
         """Connect to ``address``, with ``tls`` if that is given.
 
         Raises:
-            UnavailableError: nobody answers there in time.
+            UnavailableError: the server is not reachable in time.
         """
         try:
             async with asyncio.timeout(timeout_s):
@@ -108,7 +108,7 @@ class ClientConnection(asyncio.Protocol):
         Raises:
             UnavailableError: no answer in time, the connection ended, the master is on standby.
             RefusedError: the server answered with an exception.
-            RemoteProtocolError: the answer is not what the method answers.
+            RemoteProtocolError: the response is not one of this method.
         """
         return decode(kind, await self.exchange(service, method, message.SerializeToString(), timeout_s=timeout_s))
 
@@ -138,7 +138,7 @@ class ClientConnection(asyncio.Protocol):
             self._transport.abort()
 
     def finish(self) -> None:
-        """End the connection once what was submitted is sent."""
+        """End the connection once all submitted requests are sent."""
         if self._transport is not None:
             self._flush()
             self._transport.close()
@@ -209,7 +209,7 @@ def _finish(requests: Iterable[tuple[Done, Outcome]]) -> None:
 
 
 class ConnectionPool:
-    """Connections to brokers by address, one each. Clients that are given the same one share them.
+    """Connections to brokers, one for each address. Clients that use the same pool share them.
 
     ``async with ConnectionPool() as pool`` closes them at the end. A connection that no client uses any more is closed.
     """
@@ -234,10 +234,10 @@ class ConnectionPool:
         return None if connection is None or connection.closed else connection
 
     async def connect(self, address: Address, *, user: object) -> ClientConnection:
-        """The connection to ``address``, made if there is none; ``user`` holds it until it releases it.
+        """Return the connection to ``address``, opened if necessary; ``user`` holds it until it releases it.
 
         Raises:
-            UnavailableError: nobody answers there in time.
+            UnavailableError: the server is not reachable in time.
         """
         async with self._locks.setdefault(address, asyncio.Lock()):
             connection = self.find(address)
@@ -249,7 +249,7 @@ class ConnectionPool:
             return connection
 
     def release(self, connection: ClientConnection, *, user: object) -> None:
-        """``user`` does not need ``connection`` any more; without users it is closed."""
+        """Release ``connection`` for ``user``; without users it is closed."""
         users = self._users.get(connection)
         if users is not None:
             users.discard(user)
@@ -259,7 +259,7 @@ class ConnectionPool:
                 connection.finish()
 
     async def leave(self, user: object) -> None:
-        """Release all that ``user`` holds; what is closed by that is closed when this returns."""
+        """Release all connections that ``user`` holds, and wait until those without users are closed."""
         held = [connection for connection, users in self._users.items() if user in users]
         unused = [connection for connection in held if self._users[connection] == {user}]
         for connection in held:
@@ -267,7 +267,7 @@ class ConnectionPool:
         await asyncio.gather(*(connection.close() for connection in unused))
 
     async def close(self) -> None:
-        """Close them all."""
+        """Close all connections."""
         await asyncio.gather(*(connection.close() for connection in list(self._users)))
 
     def _forget(self, connection: ClientConnection) -> None:

@@ -1,4 +1,4 @@
-"""Fetches the partitions of a consumer: one task for each registers it, gets batches, and releases it.
+"""Fetch the partitions of a consumer: a task for each one registers it, gets batches and releases it.
 
 At most one batch (the messages of one response) of a partition is in memory. With ``auto_confirm`` the next get commits
 it. Without, penstock's brokers, which commit at offsets, are read further while messages wait for their confirmation,
@@ -131,7 +131,7 @@ class FetchedBatch:
 
     @property
     def waiting(self) -> bool:
-        """Whether the partition is not read on before this is confirmed."""
+        """True if the partition is not read further before this is confirmed."""
         return self.waiting_since is not None and not self.settled.is_set()
 
     def position(self) -> HandedOut:
@@ -293,7 +293,7 @@ class Fetcher:
             raise UnavailableError("tube: the new offsets are not stored yet", why="a broker did not answer in time")
 
     async def release(self, partition: Partition, *, wait_s: float) -> None:
-        """Stop reading a partition and give its registration back."""
+        """Stop reading a partition and end its registration."""
         entry = self._consumers.pop(partition, None)
         if entry is None:
             self._member.held.discard(partition)
@@ -401,7 +401,7 @@ class Fetcher:
         """The first offset that was appended at ``time_ms`` or later; the end if all is older.
 
         Raises:
-            RefusedError: the broker cannot say.
+            RefusedError: the broker does not support it.
         """
         found = await self._range(partition, broker_pb2.RangeRequest(timeMs=time_ms))
         if found is None or not found.HasField("timeOffset"):
@@ -558,7 +558,7 @@ class Fetcher:
         return [batch for batch in found if batch is not None and not batch.settled.is_set()]
 
     def _revoke(self, partition: Partition) -> None:
-        """Revoke what is not confirmed: it is delivered again, to this member or another."""
+        """Revoke unconfirmed messages: they are delivered again, to this member or another."""
         for batch in self._batches_of(partition):
             batch.revoke()
         self._unconfirmed.pop(partition, None)
@@ -570,7 +570,7 @@ class Fetcher:
         return self._connections.find((partition.broker.host, partition.broker.port))
 
     async def _range(self, partition: Partition, wanted: broker_pb2.RangeRequest) -> broker_pb2.RangeResponse | None:
-        """Ask one of penstock's brokers about the log; None: it is not one."""
+        """Ask a penstock broker for the range of the log; None from another broker."""
         connection = await self._connections.connect((partition.broker.host, partition.broker.port), user=self)
         request = broker_pb2.GetMessageRequestC2B(
             clientId=self._member.client_id,

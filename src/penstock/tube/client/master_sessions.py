@@ -29,7 +29,7 @@ __all__ = ["MasterClient", "MemberSession", "ProducerSession"]
 M = TypeVar("M", bound=Message)
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 0.5  # before the partitions of a published topic are asked for again
-QUESTION_S = 10.0  # interval at which a member that balances itself asks which partitions exist
+METADATA_S = 10.0  # interval at which a member that balances itself asks which partitions exist
 RETRY_S = 1.0
 NO_SUCH_TOPIC = "the master has no such topic"
 CLOSED_FOR_PRODUCERS = "it is closed for producers"
@@ -37,7 +37,7 @@ CLOSED_FOR_PRODUCERS = "it is closed for producers"
 
 
 class MasterClient:
-    """A client of the active one of several masters. While it does not answer, each call tries every master once."""
+    """A client of the active one of several masters. While it is unavailable, each call tries every master once."""
 
     def __init__(self, masters: Sequence[Address], tls: ssl.SSLContext | None = None) -> None:
         self._masters = sorted(masters)
@@ -49,7 +49,7 @@ class MasterClient:
     async def call(
         self, method: MethodId, message: Message, kind: type[M], *, timeout_s: float = REQUEST_TIMEOUT_S
     ) -> M:
-        """As :meth:`ClientConnection.call`; UnavailableError when no master answers."""
+        """As :meth:`ClientConnection.call`; UnavailableError if no master responds."""
         last: UnavailableError | None = None
         for _ in self._masters:
             connection = None
@@ -115,7 +115,7 @@ class ProducerSession:
         """Register, then send heartbeats.
 
         Raises:
-            UnavailableError: no master answers. RefusedError: it does not want this producer.
+            UnavailableError: no master responds. RefusedError: it rejects this producer.
         """
         try:
             await self._register()
@@ -229,9 +229,9 @@ class ProducerSession:
 
 
 class MemberSession:
-    """``refused(error)`` is called when the master does not want the member any more: its rights or its group changed.
+    """``refused(error)`` is called when the master rejects the member: its permissions or its group changed.
 
-    ``timeout_s``: how long one answer may take.
+    ``timeout_s``: time limit of one request.
     """
 
     def __init__(
@@ -257,8 +257,8 @@ class MemberSession:
         """Join the group, then send heartbeats; ``fetcher`` carries out the assignment.
 
         Raises:
-            UnavailableError: no master answers.
-            RefusedError: it does not want this member.
+            UnavailableError: no master responds.
+            RefusedError: it rejects this member.
         """
         try:
             await self._register()
@@ -270,16 +270,16 @@ class MemberSession:
         self._heart = asyncio.create_task(beating, name=f"tube-consumer-{member.client_id}")
 
     def wake(self) -> None:
-        """Send a heartbeat now: there is something to report, or the member has to choose anew."""
+        """Send a heartbeat now: there is something to report, or the member chooses its partitions again."""
         self._wake.set()
 
-    async def question(self, member: ClientBalance) -> Orders:
-        """Ask which partitions there are. Raises PenstockError."""
+    async def ask_metadata(self, member: ClientBalance) -> Orders:
+        """Ask which partitions exist. Raises PenstockError."""
         answer = await self._master.call(
-            MethodId.GET_PARTITION_META, member.question(), master_pb2.GetPartMetaResponseM2C,
+            MethodId.GET_PARTITION_META, member.metadata_request(), master_pb2.GetPartMetaResponseM2C,
             timeout_s=self._timeout_s,
         )  # fmt: skip
-        return member.told(answer, wall_clock_ms())
+        return member.metadata(answer, wall_clock_ms())
 
     async def stop(self) -> None:
         """Stop heartbeats."""
@@ -337,13 +337,13 @@ class MemberSession:
     async def _choose(self, member: ClientBalance, fetcher: Fetcher) -> None:
         """Send heartbeats, sometimes ask which partitions exist, and hold the chosen ones."""
         loop = asyncio.get_running_loop()
-        asked_at = -QUESTION_S
+        asked_at = -METADATA_S
         while True:
             pause = self._heartbeat_s
             try:
-                if loop.time() - asked_at >= QUESTION_S or not member.partitions():
+                if loop.time() - asked_at >= METADATA_S or not member.partitions():
                     asked_at = loop.time()
-                    orders = await self.question(member)
+                    orders = await self.ask_metadata(member)
                 else:
                     answer = await self._master.call(
                         MethodId.CONSUMER_HEARTBEAT_V2, member.heartbeat(), master_pb2.HeartResponseM2CV2,

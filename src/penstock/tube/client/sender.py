@@ -1,7 +1,7 @@
 """Sending the records of a producer to the brokers: connections, requests in flight, the outcome of each record.
 
 A penstock broker accepts many records in one request, so the next request is made of all that came while a few are on
-their way; Apache's accept one record a request, and many requests are on their way at once. A connection is made before
+their way. Apache's brokers accept one record per request, so many requests are in flight. A connection is made before
 the first record needs it, closed after ten idle minutes until the next one, and aborted if a response is late.
 
 A broker that hangs delays its own partitions only: once a request was unanswered for ``availability_timeout_s``,
@@ -36,7 +36,7 @@ from penstock.tube.record import Record
 
 __all__ = ["PendingRecord", "SendOutcome", "SendResult", "Sender", "SenderSettings"]
 
-LEAST_REQUESTS = 16  # in flight to a broker that says again and again that it has no room
+LEAST_REQUESTS = 16  # in flight to a broker that repeatedly reports that it has no room
 # Answers after which the same message may be stored later; a token that ran out is replaced by a heartbeat.
 RETRIABLE = frozenset({ErrCode.SERVICE_UNAVAILABLE, ErrCode.SERVER_RECEIVE_OVERFLOW, ErrCode.CERTIFICATE_FAILURE})
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0  # before a connection is tried again
@@ -402,9 +402,9 @@ class Sender:
         self._timers.add(timer)
 
     def _expire(self, queue: PartitionQueue[PendingRecord], error: PenstockError | None) -> None:
-        """Give up waiting records whose time is over. A numbered one stays in its queue, its caller gets the error."""
+        """Fail waiting records whose deadline has passed. A numbered one stays queued; its caller gets the error."""
         now = self._loop.time()
-        for message in queue.take(lambda message: message.deadline <= now or message.future.done()):
+        for message in queue.remove_waiting(lambda message: message.deadline <= now or message.future.done()):
             self._give_up(queue, message, error)
         if self._settings.idempotent:
             for message in queue.numbered():
@@ -426,7 +426,7 @@ class Sender:
         avoided = self._routes.avoided
         if not avoided(queue.target.broker.id, now):
             return
-        for message in queue.take(lambda message: not message.fixed):
+        for message in queue.remove_waiting(lambda message: not message.fixed):
             other = self._routes.choose(message.topic, None, None, now)
             if other is None or avoided(other.broker.id, now):
                 other = queue.target
@@ -439,7 +439,7 @@ class Sender:
             why="it is not a penstock broker; Apache's brokers store a message as often as it is sent",
             do="produce with idempotent=False, and detect copies by the record's id",
         )
-        for message in queue.take(lambda _: True):
+        for message in queue.remove_waiting(lambda _: True):
             self._finish(message, error)
 
     # --- the brokers ---
@@ -524,7 +524,7 @@ class Sender:
         """Ask for the broker's extensions: 400 is the answer of one without, other codes leave it open."""
         if connection.extensions is not None:
             return
-        question = self._writer.question(target, (self._routes.token, self._routes.broker_token()))
+        question = self._writer.probe(target, (self._routes.token, self._routes.broker_token()))
         try:
             payload = await connection.exchange(
                 Service.BROKER_WRITE, MethodId.SEND_MESSAGE, question, timeout_s=self._settings.request_timeout_s

@@ -35,17 +35,17 @@ _DO_LOG_IN = "set a user of security.passwords and its password: --username, --p
 class WebLogin:
     """Credentials of an administration request. ``token``: the administration token, blank for none.
 
-    ``user`` and ``password``: of the password file, where the server has one; None for none.
+    ``user`` and ``password``: of the password file, if the server has one; None for none.
     """
 
     token: str = ""
     user: str | None = None
     password: str = ""
     tls: ssl.SSLContext | None = None
-    """Verifies servers named with ``https://``; None: the system's authorities do."""
+    """Verifies servers at ``https://`` addresses; None: with the authorities of the system."""
 
     def headers(self) -> dict[str, str]:
-        """The ``Authorization`` header of a request; the token travels as a parameter, as TubeMQ's servers want it."""
+        """Return the ``Authorization`` header of a request; the token is a parameter, as TubeMQ requires."""
         if self.user is None:
             return {}
         credentials = base64.b64encode(f"{self.user}:{self.password}".encode()).decode("ascii")
@@ -64,12 +64,14 @@ def call(
     timeout_s: float = TIMEOUT_S,
     login: WebLogin = _NO_LOGIN,
 ) -> list[dict[str, Any]]:
-    """The rows of the answer of the master at ``address`` (HOST:PORT) to ``method``. Errors name ``option``.
+    """Call ``method`` of the master at ``address`` (HOST:PORT); return the rows of its response.
+
+    Errors name ``option``, with which the user sets the address.
 
     Raises:
-        ConfigError: the address is none.
-        UnavailableError: nobody answers there, or something that is no master.
-        RefusedError: the master refused; carries its code and words.
+        ConfigError: ``address`` is not an address.
+        UnavailableError: the server is not reachable, or not a master.
+        RefusedError: the master refused the request; has its code and text.
     """
     return _ask(address, _MASTER, option, method, parameters, timeout_s, login)
 
@@ -83,7 +85,7 @@ def call_broker(
     timeout_s: float = TIMEOUT_S,
     login: WebLogin = _NO_LOGIN,
 ) -> list[dict[str, Any]]:
-    """As :func:`call`, of a broker."""
+    """As :func:`call`, for a broker."""
     return _ask(address, _BROKER, option, method, parameters, timeout_s, login)
 
 
@@ -109,7 +111,7 @@ def _ask(
             why=str(error),
             do=f"write the HTTP address of a {server}: HOST:PORT, or https://HOST:PORT",
         ) from error
-    # A connection of our own: a proxy of the environment must not get in between.
+    # Not urllib, which would send the token to a proxy that the environment names.
     connection = http.client.HTTPConnection(host, port, timeout=timeout_s)
     if scheme == "https":
         context = login.tls or ssl.create_default_context()

@@ -51,7 +51,9 @@ class Numbers:
 
     def read(self, piece: Slice) -> Iterator[MessageBatch]:
         found = self._of(piece)
-        yield MessageBatch.of(found, [self.records[p // 28][1] for p in found], [0] * len(found), [b""] * len(found))
+        yield MessageBatch.from_payloads(
+            found, [self.records[p // 28][1] for p in found], [0] * len(found), [b""] * len(found)
+        )
 
     def _of(self, piece: Slice) -> list[int]:
         return [p for p in range(piece.start, piece.end, 28) if self.records[p // 28][0] == piece.partition]

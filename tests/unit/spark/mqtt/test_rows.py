@@ -20,7 +20,7 @@ READ = {"tubemq.master": "127.0.0.1:8715", "tubemq.topic": "telemetry"}
 def batch(*messages: bytes | Record) -> MessageBatch:
     encoded = [(m, 0) if isinstance(m, bytes) else m.encode()[:2] for m in messages]
     numbers = range(len(messages))
-    return MessageBatch.of(
+    return MessageBatch.from_payloads(
         [28 * n for n in numbers], [T0 + n for n in numbers], [f for _, f in encoded], [d for d, _ in encoded]
     )
 

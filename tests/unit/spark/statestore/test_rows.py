@@ -34,7 +34,7 @@ def change(key: bytes, value: bytes | None, number: int, writer: str = "me", exp
 def columns(*records: Record) -> MessageBatch:
     encoded = [record.encode() for record in records]
     numbers = range(len(records))
-    return MessageBatch.of(
+    return MessageBatch.from_payloads(
         [28 * n for n in numbers], [T0] * len(records), [f for _, f, _ in encoded], [d for d, _, _ in encoded]
     )
 

@@ -34,7 +34,7 @@ RECORD = Record(
 def columns(records: list[Record | bytes]) -> MessageBatch:
     encoded = [(r, 0) if isinstance(r, bytes) else r.encode()[:2] for r in records]
     count = len(records)
-    return MessageBatch.of(
+    return MessageBatch.from_payloads(
         [28 * index for index in range(count)],
         [1_700_000_000_123 + index for index in range(count)],
         [flag for _, flag in encoded],
@@ -128,14 +128,14 @@ def test_the_short_way_to_a_key_finds_what_the_table_says(records: list[Record])
 @pytest.mark.parametrize("data", [b"", b"\x00", b"\x00\x00\x00\x09abc", b"\xff\xff\xff\xf0key=1", b"\xff\xff\xff\xfc"])
 @pytest.mark.parametrize("include_headers", [False, True])
 def test_a_message_with_broken_attributes_arrives_whole(data: bytes, include_headers: bool) -> None:
-    batch = MessageBatch.of([0], [0], [1], [data])
+    batch = MessageBatch.from_payloads([0], [0], [1], [data])
     rows = table(batch, include_headers=include_headers).to_pylist()
     assert [(row["key"], row["value"]) for row in rows] == [(None, data)]
 
 
 def test_a_key_is_looked_for_among_the_attributes_only() -> None:
     none, half = b"\x00\x00\x00\x00key=body", b"\x00\x00\x00\x02key=body"
-    rows = table(MessageBatch.of([0, 28], [0, 0], [1, 1], [none, half])).to_pylist()
+    rows = table(MessageBatch.from_payloads([0, 28], [0, 0], [1, 1], [none, half])).to_pylist()
     assert [(row["key"], row["value"]) for row in rows] == [(None, b"key=body"), (None, b"y=body")]
 
 
@@ -149,7 +149,7 @@ def test_batches_are_joined_up_to_the_target() -> None:
 def test_without_times_and_with_message_ids() -> None:
     told = columns([RECORD, b"plain"])
     flags, payloads = list(told.flags), told.payloads
-    made = MessageBatch.of([0, 0], [], flags, payloads, reached=56, message_ids=[5, 1 << 62])
+    made = MessageBatch.from_payloads([0, 0], [], flags, payloads, reached=56, message_ids=[5, 1 << 62])
     first, second = table(made, include_headers=True).to_pylist()
     assert (first["timestamp"], first["timestampType"]) == (None, -1)
     plain = table(columns([RECORD]), include_headers=True).to_pylist()[0]
@@ -167,7 +167,7 @@ from penstock.tube.record import Record
 
 for record in Record(b"1"), Record(b"2", key=b"k"):
     data, flag = record.encode()[:2]
-    batch = MessageBatch.of([0, 28], [1, 2], [flag, flag], [data, data])
+    batch = MessageBatch.from_payloads([0, 28], [1, 2], [flag, flag], [data, data])
     [rows] = record_batches(TopicPartition("t", 1, 0), [batch])
     assert rows.num_rows == 2
 print("pandas" in sys.modules)

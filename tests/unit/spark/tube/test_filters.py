@@ -15,7 +15,7 @@ def batch(records: list[Record | bytes]) -> MessageBatch:
     data = [(r, 0) if isinstance(r, bytes) else r.encode()[:2] for r in records]
     numbers = list(range(len(data)))
     flags, payloads = [f for _, f in data], [d for d, _ in data]
-    return MessageBatch.of(numbers, numbers, flags, payloads, reached=28 * len(data), message_ids=numbers)
+    return MessageBatch.from_payloads(numbers, numbers, flags, payloads, reached=28 * len(data), message_ids=numbers)
 
 
 @given(st.lists(st.sampled_from([None, *TYPES, "flo", "flow2"])), st.sets(st.sampled_from(TYPES), min_size=1))
@@ -31,11 +31,11 @@ def test_exactly_the_messages_of_the_types(kinds: list[str | None], wanted: set[
 def test_messages_without_attributes_and_broken_ones_have_no_type() -> None:
     whole = batch([b"$msgType$=flow", Record(b"v", msg_type="flow"), Record(b"v", headers=[("h", "$msgType$=flow")])])
     flags, payloads = [*whole.flags, 1, 1], [*whole.payloads, b"\0\0", b"\0\0\0\x63$msgType$=flow"]
-    made = MessageBatch.of(range(5), range(5), flags, payloads)
+    made = MessageBatch.from_payloads(range(5), range(5), flags, payloads)
     assert list(only({"flow"})(made).offsets) == [1, 4]
 
 
 @pytest.mark.parametrize("attributes", [b"k=v,$msgType$=flow", b"k=v,$msgType$= flow ,x=y"])
 def test_the_type_is_found_wherever_it_stands(attributes: bytes) -> None:
     data = len(attributes).to_bytes(4) + attributes + b"body"
-    assert list(only({"flow"})(MessageBatch.of([5], [], [1], [data])).offsets) == [5]
+    assert list(only({"flow"})(MessageBatch.from_payloads([5], [], [1], [data])).offsets) == [5]

@@ -22,7 +22,7 @@ def member(source_count: int = 0, node_id: int = 0) -> ClientBalance:
 
 def told(ours: ClientBalance, *topics: str, code: int = 200) -> Orders:
     answer = pb.GetPartMetaResponseM2C(errCode=code, errMsg="", topicMetaInfoId=9, topicMetaInfoList=topics)
-    return ours.told(answer, 1000)
+    return ours.metadata(answer, 1000)
 
 
 def keys(partitions: Iterable[Partition]) -> list[str]:
@@ -66,7 +66,7 @@ def test_reports_and_ids() -> None:
     assert ours.heartbeat().subRepInfo.partSubInfo
     assert ours.register().subRepInfo.reportSubInfo
     assert ours.register().IsInitialized()
-    assert ours.question().topicMetaInfoId == -2
+    assert ours.metadata_request().topicMetaInfoId == -2
 
 
 def test_forgotten_and_refused() -> None:

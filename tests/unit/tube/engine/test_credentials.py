@@ -12,12 +12,12 @@ def test_signature_then_token_then_signature() -> None:
     assert signed.authInfo.signature == "HK11ZMNACviy1YCSTtEn0rhCAJM%3D"
     assert signed.IsInitialized()
     assert shown.broker_token() == "usr 1700000000000 12345 HK11ZMNACviy1YCSTtEn0rhCAJM%3D"
-    shown.take(shared_pb2.MasterAuthorizedInfo(visitAuthorizedToken=1, authAuthorizedToken="t"), again=False)
+    shown.authorized(shared_pb2.MasterAuthorizedInfo(visitAuthorizedToken=1, authAuthorizedToken="t"))
     assert shown.certificate() == shared_pb2.MasterCertificateInfo(authorizedToken="t")
     assert shown.broker_token() == "t"
-    shown.take(shared_pb2.MasterAuthorizedInfo(visitAuthorizedToken=1), again=True)
+    shown.authorized(shared_pb2.MasterAuthorizedInfo(visitAuthorizedToken=1), sign_again=True)
     assert shown.certificate().HasField("authInfo")
-    shown.take(shared_pb2.MasterAuthorizedInfo(visitAuthorizedToken=1, authAuthorizedToken="u"), again=True)
+    shown.authorized(shared_pb2.MasterAuthorizedInfo(visitAuthorizedToken=1, authAuthorizedToken="u"), sign_again=True)
     assert shown.broker_token() == "u"
     shown.refused()
     assert shown.certificate().HasField("authInfo")

@@ -94,7 +94,7 @@ def test_waiting_messages_can_leave() -> None:
     assert ready(lane) == (2, "c")
     assert lane.abandoned == [items[1]]
     lane, items = lane_of("abc")
-    assert lane.take(lambda item: item.data != b"b") == [items[0], items[2]]
+    assert lane.remove_waiting(lambda item: item.data != b"b") == [items[0], items[2]]
     assert lane.refused(1) == lane.failed(1) == lane.succeeded(1) == []
     assert len(lane) == 1
 
@@ -108,7 +108,7 @@ def test_numbered_messages_keep_their_numbers_and_stay() -> None:
     lane.failed(1)
     assert texts(lane.again()) == ("ab", ""), "the broker puts them where they belong"
     items[0].abandoned = True
-    assert lane.take(lambda _: True) == [], "they may be stored already"
+    assert lane.remove_waiting(lambda _: True) == [], "they may be stored already"
     assert lane.numbered() == items[:2]
     assert ready(lane) == (3, "ab")
     assert [item.sequence for item in items] == [0, 1, 2, 3]

@@ -53,7 +53,7 @@ def test_numbers_and_question() -> None:
     )
     assert (numbered.producer.producerId, numbered.producer.sequence, numbered.producer.oldest) == (99, 4, 2)
     assert numbered.data == b"x"
-    question = pb.SendMessageRequestP2B.FromString(writer.question(TARGET, (7, "")))
+    question = pb.SendMessageRequestP2B.FromString(writer.probe(TARGET, (7, "")))
     assert question.HasField("batch")
     assert not question.batch.datas
 

@@ -119,7 +119,7 @@ class RangeSession:
         return self._turn % len(self._groups) != 0
 
     def register(self, ref: PartitionRef, op: int, position: int | None = None) -> SendRequest:
-        """A registration (31) or its end (32); the driver adds what says that the client may."""
+        """Return a registration (31) or its end (32); the driver adds the credentials."""
         request = broker_pb2.RegisterRequestC2B(
             opType=op,
             clientId=self.client_id,
@@ -174,7 +174,7 @@ def read_range(session: RangeSession, ref: PartitionRef, start: int, end: int) -
 
     Raises:
         DataLossError: part of the range is not kept any more, or never was.
-        RefusedError: the broker refuses; 415: it wants a token that the session lacks.
+        RefusedError: the broker refuses; 415: it requires a token that the session lacks.
     """
     yield from _register(session, ref, start, end)
     position = start

@@ -4,7 +4,7 @@
 itself; the master only reports which ones exist:
 
     request = member.register();  member.registered(answer)
-    request = member.question();  member.told(answer, now)       # the partitions that exist
+    request = member.metadata_request();  orders = member.metadata(answer, now)   # the partitions that exist
     request = member.heartbeat();  orders = member.heard(answer, now)
 
 With ``source_count`` members, each with its own ``node_id``, each one holds its share of the partitions; without it,
@@ -164,7 +164,7 @@ class GroupMember:
 
     def _take_token(self, info: shared_pb2.MasterAuthorizedInfo, *, again: bool = False) -> None:
         if self.credentials is not None:
-            self.credentials.take(info, again=again)
+            self.credentials.authorized(info, sign_again=again)
         if info.visitAuthorizedToken:
             self.token = info.visitAuthorizedToken
 
@@ -174,7 +174,7 @@ REPORT_EVERY = 6  # heartbeats between full reports of what is held
 
 
 class Orders(NamedTuple):
-    """Orders of the master: partitions to take, to release, whether to register again."""
+    """Orders of the master: partitions to acquire, partitions to release, whether to register again."""
 
     take: tuple[Partition, ...] = ()
     release: tuple[Partition, ...] = ()
@@ -223,7 +223,7 @@ class Membership(GroupMember):
         self._report = False
 
     def register(self) -> master_pb2.RegisterRequestC2M:
-        """Also after a 411: with what is held."""
+        """Return a registration; after code 411 with the partitions that are held."""
         self._event = self._finished = None
         request = master_pb2.RegisterRequestC2M(
             clientId=self.client_id,
@@ -249,7 +249,7 @@ class Membership(GroupMember):
         return request
 
     def registered(self, answer: master_pb2.RegisterResponseM2C) -> None:
-        """The master's answer to ``register``, a success."""
+        """Process the successful response to :meth:`register`."""
         self._not_allocated = answer.notAllocated
         self._take_token(answer.authorizedInfo)
 
@@ -326,7 +326,7 @@ OWN_REPORT_EVERY = 60  # heartbeats between full reports of what is held
 
 
 class ClientBalance(GroupMember):
-    """One member that balances itself. ``assigned``: what the application chose; None: its share of all."""
+    """One member that chooses its partitions. ``assigned``: those of the application; None: its share of all."""
 
     def __init__(
         self,
@@ -363,7 +363,7 @@ class ClientBalance(GroupMember):
         self._report = False
 
     def register(self) -> master_pb2.RegisterRequestC2MV2:
-        """Also after a 411: with what is held."""
+        """Return a registration; after code 411 with the partitions that are held."""
         self._brokers_id = self._topics_id = UNDEFINED
         return master_pb2.RegisterRequestC2MV2(
             clientId=self.client_id,
@@ -379,12 +379,12 @@ class ClientBalance(GroupMember):
         )
 
     def registered(self, answer: master_pb2.RegisterResponseM2CV2) -> None:
-        """The master's answer to ``register``, a success."""
+        """Process the successful response to :meth:`register`."""
         self._take_token(answer.authorizedInfo)
         self._take_brokers(answer.brokerConfigId, answer.brokerConfigList)
 
-    def question(self) -> master_pb2.GetPartMetaRequestC2M:
-        """The request for the partitions that exist."""
+    def metadata_request(self) -> master_pb2.GetPartMetaRequestC2M:
+        """Return the request for the partitions that exist."""
         return master_pb2.GetPartMetaRequestC2M(
             clientId=self.client_id,
             groupName=self.group,
@@ -393,8 +393,8 @@ class ClientBalance(GroupMember):
             authInfo=self._certificate(),
         )
 
-    def told(self, answer: master_pb2.GetPartMetaResponseM2C, now: int) -> Orders:
-        """The answer to :meth:`question`, and what it asks for."""
+    def metadata(self, answer: master_pb2.GetPartMetaResponseM2C, now: int) -> Orders:
+        """Process the response to :meth:`metadata_request`; return the orders that follow."""
         if answer.errCode == ErrCode.HB_NO_NODE:
             return Orders(register=True)
         _accepted(answer.errCode, answer.errMsg)
@@ -403,7 +403,7 @@ class ClientBalance(GroupMember):
         return self.orders()
 
     def heartbeat(self) -> master_pb2.HeartRequestC2MV2:
-        """The next heartbeat to the master; now and then with all that is held."""
+        """Return the next heartbeat to the master; some report all partitions that are held."""
         self._beats += 1
         return master_pb2.HeartRequestC2MV2(
             clientId=self.client_id,
@@ -413,7 +413,7 @@ class ClientBalance(GroupMember):
         )
 
     def heard(self, answer: master_pb2.HeartResponseM2CV2, now: int) -> Orders:
-        """The answer to :meth:`heartbeat`, and what it asks for."""
+        """Process the response to :meth:`heartbeat`; return the orders that follow."""
         if answer.errCode == ErrCode.HB_NO_NODE:
             return Orders(register=True)
         _accepted(answer.errCode, answer.errMsg)
@@ -425,7 +425,7 @@ class ClientBalance(GroupMember):
         return self.orders()
 
     def partitions(self) -> dict[Partition, bool]:
-        """Every partition of the group's topics, in order, and whether it may be consumed now."""
+        """Return every partition of the group's topics, in order, and whether it may be consumed now."""
         found = {}
         for topic, meta in sorted(self._topics.items()):
             for item, open_ in meta.brokers:
@@ -436,7 +436,7 @@ class ClientBalance(GroupMember):
         return dict(sorted(found.items()))
 
     def orders(self) -> Orders:
-        """The partitions to take and to release, so that the chosen ones are held."""
+        """Return the partitions to acquire and to release, so that the chosen ones are held."""
         known = self.partitions()
         if self.assigned is not None:
             wanted = {partition for partition in known if partition.key in self.assigned}
@@ -447,12 +447,12 @@ class ClientBalance(GroupMember):
         return Orders(take, tuple(sorted(self.held - wanted)) if known else ())
 
     def lost(self, partition: Partition) -> None:
-        """The partition is not held any more; the master hears of it."""
+        """Note that the partition is no longer held; the next heartbeat reports it."""
         super().lost(partition)
         self._report = True
 
     def changed(self) -> None:
-        """The held partitions changed: report it with the next heartbeat."""
+        """Report the held partitions with the next heartbeat: they changed."""
         self._report = True
 
     def _holding(self, *, report: bool) -> master_pb2.ClientSubRepInfo:
@@ -514,13 +514,13 @@ class FetchStep(Enum):
 
 
 class PartitionConsumer:
-    """One partition: registered or not, what the last get brought, when to ask again.
+    """One partition: its registration, the result of the last get, and the time of the next request.
 
-    A broker of ours answers a get when there is something, or after ``long_poll_ms``. Another one is asked again after
-    5 ms, then ever later up to ``most_wait_ms``; the first message ends that.
+    penstock's brokers answer a get when there is a message, or after ``long_poll_ms``. Another broker is polled again
+    after 5 ms, then at growing intervals up to ``most_wait_ms``, until it returns a message.
 
-    ``explicit``: nothing is confirmed by the next get. A broker that commits at offsets then delivers beyond what is
-    unconfirmed; on another one the next get waits until the batch is confirmed.
+    ``explicit``: the next get confirms nothing. A broker that commits at offsets then delivers messages after the
+    unconfirmed ones; with another broker the next get waits until the batch is confirmed.
     """
 
     FIRST_WAIT_MS = 5
@@ -576,7 +576,7 @@ class PartitionConsumer:
         return self._seek
 
     def seek(self, offset: int) -> None:
-        """Continue at ``offset``: register anew."""
+        """Continue at ``offset``: the partition registers again."""
         self.disconnected()
         self._seek = offset
         self.moves += 1
@@ -655,17 +655,17 @@ class PartitionConsumer:
         return self._later(_WAITS_MS.get(code, 300), now)
 
     def confirmed(self) -> None:
-        """The batch is done with: the next get (or the release) commits it."""
+        """Note that the batch was processed: the next get, or the release, commits it."""
         self._verdict = True
 
     def disconnected(self) -> None:
-        """The registration is void; unconfirmed messages are delivered again."""
+        """Note that the registration ended; unconfirmed messages are delivered again."""
         self.registered = False
         self._verdict = False
 
     @property
     def leave_status(self) -> int:
-        """readStatus of the release: 0 commits the last batch, 1 gives it back."""
+        """readStatus of the release: 0 commits the last batch, 1 does not."""
         return 0 if self._verdict and not self.reads_on else 1
 
     def _idle(self, now: int) -> FetchStep:

@@ -47,9 +47,9 @@ DEFAULT_MAX_BYTES = 1 << 20
 
 
 class Routes:
-    """Brokers and partitions as the master last told them. ``start`` spreads the round robins of many producers.
+    """Brokers and partitions as the master last reported them. ``start`` spreads the round robins of many producers.
 
-    ``reads``: not to produce but to read; what takes no records at present counts as well.
+    ``reads``: for a reader, so partitions that do not accept records at present are included.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Routes:
         self._reads = reads
         self.topics: set[str] = set()
         self.unavailable: dict[str, str] = {}
-        """The reason why a topic has no partition, if the master reports it."""
+        """Reason why a topic has no partition, if the master reports one."""
         self.brokers: dict[int, BrokerInfo] = {}
         self.token = UNDEFINED
         self._check_sum = -1
@@ -82,7 +82,7 @@ class Routes:
         self._avoid: dict[int, int] = {}
 
     def register(self) -> master_pb2.RegisterRequestP2M:
-        """Registers at the master, with the topics that are published."""
+        """Return a registration with the published topics."""
         return master_pb2.RegisterRequestP2M(
             clientId=self.client_id,
             topicList=sorted(self.topics),
@@ -93,13 +93,13 @@ class Routes:
         )
 
     def registered(self, answer: master_pb2.RegisterResponseM2P) -> None:
-        """The master's answer to ``register``, a success."""
+        """Process the successful response to :meth:`register`."""
         if self.credentials is not None:
-            self.credentials.take(answer.authorizedInfo, again=False)
+            self.credentials.authorized(answer.authorizedInfo)
         self._take(answer.brokerCheckSum, answer.brokerInfos, answer.authorizedInfo, answer.appdConfig)
 
     def heartbeat(self) -> master_pb2.HeartRequestP2M:
-        """The next heartbeat to the master."""
+        """Return the next heartbeat to the master."""
         request = master_pb2.HeartRequestP2M(
             clientId=self.client_id,
             brokerCheckSum=self._check_sum,
@@ -113,9 +113,9 @@ class Routes:
         return request
 
     def heard(self, answer: master_pb2.HeartResponseM2P) -> None:
-        """The master's answer to ``heartbeat``, a success: brokers first, then the whole topic map anew."""
+        """Process the successful response to :meth:`heartbeat`: it has changed brokers, and the whole topic map."""
         if self.credentials is not None:
-            self.credentials.take(answer.authorizedInfo, again=answer.requireAuth)
+            self.credentials.authorized(answer.authorizedInfo, sign_again=answer.requireAuth)
         self._take(answer.brokerCheckSum, answer.brokerInfos, answer.authorizedInfo, answer.appdConfig)
         self.unavailable = dict(text.partition("#")[::2] for text in answer.unavailable)
         if answer.errCode == 201:
@@ -124,11 +124,11 @@ class Routes:
         self._partitions = {}
 
     def close(self) -> master_pb2.CloseRequestP2M:
-        """Goodbye to the master."""
+        """Return the request that ends the session at the master."""
         return master_pb2.CloseRequestP2M(clientId=self.client_id, authInfo=self._certificate())
 
     def partitions(self, topic: str) -> list[Partition]:
-        """All partitions of ``topic``, in order; empty when the master announced none."""
+        """Return all partitions of ``topic``, in order; empty if the master announced none."""
         found = self._partitions.get(topic)
         if found is None:
             info = self._infos.get(topic)
@@ -144,7 +144,7 @@ class Routes:
         return found
 
     def max_bytes(self, topic: str) -> int:
-        """The largest body that brokers take for ``topic``."""
+        """Return the size in bytes of the largest value that brokers accept for ``topic``."""
         info = self._infos.get(topic)
         return info.max_message_bytes if info is not None and info.max_message_bytes else self._max_bytes
 
@@ -188,16 +188,16 @@ class Routes:
         return known[turn % len(known)]
 
     def avoid(self, broker_id: int, until: int) -> None:
-        """Round robin leaves this broker out until then, or :data:`UNTIL_RESTORED`."""
+        """Exclude a broker from round robin until a time in ms, or :data:`UNTIL_RESTORED`."""
         self._avoid[broker_id] = until
 
     def restore(self, broker_id: int) -> None:
-        """The broker answers again: round robin uses it, unless it is left out until a certain time."""
+        """Include a broker that responds again in round robin, unless it is excluded until a certain time."""
         if self._avoid.get(broker_id) == UNTIL_RESTORED:
             del self._avoid[broker_id]
 
     def avoided(self, broker_id: int, now: int) -> bool:
-        """Whether round robin leaves this broker out at ``now``."""
+        """Return True if round robin excludes this broker at ``now``."""
         until = self._avoid.get(broker_id)
         if until is None:
             return False
@@ -207,7 +207,7 @@ class Routes:
         return True
 
     def broker_token(self) -> str:
-        """authAuthorizedToken of requests to brokers; blank without a user."""
+        """Return authAuthorizedToken of requests to brokers; blank without a user."""
         return "" if self.credentials is None else self.credentials.broker_token()
 
     def _certificate(self) -> shared_pb2.MasterCertificateInfo | None:
@@ -243,7 +243,7 @@ class Sendable(Protocol):
 
     @property
     def abandoned(self) -> bool:
-        """Nobody waits for it any more."""
+        """True if the caller no longer waits for it."""
         ...
 
 
@@ -253,8 +253,8 @@ T = TypeVar("T", bound=Sendable)
 class PartitionQueue(Generic[T]):
     """Messages of one partition. ``batch`` (messages, bytes) and ``requests`` in flight may be changed at any time.
 
-    ``new_producer_id`` gives ids > 0 at random for numbered messages; None: they are not numbered. ``reorder``: a
-    failed message goes again even behind later ones.
+    ``new_producer_id`` returns random ids > 0 for numbered messages; None: they are not numbered. ``reorder``: send a
+    failed message again even after later ones are stored.
     """
 
     def __init__(
@@ -273,7 +273,7 @@ class PartitionQueue(Generic[T]):
         self.scheduled = False  # the shell's: will be looked at in this loop turn
         self.producer_id = 0
         self.abandoned: list[T] = []
-        """Messages that were left out because nobody waits for them; the shell takes them away."""
+        """Messages that were skipped because no caller waits for them; the shell removes them."""
         self._reorder = reorder
         self._new_producer_id = new_producer_id
         self._renumber = new_producer_id is not None
@@ -289,26 +289,26 @@ class PartitionQueue(Generic[T]):
 
     @property
     def empty(self) -> bool:
-        """Whether no message is without an outcome."""
+        """True if every message has an outcome."""
         return not (self._waiting or self._flight or self._failed)
 
     def knows(self, number: int) -> bool:
-        """Whether the request of that number has no outcome yet."""
+        """Return True if the request of that number has no outcome yet."""
         return number in self._flight
 
     @property
     def oldest_sequence(self) -> int:
-        """The lowest number without an answer."""
+        """The lowest sequence number without a response."""
         for batch in self._flight.values():
             return batch[0].sequence
         return self._next_sequence
 
     def push(self, message: T) -> None:
-        """Send ``message`` behind all that came before."""
+        """Append ``message``."""
         self._waiting.append(message)
 
     def ready(self) -> tuple[int, list[T]] | None:
-        """The messages of the next request, with the number under which to tell its outcome; None: not now."""
+        """Return the number and the messages of the next request; None: nothing can be sent now."""
         if self.held or self._failed or not self._waiting or len(self._flight) >= self.requests:
             return None
         if self._renumber and not self._renumbered():
@@ -339,7 +339,7 @@ class PartitionQueue(Generic[T]):
         return self._sent, messages
 
     def succeeded(self, number: int) -> list[T]:
-        """The messages are in the log. Empty: not known any more."""
+        """Return the messages of a request that are stored now; empty if the request is not known."""
         messages = self._flight.pop(number, None)
         if messages is None:
             return []
@@ -347,14 +347,14 @@ class PartitionQueue(Generic[T]):
         return messages
 
     def refused(self, number: int) -> list[T]:
-        """The messages can never be stored: they are given up and nothing waits for them."""
+        """Return the messages of a request that the broker refused for good; they leave the queue."""
         messages = self._flight.pop(number, None) or []
         if self.producer_id and messages:
             self._renumber = True  # their numbers are missing now: what follows gets new ones
         return messages
 
     def failed(self, number: int) -> list[T]:
-        """The messages may be tried again."""
+        """Note that the messages of a request may be sent again, and return them."""
         messages = self._flight.pop(number, None)
         if messages is None:
             return []
@@ -362,10 +362,10 @@ class PartitionQueue(Generic[T]):
         return messages
 
     def again(self) -> tuple[list[T], list[T]] | None:
-        """Once nothing is in flight after a failure: messages to send again, which now wait first, and those given up.
+        """Return the messages to send again, which are now the first to wait, and those that are given up.
 
-        Given up are those that a later one has overtaken: stored now they would stand behind it. None while in flight,
-        or when nothing failed.
+        A message is given up if a later one is stored: it would be stored after that one. None while requests are in
+        flight, or if none failed.
         """
         if not self._failed or self._flight:
             return None
@@ -378,8 +378,8 @@ class PartitionQueue(Generic[T]):
         self._waiting.extendleft(reversed(retry))
         return retry, given_up
 
-    def take(self, leaves: Callable[[T], bool]) -> list[T]:
-        """Remove waiting messages for which ``leaves`` is true. Numbered ones stay: they may be stored already."""
+    def remove_waiting(self, leaves: Callable[[T], bool]) -> list[T]:
+        """Remove and return waiting messages for which ``leaves`` is true; not numbered ones, which may be stored."""
         taken: list[T] = []
         kept: deque[T] = deque()
         for message in self._waiting:
@@ -389,16 +389,16 @@ class PartitionQueue(Generic[T]):
         return taken
 
     def numbered(self) -> list[T]:
-        """Waiting messages that were sent with a number before."""
+        """Return waiting messages that were sent with a number before."""
         return [message for message in self._waiting if message.sequence >= 0]
 
     def messages(self) -> list[T]:
-        """All messages without an outcome."""
+        """Return all messages without an outcome."""
         sent = [*self._flight.values(), *(batch for _, batch in self._failed)]
         return [*(message for batch in sent for message in batch), *self._waiting]
 
     def _renumbered(self) -> bool:
-        """Begin a new row of numbers, once nothing of the old one is in flight."""
+        """Begin a new sequence once no message of the old one is in flight; False until then."""
         assert self._new_producer_id is not None
         if self._flight:
             return False
@@ -414,13 +414,17 @@ class PartitionQueue(Generic[T]):
 
 
 Token = tuple[int, str]
-"""The master's visit token, and the user's; blank without a user."""
+"""Visit token of the master, and token of the user; blank without a user."""
 
 _REMEMBERED = 1024
 
 
 class SendEncoder:
-    """Encodes SendMessageRequestP2B of one client; ``address`` is its IPv4 as a number."""
+    """Encodes SendMessageRequestP2B of one client; ``address`` is its IPv4 address as a number.
+
+    The fields before and after the payload repeat, so each combination is encoded once. Fields are in the order of
+    their numbers, as protobuf writes them. The counterpart is `broker.send_decoder.SendDecoder`.
+    """
 
     def __init__(self, client_id: str, address: int) -> None:
         self._client_id = client_id
@@ -431,7 +435,7 @@ class SendEncoder:
     def one(
         self, target: Partition, data: bytes, flag: int, msg_type: str | None, msg_time: str | None, token: Token
     ) -> bytes:
-        """A request with one message."""
+        """Encode a request with one message."""
         place = (target.topic, target.id)
         head = self._heads.get(place)
         if head is None:
@@ -445,7 +449,7 @@ class SendEncoder:
         return b"%b\x22%b%b%b" % (head, encode_varint(len(data)), data, tail)
 
     def numbered(self, request: bytes, producer_id: int, sequence: int, oldest: int) -> bytes:
-        """``request`` with the producer's number for its message."""
+        """Append the producer's sequence number to ``request``."""
         extension = pb.SendMessageRequestP2B()
         extension.producer.producerId = producer_id
         extension.producer.sequence = sequence
@@ -455,7 +459,7 @@ class SendEncoder:
     def many(
         self, target: Partition, datas: Sequence[bytes], flags: Sequence[int], types: Sequence[str | None], token: Token
     ) -> bytes:
-        """A batch."""
+        """Encode a request with a batch of messages."""
         head = self._head(target)
         head.data = b""
         first_flag, first_type = flags[0], types[0]
@@ -467,8 +471,8 @@ class SendEncoder:
             tail.batch.msgTypes.extend([text or "" for text in types])
         return head.SerializePartialToString() + tail.SerializePartialToString()
 
-    def question(self, target: Partition, token: Token) -> bytes:
-        """A batch without messages: which extensions has the broker?"""
+    def probe(self, target: Partition, token: Token) -> bytes:
+        """Encode a batch without messages: the response shows which extensions the broker has."""
         request = self._tail(0, None, None, token)
         request.MergeFrom(self._head(target))
         request.data = b""
@@ -476,7 +480,7 @@ class SendEncoder:
         return request.SerializeToString()
 
     def transaction(self, asked: pb.Transaction, token: Token) -> pb.SendMessageRequestP2B:
-        """A request that stages rows or commits them: it has no message of its own."""
+        """Build a request that stages rows or commits them: it has no message of its own."""
         request = self._tail(0, None, None, token)
         request.clientId, request.topicName, request.partitionId, request.data = self._client_id, "", 0, b""
         request.transaction.CopyFrom(asked)

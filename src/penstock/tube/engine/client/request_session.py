@@ -41,7 +41,7 @@ _CACHED_BYTES = 4096
 
 
 class RequestSession(Generic[C]):
-    """One connection to ``peer`` (``host:port``, for errors), from its beginning to its end.
+    """The requests of one connection to ``peer`` (``host:port``, for errors), until it ends.
 
     ``C`` is the transport's context of a request: it comes back with the outcome. Times are seconds of one clock.
     """
@@ -62,9 +62,9 @@ class RequestSession(Generic[C]):
     def __init__(self, peer: str) -> None:
         self.peer = peer
         self.heard = False
-        """Whether the peer has sent anything."""
+        """True once the peer has sent anything."""
         self.error: RemoteProtocolError | None = None
-        """The peer's violation of the protocol: nothing after it can be understood, the transport must close."""
+        """A violation of the protocol by the peer: the rest cannot be decoded, so the transport must close."""
         self._serial = 0
         self._pending: dict[int, C] = {}
         self._deadlines: list[tuple[float, int, float]] = []  # a heap of (deadline, serial, time limit)
@@ -78,7 +78,7 @@ class RequestSession(Generic[C]):
     def request(
         self, service: int, method: int, payload: bytes, context: C, timeout_s: float, now: float | None = None
     ) -> tuple[int, bytes]:
-        """The serial number and the frame of a new request.
+        """Return the serial number and the frame of a new request.
 
         It expires ``timeout_s`` after ``now``; without ``now`` the transport itself limits how long it waits.
         """
@@ -98,23 +98,23 @@ class RequestSession(Generic[C]):
         return serial, frame
 
     def forget(self, serial: int) -> None:
-        """Give a request up: nobody waits for its response."""
+        """Drop a request whose response is no longer awaited."""
         self._pending.pop(serial, None)
 
     def time_out(self, serial: int, timeout_s: float) -> UnavailableError:
-        """Give a request up that was not answered within ``timeout_s``; return the error."""
+        """Drop a request that was not answered within ``timeout_s``, and return its error."""
         self._pending.pop(serial, None)
         return UnavailableError(f"tube: {self.peer} did not answer within {timeout_s:.3g} s")
 
     def next_deadline(self) -> float | None:
-        """When the first of the open requests expires; None: none does."""
+        """Return the time at which the first open request expires; None without one."""
         deadlines, pending = self._deadlines, self._pending
         while deadlines and deadlines[0][1] not in pending:
             heappop(deadlines)
         return deadlines[0][0] if deadlines else None
 
     def expire(self, now: float) -> list[tuple[C, Outcome]]:
-        """The requests whose time is over at ``now``, with UnavailableError."""
+        """Return the requests that expired by ``now``, each with an UnavailableError."""
         expired: list[tuple[C, Outcome]] = []
         while (deadline := self.next_deadline()) is not None and deadline <= now:
             _, serial, timeout_s = heappop(self._deadlines)
@@ -122,14 +122,14 @@ class RequestSession(Generic[C]):
         return expired
 
     def close(self, error: PenstockError) -> list[tuple[C, Outcome]]:
-        """The connection has ended: all open requests, with ``error``."""
+        """End the session: return all open requests with ``error``."""
         pending, self._pending = self._pending, {}
         return [(context, error) for context in pending.values()]
 
     # --- responses ---
 
     def receive(self, data: bytes) -> list[tuple[C, Outcome]]:
-        """The requests that ``data`` answers. After a violation :attr:`error` is set."""
+        """Return the requests that ``data`` answers. After a violation :attr:`error` is set."""
         self.heard = True
         pending = self._pending
         decoder = self._decoder
@@ -153,10 +153,10 @@ class RequestSession(Generic[C]):
         return answered
 
     def buffer(self) -> memoryview:
-        """Memory for the next bytes, to be read before :meth:`buffer_filled`. It is used again for each response.
+        """Return memory for the next received bytes; :meth:`buffer_filled` decodes them. Each response uses the same.
 
-        Of a long response that came in one block only the payload is copied: memory that is new for each would cost
-        more than the rest of reading it.
+        Only the payload of a long response in one block is copied: new memory for each response would cost more than
+        all other work on it.
         """
         buffer = self._buffer
         if buffer is None:
@@ -164,7 +164,7 @@ class RequestSession(Generic[C]):
         return buffer if self._frame is None else buffer[self._have : self._frame[2]]
 
     def buffer_filled(self, count: int) -> list[tuple[C, Outcome]]:
-        """As :meth:`receive`, of the first ``count`` bytes of :meth:`buffer`."""
+        """As :meth:`receive`, for the first ``count`` bytes of :meth:`buffer`."""
         buffer = self._buffer
         assert buffer is not None, "buffer() comes first"
         self._have = have = self._have + count
@@ -188,7 +188,7 @@ class RequestSession(Generic[C]):
         return self._answered(serial, buffer[start:end])
 
     def _answered(self, serial: int, body: bytes | memoryview) -> list[tuple[C, Outcome]]:
-        """The request that the frame ``body`` answers; none if it was given up. Copies the payload."""
+        """Return the request that the frame ``body`` answers; none if it was dropped. Copies the payload."""
         if serial not in self._pending:
             return []
         try:
@@ -223,7 +223,7 @@ class ClientCredentials:
         self._token = ""
 
     def certificate(self) -> shared_pb2.MasterCertificateInfo:
-        """authInfo of a request to the master."""
+        """Return authInfo of a request to the master."""
         if self._token:
             return shared_pb2.MasterCertificateInfo(authorizedToken=self._token)
         now, nonce = self._now(), self._nonce()
@@ -237,19 +237,19 @@ class ClientCredentials:
         return shared_pb2.MasterCertificateInfo(authInfo=info)
 
     def broker_token(self) -> str:
-        """authAuthorizedToken of a request to a broker; a signature where the master gives no tokens (Apache's)."""
+        """Return authAuthorizedToken of a request to a broker: the token, or a signature (Apache's master has none)."""
         if self._token:
             return self._token
         now, nonce = self._now(), self._nonce()
         return f"{self._user} {now} {nonce} {sign(self._user, self._key, now, nonce)}"
 
-    def take(self, info: shared_pb2.MasterAuthorizedInfo, *, again: bool) -> None:
-        """An answer of the master: a new token, or (``again``) the wish for a new signature."""
+    def authorized(self, info: shared_pb2.MasterAuthorizedInfo, *, sign_again: bool = False) -> None:
+        """Store the token of the master's response, if it has one; ``sign_again``: the master asks for a signature."""
         if info.authAuthorizedToken:
             self._token = info.authAuthorizedToken
-        elif again:
+        elif sign_again:
             self._token = ""
 
     def refused(self) -> None:
-        """415: sign again."""
+        """Discard the token after code 415: the next request is signed."""
         self._token = ""
