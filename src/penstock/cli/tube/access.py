@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from dataclasses import dataclass, fields
@@ -18,7 +19,7 @@ from penstock.errors import ConfigError, PenstockError, RefusedError, Unavailabl
 if TYPE_CHECKING:
     from penstock.runtime.io.tls import ClientOptions
     from penstock.tube.client.web import WebLogin
-    from penstock.tube.reader import PartitionInfo
+    from penstock.tube.reader import PartitionInfo, RangeReader
 
 __all__ = [
     "NOT_DEPLOYED",
@@ -282,6 +283,20 @@ class TubeConnectionOptions(MasterOptions):
         if unavailable is not None:
             unavailable += missing
         return found
+
+    @contextlib.contextmanager
+    def readers(self) -> Iterator[Callable[[BrokerRow], RangeReader]]:
+        """Function that returns the reader of a broker. Each broker has one connection, closed with the block."""
+        from penstock.tube.reader import RangeReader
+
+        client = self.client()
+        with contextlib.ExitStack() as stack:
+
+            @functools.cache
+            def connect(host: str, port: int) -> RangeReader:
+                return stack.enter_context(RangeReader(host, port, **client))
+
+            yield lambda broker: connect(*broker.address(tls=self.over_tls))
 
     def members(self, group: str) -> int:
         """Number of members that consumer group ``group`` has now."""

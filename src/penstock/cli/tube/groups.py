@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -34,6 +34,9 @@ from penstock.cli.tube.offset_spec import (
     parse_part,
 )
 from penstock.errors import ConfigError, PenstockError, RefusedError
+
+if TYPE_CHECKING:
+    from penstock.tube.reader import RangeReader
 
 __all__ = ["app", "offset_app"]
 
@@ -233,7 +236,8 @@ def offsets_reset(
     rows_of = [(broker, ask(broker)) for broker in tube.brokers()]  # every one must respond: none may keep its offsets
     offsets = _group_offsets(group, topic, rows_of, new=topic is not None or bool(saved))
     targets = [(s, where or saved.get(s.place)) for s in offsets if _chosen(s, parts)]
-    moves = [_move(s, target, tube) for s, target in targets if target is not None]
+    with tube.readers() as reader:
+        moves = [_move(s, target, reader(s.broker)) for s, target in targets if target is not None]
     absent = saved.keys() - {s.place for s in offsets} if topic is None else ()
     if not moves or absent:
         name = "" if not absent else " {1}:{2} of {0}".format(*min(absent))
@@ -343,9 +347,12 @@ def lag(
     def look() -> list[dict[str, Cell]]:
         rows_of = tube.ask_each(_asking(tube, group, topic), unavailable)
         names = _groups(rows_of) if group is None else [group]
-        return [
-            {"group": name, **row} for name in names for row in _lag_rows(_group_offsets(name, topic, rows_of), tube)
-        ]
+        with tube.readers() as reader:
+            return [
+                {"group": name, **row}
+                for name in names
+                for row in _lag_rows(_group_offsets(name, topic, rows_of), reader)
+            ]
 
     def show(rows: list[dict[str, Cell]]) -> None:
         _print_lag(rows, many=group is None, as_json=as_json)
@@ -438,31 +445,26 @@ def _place(offset: PartitionOffsets) -> dict[str, Cell]:
     return {"topic": offset.topic, "broker": offset.broker.id, "partition": offset.partition}
 
 
-def _move(
-    offset: PartitionOffsets, where: OffsetSpec, tube: TubeConnectionOptions
-) -> tuple[PartitionOffsets, int, int | None]:
+def _move(offset: PartitionOffsets, where: OffsetSpec, source: RangeReader) -> tuple[PartitionOffsets, int, int | None]:
     """The current offset, the target offset in this partition, and the number of messages between them."""
-    from penstock.tube.reader import RangeReader
-
     s = offset
     here = s.first if s.offset is None else min(max(s.offset, s.first), s.end)
-    with RangeReader(*s.broker.address(tls=tube.over_tls), **tube.client()) as source:
-        log = Log(source, s.broker.id, s.topic, s.partition, s.first, s.end)
-        target = where.offset(log, here)
-        if s.offset is None:
-            return s, target, None
-        try:
-            between = counter(log)(min(here, target), max(here, target), MOST)[1]
-        except PenstockError:
-            return s, target, None  # the count is optional, and needs credentials that a reset does not need
-        return s, target, between if target >= here else -between
+    log = Log(source, s.broker.id, s.topic, s.partition, s.first, s.end)
+    target = where.offset(log, here)
+    if s.offset is None:
+        return s, target, None
+    try:
+        between = counter(log)(min(here, target), max(here, target), MOST)[1]
+    except PenstockError:
+        return s, target, None  # the count is optional, and needs credentials that a reset does not need
+    return s, target, between if target >= here else -between
 
 
-def _lag_rows(offsets: Iterable[PartitionOffsets], tube: TubeConnectionOptions) -> Iterator[dict[str, Cell]]:
+def _lag_rows(
+    offsets: Iterable[PartitionOffsets], reader: Callable[[BrokerRow], RangeReader]
+) -> Iterator[dict[str, Cell]]:
     from penstock.runtime.io.clock import wall_clock_ms
-    from penstock.tube.reader import RangeReader
 
-    client = tube.client()
     for s in offsets:
         offset = s.first if s.offset is None else max(s.offset, s.first)
         messages = max(0, s.end - offset) // ENTRY
@@ -470,9 +472,9 @@ def _lag_rows(offsets: Iterable[PartitionOffsets], tube: TubeConnectionOptions) 
         seconds: float | None = None if messages else 0.0
         if messages:
             try:
-                with RangeReader(*s.broker.address(tls=tube.over_tls), **client) as source:
-                    _, messages = source.plan(s.topic, s.partition, offset, s.end, MOST)
-                    oldest = source.first(s.topic, s.partition, offset, s.end) if messages else None
+                source = reader(s.broker)
+                _, messages = source.plan(s.topic, s.partition, offset, s.end, MOST)
+                oldest = source.first(s.topic, s.partition, offset, s.end) if messages else None
                 seconds = 0.0 if oldest is None else max(0.0, round((wall_clock_ms() - oldest[1]) / 1000, 1))
             except RefusedError as error:
                 if error.code == UNKNOWN_USER:
