@@ -202,7 +202,7 @@ class Asker:
                 if not again or left <= pause_s:
                     raise _refused(broker, asked, answer)
                 if answer.errCode == ErrCode.CERTIFICATE_FAILURE:
-                    await self.producer.sign_again()
+                    await self.producer.sign_again()  # the token expired: a heartbeat gets the next one
             await asyncio.sleep(pause_s)
 
     async def _once(self, broker: BrokerInfo, asked: pb.Transaction, left: float) -> pb.SendMessageResponseB2P:
@@ -304,7 +304,7 @@ class Stager:
 
     def _take(self, result: pb.TransactionResult) -> None:
         committed = result.committed if result.HasField("committed") else -1
-        if result.publishing:
+        if result.publishing:  # decided: its rows will be published whatever happens
             committed = max(committed, result.transactionBatch)
         self.decided = self.decided or committed >= self._batch.number
 
@@ -328,6 +328,7 @@ class Stager:
 
     def _fill(self, queue: _BrokerQueue, target: Partition, data: bytes, flag: int, msg_type: str) -> None:
         filling = queue.filling
+        # A row above the limit has a request of its own: it may be as large as the topic allows.
         if filling.rows and (filling.rows >= REQUEST_ROWS or filling.bytes + len(data) > REQUEST_BYTES):
             self._send(queue)
             filling = queue.filling
@@ -377,6 +378,7 @@ class Stager:
             RefusedError, UnavailableError: earlier rows cannot be staged.
         """
         for queue in self._queues.values():
+            # Also a finished task: awaiting it raises the error of the rows that it sent.
             if queue.task is not None and (queue.task.done() or queue.bytes >= CROWDED_BYTES):
                 await queue.task
                 queue.task = None
@@ -522,6 +524,7 @@ class _Driver:
 
     async def begin(self, addresses: Iterable[str]) -> None:
         """Make this run the current run at these brokers, and at the participants of their transactions."""
+        # A participant of an older transaction may have no part of this batch, but its state decides that one.
         new = {broker.id: broker for broker in map(BrokerInfo.parse, addresses) if broker.id not in self.states}
         while new:
             await _all(self._begin(broker) for broker in new.values())
@@ -566,11 +569,13 @@ class _Driver:
             [(item.task, item.attempt, sum(item.rows.values())) for item in ordered],
         )
         participants = [broker.address for broker in self._brokers.values()]
+        # One broker publishes its batch atomically; PREPARE would only add a round trip.
         several = len(participants) > 1
         if several:
             try:
                 await _all(self._prepare(broker, name, ordered, participants) for broker in self.states)
             except RefusedError:
+                # Nothing is published before all have prepared: what some prepared can be released at once.
                 for broker in self.states:
                     with contextlib.suppress(PenstockError):
                         item = InDoubtTransaction(name, self._batch.number, tuple(participants), ())

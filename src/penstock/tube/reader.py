@@ -569,11 +569,11 @@ class RangeReader(BrokerReader):
                 return found.messageOffsets[0], found.appendTimes[0]
             if found.nextOffset <= position:
                 return None
-            position = found.nextOffset
+            position = found.nextOffset  # the store has had only messages of other partitions so far
         return None
 
     def plan(self, topic: str, partition: int, start: int, end: int, max_messages: int) -> tuple[int, int]:
-        most = min(max_messages, (1 << 31) - 1)
+        most = min(max_messages, (1 << 31) - 1)  # int32 on the wire
         wanted = broker_pb2.RangeRequest(startOffset=start, endOffset=end, maxMessages=most, planOnly=True)
         answer = self._get(topic, partition, wanted)
         return answer.range.nextOffset, answer.range.messageCount

@@ -240,7 +240,7 @@ class TubeConnectionOptions(MasterOptions):
             port = row.get("brokerWebPort")
             web = row.get("brokerWebAddress") or (f"{row['brokerIp']}:{port}" if port else None)
             if web is None and len(rows) == 1:
-                web = BROKER_HTTP
+                web = BROKER_HTTP  # not reported: a single broker is probably that of this machine
             web = given[index] if index < len(given) else web
             found.append(BrokerRow(int(row["brokerId"]), row["brokerIp"], int(row["brokerPort"]), web, row))
         return found
@@ -269,7 +269,7 @@ class TubeConnectionOptions(MasterOptions):
         last: UnavailableError | None = None
         for broker in self.brokers():
             if broker.row.get("runStatus") != RUNNING:
-                _note_unavailable(broker)
+                _note_unavailable(broker)  # not asked: each request would wait for its timeout
                 missing.append(broker.id)
                 continue
             try:
@@ -418,6 +418,7 @@ def _completing(ctx: typer.Context) -> TubeConnectionOptions:
     given = {
         field.name: ctx.params[field.name] for field in fields(TubeConnectionOptions) if ctx.params.get(field.name)
     }
+    # Completion parses the line without defaults and environment variables.
     given.setdefault("http", os.environ.get("PENSTOCK_HTTP") or HTTP)
     return TubeConnectionOptions(**given)
 

@@ -400,6 +400,7 @@ async def _settle(query: str, concerned: list[BrokerRow], tube: TubeConnectionOp
 
     addresses = [(broker.id, *broker.address(tls=tube.over_tls)) for broker in concerned]
     async with Producer(tube.tube_master, **tube.client()) as producer:
+        # A new run: its BEGIN fences the one that may still be alive, so that it cannot prepare anything more.
         batch = BatchId(query, f"settled-{uuid.uuid4().hex}", 0)
         return await exactly_once.settle(producer, batch, [BrokerInfo(*address) for address in addresses])
 

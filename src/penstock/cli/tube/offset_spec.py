@@ -36,6 +36,7 @@ __all__ = [
 ENTRY = 28
 """Bytes of an index entry: offsets of TubeMQ count bytes of a store's index, which its partitions share."""
 MOST = (1 << 31) - 1
+"""Largest number of messages that a broker can be asked to count: int32 on the wire."""
 OFFSETS = (
     "earliest, latest, a time (2026-01-31T12:00), a duration before now (15m, 2h, 3d), +N or -N messages, an offset"
 )
@@ -188,6 +189,7 @@ def counter(log: Log) -> Counter:
         except RefusedError as error:
             if error.code == UNKNOWN_USER:
                 raise
+            # Apache's broker cannot count a partition: each message of its store has one entry.
             there = min((end - start) // ENTRY, most)
             return start + there * ENTRY, there
 
@@ -199,5 +201,6 @@ def _shifted(log: Log, here: int, by: int) -> int:
     count = counter(log)
     if by > 0:
         return count(here, log.end, by)[0]
+    # A broker counts forward only: all messages before, then that many less.
     before = count(log.first, here, MOST)[1]
     return log.first if -by >= before else count(log.first, here, before + by)[0]

@@ -319,7 +319,7 @@ async def _produce(
                 while not sent.empty():
                     if (future := sent.get_nowait()) is not None:
                         future.cancel()
-    except BaseException:
+    except BaseException:  # also Ctrl-C: the user continues after the records that are stored
         note(f"{_records(stored)} produced to {topic} before the failure")
         raise
     return stored

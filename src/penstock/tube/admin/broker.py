@@ -115,7 +115,7 @@ def _consumers(admin: BrokerAdmin, params: Params) -> list[Answer]:
                 "lastRegTime": registration.since,
                 "isMessageStoreOk": True,
                 "tmpOffset": admin.engine.offsets.in_flight(key),
-                "zkOffset": committed,
+                "zkOffset": committed,  # the reference's name: it stored offsets in ZooKeeper
                 "minOffset": store.min_offset,
                 "maxOffset": store.durable_end,
                 "minDataOffset": store.min_data_offset,
@@ -131,7 +131,7 @@ def _stores(admin: BrokerAdmin, params: Params) -> list[Answer]:
     for topic in admin.topics(params):
         stores = []
         for number in range(topic.config.stores or 1):
-            store = admin.engine.topics.store(topic, number * 10_000)
+            store = admin.engine.topics.store(topic, number * 10_000)  # wire id of the first partition of a store
             count = topic.config.partitions or 1
             index_bytes = store.durable_end - store.min_offset
             bounds = {"minOffset": store.min_offset, "maxOffset": store.durable_end, "sizeInBytes": index_bytes}
@@ -266,6 +266,7 @@ def _metrics(admin: BrokerAdmin, params: Params) -> list[Answer]:
 
 def _backup(admin: BrokerAdmin, params: Params) -> list[Answer]:
     """Committed offsets of groups, in the format of ``admin_set_offset``."""
+    # A path from the network must not decide where the broker writes.
     if params.text("backupPath"):
         raise BadParameter("backupPath: nothing is written on the broker's machine; leave it out, the answer has it")
     found: dict[str, dict[str, int]] = {}
@@ -319,9 +320,10 @@ def _newest(
             encoded = (encoded + read.messages)[-most:]
             at = read.next_offset
         if len(offsets) >= most or start == store.min_offset:
+            # success and errCode, which the message requires; the encoded messages follow as they are stored.
             answer = pb.GetMessageResponseB2C.FromString(b"\x08\x01\x10\x01" + b"".join(encoded))
             return list(zip(offsets, answer.messages, strict=True))
-        back *= 8
+        back *= 8  # the filter matches few messages, or other partitions fill the store: few, growing steps
 
 
 def _history(admin: BrokerAdmin, params: Params) -> list[Answer]:
@@ -404,6 +406,7 @@ def _set_by_time(admin: BrokerAdmin, params: Params) -> list[Answer]:
     time_ms = params.time_ms("recordTime")
     rows = []
     for group in params.items("groupName") or [params.required("groupName")]:
+        # Without a topic: those that the group has consumed, not every topic of the broker.
         known = {key[1] for key, _ in admin.engine.offsets.items() if key[0] == group}
         for name in params.items("topicName") or sorted(known):
             topic = admin.topic(name)
@@ -469,6 +472,7 @@ def _staged_rows(admin: BrokerAdmin, params: Params) -> list[dict[str, Any]]:
         for row in staging.rows(admin.now_ms)
         if not wanted or row.query in wanted
     ]
+    # A transaction may have no rows here, because it has them on other brokers only: it is shown as well.
     shown = {(row["queryName"], row["attempt"]) for row in found}
     for query in staging.queries.values():
         decision = query.decision
@@ -509,6 +513,7 @@ def _remove_staged(admin: BrokerAdmin, params: Params) -> list[dict[str, Any]]:
                 "settle it, or let it go with force=true"
             )
         staging.undo(query, admin.now_ms)
+    # Attempts that a publication reads stay until it has ended.
     held = query.held
     staging.drop(query, [attempt for attempt in query.attempts if attempt not in held])
     return [{"queryName": name, "attempts": before - len(query.attempts)}]

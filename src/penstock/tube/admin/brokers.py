@@ -71,7 +71,7 @@ def add(engine: MasterEngine, params: Params, now: int) -> SettingChange:
             ipaddress.IPv4Address(host)
         except ValueError:
             raise BadParameter(f"brokerIp {host!r} is no IPv4 address: brokerId is required") from None
-        number = abs(ipv4_to_int(host))
+        number = abs(ipv4_to_int(host))  # as the reference derives a missing id
     setting = BrokerSetting(
         number,
         host,
@@ -161,6 +161,7 @@ def known(engine: MasterEngine) -> dict[int, BrokerSetting]:
         )
         for number, broker in engine.cluster.brokers.items()
     }
+    # The configuration wins: a broker that differs from it could not have registered.
     return dict(sorted({**found, **engine.controls.brokers}.items()))
 
 
@@ -195,7 +196,7 @@ def read_or_write(engine: MasterEngine, params: Params, now: int) -> SettingChan
 
     def wanted(present: int) -> int | None:
         if present == Status.DRAFT:
-            return None
+            return None  # online first: that releases the configuration as a whole
         reads = present in _READABLE if read is None else read
         writes = present in _WRITABLE if write is None else write
         if reads:
@@ -240,6 +241,7 @@ def delete(engine: MasterEngine, params: Params, now: int) -> SettingChange:
         elif named and not reserved:
             rows.append(item(404, f"remove its topics first: {', '.join(named)}", brokerId=number))
         else:
+            # BrokerSeen as well: otherwise topics would count it as a broker that is only offline.
             changed += [Removal(kind.__name__, str(number)) for kind in (BrokerSeen, BrokerSetting)]
             rows.append(item(brokerId=number))
     return SettingChange(changed, success(rows))
@@ -253,6 +255,7 @@ def configured(engine: MasterEngine, params: Params, now: int) -> Answer:
     for number, setting in _asked(engine, params):
         broker = engine.cluster.brokers.get(number)
         topics = [topic for _, topic in sorted(engine.cluster.topics.items()) if topic.on(number)]
+        # isInclude=false selects the brokers that have none of the topics.
         if names and has_them is names.isdisjoint(topic.name for topic in topics):
             continue
         behind = broker is not None and broker.need_report
@@ -313,6 +316,7 @@ def run_status(engine: MasterEngine, params: Params, now: int) -> Answer:
         broker = engine.cluster.brokers.get(number)
         running = _not_there(setting) if broker is None else _running(broker)
         broken = broker is not None and (not broker.online or broker.read_status < 0 or broker.write_status < 0)
+        # This master never forbids a broker by itself, so onlyAutoForbidden selects none.
         if (only_abnormal and not broken) or only_forbidden or (only_tls and running["enableTLS"] is not True):
             continue
         rows.append(

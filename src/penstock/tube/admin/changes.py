@@ -55,7 +55,7 @@ MAX_PARTITIONS = 9999
 MAX_STORES = 1000
 _DELETE_POLICY = re.compile(r"delete,(\d{1,6})([smhSMH]?)", re.ASCII)
 _MAX_HOURS = 168
-_SECONDS = {"s": 1, "m": 60, "h": 3600, "": 3600}
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "": 3600}  # a bare number is hours, as in the reference
 
 NOT_USED: Answer = {
     "unflushThreshold": 1000,
@@ -236,6 +236,7 @@ def batch(run: Run, *names: str) -> Run:
             except BadParameter as error:
                 raise BadParameter(f"{names[0]}: {error}, in {json.dumps(given, ensure_ascii=False)}") from None
             keys = {key_of(setting) for setting in change.settings}
+            # A topic has an object per broker. Of any other setting, the second object would silently undo the first.
             if any(kind != TOPIC_KIND for kind, _ in keys & changed.keys()):
                 told: dict[str, Any] = {name: given[name] for name in _NAMES if name in given}
                 if told.get("brokerId", "").isdecimal():

@@ -106,7 +106,7 @@ def _user(params: Params) -> None:
     params.required("modifyUser", "mur", "createUser", "cur")
 
 
-# Members.
+# --- members ---
 
 
 def sub_info(engine: MasterEngine, params: Params, now: int) -> Answer:
@@ -131,6 +131,7 @@ def detail(engine: MasterEngine, params: Params, now: int) -> Answer:
         rows: list[Answer] = [
             {
                 "consumerId": params.shown_id(member.id),
+                # Each text names the partitions of one topic: topic#broker:partition,broker:partition
                 "parCount": sum(text.count(",") + 1 for text in member.partitions),
                 "parInfo": [{"partId": text, "status": "registered"} for text in member.partitions],
             }
@@ -140,7 +141,7 @@ def detail(engine: MasterEngine, params: Params, now: int) -> Answer:
             **success(rows),
             "topicSet": sorted(client.topics),
             "consumeGroup": name,
-            "isBandConsume": "client-rebalance",
+            "isBandConsume": "client-rebalance",  # spelled as in the reference
             "filterConds": {topic: sorted(items) for topic, items in sorted(client.filters.items())},
         }
     group = engine.groups.get(name)
@@ -210,7 +211,7 @@ def consume_from_max(engine: MasterEngine, params: Params, now: int) -> SettingC
     return SettingChange([], success(rows))
 
 
-# Access control.
+# --- access control ---
 
 
 def consume_controls(engine: MasterEngine, params: Params, now: int) -> Answer:
@@ -224,6 +225,7 @@ def consume_controls(engine: MasterEngine, params: Params, now: int) -> Answer:
                 "consumeEnable": control.enabled,
                 "disableCsmRsn": control.reason,
                 "filterEnable": control.filter_enabled,
+                # A comma at both ends, so that tools find an item as ",item,".
                 "filterConds": f",{','.join(control.filters)}," if control.filters else "",
                 **who_and_when(engine, ConsumeControl, f"{group}\0{topic}"),
             }
@@ -325,6 +327,7 @@ def set_topic_control(engine: MasterEngine, params: Params, now: int) -> Setting
     size = message_bytes(params)
     for name in _topics(params):
         topic = engine.cluster.topics.get(name)
+        # A change that is being stored must not be replaced by one that is based on the topic before it.
         if topic is None or name in engine.storing:
             rows.append(item(401, f"topic {name} does not exist", topicName=name))
             continue
@@ -345,7 +348,7 @@ def delete_topic_control(engine: MasterEngine, params: Params, now: int) -> Sett
     )
 
 
-# Resources.
+# --- limits and flow control ---
 
 
 def resources(engine: MasterEngine, params: Params, now: int) -> Answer:
@@ -391,7 +394,7 @@ def set_resources(engine: MasterEngine, params: Params, now: int) -> SettingChan
                 _priority(params, old.query_priority),
                 params.flag("flowCtrlEnable", "fCtrlEn", default=old.flow_enabled),
                 flow_text(params, old.flow_info),
-                max(now, old.serial + 1),
+                max(now, old.serial + 1),  # clients ignore rules whose version they have, also if the clock steps back
             )
         )
     return SettingChange(changed, success([item(groupName=name) for name in names_of(params)]))

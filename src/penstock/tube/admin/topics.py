@@ -51,6 +51,7 @@ def _names(params: Params) -> list[str]:
 
 
 def _rows(engine: MasterEngine, broker_ids: list[int], name: str, code: int, text: str) -> list[Answer]:
+    # Tools read the result from a row: there is one even before a broker has registered.
     ids = broker_ids or sorted(engine.cluster.brokers) or [0]
     return [item(code, text, brokerId=broker_id, topicName=name) for broker_id in ids]
 
@@ -60,6 +61,7 @@ def _present(engine: MasterEngine, params: Params, name: str) -> TopicSetting | 
     changed = params.before.get((TOPIC_KIND, name))
     if isinstance(changed, TopicSetting):
         return changed
+    # While a change of the topic is stored, a second one would be based on the state before it, and replace it.
     return engine.cluster.topics.get(name) if name not in engine.storing else None
 
 
@@ -86,6 +88,7 @@ def add(engine: MasterEngine, params: Params, now: int) -> SettingChange:
     rows: list[Answer] = []
     for name in names:
         topic = _present(engine, params, name)
+        # Without broker ids an existing topic is not extended: check_new_topic reports 402.
         if topic is None or not broker_ids:
             brokers = tuple(sorted(broker_ids)) or None
             wanted = TopicSetting(name, brokers=brokers, max_message_bytes=size).changed(own, common)
@@ -136,6 +139,7 @@ def _edit(engine: MasterEngine, params: Params, edit: Edit, size: int | None = N
         there = sorted(number for number in ids if topic.on(number))
         outcomes = {number: edit(topic.at(number)) for number in there if not broker_ids or number in broker_ids}
         left_out = [n for n in there if n not in outcomes and topic.at(n).status < TOPIC_REMOVED]
+        # Named one by one, all brokers are the same as none: brokers that register later get the change as well.
         common = None
         if not broker_ids or (outcomes and not left_out):
             common, code, text = edit(topic.common)
@@ -143,6 +147,7 @@ def _edit(engine: MasterEngine, params: Params, edit: Edit, size: int | None = N
             common = _agreed([outcomes[n][0] if n in outcomes else topic.at(n) for n in there], common)
         for number in broker_ids or there:
             _, code, text = outcomes.get(number, (None, 401, f"topic {name} is not on broker {number}"))
+            # The size belongs to the topic as a whole, so a broker without other changes reports success, too.
             unlike = code == UNCHANGED and sized != topic
             rows += _rows(engine, [number], name, *((OK, "Ok!") if unlike else (code, text)))
         wanted = sized.changed({number: each for number, (each, _, _) in outcomes.items()}, common)
@@ -218,6 +223,7 @@ def info(engine: MasterEngine, params: Params, now: int) -> Answer:
     rows = []
     for topic, numbers in _asked(engine, params):
         control = who_may(engine, topic.name)
+        # The reference names this flag differently here than in the response of the other method.
         del control["topicName"]
         control["enableAuthControl"] = control.pop("isEnable")
         sums, places = _sums(engine, topic, numbers), _places(engine, topic, numbers)

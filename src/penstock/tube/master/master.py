@@ -94,6 +94,7 @@ class TubeMaster:
         """
         self._store = store = SettingStore(self._data_dir)
         try:
+            # Before the engine: standby texts and the administration show the bound port.
             bound = await self._listeners.start(host, port, tls, DEFAULT_TLS_PORT if tls_port is None else tls_port)
             address = f"{bound[0]}:{bound[1]}"
             self._engine = MasterEngine(
@@ -261,6 +262,7 @@ class TubeMaster:
 
     def _store_news(self) -> None:
         """Store new brokers, and remove topics from disk whose data brokers have removed."""
+        # After a failed commit nothing is durable any more; requests are answered with what is known.
         if self._queue is None or self._queue.failure is not None:
             return
         for setting in self.engine.take_unstored():
@@ -323,6 +325,7 @@ class _StoredSetting(CommitWaiter):
         """Have the engine use the setting."""
         if self._topic is not None:
             self._engine.storing.discard(self._topic)
+        # The engine uses what is durable, even if the caller was cancelled meanwhile.
         if failure is None:
             self._engine.stored(self._setting, self._clock())
         if self.future.cancelled():

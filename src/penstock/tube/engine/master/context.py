@@ -121,6 +121,7 @@ class MasterContext:
     def refresh_tokens(self, now: int) -> None:
         """Issue a new visit token every four minutes; clients get the previous one, which brokers know already."""
         if now - self._token_at >= TOKEN_PERIOD_MS:
+            # Brokers learn a token with a heartbeat; by the time that clients get it, all have both.
             self.visit_token, self.fresh_token, self._token_at = self.fresh_token, now, now
 
     def admit(self, request: Any, group: str | None, context: RequestContext) -> Passed:

@@ -364,6 +364,7 @@ class Controls:
 
     def may_consume(self, group: str, topic: str) -> bool:
         """Whether ``group`` may consume ``topic``."""
+        # A rule of the group decides, also where the topic is open to all.
         control = self.consume.get((group, topic))
         if control is not None:
             return control.enabled
