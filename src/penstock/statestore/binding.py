@@ -31,6 +31,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, assert_never, final
 
+from librt.strings import BytesWriter
 from mypy_extensions import mypyc_attr
 
 from penstock.mqtt.codec.packets import Publish
@@ -81,7 +82,6 @@ CONTENT_TYPE: Final = "application/octet-stream"
 PROTOCOL_VERSION: Final = "1.0"
 SOURCE: Final = "StateStore"
 _MAX_TOPIC: Final = 65_535
-_FENCE_PREFIX: Final = b"__fencePrefix"
 
 
 @final
@@ -106,9 +106,9 @@ class StoreRequest(Context):
         username: str | None = None,
         principal: object = None,
         properties: PropertyBlock | None = None,
+        fence_prefix: bytes | None = None,
     ) -> None:
-        prefix = None if properties is None else properties.user_property(_FENCE_PREFIX)
-        super().__init__(client_id, dialect, timestamp, fencing_token, username, principal, prefix)
+        super().__init__(client_id, dialect, timestamp, fencing_token, username, principal, fence_prefix)
         self.response_topic = response_topic
         self.correlation = correlation
         self.expires_at = expires_at
@@ -177,7 +177,9 @@ def read_request(
         expires_at = received_ms + properties.message_expiry_interval * 1000
         if expires_at <= now_ms:
             return RejectedRequest()
-    protocol_version = properties.user_property(b"__protVer")
+    protocol_version, timestamp, fencing_token, fence_prefix = properties.four_user_properties(
+        b"__protVer", SDK.timestamp_wire, SDK.fence_wire, b"__fencePrefix"
+    )
     dialect = forced or dialect_of(publish.topic, protocol_version is not None)
     correlation = properties.correlation_data if properties.seen & HAS_CORRELATION else None
     if publish.qos != 1:
@@ -199,17 +201,21 @@ def read_request(
         return RejectedRequest(
             0, "", status_response(response_topic, correlation, dialect, expires_at, now_ms, 505, fields)
         )
+    if dialect is OLDER:
+        timestamp = properties.user_property(dialect.timestamp_wire)
+        fencing_token = properties.user_property(dialect.fence_wire)
     return StoreRequest(
         response_topic,
         correlation,
         expires_at,
         client_id,
         dialect,
-        properties.user_property(dialect.timestamp_wire),
-        properties.user_property(dialect.fence_wire),
+        timestamp,
+        fencing_token,
         username,
         principal,
         properties,
+        fence_prefix,
     )
 
 
@@ -262,9 +268,19 @@ def response(ask: StoreRequest, answer: Answer, now_ms: int) -> Publish | None:
         head = dialect.answer_heads[size] if size < HEADS else dialect.answer_head + encode_size(size)
     size = len(expiry) + len(before) + len(correlation) + len(head)
     size += len(seconds) + len(milliseconds) + len(counter) + len(node)
-    message.properties_wire = b"".join(
-        (encode_varint(size), expiry, before, correlation, head, seconds, milliseconds, counter, node)
-    )
+    out = BytesWriter()
+    out.write(encode_varint(size))
+    if expiry:
+        out.write(expiry)
+    out.write(before)
+    out.write(correlation)
+    out.write(head)
+    if version is not None:
+        out.write(seconds)
+        out.write(milliseconds)
+        out.write(counter)
+        out.write(node)
+    message.properties_wire = out.getvalue()
     return message
 
 

@@ -123,6 +123,14 @@ def decode_array(payload: bytes) -> list[bytes]:
     Raises:
         RemoteProtocolError: anything else; the caller answers ``-ERR syntax error``.
     """
+    if not _COMPILED:
+        found = _array_in_bulk(payload)
+        if found is not None:
+            return found
+    return _decode_elements(payload)
+
+
+def _decode_elements(payload: bytes) -> list[bytes]:
     size: i64 = len(payload)
     count, position = _header(payload, 0, _ARRAY)
     if count == 0 or count * _SHORTEST_ELEMENT > size - position:
@@ -138,6 +146,20 @@ def decode_array(payload: bytes) -> list[bytes]:
         count -= 1
     _check_end(payload, position)
     return elements
+
+
+def _array_in_bulk(payload: bytes) -> list[bytes] | None:
+    """The second form of :func:`decode_array`, for arrays whose elements hold no CRLF; None for all others.
+
+    Without a loop over headers, which costs the interpreter four times as much.
+    """
+    head, *lines = payload.split(b"\r\n")
+    elements = lines[1::2]
+    count = len(elements)
+    if not count or len(lines) != 2 * count + 1 or lines[-1] or head != b"*%d" % count:
+        return None
+    sizes = [b"$%d" % len(element) for element in elements]
+    return elements if lines[:-1:2] == sizes else None
 
 
 def decode_reply(payload: bytes) -> Reply:

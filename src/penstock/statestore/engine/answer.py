@@ -69,9 +69,10 @@ class Answer:
 class Context:
     """The sender of a request, and what the request says of time and fences.
 
-    ``timestamp`` and ``fencing_token`` are the texts as they arrived, None where absent and empty where repeated.
-    ``fence_prefix`` is the prefix that the request fences, in the same way. ``principal`` is the sender in the terms of
-    the policies; ``owner`` the principal that the keys which it creates count for, "" = an anonymous one.
+    ``timestamp`` and ``fencing_token`` are the texts as they arrived, None where absent and empty where repeated;
+    ``time`` and ``token`` their values once the engine has read them. ``fence_prefix`` is the prefix that the request
+    fences. ``principal`` is the sender in the terms of the policies; ``owner`` the principal that the keys which it
+    creates count for, "" = an anonymous one.
     """
 
     __slots__ = (
@@ -81,7 +82,9 @@ class Context:
         "fencing_token",
         "owner",
         "principal",
+        "time",
         "timestamp",
+        "token",
         "username",
     )
 
@@ -103,6 +106,8 @@ class Context:
         self.principal = principal
         self.owner = ""
         self.fence_prefix = fence_prefix
+        self.time: Hlc | None = None
+        self.token: Hlc | None = None
 
 
 def encode_answers(answers: Sequence[Answer]) -> bytes:

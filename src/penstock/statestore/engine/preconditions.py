@@ -5,10 +5,6 @@ Source: state store protocol, "Versioning and hybrid logical clocks", "Fencing T
 
 from __future__ import annotations
 
-from typing import final
-
-from mypy_extensions import mypyc_attr
-
 from penstock.statestore.codec.commands import Command, Extension
 from penstock.statestore.codec.errors import StoreError
 from penstock.statestore.engine.answer import Context
@@ -16,19 +12,7 @@ from penstock.statestore.engine.fences import MAX_PREFIX_BYTES, Fences
 from penstock.statestore.engine.record import Record
 from penstock.statestore.hlc import Hlc, parse_wire
 
-__all__ = ["Preconditions", "fence_error", "fence_prefix", "read_preconditions"]
-
-
-@final
-@mypyc_attr(acyclic=True, free_list_len=1)
-class Preconditions:
-    """None where the request has none; none of the instants is too far ahead."""
-
-    __slots__ = ("timestamp", "token")
-
-    def __init__(self, timestamp: Hlc | None, token: Hlc | None) -> None:
-        self.timestamp = timestamp
-        self.token = token
+__all__ = ["fence_error", "fence_prefix", "read_preconditions"]
 
 
 def fence_prefix(command: Command, context: Context, extensions: Extension) -> bytes | StoreError | None:
@@ -43,20 +27,20 @@ def fence_prefix(command: Command, context: Context, extensions: Extension) -> b
     return prefix
 
 
-def read_preconditions(command: Command, context: Context, now_ms: int) -> Preconditions | StoreError:
-    """Time stamp and token, or the first error in them.
+def read_preconditions(command: Command, context: Context, now_ms: int) -> StoreError | None:
+    """Set ``context.time`` and ``context.token`` to the time stamp and token; return the first error in them.
 
     The clock has not been touched before: a client with a fast clock must not push it.
     """
     spec = command.spec
-    timestamp: Hlc | None = None
-    token: Hlc | None = None
+    context.time = context.token = None
     if context.timestamp is not None:
-        timestamp = parse_wire(context.timestamp)
-        if timestamp is None:
+        time = parse_wire(context.timestamp)
+        if time is None:
             return StoreError.TIMESTAMP_MALFORMED
-        if timestamp.is_too_far_ahead(now_ms):
+        if time.is_too_far_ahead(now_ms):
             return StoreError.TIMESTAMP_TOO_FAR_AHEAD
+        context.time = time
     elif spec.needs_timestamp:
         return StoreError.TIMESTAMP_MISSING
     if spec.checks_fence and context.fencing_token is not None:
@@ -65,7 +49,8 @@ def read_preconditions(command: Command, context: Context, now_ms: int) -> Preco
             return StoreError.TIMESTAMP_MALFORMED
         if token.is_too_far_ahead(now_ms):
             return StoreError.FENCE_TOO_FAR_AHEAD
-    return Preconditions(timestamp, token)
+        context.token = token
+    return None
 
 
 def fence_error(

@@ -27,7 +27,7 @@ from penstock.statestore.engine.expiries import Expiries
 from penstock.statestore.engine.fences import Fences
 from penstock.statestore.engine.history import History, HistoryExpired
 from penstock.statestore.engine.observers import Observers
-from penstock.statestore.engine.preconditions import Preconditions, fence_error, fence_prefix, read_preconditions
+from penstock.statestore.engine.preconditions import fence_error, fence_prefix, read_preconditions
 from penstock.statestore.engine.quotas import Quotas, size_of
 from penstock.statestore.engine.record import RECORD_BYTES, Change, Record
 from penstock.statestore.engine.scanning import Scanner
@@ -157,16 +157,16 @@ class Engine:
             return _ERRORS[StoreError.NOT_AUTHORIZED], []
         if self.read_only and spec.checks_fence:
             return _ERRORS[StoreError.READ_ONLY], []
-        claims = read_preconditions(command, context, now_ms)
-        if isinstance(claims, StoreError):
-            return _ERRORS[claims], []
+        error = read_preconditions(command, context, now_ms)
+        if error is not None:
+            return _ERRORS[error], []
         changes: list[Change] = []
         if command.writes:
-            answer = self._batch(command, context, claims, now_ms, steady_ms, changes)
+            answer = self._batch(command, context, now_ms, steady_ms, changes)
         else:
-            answer = self._carry_out(command, context, claims, prefix, now_ms, steady_ms, changes)
+            answer = self._carry_out(command, context, prefix, now_ms, steady_ms, changes)
         # Also what changed nothing has been seen: later versions are greater than every time stamp accepted.
-        timestamp = claims.timestamp
+        timestamp = context.time
         if timestamp is not None and self.clock.is_before(timestamp) and answer.kind is not _ERROR:
             self.clock = self.clock.raised_to(timestamp)
         return answer, changes
@@ -175,7 +175,6 @@ class Engine:
         self,
         command: Command,
         context: Context,
-        claims: Preconditions,
         now_ms: int,
         steady_ms: int,
         changes: list[Change],
@@ -186,7 +185,7 @@ class Engine:
             if self._authorise is not None and not self._is_authorised(write, context, None):
                 answers.append(_ERRORS[StoreError.NOT_AUTHORIZED])
             else:
-                answers.append(self._carry_out(write, context, claims, None, now_ms, steady_ms, changes))
+                answers.append(self._carry_out(write, context, None, now_ms, steady_ms, changes))
         return Answer(
             AnswerKind.PAYLOAD, value=encode_answers(answers), version=changes[-1].version if changes else None
         )
@@ -195,14 +194,13 @@ class Engine:
         self,
         command: Command,
         context: Context,
-        claims: Preconditions,
         prefix: bytes | None,
         now_ms: int,
         steady_ms: int,
         changes: list[Change],
     ) -> Answer:
         """What one command comes to, granted as it is; ``prefix`` is the one whose floor it raises."""
-        timestamp, token = claims.timestamp, claims.token
+        timestamp, token = context.time, context.token
         record = self._records.get(command.key)
         if record is not None and record.expires_at and record.expires_at <= steady_ms:
             changes.append(self._expire(record, now_ms))

@@ -145,6 +145,7 @@ class StateStoreService(Service):
         self._loop: asyncio.AbstractEventLoop | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._armed_for: int | None = None
+        self._max_waiting = options.max_waiting
         self._recent = RecentWrites()
         self._read = 0
         """The read for which the next two are the time."""
@@ -369,11 +370,11 @@ class StateStoreService(Service):
             self.stats.repeated += 1
             self._answer(message, _REPEATED, None, 0, now_ms)
             return
-        if self._writer.waiting >= self.options.max_waiting and not self._is_urgent(ask):
+        if self._writer.waiting >= self._max_waiting and not self._is_urgent(ask):
             self.stats.refused += 1
             message.settle(ReasonCode.QUOTA_EXCEEDED, "the disk does not keep up with the requests")
             return
-        command = parse_payload(message.publish.payload, self.options.extensions)
+        command = parse_payload(message.publish.payload, self._engine.extensions)
         if isinstance(command, StoreError):
             self._answer(message, ask, Answer(AnswerKind.ERROR, error=command), 0, now_ms)
             return

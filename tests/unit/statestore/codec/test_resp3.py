@@ -236,3 +236,16 @@ def test_both_forms_read_the_same_headers(before: bytes, kind: bytes, rest: byte
             return str(error)
 
     assert read(resp3._header) == read(resp3._header_in_bulk)
+
+
+_ARRAYS = st.lists(st.binary(max_size=4) | st.sampled_from([b"", b"\r\n", b"a\r\nb", b"$1"]), min_size=1, max_size=4)
+
+
+@given(_ARRAYS, st.integers(0, 40), st.sampled_from([b"", b"\r\n", b"$", b"0", b"\r"]))
+def test_both_forms_read_the_same_arrays(elements: list[bytes], cut: int, more: bytes) -> None:
+    """Whatever the bulk form reads, whole, cut or with something in between, the loop reads too."""
+    whole = encode_array(elements)
+    for payload in (whole, whole[:cut] + more + whole[cut:], whole[:cut] + more):
+        found = resp3._array_in_bulk(payload)
+        if found is not None:
+            assert resp3._decode_elements(payload) == found
