@@ -507,6 +507,8 @@ LINES_AT_ONCE = 10_000
 """Keys set in one batch, held in memory."""
 
 MAX_TTL_MS = 2**63 - 1
+MOST_SHOWN = 80
+"""Characters of an unusable line that an error quotes."""
 
 
 class ImportLine(NamedTuple):
@@ -685,15 +687,27 @@ def _lines(file: IO[bytes]) -> Iterator[ImportLine]:
                 yield _line(json.loads(text))
             except (ValueError, TypeError) as error:
                 raise ConfigError(
-                    f"kv import: line {number} cannot be used",
-                    why=str(error),
-                    do='write {"key": "...", "value": "..."}, ..._base64 for bytes; nothing was set',
+                    f"kv import: line {number} cannot be used: {_start_of(text)}",
+                    why=_what_is_wrong(error),
+                    do='write one object per line, as in {"key": "line-3/target", "value": "12.5"};'
+                    " bytes that are not text as key_base64, value_base64; nothing was set",
                 ) from error
+
+
+def _what_is_wrong(error: Exception) -> str:
+    if isinstance(error, json.JSONDecodeError):
+        return f"it is not JSON: {error.msg[:1].lower()}{error.msg[1:]} at column {error.colno}"
+    return "it is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else str(error)
+
+
+def _start_of(line: bytes) -> str:
+    text = shown(line.strip())
+    return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}..."
 
 
 def _line(row: Any) -> ImportLine:
     if not isinstance(row, dict):
-        raise TypeError("it is not an object")
+        raise TypeError("it is JSON, but not an object")
     key = _bytes(row, "key")
     if not key:
         raise ValueError("the key is empty")
@@ -706,7 +720,8 @@ def _line(row: Any) -> ImportLine:
 def _bytes(row: dict[str, Any], name: str) -> bytes:
     text, encoded = row.get(name), row.get(f"{name}_base64")
     if (text is None) == (encoded is None):
-        raise ValueError(f"expected exactly one of {name} and {name}_base64")
+        how, conjunction = ("neither", "nor") if text is None else ("both", "and")
+        raise ValueError(f"it has {how} {name!r} {conjunction} '{name}_base64'")
     found = encoded if text is None else text
     if not isinstance(found, str):
         raise TypeError(f"{name} is {found!r}, expected text")

@@ -22,6 +22,9 @@ from penstock.errors import PenstockError
 
 __all__ = ["COMMANDS", "CommandEntry", "app", "main"]
 
+_UsageError: Any = typer.BadParameter.__base__  # typer exports this subclass only
+"""Wrong usage, found by the parser."""
+
 _NO_ROOM = frozenset((errno.ENOSPC, errno.EDQUOT))
 
 
@@ -111,11 +114,16 @@ def penstock_command(
 def main(args: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status. Errors of penstock are printed here.
 
-    The parser reports wrong usage (2) and exits silently after an interrupt (130) or a closed pipe (1).
+    Wrong usage is 2; an interrupt (130) and a closed pipe (1) print nothing.
     """
     command = typer.main.get_command(app)
     try:
-        command(args=list(args) if args is not None else None, prog_name="penstock")
+        status = command(args=list(args) if args is not None else None, prog_name="penstock", standalone_mode=False)
+    except _UsageError as error:
+        _print_usage_error(error)
+        return 2
+    except typer.Abort:
+        return 1
     except PenstockError as error:
         print_error(error)
         return exit_status(error)
@@ -129,7 +137,16 @@ def main(args: Sequence[str] | None = None) -> int:
         return 1
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else 1
-    return 0
+    return status if isinstance(status, int) else 0
+
+
+def _print_usage_error(error: Any) -> None:
+    """Print the failure first, then how to get help; the help itself if a group was called without a command."""
+    if type(error).show is not _UsageError.show:
+        error.show()
+        return
+    command = "penstock" if error.ctx is None else error.ctx.command_path
+    print_error(PenstockError(error.format_message().rstrip("."), do=f"see {command} --help"))
 
 
 def _forget_output() -> None:

@@ -79,7 +79,7 @@ def pub_command(
                 if as_json:
                     print_json({"topic": topic, "bytes": len(data), "qos": qos, "reason_code": code})
                 elif code == 0x10:
-                    note(f"penstock: no client is subscribed to '{escape(topic)}'")
+                    note(f"note: the broker accepted the message; no client is subscribed to '{escape(topic)}'")
 
     _run(publish())
 

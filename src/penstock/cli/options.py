@@ -29,14 +29,19 @@ if TYPE_CHECKING:
 __all__ = [
     "DURATION",
     "BrokerOptions",
+    "CaFile",
+    "CertFile",
     "CommandGroup",
     "Commands",
     "Count",
     "DryRun",
     "Json",
+    "KeyFile",
     "MqttCredentials",
+    "PasswordFile",
     "StateStoreOptions",
     "Token",
+    "Username",
     "Watch",
     "Yes",
     "confirmed",
@@ -296,6 +301,29 @@ class MqttCredentials(TypedDict):
     tls: TlsOptions | None
 
 
+Username = Annotated[
+    str | None, typer.Option(help="User name, if the server has users.", envvar="PENSTOCK_USERNAME", metavar="NAME")
+]
+PasswordFile = Annotated[
+    Path | None,
+    typer.Option(help="File whose first line is the password.", envvar="PENSTOCK_PASSWORD_FILE", metavar="FILE"),
+]
+CaFile = Annotated[
+    Path | None,
+    typer.Option(
+        help="PEM file of the trusted authorities. Default: the system's.", envvar="PENSTOCK_CA_FILE", metavar="FILE"
+    ),
+]
+CertFile = Annotated[
+    Path | None,
+    typer.Option(help="PEM file of the client certificate.", envvar="PENSTOCK_CERT_FILE", metavar="FILE"),
+]
+KeyFile = Annotated[
+    Path | None,
+    typer.Option(help="PEM file of its key. Default: in --cert-file.", envvar="PENSTOCK_KEY_FILE", metavar="FILE"),
+]
+
+
 @dataclass(frozen=True, slots=True)
 class BrokerOptions:
     """Address of the broker, credentials, TLS and client identifier."""
@@ -308,30 +336,14 @@ class BrokerOptions:
             metavar="URL",
         ),
     ] = DEFAULT
-    username: Annotated[str | None, typer.Option(help="User name.", envvar="PENSTOCK_USERNAME", metavar="NAME")] = None
-    password_file: Annotated[
-        Path | None,
-        typer.Option(help="File whose first line is the password.", envvar="PENSTOCK_PASSWORD_FILE", metavar="FILE"),
-    ] = None
+    username: Username = None
+    password_file: PasswordFile = None
     scram: Annotated[
         bool, typer.Option("--scram", help="Authenticate with SCRAM-SHA-256 instead of sending the password.")
     ] = False
-    ca_file: Annotated[
-        Path | None,
-        typer.Option(
-            help="PEM file of the trusted authorities. Default: the system's.",
-            envvar="PENSTOCK_CA_FILE",
-            metavar="FILE",
-        ),
-    ] = None
-    cert_file: Annotated[
-        Path | None,
-        typer.Option(help="PEM file of the client certificate.", envvar="PENSTOCK_CERT_FILE", metavar="FILE"),
-    ] = None
-    key_file: Annotated[
-        Path | None,
-        typer.Option(help="PEM file of its key. Default: in --cert-file.", envvar="PENSTOCK_KEY_FILE", metavar="FILE"),
-    ] = None
+    ca_file: CaFile = None
+    cert_file: CertFile = None
+    key_file: KeyFile = None
     client_id: Annotated[
         str | None, typer.Option(help="MQTT client identifier. Default: a random one.", metavar="ID")
     ] = None

@@ -170,7 +170,8 @@ def print_error(error: BaseException) -> None:
     text = str(error) if isinstance(error, PenstockError) else f"{type(error).__name__}: {error}"
     red, plain = ("\x1b[31m", "\x1b[0m") if use_colour(sys.stderr) else ("", "")
     lines = [escape(line) for line in text.split("\n")]
-    note("\n".join([f"{red}penstock:{plain} {lines[0]}", *lines[1:]]))
+    # Several failures in one error have a line each; their causes and actions are indented.
+    note("\n".join(line if line.startswith("  ") else f"{red}penstock:{plain} {line}" for line in lines))
 
 
 def exit_status(error: PenstockError) -> int:

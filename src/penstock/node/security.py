@@ -10,6 +10,7 @@ import dataclasses
 import logging
 import stat
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from functools import partial
@@ -66,8 +67,8 @@ DEFAULT_LISTENER: Final = "mqtt"
 NODE_TOPICS: Final = ("clients/statestore/",)
 """Topics of state store notifications, which only an observer with the right to read the key may receive."""
 
-SOURCES_KEPT: Final = 10_000
-"""Limit of cached permissions of publishers of retained messages."""
+SOURCES_KEPT: Final = 1_000
+"""Limit of cached permissions of publishers of retained messages. Each has up to 1 MB of cached decisions."""
 
 _READ_ONCE: Final = ("max_retained_messages", "max_retained_bytes", "queue_overflow")
 """Limits that the engine reads at the start only."""
@@ -107,7 +108,10 @@ class NodeSecurity:
         self._warn_of_open_rules()
         self._parts: list[InProcessAccess] = []
         self._web: dict[str, HttpServer] = {}
-        self._sources: dict[Source, Rights | None] = {}
+        self._sources: OrderedDict[Source, Rights | None] = OrderedDict()
+        """Cached permissions of publishers of retained messages, the least recently used first."""
+        self._sources_rules = self.access_rules
+        """The access rules from which they were determined."""
         self.server.check_retained(self._may_still_publish)
         self._tube: list[tuple[ClientAccess, bool, tuple[str, str]]] = []
 
@@ -191,9 +195,14 @@ class NodeSecurity:
         """True if the current policies allow the publisher of a retained message to publish it."""
         if self.access_rules.policy is None or not self.config.security.check_retain_source:
             return True
-        if source not in self._sources:
+        if self._sources_rules is not self.access_rules:
+            self._sources.clear()
+            self._sources_rules = self.access_rules
+        if source in self._sources:
+            self._sources.move_to_end(source)
+        else:
             if len(self._sources) >= SOURCES_KEPT:
-                self._sources.clear()
+                self._sources.popitem(last=False)
             self._sources[source] = self.recall(*source)
         rights = self._sources[source]
         return rights is not None and rights.may_publish(topic, qos, retain=True)
@@ -275,7 +284,6 @@ class NodeSecurity:
         for gate in self._parts:
             gate.access_rules = access_rules
         self._change_tube()
-        self._sources.clear()
         for listener in staying:
             listener.apply(settings[listener.name], tls[listener.name])
         for server, certificates in pages:

@@ -246,23 +246,25 @@ def test_export_and_import_are_inverse(kv: Command, store: Client, tmp_path: Pat
 @pytest.mark.parametrize(
     ("line", "why"),
     [
-        (b"{", "Expecting property name"),
-        (b"[]", "it is not an object"),
-        (b'{"value": "v"}', "expected exactly one of key and key_base64"),
-        (b'{"key": "k", "key_base64": "aw==", "value": "v"}', "expected exactly one of key"),
+        (b"{", "it is not JSON: expecting property name"),
+        (b"[]", "it is JSON, but not an object"),
+        (b'{"value": "v"}', "it has neither 'key' nor 'key_base64'"),
+        (b'{"key": "k", "key_base64": "aw==", "value": "v"}', "it has both 'key' and 'key_base64'"),
         (b'{"key": "", "value": "v"}', "the key is empty"),
         (b'{"key": 1, "value": "v"}', "key is 1, expected text"),
         (b'{"key": "k", "value_base64": "?"}', "value_base64 is not base64"),
         (b'{"key": "k", "value": "v", "ttl_ms": 0}', "ttl_ms is 0, expected"),
         (b'{"key": "k", "value": "v", "ttl_ms": true}', "ttl_ms is True, expected"),
-        (b'{"key": "\xff"}', "'utf-8' codec"),
+        (b'{"key": "\xff"}', "it is not UTF-8 text"),
     ],
 )
 def test_nothing_is_imported_where_one_line_is_wrong(kv: Command, node: LocalNode, line: bytes, why: str) -> None:
     done = kv("import", stdin=b'{"key": "first", "value": "v"}\n' + line + b"\n")
     assert done.status == 2
-    assert "penstock: kv import: line 2 cannot be used\n  why: " in done.err
-    assert why in done.err
+    first, cause, action = done.err.splitlines()
+    assert first.startswith("penstock: kv import: line 2 cannot be used: ")
+    assert why in cause
+    assert '{"key": "line-3/target", "value": "12.5"}' in action
     assert node.keys == 0
 
 

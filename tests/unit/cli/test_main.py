@@ -91,6 +91,13 @@ def test_misuse_is_explained_on_standard_error_with_status_2(
     assert text in err
 
 
+def test_a_usage_error_begins_with_the_failure_and_names_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(capsys, "kv", "get")[2].splitlines() == [
+        "penstock: Missing argument 'KEY'",
+        "  do:  see penstock kv get --help",
+    ]
+
+
 @pytest.mark.parametrize(
     ("error", "status"), [(RefusedError("no", why="w", do="d"), 1), (ConfigError("bad", why="w", do="d"), 2)]
 )

@@ -75,4 +75,17 @@ def test_the_token_of_the_data_directory_here_goes_to_nodes_on_loopback_only(
 def test_half_of_a_login_names_the_other_option(given: MasterOptions, message: str) -> None:
     with pytest.raises(ConfigError, match=message) as raised:
         given.client()
-    assert "PENSTOCK_TUBE_" in str(raised.value)
+    assert "(PENSTOCK_" in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "over_tls"),
+    [
+        (MasterOptions(), False),
+        (MasterOptions(tls=True), True),
+        (MasterOptions(ca_file=Path("ca.pem")), True),
+        (MasterOptions(ca_file=Path("ca.pem"), tls=False), False),
+    ],
+)
+def test_files_of_tls_imply_it_unless_it_is_excluded(given: MasterOptions, over_tls: bool) -> None:
+    assert given.over_tls is over_tls

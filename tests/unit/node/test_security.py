@@ -18,7 +18,9 @@ from penstock.errors import ConfigError, PenstockError, RefusedError
 from penstock.mqtt.client import MqttClient, ScramAuthentication, TlsOptions, TokenAuthentication
 from penstock.mqtt.codec.encoder import encode
 from penstock.mqtt.codec.packets import Connect, Publish
-from penstock.mqtt.engine.model.access import UNKNOWN
+from penstock.mqtt.engine.model.access import UNKNOWN, Rights
+from penstock.mqtt.engine.model.journal import Source
+from penstock.mqtt.in_process import AllowAll
 from penstock.node.config.mqtt import Security
 from penstock.node.config.node import NodeConfig
 from penstock.node.node import Node
@@ -424,6 +426,32 @@ async def test_a_retained_message_goes_only_while_its_publisher_may_publish_it(t
         )
         assert security.reload(lambda: unchecked)
         assert await retained_by(bound["mqtt"]) == ["node", "plant/a", "plant/b"]
+
+
+def test_cached_rights_of_publishers_are_bounded_and_follow_the_rules(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The publisher whose message was read last stays cached; new access rules count without a reload."""
+    policies = tmp_path / "policies.yaml"
+    policies.write_text(RETAINING.format(user="ann", topic="plant/#"))
+    security = NodeSecurity(NodeConfig.model_validate({"security": {"policies": str(policies)}}))
+    asked: list[str] = []
+    rights: list[Rights | None] = [Rights(AllowAll("ann"), AllowAll("ann").principal)]
+
+    def recall(owner: str, _client_id: str) -> Rights | None:
+        asked.append(owner)
+        return rights[0]
+
+    monkeypatch.setattr(security, "recall", recall)
+    monkeypatch.setattr("penstock.node.security.SOURCES_KEPT", 2)
+    allows = partial(security._may_still_publish, topic="plant/a", qos=1)
+    for owner in ("a", "b", "a", "c", "a", "c", "b"):
+        assert allows(Source(owner, "client"))
+    assert asked == ["a", "b", "c", "b"]
+    rights[0] = None
+    security.access_rules = security.access_rules._replace()
+    assert not allows(Source("b", "client"))
+    security.close()
 
 
 def test_bridges_keep_the_rights_that_they_act_with(tmp_path: Path) -> None:

@@ -81,7 +81,7 @@ def test_a_good_file_becomes_the_model(tmp_path: Path) -> None:
 
 CASES = [
     ("port: high\n", "f.yaml:1:7: option 'port': got 'high', expected a whole number", None),
-    ("port: 70000\n", "f.yaml:1:7: option 'port': got 70000, expected less than or equal to 65535", None),
+    ("port: 70000\n", "f.yaml:1:7: option 'port': got 70000, expected at most 65535", None),
     ("name: 12\n", "option 'name': got 12, expected text (quote a value that looks like a number)", None),
     ("mqtt:\n  bind: nowhere\n", "f.yaml:2:9: option 'mqtt.bind': got 'nowhere', expected HOST:PORT", None),
     ("folder: [a]\n", "f.yaml:1:9: option 'folder': got a list, expected a path", None),
@@ -117,6 +117,19 @@ CASES = [
     ("port: mqtt://u:hunter2@h\n", "f.yaml:1:7: option 'port': got 'mqtt://***@h', expected", None),
     ("mqtt-: 1\n", "f.yaml:1:1: option 'mqtt-': is not known", "did you mean 'mqtt'?"),
 ]
+
+
+class Numbers(Strict):
+    wait_s: int = Field(default=1, ge=1)
+    segment_bytes: int = 1
+
+
+def test_an_error_of_a_number_has_the_unit_of_the_option() -> None:
+    lines = refused("wait_s: 0\nsegment_bytes: big\n", Numbers).what.splitlines()
+    assert lines == [
+        "f.yaml:1:9: option 'wait_s': got 0, expected at least 1, in seconds",
+        "f.yaml:2:16: option 'segment_bytes': got 'big', expected a whole number, in bytes",
+    ]
 
 
 @pytest.mark.parametrize(("text", "what", "do"), CASES, ids=[text.strip() for text, _, _ in CASES])

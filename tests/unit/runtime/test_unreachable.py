@@ -19,8 +19,8 @@ from penstock.runtime.io.network import connection_failure, no_response
         (TimeoutError(), "no response in time", None),
         (OSError(113, "No route"), "no route", "check the network"),
         (ssl.SSLCertVerificationError(1, "no"), "certificate was not accepted", "--ca-file"),
-        (ssl.SSLError(1, "[SSL: WRONG_VERSION_NUMBER] wrong"), "TLS failed", "uses TLS"),
-        (ConnectionResetError(104, "reset"), "closed immediately", "the protocol of this port matches"),
+        (ssl.SSLError(1, "[SSL: WRONG_VERSION_NUMBER] wrong"), "does not use TLS on this port", "mqtt://"),
+        (ConnectionResetError(104, "reset"), "as a port without TLS does", "mqtt://"),
         (OSError(5, "Input/output error"), "Input/output error", None),
     ],
 )

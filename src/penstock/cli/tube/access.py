@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple, TypeVar
 
 import typer
 
-from penstock.cli.options import shared_options
+from penstock.cli.options import CaFile, CertFile, KeyFile, PasswordFile, Username, shared_options
 from penstock.cli.output import note
 from penstock.errors import ConfigError, PenstockError, RefusedError, UnavailableError
 
@@ -65,43 +65,27 @@ class MasterOptions:
             metavar="HOST:PORT",
         ),
     ] = MASTER
-    username: Annotated[
-        str | None,
-        typer.Option(help="User name, if the cluster has users.", envvar="PENSTOCK_TUBE_USERNAME", metavar="NAME"),
-    ] = None
-    password_file: Annotated[
-        Path | None,
-        typer.Option(
-            help="File whose first line is the password.", envvar="PENSTOCK_TUBE_PASSWORD_FILE", metavar="FILE"
-        ),
-    ] = None
+    username: Username = None
+    password_file: PasswordFile = None
     tls: Annotated[
-        bool,
-        typer.Option("--tls", help="Connect with TLS. --ca-file and --cert-file imply it.", envvar="PENSTOCK_TUBE_TLS"),
-    ] = False
-    ca_file: Annotated[
-        Path | None,
+        bool | None,
         typer.Option(
-            help="PEM file of the trusted authorities. Default: the system's.",
-            envvar="PENSTOCK_TUBE_CA_FILE",
-            metavar="FILE",
+            "--tls/--no-tls",
+            help="Connect with or without TLS. Default: with TLS if --ca-file or --cert-file is set.",
+            envvar="PENSTOCK_TUBE_TLS",
+            show_default=False,
         ),
     ] = None
-    cert_file: Annotated[
-        Path | None,
-        typer.Option(help="PEM file of the client certificate.", envvar="PENSTOCK_TUBE_CERT_FILE", metavar="FILE"),
-    ] = None
-    key_file: Annotated[
-        Path | None,
-        typer.Option(
-            help="PEM file of its key. Default: in --cert-file.", envvar="PENSTOCK_TUBE_KEY_FILE", metavar="FILE"
-        ),
-    ] = None
+    ca_file: CaFile = None
+    cert_file: CertFile = None
+    key_file: KeyFile = None
 
     @property
     def over_tls(self) -> bool:
         """True if connections use TLS."""
-        return self.tls or any(path is not None for path in (self.ca_file, self.cert_file, self.key_file))
+        if self.tls is not None:
+            return self.tls
+        return any(path is not None for path in (self.ca_file, self.cert_file, self.key_file))
 
     def client(self) -> ClientOptions:
         """Arguments of a TubeMQ client.
@@ -113,7 +97,7 @@ class MasterOptions:
             given, missing = "--username", "--password-file"
             if self.username is None:
                 given, missing = missing, given
-            variable = f"PENSTOCK_TUBE_{missing.removeprefix('--').upper().replace('-', '_')}"
+            variable = f"PENSTOCK_{missing.removeprefix('--').upper().replace('-', '_')}"
             raise ConfigError(
                 f"{given} is set without {missing}",
                 option=given,

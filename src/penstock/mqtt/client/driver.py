@@ -36,6 +36,8 @@ CLOSE_GRACE_S: Final = 2.0
 """Time for the server to read the last bytes after :meth:`Driver.stop`."""
 MAX_UNSENT: Final = 256
 """QoS 0 messages that are written before the event loop runs again."""
+_TLS_ALERT: Final = b"\x15\x03"
+"""Record type and major version [RFC 8446 section 5.1]; as MQTT, a packet type that servers do not send."""
 WEBSOCKET_FRAME_BYTES: Final = 16 * 1024 * 1024
 """The largest WebSocket frame that is accepted; a packet may span several frames."""
 
@@ -218,6 +220,9 @@ class Driver:
         if link is self._link:
             if self.engine.state is ClientState.CONNECTING and data.startswith(b"HTTP/"):
                 self._close(errors.http_server(self.url, data))
+                return
+            if self.engine.state is ClientState.CONNECTING and data.startswith(_TLS_ALERT):
+                self._close(errors.tls_server(self.url))
                 return
             self._perform(self.engine.receive(data, self.now()))
             self.flush()

@@ -21,6 +21,7 @@ __all__ = [
     "not_connected",
     "refused",
     "rejected",
+    "tls_server",
 ]
 
 _TRANSIENT: Final = frozenset(
@@ -59,7 +60,9 @@ def no_answer(url: BrokerUrl, seconds: float) -> UnavailableError:
         f"mqtt: {url} does not answer CONNECT",
         applied=False,
         why=f"no CONNACK within {seconds:g} s",
-        do="check that this port speaks MQTT" + ("" if url.tls else " without TLS"),
+        do="check that this port speaks MQTT"
+        if url.tls
+        else f"check that this port speaks MQTT; if it uses TLS, connect to {_with_tls(url)}",
     )
 
 
@@ -87,9 +90,24 @@ def lost(url: BrokerUrl, *, accepted: bool) -> UnavailableError:
     return UnavailableError(
         f"mqtt: {url} closed the connection instead of answering CONNECT",
         applied=False,
-        do="check that this port speaks MQTT 5"
-        + (", and whether the server requires a client certificate" if url.tls else " without TLS"),
+        do="check that this port speaks MQTT 5, and whether the server requires a client certificate"
+        if url.tls
+        else f"check that this port speaks MQTT 5; if it uses TLS, connect to {_with_tls(url)}",
     )
+
+
+def tls_server(url: BrokerUrl) -> UnavailableError:
+    """The server answered CONNECT with a TLS record."""
+    return UnavailableError(
+        f"mqtt: {url} does not speak MQTT without TLS",
+        applied=False,
+        why="it answered CONNECT with a TLS alert",
+        do=f"connect to {_with_tls(url)}",
+    )
+
+
+def _with_tls(url: BrokerUrl) -> str:
+    return f"{'wss' if url.websocket else 'mqtts'}://{url.authority}{url.path}"
 
 
 def refused(url: BrokerUrl, what: str, code: int, text: str, do: str | None = None) -> RefusedError:

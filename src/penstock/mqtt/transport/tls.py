@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final, cast
 
 from penstock.errors import ConfigError
-from penstock.runtime.io.tls import AlertingContext
+from penstock.runtime.io.tls import AlertingContext, certificate_problem, pair_problem
 from penstock.security.certificates import CertificateName, Revocations, certificate_expiry, read_revocations
 
 __all__ = ["ClientCertificates", "ServerTls", "TlsFiles", "certificate_of", "trust_anchor"]
@@ -126,20 +126,14 @@ def _load_certificate(context: ssl.SSLContext, files: TlsFiles) -> None:
             do="decrypt it (`openssl pkey`) and make it readable by the node's user only",
         ) from None
     except ssl.SSLError as error:
-        if error.reason == "KEY_VALUES_MISMATCH":
-            raise ConfigError(
-                f"{files.key}: the key is not that of {files.certificate}",
-                option="key",
-                where=str(files.key),
-                why="the certificate file begins with the certificate of another key",
-                do="put the server's own certificate first and the intermediate ones after it",
-            ) from error
+        blames_key, problem = pair_problem(files.certificate, files.key, error)
+        option, path = ("key", files.key) if blames_key else ("certificate", files.certificate)
         raise ConfigError(
-            f"{files.certificate}, {files.key}: cannot be used together",
-            option="certificate",
-            where=str(files.certificate),
-            why=error.reason or str(error),
-            do="both must be PEM: a certificate chain, and its private key",
+            f"{path}: cannot be used as the {option} of a TLS listener",
+            option=option,
+            where=str(path),
+            why=problem.why,
+            do=problem.do,
         ) from error
 
 
@@ -152,7 +146,7 @@ def _load_authorities(context: ssl.SSLContext, path: Path) -> None:
             f"{path}: contains no certificate of an authority",
             option="client_ca",
             where=str(path),
-            why=error.reason or str(error),
+            why="a certificate in it is damaged" if (problem := certificate_problem(path)) is None else problem.why,
             do="use a PEM file with the authorities of the client certificates",
         ) from error
 

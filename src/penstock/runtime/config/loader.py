@@ -29,6 +29,16 @@ SHOWN_ERRORS = 10
 _SECRET = re.compile(r"password|passwd|secret|credential|api_?key|admin_token", re.IGNORECASE)
 _PLACE = re.compile(r":(\d+):(\d+)$")
 
+_UNITS = {
+    "_ms": "milliseconds",
+    "_s": "seconds",
+    "_bytes": "bytes",
+    "_kib": "KiB",
+    "_mib": "MiB",
+    "_percent": "percent",
+}
+"""Units of numbers, by the end of the option's name."""
+
 _EXPECTED = {
     "string_type": "text (quote a value that looks like a number)",
     "int_type": "a whole number",
@@ -140,10 +150,16 @@ def _explain(detail: Any, document: Document, schema: _Schema) -> tuple[str, str
         expected = str(context["error"])
         return where, option, f"got {got}, {expected}" if location else expected, None
     expected = _EXPECTED.get(kind) or str(detail["msg"])
-    return where, option, f"got {got}, expected {_expected(expected)}", None
+    return where, option, f"got {got}, expected {_expected(expected)}{_unit(location)}", None
+
+
+def _unit(location: Location) -> str:
+    name = next((part for part in reversed(location) if isinstance(part, str)), "")
+    return next((f", in {unit}" for end, unit in _UNITS.items() if name.endswith(end)), "")
 
 
 def _expected(text: str) -> str:
+    text = text.replace("greater than or equal to", "at least").replace("less than or equal to", "at most")
     for start in ("Input should be ", "Value should be ", "Value should ", "String should ", "List should "):
         if text.startswith(start):
             return text.removeprefix(start)

@@ -181,6 +181,39 @@ def tls_alert_failure(error: BaseException | None, certificate: str | None = Non
     return None
 
 
+_UNTRUSTED: Final = ConnectionFailure(
+    "this client does not trust the authority that signed the server's certificate",
+    "set the file with the certificate of the server's authority (--ca-file, ca_file)",
+)
+_OTHER_NAME: Final = ConnectionFailure(
+    "the server's certificate is for another name",
+    "connect to a name in the certificate, or issue one with this name (subjectAltName)",
+)
+_VERIFICATION: Final = {
+    9: ConnectionFailure(
+        "the server's certificate is not valid yet", "correct the clock of this machine or the server"
+    ),
+    10: ConnectionFailure(
+        "the server's certificate has expired", "renew it on the server; if it is valid, correct this machine's clock"
+    ),
+    18: _UNTRUSTED,
+    19: _UNTRUSTED,
+    20: _UNTRUSTED,
+    21: _UNTRUSTED,
+    23: ConnectionFailure("the server's certificate is revoked", "replace it on the server"),
+    62: _OTHER_NAME,
+    64: _OTHER_NAME,
+}
+"""Failures by OpenSSL's code of verification (X509_V_ERR_...)."""
+
+_NO_TLS: Final = ("WRONG_VERSION_NUMBER", "PACKET_LENGTH_TOO_LONG", "RECORD_LAYER_FAILURE", "HTTP_REQUEST")
+"""OpenSSL's reasons for an answer that is not TLS."""
+
+_WITHOUT_TLS: Final = (
+    "use the port with TLS (MQTT: 8883, TubeMQ master: 8716), or connect without TLS (mqtt://; omit --tls)"
+)
+
+
 def connection_failure(error: OSError, host: str, *, tls: bool, certificate: str | None = None) -> ConnectionFailure:
     """Reason of a failed connection to ``host``, with TLS or without.
 
@@ -190,13 +223,19 @@ def connection_failure(error: OSError, host: str, *, tls: bool, certificate: str
     if alert is not None:
         return alert
     if isinstance(error, ssl.SSLCertVerificationError):
-        return ConnectionFailure(
-            f"the server's certificate was not accepted: {error.verify_message}",
-            "trust its authority (ca_file, --ca-file), or connect to the name in the certificate",
+        return _VERIFICATION.get(
+            getattr(error, "verify_code", 0),
+            ConnectionFailure(
+                f"the server's certificate was not accepted: {getattr(error, 'verify_message', error)}",
+                "trust its authority (ca_file, --ca-file), or connect to the name in the certificate",
+            ),
         )
     if isinstance(error, ssl.SSLError):
+        reason = getattr(error, "reason", None) or str(error)
+        if any(name in reason for name in _NO_TLS):
+            return ConnectionFailure("the server does not use TLS on this port", _WITHOUT_TLS)
         return ConnectionFailure(
-            f"TLS failed: {getattr(error, 'reason', None) or error}",
+            f"TLS failed: {reason.lower().replace('_', ' ')}",
             "check that this port uses TLS, and whether the server requires a client certificate",
         )
     if isinstance(error, socket.gaierror):
@@ -209,8 +248,10 @@ def connection_failure(error: OSError, host: str, *, tls: bool, certificate: str
         return ConnectionFailure("there is no route to the host", "correct the address, or check the network")
     if isinstance(error, ConnectionResetError):
         return ConnectionFailure(
-            "the connection was closed immediately",
-            "check that the protocol of this port matches the address" if tls else None,
+            "the server closed the connection during the TLS handshake, as a port without TLS does"
+            if tls
+            else "the connection was closed immediately",
+            _WITHOUT_TLS if tls else None,
         )
     return ConnectionFailure(error.strerror or str(error) or type(error).__name__)
 

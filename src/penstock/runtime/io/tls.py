@@ -10,12 +10,13 @@ an alert that was not read yet.
 
 from __future__ import annotations
 
+import re
 import ssl
 from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, TypedDict
+from typing import Final, NamedTuple, TypedDict
 from weakref import WeakKeyDictionary
 
 from penstock.errors import ConfigError
@@ -27,9 +28,12 @@ __all__ = [
     "AlertingObject",
     "ClientOptions",
     "Login",
+    "PemProblem",
     "TlsOptions",
     "certificate_file",
+    "certificate_problem",
     "handshake_failure",
+    "pair_problem",
     "read_password",
 ]
 
@@ -65,7 +69,9 @@ class TlsOptions:
         try:
             context = ssl.create_default_context(cafile=None if self.ca_file is None else str(self.ca_file))
         except OSError as e:
-            raise _unusable("ca_file", self.ca_file, e, "the certificates of the authorities") from e
+            path = Path(self.ca_file or ssl.get_default_verify_paths().cafile or "")
+            damaged = PemProblem("a certificate in it is damaged", "export the certificates of the authorities again")
+            raise _unusable("ca_file", path, certificate_problem(path) or damaged) from e
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         if not self.verify:
             context.check_hostname = False
@@ -75,19 +81,73 @@ class TlsOptions:
             try:  # A callback: otherwise OpenSSL prompts on the terminal for the password of an encrypted key.
                 context.load_cert_chain(self.cert_file, self.key_file, password=lambda: password or "")
             except OSError as e:
-                raise _unusable("cert_file", self.cert_file, e, "a certificate and its key") from e
+                certificate, key = Path(self.cert_file), Path(self.key_file or self.cert_file)
+                blames_key, problem = pair_problem(certificate, key, e)
+                if blames_key and self.key_file is not None:
+                    raise _unusable("key_file", key, problem) from e
+                if blames_key and "no private key" in problem.why:
+                    problem = problem._replace(do="set the file of the key as well (key_file, --key-file)")
+                raise _unusable("cert_file", certificate, problem) from e
             _CERTIFICATES[context] = str(self.cert_file)
         elif self.key_file is not None:
             raise ConfigError("tls: a key without a certificate", option="key_file", do="set cert_file as well")
         return context
 
 
-def _unusable(option: str, path: str | Path | None, error: OSError, expected: str) -> ConfigError:
-    return ConfigError(
-        f"tls: {option} {str(path)!r} cannot be used",
-        option=option,
-        why=error.strerror or str(error),
-        do=f"use a PEM file with {expected}",
+def _unusable(option: str, path: Path, problem: PemProblem) -> ConfigError:
+    return ConfigError(f"tls: {option} {str(path)!r} cannot be used", option=option, why=problem.why, do=problem.do)
+
+
+class PemProblem(NamedTuple):
+    """Why a PEM file cannot be used, and what to do; never content of the file."""
+
+    why: str
+    do: str
+
+
+def certificate_problem(path: Path) -> PemProblem | None:
+    """Why ``path`` has no certificates in PEM; None if it has."""
+    return _pem_problem(path, re.compile(rb"-----BEGIN (TRUSTED |X509 )?CERTIFICATE-----"), "certificate", "x509")
+
+
+def pair_problem(certificate: Path, key: Path, error: OSError) -> tuple[bool, PemProblem]:
+    """Why OpenSSL refused a certificate with its key. The first value is True if the key's file is to blame."""
+    if (problem := certificate_problem(certificate)) is not None:
+        return False, problem
+    if (
+        problem := _pem_problem(key, re.compile(rb"-----BEGIN [A-Z ]*PRIVATE KEY-----"), "private key", "pkey")
+    ) is not None:
+        return True, problem
+    if "KEY_VALUES_MISMATCH" in str(error):
+        return True, PemProblem(
+            f"it is not the key of the first certificate in {certificate}",
+            f"use the key of that certificate; put it first in {certificate}, the intermediate ones after it",
+        )
+    if b"ENCRYPTED" in key.read_bytes():
+        return True, PemProblem(
+            "the key is encrypted, and its password is missing or wrong",
+            f"decrypt it (openssl pkey -in {key} -out FILE) and make it readable by its user only",
+        )
+    return False, PemProblem(
+        f"OpenSSL cannot read a block in {certificate} or {key}, so one of them is damaged",
+        f"check them: openssl x509 -noout -in {certificate}; openssl pkey -noout -in {key}",
+    )
+
+
+def _pem_problem(path: Path, block: re.Pattern[bytes], what: str, command: str) -> PemProblem | None:
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        return PemProblem(error.strerror or str(error), "check the path, and that this user may read the file")
+    if block.search(content):
+        return None
+    if content.startswith(b"\x30"):  # an ASN.1 sequence
+        return PemProblem(
+            "it is in DER form, not PEM", f"convert it: openssl {command} -inform DER -in {path} -out FILE.pem"
+        )
+    return PemProblem(
+        f"it has no {what} in PEM form (-----BEGIN {what.upper()}-----)",
+        f"use a PEM file with the {what}; openssl {command} -in FILE shows whether it is one",
     )
 
 

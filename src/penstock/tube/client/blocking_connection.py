@@ -151,14 +151,9 @@ class BlockingConnection:
                 connection = self._tls.wrap_socket(connection, server_hostname=host)
             except OSError as error:
                 connection.close()
-                alert = tls_alert_failure(error, certificate_file(self._tls))
+                why, do = connection_failure(error, host, tls=True, certificate=certificate_file(self._tls))
                 raise UnavailableError(
-                    f"tube: no TLS connection to {self.peer}",
-                    applied=False,
-                    why=(alert or connection_failure(error, host, tls=True)).why,
-                    do="set the TLS port of the master (8716 by default), and the authority of its certificate"
-                    if alert is None
-                    else alert.do,
+                    f"tube: no TLS connection to {self.peer}", applied=False, why=why, do=do
                 ) from None
         self._session = RequestSession(self.peer)
         self._socket = connection

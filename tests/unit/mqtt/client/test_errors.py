@@ -32,9 +32,17 @@ def test_no_connection(error: OSError, why: str, do: str) -> None:
     assert do in (failure.do or "")
 
 
+def test_a_port_with_tls_is_recognised_by_its_alert() -> None:
+    error = errors.tls_server(PLAIN)
+    assert str(error).splitlines()[1:] == [
+        "  why: it answered CONNECT with a TLS alert",
+        "  do:  connect to mqtts://plant:1883",
+    ]
+
+
 def test_connections_that_say_nothing() -> None:
-    assert "without TLS" in str(errors.no_answer(PLAIN, 3))
-    assert "without TLS" in str(errors.lost(PLAIN, accepted=False))
+    assert "connect to mqtts://plant:1883" in str(errors.no_answer(PLAIN, 3))
+    assert "connect to mqtts://plant:1883" in str(errors.lost(PLAIN, accepted=False))
     assert errors.lost(SECURE, accepted=True).applied is None
 
 

@@ -70,8 +70,15 @@ def test_files_that_cannot_be_used(authority: Authority, tmp_path: Path) -> None
     for wrong, words in (
         (TlsFiles(certificate=tmp_path / "none", key=key), "none: cannot be read: No such file"),
         (TlsFiles(certificate=certificate, key=tmp_path), "cannot be read: Is a directory"),
-        (TlsFiles(certificate=certificate, key=other), "the key is not that of"),
-        (TlsFiles(certificate=text, key=key), "cannot be used together"),
+        (TlsFiles(certificate=certificate, key=other), "it is not the key of the first certificate"),
+        (
+            TlsFiles(certificate=text, key=key),
+            "text.pem: cannot be used as the certificate(.|\n)*no certificate in PEM form",
+        ),
+        (
+            TlsFiles(certificate=certificate, key=text),
+            "text.pem: cannot be used as the key(.|\n)*no private key in PEM",
+        ),
         (TlsFiles(certificate=certificate, key=encrypted), "the key is encrypted"),
         (TlsFiles(certificate=certificate, key=key, client_ca=text), "contains no certificate of an authority"),
         (TlsFiles(certificate=certificate, key=key, client_ca=tmp_path / "no"), "no: cannot be read"),
@@ -80,4 +87,6 @@ def test_files_that_cannot_be_used(authority: Authority, tmp_path: Path) -> None
     ):
         with pytest.raises(ConfigError, match=words) as caught:
             ServerTls(wrong, protocol="mqtt")
-        assert "PRIVATE" not in str(caught.value)
+        assert key.read_text()[40:80] not in str(caught.value)
+        assert "_ssl.c" not in str(caught.value)
+        assert caught.value.do
