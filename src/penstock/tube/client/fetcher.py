@@ -522,7 +522,8 @@ class Fetcher:
         partition = consumer.partition
         request = consumer.get_request(self._member.client_id, self._member.group)
         timeout_s = self._settings.timeout_s + request.maxWaitMs / 1000
-        future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Outcome] = loop.create_future()
 
         def done(outcome: Outcome) -> None:
             if not future.done():
@@ -530,10 +531,14 @@ class Fetcher:
 
         connection.submit(READ, MethodId.GET_MESSAGES, request.SerializeToString(), done, timeout_s=timeout_s)
         try:
-            outcome = await asyncio.shield(future)
+            outcome = await future
         except asyncio.CancelledError:
-            self._unanswered[partition] = future
-            future.add_done_callback(lambda done: self._answered(partition, done))
+            if future.cancelled():
+                # The response is still to come, and the next registration waits for it. (asyncio.shield would keep the
+                # first future, for a second one and a turn of the loop with every get.)
+                future = loop.create_future()
+                self._unanswered[partition] = future
+                future.add_done_callback(lambda done: self._answered(partition, done))
             raise
         if isinstance(outcome, PenstockError):
             connection.abort()
