@@ -60,10 +60,10 @@ HOT = (
     "deduplication___RecentWrites___note",
     "resp3___decode_array",
     "resp3____header",
-    "store___Engine___execute",
-    "store___Engine____carry_out",
-    "store___Engine____set",
-    "store___Engine____get",
+    "engine___store___Engine___execute",
+    "engine___store___Engine____carry_out",
+    "engine___store___Engine____set",
+    "engine___store___Engine____get",
     "preconditions___read_preconditions",
     "hlc___parse_wire",
     "hlc___Hlc___padded_pieces",
@@ -80,9 +80,30 @@ HOT = (
     "commit_queue___CommitQueue___wait",
     "commit_queue___CommitQueue____end_commit",
     "rows___rows_of",
+<<<<<<< HEAD
     "wal_frames___encode_frame",
+=======
+    "frames___encode_frame",
+    "framing___FrameDecoder___feed",
+    "framing___FrameDecoder____whole_bytewise",
+    "framing___encode_frames",
+    "varint___RisingVarints___encode",
+    "varint___encode_varint",
+    "send_decoder___SendCollector___collect",
+    "send_decoder___SendCollector___add",
+    "send_decoder___SendDecoder___recognise",
+    "send_decoder___encode_sent",
+    "produce_handler___ProduceHandler___send_all",
+    "produce_handler___ProduceHandler____store",
+    "produce_handler___ProduceHandler____append",
+    "storage___record___encode_run",
+    "storage___record____record_sum",
+    "segment___Segment___add",
+    "storage___store___Store___append_many",
+    "storage___store___Store____appended",
+>>>>>>> 7b66b4c6 (Compile the path of a TubeMQ send up to the log)
 )
-"""Functions that every SET, GET or message passes, by their names in the C."""
+"""Functions that every SET, GET, message or send passes, by their names in the C."""
 
 _GENERIC = re.compile(
     r"PyObject_VectorcallMethod|PyObject_Vectorcall\(|CPyObject_GetAttr\(|CPyObject_GetSlice|PyObject_GetItem|"

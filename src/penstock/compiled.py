@@ -49,6 +49,18 @@ _PATTERNS: Final = (
     "statestore/service/delivery.py",
     "statestore/service/rows.py",
     "statestore/service/writer.py",
+    "tube/codec/framing.py",
+    "tube/codec/varint.py",
+    "tube/engine/interfaces.py",
+    "tube/engine/sessions.py",
+    "tube/engine/broker/produce_handler.py",
+    "tube/engine/broker/request_checks.py",
+    "tube/engine/broker/send_decoder.py",
+    "tube/engine/broker/topics.py",
+    "tube/storage/reads.py",
+    "tube/storage/record.py",
+    "tube/storage/segment.py",
+    "tube/storage/store.py",
 )
 """The modules of the core, inside the package."""
 

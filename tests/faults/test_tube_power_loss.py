@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from pathlib import Path
 from random import Random
+from zlib import crc32
 
 import pytest
 
-from penstock.tube.codec.message import check_sum
 from penstock.tube.storage.retention import Retention
 from penstock.tube.storage.store import Store, StoreLimits
 from tests.unit.runtime.recorded_disk import RecordedDisk, after_power_loss
@@ -35,7 +35,7 @@ class Session:
         for _ in range(random.randrange(1, 6)):
             partition = 10000 + random.randrange(3)
             data = label + b"-%d" % self.store.end_offset + bytes(random.randrange(90))
-            offset, _ = self.store.append(partition, data, 0, check_sum(data), -1, 1 << 60, self.store.end_offset)
+            offset, _ = self.store.append(partition, data, 0, crc32(data), -1, 1 << 60, self.store.end_offset)
             self.appended[offset] = (partition, data)
         work = self.store.take()
         self.store.write(work)

@@ -12,7 +12,7 @@ import logging
 import socket
 import ssl
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Final, cast
 
 from penstock.errors import RemoteProtocolError
@@ -20,7 +20,7 @@ from penstock.runtime.io.loop import after_reading
 from penstock.runtime.io.tls import HANDSHAKE_FAILED, handshake_failure
 from penstock.tube.codec import exceptions
 from penstock.tube.codec.envelope import Request, decode_request, encode_error
-from penstock.tube.codec.framing import FrameDecoder, encode_frame
+from penstock.tube.codec.framing import FrameDecoder, encode_frame, encode_frames
 from penstock.tube.engine.limits import TubeLimits
 from penstock.tube.engine.sessions import RequestContext
 
@@ -150,6 +150,12 @@ class ServerConnection(asyncio.Protocol):
         """Answer a frame."""
         raise NotImplementedError
 
+    def receive_frames(self, frames: deque[tuple[int, bytes]]) -> None:
+        """Answer frames from the front of ``frames`` while the responses of this turn have room."""
+        receive = self.receive
+        while frames and self._out_bytes < TURN_BYTES:
+            receive(*frames.popleft())
+
     def answer_collected(self) -> None:
         """Answer requests that `receive` only collected; called before the turn's responses are sent."""
 
@@ -227,11 +233,11 @@ class ServerConnection(asyncio.Protocol):
         self._out.append(frame)
         self._out_bytes += len(frame)
 
-    def put_all(self, serials: Sequence[int], bodies: Sequence[bytes]) -> None:
+    def put_all(self, serials: list[int], bodies: list[bytes]) -> None:
         """As :meth:`put` for each."""
-        frames = list(map(encode_frame, serials, bodies))
-        self._out += frames
-        self._out_bytes += sum(map(len, frames))
+        frames = encode_frames(serials, bodies)
+        self._out.append(frames)
+        self._out_bytes += len(frames)
 
     def flush(self) -> None:
         """Send the collected responses with one write."""
@@ -262,9 +268,7 @@ class ServerConnection(asyncio.Protocol):
         if self._full:
             return  # resume_writing continues
         frames = self._frames
-        receive = self.receive
-        while frames and self._out_bytes < TURN_BYTES:
-            receive(*frames.popleft())
+        self.receive_frames(frames)
         self.answer_collected()
         self.flush()
         self.on_turn_end()

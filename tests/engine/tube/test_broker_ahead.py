@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
-from penstock.tube.storage.store import Store
+from penstock.tube.engine.broker.read_ahead import PendingRead
+from penstock.tube.engine.interfaces import LogRead
 from tests.engine.tube.broker_talk import Talk, texts
 from tests.unit.runtime.recorded_disk import RecordedDisk
 
@@ -33,13 +32,13 @@ def old() -> Talk:
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Where stores were read from, as it happens."""
     starts: list[int] = []
-    read = Store.read
+    read = PendingRead.read
 
-    def noted(self: Store, partition_id: int, start: int, **options: Any) -> object:
-        starts.append(start)
-        return read(self, partition_id, start, **options)
+    def noted(self: PendingRead) -> LogRead:
+        starts.append(self.start)
+        return read(self)
 
-    monkeypatch.setattr(Store, "read", noted)
+    monkeypatch.setattr(PendingRead, "read", noted)
     return starts
 
 

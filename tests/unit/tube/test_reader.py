@@ -15,13 +15,14 @@ from penstock.spark.tube.offsets import Slice
 from penstock.spark.tube.offsets import TopicPartition as SparkPartition
 from penstock.spark.tube.tube_client import TubeClient as SparkTube
 from penstock.tube.codec.envelope import Request, encode_response
-from penstock.tube.codec.message import check_sum, encode_stored
+from penstock.tube.codec.message import check_sum
 from penstock.tube.codec.proto import broker_pb2
 from penstock.tube.codec.range_columns import describe, describe_records
 from penstock.tube.producer import Producer, SendResult
 from penstock.tube.reader import RangeReader
 from penstock.tube.record import Record
 from tests.unit.tube.servers import scripted, tube, until
+from tests.unit.tube.stored import encode_stored
 
 T = TypeVar("T")
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -34,13 +35,13 @@ from penstock.tube.codec.strings import DEFAULT_BROKER_TLS_PORT, TopicConfig
 from penstock.tube.engine.access import ClientAccess
 from penstock.tube.engine.broker.group_offsets import GroupOffsets
 from penstock.tube.engine.broker.membership import BrokerConfig, BrokerMembership
-from penstock.tube.engine.broker.send_decoder import Send
+from penstock.tube.engine.broker.send_decoder import SendCollector
 from penstock.tube.engine.broker.topics import Topics
 from penstock.tube.engine.broker_engine import AppendResult, BrokerEngine
 from penstock.tube.engine.limits import DEFAULT_LIMITS, TubeLimits
 from penstock.tube.engine.sessions import RequestContext
 from penstock.tube.engine.transactions.staging import StagingLimits
-from penstock.tube.rpc import Listeners, Peers, ServerConnection
+from penstock.tube.rpc import TURN_BYTES, Listeners, Peers, ServerConnection
 from penstock.tube.storage.broker_storage import BrokerStorage
 from penstock.tube.storage.store import Store, StoreLimits
 
@@ -465,17 +466,6 @@ def _nothing() -> None:
     """Does nothing: no session is judged before the start."""
 
 
-class _SendRun:
-    """Sends to one partition, in the order of their arrival."""
-
-    __slots__ = ("datas", "sends", "serials")
-
-    def __init__(self) -> None:
-        self.serials: list[int] = []
-        self.sends: list[Send] = []
-        self.datas: list[bytes] = []
-
-
 class TubeBrokerConnection(ServerConnection):
     """One client of a broker: passes requests to the engine and sends the responses, some after a commit.
 
@@ -485,11 +475,7 @@ class TubeBrokerConnection(ServerConnection):
     def __init__(self, broker: TubeBroker) -> None:
         super().__init__(broker.peers)
         self._broker = broker
-        self._recognise = broker.engine.produce.reader.recognise
-        self._runs: dict[tuple[str, int], _SendRun] = {}
-        """Messages of consecutive requests by partition, not stored yet."""
-        self._timeout: int | None = None
-        """Timeout of these requests."""
+        self._sends = SendCollector(broker.engine.produce.reader)
 
     def now_ms(self) -> int:
         return self._broker.clock()
@@ -503,30 +489,29 @@ class TubeBrokerConnection(ServerConnection):
         self._broker.bytes_in += len(data)
         super().data_received(data)
 
+    def receive_frames(self, frames: deque[tuple[int, bytes]]) -> None:
+        while frames and self._out_bytes < TURN_BYTES:
+            self._broker.requests += self._sends.collect(frames)
+            if frames:
+                self.receive(*frames.popleft())
+
     def receive(self, serial: int, body: bytes) -> None:
-        broker = self._broker
+        broker, sends = self._broker, self._sends
         broker.requests += 1
-        found = self._recognise(body)
+        try:
+            request = decode_request(serial, body)
+        except RemoteProtocolError as error:
+            self.put(serial, encode_error(exceptions.EXCEPTION, error.what, fatal=True))
+            return
+        found = broker.engine.send_of(request, body)
         if found is None:
-            try:
-                request = decode_request(serial, body)
-            except RemoteProtocolError as error:
-                self.put(serial, encode_error(exceptions.EXCEPTION, error.what, fatal=True))
-                return
-            found = broker.engine.send_of(request, body)
-            if found is None:
-                self._answer(request)
-                return
+            self._answer(request)
+            return
         send, data = found
-        if send.timeout != self._timeout:
+        if send.timeout != sends.timeout:
             self.answer_collected()
-            self._timeout = send.timeout
-        run = self._runs.get(send.place)
-        if run is None:
-            run = self._runs[send.place] = _SendRun()
-        run.serials.append(serial)
-        run.sends.append(send)
-        run.datas.append(data)
+            sends.timeout = send.timeout
+        sends.add(serial, send, data)
 
     def _answer(self, request: Request) -> None:
         """Answer a request that is not the sending of one message."""
@@ -545,13 +530,13 @@ class TubeBrokerConnection(ServerConnection):
         return self.arrived_ms + timeout if timeout else 0
 
     def answer_collected(self) -> None:
-        if not self._runs:
+        runs = self._sends.take()
+        if not runs:
             return
-        runs, self._runs = self._runs, {}
         broker = self._broker
-        engine, expires_ms = broker.engine, self._expires_ms(self._timeout)
+        engine, expires_ms = broker.engine, self._expires_ms(self._sends.timeout)
         context = RequestContext(broker.clock(), self.peer, self)
-        for run in runs.values():
+        for run in runs:
             if expires_ms and context.now_ms > expires_ms:
                 engine.dropped_late += len(run.serials)
                 continue

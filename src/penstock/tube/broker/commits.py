@@ -47,9 +47,9 @@ class _Response(NamedTuple):
     """Responses of one kind to a connection; dropped after the instant ``expires_ms``, 0 = never."""
 
     connection: ServerConnection
-    serials: Sequence[int]
+    serials: list[int]
     method: int
-    bodies: Sequence[bytes]
+    bodies: list[bytes]
     expires_ms: int
 
 
@@ -163,9 +163,9 @@ class Commits:
     def wait(
         self,
         connection: ServerConnection,
-        serials: Sequence[int],
+        serials: list[int],
         method: int,
-        bodies: Sequence[bytes],
+        bodies: list[bytes],
         expires_ms: int,
     ) -> None:
         """Send ``bodies`` after the next commit, unless it is ``expires_ms`` by then (0: never)."""

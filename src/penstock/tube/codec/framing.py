@@ -12,20 +12,37 @@ drops a connection on a longer block, on an empty one, and on more than 1,024 of
 from __future__ import annotations
 
 from struct import Struct
+from typing import TYPE_CHECKING, Final
 
 from penstock.errors import LocalProtocolError, RemoteProtocolError
 
-__all__ = ["BEGIN_TOKEN", "BLOCK_SIZE", "MAX_BLOCKS", "MAX_FRAME_BYTES", "FrameDecoder", "encode_frame", "one_block"]
+if TYPE_CHECKING:
+    from mypy_extensions import i64
 
-BEGIN_TOKEN = b"\xff\x7f\xf4\xfe"
-BLOCK_SIZE = 8192
+__all__ = [
+    "BEGIN_TOKEN",
+    "BLOCK_SIZE",
+    "MAX_BLOCKS",
+    "MAX_FRAME_BYTES",
+    "FrameDecoder",
+    "encode_frame",
+    "encode_frames",
+    "one_block",
+]
+
+COMPILED: Final = not __file__.endswith(".py")
+"""Whether this is an extension module. Loops over bytes are fast there; interpreted, `struct` is."""
+BEGIN_TOKEN: Final = b"\xff\x7f\xf4\xfe"
+_TOKEN: Final = 0xFF7FF4FE
+BLOCK_SIZE: Final = 8192
 # The Java reader's limit: (20 MiB message + 8 MiB) / 8192.
-MAX_BLOCKS = 3584
-MAX_FRAME_BYTES = MAX_BLOCKS * BLOCK_SIZE
+MAX_BLOCKS: Final = 3584
+MAX_FRAME_BYTES: Final = 3584 * 8192
 
 _HEAD = Struct(">4sIi")
 _LENGTH = Struct(">i")
 _ONE_BLOCK_HEAD = Struct(">4sIii")
+_BYTES: Final = [bytes((n,)) for n in range(256)]
 _FULL_BLOCK = _LENGTH.pack(BLOCK_SIZE)
 
 
@@ -39,7 +56,7 @@ def encode_frame(serial: int, body: bytes, *, one_block: bool = False) -> bytes:
     """
     size = len(body)
     if 0 < size <= (MAX_FRAME_BYTES if one_block else BLOCK_SIZE):
-        return _ONE_BLOCK_HEAD.pack(BEGIN_TOKEN, serial, 1, size) + body
+        return b"%b%b\0\0\0\1%b%b" % (BEGIN_TOKEN, serial.to_bytes(4, "big"), size.to_bytes(4, "big"), body)
     blocks = -(-size // BLOCK_SIZE)
     if not 0 < blocks <= MAX_BLOCKS:
         raise LocalProtocolError(f"tube: a frame of {size} bytes cannot be sent (1 to {MAX_FRAME_BYTES} are possible)")
@@ -54,6 +71,28 @@ def encode_frame(serial: int, body: bytes, *, one_block: bool = False) -> bytes:
     return b"".join(parts)
 
 
+def encode_frames(serials: list[int], bodies: list[bytes]) -> bytes:
+    """Frames around ``bodies``, one after the other; as :func:`encode_frame` encodes each."""
+    parts: list[bytes] = []
+    last_size: i64 = -1
+    last_high = -1
+    head = length = b""
+    for serial, body in zip(serials, bodies, strict=True):
+        size: i64 = len(body)
+        if not 0 < size <= BLOCK_SIZE:
+            parts.append(encode_frame(serial, body))
+            continue
+        if size != last_size:
+            last_size = size
+            length = b"\0\0\0\1" + len(body).to_bytes(4, "big")
+        high = serial >> 8
+        if high != last_high:
+            last_high = high
+            head = BEGIN_TOKEN + high.to_bytes(3, "big")
+        parts.append(b"%b%b%b%b" % (head, _BYTES[serial & 0xFF], length, body))
+    return b"".join(parts)
+
+
 def one_block(data: bytes | memoryview) -> tuple[int, int, int] | None:
     """Serial number, start and end of the body if ``data`` begins with a frame of one block; else None.
 
@@ -65,6 +104,15 @@ def one_block(data: bytes | memoryview) -> tuple[int, int, int] | None:
     if token != BEGIN_TOKEN or blocks != 1 or not 0 < length <= MAX_FRAME_BYTES:
         return None
     return serial, _ONE_BLOCK_HEAD.size, _ONE_BLOCK_HEAD.size + length
+
+
+def _unsigned(data: bytes, at: i64) -> i64:
+    """The unsigned number of 32 bits at ``at``."""
+    first: i64 = data[at]
+    second: i64 = data[at + 1]
+    third: i64 = data[at + 2]
+    fourth: i64 = data[at + 3]
+    return first << 24 | second << 16 | third << 8 | fourth
 
 
 class FrameDecoder:
@@ -161,12 +209,29 @@ class FrameDecoder:
 
     def _whole(self, data: bytes, position: int, frames: list[tuple[int, bytes]]) -> int:
         """Decode consecutive frames of one block, which nearly all are; returns the offset of the first other data."""
+        if COMPILED:
+            return self._whole_bytewise(data, position, frames)
         unpack, last, most = _ONE_BLOCK_HEAD.unpack_from, len(data) - 16, MAX_FRAME_BYTES
         while position <= last:
             token, serial, blocks, length = unpack(data, position)
             start = position + 16
             if token != BEGIN_TOKEN or blocks != 1 or not 0 <= length <= most or start + length > len(data):
                 break
+            position = start + length
+            frames.append((serial, data[start:position]))
+        return position
+
+    def _whole_bytewise(self, data: bytes, position: i64, frames: list[tuple[int, bytes]]) -> int:
+        """As :meth:`_whole`, by a loop over bytes."""
+        size: i64 = len(data)
+        while position + 16 <= size:
+            if _unsigned(data, position) != _TOKEN or _unsigned(data, position + 8) != 1:
+                break
+            start = position + 16
+            length = _unsigned(data, position + 12)
+            if length > MAX_FRAME_BYTES or start + length > size:
+                break
+            serial = _unsigned(data, position + 4)
             position = start + length
             frames.append((serial, data[start:position]))
         return position

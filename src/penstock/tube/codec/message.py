@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable
+from typing import Final, NamedTuple
 
 from penstock.errors import LocalProtocolError
 from penstock.tube.codec.strings import java_trim
-from penstock.tube.codec.varint import decode_varint, encode_rising, encode_sums, encode_varint
+from penstock.tube.codec.varint import decode_varint, encode_varint
 
 __all__ = [
     "HAS_ATTRIBUTES",
@@ -28,7 +28,6 @@ __all__ = [
     "decode_marker",
     "encode_data",
     "encode_marker",
-    "encode_stored",
     "filter_key",
     "fits_attribute",
     "format_attributes",
@@ -38,11 +37,11 @@ __all__ = [
 ]
 
 HAS_ATTRIBUTES = 1
-INDEX_RECORD_BYTES = 28
+INDEX_RECORD_BYTES: Final = 28
 """Size of a message's entry in the index of its store; offsets on the wire are positions in the index."""
 MSG_TYPE = "$msgType$"
 MSG_TIME = "$msgTime$"
-NO_KEY = -1  # index key of a message without a type: no filter finds it
+NO_KEY: Final = -1  # index key of a message without a type: no filter finds it
 
 
 def check_sum(data: bytes) -> int:
@@ -129,36 +128,6 @@ def split_data(data: bytes, flag: int) -> tuple[str, bytes] | None:
     return data[4 : 4 + length].decode("utf-8", "replace"), data[4 + length :]
 
 
-def encode_stored(
-    first_id: int, checksums: Sequence[int], datas: Sequence[bytes], flags: Sequence[int], marker: bytes = b""
-) -> list[bytes]:
-    """Encode messages as a get response needs them: fields 4 (TransferedMessage), tag and length included.
-
-    A response is later gathered from such slices without encoding. Ids rise by one from ``first_id``; ``marker``, from
-    `encode_marker`, belongs to the first message.
-    """
-    encoded = []
-    numbers = encode_rising(first_id, 1, len(datas))
-    # Consecutive messages are mostly similar: parts equal to those of the previous message are not encoded again.
-    last: tuple[int, int, bytes] | None = None
-    last_inner, around = -1, 0
-    head = length = tail = b""
-    for number, total, data, flag in zip(numbers, encode_sums(checksums), datas, flags, strict=True):
-        size = len(data)
-        if last != (size, flag, marker):
-            last = size, flag, marker
-            length = b"\x1a" + encode_varint(size)
-            tail = b"\x20%b%b" % (encode_varint(flag), marker)
-            around = len(length) + size + len(tail) + 2
-            marker = b""
-        inner = around + len(number) + len(total)
-        if inner != last_inner:
-            last_inner = inner
-            head = b"\x22%b\x08" % encode_varint(inner)
-        encoded.append(b"".join((head, number, b"\x10", total, length, data, tail)))
-    return encoded
-
-
 class Marker(NamedTuple):
     """Producer and sequence of this message and the ``size - 1`` following ones in the log."""
 
@@ -168,7 +137,7 @@ class Marker(NamedTuple):
 
 
 def encode_marker(producer: int, sequence: int, count: int) -> bytes:
-    """Fields 1000 to 1002 of TransferedMessage, for `encode_stored`."""
+    """Fields 1000 to 1002 of TransferedMessage, which follow the flag of a stored message."""
     return b"\xc0\x3e%b\xc8\x3e%b\xd0\x3e%b" % (
         encode_varint(producer),
         encode_varint(sequence),
@@ -177,7 +146,7 @@ def encode_marker(producer: int, sequence: int, count: int) -> bytes:
 
 
 def decode_marker(message: bytes) -> Marker | None:
-    """The marker of a stored message (from `encode_stored`); None without one."""
+    """The marker of a stored message, field 4 of a get response; None without one."""
     # tag, length, then id, checksum and the payload's length: the rest after the payload decides.
     _, at = decode_varint(message, 1)
     for _ in range(2):

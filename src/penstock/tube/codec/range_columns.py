@@ -1,6 +1,6 @@
 """Columns of a range response: offsets, times and positions of all messages, which are decoded all at once.
 
-A get response contains each message as field 4 (`message.encode_stored` writes it). If their metadata are in columns
+A get response contains each message as field 4 (`storage.record` writes it). If their metadata are in columns
 (``range.columns``, from :func:`describe`), the numbers before the payloads are decoded as columns too, and one checksum
 covers everything: a step per message would cost more than all other work of a batch reader. Anything that does not have
 exactly the form that penstock's brokers write is left to the protobuf parser.

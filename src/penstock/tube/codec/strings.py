@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import zlib
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple, TypeGuard
+from typing import Final, NamedTuple, TypeGuard
 
 from penstock.errors import LocalProtocolError, RemoteProtocolError
 
@@ -47,7 +47,7 @@ DEFAULT_BROKER_PORT = 8123
 DEFAULT_BROKER_TLS_PORT = 8124
 OFFSET_HISTORY_TOPIC = "__offset_history__"
 """The system topic of consumed offsets: on every broker, readable, never writable for clients."""
-PARTITIONS_PER_STORE = 10_000
+PARTITIONS_PER_STORE: Final = 10_000
 UNDEFINED = -2  # "not set", everywhere in this protocol
 
 _BLANK = "".join(map(chr, range(0x21)))

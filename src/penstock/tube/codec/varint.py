@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import lru_cache
+from typing import TYPE_CHECKING, Final
 
 from penstock.errors import RemoteProtocolError
 
-__all__ = ["decode_varint", "encode_rising", "encode_sums", "encode_varint"]
+if TYPE_CHECKING:
+    from mypy_extensions import i64
+
+__all__ = ["RisingVarints", "decode_varint", "encode_varint"]
 
 
 def _encode(value: int) -> bytes:
@@ -19,9 +21,9 @@ def _encode(value: int) -> bytes:
     return bytes(parts)
 
 
-_TABLE = [_encode(value) for value in range(16384)]
+_TABLE: Final = [_encode(value) for value in range(16384)]
 # The same 14 bits with more to follow: long numbers are put together from these, five times faster than bit by bit.
-_MORE = [bytes((value & 0x7F | 0x80, value >> 7 | 0x80)) for value in range(16384)]
+_MORE: Final = [bytes((value & 0x7F | 0x80, value >> 7 | 0x80)) for value in range(16384)]
 
 
 def encode_varint(value: int) -> bytes:
@@ -31,7 +33,7 @@ def encode_varint(value: int) -> bytes:
     if 0 <= value < 1 << 42:  # checksums, offsets and times
         if value < 1 << 28:
             return _MORE[value & 0x3FFF] + _TABLE[value >> 14]
-        return _MORE[value & 0x3FFF] + _MORE[value >> 14 & 0x3FFF] + _TABLE[value >> 28]
+        return b"%b%b%b" % (_MORE[value & 0x3FFF], _MORE[value >> 14 & 0x3FFF], _TABLE[value >> 28])
     value &= 0xFFFFFFFFFFFFFFFF
     encoded = b""
     while value >= 16384:
@@ -40,39 +42,24 @@ def encode_varint(value: int) -> bytes:
     return encoded + _TABLE[value]
 
 
-_upper = lru_cache(256)(encode_varint)
-"""Upper parts of rising numbers, which change seldom."""
+class RisingVarints:
+    """Encodes numbers of 63 bits that rise in small steps: of a long one only the lowest 14 bits change mostly."""
 
+    __slots__ = ("_rest", "_upper")
 
-def encode_rising(first: int, step: int, count: int) -> list[bytes]:
-    """``count`` numbers from ``first`` (0 or more) on, each ``step`` higher than the one before.
+    def __init__(self) -> None:
+        self._upper: i64 = -1
+        self._rest = b""
 
-    Of a long one only the lowest 14 bits change mostly.
-    """
-    if count == 1:
-        return [_MORE[first & 0x3FFF] + _upper(first >> 14) if first >= 16384 else _TABLE[first]]
-    encoded: list[bytes] = []
-    value, end = first, first + count * step
-    while value < end:
-        base = value >> 14 << 14
-        lowest = slice(value - base, min(end - base, 16384), step)
-        if base:
-            rest = _upper(base >> 14)
-            encoded += [low + rest for low in _MORE[lowest]]
-        else:
-            encoded += _TABLE[lowest]
-        value = first + len(encoded) * step
-    return encoded
-
-
-def encode_sums(values: Sequence[int]) -> list[bytes]:
-    """Numbers of 31 bits, as checksums are: most take five bytes."""
-    return [
-        _MORE[value & 0x3FFF] + _MORE[value >> 14 & 0x3FFF] + _TABLE[value >> 28]
-        if 1 << 28 <= value < 1 << 31
-        else encode_varint(value)
-        for value in values
-    ]
+    def encode(self, value: i64) -> bytes:
+        """``value`` (0 or more) as :func:`encode_varint` encodes it."""
+        if value < 16384:
+            return _TABLE[value]
+        upper = value >> 14
+        if upper != self._upper:
+            self._upper = upper
+            self._rest = encode_varint(upper)
+        return _MORE[value & 0x3FFF] + self._rest
 
 
 def decode_varint(data: bytes | memoryview, position: int) -> tuple[int, int]:

@@ -15,7 +15,7 @@ once; a get without messages is answered by a running commit.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 
 from penstock.errors import PenstockError, RemoteProtocolError
 from penstock.tube.codec import exceptions
@@ -132,9 +132,7 @@ class BrokerEngine:
             return None  # `receive` reports the error
         return None if isinstance(found, pb.SendMessageRequestP2B) else found
 
-    def receive_sends(
-        self, sends: Sequence[Send], datas: Sequence[bytes], context: RequestContext
-    ) -> tuple[list[bytes], bool]:
+    def receive_sends(self, sends: list[Send], datas: list[bytes], context: RequestContext) -> tuple[list[bytes], bool]:
         """Store the messages of requests for one partition (`send_of`), in order.
 
         Returns the responses, and whether they wait for the commit of everything that happened before. It takes a third

@@ -9,6 +9,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence, Set
 from typing import NamedTuple
 
+from mypy_extensions import mypyc_attr
+
 from penstock.tube.codec.range_columns import Numbers
 
 __all__ = ["LeftoverFile", "LogRead", "LogRecords", "LogStore", "StagedFile", "StagingStore"]
@@ -76,17 +78,18 @@ class LogStore(ABC):
     def append_many(
         self,
         partition_id: int,
-        datas: Sequence[bytes],
-        flags: Sequence[int],
-        checksums: Sequence[int],
-        keys: Sequence[int],
+        datas: list[bytes],
+        sums: list[int],
+        flags: list[int],
+        keys: list[int],
         message_id: int,
         now_ms: int,
         marker: bytes = b"",
     ) -> tuple[int, int]:
         """Append messages in memory; the index offset of the first and the append time (ms) of all.
 
-        Message ids rise by one from ``message_id``; ``keys`` are filter codes, 0 for none. The append time is never
+        ``sums`` are CRC-32 of ``datas``. Message ids rise by one from ``message_id``; ``keys`` are filter codes, -1 for
+        none. The append time is never
         before that of an earlier message. ``marker`` names the idempotent producer of the first message
         (`codec.message.encode_marker`). The messages are durable after the next commit of the store.
         """
@@ -145,6 +148,7 @@ class LogStore(ABC):
         """Data offset that belongs to index offset ``offset``, which is at most the durable end."""
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class StagedFile(ABC):
     """The rows that one attempt of a task staged.
 
@@ -174,6 +178,7 @@ class StagedFile(ABC):
         """Have the next commit remove the file."""
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class StagingStore(ABC):
     """The files of staged rows of one broker. ``unwritten_bytes``: appended, but not durable yet."""
 

@@ -8,8 +8,6 @@ use the session; once it has ended, the next connection from the same host that 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-
 __all__ = ["LEAST_SESSION_MS", "RequestContext", "SessionOrigin", "SessionOrigins", "session_of"]
 
 LEAST_SESSION_MS = 3_000
@@ -23,7 +21,6 @@ def session_of(asked_ms: int, server_ms: int) -> int:
     return min(max(asked_ms, LEAST_SESSION_MS), server_ms)
 
 
-@dataclass(slots=True)
 class RequestContext:
     """Origin of a request and the time at which it is handled. Handlers pass it on and never change it.
 
@@ -32,15 +29,25 @@ class RequestContext:
     numbers the request on its connection. ``tls``: the connection is encrypted, so brokers are named by TLS ports.
     """
 
-    now_ms: int
-    peer: str = ""
-    connection: object = None
-    serial: int = 0
-    tls: bool = False
+    __slots__ = ("connection", "now_ms", "peer", "serial", "tls")
+
+    def __init__(
+        self,
+        now_ms: int,
+        peer: str = "",
+        connection: object = None,
+        serial: int = 0,
+        tls: bool = False,  # noqa: FBT001, FBT002 - positional on the hot path
+    ) -> None:
+        self.now_ms = now_ms
+        self.peer = peer
+        self.connection = connection
+        self.serial = serial
+        self.tls = tls
 
     def at(self, now_ms: int) -> RequestContext:
         """The same request, handled later."""
-        return replace(self, now_ms=now_ms)
+        return RequestContext(now_ms, self.peer, self.connection, self.serial, self.tls)
 
 
 class SessionOrigin:

@@ -15,6 +15,7 @@ that no later offset ever shifts or comes to mean another message.
 from __future__ import annotations
 
 import struct
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -23,8 +24,8 @@ from penstock.tube.codec.message import INDEX_RECORD_BYTES
 
 __all__ = ["DTYPE", "FILLER", "INDEX_RECORD", "INDEX_RECORD_BYTES", "IndexArray", "as_array", "filler", "is_sound"]
 
-INDEX_RECORD = struct.Struct(">iqiiq")
-FILLER = -1
+INDEX_RECORD: Final = struct.Struct(">iqiiq")
+FILLER: Final = -1
 """Partition of a filler."""
 DTYPE = np.dtype([("partition", ">i4"), ("position", ">i8"), ("size", ">i4"), ("key", ">i4"), ("time", ">i8")])
 

@@ -31,14 +31,17 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 from zlib import crc32
 
 import numpy as np
 import numpy.typing as npt
 
 from penstock.tube.codec.strings import PARTITIONS_PER_STORE
-from penstock.tube.storage.index import INDEX_RECORD
+from penstock.tube.codec.varint import RisingVarints, encode_varint
+
+if TYPE_CHECKING:
+    from mypy_extensions import i64
 
 __all__ = [
     "HEADER_BYTES",
@@ -52,19 +55,42 @@ __all__ = [
     "scan",
 ]
 
-HEADER_BYTES = 24
-REFERENCE_OVERHEAD = 52
+HEADER_BYTES: Final = 24
+REFERENCE_OVERHEAD: Final = 52
 """Bytes of the reference's data record besides the payload."""
 
 _HEADER = struct.Struct(">IIIHiHI")
-_CRC = struct.Struct(">I")
-_REST = struct.Struct(">IIHiHI")
-_SIZE_BITS = 26
+_INT: Final = struct.Struct(">i")
+_SHORT: Final = struct.Struct(">H")
+_UNSIGNED: Final = struct.Struct(">I")
+_UNSIGNED_LONG: Final = struct.Struct(">Q")
+_FIXED: Final = struct.Struct(">HiHI")
+"""Partition, key, upper and lower part of the time in a header."""
+_KEY_AND_TIME: Final = struct.Struct(">iq")
+"""Key and time in an index record."""
+_SIZE_BITS: Final = 26
 _SIZE_MASK = (1 << _SIZE_BITS) - 1
-_MIN_SIZE = REFERENCE_OVERHEAD
-_TIME_BITS = 11  # of the upper two bytes
+_MIN_SIZE: Final = REFERENCE_OVERHEAD
+_TIME_BITS: Final = 11  # of the upper two bytes
 _TIME_MASK = (1 << _TIME_BITS) - 1
-_PADDING = [bytes(n) for n in range(64)]
+_PADDING: Final = [bytes(n) for n in range(64)]
+_BYTES: Final = [bytes((n,)) for n in range(256)]
+_POLYNOMIAL: Final = 0xEDB88320
+
+
+def _crc_entry(value: int) -> int:
+    for _ in range(8):
+        value = value >> 1 ^ (_POLYNOMIAL if value & 1 else 0)
+    return value
+
+
+_CRC_TABLE: Final = b"".join([_crc_entry(value).to_bytes(4, "big") for value in range(256)])
+"""CRC-32 of each byte, in zlib's order of bits, in four bytes each: compiled code reads these fastest."""
+_SHIFTS: Final[dict[int, int]] = {}
+"""Results of `_shift_of`, by size."""
+_SHIFTS_KEPT: Final = 16_384
+COMPILED: Final = not __file__.endswith(".py")
+"""Whether this is an extension module. Loops over bytes are fast there; interpreted, the functions of zlib are."""
 _HEAD = np.dtype([("sum", ">u4"), ("length", ">u4"), ("ordinal", ">u4")])
 """The beginning of a header."""
 Numbers = npt.NDArray[np.int64]
@@ -72,61 +98,224 @@ Numbers = npt.NDArray[np.int64]
 _MESSAGE_START = re.compile(rb"\x22[\x80-\xff]{0,3}[\x00-\x7f]\x08", re.DOTALL)
 
 
-class Run(NamedTuple):
-    """Consecutive records of one partition."""
+class Run:
+    """Encoded messages of one partition, and their consecutive records."""
 
-    parts: list[bytes]
-    """Checksum, rest of the header, message and padding of each record, in the order of writing."""
-    sizes: list[int]
-    """Sizes of the records."""
-    entries: bytes
-    """The index records."""
+    __slots__ = ("entries", "messages", "parts", "size", "sizes")
+
+    def __init__(self) -> None:
+        self.messages: list[bytes] = []
+        """Messages as fields 4 (TransferedMessage) of a get response, tag and length included."""
+        self.parts: list[bytes] = []
+        """Header, message and padding of each record, in the order of writing."""
+        self.sizes: list[int] = []
+        """Sizes of the records."""
+        self.size = 0
+        """Sum of the sizes."""
+        self.entries = b""
+        """The index records."""
 
 
 def encode_run(
-    messages: Sequence[bytes],
-    payload_sizes: Sequence[int],
-    keys: Sequence[int],
-    position: int,
-    ordinal: int,
-    most: tuple[int, int],
+    datas: list[bytes],
+    sums: list[int],
+    flags: list[int],
+    keys: list[int],
+    first: i64,
+    message_id: i64,
+    marker: bytes,
+    position: i64,
+    ordinal: i64,
+    last_byte: i64,
+    last_ordinal: i64,
     partition_id: int,
     time_ms: int,
-    unacknowledged: int,
-    *,
-    immediate: bool,
+    unacknowledged: i64,
+    immediate: bool,  # noqa: FBT001 - positional on the hot path
 ) -> Run:
-    """Encode ``messages`` (from `codec.message.encode_stored`) as records from data offset ``position`` on.
+    """Encode messages from index ``first`` of the lists on, as records from data offset ``position`` on.
 
-    The run ends before a record that would begin at data offset ``most[0]`` or have ordinal ``most[1]``.
-    ``unacknowledged`` is that of the first record; it grows by one with each, or is 0 for the others if messages are
-    readable at once (``immediate``). ``partition_id`` is that of the wire; a record contains the partition within its
-    store.
+    The run ends before a record that would begin at data offset ``last_byte`` or have ordinal ``last_ordinal``.
+    ``sums`` are CRC-32 of ``datas``. Message ids rise by one from ``message_id``; ``marker``, from
+    `codec.message.encode_marker`, belongs to the first message. ``unacknowledged`` is that of the first record; it
+    grows by one with each, or is 0 for the others if messages are readable at once (``immediate``). ``partition_id`` is
+    that of the wire; a record contains the partition within its store.
     """
-    parts: list[bytes] = []
-    sizes: list[int] = []
+    run = Run()
+    messages, parts, sizes = run.messages, run.parts, run.sizes
     entries: list[bytes] = []
-    pack, pack_crc, pack_entry, crc = _REST.pack, _CRC.pack, INDEX_RECORD.pack, crc32
-    last_byte, last_ordinal = most
+    numbers = RisingVarints()
+    begin = position
     partition = partition_id % PARTITIONS_PER_STORE
+    entry_partition = _INT.pack(partition_id)
     high_time, low_time = time_ms >> 32, time_ms & 0xFFFFFFFF
-    for message, payload_size, key in zip(messages, payload_sizes, keys, strict=True):
-        if position >= last_byte or ordinal >= last_ordinal:
-            break
-        used = HEADER_BYTES + len(message)
-        size = REFERENCE_OVERHEAD + payload_size
+    # Consecutive messages are mostly similar: bytes that are equal in the next one are not encoded again.
+    data_size: i64 = -1
+    last_flag, last_key = 0, 0
+    last_inner: i64 = -1
+    record_size: i64 = -1
+    shift: i64 = 0
+    around: i64 = 0
+    head = length = tail = size_of_record = size_in_entry = fixed = key_and_time = b""
+    ordinal_high = position_high = b""
+    last_ordinal_high: i64 = -1
+    last_position_high: i64 = -1
+    bits: i64 = 0
+    power: i64 = 1  # 1 << bits
+    last_bits: i64 = -1
+    last_padding: i64 = -1
+    at = first
+    count: i64 = len(datas)
+    while at < count and position < last_byte and ordinal < last_ordinal:
+        data, flag, key = datas[at], flags[at], keys[at]
+        total: i64 = sums[at]
+        size: i64 = len(data)
+        if size != data_size or flag != last_flag or at <= first + 1:
+            data_size, last_flag = size, flag
+            length = b"\x1a" + encode_varint(size)
+            tail = b"\x20%b%b" % (encode_varint(flag), marker)
+            marker = b""
+            around = len(length) + size + len(tail) + 2
+            if COMPILED:
+                shift = _shift_of(size)
+        number = numbers.encode(message_id)
+        checksum = encode_varint(total & 0x7FFFFFFF)
+        inner = around + len(number) + len(checksum)
+        if inner != last_inner:
+            last_inner = inner
+            head = b"\x22%b\x08" % encode_varint(inner)
+        message = b"%b%b\x10%b%b%b%b" % (head, number, checksum, length, data, tail)
+
+        used: i64 = HEADER_BYTES + len(message)
+        size = REFERENCE_OVERHEAD + size
         padding = size - used
         if padding < 0:
             size, padding = used, 0
-        high = unacknowledged.bit_length() << _TIME_BITS | high_time
-        rest = pack(padding << _SIZE_BITS | size, ordinal, partition, key, high, low_time)
-        parts += (pack_crc(crc(message, crc(rest, position & 0xFFFFFFFF))), rest, message, _PADDING[padding])
+        if size != record_size or padding != last_padding:
+            record_size, last_padding = size, padding
+            size_in_entry = _INT.pack(size)
+            size_of_record = _UNSIGNED.pack(padding << _SIZE_BITS | size)
+        while unacknowledged >= power:
+            bits += 1
+            power += power
+        if key != last_key or bits != last_bits:
+            last_key, last_bits = key, bits
+            fixed = _FIXED.pack(partition, key, bits << _TIME_BITS | high_time, low_time)
+            key_and_time = _KEY_AND_TIME.pack(key, time_ms)
+        if ordinal >> 16 != last_ordinal_high:
+            last_ordinal_high = ordinal >> 16
+            ordinal_high = _SHORT.pack(last_ordinal_high)
+        rest = b"%b%b%b%b%b" % (
+            size_of_record, ordinal_high, _BYTES[ordinal >> 8 & 0xFF], _BYTES[ordinal & 0xFF], fixed
+        )  # fmt: skip
+        if COMPILED:
+            crc = _record_sum(rest, message, position & 0xFFFFFFFF, len(tail), data_size, shift, total)
+        else:
+            crc = crc32(message, crc32(rest, position & 0xFFFFFFFF))
+        messages.append(message)
+        parts.append(
+            b"%b%b%b%b%b"
+            % (_BYTES[crc >> 24], _BYTES[crc >> 16 & 0xFF], _BYTES[crc >> 8 & 0xFF], _BYTES[crc & 0xFF], rest)
+        )
+        parts.append(message)
+        parts.append(_PADDING[padding])
         sizes.append(size)
-        entries.append(pack_entry(partition_id, position, size, key, time_ms))
+        if position >> 16 != last_position_high:
+            last_position_high = position >> 16
+            position_high = _UNSIGNED_LONG.pack(last_position_high)[2:]
+        entries.append(
+            b"%b%b%b%b%b%b"
+            % (
+                entry_partition,
+                position_high,
+                _BYTES[position >> 8 & 0xFF],
+                _BYTES[position & 0xFF],
+                size_in_entry,
+                key_and_time,
+            )
+        )
         position += size
         ordinal += 1
-        unacknowledged = 0 if immediate else unacknowledged + 1
-    return Run(parts, sizes, b"".join(entries))
+        message_id += 1
+        at += 1
+        if immediate:
+            unacknowledged = 0
+            bits = 0
+            power = 1
+        else:
+            unacknowledged += 1
+    run.size = position - begin
+    run.entries = b"".join(entries)
+    return run
+
+
+def _record_sum(
+    rest: bytes, message: bytes, seed: i64, tail_size: i64, data_size: i64, shift: i64, data_sum: i64
+) -> i64:
+    """CRC-32, started with ``seed``, of a record: the ``rest`` of its header, and ``message``.
+
+    The data in the message are not read again: their own CRC ``data_sum`` is combined with that of what precedes them,
+    as ``crc32_combine`` of zlib does. ``shift`` is `_shift_of` their size.
+    """
+    crc = seed ^ 0xFFFFFFFF
+    at: i64 = 0
+    size: i64 = len(rest)
+    while at < size:
+        crc = _table(crc ^ rest[at]) ^ crc >> 8
+        at += 1
+    size = len(message)
+    at = 0
+    before = size - tail_size - data_size
+    while at < before:
+        crc = _table(crc ^ message[at]) ^ crc >> 8
+        at += 1
+    crc = _product(shift, crc ^ 0xFFFFFFFF) ^ data_sum ^ 0xFFFFFFFF
+    at = size - tail_size
+    while at < size:
+        crc = _table(crc ^ message[at]) ^ crc >> 8
+        at += 1
+    return crc ^ 0xFFFFFFFF
+
+
+def _table(value: i64) -> i64:
+    at = (value & 0xFF) << 2
+    first: i64 = _CRC_TABLE[at]
+    second: i64 = _CRC_TABLE[at + 1]
+    third: i64 = _CRC_TABLE[at + 2]
+    fourth: i64 = _CRC_TABLE[at + 3]
+    return first << 24 | second << 16 | third << 8 | fourth
+
+
+def _product(a: i64, b: i64) -> i64:
+    """The product of two polynomials modulo that of CRC-32; the highest bit is the coefficient of x to the power 0."""
+    product: i64 = 0
+    bit: i64 = 0x80000000
+    while a:
+        if a & bit:
+            product ^= b
+            a ^= bit
+        bit >>= 1
+        b = b >> 1 ^ _POLYNOMIAL if b & 1 else b >> 1
+    return product
+
+
+def _shift_of(size: i64) -> i64:
+    """x to the power 8 * ``size``: multiplying a CRC with it appends ``size`` zero bytes."""
+    known = _SHIFTS.get(size)
+    if known is not None:
+        return known
+    product: i64 = 0x80000000
+    square: i64 = 0x00800000
+    left = size
+    while left:
+        if left & 1:
+            product = _product(square, product)
+        square = _product(square, square)
+        left >>= 1
+    if len(_SHIFTS) >= _SHIFTS_KEPT:
+        _SHIFTS.clear()
+    _SHIFTS[size] = product
+    return product
 
 
 class Stored(NamedTuple):

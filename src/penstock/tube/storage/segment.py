@@ -12,6 +12,7 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +20,9 @@ import numpy.typing as npt
 from penstock.runtime.io.files import File, Files
 from penstock.tube.storage.index import INDEX_RECORD, INDEX_RECORD_BYTES, IndexArray, as_array
 from penstock.tube.storage.record import Run, messages_at
+
+if TYPE_CHECKING:
+    from mypy_extensions import i64
 
 __all__ = ["PartitionPart", "Segment"]
 
@@ -110,8 +114,8 @@ class Segment:
     def index_path(self) -> Path:
         return self.directory / f"{self.start:020d}.index"
 
-    def add(self, partition_id: int, messages: Sequence[bytes], run: Run, keys: Sequence[int], time_ms: int) -> int:
-        """Add the next messages, of one partition, with their append time; returns the size of their records.
+    def add(self, partition_id: int, run: Run, keys: list[int], time_ms: int) -> None:
+        """Add the next messages, of one partition, with their append time.
 
         The first record begins at ``data_end``. Only the newest segment grows.
         """
@@ -122,18 +126,23 @@ class Segment:
         part = parts.get(partition_id)
         if part is None:
             part = parts[partition_id] = PartitionPart()
-        count, ends = len(run.sizes), part.ends
-        before = ends[-1] if ends else 0
+        count = len(run.sizes)
+        before: i64 = part.ends[-1] if part.ends else 0
+        ends: list[int] = []
+        for size in run.sizes:
+            before += size
+            ends.append(before)
         part.ordinals.extend(range(self.count, self.count + count))
-        ends.extend([before := before + size for size in run.sizes])
+        part.ends.extend(ends)
         part.keys.extend(keys)
-        part.wire += messages
-        self.wire_bytes += sum(map(len, messages))
+        part.wire += run.messages
+        wire_bytes: i64 = 0
+        for message in run.messages:
+            wire_bytes += len(message)
+        self.wire_bytes += wire_bytes
         self.last_time = time_ms
         self.count += count
-        size = sum(run.sizes)
-        self.data_bytes += size
-        return size
+        self.data_bytes += run.size
 
     def index_bytes(self, first: int, end: int) -> bytes:
         """Index records of the ordinals ``[first, end)`` of a growing segment."""

@@ -19,10 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from penstock.runtime.io.files import Files
-from penstock.tube.codec.message import encode_stored
 from penstock.tube.storage.index import INDEX_RECORD_BYTES
 from penstock.tube.storage.reads import LogReads
-from penstock.tube.storage.record import encode_run
+from penstock.tube.storage.record import Run, encode_run
 from penstock.tube.storage.recovery import Loss, recover
 from penstock.tube.storage.retention import Retention, expired
 from penstock.tube.storage.segment import Segment
@@ -146,69 +145,75 @@ class Store(LogReads):
     ) -> tuple[int, int]:
         """Append a message in memory; returns its index offset and append time, which never decreases.
 
-        It is durable, and readable, after the next `take`, `write`, `sync` and `written`. ``marker``: the producer of
-        this message and the following ones (`codec.message.encode_marker`).
+        It is durable, and readable, after the next `take`, `write`, `sync` and `written`. ``checksum``: CRC-32 of
+        ``data``. ``marker``: the producer of this message and the following ones (`codec.message.encode_marker`).
         """
-        return self.append_many(partition_id, (data,), (flag,), (checksum,), (key_code,), message_id, now_ms, marker)
+        return self.append_many(partition_id, [data], [checksum], [flag], [key_code], message_id, now_ms, marker)
 
     def append_many(
         self,
         partition_id: int,
-        datas: Sequence[bytes],
-        flags: Sequence[int],
-        checksums: Sequence[int],
-        keys: Sequence[int],
+        datas: list[bytes],
+        sums: list[int],
+        flags: list[int],
+        keys: list[int],
         message_id: int,
         now_ms: int,
         marker: bytes = b"",
     ) -> tuple[int, int]:
-        first = self.end_offset
+        offset = self.end_offset
         time_ms = self.last_time = max(self.last_time, now_ms)
         limits = self.limits
-        messages: Sequence[bytes] = encode_stored(message_id, checksums, datas, flags, marker)
-        sizes: Sequence[int] = list(map(len, datas))
-        while messages:
+        count, done = len(datas), 0
+        while done < count:
             segment = self._segments[-1] if self._segments else None
             if segment is None or segment.data_bytes >= limits.segment_bytes or segment.count >= limits.segment_records:
                 segment = self._roll()
             elif not self._pieces:
                 self._pieces.append(_Piece(segment, None))
             run = encode_run(
-                messages,
-                sizes,
+                datas,
+                sums,
+                flags,
                 keys,
+                done,
+                message_id + done,
+                marker,
                 self.data_end,
                 segment.count,
-                (segment.data_start + limits.segment_bytes, limits.segment_records),
+                segment.data_start + limits.segment_bytes,
+                limits.segment_records,
                 partition_id,
                 time_ms,
                 (self.end_offset - max(self.durable_end, segment.start)) // INDEX_RECORD_BYTES,
-                immediate=self.immediate,
+                self.immediate,
             )
             self._pieces[-1].parts += run.parts
-            done = len(run.sizes)
-            size = segment.add(partition_id, messages[:done], run, keys[:done], time_ms)
-            self._appended(run.sizes, size)
+            encoded = len(run.sizes)
+            segment.add(partition_id, run, keys if encoded == count else keys[done : done + encoded], time_ms)
+            self._appended(run)
             # The rest begins the next segment.
-            messages, sizes, keys = messages[done:], sizes[done:], keys[done:]
-        return first, time_ms
+            done += encoded
+            marker = b""
+        return offset, time_ms
 
-    def _appended(self, sizes: Sequence[int], size: int) -> None:
-        """Move the ends by records of ``sizes``, whose sum is ``size``."""
+    def _appended(self, run: Run) -> None:
+        """Move the ends by the records of ``run``."""
+        size = run.size
         self.data_end += size
         self._pending_bytes += size
         self.unwritten_bytes += size
         end = self.end_offset
-        self.end_offset = end + len(sizes) * INDEX_RECORD_BYTES
+        self.end_offset = end + len(run.sizes) * INDEX_RECORD_BYTES
         if self._unmarked + size < _TAIL_STEP:
             self._unmarked += size
         else:
-            self._mark(end, sizes)
+            self._mark(end, run.sizes)
         if self.immediate:
             self.durable_end = self.end_offset
             self.durable_data_end = self.data_end
 
-    def _mark(self, end: int, sizes: Sequence[int]) -> None:
+    def _mark(self, end: int, sizes: list[int]) -> None:
         """Note offsets at which the memory tail may be cut, and cut it."""
         unmarked = self._unmarked
         for one in sizes:

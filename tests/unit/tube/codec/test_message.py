@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from penstock.errors import LocalProtocolError
 from penstock.tube.codec import message
 from penstock.tube.codec.framing import FrameDecoder
-from penstock.tube.codec.message import Marker, decode_marker, encode_marker, encode_stored
+from penstock.tube.codec.message import Marker, decode_marker, encode_marker
 from penstock.tube.codec.proto import broker_pb2
+from tests.unit.tube.stored import encode_stored
 from tests.unit.tube.vectors import frames
 
 ATTRIBUTES = "$msgType$=abc,$msgTime$=202401010101,k=v"
@@ -66,17 +65,6 @@ def test_foreign_attribute_texts() -> None:
 def test_attribute_that_cannot_be_written(pair: tuple[str, str]) -> None:
     with pytest.raises(LocalProtocolError):
         message.format_attributes([pair])
-
-
-@given(st.integers(1, 2**63 - 2), st.binary(min_size=1, max_size=200), st.integers(0, 1))
-def test_stored_form_is_what_protobuf_writes(message_id: int, data: bytes, flag: int) -> None:
-    checksum = message.check_sum(data)
-    response = broker_pb2.GetMessageResponseB2C(success=True, errCode=200)
-    head = response.SerializeToString()
-    response.messages.add(messageId=message_id, checkSum=checksum, payLoadData=data, flag=flag)
-    response.messages.add(messageId=message_id + 1, checkSum=5, payLoadData=b"next", flag=1 - flag)
-    stored = encode_stored(message_id, [checksum, 5], [data, b"next"], [flag, 1 - flag])
-    assert head + b"".join(stored) == response.SerializeToString()
 
 
 @pytest.mark.parametrize("size", [1, 127, 128, 70_000])

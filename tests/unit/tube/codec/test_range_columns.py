@@ -9,9 +9,10 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.tube.codec.message import check_sum, encode_marker, encode_stored
+from penstock.tube.codec.message import check_sum, encode_marker
 from penstock.tube.codec.proto import broker_pb2
 from penstock.tube.codec.range_columns import describe, ids_of, messages_start, numbers_of, sums_of, take_apart
+from tests.unit.tube.stored import encode_stored
 
 HEAD = broker_pb2.GetMessageResponseB2C(success=True, errCode=200, errMsg="OK!").SerializeToString()
 LENGTHS = st.one_of(st.integers(0, 40), st.sampled_from([99, 100, 101, 126, 127, 128, 129, 16_370, 16_384, 2_097_160]))

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import RemoteProtocolError
-from penstock.tube.codec.varint import decode_varint, encode_rising, encode_sums, encode_varint
+from penstock.tube.codec.varint import RisingVarints, decode_varint, encode_varint
 
 
 @pytest.mark.parametrize(
@@ -37,12 +37,6 @@ def test_unfinished(data: bytes) -> None:
     st.sampled_from([0, 1, 2, 50, 700]),
 )
 def test_rising_numbers_are_each_number(first: int, step: int, count: int) -> None:
-    expected = [encode_varint(value) for value in range(first, first + count * step, step)]
-    assert encode_rising(first, step, count) == expected
-
-
-@given(
-    st.lists(st.one_of(st.integers(0, 2**32), st.sampled_from([(1 << 28) - 1, 1 << 28, (1 << 31) - 1, 1 << 31, -1])))
-)
-def test_sums_are_each_number(values: list[int]) -> None:
-    assert encode_sums(values) == [encode_varint(value) for value in values]
+    numbers = RisingVarints()
+    for value in range(first, first + count * step, step):
+        assert numbers.encode(value) == encode_varint(value)

@@ -163,7 +163,7 @@ def test_what_is_known_of_whole_requests_is_bounded() -> None:
         whole(reader, request_with(encoded(clientId=f"client-{n}")))
     whole(reader, request_with(encoded(clientId="c" * 1100)))
     assert 0 < len(reader._shapes) <= 8192
-    assert max(len(start) + len(rest) for start, (_, _, rest) in reader._shapes.items()) <= 1024
+    assert max(len(start) + len(shape.rest) for start, shape in reader._shapes.items()) <= 1024
     assert max(map(len, reader._starts.values())) <= 4
 
 

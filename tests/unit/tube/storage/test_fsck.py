@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from zlib import crc32
 
 import pytest
 
 from penstock.errors import StorageError
-from penstock.tube.codec.message import check_sum
 from penstock.tube.storage.broker_storage import BrokerStorage, StorageCommit
 from penstock.tube.storage.fsck import check, repair
 from penstock.tube.storage.meta import GroupOffset
@@ -27,7 +27,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     store = disk.open_store("demo", 0)
     for number in range(COUNT):
         data = b"message-%03d" % number
-        store.append(number % 2, data, 0, check_sum(data), 7, (1 << 60) + number, 1000 + number)
+        store.append(number % 2, data, 0, crc32(data), 7, (1 << 60) + number, 1000 + number)
         commit = StorageCommit()
         commit.works.append((store, store.take(), True))
         commit.offsets = [GroupOffset("group", "demo", 0, 28, 5)]

@@ -2,25 +2,45 @@
 
 from __future__ import annotations
 
+from zlib import crc32
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.tube.codec.message import check_sum, encode_stored
+from penstock.tube.codec.message import check_sum, encode_marker
 from penstock.tube.codec.proto import broker_pb2
 from penstock.tube.storage.index import INDEX_RECORD
-from penstock.tube.storage.record import HEADER_BYTES, encode_run, find_record, intact, messages_at, scan
+from penstock.tube.storage.record import HEADER_BYTES, Run, encode_run, find_record, intact, messages_at, scan
+from tests.unit.tube.stored import encode_stored
 
 MESSAGE_ID = 1_795_249_426_525 << 20
 
 
+def encode(
+    first_id: int,
+    datas: list[bytes],
+    flags: list[int],
+    marker: bytes = b"",
+    *,
+    position: int = 0,
+    ordinal: int = 0,
+    partition: int = 0,
+    now: int = 1000,
+) -> Run:
+    most = 1 << 60
+    sums, keys = [crc32(data) for data in datas], [-5] * len(datas)
+    return encode_run(
+        datas, sums, flags, keys, 0, first_id, marker, position, ordinal, most, most, partition, now, 0, False
+    )
+
+
 def record(data: bytes, position: int, ordinal: int = 0, flag: int = 0) -> bytes:
-    messages = encode_stored(MESSAGE_ID + ordinal, [check_sum(data)], [data], [flag])
-    most, now = (1 << 60, 1 << 60), 1_795_249_426_525
-    run = encode_run(messages, [len(data)], [-5], position, ordinal, most, 10_007, now, 0, immediate=False)
+    now = 1_795_249_426_525
+    run = encode(MESSAGE_ID + ordinal, [data], [flag], position=position, ordinal=ordinal, partition=10_007, now=now)
     out = b"".join(run.parts)
-    assert [len(out)] == run.sizes
+    assert ([len(out)], len(out)) == (run.sizes, run.size)
     assert INDEX_RECORD.unpack(run.entries) == (10_007, position, len(out), -5, now)
     return out
 
@@ -56,6 +76,28 @@ def test_what_is_stored_is_found_with_all_it_says(data: bytes, position: int, or
     stored = answer.messages[0]
     assert (stored.payLoadData, stored.flag, stored.checkSum) == (data, flag, check_sum(data))
     assert out[found.message_end - 2 :].strip(b"\0") == b""
+
+
+@given(
+    st.integers(1, 2**63 - 10),
+    st.lists(st.tuples(st.binary(min_size=1, max_size=200), st.integers(0, 1)), min_size=1, max_size=6),
+    st.booleans(),
+    st.integers(0, 1 << 41),
+)
+def test_messages_are_what_protobuf_writes_and_records_are_intact(
+    message_id: int, messages: list[tuple[bytes, int]], is_marked: bool, position: int
+) -> None:
+    datas, flags = [data for data, _ in messages], [flag for _, flag in messages]
+    marker = encode_marker(message_id, 7, len(datas)) if is_marked else b""
+    run = encode(message_id, datas, flags, marker, position=position)
+    assert run.messages == encode_stored(message_id, list(map(check_sum, datas)), datas, flags, marker)
+    at = 0
+    for ordinal, message in enumerate(run.messages):
+        found = find_record(b"".join(run.parts), at, position)
+        assert found is not None
+        assert (found.ordinal, found.size) == (ordinal, run.sizes[ordinal])
+        assert b"".join(run.parts)[at + HEADER_BYTES : found.message_end] == message
+        at += found.size
 
 
 def test_every_changed_byte_is_noticed() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from zlib import crc32
 
 from penstock.tube.codec.message import encode_marker
 from penstock.tube.storage.notes import SequenceRow, decode_sequences, encode_sequences, read_sequences, sequences_note
@@ -16,7 +17,7 @@ LIMITS = StoreLimits(segment_bytes=600, fill_bytes_least=128, fill_bytes_most=25
 def batch(store: Store, partition: int, producer: int, first: int, count: int) -> None:
     for k in range(count):
         marker = b"" if k else encode_marker(producer, first, count)
-        store.append(partition, b"data", 0, 1, -1, (1 << 60) + k, 1000, marker)
+        store.append(partition, b"data", 0, crc32(b"data"), -1, (1 << 60) + k, 1000, marker)
     commit(store)
 
 
@@ -29,7 +30,7 @@ def test_the_last_sequence_of_each_producer_and_partition() -> None:
     store = Store(RecordedDisk(), Path("/log/demo-0"), 0, limits=LIMITS)
     batch(store, 0, 7, 0, 30)  # over several segments
     batch(store, 1, 7, 0, 2)
-    store.append(0, b"plain", 0, 1, -1, 1 << 60, 1000)
+    store.append(0, b"plain", 0, crc32(b"plain"), -1, 1 << 60, 1000)
     batch(store, 0, 8, 5, 3)
     assert len(store._segments) > 2
     assert last(store) == {(0, 7): 29, (1, 7): 1, (0, 8): 7}

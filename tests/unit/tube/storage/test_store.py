@@ -7,12 +7,12 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
+from zlib import crc32
 
 import pytest
 from google.protobuf.message import Message
 
 from penstock.runtime.io.files import DirectFiles
-from penstock.tube.codec.message import check_sum
 from penstock.tube.codec.proto import broker_pb2
 from penstock.tube.engine.interfaces import LogRead
 from penstock.tube.storage.recovery import Loss
@@ -25,7 +25,7 @@ LOG = Path("/log/demo-0")
 
 
 def put(store: Store, partition: int, data: bytes, *, key: int = -1, now: int = 1000) -> int:
-    return store.append(partition, data, 0, check_sum(data), key, (now << 20) + store.end_offset // 28, now)[0]
+    return store.append(partition, data, 0, crc32(data), key, (now << 20) + store.end_offset // 28, now)[0]
 
 
 def commit(store: Store) -> None:
@@ -88,7 +88,7 @@ def test_room_is_made_ahead_for_small_commits_only() -> None:
 def test_time_never_goes_back_within_a_store() -> None:
     store = Store(RecordedDisk(), LOG, 0)
     put(store, 0, b"one", now=1000)
-    assert store.append(0, b"two", 0, 1, -1, 5, 900) == (28, 1000)
+    assert store.append(0, b"two", 0, crc32(b"two"), -1, 5, 900) == (28, 1000)
 
 
 @pytest.mark.parametrize("limits", [StoreLimits(), SMALL], ids=["memory", "disk and many segments"])

@@ -5,8 +5,8 @@ The response waits for the commit of its messages, except in topics of durabilit
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence, Set
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 from zlib import crc32
 
 from penstock.errors import RefusedError, UnavailableError
@@ -32,6 +32,9 @@ from penstock.tube.engine.interfaces import LogStore
 from penstock.tube.engine.limits import TubeLimits
 from penstock.tube.engine.sessions import RequestContext
 
+if TYPE_CHECKING:
+    from mypy_extensions import i64
+
 __all__ = ["MAX_BATCH", "MAX_BATCH_BYTES", "OVERFLOW", "AppendResult", "ProduceHandler", "refuse_place"]
 
 MAX_BATCH = 8192
@@ -41,18 +44,24 @@ _MAX_TYPE_CHARS = 1024
 """Longest message type: the hash reads all of it. The reference's clients send up to 256 characters."""
 
 
-class AppendResult(NamedTuple):
+class AppendResult:
     """Result of an append. ``append_offset``: offset in the index of the store, 28 bytes per message."""
 
-    message_id: int
-    append_time_ms: int
-    append_offset: int
-    partition: int
+    __slots__ = ("append_offset", "append_time_ms", "message_id", "partition")
+
+    def __init__(self, message_id: int, append_time_ms: int, append_offset: int, partition: int) -> None:
+        self.message_id = message_id
+        self.append_time_ms = append_time_ms
+        self.append_offset = append_offset
+        self.partition = partition
 
 
-class _Sequence(NamedTuple):
-    producer: int
-    first: int
+class _Sequence:
+    __slots__ = ("first", "producer")
+
+    def __init__(self, producer: int, first: int) -> None:
+        self.producer = producer
+        self.first = first
 
 
 class ProduceHandler:
@@ -84,11 +93,9 @@ class ProduceHandler:
         bodies, wait = self.send_all([send], [data], context)
         return BrokerResponse(bodies[0], wait=wait)
 
-    def send_all(
-        self, sends: Sequence[Send], datas: Sequence[bytes], context: RequestContext
-    ) -> tuple[list[bytes], bool]:
+    def send_all(self, sends: list[Send], datas: list[bytes], context: RequestContext) -> tuple[list[bytes], bool]:
         """Store the messages of requests for one partition in order; the responses, and whether they wait."""
-        kinds = set(sends)
+        kinds = _distinct(sends)
         name, partition_id = sends[0].place
         name = name.strip()
         topic = self._topics.by_name.get(name)
@@ -100,7 +107,7 @@ class ProduceHandler:
             if refusal is not None:
                 break
         if refusal is None and topic is not None:
-            stored = self._store(topic, partition_id, sends, kinds, datas, context.now_ms)
+            stored = self._store(topic, partition_id, sends, datas, context.now_ms)
             if isinstance(stored, AppendResult):
                 bodies = encode_sent(stored.message_id, stored.append_time_ms, stored.append_offset, len(datas))
                 return bodies, not self._topics.store(topic, partition_id).immediate
@@ -121,33 +128,41 @@ class ProduceHandler:
         self,
         topic: Topic,
         partition_id: int,
-        sends: Sequence[Send],
-        kinds: Set[Send],
-        datas: Sequence[bytes],
+        sends: list[Send],
+        datas: list[bytes],
         now_ms: int,
     ) -> AppendResult | Refusal:
-        """Store all of ``datas`` or none; returns the first result. ``kinds`` are the distinct ``sends``."""
+        """Store all of ``datas`` or none; returns the result of the first."""
         full = self.refuse_space(topic, partition_id)
         if full is not None:
             return full
-        sizes = list(map(len, datas))
-        for size in (min(sizes), max(sizes)):
-            if not 0 < size <= topic.max_data_bytes:
-                return _refuse_size(topic, size)
-        sums = [crc32(data) & 0x7FFFFFFF for data in datas]
-        keys: dict[Send, int] = {}
-        for send in kinds:
-            key = self._key(send.msg_type)
-            if isinstance(key, Refusal):
-                return key
-            keys[send] = key
-            if send.checksum != NO_SUM:
-                for own, other in zip(sums, sends, strict=True):
-                    if other is send and own != send.checksum:
-                        text = f"checkSum {send.checksum} does not match the data ({own})"
-                        return Refusal(ErrCode.FORBIDDEN, text)
-        flags = [send.flag for send in sends]
-        return self._append(topic, partition_id, datas, flags, sums, [keys[send] for send in sends], now_ms)
+        most = topic.max_data_bytes
+        sums: list[int] = []
+        flags: list[int] = []
+        keys: list[int] = []
+        last: Send | None = None
+        key = 0
+        for index in range(len(datas)):
+            data, send = datas[index], sends[index]
+            if not 0 < len(data) <= most:
+                return _refuse_size(topic, len(data))
+            if send is not last:
+                last = send
+                known = self._keys.get(send.msg_type)
+                if known is None:
+                    found = self._key(send.msg_type)
+                    if isinstance(found, Refusal):
+                        return found
+                    known = found
+                key = known
+            crc = crc32(data)
+            if send.checksum != NO_SUM and send.checksum != crc & 0x7FFFFFFF:
+                text = f"checkSum {send.checksum} does not match the data ({crc & 0x7FFFFFFF})"
+                return Refusal(ErrCode.FORBIDDEN, text)
+            sums.append(crc)
+            flags.append(send.flag)
+            keys.append(key)
+        return self._append(topic, partition_id, datas, sums, flags, keys, now_ms)
 
     def _store_own(
         self, topic: Topic, partition_id: int, data: bytes, flag: int, msg_type: str, now_ms: int
@@ -161,7 +176,7 @@ class ProduceHandler:
         key = self._key(msg_type)
         if isinstance(key, Refusal):
             return key
-        return self._append(topic, partition_id, (data,), (flag,), (check_sum(data),), (key,), now_ms)
+        return self._append(topic, partition_id, [data], [crc32(data)], [flag], [key], now_ms)
 
     def refuse_space(self, topic: Topic, partition_id: int) -> Refusal | None:
         """Reason why no message can be stored now, if any: a full disk, or too many unwritten messages."""
@@ -175,10 +190,10 @@ class ProduceHandler:
         self,
         topic: Topic,
         partition_id: int,
-        datas: Sequence[bytes],
-        flags: Sequence[int],
-        sums: Sequence[int],
-        keys: Sequence[int],
+        datas: list[bytes],
+        sums: list[int],
+        flags: list[int],
+        keys: list[int],
         now_ms: int,
         marker: bytes = b"",
     ) -> AppendResult:
@@ -186,11 +201,14 @@ class ProduceHandler:
         store = self._topics.store(topic, partition_id)
         # Rises with time, also across restarts; nine bytes as a varint for the next centuries.
         message_id = max(self._last_id + 1, now_ms << 20)
-        offset, time_ms = store.append_many(partition_id, datas, flags, sums, keys, message_id, now_ms, marker)
+        offset, time_ms = store.append_many(partition_id, datas, sums, flags, keys, message_id, now_ms, marker)
         self._last_id = message_id + len(datas) - 1
         self.dirty_stores[store] = None
         self.messages += len(datas)
-        self.bytes += sum(map(len, datas))
+        size: i64 = 0
+        for data in datas:
+            size += len(data)
+        self.bytes += size
         return AppendResult(message_id, time_ms, offset, partition_id)
 
     def _key(self, msg_type: str) -> int | Refusal:
@@ -287,11 +305,11 @@ class ProduceHandler:
         skip = min(max(self.producers.expected(place, number, 0) - first, 0), count)
         if skip == count:
             return 0
-        fresh = batch.datas[skip:]
-        flags = batch.flags[skip:] if batch.flags else [0] * len(fresh)
+        fresh: list[bytes] = list(batch.datas)[skip:]
+        flags: list[int] = list(batch.flags)[skip:] if batch.flags else [0] * len(fresh)
         keys = [filter_key(text) for text in batch.msgTypes[skip:]] or [filter_key("")] * len(fresh)
         marker = encode_marker(number, first + skip, len(fresh))
-        self._append(topic, partition_id, fresh, flags, list(map(check_sum, fresh)), keys, now_ms, marker)
+        self._append(topic, partition_id, fresh, list(map(crc32, fresh)), flags, keys, now_ms, marker)
         self.producers.stored(place, number, first + count - 1, now_ms)
         return len(fresh)
 
@@ -313,11 +331,19 @@ class ProduceHandler:
         stored = count - duplicates
         if stored:
             fresh = datas[duplicates:]
-            sums = [crc32(data) & 0x7FFFFFFF for data in fresh]
             marker = b""
             if sequence is not None:
                 marker = encode_marker(sequence.producer, sequence.first + duplicates, stored)
-            first = self._append(topic, partition, fresh, flags[duplicates:], sums, keys[duplicates:], now_ms, marker)
+            first = self._append(
+                topic,
+                partition,
+                fresh,
+                [crc32(data) for data in fresh],
+                flags[duplicates:],
+                keys[duplicates:],
+                now_ms,
+                marker,
+            )
         self.duplicates += duplicates
         if sequence is not None:
             self.producers.stored((topic.name, partition), sequence.producer, sequence.first + count - 1, now_ms)
@@ -371,6 +397,18 @@ class ProduceHandler:
         if refusal.code in {ErrCode.SERVICE_UNAVAILABLE, ErrCode.SERVER_RECEIVE_OVERFLOW}:
             raise UnavailableError(what, applied=False, why=refusal.text)
         raise RefusedError(what, code=refusal.code, text=refusal.text, peer="broker", why=refusal.text)
+
+
+def _distinct(sends: list[Send]) -> list[Send]:
+    """``sends`` without most of its repetitions: mostly one, since a client sends the same fields each time."""
+    kinds: list[Send] = []
+    last: Send | None = None
+    for send in sends:
+        if send is not last:
+            last = send
+            if send not in kinds:
+                kinds.append(send)
+    return kinds
 
 
 OVERFLOW = Refusal(ErrCode.SERVER_RECEIVE_OVERFLOW, "the disk is slower than the producers")

@@ -8,26 +8,29 @@ same way, by their length: one comparison is enough then.
 
 from __future__ import annotations
 
-from typing import Final
+from collections import deque
+from typing import TYPE_CHECKING, Final
 
 from penstock.tube.codec.envelope import PROTOCOL_VERSION, Request, response_head
 from penstock.tube.codec.message import INDEX_RECORD_BYTES
 from penstock.tube.codec.methods import MethodId
 from penstock.tube.codec.proto import broker_pb2 as pb
 from penstock.tube.codec.schema import decode
-from penstock.tube.codec.varint import encode_rising, encode_varint
+from penstock.tube.codec.varint import RisingVarints, encode_varint
 
-__all__ = ["NO_SUM", "Send", "SendDecoder", "encode_sent"]
+if TYPE_CHECKING:
+    from mypy_extensions import i64
+
+__all__ = ["NO_SUM", "Send", "SendCollector", "SendDecoder", "SendRun", "encode_sent"]
 
 NO_SUM: Final = -1
 """Value of checkSum that stands for no checksum."""
-_REMEMBERED = 2048
-_LONGEST = 1024  # bytes of one entry: with the number of entries it limits the memory
-_SHAPES = 8192  # entries for whole requests: requests of a partition with data of equal length share one
-_STARTS = 4  # offsets of the data that are tried for requests of one length
-_STORED = b"\x08\x01\x10\xc8\x01\x1a"  # success, errCode 200, errMsg
-_NO_AUTH = b"\x20\x00\x28"  # requireAuth false, messageId
-_FIXED_BYTES = len(_STORED) + 1 + len(_NO_AUTH)
+_REMEMBERED: Final = 2048
+_LONGEST: Final = 1024  # bytes of one entry: with the number of entries it limits the memory
+_SHAPES: Final = 8192  # entries for whole requests: requests of a partition with data of equal length share one
+_STARTS: Final = 4  # offsets of the data that are tried for requests of one length
+_STORED: Final = b"\x08\x01\x10\xc8\x01\x1a"  # success, errCode 200, errMsg
+_FIXED_BYTES: Final = 10  # these, the length of errMsg, requireAuth false and the tag of messageId
 
 
 class Send:
@@ -50,24 +53,36 @@ class Send:
         self.user_token = request.authInfo.authAuthorizedToken
 
 
+class _Shape:
+    """A whole request: its fields, the end of its data, and the bytes after the data."""
+
+    __slots__ = ("end", "rest", "send")
+
+    def __init__(self, send: Send, end: int, rest: bytes) -> None:
+        self.send = send
+        self.end: i64 = end
+        self.rest = rest
+
+
 class SendDecoder:
     """Decodes SendMessageRequestP2B. The number of entries is limited, because clients choose them."""
 
     def __init__(self) -> None:
         self._known: dict[bytes, Send] = {}
-        # Frame body up to the data -> fields, end of the data, the rest of the body.
-        self._shapes: dict[bytes, tuple[Send, int, bytes]] = {}
-        self._starts: dict[int, tuple[int, ...]] = {}
+        self._shapes: dict[bytes, _Shape] = {}
+        """Whole requests, by the bytes up to the data."""
+        self._starts: dict[int, list[int]] = {}
         """Offsets at which the data begin, by the length of the frame body; the latest first."""
 
     def recognise(self, body: bytes) -> tuple[Send, bytes] | None:
         """Fields and data of the request in a frame body, if one that differs in the data alone was read before."""
-        for start in self._starts.get(len(body), ()):
+        starts = self._starts.get(len(body))
+        if starts is None:
+            return None
+        for start in starts:
             shape = self._shapes.get(body[:start])
-            if shape is not None:
-                send, end, rest = shape
-                if body[end:] == rest:
-                    return send, body[start:end]
+            if shape is not None and shape.end + len(shape.rest) == len(body) and body.endswith(shape.rest):
+                return shape.send, body[start : shape.end]
         return None
 
     def read_request(self, request: Request, body: bytes) -> tuple[Send, bytes] | pb.SendMessageRequestP2B:
@@ -128,10 +143,10 @@ class SendDecoder:
         if len(self._shapes) >= _SHAPES:
             self._shapes.clear()
             self._starts.clear()
-        self._shapes[body[:begin]] = (send, end, body[end:])
-        starts = self._starts.get(len(body), ())
+        self._shapes[body[:begin]] = _Shape(send, end, body[end:])
+        starts = self._starts.get(len(body), [])
         if begin not in starts:
-            self._starts[len(body)] = (begin, *starts[: _STARTS - 1])
+            self._starts[len(body)] = [begin, *starts[: _STARTS - 1]]
 
 
 def _data_at(payload: bytes) -> tuple[int, int, int] | None:
@@ -162,22 +177,91 @@ def _data_at(payload: bytes) -> tuple[int, int, int] | None:
     return (start, at, at + length) if at + length <= size else None
 
 
-def encode_sent(first_id: int, time_ms: int, first_offset: int, count: int) -> list[bytes]:
+class SendRun:
+    """Sends to one partition, in the order of their arrival."""
+
+    __slots__ = ("datas", "sends", "serials")
+
+    def __init__(self) -> None:
+        self.serials: list[int] = []
+        self.sends: list[Send] = []
+        self.datas: list[bytes] = []
+
+
+class SendCollector:
+    """Sends of one connection that were received in this turn and not stored yet, by partition.
+
+    Messages that are stored together cost a fraction of what each costs alone.
+    """
+
+    __slots__ = ("_by_send", "_decoder", "_runs", "timeout")
+
+    def __init__(self, decoder: SendDecoder) -> None:
+        self._runs: dict[tuple[str, int], SendRun] = {}
+        self._by_send: dict[Send, SendRun] = {}
+        """The same runs: the fields of a send are one object, which is found faster than its partition."""
+        self.timeout: int | None = None
+        """The timeout of all of them; to change while there are none."""
+        self._decoder = decoder
+
+    def collect(self, frames: deque[tuple[int, bytes]]) -> int:
+        """Take known sends with this timeout from the front of ``frames``; returns how many."""
+        count = 0
+        for serial, body in frames:
+            found = self._decoder.recognise(body)
+            if found is None or found[0].timeout != self.timeout:
+                break
+            self.add(serial, found[0], found[1])
+            count += 1
+        if count == len(frames):
+            frames.clear()
+        else:
+            for _ in range(count):
+                frames.popleft()
+        return count
+
+    def add(self, serial: int, send: Send, data: bytes) -> None:
+        """Add a send whose timeout is that of the others."""
+        run = self._by_send.get(send)
+        if run is None:
+            run = self._runs.get(send.place)
+            if run is None:
+                run = self._runs[send.place] = SendRun()
+            self._by_send[send] = run
+        run.serials.append(serial)
+        run.sends.append(send)
+        run.datas.append(data)
+
+    def take(self) -> list[SendRun]:
+        """Return what was collected, and begin anew."""
+        runs = list(self._runs.values())
+        if runs:
+            self._runs.clear()
+            self._by_send.clear()
+        return runs
+
+
+def encode_sent(first_id: i64, time_ms: int, first_offset: i64, count: int) -> list[bytes]:
     """Encode the responses to ``count`` sends whose messages were stored one after the other, as bodies of frames.
 
     Each contains a SendMessageResponseB2P; old clients read the id from errMsg.
     """
     time = b"\x30%b\x38" % encode_varint(time_ms)
-    numbers = encode_rising(first_id, 1, count)
-    offsets = encode_rising(first_offset, INDEX_RECORD_BYTES, count)
-    texts = map(b"%d".__mod__, range(first_id, first_id + count))
-    bodies = []
-    before, head = -1, b""
-    for text, number, offset in zip(texts, numbers, offsets, strict=True):
-        size = len(text) + len(number) + len(offset)  # no part ever becomes shorter, so the sum shows every change
+    numbers, offsets = RisingVarints(), RisingVarints()
+    bodies: list[bytes] = []
+    before: i64 = -1
+    head = b""
+    message_id, message_offset = first_id, first_offset
+    for _ in range(count):
+        text = str(message_id).encode()
+        number = numbers.encode(message_id)
+        offset = offsets.encode(message_offset)
+        size: i64 = len(text) + len(number) + len(offset)  # no part ever becomes shorter: the sum shows every change
         if size != before:
             before = size
             head = response_head(MethodId.SEND_MESSAGE, _FIXED_BYTES + len(time) + size)
-            head = b"%b%b%c" % (head, _STORED, len(text))
-        bodies.append(b"".join((head, text, _NO_AUTH, number, time, offset)))
+            head = b"%b%b%b" % (head, _STORED, encode_varint(len(text)))
+        bodies.append(b"%b%b\x20\x00\x28%b%b%b" % (head, text, number, time, offset))
+        message_id += 1
+        message_offset += INDEX_RECORD_BYTES
     return bodies
