@@ -80,10 +80,7 @@ HOT = (
     "commit_queue___CommitQueue___wait",
     "commit_queue___CommitQueue____end_commit",
     "rows___rows_of",
-<<<<<<< HEAD
     "wal_frames___encode_frame",
-=======
-    "frames___encode_frame",
     "framing___FrameDecoder___feed",
     "framing___FrameDecoder____whole_bytewise",
     "framing___encode_frames",
@@ -101,7 +98,6 @@ HOT = (
     "segment___Segment___add",
     "storage___store___Store___append_many",
     "storage___store___Store____appended",
->>>>>>> 7b66b4c6 (Compile the path of a TubeMQ send up to the log)
 )
 """Functions that every SET, GET, message or send passes, by their names in the C."""
 
