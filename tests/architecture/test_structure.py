@@ -47,12 +47,17 @@ def test_there_are_no_more_circles_of_modules(modules: dict[str, structure.Modul
     assert [len(circle) for circle in structure.circles(modules)] == CIRCLES
 
 
-def test_the_files_to_touch_exist() -> None:
-    table = TEXT[TEXT.index("<!-- places:") :].split("\n## ")[0]
-    named = re.findall(r"`((?:[a-z_0-9]+/)+[a-z_0-9]*(?:\.py)?)`", table)
-    assert len(named) > 15
+@pytest.mark.parametrize(("table", "least"), [("places", 15), ("symptoms", 30)])
+def test_the_files_in_the_tables_exist(table: str, least: int) -> None:
+    rows = TEXT[TEXT.index(f"<!-- {table}:") :].split("\n## ")[0]
+    named = re.findall(r"`((?:[a-z_0-9]+/)+[a-z_0-9]*(?:\.py)?)`", rows)
+    assert len(named) > least
     bases = (ROOT / "src" / "penstock", ROOT)
     assert [name for name in named if not any((base / name).exists() for base in bases)] == []
+
+
+def test_the_page_fits_on_two_screens() -> None:
+    assert len(TEXT.splitlines()) <= 125
 
 
 def test_a_limit_is_one_field(tmp_path: Path) -> None:
