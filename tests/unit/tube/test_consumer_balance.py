@@ -85,3 +85,14 @@ async def test_seek_to_a_time(tmp_path: Path) -> None:
             assert await read([consumer], COUNT) == list(range(COUNT, 2 * COUNT))
             await consumer.seek_to_time(0)
             assert await read([consumer], 2 * COUNT) == list(range(2 * COUNT))
+
+
+async def test_partitions_are_taken_again_while_their_gets_still_wait(tmp_path: Path) -> None:
+    async with tube(tmp_path, "demo") as running, member(running, 0, 1) as consumer:
+        await until(lambda: len(consumer.assignment) == 3)
+        await consumer.assign([])  # the broker holds the gets of an empty log, which are cancelled here
+        await until(lambda: not consumer.assignment)
+        await consumer.assign(None)
+        await until(lambda: len(consumer.assignment) == 3)
+        await fill(running, 0)
+        assert await read([consumer], COUNT) == list(range(COUNT))

@@ -268,7 +268,9 @@ def _backup(admin: BrokerAdmin, params: Params) -> list[Answer]:
     """Committed offsets of groups, in the format of ``admin_set_offset``."""
     # A path from the network must not decide where the broker writes.
     if params.text("backupPath"):
-        raise BadParameter("backupPath: nothing is written on the broker's machine; leave it out, the answer has it")
+        raise BadParameter(
+            "backupPath: nothing is written on the broker's machine; omit it, the response contains the offsets"
+        )
     found: dict[str, dict[str, int]] = {}
     for key, offset in admin.positions(params):
         found.setdefault(key[0], {})[f"{admin.broker_id}:{key[1]}:{key[2]}"] = offset
@@ -427,7 +429,7 @@ def _clone_offsets(admin: BrokerAdmin, params: Params) -> list[Answer]:
         if key[0] == source and admin.serves(key) and (not topics or key[1] in topics)
     ]
     if not positions:
-        raise BadParameter(f"sourceGroupName {source!r} has no position in these topics")
+        raise BadParameter(f"sourceGroupName {source!r} has no offsets in these topics")
     return [_move(admin, (group, key[1], key[2]), offset) for group in targets for key, offset in sorted(positions)]
 
 
@@ -436,7 +438,7 @@ def _remove_offsets(admin: BrokerAdmin, params: Params) -> list[Answer]:
     groups = set(params.items("groupName") or [params.required("groupName")])
     topics = set(params.items("topicName"))
     if params.flag("onlyMemory", default=False):
-        raise BadParameter("onlyMemory: there is one set of positions, memory and disk do not differ; leave it out")
+        raise BadParameter("onlyMemory: offsets in memory and on disk are the same; omit it")
     rows = []
     for key, offset in admin.engine.offsets.items():
         if key[0] not in groups or (topics and key[1] not in topics):
@@ -510,7 +512,7 @@ def _remove_staged(admin: BrokerAdmin, params: Params) -> list[dict[str, Any]]:
         if not params.flag("force", default=False):
             raise BadParameter(
                 f"batch {decision.batch} of query {name} is prepared: other brokers may have published their part; "
-                "settle it, or let it go with force=true"
+                "settle it, or delete it with force=true"
             )
         staging.undo(query, admin.now_ms)
     # Attempts that a publication reads stay until it has ended.

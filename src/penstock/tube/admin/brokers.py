@@ -70,7 +70,7 @@ def add(engine: MasterEngine, params: Params, now: int) -> SettingChange:
         try:
             ipaddress.IPv4Address(host)
         except ValueError:
-            raise BadParameter(f"brokerIp {host!r} is no IPv4 address: brokerId is required") from None
+            raise BadParameter(f"brokerIp {host!r} is not an IPv4 address: brokerId is required") from None
         number = abs(ipv4_to_int(host))  # as the reference derives a missing id
     setting = BrokerSetting(
         number,
@@ -212,7 +212,7 @@ def reload(engine: MasterEngine, params: Params, now: int) -> SettingChange:
     rows = []
     for number in _ids(params):
         sent = engine.send_configuration(number)
-        text = "Ok!" if sent else f"broker {number} is not here: it gets its configuration when it registers"
+        text = "Ok!" if sent else f"broker {number} is not registered: it gets its configuration when it registers"
         rows.append(item(200 if sent else 401, text, brokerId=number))
     return SettingChange([], success(rows))
 
@@ -233,7 +233,7 @@ def delete(engine: MasterEngine, params: Params, now: int) -> SettingChange:
         if old is None and broker is None and number not in engine.controls.seen:
             rows.append(item(401, f"broker {number} is not known", brokerId=number))
         elif old is None and broker is not None and broker.online:
-            rows.append(item(406, f"broker {number} is here: stop it first", brokerId=number))
+            rows.append(item(406, f"broker {number} is running: stop it first", brokerId=number))
         elif old is not None and old.status not in {Status.DRAFT, Status.OFFLINE}:
             rows.append(
                 item(406, f"broker {number} is {Status(old.status).text}: set it offline first", brokerId=number)

@@ -92,11 +92,11 @@ def refuse_unchangeable(params: Params) -> None:
         if text not in {"", str(NOT_USED[names[0]])}:
             raise BadParameter(
                 f"{names[0]} {text}: this broker has no such setting, a message is committed when it is acknowledged;"
-                f" leave it out or give {NOT_USED[names[0]]}"
+                f" omit it, or set {NOT_USED[names[0]]}"
             )
     text = params.text("deleteWhen", "dWhen")
     if text not in {"", DELETE_WHEN}:
-        raise BadParameter(f"deleteWhen {text!r}: expired segments are deleted every minute; leave it out")
+        raise BadParameter(f"deleteWhen {text!r}: expired segments are deleted every minute; omit it")
     for name, only in (("regionId", "0"), ("groupId", "1")):
         if params.text(name) not in {"", only}:
             raise BadParameter(f"{name} {params.text(name)}: there is only {name} {only}")

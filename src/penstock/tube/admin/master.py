@@ -208,7 +208,7 @@ def _release(engine: MasterEngine, params: Params, now: int) -> SettingChange:
 
 def _transfer(engine: MasterEngine, params: Params, now: int) -> Answer:
     """Refused: there is one master."""
-    return failure(f"{engine.address} is the only master of this cluster: there is none to hand over to")
+    return failure(f"{engine.address} is the only master of this cluster: no other can take over")
 
 
 # --- table and requests ---

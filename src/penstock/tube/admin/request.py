@@ -118,7 +118,7 @@ class Params:
         """
         unused = self.given.keys() - self._read - OF_EVERY_CHANGE - set(used)
         if found := sorted(name for name in unused if self.given[name].strip()):
-            raise BadParameter(f"{', '.join(found)}: this method does not have this parameter; leave it out")
+            raise BadParameter(f"{', '.join(found)}: this method does not have this parameter; omit it")
 
     def shown_id(self, client_id: str) -> str:
         """Return ``client_id``, or ``-`` for a caller without credentials: client ids are hidden from others."""

@@ -300,7 +300,7 @@ class ApacheRangeReader(DirectConsumer, BrokerReader):
         try:
             self._web("admin_rmv_offset", wanted)
         except PenstockError as error:
-            _log.warning("tube: the position of %s stays at broker %s: %s", group, self._peer, error.what)
+            _log.warning("tube: the offset of group %s was not deleted at broker %s: %s", group, self._peer, error.what)
 
     def _web(self, method: str, parameters: dict[str, str]) -> list[dict[str, Any]]:
         return web.call_broker(self.http, method, parameters, option=_OPTION, timeout_s=self._timeout_s)
