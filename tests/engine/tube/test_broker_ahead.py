@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.tube.engine.broker.read_ahead import PendingRead
+from penstock.tube.engine.broker.fetch_handler import PendingRead
 from penstock.tube.engine.interfaces import LogRead
 from tests.engine.tube.broker_talk import Talk, texts
 from tests.unit.runtime.recorded_disk import RecordedDisk

@@ -31,7 +31,7 @@ from penstock.runtime.io.files import DirectFile
 from penstock.runtime.io.network import parse_address
 from penstock.statestore.client.client import StateStoreClient
 from penstock.tube.broker.broker import TubeBroker
-from penstock.tube.broker.master_commands import MasterCommands
+from penstock.tube.broker.master_connection import MasterCommands
 from penstock.tube.producer import Producer
 from penstock.tube.reader import RangeReader
 from penstock.tube.record import Record

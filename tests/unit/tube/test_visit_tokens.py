@@ -14,7 +14,7 @@ from penstock.node.config.node import TopicSection, Tube
 from penstock.node.node import Node
 from penstock.runtime.io.clock import steady_clock
 from penstock.tube.broker.broker import TubeBroker
-from penstock.tube.broker.master_commands import TOKENS_KNOWN_MS
+from penstock.tube.broker.master_connection import TOKENS_KNOWN_MS
 from penstock.tube.codec.codes import ErrCode
 from penstock.tube.codec.methods import MethodId
 from penstock.tube.codec.proto import broker_pb2 as pb

@@ -25,8 +25,7 @@ from penstock.tube.admin import broker as broker_admin
 from penstock.tube.admin.request import UNKNOWN, Caller
 from penstock.tube.broker.commits import AppendDone, Commits
 from penstock.tube.broker.maintenance import DurabilityOf, Maintenance, Opened, newest, open_logs
-from penstock.tube.broker.master_commands import MasterCommands
-from penstock.tube.broker.master_connection import MasterConnection
+from penstock.tube.broker.master_connection import MasterCommands, MasterConnection
 from penstock.tube.broker.timers import BrokerTimers
 from penstock.tube.codec import exceptions
 from penstock.tube.codec.envelope import Request, decode_request, encode_error

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from penstock.tube.broker.broker import TubeBroker
-from penstock.tube.broker.master_commands import TOKENS_KNOWN_MS
+from penstock.tube.broker.master_connection import TOKENS_KNOWN_MS
 from penstock.tube.engine.broker.membership import MasterUpdate
 from penstock.tube.engine.master.master import MasterConfig
 from penstock.tube.master.master import TubeMaster

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.tube.engine.broker.read_ahead import PendingRead, ReadAhead
+from penstock.tube.engine.broker.fetch_handler import PendingRead, ReadAhead
 from penstock.tube.storage.store import Store
 from tests.unit.runtime.recorded_disk import RecordedDisk
 from tests.unit.tube.storage.test_store import commit, payloads, put

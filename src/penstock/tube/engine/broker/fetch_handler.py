@@ -4,11 +4,17 @@ A get with ``maxWaitMs`` (an extension) that finds no message waits. Any other g
 running that may make messages readable, so that this commit answers it and not the client's next attempt. The shell
 calls `FetchHandler.wake` when a store has new readable messages, and `FetchHandler.tick`; both run the waiting requests
 again, with every check, and append their answers to ``ready``.
+
+Reads ahead: a client with one thread asks, processes, confirms, asks. Reading half a megabyte from disk and verifying
+it takes as long as processing it. So the shell has the next read of a consumer of old messages done when the response
+has been sent (`ReadAhead`).
 """
 
 from __future__ import annotations
 
+import contextlib
 from bisect import bisect_left
+from collections import deque
 from typing import NamedTuple
 
 from penstock.tube.codec.codes import ErrCode
@@ -21,7 +27,6 @@ from penstock.tube.codec.schema import decode
 from penstock.tube.codec.strings import java_trim
 from penstock.tube.engine.broker.flow_control import FlowRules
 from penstock.tube.engine.broker.group_offsets import GroupOffsets, Key
-from penstock.tube.engine.broker.read_ahead import PendingRead, ReadAhead
 from penstock.tube.engine.broker.registrations import Registration, Registrations
 from penstock.tube.engine.broker.request_checks import OK, BrokerResponse, Refusal, RequestChecks, make_response
 from penstock.tube.engine.broker.topics import (
@@ -36,6 +41,8 @@ __all__ = [
     "GET_BYTES",
     "DelayedAnswer",
     "FetchHandler",
+    "PendingRead",
+    "ReadAhead",
     "answer_range",
     "get_failure",
     "get_success",
@@ -47,6 +54,67 @@ _COMMIT_WAIT_MS = 100
 """Longest wait for a commit of a get whose client does not know the extension."""
 _MAX_LAG_BYTES = 14 << 30
 """A consumer that lags more bytes behind gets half as much per response, as in the reference."""
+
+
+_READS_AHEAD = 16
+"""Reads that are prepared at the same time, half a megabyte each; further consumers are served when they ask."""
+_EXPECTED_MS = 2_000
+"""A prepared read that was not asked for within this time makes room for another."""
+
+
+class PendingRead(NamedTuple):
+    """A read of a store from offset ``start``: messages with key codes in ``keys`` (None: all), ``room`` bytes."""
+
+    store: LogStore
+    partition_id: int
+    start: int
+    keys: frozenset[int] | None
+    room: int
+
+    def read(self) -> LogRead:
+        """Read now. Raises OSError for a temporary failure, as `LogStore.read` does."""
+        return self.store.read(self.partition_id, self.start, keys=self.keys, max_bytes=self.room)
+
+
+class ReadAhead:
+    """Prepared reads, and those that are ``due``. Stored messages never change, so no result becomes stale."""
+
+    def __init__(self) -> None:
+        self.due: deque[PendingRead] = deque()
+        self._held: dict[PendingRead, tuple[LogRead | None, int]] = {}
+        """Results of reads (None while they are due) and the time when they were expected, oldest first."""
+
+    def take(self, pending: PendingRead) -> LogRead | None:
+        """Return the result of a prepared read, once; None: it must be read now."""
+        found = self._held.pop(pending, None)
+        return None if found is None else found[0]
+
+    def expect(self, pending: PendingRead, now_ms: int) -> None:
+        """Expect that a consumer asks for ``pending``. Ignored if too many others are expected."""
+        held = self._held
+        if len(held) >= _READS_AHEAD:
+            oldest = next(iter(held))
+            if now_ms - held[oldest][1] < _EXPECTED_MS:
+                return
+            del held[oldest]
+        if pending not in held:
+            held[pending] = (None, now_ms)
+            self.due.append(pending)
+
+    def work(self) -> None:
+        """Do the read that is due for longest, unless its consumer has asked meanwhile."""
+        pending = self.due.popleft()
+        read, expected_at = self._held.get(pending, (None, None))
+        # A consumer that asked earlier and is expected at the same offset again has its read due twice.
+        if expected_at is not None and read is None and pending.start >= pending.store.min_offset:
+            # A temporary failure is reported in the response to the consumer.
+            with contextlib.suppress(OSError):
+                self._held[pending] = (pending.read(), expected_at)
+
+    def forget(self, store: LogStore) -> None:
+        """Drop the reads of ``store``, which is removed with its files."""
+        for pending in [pending for pending in self._held if pending.store is store]:
+            del self._held[pending]
 
 
 class DelayedAnswer(NamedTuple):
