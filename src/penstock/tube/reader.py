@@ -25,7 +25,7 @@ import numpy as np
 from penstock.errors import ConfigError, DataLossError, RefusedError, RemoteProtocolError, UnavailableError
 from penstock.runtime.backoff import Backoff
 from penstock.tube.client.arguments import Address, credentials, new_client_id, parse_masters
-from penstock.tube.client.blocking_connection import BlockingConnection, PendingResponse
+from penstock.tube.client.connection import BlockingConnection, PendingResponse
 from penstock.tube.codec.codes import ErrCode, remedy
 from penstock.tube.codec.message import INDEX_RECORD_BYTES
 from penstock.tube.codec.methods import MethodId, Service

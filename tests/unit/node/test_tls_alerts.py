@@ -18,8 +18,7 @@ from penstock.mqtt.client import MqttClient, TlsOptions
 from penstock.mqtt.server import MqttServer
 from penstock.mqtt.transport.listener_settings import ListenerSettings, Transport
 from penstock.mqtt.transport.tls import ClientCertificates, ServerTls, TlsFiles
-from penstock.tube.client.blocking_connection import BlockingConnection
-from penstock.tube.client.connection import ClientConnection
+from penstock.tube.client.connection import BlockingConnection, ClientConnection
 from penstock.tube.producer import Producer
 from penstock.tube.reader import partitions
 from penstock.tube.rpc import Listeners

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from penstock.runtime.io.loop import loop_factory
-from penstock.tube.client.blocking_connection import BlockingConnection
+from penstock.tube.client.connection import BlockingConnection
 from penstock.tube.codec.methods import MethodId
 from penstock.tube.codec.proto import master_pb2 as pb
 from penstock.tube.engine.client.consumer_state import Membership

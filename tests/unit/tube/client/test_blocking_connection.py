@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import pytest
 
 from penstock.errors import RemoteProtocolError, UnavailableError
-from penstock.tube.client.blocking_connection import BlockingConnection
+from penstock.tube.client.connection import BlockingConnection
 from penstock.tube.codec.envelope import decode_request, encode_response
 from penstock.tube.codec.framing import FrameDecoder, encode_frame
 from penstock.tube.codec.methods import MethodId, Service
