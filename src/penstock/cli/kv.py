@@ -549,7 +549,7 @@ def export_command(
         out = sys.stdout if file is None else stack.enter_context(_writable(file))
         count = run(_export(pattern, wanted, out, options))
     if file is not None:
-        note(f"exported {count} keys to {file}")
+        note(f"exported {count} {_keys_word(count)} to {file}")
 
 
 @app.add("penstock kv import keys.jsonl", "penstock kv import --nx < keys.jsonl", name="import")
@@ -579,7 +579,11 @@ def import_command(
     if as_json:
         print_json({"imported": imported, "skipped": skipped})
     else:
-        note(f"imported {imported} keys" + (f", skipped {skipped} that exist" if only_new else ""))
+        note(f"imported {imported} {_keys_word(imported)}" + (f", skipped {skipped} that exist" if only_new else ""))
+
+
+def _keys_word(count: int) -> str:
+    return "key" if count == 1 else "keys"
 
 
 async def _export(pattern: str, keys: list[bytes] | None, out: IO[str], options: StateStoreOptions) -> int:
@@ -659,7 +663,8 @@ async def _import(
             try:
                 applied = await store.write_many(writes, fencing_token=token, stop=True)
             except WritesRefusedError as error:
-                note(f"imported {imported + sum(error.applied)} keys before this error")
+                done = imported + sum(error.applied)
+                note(f"imported {done} {_keys_word(done)} before this error")
                 raise
             except PenstockError:
                 note(f"imported at least {imported} keys before this error")

@@ -240,7 +240,7 @@ def test_export_and_import_are_inverse(kv: Command, store: Client, tmp_path: Pat
     assert len((tmp_path / "out").read_text().splitlines()) == 2
     listed = kv("export", "--keys", "-", "--file", "-", stdin=b"text\n")
     assert json.loads(listed.out)["key"] == "text"
-    assert kv("import", "-", stdin=listed.out.encode()).err == "imported 1 keys\n"
+    assert kv("import", "-", stdin=listed.out.encode()).err == "imported 1 key\n"
 
 
 @pytest.mark.parametrize(
@@ -273,7 +273,7 @@ def test_an_import_that_is_refused_says_how_far_it_came(kv: Command, store: Clie
     store.set("fenced", "v", fencing_token=fenced)
     done = kv("import", stdin=b'{"key": "a", "value": "v"}\n{"key": "fenced", "value": "v"}\n')
     assert done.status == 1
-    assert done.err.startswith("imported 1 keys before this error\npenstock: state store refused SET 'fenced'")
+    assert done.err.startswith("imported 1 key before this error\npenstock: state store refused SET 'fenced'")
 
 
 def test_an_import_that_is_not_answered_any_more_says_how_far_it_came(

@@ -99,19 +99,19 @@ def _unusable(option: str, path: Path, problem: PemProblem) -> ConfigError:
 
 
 class PemProblem(NamedTuple):
-    """Why a PEM file cannot be used, and what to do; never content of the file."""
+    """The reason why a PEM file cannot be used, and the remedy; never content of the file."""
 
     why: str
     do: str
 
 
 def certificate_problem(path: Path) -> PemProblem | None:
-    """Why ``path`` has no certificates in PEM; None if it has."""
+    """Find out why ``path`` has no certificates in PEM; None if it has."""
     return _pem_problem(path, re.compile(rb"-----BEGIN (TRUSTED |X509 )?CERTIFICATE-----"), "certificate", "x509")
 
 
 def pair_problem(certificate: Path, key: Path, error: OSError) -> tuple[bool, PemProblem]:
-    """Why OpenSSL refused a certificate with its key. The first value is True if the key's file is to blame."""
+    """Find out why OpenSSL refused a certificate with its key. The first value is True if the cause is in the key."""
     if (problem := certificate_problem(certificate)) is not None:
         return False, problem
     if (
