@@ -32,7 +32,7 @@ def test_topics(node: RunningNode) -> None:
     again = node.penstock("tube", "topic", "create", "shaped")
     assert (again.returncode, again.stdout) == (1, b"")
     assert b"exists" in again.stderr
-    assert node.penstock("tube", "topic", "create", "odd name").returncode == 1
+    assert node.penstock("tube", "topic", "create", "odd name").returncode == 2
     assert node.penstock("tube", "topic", "create", "denied", "--admin-token", "x").returncode == 1
 
 
