@@ -1,10 +1,10 @@
 """The two forms of the core: extension modules that mypyc builds, and the Python that they are built from.
 
-The core is the request path of the broker and of the state store. A wheel for a platform holds its extension modules
-next to the sources. In a checkout ``make setup`` builds them into the user's cache folder, with a manifest of the
-sources that they were built from; they are used only while these sources are unchanged, so an edited file never runs
-as stale compiled code. Without a build the same modules run interpreted: with the same results, in about five times
-the time.
+The core is the request path of the broker and of the state store, and the path of a TubeMQ send up to the log. A wheel
+for a platform holds its extension modules next to the sources. In a checkout ``make setup`` builds them into the user's
+cache folder, with a manifest of the sources that they were built from; they are used only while these sources are
+unchanged, so an edited file never runs as stale compiled code. Without a build the same modules run interpreted: with
+the same results, in about five times the time.
 
 The environment variable ``PENSTOCK_CORE`` chooses: ``compiled`` makes a missing build an error, ``interpreted`` leaves
 a build unused. This module is also read by the tools that build, and imports the standard library only.
