@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 from zlib import crc32
 
 import numpy as np
@@ -47,8 +47,8 @@ _ID_BYTES, _SUM_BYTES, _LENGTH_BYTES = 10, 5, 4
 """Most bytes of the varints; payloads of 256 MiB and more do not occur."""
 _LEAST_BYTES = 10
 
-Numbers = npt.NDArray[np.int64]
-Words = npt.NDArray[np.uint64]
+Numbers: TypeAlias = npt.NDArray[np.int64]
+Words: TypeAlias = npt.NDArray[np.uint64]
 
 _ONE, _THREE, _SEVEN, _FIFTY_SIX = (np.uint64(n) for n in (1, 3, 7, 56))
 _HIGH_BITS = np.uint64(0x8080808080808080)

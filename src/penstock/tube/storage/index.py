@@ -15,7 +15,7 @@ that no later offset ever shifts or comes to mean another message.
 from __future__ import annotations
 
 import struct
-from typing import Final
+from typing import Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -29,7 +29,7 @@ FILLER: Final = -1
 """Partition of a filler."""
 DTYPE = np.dtype([("partition", ">i4"), ("position", ">i8"), ("size", ">i4"), ("key", ">i4"), ("time", ">i8")])
 
-IndexArray = npt.NDArray[np.void]
+IndexArray: TypeAlias = npt.NDArray[np.void]
 
 
 def as_array(data: bytes | bytearray) -> IndexArray:

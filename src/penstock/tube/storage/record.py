@@ -31,7 +31,7 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 from zlib import crc32
 
 import numpy as np
@@ -93,7 +93,7 @@ COMPILED: Final = not __file__.endswith(".py")
 """Whether this is an extension module. Loops over bytes are fast there; interpreted, the functions of zlib are."""
 _HEAD = np.dtype([("sum", ">u4"), ("length", ">u4"), ("ordinal", ">u4")])
 """The beginning of a header."""
-Numbers = npt.NDArray[np.int64]
+Numbers: TypeAlias = npt.NDArray[np.int64]
 
 _MESSAGE_START = re.compile(rb"\x22[\x80-\xff]{0,3}[\x00-\x7f]\x08", re.DOTALL)
 

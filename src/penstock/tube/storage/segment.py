@@ -12,7 +12,7 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -32,7 +32,7 @@ _GAP_BYTES = 16 << 10
 _RUN_BYTES = 4 << 20
 _GONE = frozenset((errno.ENOENT, errno.EIO))
 
-Numbers = npt.NDArray[np.int64]
+Numbers: TypeAlias = npt.NDArray[np.int64]
 
 
 class PartitionPart:
