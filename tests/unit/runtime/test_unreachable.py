@@ -20,6 +20,7 @@ from penstock.runtime.io.network import connection_failure, no_response
         (OSError(113, "No route"), "no route", "check the network"),
         (ssl.SSLCertVerificationError(1, "no"), "certificate was not accepted", "--ca-file"),
         (ssl.SSLError(1, "[SSL: WRONG_VERSION_NUMBER] wrong"), "does not use TLS on this port", "mqtt://"),
+        (ssl.SSLEOFError(8, "[SSL: UNEXPECTED_EOF_WHILE_READING] EOF"), "during the TLS handshake", "mqtt://"),
         (ConnectionResetError(104, "reset"), "as a port without TLS does", "mqtt://"),
         (OSError(5, "Input/output error"), "Input/output error", None),
     ],
@@ -30,6 +31,23 @@ def test_reasons(error: OSError, why: str, do: str | None) -> None:
     said = connection_failure(error, "plant", tls=True)
     assert why in said.why
     assert said.do is None if do is None else do in (said.do or "")
+
+
+@pytest.mark.parametrize(
+    ("code", "why", "do"),
+    [
+        (9, "not valid yet", "clock"),
+        (10, "has expired", "renew it"),
+        (20, "does not trust the authority", "--ca-file"),
+        (62, "for another name", "subjectAltName"),
+    ],
+)
+def test_a_rejected_certificate_of_the_server_has_a_cause(code: int, why: str, do: str) -> None:
+    error = ssl.SSLCertVerificationError(1, "certificate verify failed")
+    error.verify_code = code
+    said = connection_failure(error, "plant", tls=True)
+    assert why in said.why
+    assert do in (said.do or "")
 
 
 def test_a_reset_without_tls_is_no_question_of_tls() -> None:

@@ -90,6 +90,7 @@ def lost(url: BrokerUrl, *, accepted: bool) -> UnavailableError:
     return UnavailableError(
         f"mqtt: {url} closed the connection instead of answering CONNECT",
         applied=False,
+        why=None if url.tls else "it does not accept MQTT without TLS, as a port with TLS or of another protocol",
         do="check that this port speaks MQTT 5, and whether the server requires a client certificate"
         if url.tls
         else f"check that this port speaks MQTT 5; if it uses TLS, connect to {_with_tls(url)}",

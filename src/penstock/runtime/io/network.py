@@ -210,7 +210,10 @@ _NO_TLS: Final = ("WRONG_VERSION_NUMBER", "PACKET_LENGTH_TOO_LONG", "RECORD_LAYE
 """OpenSSL's reasons for an answer that is not TLS."""
 
 _WITHOUT_TLS: Final = (
-    "use the port with TLS (MQTT: 8883, TubeMQ master: 8716), or connect without TLS (mqtt://; omit --tls)"
+    "use the port with TLS (MQTT: 8883, TubeMQ master: 8716), or connect without TLS (mqtt://, http://; omit --tls)"
+)
+_CUT_HANDSHAKE: Final = ConnectionFailure(
+    "the server closed the connection during the TLS handshake, as a port without TLS does", _WITHOUT_TLS
 )
 
 
@@ -234,6 +237,8 @@ def connection_failure(error: OSError, host: str, *, tls: bool, certificate: str
         reason = getattr(error, "reason", None) or str(error)
         if any(name in reason for name in _NO_TLS):
             return ConnectionFailure("the server does not use TLS on this port", _WITHOUT_TLS)
+        if isinstance(error, ssl.SSLEOFError) or "EOF" in reason:
+            return _CUT_HANDSHAKE
         return ConnectionFailure(
             f"TLS failed: {reason.lower().replace('_', ' ')}",
             "check that this port uses TLS, and whether the server requires a client certificate",
@@ -247,12 +252,7 @@ def connection_failure(error: OSError, host: str, *, tls: bool, certificate: str
     if error.errno in (errno.ENETUNREACH, errno.EHOSTUNREACH):
         return ConnectionFailure("there is no route to the host", "correct the address, or check the network")
     if isinstance(error, ConnectionResetError):
-        return ConnectionFailure(
-            "the server closed the connection during the TLS handshake, as a port without TLS does"
-            if tls
-            else "the connection was closed immediately",
-            _WITHOUT_TLS if tls else None,
-        )
+        return _CUT_HANDSHAKE if tls else ConnectionFailure("the connection was closed immediately")
     return ConnectionFailure(error.strerror or str(error) or type(error).__name__)
 
 

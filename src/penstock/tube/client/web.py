@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from penstock.errors import ConfigError, RefusedError, UnavailableError
-from penstock.runtime.io.network import connection_failure, parse_address
+from penstock.runtime.io.network import ConnectionFailure, connection_failure, parse_address
 
 __all__ = ["WebLogin", "call", "call_broker"]
 
@@ -126,13 +126,15 @@ def _ask(
         response = connection.getresponse()
         body = response.read()
     except (OSError, http.client.HTTPException) as error:
+        failure = ConnectionFailure("the response is not HTTP")
+        if isinstance(error, OSError):
+            failure = connection_failure(error, host, tls=scheme == "https")
         raise _absent(
             server,
             address,
             option,
-            connection_failure(error, host, tls=scheme == "https").why
-            if isinstance(error, OSError)
-            else "the response is not HTTP",
+            failure.why,
+            do=failure.do if isinstance(error, ssl.SSLError) else None,
             applied=False if isinstance(error, ConnectionRefusedError) else None,
         ) from error
     finally:
@@ -153,13 +155,13 @@ def _ask(
 
 
 def _absent(
-    server: str, address: str, option: str, why: str | None, *, applied: bool | None = None
+    server: str, address: str, option: str, why: str | None, *, do: str | None = None, applied: bool | None = None
 ) -> UnavailableError:
     return UnavailableError(
         f"the administration of a TubeMQ {server} is not reachable at {address}",
         applied=applied,
         why=why,
-        do=f"start a node (penstock up), or set the HTTP address of the {server}: {option} HOST:PORT",
+        do=do or f"start a node (penstock up), or set the HTTP address of the {server}: {option} HOST:PORT",
     )
 
 

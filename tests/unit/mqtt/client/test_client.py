@@ -20,6 +20,19 @@ from tests.ports import free_port
 DEADLINE_S = 10
 
 
+async def test_a_server_with_tls_is_named() -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1)
+        writer.write(b"\x15\x03\x01\x00\x02\x02\x46")  # alert protocol_version, from OpenSSL
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        with pytest.raises(UnavailableError, match="does not speak MQTT without TLS") as caught:
+            await MqttClient("127.0.0.1", port).connect()
+    assert caught.value.do == f"connect to mqtts://127.0.0.1:{port}"
+
+
 async def test_an_http_server_is_named() -> None:
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read(1)
