@@ -362,6 +362,7 @@ def _learn(
     tls: ssl.SSLContext | None,
 ) -> Routes:
     """Ask the first master that responds, as a producer of ``topics``."""
+    # As a producer, because only the response to its heartbeat lists partitions; the session is closed at once.
     routes = Routes(
         new_client_id("planner"),
         "127.0.0.1",
@@ -632,6 +633,7 @@ class RangeReader(BrokerReader):
         return self._fetch(topic, partition, wanted, messages=False).message
 
     def _send(self, topic: str, partition: int, wanted: broker_pb2.RangeRequest, timeout_s: float) -> PendingResponse:
+        # The group is a required field; a range involves none.
         request = broker_pb2.GetMessageRequestC2B(
             clientId=self._client_id, partitionId=partition, groupName="penstock-ranges", topicName=topic, range=wanted
         )

@@ -210,6 +210,7 @@ def _show_held(request: ConsumeRequest, show: _Show) -> bool:
     from penstock.tube.reader import NO_RANGES
 
     unavailable: dict[int, UnavailableError] = {}
+    # From latest, without --follow: nothing is stored after the end.
     rows = _held(request, unavailable) if request.start.word != "latest" else iter(())
     chosen = (row for row in rows if not request.types or row["msg_type"] in request.types)
     shown = 0
@@ -320,7 +321,7 @@ async def _consume(request: ConsumeRequest, group: str, show: _Show, *, follow: 
     if (offsets := _offsets(request)) is not None:
         options["start_offsets"] = offsets
     if request.parts:
-        options["balance"] = "client"
+        options["balance"] = "client"  # only a member that balances itself can choose partitions
     member = Consumer(request.masters, group, [request.topic], with_offsets=True, **options, **request.client)
     if request.parts:
         await member.assign(_key(info, request.topic) for info in request.partitions())

@@ -52,6 +52,7 @@ class Caller(NamedTuple):
 
     def showing(self, params: Mapping[str, str], token: str | None) -> Caller:
         """The caller with the rights of the administration ``token`` (None: there is none) if the request has it."""
+        # Bounded, so that the time of the comparison shows nothing but that.
         given = params.get(_TOKEN, "")[: MAX_TOKEN + 1]
         if token is None or not hmac.compare_digest(given.encode(), token.encode()):
             return self

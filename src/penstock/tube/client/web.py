@@ -135,6 +135,7 @@ def _ask(
             option,
             failure.why,
             do=failure.do if isinstance(error, ssl.SSLError) else None,
+            # After any other failure the server may have executed the request.
             applied=False if isinstance(error, ConnectionRefusedError) else None,
         ) from error
     finally:

@@ -57,7 +57,11 @@ class SettingStore:
         try:
             DirectFiles().make_dir(path)
         except OSError as error:
-            raise StorageError(f"tube: {path} cannot be used: {error.strerror}", path=str(path)) from None
+            raise StorageError(
+                f"tube: {path} cannot be used: {error.strerror}",
+                path=str(path),
+                do="set a data directory that this user can write to",
+            ) from None
         # Two masters would each announce their own topics to their brokers.
         self._lock = DirectoryLock(path)
         self._environment = LmdbEnvironment(
@@ -100,7 +104,12 @@ class SettingStore:
     def _decode(self, value: bytes) -> Setting:
         body = value[4:]
         if int.from_bytes(value[:4], "big") != zlib.crc32(body):
-            raise StorageError(f"tube: a topic in {self.path} is damaged: its checksum is wrong", path=str(self.path))
+            raise StorageError(
+                f"tube: a topic or setting in {self.path} is damaged",
+                path=str(self.path),
+                why="its checksum is wrong",
+                do="restore the directory from a copy",
+            )
         row = json.loads(body)
         if row["schema"] != SCHEMA:
             raise StorageError(
@@ -117,6 +126,7 @@ class SettingStore:
                 why="a newer version of penstock wrote it",
                 do="start that version, or restore the directory from a copy",
             )
+        # JSON has lists for tuples, and settings are compared by value.
         fields = {name: tuple(v) if isinstance(v, list) else v for name, v in row.items() if name in kind._fields}
         if "topic_defaults" in fields:
             fields["topic_defaults"] = kinds.TopicDefaults(*fields["topic_defaults"])
@@ -130,7 +140,7 @@ def _key(setting: Setting | Removal) -> bytes:
     kind, key = key_of(setting)
     # Keys of topics have no kind: they were the first setting.
     text = key if kind == TOPIC_KIND else f"{kind}\0{key}"
-    return hashlib.sha256(text.encode()).digest()
+    return hashlib.sha256(text.encode()).digest()  # keys of LMDB have at most 511 bytes, names may be longer
 
 
 def _encode(setting: Setting) -> bytes:
