@@ -9,7 +9,7 @@ must not be changed.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import final
+from typing import TYPE_CHECKING, final
 
 from mypy_extensions import mypyc_attr
 
@@ -17,6 +17,9 @@ from penstock.mqtt.codec.primitives import length_size
 from penstock.mqtt.codec.properties import Properties
 from penstock.mqtt.codec.property_blocks import PropertyBlock, block_of, decode_properties
 from penstock.mqtt.codec.reasons import PacketType
+
+if TYPE_CHECKING:
+    from mypy_extensions import i64
 
 __all__ = [
     "Auth",
@@ -69,24 +72,24 @@ class Publish:
         self,
         topic: str,
         payload: bytes = b"",
-        qos: int = 0,
+        qos: i64 = 0,
         *,
         retain: bool = False,
         dup: bool = False,
-        packet_id: int = 0,
+        packet_id: i64 = 0,
         properties: Properties | None = None,
     ) -> None:
         self.topic = topic
         self.payload = payload
-        self.qos = qos
+        self.qos: i64 = qos
         self.retain = retain
         self.dup = dup
-        self.packet_id = packet_id
+        self.packet_id: i64 = packet_id
         self._properties = properties
         self.block: PropertyBlock | None = None
         self.topic_wire = b""
         self.properties_wire = b""
-        self.expiry_s = -1
+        self.expiry_s: i64 = -1
 
     @property
     def properties(self) -> Properties:
@@ -148,9 +151,9 @@ class _Acknowledgement:
 
     __slots__ = ("optional_properties", "packet_id", "reason_code")
 
-    def __init__(self, packet_id: int, reason_code: int = 0, properties: Properties | None = None) -> None:
-        self.packet_id = packet_id
-        self.reason_code = reason_code
+    def __init__(self, packet_id: i64, reason_code: i64 = 0, properties: Properties | None = None) -> None:
+        self.packet_id: i64 = packet_id
+        self.reason_code: i64 = reason_code
         self.optional_properties = properties
 
     @property

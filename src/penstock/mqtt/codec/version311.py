@@ -33,6 +33,7 @@ from penstock.mqtt.codec.primitives import (
     Reader,
     encode_binary,
     encode_frame,
+    encode_size,
     encode_string,
     malformed,
     protocol_error,
@@ -105,7 +106,7 @@ def _encode_connect(packet: Connect) -> bytes:
 
 def _encode_publish(packet: Publish) -> bytes:
     first = 0x30 | packet.qos << 1 | (1 if packet.retain else 0) | (8 if packet.dup else 0)
-    identifier = packet.packet_id.to_bytes(2, "big") if packet.qos else b""
+    identifier = encode_size(packet.packet_id) if packet.qos else b""
     return encode_frame(first, encode_string(packet.topic, "the topic"), identifier, packet.payload)
 
 

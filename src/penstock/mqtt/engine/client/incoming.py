@@ -13,7 +13,7 @@ from collections import deque
 
 from penstock.errors import RemoteProtocolError
 from penstock.mqtt.codec.packets import PubAck, PubComp, Publish, PubRec, PubRel
-from penstock.mqtt.codec.primitives import protocol_error
+from penstock.mqtt.codec.primitives import encode_size, protocol_error
 from penstock.mqtt.codec.reasons import ReasonCode
 from penstock.mqtt.engine.client.events import Event
 from penstock.mqtt.engine.client.outbox import Outbox
@@ -84,7 +84,7 @@ class Incoming:
         if qos == 0:
             self._events.append(publish)
         elif qos == 1 and self._automatic and not self._order:
-            self._outbox.add((0x40020000 | publish.packet_id).to_bytes(4, "big"), now)
+            self._outbox.add(b"\x40\x02" + encode_size(publish.packet_id), now)
             self._events.append(publish)
         else:
             self._take(publish, now)

@@ -120,6 +120,7 @@ class ConnectionState(PacketWriter):
         "pending",
         "rate",
         "receive_maximum",
+        "received_qos2",
         "resumed",
     )
 
@@ -140,6 +141,8 @@ class ConnectionState(PacketWriter):
         """Acknowledgements that cannot leave yet, in the order of the messages."""
         self.open_qos2 = _NO_IDENTIFIERS
         """Packet identifiers of QoS 2 messages received on this connection without PUBREL."""
+        self.received_qos2 = False
+        """The client sent a QoS 2 message on this connection."""
         self.receive_maximum = broker.limits.receive_maximum
         self._receive_full = False
         """Reading is held until some messages are acknowledged."""
@@ -154,23 +157,20 @@ class ConnectionState(PacketWriter):
 
     # Acknowledgements
 
-    @property
-    def unacknowledged(self) -> int:
-        """QoS 1 and 2 messages of the client without PUBACK or PUBREC."""
-        return len(self.pending)
-
     def enqueue(self, answer: PendingAck) -> None:
         """Queue an acknowledgement behind earlier ones."""
         if self.pending is _NO_ANSWERS:
             self.pending = deque()
         answer.enqueued = True
         self.pending.append(answer)
+        self.unacknowledged += 1
 
     def register_qos2(self, packet_id: int) -> None:
         """Register a QoS 2 message of this connection, until its PUBREL."""
         if self.open_qos2 is _NO_IDENTIFIERS:
             self.open_qos2 = set()
         self.open_qos2.add(packet_id)
+        self.received_qos2 = True
 
     def answer_settled(self, answer: PendingAck) -> None:
         """Send the acknowledgements that are ready, in the order of the messages; called when one becomes ready."""
@@ -178,15 +178,16 @@ class ConnectionState(PacketWriter):
             self._hold_identifier(answer)
         if self.closing:
             return
-        pending = self.pending
         if not answer.enqueued:
-            if not pending:
+            if not self.unacknowledged:
                 self._send_answer(answer)
                 return
             self.enqueue(answer)
+        pending = self.pending
         while pending and not pending[0].waiting:
+            self.unacknowledged -= 1
             self._send_answer(pending.popleft())
-        if self._receive_full and len(pending) < self.receive_maximum:
+        if self._receive_full and self.unacknowledged < self.receive_maximum:
             self._receive_full = False
             self.release()
 
@@ -240,11 +241,11 @@ class ConnectionState(PacketWriter):
             RemoteProtocolError: it would exceed Receive Maximum.
         """
         if self.version != 5:
-            if len(self.pending) >= self.receive_maximum and not self._receive_full:
+            if self.unacknowledged >= self.receive_maximum and not self._receive_full:
                 self._receive_full = True
                 self.hold()
             return
-        if len(self.pending) + len(self.open_qos2) < self.receive_maximum:
+        if self.unacknowledged + len(self.open_qos2) < self.receive_maximum:
             return  # an upper bound, since a QoS 2 message may be in both
         waiting_qos1 = sum(answer.qos == 1 for answer in self.pending)
         if waiting_qos1 + len(self.open_qos2) >= self.receive_maximum:

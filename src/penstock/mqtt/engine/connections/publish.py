@@ -8,6 +8,8 @@ Source: MQTT 5.0 sections 3.3.4, 4.3, 4.6.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Final
+
 from penstock.mqtt.codec.packets import Publish, PubRel
 from penstock.mqtt.codec.primitives import protocol_error
 from penstock.mqtt.codec.reasons import ReasonCode
@@ -16,7 +18,13 @@ from penstock.mqtt.engine.sessions.session import Session
 from penstock.mqtt.engine.sessions.session_journal import PROCESSED, ROUTED
 from penstock.mqtt.service import Inbound, Service
 
+if TYPE_CHECKING:
+    from mypy_extensions import i64
+
 __all__ = ["handle_publish", "handle_pubrel", "is_text"]
+
+_NO_SERVICES: Final[list[Service]] = []
+"""Shared; never added to."""
 
 
 def is_text(payload: bytes) -> bool:
@@ -30,7 +38,7 @@ def is_text(payload: bytes) -> bool:
     return True
 
 
-def handle_publish(connection: ConnectionState, session: Session, publish: Publish, now: int, wall_ms: int) -> None:
+def handle_publish(connection: ConnectionState, session: Session, publish: Publish, now: i64, wall_ms: i64) -> None:
     """Handle a PUBLISH.
 
     Raises:
@@ -39,7 +47,7 @@ def handle_publish(connection: ConnectionState, session: Session, publish: Publi
     broker = connection.broker
     broker.stats.publishes_received += 1
     block = publish.block
-    code = 0
+    code: i64 = 0
     if block is not None:
         if block.topic_alias:
             connection.resolve_alias(publish, block.topic_alias)
@@ -48,7 +56,7 @@ def handle_publish(connection: ConnectionState, session: Session, publish: Publi
     qos = publish.qos
     if qos:
         packet_id = publish.packet_id
-        if (connection.pending or connection.open_qos2) and packet_id not in connection.open_qos2:
+        if (connection.unacknowledged or connection.received_qos2) and packet_id not in connection.open_qos2:
             connection.check_receive_maximum()
         if qos == 2:
             if packet_id in session.incoming:
@@ -61,7 +69,7 @@ def handle_publish(connection: ConnectionState, session: Session, publish: Publi
             return
     journal = broker.journal
     awaited_changes = journal.awaited_changes
-    taken: list[Service] = []
+    taken = _NO_SERVICES
     if not code:
         if qos == 2 and _only_services(session, publish):
             taken = broker.services_for(publish)
@@ -77,7 +85,7 @@ def handle_publish(connection: ConnectionState, session: Session, publish: Publi
             broker.stats.dropped_refused += 1
         return
     gate = journal.number if journal.awaited_changes != awaited_changes else 0
-    if taken or connection.pending:
+    if taken or connection.unacknowledged:
         _answer_later(connection, session, publish, taken, code, gate, wall_ms)
         return
     if qos == 2:
@@ -99,9 +107,9 @@ def _answer_later(
     session: Session,
     publish: Publish,
     taken: list[Service],
-    code: int,
+    code: i64,
     gate: int,
-    wall_ms: int,
+    wall_ms: i64,
 ) -> None:
     """Acknowledge the message after the services are done with it and earlier messages are acknowledged."""
     packet_id = publish.packet_id

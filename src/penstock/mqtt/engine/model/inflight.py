@@ -54,6 +54,26 @@ class Inflight(Generic[T]):
     def __len__(self) -> int:
         return self.count
 
+    def assign(self, entry: T) -> i64:
+        """Add an entry under a free packet identifier, and return that."""
+        if self.count > self._mask:
+            self._grow()
+        slots, mask, packet_id = self._slots, self._mask, self._last
+        while True:
+            packet_id = packet_id + 1 if packet_id < 65_535 else 1
+            if slots[packet_id & mask] is None:
+                break
+            if self.get(packet_id) is None:
+                entry.next = slots[packet_id & mask]
+                break
+        self._last = packet_id
+        entry.packet_id = packet_id
+        entry.order = self._order
+        self._order += 1
+        slots[packet_id & mask] = entry
+        self.count += 1
+        return packet_id
+
     def free_id(self) -> i64:
         """Return a free packet identifier [MQTT-2.2.1-3], [MQTT-2.2.1-4]."""
         slots, mask = self._slots, self._mask

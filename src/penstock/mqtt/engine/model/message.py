@@ -62,9 +62,9 @@ class Message:
         "urgent",
     )
 
-    def __init__(self, publish: Publish, now: int) -> None:
+    def __init__(self, publish: Publish, now: i64) -> None:
         self.publish = publish
-        self.qos = publish.qos
+        self.qos: i64 = publish.qos
         self.retain = publish.retain
         self.payload = publish.payload
         self.topic_wire = publish.topic_wire or encode_string(publish.topic, "the topic")
@@ -130,6 +130,6 @@ class Notification(Message):
 
     __slots__ = ("deletes",)
 
-    def __init__(self, publish: Publish, now: int, *, deletes: bool) -> None:
+    def __init__(self, publish: Publish, now: i64, *, deletes: bool) -> None:
         super().__init__(publish, now)
         self.deletes = deletes

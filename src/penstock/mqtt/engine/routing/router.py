@@ -5,7 +5,7 @@ Source: MQTT 5.0 sections 3.3.4, 4.7, 4.8.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from penstock.mqtt.codec.reasons import ReasonCode
 from penstock.mqtt.codec.topics import has_wildcard
@@ -14,6 +14,9 @@ from penstock.mqtt.engine.model.sys_topics import SYS_PREFIX, belongs_to_broker
 from penstock.mqtt.engine.routing.filter_tree import FilterTree
 from penstock.mqtt.engine.routing.subscriptions import SessionSubscription, SharedGroup, split_shared
 from penstock.mqtt.service import OTHERS_TOPIC, SHARED_TOPIC, Service
+
+if TYPE_CHECKING:
+    from mypy_extensions import i64
 
 __all__ = ["Route", "Router", "SharedTarget", "Target"]
 
@@ -34,7 +37,7 @@ class Target:
 
     def __init__(self, subscriptions: list[SessionSubscription]) -> None:
         self.session = subscriptions[0].session
-        self.qos = max(s.qos for s in subscriptions)
+        self.qos: i64 = max(s.qos for s in subscriptions)
         self.retain_as_published = any(s.retain_as_published for s in subscriptions)
         self.identifiers = b"".join([s.identifier for s in subscriptions])
         foreign = [s for s in subscriptions if not s.no_local]

@@ -6,7 +6,7 @@ Source: MQTT 5.0 sections 3.3, 4.8.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from penstock.errors import LocalProtocolError
 from penstock.mqtt.codec.decoder import TopicNames
@@ -27,6 +27,9 @@ from penstock.mqtt.engine.sessions.retained import Retained
 from penstock.mqtt.engine.sessions.session import Session, SessionConnection, SessionOwner
 from penstock.mqtt.engine.sessions.shared_delivery import deliver_shared, take_over
 from penstock.mqtt.service import Inbound, Service
+
+if TYPE_CHECKING:
+    from mypy_extensions import i64
 
 __all__ = ["BrokerCore"]
 
@@ -198,7 +201,7 @@ class BrokerCore(SessionOwner):
 
     # Messages of clients
 
-    def route(self, publish: Publish, publisher: Session, now: int) -> tuple[list[Service], int]:
+    def route(self, publish: Publish, publisher: Session, now: i64) -> tuple[list[Service], i64]:
         """Route a client's message.
 
         Returns the services that are to receive it, and the reason code for its PUBACK or PUBREC.
@@ -238,10 +241,10 @@ class BrokerCore(SessionOwner):
         """Deliver messages that are queued for disconnected members of ``group`` to members with room for them."""
         take_over(group, now)
 
-    def fan_out(self, route: Route, message: Message, publisher: Session | None, now: int) -> None:
+    def fan_out(self, route: Route, message: Message, publisher: Session | None, now: i64) -> None:
         """Deliver a message to the subscribers of its route."""
         qos = message.qos
-        retain = 1 if message.retain else 0
+        retain: i64 = 1 if message.retain else 0
         if route.many:
             message.stored = -1  # once for all receivers
         for target in route.targets:
@@ -252,7 +255,7 @@ class BrokerCore(SessionOwner):
             granted = chosen.qos
             session.deliver(
                 message,
-                min(qos, granted),  # [MQTT-3.8.4-8]
+                min(granted, qos),  # [MQTT-3.8.4-8]
                 retain if chosen.retain_as_published else 0,  # [MQTT-3.3.1-12], [MQTT-3.3.1-13]
                 chosen.identifiers,
                 now,
@@ -275,7 +278,7 @@ class BrokerCore(SessionOwner):
         return any(member.qos and member.session.is_persistent() for each in route.shared for member in each.members)
 
 
-def _message(publish: Publish, publisher: Session, now: int) -> Message:
+def _message(publish: Publish, publisher: Session, now: i64) -> Message:
     message = Message(publish, now)
     block = publish.block
     if block is not None and block.seen & HAS_USER_PROPERTY:

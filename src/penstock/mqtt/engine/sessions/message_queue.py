@@ -46,7 +46,18 @@ class QueueTotals:
 class MessageQueue:
     """The two queues of one session. ``bytes``: of both, by :attr:`Message.size`."""
 
-    __slots__ = ("_limits", "_stats", "_totals", "_unmerged", "bytes", "journal", "merged", "qos0", "reliable")
+    __slots__ = (
+        "_limits",
+        "_stats",
+        "_totals",
+        "_unmerged",
+        "backlog",
+        "bytes",
+        "journal",
+        "merged",
+        "qos0",
+        "reliable",
+    )
 
     def __init__(self, limits: BrokerLimits, stats: BrokerStats, totals: QueueTotals) -> None:
         self._limits = limits
@@ -57,6 +68,8 @@ class MessageQueue:
         self.reliable = _EMPTY
         """QoS 1 and 2; changed only by the methods, which update the sizes."""
         self.qos0 = _EMPTY
+        self.backlog = False
+        """QoS 1 or 2 messages wait."""
         self.bytes = 0
         self.merged = 0
         """Notifications that :meth:`add` merged; the session reports them and sets it to 0."""
@@ -112,6 +125,7 @@ class MessageQueue:
             if type(oldest[0].message) is Notification:
                 return False
             dropped = oldest.popleft()
+            self.backlog = len(self.reliable) > 0
             self._forget(dropped)
             if self.journal is not None:
                 self.journal.done(dropped)
@@ -119,6 +133,7 @@ class MessageQueue:
             if self.reliable is _EMPTY:
                 self.reliable = deque()
             self.reliable.append(delivery)
+            self.backlog = True
             if type(delivery.message) is Notification:
                 self._unmerged += 1
         else:
@@ -158,6 +173,7 @@ class MessageQueue:
             if position:
                 stays.appendleft(each)
         self.reliable = stays
+        self.backlog = len(stays) > 0
         self.merged += dropped
         self._stats.notifications_merged += dropped
         return dropped > 0
@@ -165,6 +181,7 @@ class MessageQueue:
     def take(self) -> Delivery:
         """Remove and return the oldest QoS 1 or 2 message of a queue that is not empty."""
         delivery = self.reliable.popleft()
+        self.backlog = len(self.reliable) > 0
         self._forget(delivery)
         return delivery
 
@@ -185,6 +202,7 @@ class MessageQueue:
                         self._forget(delivery)
                 line.clear()
                 line.extend(remaining)
+        self.backlog = len(self.reliable) > 0
 
     def clear(self) -> None:
         """Remove all messages."""
@@ -192,6 +210,7 @@ class MessageQueue:
         self._totals.messages -= len(self)
         self.bytes = self._unmerged = 0
         self.reliable.clear()
+        self.backlog = False
         self.qos0.clear()
 
     def _forget(self, delivery: Delivery) -> None:

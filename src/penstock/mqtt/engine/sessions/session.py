@@ -72,7 +72,7 @@ class SessionOwner:
 class SessionConnection(Timed):
     """The network connection of a client, as its session sees it."""
 
-    __slots__ = ("closing", "gate", "send_maximum", "session", "version", "writable")
+    __slots__ = ("closing", "gate", "send_maximum", "session", "unacknowledged", "version", "writable")
 
     def __init__(self) -> None:
         super().__init__()
@@ -88,11 +88,8 @@ class SessionConnection(Timed):
         """Number of the commit that later output waits for; 0: it is done."""
         self.closing = False
         """The connection closes after its queued output."""
-
-    @property
-    def unacknowledged(self) -> int:
+        self.unacknowledged = 0
         """QoS 1 and 2 messages of the client without PUBACK or PUBREC."""
-        raise NotImplementedError
 
     def send_publish(self, message: Message, packet_id: i64, first: i64, identifiers: bytes, now: i64) -> bool:
         """Queue a PUBLISH: ``first`` is its first byte (type, DUP, QoS, RETAIN); ``packet_id`` 0 at QoS 0.
@@ -188,7 +185,7 @@ class Session(Subscriber):
         self.inflight = Inflight()
         self.incoming.clear()
         self.routed = _NO_IDENTIFIERS
-        self.resend.clear()
+        self.resend = _NOTHING
         self.retained_delivery = None
         self.deferred_group = None
         self.waiting.clear()
@@ -258,7 +255,7 @@ class Session(Subscriber):
         if (
             connection is None
             or not connection.writable
-            or self.waiting.reliable
+            or self.waiting.backlog
             or inflight.count >= connection.send_maximum
             or inflight.bytes >= self._max_inflight_bytes
         ):
@@ -267,16 +264,18 @@ class Session(Subscriber):
             number = 0 if journal is None else journal.queue(message, qos, retain, identifiers, share, 0)
             self._wait(Delivery(message, qos, retain, identifiers, share, number), now)
             return
-        packet_id = inflight.free_id()
-        if connection.send_publish(message, packet_id, 0x30 | qos << 1 | retain, identifiers, now):
-            number = 0
-            if journal is not None:
-                number = journal.queue(message, qos, retain, identifiers, share, packet_id)
-                if qos == 2:
-                    self.hold_output(connection)
-            inflight.add(packet_id, Delivery(message, qos, retain, identifiers, share, number))
-            if len(message.payload) >= LARGE:
-                inflight.bytes += len(message.payload)
+        delivery = Delivery(message, qos, retain, identifiers, share, 0)
+        packet_id = inflight.assign(delivery)
+        if not connection.send_publish(message, packet_id, 0x30 | qos << 1 | retain, identifiers, now):
+            inflight.remove(delivery)
+            return
+        if journal is not None:
+            delivery.number = journal.queue(message, qos, retain, identifiers, share, packet_id)
+            if qos == 2:
+                self.hold_output(connection)
+        size: i64 = len(message.payload)
+        if size >= LARGE:
+            inflight.bytes += size
 
     def _wait(self, delivery: Delivery, now: int) -> None:
         waiting = self.waiting
@@ -314,10 +313,7 @@ class Session(Subscriber):
         """Return whether a message would be sent immediately."""
         connection = self.connection
         return (
-            connection is not None
-            and connection.writable
-            and not self.waiting.reliable
-            and self.window_open(connection)
+            connection is not None and connection.writable and not self.waiting.backlog and self.window_open(connection)
         )
 
     def shared_group(self, topic_filter: str) -> SharedGroup | None:
@@ -352,9 +348,9 @@ class Session(Subscriber):
             self._leave_flight(delivery)
         if self.journal is not None:
             self.journal.done(delivery)
-        if self.resend and delivery in self.resend:  # late, for a message of an earlier connection
+        if self.resend is not _NOTHING and delivery in self.resend:  # late, for a message of an earlier connection
             self.resend.remove(delivery)
-        if self.waiting.reliable or self.resend or self.retained_delivery is not None:
+        if self.waiting.backlog or self.resend is not _NOTHING or self.retained_delivery is not None:
             self.send_waiting(now)
         return True
 
@@ -371,7 +367,7 @@ class Session(Subscriber):
             raise protocol_error("PUBREC for a message sent at QoS 1")
         if self.inflight.bytes:
             self._leave_flight(delivery)  # from here on without its payload
-        if self.resend and delivery in self.resend:
+        if self.resend is not _NOTHING and delivery in self.resend:
             self.resend.remove(delivery)
         journal = self.journal
         if reason_code < 0x80:
@@ -403,7 +399,7 @@ class Session(Subscriber):
         if self.journal is not None:
             self.journal.done(delivery)
         self.inflight.remove(delivery)
-        if self.waiting.reliable or self.resend or self.retained_delivery is not None:
+        if self.waiting.backlog or self.resend is not _NOTHING or self.retained_delivery is not None:
             self.send_waiting(now)
         return True
 
@@ -455,8 +451,10 @@ class Session(Subscriber):
                 inflight.remove(delivery)
                 if self.journal is not None:
                     self.journal.done(delivery)
+        if not resend:
+            self.resend = _NOTHING
         waiting = self.waiting
-        while waiting.reliable and connection.writable and self.window_open(connection):
+        while waiting.backlog and connection.writable and self.window_open(connection):
             self.send_queued(waiting.take(), connection, now)
         if self.retained_delivery is not None and self.retained_delivery.send(connection, now):
             self.retained_delivery = None
@@ -467,7 +465,7 @@ class Session(Subscriber):
                 self._stats.dropped_expired += 1
             else:
                 connection.send_publish(message, 0, 0x30 | delivery.retain, delivery.identifiers, now)
-        if self.deferred_group is not None and not waiting.reliable:
+        if self.deferred_group is not None and not waiting.backlog:
             group, self.deferred_group = self.deferred_group, None
             self._broker.take_over(group, now)
 
