@@ -37,7 +37,7 @@ _RECORD_OVERHEAD: Final = 512
 _FIRST_RETRY_S: Final = 0.02
 _LONGEST_RETRY_S: Final = 2.0
 """Shortest and longest pause before a retry."""
-_HIGH_PRIORITY: Final = "$high_priority"
+_HIGH_PRIORITY: Final = b"$high_priority"
 """User property of control messages, which backpressure of data messages must not delay."""
 
 Done = Callable[[object], None]
@@ -288,7 +288,7 @@ class RuleService(Service):
         connection = message.connection
         if connection is None or connection in self._held:
             return True
-        properties = message.publish.optional_properties
+        properties = message.publish.property_block()
         if properties is None or properties.user_property(_HIGH_PRIORITY) is None:
             self._held[connection] = None
             self.stats.held = len(self._held)
@@ -307,7 +307,7 @@ class RuleService(Service):
 
     def _record(self, message: Inbound) -> Record:
         publish = message.publish
-        properties = publish.optional_properties
+        properties = publish.property_block()
         key = self._key
         msg_type = self._msg_type
         record = Record.from_mqtt(
@@ -315,9 +315,9 @@ class RuleService(Service):
             publish.payload,
             default_id=self._identities.next(message.client_id),
             key=None if key is None else key.expand(message).encode(),
-            content_type=properties.content_type if properties is not None else None,
+            content_type=properties.content_type() if properties is not None else None,
             msg_type=None if msg_type is None else msg_type.expand(message),
-            user_properties=properties.user_properties if properties is not None else (),
+            user_properties=properties.user_properties() if properties is not None else (),
         )
         for name, template in self._attributes:
             text = template.expand(message)

@@ -270,6 +270,10 @@ class Decoder:
         self._end = end
         return packet_type
 
+    def is_empty(self) -> bool:
+        """Return whether the current packet has only its fixed header."""
+        return self._start == self._end
+
     def packet(self) -> Packet:
         """Decode the current packet.
 

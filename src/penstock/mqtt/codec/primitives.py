@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from librt.strings import read_i64_le
+
 from penstock.errors import LocalProtocolError, RemoteProtocolError
 
 if TYPE_CHECKING:
@@ -29,6 +31,7 @@ __all__ = [
     "malformed",
     "protocol_error",
     "quoted",
+    "shift",
 ]
 
 COMPILED: Final = not __file__.endswith(".py")
@@ -122,14 +125,38 @@ def check_text(data: bytes, position: i64, end: i64) -> None:
         raw = data[position:end]
         if not raw.isascii() or 0 in raw:
             decode_text(raw)
-        return
+    elif not _is_plain(data, position, end):
+        decode_text(data[position:end])
+
+
+def _is_plain(data: bytes, position: i64, end: i64) -> bool:
+    """Whether all bytes are 1 to 127, found eight at a time.
+
+    Then neither the word nor the word less one in each byte has the highest bit of a byte set.
+    """
+    ones: i64 = 0x0101010101010101
+    word: i64
     at = position
+    while at + 8 <= end:
+        word = read_i64_le(data, at)
+        if (word | word - ones) >> 7 & ones:
+            return False
+        at += 8
+    if at + 8 <= len(data):  # the bytes behind the end are read as ones
+        bits = (end - at) * 8
+        word = read_i64_le(data, at) & ~shift(-1, bits) | shift(ones, bits)
+        return (word | word - ones) >> 7 & ones == 0
     while at < end:
         byte: i64 = data[at]
         if byte == 0 or byte > 127:
-            decode_text(data[position:end])
-            return
+            return False
         at += 1
+    return True
+
+
+def shift(value: i64, bits: i64) -> i64:
+    """``value << bits``; a function, since in compiled code the shift of a literal has 32 bits."""
+    return value << bits
 
 
 def decode_text(raw: bytes) -> str:

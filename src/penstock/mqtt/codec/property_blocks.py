@@ -20,6 +20,7 @@ from penstock.mqtt.codec.primitives import (
     encode_varint,
     malformed,
     protocol_error,
+    shift,
 )
 from penstock.mqtt.codec.properties import ALLOWED_IN, BY_IDENTIFIER, PROPERTIES, Properties, PropertySpec, WireType
 from penstock.mqtt.codec.reasons import PacketType
@@ -69,7 +70,7 @@ _ROWS: dict[int, dict[int, tuple[int, str, int, int, bool]]] = {
 
 _MAX_CACHED_TOPICS: Final = 4096
 _MAX_CACHED_BYTES: Final = 160
-_response_topics: dict[bytes, str] = {}
+_response_topics: Final[dict[bytes, str]] = {}
 """Checked response topics by their bytes; emptied at :data:`_MAX_CACHED_TOPICS`; longer ones are not cached."""
 
 
@@ -157,6 +158,7 @@ class PropertyBlock:
 
     __slots__ = (
         "_pairs",
+        "content_type_at",
         "correlation_data",
         "message_expiry_interval",
         "name_lengths",
@@ -171,6 +173,8 @@ class PropertyBlock:
     def __init__(self, wire: bytes) -> None:
         self.wire = wire
         self.user_at: i64 = len(wire)
+        self.content_type_at: i64 = 0
+        """Where the Content Type begins in ``wire``; 0 where there is none."""
         self.name_lengths: i64 = 0
         """Bit n is set where a user property has a name of n bytes; bit 62 for longer names, too."""
         self.seen: i64 = 0
@@ -180,6 +184,30 @@ class PropertyBlock:
         self.response_topic = ""
         self.correlation_data = b""
         self._pairs: dict[bytes, bytes] | None = None
+
+    def content_type(self) -> str | None:
+        """The Content Type as text."""
+        position = self.content_type_at
+        if not position:
+            return None
+        size = self.wire[position] << 8 | self.wire[position + 1]
+        return self.wire[position + 2 : position + 2 + size].decode()
+
+    def user_properties(self) -> list[tuple[str, str]]:
+        """The user properties as text, in their order."""
+        pairs: list[tuple[str, str]] = []
+        wire = self.wire
+        end: i64 = len(wire)
+        position = self.user_at
+        while position < end:
+            if wire[position] == _USER_PROPERTY:
+                middle = position + 3 + (wire[position + 1] << 8 | wire[position + 2])
+                stop = middle + 2 + (wire[middle] << 8 | wire[middle + 1])
+                pairs.append((wire[position + 3 : middle].decode(), wire[middle + 2 : stop].decode()))
+                position = stop
+            else:
+                position = _after(wire, position)
+        return pairs
 
     def user_property(self, name: bytes) -> bytes | None:
         """The value of the user property ``name``: empty where it is repeated, None where it is absent."""
@@ -202,10 +230,10 @@ class PropertyBlock:
             value_at = position + size + 2
             same = size == wanted
             if same:
-                at: i64 = 0
-                while at < size and wire[position + at] == name[at]:
-                    at += 1
-                same = at == size
+                at = size - 1  # names of one length often differ at their ends only
+                while at >= 0 and wire[position + at] == name[at]:
+                    at -= 1
+                same = at < 0
             size = wire[value_at - 2]
             position = value_at + (size << 8 | wire[value_at - 1])
             if same:
@@ -279,11 +307,6 @@ def _is_at(wire: bytes, position: i64, name: bytes) -> bool:
     return True
 
 
-def _shift(value: i64, bits: i64) -> i64:
-    """``value << bits``; a function, since in compiled code the shift of a literal has 32 bits."""
-    return value << bits
-
-
 def _after(wire: bytes, position: i64) -> i64:
     """Where the property of a PUBLISH ends that begins at ``position`` and is no user property."""
     identifier: i64 = wire[position]
@@ -334,7 +357,7 @@ def decode_publish_properties(data: bytes, position: i64, end: i64) -> PropertyB
             continue
         if identifier > 0x26:
             decode_properties(data, begin, end, _PUBLISH)  # it raises the error
-        bit = _shift(1, identifier)
+        bit = shift(1, identifier)
         if seen & bit and identifier != 0x0B:
             decode_properties(data, begin, end, _PUBLISH)  # it raises the error
         seen |= bit
@@ -352,6 +375,7 @@ def decode_publish_properties(data: bytes, position: i64, end: i64) -> PropertyB
                 block.response_topic = _response_topic(raw) if topic is None else topic
             else:
                 check_text(data, position + 2, stop)
+                block.content_type_at = position
             position = stop
         elif identifier == 0x02 and position + 4 <= end:
             number: i64 = data[position]
@@ -377,17 +401,25 @@ def decode_publish_properties(data: bytes, position: i64, end: i64) -> PropertyB
 
 
 def block_of(properties: Properties) -> PropertyBlock:
-    """The properties of a PUBLISH that did not come over a connection; ``wire`` has its user properties alone."""
+    """The properties of a PUBLISH that did not come over a connection.
+
+    ``wire`` has its user properties and its Content Type alone.
+    """
     parts: list[bytes] = []
     for name, value in properties.user_properties:
         parts += (b"\x26", _sized(name), _sized(value))
+    content_type_at = 0
+    if properties.content_type is not None:
+        content_type_at = sum(map(len, parts)) + 1
+        parts += (b"\x03", _sized(properties.content_type))
     block = PropertyBlock(b"".join(parts))
     block.user_at = 0
+    block.content_type_at = content_type_at
     for spec in ALLOWED_IN[_PUBLISH]:
         if getattr(properties, spec.attribute) not in (None, []):
-            block.seen |= _shift(1, spec.identifier)
+            block.seen |= shift(1, spec.identifier)
     for name, _ in properties.user_properties:
-        block.name_lengths |= _shift(1, min(len(name.encode(errors="replace")), 62))
+        block.name_lengths |= shift(1, min(len(name.encode(errors="replace")), 62))
     block.payload_format_indicator = properties.payload_format_indicator or 0
     block.message_expiry_interval = properties.message_expiry_interval or 0
     block.topic_alias = properties.topic_alias or 0
@@ -457,7 +489,34 @@ def _refuse_misplaced(properties: Properties, context: int) -> None:
 
 
 def _check_user_properties(block: PropertyBlock, data: bytes, position: i64, end: i64) -> i64:
-    """Check the user properties that follow each other from ``position`` on; where the last one of them ends.
+    """Check the user properties that follow each other from ``position`` on; return where the last of them ends."""
+    return _check_each(block, data, position, end) if COMPILED else _check_in_bulk(block, data, position, end)
+
+
+def _check_each(block: PropertyBlock, data: bytes, position: i64, end: i64) -> i64:
+    lengths: i64 = block.name_lengths
+    while position < end and data[position] == _USER_PROPERTY:
+        if position + 3 > end:
+            raise malformed("a property ends within a field")
+        size: i64 = data[position + 1]
+        size = size << 8 | data[position + 2]
+        lengths |= shift(1, min(62, size))
+        middle = position + 3 + size
+        if middle + 2 > end:
+            raise malformed("a property ends within a field")
+        check_text(data, position + 3, middle)
+        size = data[middle]
+        size = size << 8 | data[middle + 1]
+        position = middle + 2 + size
+        if position > end:
+            raise malformed("a length goes beyond the properties")
+        check_text(data, middle + 2, position)
+    block.name_lengths = lengths
+    return position
+
+
+def _check_in_bulk(block: PropertyBlock, data: bytes, position: i64, end: i64) -> i64:
+    """The second form of :func:`_check_each`: without loops over the bytes of texts.
 
     All texts are checked at once: in ASCII, with no more zero bytes than the lengths have, there is no U+0000 in them.
     """
@@ -473,7 +532,7 @@ def _check_user_properties(block: PropertyBlock, data: bytes, position: i64, end
             zeros += 1
         if size & 255 == 0:
             zeros += 1
-        lengths |= _shift(1, min(62, size))
+        lengths |= shift(1, min(62, size))
         position += 3 + size
         if position + 2 > end:
             raise malformed("a property ends within a field")

@@ -34,19 +34,20 @@ def _levels(message: Inbound, argument: str) -> str:
 
 
 def _user(message: Inbound, argument: str) -> str:
-    properties = message.publish.optional_properties
-    found = properties.user_property(argument) if properties is not None else None
-    return found or ""
+    properties = message.publish.property_block()
+    if properties is None:
+        return ""
+    return next((value for name, value in properties.user_properties() if name == argument), "")
 
 
 def _content_type(message: Inbound, _: str) -> str:
-    properties = message.publish.optional_properties
-    return (properties.content_type if properties is not None else None) or ""
+    properties = message.publish.property_block()
+    return (properties.content_type() if properties is not None else None) or ""
 
 
 def _response_topic(message: Inbound, _: str) -> str:
-    properties = message.publish.optional_properties
-    return (properties.response_topic if properties is not None else None) or ""
+    properties = message.publish.property_block()
+    return properties.response_topic if properties is not None else ""
 
 
 _PLAIN: dict[str, _Take] = {

@@ -86,8 +86,15 @@ def test_binary_is_limited() -> None:
     assert encode_string("é", "x") == b"\x00\x02\xc3\xa9"
 
 
-@given(st.one_of(st.binary(max_size=12), st.text(max_size=12).map(lambda text: text.encode("utf-8", "surrogatepass"))))
-def test_text_is_checked_as_it_is_decoded(raw: bytes) -> None:
+@given(
+    st.one_of(
+        st.binary(max_size=20),
+        st.binary(max_size=20).map(lambda raw: bytes(byte & 127 or 1 for byte in raw)),
+        st.text(max_size=12).map(lambda text: text.encode("utf-8", "surrogatepass")),
+    ),
+    st.sampled_from([b"", b"\0", bytes(9), b"\xff" * 9]),
+)
+def test_text_is_checked_as_it_is_decoded(raw: bytes, following: bytes) -> None:
     def refusal(check: Callable[[], object]) -> str:
         try:
             check()
@@ -95,5 +102,5 @@ def test_text_is_checked_as_it_is_decoded(raw: bytes) -> None:
             return str(error)
         return ""
 
-    data = b"\xff" + raw + b"\0"
+    data = b"\xff" + raw + following
     assert refusal(lambda: check_text(data, 1, 1 + len(raw))) == refusal(lambda: decode_text(raw))

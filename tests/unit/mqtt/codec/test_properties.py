@@ -117,6 +117,8 @@ def test_properties_of_a_publish_are_those_that_the_table_gives(block: bytes) ->
         assert found.topic_alias == (properties.topic_alias or 0)
         assert found.response_topic == (properties.response_topic or "")
         assert found.correlation_data == (properties.correlation_data or b"")
+        assert found.content_type() == properties.content_type
+        assert found.user_properties() == properties.user_properties
         for name in {"absent", *(name for name, _ in properties.user_properties)}:
             expected = _expected(properties, name)
             assert found.user_property(name.encode()) == expected

@@ -48,6 +48,7 @@ __all__ = ["BrokerConnection"]
 
 _PUBLISH: Final = 3
 _PUBACK: Final = 4
+_PINGREQ: Final = 12
 
 
 class BrokerConnection(ConnectionState):
@@ -108,6 +109,8 @@ class BrokerConnection(ConnectionState):
                     handle_publish(self, session, decoder.publish(), now, wall_ms)
                 elif packet_type == _PUBACK and decoder.packet_id:
                     session.acknowledge(decoder.packet_id, now)
+                elif packet_type == _PINGREQ and decoder.is_empty():
+                    self._answer_ping()
                 else:
                     self._other(session, decoder.packet(), now)
         except RemoteProtocolError as e:
@@ -223,9 +226,7 @@ class BrokerConnection(ConnectionState):
         elif isinstance(packet, PubAck):
             session.acknowledge(packet.packet_id, now)
         elif isinstance(packet, PingReq):
-            self.out.write(b"\xd0\x00")  # [MQTT-3.12.4-1]
-            self.stats.answers_sent += 1
-            self.mark()
+            self._answer_ping()
         elif isinstance(packet, Subscribe):
             if self.bridge:
                 as_bridge(packet)
@@ -244,6 +245,11 @@ class BrokerConnection(ConnectionState):
             raise protocol_error("a second CONNECT [MQTT-3.1.0-2]")
         elif isinstance(packet, Auth):
             self._authenticate_again(packet, now)
+
+    def _answer_ping(self) -> None:
+        self.out.write(b"\xd0\x00")  # [MQTT-3.12.4-1]
+        self.stats.answers_sent += 1
+        self.mark()
 
     def _authenticate_again(self, packet: Auth, now: int) -> None:
         credentials, session = self.credentials, self.session
