@@ -39,6 +39,7 @@ from penstock.mqtt.codec.primitives import encode_size, encode_varint
 from penstock.mqtt.codec.properties import Properties
 from penstock.mqtt.codec.property_blocks import HAS_CORRELATION, HAS_EXPIRY, PropertyBlock
 from penstock.mqtt.codec.reasons import ReasonCode
+from penstock.mqtt.codec.topics import has_wildcard
 from penstock.statestore.codec.dialects import DIALECTS, HEADS, OLDER, PUBLISHED, SDK, Dialect
 from penstock.statestore.codec.errors import StoreError
 from penstock.statestore.codec.resp3 import MISSING, OK, encode_array, encode_bulk, encode_error, encode_integer
@@ -166,7 +167,7 @@ def read_request(
             ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR,
             "a request to the state store needs a response topic and correlation data (MQTT 5 properties)",
         )
-    if _is_forbidden(response_topic):
+    if _is_forbidden(response_topic) or (not publish.properties_wire and has_wildcard(response_topic)):
         return RejectedRequest(
             ReasonCode.TOPIC_NAME_INVALID,
             "the response topic of a state store request must not be a topic of the store itself or hold a wildcard",
@@ -384,12 +385,8 @@ def request(
 
 
 def _is_forbidden(response_topic: str) -> bool:
-    return (
-        response_topic in (INVOKE, OLDER_INVOKE)
-        or response_topic.startswith(_OWN_PREFIX)
-        or "+" in response_topic
-        or "#" in response_topic
-    )
+    """Whether it belongs to the store. The decoder has refused wildcards, unless the message never was a packet."""
+    return response_topic in (INVOKE, OLDER_INVOKE) or response_topic.startswith(_OWN_PREFIX)
 
 
 def _is_supported(version: bytes) -> bool:

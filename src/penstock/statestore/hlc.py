@@ -42,7 +42,7 @@ _COMPILED: Final = not __file__.endswith(".py")
 
 
 @final
-@mypyc_attr(acyclic=True)
+@mypyc_attr(acyclic=True, free_list_len=1)
 class Hlc:
     """One value of a hybrid logical clock: wall clock in ms since the epoch, counter, node id. Never changed.
 

@@ -40,7 +40,7 @@ Observer = tuple[str, "Dialect"]
 
 
 @final
-@mypyc_attr(acyclic=True)
+@mypyc_attr(acyclic=True, free_list_len=1)
 class Record:
     """The state of one key; never changed after it was made, so that it can be written behind.
 
@@ -83,7 +83,7 @@ class Record:
 
 
 @final
-@mypyc_attr(acyclic=True)
+@mypyc_attr(acyclic=True, free_list_len=1)
 class Change:
     """One key changed: to ``record``, or deleted where that is None.
 

@@ -18,6 +18,7 @@ from penstock.statestore.codec.commands import (
 from penstock.statestore.codec.errors import StoreError
 from penstock.statestore.codec.resp3 import encode_array
 from tests.vectors.statestore import vectors
+from tools.statestore_commands import CASES
 
 
 def described(command: Command) -> tuple[object, ...]:
@@ -199,3 +200,9 @@ def test_a_batch_of_the_longest_commands_is_taken() -> None:
     command = parse([b"BATCH", *words], Extension.BATCH)
     assert isinstance(command, Command)
     assert len(command.writes) == MAX_WRITES_AT_ONCE
+
+
+def test_every_verb_has_a_row_and_cases_of_the_reference() -> None:
+    assert set(COMMANDS) == set(Verb)
+    assert set(CASES) == set(Verb)
+    assert all(CASES.values())
