@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import cached_property
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
@@ -130,6 +130,7 @@ class Headers:
         self._ends = ends
         self._flags = flags
         self._bodies = _bodies(data, starts, ends, flags)
+        self._has_attributes = self._bodies is not starts
 
     @classmethod
     def from_payloads(cls, payloads: Sequence[bytes], flags: Sequence[int] | Numbers) -> Headers:
@@ -146,7 +147,8 @@ class Headers:
 
     def keys(self) -> pa.Array[Any]:
         """The key of each message; null if it has none."""
-        if _KEY not in self._data:
+        # Only attributes are searched: bodies are most of the data, and searching a KiB takes longer than decoding it.
+        if not self._has_attributes or _KEY not in _parts_of(self._blocks)[1].tobytes():
             return pa.nulls(len(self), pa.binary())
         starts, ends, found = self._spans_of(lambda group: group.key)
         return _pieces(self._buffer, starts, ends, pa.binary(), found)
@@ -335,7 +337,7 @@ def _are_integers(texts: pa.Array[Any]) -> npt.NDArray[np.bool_]:
 
 
 def _bodies(data: bytes, starts: Numbers, ends: Numbers, flags: Numbers) -> Numbers:
-    """Return the offsets of the bodies of messages, after valid attributes if a message has some."""
+    """Return the offsets of the bodies of messages, after valid attributes; ``starts`` itself if no message has any."""
     found = np.flatnonzero((flags & HAS_ATTRIBUTES != 0) & (ends - starts >= _LENGTH_BYTES))
     if not len(found):
         return starts
@@ -480,7 +482,12 @@ _FIELDS: dict[str, pa.Field[Any]] = {
 
 
 def arrow_schema(columns: Sequence[str] = COLUMNS) -> pa.Schema:
-    """The schema of every record batch; equals Spark's conversion of ``tube.spark_schema``."""
+    """The schema of every record batch; equals Spark's conversion of ``source.spark_schema``."""
+    return _schema(tuple(columns))
+
+
+@cache  # as expensive as decoding dozens of messages, and needed for each record batch
+def _schema(columns: tuple[str, ...]) -> pa.Schema:
     return pa.schema([_FIELDS.get(name) or pa.field(name, pa.string()) for name in columns])
 
 
