@@ -12,7 +12,7 @@ from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["Catalyst", "analyzed", "each", "kind", "make_thread_safe", "shape"]
+__all__ = ["Catalyst", "analyzed", "each", "is_delta_table", "kind", "make_thread_safe", "shape"]
 
 _SAFE_MAP = "java.util.concurrent.ConcurrentHashMap"
 
@@ -103,3 +103,9 @@ def each(sequence: Any) -> Iterator[Any]:
 def _all(iterator: Any) -> Iterator[Any]:
     while iterator.hasNext():
         yield iterator.next()
+
+
+def is_delta_table(spark: SparkSession, path: str) -> bool:
+    """Return True if ``path`` has a Delta table. Delta's class is public in Java; its Python package is not needed."""
+    jvm: Any = spark._jvm
+    return bool(jvm.io.delta.tables.DeltaTable.isDeltaTable(spark._jsparkSession, path))

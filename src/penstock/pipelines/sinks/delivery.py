@@ -19,13 +19,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from pyspark.sql import Column, DataFrame, Row, Window
 from pyspark.sql import functions as sf
 from pyspark.sql.types import BinaryType
 
 from penstock.errors import PenstockError, StorageError, UnavailableError
+from penstock.pipelines.catalyst import is_delta_table
 from penstock.pipelines.rows import data_columns, key_column, mark_dead, too_large
 from penstock.pipelines.sinks.table import Table
 from penstock.pipelines.spec.pipeline import Pipeline
@@ -216,7 +217,7 @@ class DeltaSink:
         """
         if not count:
             return 0
-        if self._sink.mode == "merge" and self._exists(rows):
+        if self._sink.mode == "merge" and is_delta_table(rows.sparkSession, self._path):
             self._merge(batch, self._last(rows))
         else:
             # The first batch of a merged table makes it: there is nothing to merge with.
@@ -224,11 +225,6 @@ class DeltaSink:
             options = {"txnAppId": self._id, "txnVersion": str(batch)}
             made.write.format("delta").mode("append").options(**options).save(self._path)
         return count
-
-    def _exists(self, rows: DataFrame) -> bool:
-        spark = rows.sparkSession
-        jvm: Any = spark._jvm
-        return bool(jvm.io.delta.tables.DeltaTable.isDeltaTable(spark._jsparkSession, self._path))
 
     def _last(self, rows: DataFrame) -> DataFrame:
         """One row of each key: the last by ``order_by``."""
