@@ -155,9 +155,9 @@ REFUSED = [
     ("rules: [{topic: tt}]\n", "option 'rules[0].filter': is missing"),
     ("rules: [{filter: a, topic: tt, partition: 3}]\n", "rules[0].partition: topic 'tt' has partitions 0 to 2"),
     ("tube: {topics: {'1x': {}}}\n", "got '1x', expected a TubeMQ topic"),
-    ("tube: {topics: {tt: {partitions: 0}}}\n", "option 'tube.topics.tt.partitions': got 0, expected greater than"),
+    ("tube: {topics: {tt: {partitions: 0}}}\n", "option 'tube.topics.tt.partitions': got 0, expected at least"),
     ("tube: {topics: {tt: {retention: 3 days}}}\n", "option 'tube.topics.tt.retention': got '3 days'"),
-    ("tube: {max_store_bytes: 5}\n", "option 'tube.max_store_bytes': got 5, expected greater than"),
+    ("tube: {max_store_bytes: 5}\n", "option 'tube.max_store_bytes': got 5, expected at least"),
     ("tube_broker: '0.0.0.0:8123'\n", "set tube_broker.advertise (--tube-broker-advertise HOST:PORT)"),
     ("http: {advertise: '0.0.0.0:80'}\n", "no client can connect to every interface"),
 ]
