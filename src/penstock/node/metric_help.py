@@ -73,6 +73,9 @@ METRICS: Final[Mapping[str, Mapping[str, MetricHelp]]] = {
             "Messages, wills, subscriptions and sessions refused by policies, and messages to reserved topics."
         ),
         "refused_queue_full": _counter("Messages refused with 0x97 because the queue of a receiver was full."),
+        "refused_subscriptions": _counter(
+            "Subscriptions refused with 0x97 because the session or the broker had its maximum."
+        ),
         "refused_out_of_space": _counter("Messages refused because the disk has no space to store them."),
         "rate_exceeded": _counter("Messages beyond the rate limit of their client.", "rate_limited_messages"),
         "write_stalls": _counter("Connections closed because the client did not read."),

@@ -304,6 +304,7 @@ def test_refused_filters_are_answered_one_by_one() -> None:
     peer = bench.connect()
     codes = peer.subscribe("a", "a/" * 200, "$share/g/a", "b", "c", "a")
     assert codes == [1, 0x8F, 1, 0x97, 0x97, 1]
+    assert bench.broker.stats.refused_subscriptions == 2
 
 
 def test_subscribe_and_unsubscribe_in_one_piece() -> None:

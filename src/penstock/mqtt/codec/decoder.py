@@ -67,7 +67,7 @@ _PUBCOMP: Final = 7
 
 
 class Role(Enum):
-    """Which side decodes; it decides which packets may come in."""
+    """The side that decodes; it decides which packets are accepted."""
 
     SERVER = "server"
     CLIENT = "client"

@@ -2,8 +2,8 @@
 
 The packets of the hot path (PUBLISH and the four acknowledgements) are written by hand: they make their
 :class:`~penstock.mqtt.codec.properties.Properties` only when somebody asks, because most carry none. They are not
-frozen, which would cost more than decoding them; a packet that was received is shared by whoever it was handed to and
-must not be changed.
+frozen, which would cost more than decoding them; a received packet is shared by all that receive it and must not be
+changed.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class Publish:
         self.properties_wire = b""
 
     def property_block(self) -> PropertyBlock | None:
-        """The properties as bytes, whoever made the message; None where there are none."""
+        """The properties as bytes, also of a message that was not decoded; None without properties."""
         if self.block is None:
             given = self.optional_properties
             if given is not None:
@@ -147,7 +147,7 @@ _PUBLISH = 1 << PacketType.PUBLISH
 
 
 class _Acknowledgement:
-    """What PUBACK, PUBREC, PUBREL and PUBCOMP share: an identifier, a reason code, properties."""
+    """Base of PUBACK, PUBREC, PUBREL and PUBCOMP: an identifier, a reason code, properties."""
 
     __slots__ = ("optional_properties", "packet_id", "reason_code")
 

@@ -82,7 +82,7 @@ def encode_size(size: int) -> bytes:
 
 
 def length_size(block: bytes) -> int:
-    """How many bytes the Variable Byte Integer takes that ``block`` begins with."""
+    """Size in bytes of the Variable Byte Integer at the beginning of ``block``."""
     size = 1
     while block[size - 1] > 127:
         size += 1

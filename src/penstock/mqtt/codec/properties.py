@@ -150,7 +150,7 @@ class Properties:
 
 
 class WireType(Enum):
-    """How a property's value is written [MQTT 5.0 section 1.5]."""
+    """Data type of a property's value [MQTT 5.0 section 1.5]."""
 
     BYTE = "Byte"
     TWO_BYTE_INTEGER = "Two Byte Integer"
@@ -255,4 +255,4 @@ ALLOWED_IN: dict[int, tuple[PropertySpec, ...]] = {
     context: tuple(spec for spec in PROPERTIES if spec.contexts & context)
     for context in (WILL, *(1 << packet_type for packet_type in PacketType))
 }
-"""Context -> the rows that may stand there, by identifier."""
+"""Context -> the rows of the properties that it allows, by identifier."""

@@ -174,7 +174,7 @@ class PropertyBlock:
         self.wire = wire
         self.user_at: i64 = len(wire)
         self.content_type_at: i64 = 0
-        """Where the Content Type begins in ``wire``; 0 where there is none."""
+        """Position of the Content Type in ``wire``; 0 without one."""
         self.name_lengths: i64 = 0
         """Bit n is set where a user property has a name of n bytes; bit 62 for longer names, too."""
         self.seen: i64 = 0
@@ -243,7 +243,7 @@ class PropertyBlock:
     def four_user_properties(
         self, first: bytes, second: bytes, third: bytes, fourth: bytes
     ) -> tuple[bytes | None, bytes | None, bytes | None, bytes | None]:
-        """What :meth:`user_property` returns for four different names, in one pass."""
+        """The results of :meth:`user_property` for four different names, in one pass."""
         if not COMPILED:
             return (
                 self._find_in_bulk(first),
@@ -308,7 +308,7 @@ def _is_at(wire: bytes, position: i64, name: bytes) -> bool:
 
 
 def _after(wire: bytes, position: i64) -> i64:
-    """Where the property of a PUBLISH ends that begins at ``position`` and is no user property."""
+    """Return the end of the property of a PUBLISH at ``position``, which is no user property."""
     identifier: i64 = wire[position]
     position += 1
     if identifier == 0x01:
@@ -463,7 +463,7 @@ def _encode_property(out: list[bytes], spec: PropertySpec, value: Any, context: 
         out += (key, encode_binary(value, spec.name))
     elif wire_type is WireType.VARIABLE_BYTE_INTEGER:
         if len(value) > 1 and not spec.repeats & context:
-            raise LocalProtocolError(f"mqtt: property {spec.name} stands at most once in this packet")
+            raise LocalProtocolError(f"mqtt: property {spec.name} occurs at most once in this packet")
         for number in value:
             _check_range(spec, number)
             out += (key, encode_varint(number))
@@ -569,7 +569,7 @@ def _out_of_range(identifier: int, number: int) -> RemoteProtocolError:
 
 
 def _pair_end(data: bytes, position: int, end: int) -> int:
-    """Where the two strings at ``position`` end."""
+    """Return the end of the two strings at ``position``."""
     middle = position + 2
     if middle <= end:
         middle += data[position] << 8 | data[position + 1]

@@ -31,14 +31,14 @@ def has_wildcard(text: str) -> bool:
 
 
 def name_problem(topic: str) -> str | None:
-    """Why ``topic`` is no topic name, or None when it is one."""
+    """The reason why ``topic`` is not a topic name; None if it is one."""
     if has_wildcard(topic):
         return "a topic name holds no wildcard characters + and # [MQTT-3.3.2-2]"
     return _text_problem(topic)
 
 
 def filter_problem(topic_filter: str) -> str | None:
-    """Why ``topic_filter`` is no topic filter, or None when it is one. ``$share/name/filter`` is one."""
+    """The reason why ``topic_filter`` is not a topic filter; None if it is one. ``$share/name/filter`` is one."""
     if topic_filter.startswith(SHARE_PREFIX):
         name, slash, rest = topic_filter[len(SHARE_PREFIX) :].partition("/")
         if not name or has_wildcard(name):
@@ -105,7 +105,7 @@ def matches(topic_filter: str, topic: str) -> bool:
 
 
 def _text_problem(text: str) -> str | None:
-    """What names and filters share: 1 to 65,535 bytes of UTF-8 without U+0000."""
+    """The violation of a rule for names and filters: 1 to 65,535 bytes of UTF-8 without U+0000; None without one."""
     if not text:
         return "it has at least one character [MQTT-4.7.3-1]"
     if "\0" in text:

@@ -51,6 +51,8 @@ _BOUNDS: Final[dict[str, tuple[int, int | None]]] = {
     "max_inflight_bytes": (1024, None),
     "max_output_bytes": (1024, None),
     "write_stall_ms": (100, None),
+    "max_subscriptions": (1, None),
+    "max_total_subscriptions": (1, None),
     "max_topic_levels": (1, None),
     "max_topic_bytes": (1, 65_535),
     "max_topic_aliases": (0, 65_535),

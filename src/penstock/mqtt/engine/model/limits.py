@@ -9,26 +9,26 @@ __all__ = ["BrokerLimits", "QueueOverflowPolicy", "RateLimitPolicy"]
 
 
 class QueueOverflowPolicy(StrEnum):
-    """What happens to a QoS 1 or 2 message for a session whose queue is full. ``dropped_queue_full`` counts it.
+    """Reaction to a QoS 1 or 2 message for a session whose queue is full. ``dropped_queue_full`` counts it.
 
-    Notifications of the state store are merged in any case [waiting].
+    Notifications of the state store are merged in any case [MessageQueue].
     """
 
     DROP_NEWEST = "drop_newest"
-    """The message that came is not queued."""
+    """The new message is not queued."""
     DROP_OLDEST = "drop_oldest"
-    """The message that waited longest makes room."""
+    """The oldest queued message is dropped."""
     REFUSE = "refuse"
     """The publisher is answered 0x97, and nobody gets the message. QoS 0 is dropped."""
     DISCONNECT = "disconnect"
-    """The client that does not keep up is disconnected (0x97); its session keeps what waits, as far as it lasts."""
+    """The slow client is disconnected (0x97); its session keeps the queued messages until it expires."""
 
 
 class RateLimitPolicy(StrEnum):
-    """What happens to a client that publishes faster than it may. ``rate_exceeded`` counts its messages."""
+    """Reaction to a client above its publish rate. ``rate_exceeded`` counts its messages."""
 
     SLOW_DOWN = "slow_down"
-    """Nothing is read from it until it may go on; no message is lost."""
+    """Nothing is read from it until its rate allows another message; no message is lost."""
     REFUSE = "refuse"
     """The message is answered 0x97, or dropped at QoS 0."""
     DISCONNECT = "disconnect"

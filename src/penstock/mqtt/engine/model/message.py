@@ -1,4 +1,4 @@
-"""A message on its way through the broker: encoded once, sent to many.
+"""A message in the broker, encoded once and sent to many, and its delivery to one session.
 
 The parts of a PUBLISH that are the same for every receiver are kept in the form in which they leave: the topic with its
 length, the property block with its length, the payload. A receiver adds the fixed header and its packet identifier.
@@ -20,13 +20,14 @@ from penstock.mqtt.codec.property_blocks import (
     encode_properties,
 )
 from penstock.mqtt.codec.reasons import PacketType
+from penstock.mqtt.engine.model.inflight import InflightEntry
 
 if TYPE_CHECKING:
     from mypy_extensions import i64
 
     from penstock.mqtt.codec.properties import Properties
 
-__all__ = ["Message", "Notification", "identifier_block"]
+__all__ = ["RELEASED", "Delivery", "Message", "Notification", "identifier_block"]
 
 _CONTEXT: Final = 1 << PacketType.PUBLISH
 _ENDS_HERE: Final = HAS_TOPIC_ALIAS | HAS_SUBSCRIPTION_IDENTIFIER
@@ -133,3 +134,35 @@ class Notification(Message):
     def __init__(self, publish: Publish, now: i64, *, deletes: bool) -> None:
         super().__init__(publish, now)
         self.deletes = deletes
+
+
+RELEASED: Final = Message(Publish("released"), 0)
+"""Replaces the message of a QoS 2 delivery after its PUBREL, which needs no payload any more [MQTT-4.3.3-6]."""
+
+
+@final
+@mypyc_attr(acyclic=True, free_list_len=1)
+class Delivery(InflightEntry):
+    """One message for one session, from the moment it is queued or sent until its last acknowledgement.
+
+    ``retain`` is the RETAIN flag, 0 or 1; ``identifiers`` the subscription identifiers as an encoded block; ``share``
+    the topic filter of the shared subscription that chose the session, empty for a subscription of its own; ``number``
+    its number in the journal, 0 for a delivery that is not stored.
+    """
+
+    __slots__ = ("identifiers", "message", "number", "qos", "retain", "share")
+
+    def __init__(self, message: Message, qos: i64, retain: i64, identifiers: bytes, share: str, number: int) -> None:
+        super().__init__()
+        self.message = message
+        self.qos: i64 = qos
+        self.retain: i64 = retain
+        self.identifiers = identifiers
+        self.share = share
+        self.number = number
+
+    def release(self) -> None:
+        """Free the message after PUBREC: only PUBREL and PUBCOMP are left."""
+        self.message = RELEASED
+        self.identifiers = b""
+        self.share = ""

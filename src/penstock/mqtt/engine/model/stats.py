@@ -38,6 +38,8 @@ class BrokerStats:
     """Messages, wills, subscriptions and sessions that access control refused; messages to reserved topics too."""
     refused_queue_full: int = 0
     """Messages answered 0x97 because a receiver's queue was full."""
+    refused_subscriptions: int = 0
+    """Subscriptions answered 0x97 because the session or the broker had its maximum."""
     refused_out_of_space: int = 0
     """Messages refused because they must be stored and the disk has no space for them."""
     rate_exceeded: int = 0

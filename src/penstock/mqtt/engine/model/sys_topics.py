@@ -64,6 +64,7 @@ def sys_messages(stats: BrokerStats, uptime_s: int) -> list[tuple[str, str]]:
         "protocol errors": stats.protocol_errors,
         "refused/unauthorized": stats.refused_unauthorized,
         "refused/queue full": stats.refused_queue_full,
+        "refused/subscriptions": stats.refused_subscriptions,
         "refused/rate": stats.rate_exceeded,
     }
     texts = {"version": f"penstock {penstock.__version__}", "uptime": f"{uptime_s} seconds"}

@@ -15,9 +15,8 @@ from collections import deque
 from typing import Final
 
 from penstock.mqtt.engine.model.limits import BrokerLimits, QueueOverflowPolicy
-from penstock.mqtt.engine.model.message import Message, Notification
+from penstock.mqtt.engine.model.message import Delivery, Message, Notification
 from penstock.mqtt.engine.model.stats import BrokerStats
-from penstock.mqtt.engine.sessions.session_delivery import Delivery
 from penstock.mqtt.engine.sessions.session_journal import SessionJournal
 
 __all__ = ["MessageQueue", "QueueTotals"]

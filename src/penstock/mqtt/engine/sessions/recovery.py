@@ -10,11 +10,10 @@ from penstock.mqtt.codec.packets import Publish, Subscription
 from penstock.mqtt.codec.property_blocks import decode_properties
 from penstock.mqtt.codec.reasons import PacketType
 from penstock.mqtt.engine.model.journal import DeliveryRow, MessageRow, ProgressRow, Recovered, SessionRow, Stage
-from penstock.mqtt.engine.model.message import Message
+from penstock.mqtt.engine.model.message import RELEASED, Delivery, Message
 from penstock.mqtt.engine.routing.subscriptions import SessionSubscription
 from penstock.mqtt.engine.sessions.core import BrokerCore
 from penstock.mqtt.engine.sessions.session import LARGE, NEVER, Session
-from penstock.mqtt.engine.sessions.session_delivery import RELEASED, Delivery
 from penstock.mqtt.engine.sessions.session_journal import ROUTED, SessionJournal
 
 __all__ = ["restore"]

@@ -18,13 +18,12 @@ from penstock.mqtt.codec.reasons import ReasonCode
 from penstock.mqtt.engine.model.inflight import Inflight
 from penstock.mqtt.engine.model.journal import SessionRow
 from penstock.mqtt.engine.model.limits import BrokerLimits, QueueOverflowPolicy
-from penstock.mqtt.engine.model.message import Message, Notification
+from penstock.mqtt.engine.model.message import RELEASED, Delivery, Message, Notification
 from penstock.mqtt.engine.model.stats import BrokerStats
 from penstock.mqtt.engine.model.timers import Timed
 from penstock.mqtt.engine.routing.subscriptions import SessionSubscription, SharedGroup, Subscriber
 from penstock.mqtt.engine.sessions.message_queue import MessageQueue, QueueTotals
 from penstock.mqtt.engine.sessions.retained import Retained
-from penstock.mqtt.engine.sessions.session_delivery import RELEASED, Delivery
 from penstock.mqtt.engine.sessions.session_journal import SessionJournal
 from penstock.mqtt.service import Answerable
 

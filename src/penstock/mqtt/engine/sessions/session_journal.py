@@ -10,10 +10,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from penstock.mqtt.engine.model.journal import Journal, SessionRow, SubscriptionRow
-from penstock.mqtt.engine.sessions.session_delivery import RELEASED, Delivery
+from penstock.mqtt.engine.model.message import RELEASED, Delivery, Message
 
 if TYPE_CHECKING:
-    from penstock.mqtt.engine.model.message import Message
     from penstock.mqtt.engine.routing.subscriptions import SessionSubscription
 
 __all__ = ["PROCESSED", "ROUTED", "SessionJournal"]

@@ -13,7 +13,7 @@ from penstock.mqtt.engine.sessions.core import BrokerCore
 from penstock.mqtt.engine.sessions.session import NEVER, Session, SessionConnection
 from penstock.mqtt.engine.sessions.session_journal import SessionJournal
 from penstock.mqtt.engine.sessions.shared_delivery import share_out
-from penstock.mqtt.engine.sessions.subscribing import check_again
+from penstock.mqtt.engine.sessions.subscribing import apply_rights
 from penstock.mqtt.service import Inbound
 
 __all__ = ["SessionManager", "expiry_asked"]
@@ -193,11 +193,11 @@ class SessionManager:
         for session in list(self.broker.sessions.values()):
             if session.rights is not None:
                 session.rights.forget()
-                check_again(self.broker, session, now)
+                apply_rights(self.broker, session, now)
 
     def set_rights(self, session: Session, rights: Rights, now: int) -> None:
         """Replace the rights of the session, and remove what they no longer cover."""
         session.rights = rights
         if session.subscriptions:
             self.broker.router.forget_all()
-        check_again(self.broker, session, now)
+        apply_rights(self.broker, session, now)

@@ -10,10 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from penstock.mqtt.engine.model.message import Message
+from penstock.mqtt.engine.model.message import Delivery, Message
 from penstock.mqtt.engine.routing.subscriptions import SessionSubscription, SharedGroup
 from penstock.mqtt.engine.sessions.session import Session
-from penstock.mqtt.engine.sessions.session_delivery import Delivery
 
 __all__ = ["deliver_shared", "leave_group", "share_out", "take_over"]
 

@@ -15,7 +15,7 @@ from penstock.mqtt.engine.sessions.core import BrokerCore
 from penstock.mqtt.engine.sessions.session import Session
 from penstock.mqtt.engine.sessions.shared_delivery import leave_group, take_over
 
-__all__ = ["as_bridge", "check_again", "subscribe", "subscribed", "unsubscribe"]
+__all__ = ["apply_rights", "as_bridge", "subscribe", "subscribed", "unsubscribe"]
 
 
 def subscribe(broker: BrokerCore, session: Session, packet: Subscribe, now: int) -> list[int]:
@@ -61,6 +61,7 @@ def _subscribe(broker: BrokerCore, session: Session, wanted: Subscription, ident
     if new and (
         len(session.subscriptions) >= limits.max_subscriptions or len(broker.router) >= limits.max_total_subscriptions
     ):
+        broker.stats.refused_subscriptions += 1
         return ReasonCode.QUOTA_EXCEEDED
     subscription = SessionSubscription(session, wanted, wanted.qos, identifier)
     session.subscriptions[topic_filter] = subscription
@@ -100,7 +101,7 @@ def _end_subscription(broker: BrokerCore, session: Session, subscription: Sessio
         leave_group(session, group, now)
 
 
-def check_again(broker: BrokerCore, session: Session, now: int) -> None:
+def apply_rights(broker: BrokerCore, session: Session, now: int) -> None:
     """Remove subscriptions and queued messages that the session's rights no longer cover."""
     rights = session.rights
     if rights is None:
