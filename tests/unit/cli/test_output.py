@@ -78,6 +78,8 @@ def test_an_error_says_what_why_and_do(capsys: pytest.CaptureFixture[str]) -> No
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err == "penstock: kv: no\\x1b\n  why: because\n  do:  this\n"
+    output.print_error(ConfigError("f:1:1: option 'a': bad\nf:2:1: option 'b': bad"))
+    assert capsys.readouterr().err == "penstock: f:1:1: option 'a': bad\npenstock: f:2:1: option 'b': bad\n"
     output.print_error(ValueError("odd"))
     assert capsys.readouterr().err == "penstock: ValueError: odd\n"
 
