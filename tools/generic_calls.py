@@ -64,7 +64,7 @@ HOT = (
     "engine___store___Engine____carry_out",
     "engine___store___Engine____set",
     "engine___store___Engine____get",
-    "preconditions___read_preconditions",
+    "requests___read_preconditions",
     "hlc___parse_wire",
     "hlc___Hlc___padded_pieces",
     "hlc___Hlc___following",

@@ -24,9 +24,9 @@ from penstock.statestore.codec.commands import (
 from penstock.statestore.codec.dialects import DIALECTS, SDK, Dialect
 from penstock.statestore.codec.errors import StoreError
 from penstock.statestore.codec.resp3 import encode_array
-from penstock.statestore.engine.answer import Answer, AnswerKind
-from penstock.statestore.engine.history import History
+from penstock.statestore.engine.observers import History
 from penstock.statestore.engine.record import Change
+from penstock.statestore.engine.requests import Answer, AnswerKind
 from penstock.statestore.engine.store import Engine
 from penstock.statestore.hlc import Hlc
 

@@ -43,8 +43,8 @@ from penstock.mqtt.codec.topics import has_wildcard
 from penstock.statestore.codec.dialects import DIALECTS, HEADS, OLDER, PUBLISHED, SDK, Dialect
 from penstock.statestore.codec.errors import StoreError
 from penstock.statestore.codec.resp3 import MISSING, OK, encode_array, encode_bulk, encode_error, encode_integer
-from penstock.statestore.engine.answer import Answer, AnswerKind, Context
 from penstock.statestore.engine.record import Change
+from penstock.statestore.engine.requests import Answer, AnswerKind, Context
 from penstock.statestore.hlc import Hlc
 
 __all__ = [

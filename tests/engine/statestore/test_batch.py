@@ -10,7 +10,7 @@ import pytest
 
 from penstock.runtime.io.files import Durability
 from penstock.statestore.codec.commands import Access, Extension
-from penstock.statestore.engine.answer import Context
+from penstock.statestore.engine.requests import Context
 from penstock.statestore.hlc import Hlc
 from penstock.statestore.options import KeyPersistence, PersistenceMode, StoreOptions
 from tests.engine.statestore import NOW, FakeOutlet, ManualClock, ManualQueue, Peer, open_service

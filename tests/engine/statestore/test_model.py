@@ -14,11 +14,11 @@ from penstock.statestore.codec.commands import Command, Extension, parse
 from penstock.statestore.codec.dialects import SDK
 from penstock.statestore.codec.errors import StoreError
 from penstock.statestore.codec.resp3 import decode_page
-from penstock.statestore.engine import keyspace
-from penstock.statestore.engine.answer import Answer, AnswerKind, Context
-from penstock.statestore.engine.history import History
+from penstock.statestore.engine import scan
+from penstock.statestore.engine.observers import History
 from penstock.statestore.engine.quotas import Quotas
 from penstock.statestore.engine.record import RECORD_BYTES, Change, Record
+from penstock.statestore.engine.requests import Answer, AnswerKind, Context
 from penstock.statestore.engine.store import Engine
 from penstock.statestore.hlc import Hlc
 
@@ -117,7 +117,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.listing: tuple[set[bytes], list[bytes], bytes] | None = None
         """A listing under way: keys that were there all the time, what came so far, the next page's token."""
         self.patches = pytest.MonkeyPatch()
-        self.patches.setattr(keyspace, "PAGE_LOOKED_AT", 1)
+        self.patches.setattr(scan, "PAGE_LOOKED_AT", 1)
 
     def teardown(self) -> None:
         self.patches.undo()

@@ -7,7 +7,7 @@ from pathlib import Path
 from penstock.mqtt.codec.reasons import ReasonCode
 from penstock.statestore.binding import INVOKE
 from penstock.statestore.codec.commands import Access
-from penstock.statestore.engine.answer import Context
+from penstock.statestore.engine.requests import Context
 from tests.engine.statestore import FakeOutlet, ManualClock, Peer, open_service
 
 

@@ -29,8 +29,8 @@ from penstock.statestore.binding import (
 from penstock.statestore.codec.dialects import DIALECTS, OLDER, PUBLISHED, SDK, Dialect
 from penstock.statestore.codec.errors import StoreError
 from penstock.statestore.codec.resp3 import encode_array
-from penstock.statestore.engine.answer import Answer, AnswerKind
 from penstock.statestore.engine.record import Change, Record
+from penstock.statestore.engine.requests import Answer, AnswerKind
 from penstock.statestore.hlc import Hlc
 from tests.vectors.statestore import vectors
 

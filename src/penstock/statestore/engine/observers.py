@@ -1,14 +1,22 @@
-"""Who observes what: single keys, and, as an extension, every key under a prefix."""
+"""Observations of keys and prefixes (an extension), and the last changes, which an observation that resumes reads.
+
+The history is bounded; GET as of an older version reads it too. ``History.floor`` is the version after which it holds
+every change. Its entries are the changes themselves; the record that a key had before its first entry is kept for as
+long as the key has an entry.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from penstock.statestore.codec.dialects import Dialect
-from penstock.statestore.engine.record import Observer
+from penstock.statestore.engine.record import Change, Observer, Record
+from penstock.statestore.hlc import Hlc
 
-__all__ = ["MAX_OBSERVATIONS", "Observers"]
+__all__ = ["MAX_OBSERVATIONS", "History", "HistoryExpired", "Observers"]
 
 MAX_OBSERVATIONS: Final = 100_000
 """Keys and prefixes that one client may observe at a time. An observation is about 200 bytes, so a client that
@@ -96,3 +104,95 @@ class Observers:
             del watched[name]
             if prefix:
                 self._lengths = sorted({len(other) for other in watched})
+
+
+class HistoryExpired(Exception):
+    """The history does not go back to the version asked for."""
+
+
+class History:
+    """At most ``max_changes`` changes of at most ``max_bytes`` together; ``floor``: version of the last dropped one."""
+
+    def __init__(self, floor: Hlc, max_changes: int, max_bytes: int) -> None:
+        self.floor = floor
+        self.size = 0
+        self._max_changes = max_changes
+        self._max_bytes = max_bytes
+        self._changes: deque[Change] = deque()
+        self._of_key: dict[bytes, list[Change]] = {}
+        self._before: dict[bytes, Record | None] = {}
+
+    def __len__(self) -> int:
+        return len(self._changes)
+
+    def restore(self, changes: Iterable[Change]) -> None:
+        """Take over stored changes, in order; what was before each key's first is not known any more."""
+        for change in changes:
+            if change.version > self.floor:
+                self._append(change)
+        self._drop()
+
+    def add(self, change: Change, before: Record | None) -> None:
+        """A change came; ``before`` is what the key was."""
+        if change.key not in self._of_key:
+            self._before[change.key] = before
+        self._append(change)
+        self._drop()
+
+    def since(self, version: Hlc, name: bytes, *, prefix: bool) -> list[Change]:
+        """The changes after ``version`` to the key, or to all keys under the prefix, in order.
+
+        Raises:
+            OutOfReach: some of them may have been dropped.
+        """
+        if version.position < self.floor.position:
+            raise HistoryExpired
+        changes = self._changes if prefix else self._of_key.get(name, ())
+        after = version.position
+        return [
+            change
+            for change in changes
+            if change.version.position > after and (not prefix or change.key.startswith(name))
+        ]
+
+    def at(self, key: bytes, version: Hlc, now: Record | None) -> Record | None:
+        """What ``key`` was at ``version``; ``now``: what it is.
+
+        Raises:
+            OutOfReach: that is not known any more.
+        """
+        after = version.position
+        if now is not None and now.version.position <= after:
+            return now
+        if after < self.floor.position:
+            raise HistoryExpired
+        changes = self._of_key.get(key)
+        if changes is None:
+            return now
+        position = bisect_right(changes, after, key=lambda change: change.version.position)
+        if position:
+            return changes[position - 1].record
+        if key not in self._before:
+            raise HistoryExpired
+        return self._before[key]
+
+    def _append(self, change: Change) -> None:
+        self._changes.append(change)
+        self._of_key.setdefault(change.key, []).append(change)
+        self.size += change.held_bytes
+
+    def _drop(self) -> None:
+        while len(self._changes) > self._max_changes or self.size > self._max_bytes:
+            self._drop_first()
+
+    def _drop_first(self) -> None:
+        change = self._changes.popleft()
+        self.floor = change.version
+        self.size -= change.held_bytes
+        changes = self._of_key[change.key]
+        del changes[0]
+        if changes:
+            self._before[change.key] = change.record
+        else:
+            del self._of_key[change.key]
+            self._before.pop(change.key, None)

@@ -22,15 +22,22 @@ from typing import Final, assert_never
 from penstock.statestore.codec.commands import Access, Command, Condition, Extension, Verb
 from penstock.statestore.codec.errors import StoreError
 from penstock.statestore.codec.resp3 import MISSING, bulk_pieces, encode_bulk
-from penstock.statestore.engine.answer import Answer, AnswerKind, Context, encode_answers, time_left
 from penstock.statestore.engine.expiries import Expiries
-from penstock.statestore.engine.fences import Fences
-from penstock.statestore.engine.history import History, HistoryExpired
-from penstock.statestore.engine.observers import Observers
-from penstock.statestore.engine.preconditions import fence_error, fence_prefix, read_preconditions
+from penstock.statestore.engine.observers import History, HistoryExpired, Observers
 from penstock.statestore.engine.quotas import Quotas, size_of
 from penstock.statestore.engine.record import RECORD_BYTES, Change, Record
-from penstock.statestore.engine.scanning import Scanner
+from penstock.statestore.engine.requests import (
+    Answer,
+    AnswerKind,
+    Context,
+    Fences,
+    encode_answers,
+    fence_error,
+    fence_prefix,
+    read_preconditions,
+    time_left,
+)
+from penstock.statestore.engine.scan import Scanner
 from penstock.statestore.hlc import Hlc
 
 __all__ = ["Answer", "AnswerKind", "Authorise", "Context", "Engine"]

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable, Sequence
 
 from penstock.errors import StorageError
-from penstock.statestore.engine.history import History
+from penstock.statestore.engine.observers import History
 from penstock.statestore.engine.record import Change
 from penstock.statestore.engine.store import Engine
 from penstock.statestore.hlc import Hlc

@@ -7,8 +7,8 @@ from typing import NamedTuple, Protocol
 
 from penstock.errors import StorageError
 from penstock.statestore.codec.commands import Access
-from penstock.statestore.engine.answer import Context
 from penstock.statestore.engine.record import Change
+from penstock.statestore.engine.requests import Context
 from penstock.statestore.hlc import Hlc
 
 __all__ = ["Capture", "LogPage", "LogTail", "ReadLog", "StoreAuthorizer", "StoreStats"]

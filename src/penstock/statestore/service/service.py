@@ -39,8 +39,8 @@ from penstock.statestore.binding import (
 )
 from penstock.statestore.codec.commands import Command, Verb, parse_payload
 from penstock.statestore.codec.errors import StoreError
-from penstock.statestore.engine.answer import Answer, AnswerKind
 from penstock.statestore.engine.record import Change
+from penstock.statestore.engine.requests import Answer, AnswerKind
 from penstock.statestore.engine.store import Engine
 from penstock.statestore.hlc import MAX_DRIFT_MS, Hlc
 from penstock.statestore.options import PersistenceMode, StoreOptions

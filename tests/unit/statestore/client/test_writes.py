@@ -16,9 +16,9 @@ from penstock.statestore.codec.commands import Command, Condition, Extension, pa
 from penstock.statestore.codec.dialects import SDK
 from penstock.statestore.codec.errors import StoreError
 from penstock.statestore.codec.resp3 import decode_array, encode_array
-from penstock.statestore.engine.answer import AnswerKind, Context
 from penstock.statestore.engine.quotas import Quotas
 from penstock.statestore.engine.record import Change
+from penstock.statestore.engine.requests import AnswerKind, Context
 from penstock.statestore.engine.store import Engine
 from penstock.statestore.errors import ClockSkewError, FencingError, QuotaExceededError, WritesRefusedError, refusal
 from penstock.statestore.hlc import Hlc

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.statestore.engine.page_tokens import PageTokens
+from penstock.statestore.engine.scan import PageTokens
 
 OURS = PageTokens(b"secret of a store")
 

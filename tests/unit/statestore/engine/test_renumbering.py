@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.statestore.engine.record import Change, Record
-from penstock.statestore.engine.renumbering import Renumbering
 from penstock.statestore.hlc import Hlc
+from penstock.statestore.service.repair import Renumbering
 
 NOW = 1_000_000
 

@@ -7,9 +7,9 @@ import pytest
 from penstock.statestore.codec.commands import Access, Command, Extension, Verb, parse
 from penstock.statestore.codec.dialects import PUBLISHED, SDK
 from penstock.statestore.codec.errors import StoreError
-from penstock.statestore.engine import fences, keyspace
-from penstock.statestore.engine.answer import Answer, AnswerKind, Context
+from penstock.statestore.engine import requests, scan
 from penstock.statestore.engine.record import RECORD_BYTES, Change, Record, decode_record, encode_record
+from penstock.statestore.engine.requests import Answer, AnswerKind, Context
 from penstock.statestore.engine.store import Engine
 from penstock.statestore.hlc import MAX_COUNTER, Hlc
 
@@ -366,7 +366,7 @@ def test_of_the_fence_of_a_key_and_the_floor_above_it_the_higher_counts() -> Non
 
 
 def test_room_for_a_floor_is_looked_at_after_the_condition(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fences, "MAX_PREFIXES", 0)
+    monkeypatch.setattr(requests, "MAX_PREFIXES", 0)
     store = Store(Engine(extensions=Extension.PREFIX_FENCE))
     store.ask("SET lock v")
     context = Context("c", SDK, b"%d:0:c" % NOW, b"%d:3:n" % NOW, fence_prefix=b"out/")
@@ -382,7 +382,7 @@ def test_room_for_a_floor_is_looked_at_after_the_condition(monkeypatch: pytest.M
 
 
 def test_pages_of_a_scan_never_name_a_key_that_the_client_may_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keyspace, "PAGE_LOOKED_AT", 3)
+    monkeypatch.setattr(scan, "PAGE_LOOKED_AT", 3)
 
     def may(context: Context, access: Access, key: bytes) -> bool:
         return context.client_id == "owner" or key.startswith(b"open")

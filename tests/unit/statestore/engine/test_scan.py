@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from penstock.statestore.codec.glob import Glob
-from penstock.statestore.engine import keyspace
-from penstock.statestore.engine.keyspace import KeyIndex, Page
+from penstock.statestore.engine import scan
+from penstock.statestore.engine.scan import KeyIndex, Page
 
 
 def pages(index: KeyIndex, pattern: bytes, gone: frozenset[bytes] = frozenset()) -> Iterator[Page]:
@@ -35,7 +35,7 @@ def test_a_page_has_the_keys_in_order_new_ones_too_and_removed_ones_not() -> Non
 def test_long_keys_and_long_pieces_make_pages_shorter_and_lose_no_key(
     monkeypatch: pytest.MonkeyPatch, pattern: bytes, keys_of_a_page: int
 ) -> None:
-    monkeypatch.setattr(keyspace, "PAGE_EFFORT", 2000)
+    monkeypatch.setattr(scan, "PAGE_EFFORT", 2000)
     keys = [b"%02d" % number + b"a" * 98 for number in range(40)]
     found = list(pages(KeyIndex(keys), pattern))
     assert len(found) == 40 // keys_of_a_page

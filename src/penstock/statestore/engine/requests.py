@@ -1,0 +1,251 @@
+"""A request and its answer, in no dialect yet: the sender, time stamp and fencing token, and what the command came to.
+
+A fence of the protocol belongs to one key and is deleted with it, so a writer that lost its lock can still write a new
+key. A prefix fence (extension) is a floor for the fencing tokens of every key under a prefix, missing and deleted ones
+too: it is only ever raised, and durable.
+
+Source: state store protocol, "Versioning and hybrid logical clocks", "Fencing Token Algorithm".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from enum import Enum
+from typing import Final, final
+
+from mypy_extensions import mypyc_attr
+
+from penstock.statestore.codec.commands import Command, Extension
+from penstock.statestore.codec.dialects import Dialect
+from penstock.statestore.codec.errors import StoreError
+from penstock.statestore.codec.resp3 import OK, encode_error, encode_integer
+from penstock.statestore.engine.record import Change, Record
+from penstock.statestore.hlc import Hlc, parse_wire
+
+__all__ = [
+    "MAX_PREFIXES",
+    "MAX_PREFIX_BYTES",
+    "Answer",
+    "AnswerKind",
+    "Context",
+    "Fences",
+    "encode_answers",
+    "fence_error",
+    "fence_prefix",
+    "read_preconditions",
+    "time_left",
+]
+
+
+class AnswerKind(Enum):
+    """What a request came to."""
+
+    OK = "done"
+    NOT_MET = "condition not met"
+    VALUE = "value"
+    MISSING = "no such key"
+    COUNT = "number of keys deleted or observations ended"
+    PAYLOAD = "what the command defines, encoded"
+    ERROR = "error"
+
+
+@final
+@mypyc_attr(acyclic=True, free_list_len=1)
+class Answer:
+    """The answer to one command, in no dialect yet.
+
+    ``version`` is the one that the change or the value has; ``previous`` the version of a deleted value; None where
+    there is none to tell, and always for a missing key: the Go SDK takes a version for "exists". ``missed`` are the
+    changes to send after the answer, for an observation that resumes; else None.
+    """
+
+    __slots__ = ("count", "error", "kind", "missed", "previous", "value", "version")
+
+    def __init__(
+        self,
+        kind: AnswerKind,
+        *,
+        version: Hlc | None = None,
+        previous: Hlc | None = None,
+        value: bytes = b"",
+        count: int = 0,
+        error: StoreError | None = None,
+        missed: list[Change] | None = None,
+    ) -> None:
+        self.kind = kind
+        self.version = version
+        self.previous = previous
+        self.value = value
+        self.count = count
+        self.error = error
+        self.missed = missed
+
+    def __repr__(self) -> str:
+        told = self.error or (self.count if self.kind is AnswerKind.COUNT else "")
+        return f"<Answer {self.kind.name} {told} {self.version or ''}>"
+
+
+@mypyc_attr(acyclic=True)
+class Context:
+    """The sender of a request, and what the request says of time and fences.
+
+    ``timestamp`` and ``fencing_token`` are the texts as they arrived, None where absent and empty where repeated;
+    ``time`` and ``token`` their values once the engine has read them. ``fence_prefix`` is the prefix that the request
+    fences. ``principal`` is the sender in the terms of the policies; ``owner`` the principal that the keys which it
+    creates count for, "" = an anonymous one.
+    """
+
+    __slots__ = (
+        "client_id",
+        "dialect",
+        "fence_prefix",
+        "fencing_token",
+        "owner",
+        "principal",
+        "time",
+        "timestamp",
+        "token",
+        "username",
+    )
+
+    def __init__(
+        self,
+        client_id: str,
+        dialect: Dialect,
+        timestamp: bytes | None = None,
+        fencing_token: bytes | None = None,
+        username: str | None = None,
+        principal: object = None,
+        fence_prefix: bytes | None = None,
+    ) -> None:
+        self.client_id = client_id
+        self.dialect = dialect
+        self.timestamp = timestamp
+        self.fencing_token = fencing_token
+        self.username = username
+        self.principal = principal
+        self.owner = ""
+        self.fence_prefix = fence_prefix
+        self.time: Hlc | None = None
+        self.token: Hlc | None = None
+
+
+def encode_answers(answers: Sequence[Answer]) -> bytes:
+    """The answers to the commands of a BATCH as an array, each as the command alone has it in the SDK form."""
+    parts = [b"*%d\r\n" % len(answers)]
+    for answer in answers:
+        if answer.kind is AnswerKind.OK:
+            parts.append(OK)
+        elif answer.error is not None:
+            parts.append(encode_error(answer.error))
+        else:
+            parts.append(encode_integer(answer.count if answer.kind is AnswerKind.COUNT else -1))
+    return b"".join(parts)
+
+
+def time_left(record: Record | None, steady_ms: int) -> Answer:
+    """Milliseconds until a key expires; -1: it does not, -2: there is none."""
+    if record is None:
+        return Answer(AnswerKind.PAYLOAD, value=encode_integer(-2))
+    left = record.expires_at - steady_ms if record.expires_at else -1
+    return Answer(AnswerKind.PAYLOAD, value=encode_integer(left), version=record.version)
+
+
+MAX_PREFIXES: Final = 10_000
+"""Floors kept; they are never removed, so a client that raises them in a loop meets the quota error."""
+
+MAX_PREFIX_BYTES: Final = 4096
+
+
+class Fences:
+    """The floors by prefix."""
+
+    def __init__(self) -> None:
+        self.floors: dict[bytes, Hlc] = {}
+        self._lengths: list[int] = []
+
+    def restore(self, floors: Iterable[tuple[bytes, Hlc]]) -> None:
+        """Take over what was stored."""
+        self.floors.update(floors)
+        self._lengths = sorted({len(prefix) for prefix in self.floors})
+
+    def floor_of(self, key: bytes) -> Hlc | None:
+        """The greatest floor of all prefixes of ``key``; None where none has one."""
+        greatest: Hlc | None = None
+        for length in self._lengths:
+            if length > len(key):
+                break
+            floor = self.floors.get(key[:length])
+            if floor is not None and (greatest is None or floor > greatest):
+                greatest = floor
+        return greatest
+
+    def has_room_for(self, prefix: bytes) -> bool:
+        """Whether a floor for ``prefix`` can be kept."""
+        return prefix in self.floors or len(self.floors) < MAX_PREFIXES
+
+    def lift(self, prefix: bytes, token: Hlc) -> bool:
+        """Raise the floor of ``prefix`` to ``token``; False where it stands as high or higher."""
+        floor = self.floors.get(prefix)
+        if floor is not None and floor >= token:
+            return False
+        self.floors[prefix] = token
+        if floor is None:
+            self._lengths = sorted({*self._lengths, len(prefix)})
+        return True
+
+
+def fence_prefix(command: Command, context: Context, extensions: Extension) -> bytes | StoreError | None:
+    """The prefix whose floor a SET raises (extension); a BATCH raises none, and is refused as it would not."""
+    prefix = context.fence_prefix
+    if prefix is None or not command.spec.needs_timestamp:
+        return None
+    if command.writes or not extensions & Extension.PREFIX_FENCE:
+        return StoreError.SYNTAX
+    if not 0 < len(prefix) <= MAX_PREFIX_BYTES or context.fencing_token is None:
+        return StoreError.FENCE_PREFIX
+    return prefix
+
+
+def read_preconditions(command: Command, context: Context, now_ms: int) -> StoreError | None:
+    """Set ``context.time`` and ``context.token`` to the time stamp and token; return the first error in them.
+
+    The clock has not been touched before: a client with a fast clock must not push it.
+    """
+    spec = command.spec
+    context.time = context.token = None
+    if context.timestamp is not None:
+        time = parse_wire(context.timestamp)
+        if time is None:
+            return StoreError.TIMESTAMP_MALFORMED
+        if time.is_too_far_ahead(now_ms):
+            return StoreError.TIMESTAMP_TOO_FAR_AHEAD
+        context.time = time
+    elif spec.needs_timestamp:
+        return StoreError.TIMESTAMP_MISSING
+    if spec.checks_fence and context.fencing_token is not None:
+        token = parse_wire(context.fencing_token)
+        if token is None:
+            return StoreError.TIMESTAMP_MALFORMED
+        if token.is_too_far_ahead(now_ms):
+            return StoreError.FENCE_TOO_FAR_AHEAD
+        context.token = token
+    return None
+
+
+def fence_error(
+    key: bytes, record: Record | None, token: Hlc | None, fences: Fences, prefix: bytes | None
+) -> StoreError | None:
+    """Why the fence of ``key``, or a floor above it, keeps out who has ``token``; None where nothing does."""
+    fence = record.fence if record is not None else None
+    if fences.floors:
+        floor = fences.floor_of(key)
+        if prefix is not None and (lifted := fences.floors.get(prefix)) is not None:
+            floor = lifted if floor is None else max(floor, lifted)
+        if floor is not None and (fence is None or floor > fence):
+            fence = floor
+    if fence is None:
+        return None
+    if token is None:
+        return StoreError.FENCE_REQUIRED
+    return StoreError.FENCE_LOWER if token.is_before(fence) else None
