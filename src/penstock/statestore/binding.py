@@ -1,4 +1,4 @@
-"""How the state store rides on MQTT 5: topics, properties and dialects; nothing of it touches a socket.
+"""The state store's messages on MQTT 5: topics, properties and dialects, without sockets.
 
 Both directions of both sides: the store reads requests (:func:`read_request`) and writes responses and notifications;
 our client writes requests and reads responses and notifications.
@@ -159,7 +159,7 @@ def read_request(
     username: str | None = None,
     principal: object = None,
 ) -> StoreRequest | RejectedRequest:
-    """What to do with a message to an invoke topic; ``forced`` overrules the form that the request has chosen."""
+    """Read the request in ``publish``, or why it is rejected; ``forced`` overrules the form that it has chosen."""
     properties = publish.property_block()
     response_topic = "" if properties is None else properties.response_topic
     if properties is None or not response_topic:
@@ -294,7 +294,7 @@ def status_response(
     status: int,
     fields: list[tuple[str, str]],
 ) -> Publish | None:
-    """An answer that says why a request was not executed, with an empty payload. ``__stat`` is told in every form."""
+    """An answer that says why a request was not executed, with an empty payload. ``__stat`` is sent in every form."""
     user = [("__stat", str(status)), *fields]
     if dialect.status:
         user.append(("__protVer", PROTOCOL_VERSION))
@@ -319,7 +319,7 @@ def notification(change: Change, client_id: str, dialect: Dialect) -> Publish:
 
 
 def notify_topic(client_id: str, key: bytes) -> str:
-    """Where ``client_id`` is told of ``key``; upper-case hex in both places, the Rust SDK reads no other."""
+    """Topic of notifications of ``key`` for a client; upper-case hex in both places, the Rust SDK reads no other."""
     return f"{_OWN_PREFIX}/{client_id.encode().hex().upper()}{_NOTIFY}{key.hex().upper()}"
 
 
@@ -330,12 +330,12 @@ def topic_fits(client_id: str, key: bytes) -> bool:
 
 
 def client_response_topic(client_id: str) -> str:
-    """Where our client wants its answers; hex, so that every client id makes a topic that can be subscribed to."""
+    """The response topic of our client; hex, so that every client id makes a topic that can be subscribed to."""
     return f"clients/{client_id.encode().hex().upper()}/{_STORE}/command/invoke/response"
 
 
 def notify_filter(client_id: str) -> str:
-    """What our client subscribes to for its notifications."""
+    """The topic filter of our client's notifications."""
     return f"{_OWN_PREFIX}/{client_id.encode().hex().upper()}{_NOTIFY}+"
 
 
@@ -430,7 +430,7 @@ _VALUE: Final = AnswerKind.VALUE
 _CONTENT_TYPE_WIRE: Final = b"\x03" + len(CONTENT_TYPE).to_bytes(2, "big") + CONTENT_TYPE.encode()
 _COMMON: Final = 128
 _BEFORE_CORRELATION: Final[list[bytes]] = [_CONTENT_TYPE_WIRE + b"\x09" + encode_size(size) for size in range(_COMMON)]
-"""What precedes correlation data of the usual lengths."""
+"""Property bytes before correlation data of the usual lengths."""
 _EXPIRIES: Final[list[bytes]] = [b"\x02" + seconds.to_bytes(4, "big") for seconds in range(_COMMON)]
 """Message Expiry Interval of the usual values."""
 _PAIRS: dict[tuple[str, str], bytes] = {

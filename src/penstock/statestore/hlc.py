@@ -27,13 +27,13 @@ __all__ = [
 ]
 
 MAX_DRIFT_MS: Final = 60_000
-"""How far ahead of the local clock a value may be; one millisecond more is refused."""
+"""Largest lead of a value over the local clock; one millisecond more is refused."""
 
 MAX_COUNTER: Final = 2**31 - 1
 """The largest counter ever made here: the .NET SDK reads a signed 32-bit number, the others 64 bits."""
 
 MAX_LEAD_MS: Final = 8
-"""How far versions of the store may lead its wall clock, so that each has a millisecond of its own."""
+"""Largest lead of the store's versions over its wall clock in a burst, so that each has a millisecond of its own."""
 
 _MAX_NUMBER: Final = 2**64 - 1
 _MAX_NUMBER_DIGITS: Final = 20
@@ -120,14 +120,14 @@ class Hlc:
 
     @property
     def position(self) -> tuple[int, int]:
-        """Where it stands among the versions of one store: these differ in wall clock and counter.
+        """Its position among the versions of one store, which differ in wall clock and counter.
 
         The node id of who asks with a version does not matter.
         """
         return self.wall_ms, self.counter
 
     def drift_ms(self, now_ms: int) -> int:
-        """How far this value is ahead of ``now_ms``; negative where it is behind."""
+        """Lead of this value over ``now_ms``; negative where it is behind."""
         return self.wall_ms - now_ms
 
     def is_too_far_ahead(self, now_ms: int) -> bool:

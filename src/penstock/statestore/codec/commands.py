@@ -2,7 +2,7 @@
 
 ``COMMANDS`` is the one table that the parser, the engine and the documentation read. An argument list becomes a
 :class:`Command` or the error that it deserves; when several errors apply the first of syntax, command, arity and key
-length is given, and the engine goes on from there (authorisation, time stamp, token, condition, quota).
+length is given, and the engine checks the rest (authorisation, time stamp, token, condition, quota).
 
 Source: state store protocol, "Supported commands", "-ERR responses", "KEYNOTIFY request messages".
 """
@@ -55,7 +55,7 @@ class Verb(StrEnum):
 
 
 class Extension(Flag):
-    """What the published document does not have. ``SCAN`` is on by default, since the newest SDKs use it.
+    """Features that the published document does not have. ``SCAN`` is on by default, since the newest SDKs use it.
 
     What is off is refused as any store would refuse it: an unknown command, or an unknown option (a syntax error).
     """
@@ -80,7 +80,7 @@ class Condition(Enum):
 
 
 class Access(Flag):
-    """What a policy must grant for the key."""
+    """Permissions that a policy grants for a key."""
 
     READ = 1
     WRITE = 2
@@ -142,7 +142,7 @@ class Command:
         self.prefix = prefix
 
     def access(self, *, strict_read: bool) -> Access:
-        """What a policy must grant; ``strict_read``: also Read where the answer tells something of the value."""
+        """The permissions that the command needs; ``strict_read``: also Read if the answer depends on the value."""
         if strict_read and (self.condition is not Condition.ALWAYS or self.verb is Verb.VDEL):
             return self.spec.access | Access.READ
         return self.spec.access
@@ -226,7 +226,7 @@ MAX_WRITES_AT_ONCE: Final = 1000
 
 
 def parse_payload(payload: bytes, extensions: Extension = Extension.SCAN) -> Command | StoreError:
-    """What ``payload`` asks for, or the error to answer."""
+    """Parse a request's payload; return the command, or the error to answer."""
     try:
         args = decode_array(payload)
     except RemoteProtocolError:
@@ -235,7 +235,7 @@ def parse_payload(payload: bytes, extensions: Extension = Extension.SCAN) -> Com
 
 
 def parse(args: list[bytes], extensions: Extension = Extension.SCAN) -> Command | StoreError:
-    """What ``args`` (verb first, never empty) asks for, or the first error of syntax, command, arity, key length."""
+    """Parse ``args`` (verb first, never empty): a command, or the first error in command, arity, syntax or key."""
     spec = _BY_NAME.get(args[0])
     if spec is None or (spec.extension is not _PLAIN and not spec.extension & extensions):
         return StoreError.UNKNOWN_COMMAND
@@ -482,7 +482,7 @@ COMMANDS: Final[dict[Verb, CommandSpec]] = {
 
 _WRITES: Final = (Verb.SET, Verb.DEL, Verb.VDEL)
 _SIZES: Final = {b"%d" % words: words for words in range(1, 1 + COMMANDS[Verb.SET].max_args)}
-"""How many words a command of BATCH can have, as they are written."""
+"""The numbers of words of a command of BATCH, as they are written."""
 
 _BY_NAME: Final[dict[bytes, CommandSpec]] = {
     name: spec for verb, spec in COMMANDS.items() for name in (verb.encode(), verb.lower().encode())

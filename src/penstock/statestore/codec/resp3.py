@@ -59,7 +59,7 @@ _SHORTEST_ELEMENT: Final = len(b"$0\r\n\r\n")
 
 
 class ReplyKind(StrEnum):
-    """What a response payload is."""
+    """Kind of a response payload."""
 
     OK = "ok"
     INTEGER = "integer"
@@ -102,7 +102,7 @@ Pieces = tuple[bytes, bytes, bytes]
 
 
 def bulk_pieces(value: bytes) -> Pieces:
-    """What :func:`encode_bulk` gives."""
+    """The bulk string of :func:`encode_bulk`, in pieces."""
     size = len(value)
     return _BULK_HEADS[size] if size < _HEADS else b"$%d\r\n" % size, value, b"\r\n"
 
@@ -163,7 +163,7 @@ def _array_in_bulk(payload: bytes) -> list[bytes] | None:
 
 
 def decode_reply(payload: bytes) -> Reply:
-    """What a response to SET, GET, DEL, VDEL or KEYNOTIFY says.
+    """Decode a response to SET, GET, DEL, VDEL or KEYNOTIFY.
 
     Raises:
         RemoteProtocolError: not one of the five forms, or not exactly one of them.
@@ -201,7 +201,7 @@ def decode_replies(payload: bytes) -> list[Reply]:
 
 
 def decode_notification(payload: bytes) -> Notification:
-    """What a notification says; the document's ``DEL`` is read as ``DELETE``, which is what brokers send.
+    """Decode a notification; the document's ``DEL`` is read as ``DELETE``, which is what brokers send.
 
     Raises:
         RemoteProtocolError: not a notification.

@@ -38,7 +38,7 @@ class Observers:
         # Lengths of the prefixes, shortest first: a change looks up one slice of its key for each.
         self._lengths: list[int] = []
         self.by_client: dict[str, set[tuple[bool, bytes]]] = {}
-        """What each client observes, prefix or not; empty where nobody observes anything."""
+        """The observations of each client, prefix or not; empty where nobody observes anything."""
 
     def __len__(self) -> int:
         return sum(map(len, self.by_client.values()))
@@ -74,7 +74,7 @@ class Observers:
             self._drop(client_id, name, prefix=prefix)
 
     def of(self, key: bytes) -> tuple[Observer, ...]:
-        """Who is told of a change to ``key``, each client once; an observation of the key itself sets the dialect."""
+        """The observers of ``key``, each client once; an observation of the key itself sets the dialect."""
         single = self._keys.get(key)
         if not self._lengths and (not single or self._may_read is None):
             return tuple(single.items()) if single else ()
@@ -89,7 +89,7 @@ class Observers:
         return tuple(found.items())
 
     def observes(self, client_id: str, key: bytes) -> bool:
-        """Whether the client is told of changes to ``key`` now."""
+        """Whether the client observes ``key`` now."""
         if client_id not in self._keys.get(key, ()) and not any(
             client_id in self._prefixes.get(key[:n], ()) for n in self._lengths if n <= len(key)
         ):
@@ -156,7 +156,7 @@ class History:
         ]
 
     def at(self, key: bytes, version: Hlc, now: Record | None) -> Record | None:
-        """What ``key`` was at ``version``; ``now``: what it is.
+        """The record of ``key`` at ``version``; ``now``: its present record.
 
         Raises:
             OutOfReach: that is not known any more.

@@ -1,6 +1,6 @@
-"""Quotas: how many keys and bytes the store holds, in all and of one principal.
+"""Quotas: limits of keys and bytes, in all and of one principal.
 
-A key counts for the principal that created it until it is deleted or expires, whoever writes it meanwhile, as a file
+A key counts for the principal that created it until it is deleted or expires, even if others write it, as a file
 counts for its owner: so a lease can be taken over by a client whose own share is used up. All anonymous clients are one
 principal, the owner "".
 """
@@ -23,7 +23,7 @@ class _Usage:
 
 
 class Quotas:
-    """What ``max_keys`` and ``max_bytes`` (0 = no limit) leave; ``share``: the percentage for one principal, 0 = all.
+    """Usage and limits: ``max_keys`` and ``max_bytes``, 0 = none; ``share``: the percentage for one principal, 0 = all.
 
     Only principals that own keys are held here.
     """
@@ -91,5 +91,5 @@ _NOTHING = _Usage()
 
 
 def size_of(record: Record) -> int:
-    """What a record counts for."""
+    """The bytes that a record counts for."""
     return RECORD_BYTES + len(record.key) + len(record.value)

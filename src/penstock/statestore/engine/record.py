@@ -1,4 +1,4 @@
-"""What the store keeps of a key, what a change to it is, and the bytes a key is stored as."""
+"""The record of a key, a change to it, and the stored form of both."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ __all__ = [
 ]
 
 RECORD_BYTES: Final = 260
-"""What a key takes in memory beside key and value: record, version, entry of the table (measured, CPython 3.11)."""
+"""Memory of a key in addition to key and value: record, version, entry of the table (measured, CPython 3.11)."""
 
 CHANGE_BYTES: Final = 400
-"""What a change takes in memory beside key and value: its objects."""
+"""Memory of a change's objects, in addition to the bytes of key and value."""
 
 Observer = tuple[str, "Dialect"]
-"""Who is told of a change: client id, and the dialect of the KEYNOTIFY that made the observation."""
+"""A client that is notified of a change: client id, and the dialect of the KEYNOTIFY that made the observation."""
 
 
 @final
@@ -117,7 +117,7 @@ class Change:
 
     @property
     def held_bytes(self) -> int:
-        """What it takes in memory, about."""
+        """Its memory in bytes, approximately."""
         return CHANGE_BYTES + len(self.key) + (len(self.record.value) if self.record is not None else 0)
 
     def __repr__(self) -> str:

@@ -38,7 +38,7 @@ __all__ = [
 
 
 class AnswerKind(Enum):
-    """What a request came to."""
+    """Outcome of a request."""
 
     OK = "done"
     NOT_MET = "condition not met"
@@ -236,7 +236,7 @@ def read_preconditions(command: Command, context: Context, now_ms: int) -> Store
 def fence_error(
     key: bytes, record: Record | None, token: Hlc | None, fences: Fences, prefix: bytes | None
 ) -> StoreError | None:
-    """Why the fence of ``key``, or a floor above it, keeps out who has ``token``; None where nothing does."""
+    """The error if the fence of ``key``, or a floor above it, rejects ``token``; None if it does not."""
     fence = record.fence if record is not None else None
     if fences.floors:
         floor = fences.floor_of(key)

@@ -77,7 +77,7 @@ class Engine:
             is always allowed.
         share: percentage of both quotas for the keys that one principal created, 0 = all of it.
         authorise: None = everybody may do everything.
-        strict_read: NX, NEX and VDEL need Read beside Write, since their answers tell whether a value was guessed.
+        strict_read: NX, NEX and VDEL need Read and Write, since their answers tell whether a value was guessed.
         extensions: what is switched on. History and fences are the caller's to restore.
         secret: nobody else's; seals names of keys that a page of SCAN ends at and its client may not know.
     """
@@ -123,7 +123,7 @@ class Engine:
 
     @property
     def keys(self) -> int:
-        """How many keys there are, those included that are past their expiry and not removed yet."""
+        """Number of keys, including those that are past their expiry and not removed yet."""
         return len(self._records)
 
     @property
@@ -206,7 +206,7 @@ class Engine:
         steady_ms: int,
         changes: list[Change],
     ) -> Answer:
-        """What one command comes to, granted as it is; ``prefix`` is the one whose floor it raises."""
+        """Carry out one authorized command; ``prefix`` is the one whose floor it raises."""
         timestamp, token = context.time, context.token
         record = self._records.get(command.key)
         if record is not None and record.expires_at and record.expires_at <= steady_ms:
@@ -260,7 +260,7 @@ class Engine:
 
     @property
     def observations(self) -> int:
-        """How many observations there are."""
+        """Number of observations."""
         return len(self._observers)
 
     def forget(self, client_id: str) -> None:

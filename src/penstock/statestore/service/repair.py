@@ -33,7 +33,7 @@ class Renumbering:
         }
 
     def __len__(self) -> int:
-        """How many versions are ahead of the clock."""
+        """Number of versions that are ahead of the clock."""
         return len(self._new)
 
     def version(self, old: Hlc) -> Hlc:

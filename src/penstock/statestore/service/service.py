@@ -110,9 +110,9 @@ class StateStoreService(Service):
         self._clock = clock if self._stepped_clock is None else self._stepped_clock.now
         self._steady = self._given_steady or steady_clock()
         self._boot_offset = -1
-        """What the steady clock adds to the machine's count since its boot; -1: it does not use that."""
+        """Offset of the steady clock to the time since boot; -1: it does not use that."""
         self._lag = 0
-        """How far the steady clock is ahead of the wall clock, as it is stored."""
+        """Lead of the steady clock over the wall clock, as it is stored."""
         self._forced = dialect_named(options.dialect)
         self._policy = policy
         self._engine = Engine(
@@ -169,32 +169,32 @@ class StateStoreService(Service):
 
     @property
     def failure(self) -> StorageError | None:
-        """Why the store is read-only; None while it is not."""
+        """The reason if the store is read-only; None otherwise."""
         return self._writer.failure
 
     @property
     def stalled(self) -> StorageError | None:
-        """Why answers wait for disk space; None while they do not."""
+        """The reason if answers wait for disk space; None otherwise."""
         return self._writer.stalled
 
     @property
     def keys(self) -> int:
-        """How many keys there are."""
+        """Number of keys."""
         return self._engine.keys
 
     @property
     def observations(self) -> int:
-        """How many observations there are."""
+        """Number of observations."""
         return self._engine.observations
 
     @property
     def expired(self) -> int:
-        """How many keys have expired since the start."""
+        """Number of keys that have expired since the start."""
         return self._engine.expired
 
     @property
     def pending(self) -> int:
-        """How many requests wait for a commit."""
+        """Number of requests that wait for a commit."""
         return self._writer.waiting
 
     def quota_figures(self) -> dict[str, int]:
@@ -226,7 +226,7 @@ class StateStoreService(Service):
 
     @property
     def version_lead_ms(self) -> int:
-        """How far the newest version is ahead of the clock; 0 where it is behind."""
+        """Lead of the newest version over the clock; 0 if it is behind."""
         return max(0, self._engine.clock.wall_ms - self._clock())
 
     def clock_problem(self) -> str | None:
@@ -292,7 +292,7 @@ class StateStoreService(Service):
         self._responses.requests_observed = self._policy is not None and self._policy.requests_observed
 
     def _keep_time(self, recovered: StoredState) -> None:
-        """Go on with the clock that the stored expiry instants were measured on, if the machine has run since.
+        """Continue with the clock that the stored expiry instants were measured on, if the machine has run since.
 
         The wall clock may have been set while the store was down: within one boot the machine's own count is better.
         """
@@ -400,7 +400,7 @@ class StateStoreService(Service):
         return ask.user_property(name) == value
 
     def _is_urgent(self, ask: StoreRequest) -> bool:
-        """Whether the request may pass those that wait: it says so, and its sender may."""
+        """Whether the request may pass waiting ones: it has the property, and its sender the permission."""
         if ask.user_property(b"$high_priority") is None:
             return False
         return self._policy is None or self._policy.has_high_priority(ask)
@@ -558,7 +558,7 @@ class _WaitingNotifications(CommitWaiter):
 
 
 def _cannot_observe(message: Inbound, command: Command) -> StoreError | None:
-    """Why KEYNOTIFY cannot be carried out; None where it can."""
+    """The error if KEYNOTIFY cannot be carried out; None if it can."""
     if not topic_fits(message.client_id, command.key):
         return StoreError.TOPIC_TOO_LONG
     if not command.stop and not message.connected:
