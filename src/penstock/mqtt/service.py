@@ -1,8 +1,8 @@
-"""The seam between the broker and what takes messages inside the node: the state store, rules.
+"""The interface between the broker and the services inside the node: the state store and rules.
 
-A :class:`Service` names topic filters. The broker hands it every matching message of a client as an :class:`Inbound`
-and holds back the PUBACK until every service that took the message has settled it, so that an acknowledgement can mean
-"it is on disk". Everything here is pure: calls happen in the broker's thread, and nothing waits.
+A :class:`Service` names topic filters. The broker passes it each matching message of a client as an :class:`Inbound`,
+and sends the PUBACK after every service that received the message has settled it: so an acknowledgement can mean that
+the message is on disk. All calls are made in the broker's thread, and none blocks.
 """
 
 from __future__ import annotations
@@ -26,34 +26,34 @@ __all__ = [
 ]
 
 NO_ANSWER: Final = -1
-"""With which the broker is told that a message gets no answer: its publisher keeps it, and sends it again."""
+"""Reason code of :meth:`Inbound.settle` for a message without acknowledgement: its publisher keeps and repeats it."""
 
 
 SHARED_TOPIC: Final = "answers are not sent to shared subscriptions, and no other subscription of the client matches"
-"""Why an answer reached nobody: the response topic is one of a shared subscription."""
+"""Reason of :meth:`Outlet.unheard`: only a shared subscription matches the response topic."""
 OTHERS_TOPIC: Final = "only other clients subscribe to the response topic, and answers go to the client that asked"
-"""Why an answer reached nobody: the response topic belongs to another connection."""
+"""Reason of :meth:`Outlet.unheard`: only subscriptions of other clients match the response topic."""
 
 
 class Connection(Protocol):
-    """The network connection of a client, as far as services are concerned."""
+    """The part of a client's network connection that services use."""
 
     @property
     def closing(self) -> bool:
-        """Whether it has ended, or ends once what is queued was sent."""
+        """Whether it is closed, or will be after the queued output was sent."""
         ...
 
     @property
     def resumed(self) -> bool:
-        """Whether its CONNECT found a session: only then does what it sends again continue what it sent before."""
+        """Whether its CONNECT found a session: only then is a message with DUP a repetition."""
         ...
 
     def end(self, reason_code: int, reason_string: str) -> None:
-        """Queue DISCONNECT, take nothing more in and close; nothing where it has ended."""
+        """Send DISCONNECT and close; nothing is read any more. Nothing happens if it is closed."""
         ...
 
     def hold(self) -> None:
-        """Read nothing more from it until :meth:`release` was called as often; what was read is still handled."""
+        """Stop reading until :meth:`release` was called as often; bytes that were read are still processed."""
         ...
 
     def release(self) -> None:
@@ -62,24 +62,27 @@ class Connection(Protocol):
 
 
 class Answerable:
-    """An acknowledgement that waits for the services which have the message."""
+    """An acknowledgement that waits for the services that received the message."""
 
     __slots__ = ()
 
     def settle(self, reason_code: int, reason_string: str) -> None:
-        """One service is done with the message [Inbound.settle]."""
+        """Record the result of one service [Inbound.settle]."""
         raise NotImplementedError
 
 
 @final
 class Inbound:
-    """A message of a client, handed to one service, to be settled exactly once.
+    """A message of a client for one service, which must settle it exactly once.
 
-    ``publish`` is shared with the other takers and must not be changed; its ``dup`` and ``packet_id`` are those of the
-    network connection. ``received_ms`` is the wall clock at arrival, ``read`` the number of the read that brought it:
-    messages with the same one arrived together; 0: it came otherwise. ``username`` is None where the client gave none.
-    ``principal`` is who the client is for the policies, in their own terms; services hand it on unread. None: nobody
-    was asked who it is, or the node itself is.
+    Attributes:
+        publish: shared with other services, which must not change it; ``dup`` and ``packet_id`` are those of the
+            network connection.
+        received_ms: the wall clock at arrival.
+        read: number of the read with the message; messages with the same number arrived together. 0: not from a read.
+        username: None if the client sent none.
+        principal: the client's identity for the policies, which services pass on unchanged; None: not authenticated,
+            or the node itself.
     """
 
     __slots__ = (
@@ -122,38 +125,38 @@ class Inbound:
 
     @property
     def connected(self) -> bool:
-        """Whether the network connection that brought the message stands: only then can its end tell the client.
+        """Whether the network connection of the message is open; False for a will.
 
-        The client may be back on another one, which has nothing to do with this message. False for a will.
+        The client may have another connection by now, which does not count.
         """
         return self._connection is not None and not self._connection.closing
 
     @property
     def connection(self) -> Connection | None:
-        """The network connection that brought the message; None for a will and for what the node publishes."""
+        """The network connection of the message; None for a will and for messages of the node."""
         return self._connection
 
     @property
     def again(self) -> bool:
-        """Whether the client sends it again, in the session in which it did before (DUP)."""
+        """Whether the message is a repetition in the same session (DUP)."""
         return self.publish.dup and self._connection is not None and self._connection.resumed
 
     def disconnect(self, reason_code: int, reason_string: str = "") -> None:
-        """End the network connection that brought the message, which then gets no PUBACK: DISCONNECT with the reason.
+        """End the network connection of the message with DISCONNECT; the message is not acknowledged.
 
-        Nothing where it has ended: a newer connection of the same client is not meant, unless the client has sent this
-        message (of QoS 2) again there and waits for its answer; and a will has none.
+        Nothing happens if it is closed, and for a will. A newer connection of the client is ended only if the client
+        has repeated this message (of QoS 2) there.
         """
         if self._connection is not None:
             self._connection.end(reason_code, reason_string)
         self.settle(NO_ANSWER, reason_string)
 
     def settle(self, reason_code: int = 0, reason_string: str = "") -> None:
-        """Say that this service is done with the message, now or later, in the broker's thread.
+        """Record that this service is done with the message, now or later, in the broker's thread.
 
-        At QoS 1 the PUBACK leaves once every taker has settled and every earlier PUBACK of the connection has left; it
-        carries the highest reason code given and the text that came with it. At QoS 0, after the connection ended, and
-        on a second call, nothing happens.
+        At QoS 1 the PUBACK is sent after all services have settled and all earlier PUBACKs of the connection were sent;
+        it has the highest reason code, with its reason string. Nothing happens at QoS 0, after the connection was
+        closed, and on a second call.
         """
         answer, settle = self._answer, self._settle
         if answer is not None:
@@ -166,64 +169,66 @@ class Inbound:
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Service:
-    """Base class of what takes messages inside the node; a class, since compiled code calls its methods directly."""
+    """Base class of services; a class rather than a protocol, so that compiled calls are direct."""
 
     @property
     def filters(self) -> Sequence[str]:
-        """The topic filters whose messages it wants; read once, when it is added."""
+        """Topic filters of the messages for the service; read once, when it is added."""
         raise NotImplementedError
 
     @property
     def exclusive(self) -> bool:
-        """Whether its messages are for it alone: neither routed to subscribers nor retained."""
+        """Whether its messages are neither routed to subscribers nor retained."""
         raise NotImplementedError
 
     @property
     def reserved(self) -> Sequence[str]:
-        """The topic filters on which only the node publishes: the answers and notifications of the service, which no
-        client may forge. A message or will of a client there is refused with 0x87; read once, when it is added."""
+        """Topic filters to which only the node publishes: answers and notifications, which no client may forge.
+
+        A message or will of a client is refused with 0x87. Read once, when the service is added.
+        """
         raise NotImplementedError
 
     def receive(self, message: Inbound) -> None:
-        """Take a message; called once a message, also where several filters match. Must not block or raise."""
+        """Receive a message; called once per message, even if several filters match. Must not block or raise."""
         raise NotImplementedError
 
     def disconnected(self, client_id: str) -> None:
-        """The network connection of ``client_id`` ended (its session may live on)."""
+        """The network connection of ``client_id`` was closed; its session may continue."""
         raise NotImplementedError
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Outlet:
-    """What a service may ask of the broker; ``MqttServer.outlet`` is one."""
+    """The broker for services; see ``MqttServer.outlet``."""
 
     def publish(self, message: Publish) -> None:
-        """Route ``message`` as one of the node itself."""
+        """Route ``message`` as a message of the node."""
         raise NotImplementedError
 
     def respond(self, client_id: str, message: Publish, request: Inbound | None = None) -> bool:
-        """Route ``message``, one of the node itself, to the matching subscriptions of that client and of nobody else.
+        """Route ``message``, a message of the node, to the matching subscriptions of that client only.
 
-        No Local and shared subscriptions do not apply. ``request`` is settled before the message is sent. False, and
-        not settled, if the client has no session or none of its subscriptions matches: :meth:`unheard` says why.
+        No Local does not apply, and shared subscriptions do not count. ``request`` is settled before the message is
+        sent. False, and not settled, if the client has no session or no matching subscription; see :meth:`unheard`.
         """
         raise NotImplementedError
 
     def unheard(self, client_id: str, topic: str) -> str:
-        """Why :meth:`respond` on ``topic`` did not reach the client."""
+        """Return the reason why :meth:`respond` on ``topic`` did not reach the client."""
         raise NotImplementedError
 
     def deliver(self, client_id: str, message: Publish, *, deletes: bool = False) -> bool:
-        """Put the notification ``message`` straight into that client's session; False where there is no such session.
+        """Put the notification ``message`` into that client's session; False if there is no such session.
 
-        It reports the state of its topic now; ``deletes``: that it was deleted. When the session's queue is full, it
-        supersedes earlier notifications of the topic that wait, but a deletion only if it is one itself. If it does not
-        fit then, the client's connection ends with DISCONNECT 0x97.
+        If the session's queue is full, the notification replaces earlier ones of its topic, since it has the current
+        state; it replaces a deletion only if ``deletes``, that is, if it reports a deletion itself. If there is still
+        no room, the client's connection ends with DISCONNECT 0x97.
         """
         raise NotImplementedError
 
     def copy_to_subscribers(self, client_id: str, message: Publish) -> None:
-        """Deliver a request or response also to other subscribers that are permitted to observe requests."""
+        """Deliver a request or response to other subscribers that may observe requests."""
         raise NotImplementedError
 
     def disconnect(self, client_id: str, reason_code: int, reason_string: str = "") -> None:
