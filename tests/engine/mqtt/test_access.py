@@ -99,6 +99,18 @@ def test_a_refusal_has_a_code_that_connack_may_carry(given: int, sent: int) -> N
     assert code(peer.only()) == sent
 
 
+def test_messages_sent_with_connect_arrive_when_it_is_accepted() -> None:
+    """Services read the clock once per read: these must not get the time of the last one before."""
+    gate, service = Gate(later=True), RecordingService("s")
+    bench = Bench(service, access=gate)
+    for name in ("first", "second"):
+        bench.open().send(Connect(name, username="u"), Publish("s", b"", 1, packet_id=1))
+    for answer, _ in gate.answers:
+        answer(Granted(User("u")), bench.now)
+    reads = [message.read for message in service.taken]
+    assert len(set(reads)) == 2, reads
+
+
 def test_what_comes_before_the_decision_waits_for_it() -> None:
     gate = Gate(later=True)
     bench = Bench(access=gate)

@@ -200,6 +200,7 @@ class BrokerConnection(ConnectionState):
 
     def _handle_held(self, held: list[Packet], now: int) -> None:
         wall_ms = now + self.broker.wall_offset
+        self.broker.reads += 1  # authentication took time: they count as arriving now
         try:
             for packet in held:
                 session = self.session
