@@ -46,7 +46,7 @@ def test_a_platform_wheel_has_every_module_of_the_core_compiled(tmp_path: Path) 
     subprocess.run(install, check=True, timeout=120)
     script = "import penstock.mqtt.codec.topics as t; from penstock import compiled; print(compiled.form(), t.__file__)"
     # The dependencies of the core, without the environment that the tests run in.
-    shutil.copytree(Path(librt.__file__).parent, tmp_path / "librt")
+    shutil.copytree(librt.__path__[0], tmp_path / "librt")
     shutil.copy(mypy_extensions.__file__, tmp_path)
     for wanted, suffix in (("", EXTENSION_SUFFIXES[0]), ("interpreted", ".py")):
         environment = {**os.environ, "PENSTOCK_CORE": wanted, "PYTHONPATH": str(tmp_path)}
