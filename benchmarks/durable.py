@@ -114,7 +114,8 @@ class Log:
 
     def _answer(self, batch: Waiting) -> None:
         for shell, answer in batch:
-            os.write(shell.descriptor, answer)
+            if shell.descriptor >= 0:  # the load may end before its last commit
+                os.write(shell.descriptor, answer)
 
     def _work(self) -> None:
         while True:
@@ -140,6 +141,9 @@ class Shell(asyncio.Protocol):
         tcp = transport.get_extra_info("socket")
         tcp.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.descriptor = tcp.fileno()
+
+    def connection_lost(self, _exc: Exception | None) -> None:
+        self.descriptor = -1
 
     def data_received(self, data: bytes) -> None:
         at = 0
