@@ -395,6 +395,8 @@ public final class TubePeer {
         private final String topic;
         private final int count;
         private final long deadline;
+        /** What the last member was connected to and was answered, for the failure. */
+        private volatile String state = "";
         private final Set<Integer> seen = ConcurrentHashMap.newKeySet();
         private final List<String> got = Collections.synchronizedList(new ArrayList<>());
         private final CountDownLatch done = new CountDownLatch(1);
@@ -433,7 +435,7 @@ public final class TubePeer {
                 throw new IllegalStateException("after " + seen.size() + " messages", failure);
             }
             if (seen.size() < count) {
-                throw new IllegalStateException(seen.size() + " of " + count + " messages came in time");
+                throw new IllegalStateException(seen.size() + " of " + count + " messages came in time " + state);
             }
             String times = "first_s=" + (first - started) / 1e9 + " seconds=" + (last - first) / 1e9;
             return options.containsKey("quiet") ? times : String.join(" ", got);
@@ -548,6 +550,7 @@ public final class TubePeer {
                 throw new IllegalStateException("start: " + outcome.getErrMsg());
             }
             Set<String> connected = new HashSet<>();
+            String answered = "none";
             while (more()) {
                 if (connected.isEmpty()) {
                     QueryMetaResult known = new QueryMetaResult();
@@ -567,8 +570,11 @@ public final class TubePeer {
                 if (consumer.getMessage(result) && result.isSuccess()) {
                     take(index, result.getPartitionKey(), result.getMessageList());
                     consumer.confirmConsume(result.getConfirmContext(), true, new ConfirmResult());
+                } else {
+                    answered = result.getErrCode() + " " + result.getErrMsg();
                 }
             }
+            state = "connected to " + connected + ", last answer " + answered + ", last outcome " + outcome.getErrMsg();
             consumer.shutdown();
         }
     }
