@@ -130,8 +130,8 @@ class ConnectionLimiter(Generic[L]):
         most = self.limits.max_unauthenticated
         victim = None
         if most and self._unauthenticated_count >= most:
-            crowd = max(self._unauthenticated, key=lambda group: len(self._unauthenticated[group]))
-            victim = next(iter(self._unauthenticated[crowd]))
+            crowd, links = max(self._unauthenticated.items(), key=lambda item: len(item[1]))
+            victim = next(iter(links))
             # At once, although its end is noticed later: further connections of this turn must not choose it again.
             self.authenticated(victim, crowd)
             self._stats.strangers_cut += 1
