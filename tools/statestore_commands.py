@@ -5,6 +5,7 @@ Responses are not stored: the engine executes every example, in each form, when 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,6 +30,7 @@ from penstock.statestore.engine.record import Change
 from penstock.statestore.engine.requests import Answer, AnswerKind
 from penstock.statestore.engine.store import Engine
 from penstock.statestore.hlc import Hlc
+from penstock.statestore.options import EXTENSIONS
 
 __all__ = ["OFFERED", "pages"]
 
@@ -44,10 +46,8 @@ EVERYTHING: Final = ~Extension.NONE
 
 OFFERED: Final = {
     Extension.NONE: "always",
+    **{extension: f"extension `{name}`" for name, extension in EXTENSIONS.items()},
     Extension.SCAN: "unless `scan: false`",
-    Extension.MGET: "extension `mget`",
-    Extension.TTL: "extension `ttl`",
-    Extension.BATCH: "extension `batch`",
 }
 
 
@@ -193,10 +193,12 @@ def _refused(verb: Verb, words: str, *, needed: bool = False) -> list[Case]:
         Case("empty key", a(" ".join([verb, "''", *words.split(" ")[2:]]))),
         Case("denied by the policy", a(words), granted=False),
     ]
-    if verb in (Verb.GET, Verb.DEL, Verb.VDEL, Verb.PTTL):
+    if verb is Verb.GET or spec.min_args == spec.max_args:
         cases.insert(3, Case("too many arguments", a(f"{words} more")))
     cases += _stamped(words, needed=needed)
-    return [replace(case, extensions=EVERYTHING) for case in cases] if spec.extension else cases
+    if not spec.extension:
+        return cases
+    return [*(replace(case, extensions=EVERYTHING) for case in cases), Case("command not enabled", a(words))]
 
 
 REFUSED: Final[dict[Verb, Sequence[Case]]] = {
@@ -232,9 +234,9 @@ REFUSED: Final[dict[Verb, Sequence[Case]]] = {
         Case("command not enabled", a("SCAN *"), extensions=Extension.NONE),
         *_stamped("SCAN *", needed=False),
     ),
-    Verb.MGET: (*_refused(Verb.MGET, "MGET k"), Case("command not enabled", a("MGET k"))),
-    Verb.MVALUES: (*_refused(Verb.MVALUES, "MVALUES k"), Case("command not enabled", a("MVALUES k"))),
-    Verb.PTTL: (*_refused(Verb.PTTL, "PTTL k"), Case("command not enabled", a("PTTL k"))),
+    Verb.MGET: _refused(Verb.MGET, "MGET k"),
+    Verb.MVALUES: _refused(Verb.MVALUES, "MVALUES k"),
+    Verb.PTTL: _refused(Verb.PTTL, "PTTL k"),
     Verb.BATCH: (
         Case("not RESP3", a(b"BATCH 2 DEL k\r\n")),
         Case("mixed case", a("Batch 2 DEL k"), extensions=EVERYTHING),
@@ -388,14 +390,24 @@ def _page(spec: CommandSpec, note: str, text: str) -> str:
 
 
 def pages(note: str, texts: Path) -> dict[str, Callable[[], str]]:
-    """Pages by file name; ``texts`` has the hand-written part of each command, in the order of the table."""
-    written = [part.strip() for part in texts.read_text(encoding="utf-8").split("<!-- next -->")]
-    assert len(written) == len(COMMANDS)
+    """Pages by file name; ``texts`` has the hand-written part of each command below a heading with its name.
+
+    Raises:
+        ValueError: a command has no text, or a heading is not a command.
+    """
+    written = _by_heading(texts.read_text(encoding="utf-8"))
+    if wrong := {spec.verb.name for spec in COMMANDS.values()} ^ written.keys():
+        raise ValueError(f"{texts.name}: expected a heading `# NAME` with text for each command; see {sorted(wrong)}")
 
     def writer(spec: CommandSpec, text: str) -> Callable[[], str]:
         return lambda: _page(spec, note, text)
 
-    return {
-        f"state-store/{spec.verb.lower()}.md": writer(spec, text)
-        for spec, text in zip(COMMANDS.values(), written, strict=True)
-    }
+    return {f"state-store/{spec.verb.lower()}.md": writer(spec, written[spec.verb.name]) for spec in COMMANDS.values()}
+
+
+def _by_heading(text: str) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for part in re.split(r"^# ", text, flags=re.MULTILINE)[1:]:
+        name, _, body = part.partition("\n")
+        found[name.strip()] = body.strip()
+    return found

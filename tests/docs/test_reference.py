@@ -9,9 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from penstock.node.config.mqtt import MqttLimits
 from penstock.node.config.node import load_config
+from penstock.node.config.statestore import ExtensionName
 from penstock.node.metric_help import METRICS
 from penstock.pipelines.spec.loader import load
+from penstock.statestore.codec.commands import Verb
 from tests.docs.pages import ROOT, blocks, page_paths
 
 EXAMPLES = ROOT / "examples" / "reference"
@@ -23,6 +26,18 @@ def test_reference_pages_match_the_code() -> None:
         [sys.executable, str(ROOT / "tools" / "reference.py"), "--check"], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_hand_written_pages_name_every_command_and_every_extension() -> None:
+    features = (ROOT / "docs" / "reference" / "features.md").read_text(encoding="utf-8")
+    assert [verb for verb in Verb if not re.search(rf"\b{verb}\b", features)] == []
+    protocol = (ROOT / "tools" / "state-store.md").read_text(encoding="utf-8")
+    assert [name for name in ExtensionName if f"\n| `{name}` | " not in protocol] == []
+
+
+def test_the_limits_of_mqtt_that_a_page_names_exist() -> None:
+    page = (ROOT / "docs" / "reference" / "mqtt.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"`(max_[a-z_]+)`", page)) <= set(MqttLimits.model_fields)
 
 
 def test_the_example_configuration_loads() -> None:

@@ -26,7 +26,7 @@ from penstock.mqtt.persistence import Persistence
 from penstock.mqtt.server import MqttServer
 from penstock.runtime.io.files import Durability
 from penstock.statestore.binding import INVOKE
-from penstock.statestore.codec.commands import Extension
+from penstock.statestore.codec.commands import Extension, Verb
 from penstock.statestore.codec.resp3 import encode_array
 from penstock.statestore.options import StoreOptions
 from penstock.statestore.service.service import StateStoreService
@@ -34,7 +34,7 @@ from tests.mutations import mutated
 
 VECTORS: Final = Path(__file__).parents[1] / "vectors" / "statestore"
 REQUESTS: Final = [bytes.fromhex(row["hex"]) for row in json.loads((VECTORS / "payloads.json").read_text())["requests"]]
-VERBS: Final = b"SET GET DEL VDEL KEYNOTIFY SCAN MGET MVALUES BATCH PTTL".split()
+VERBS: Final = [verb.encode() for verb in Verb]
 OPTIONS: Final = b"NX NEX PX EX STOP PREFIX AT COUNT MATCH CURSOR KEEPTTL FENCE VALUES SINCE FROM LIMIT".split()
 VALUES: Final = b"k v 0 -1 2 10 100 9223372036854775807 9223372036854775808 1e3 * [ [a- \\ 0:0:c".split()
 WORDS: Final = [*VERBS, *OPTIONS, *VALUES, b"", b"\xff\xfe", b"1755374730776:1:x"]

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from penstock.statestore.options import StoreOptions
     from penstock.statestore.service.attach import Attachment
 
-__all__ = ["app"]
+__all__ = ["ExtensionOption", "app"]
 
 app = Commands("Attach a state store to any MQTT 5 broker; repair its versions.")
 
@@ -37,7 +37,9 @@ class _Dialect(StrEnum):
     OLDER = "older"
 
 
-class _Extension(StrEnum):
+class ExtensionOption(StrEnum):
+    """Extensions of the state store; ``Extension`` has them, but would import the store for every command."""
+
     MGET = "mget"
     TTL = "ttl"
     PREFIX_OBSERVE = "prefix-observe"
@@ -78,8 +80,8 @@ def attach(
         int, typer.Option(help="Largest number of keys; 0 for no limit.", min=0, metavar="N")
     ] = 1_000_000,
     extension: Annotated[
-        list[_Extension] | None,
-        typer.Option(help="Enable an extension; repeatable: " + ", ".join(_Extension) + ".", metavar="NAME"),
+        list[ExtensionOption] | None,
+        typer.Option(help="Enable an extension; repeatable: " + ", ".join(ExtensionOption) + ".", metavar="NAME"),
     ] = None,
     observation_lease: Annotated[
         float,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
@@ -11,6 +11,7 @@ from penstock.statestore.codec.commands import Extension
 from penstock.statestore.codec.glob import Glob
 
 __all__ = [
+    "EXTENSIONS",
     "MAX_BYTES",
     "MAX_KEYS",
     "PRINCIPAL_SHARE",
@@ -107,6 +108,12 @@ class StoreOptions:
         return bool(self.extensions & (Extension.RESUME | Extension.AS_OF))
 
 
+EXTENSIONS: Final[Mapping[str, Extension]] = {
+    str(extension.name).lower().replace("_", "-"): extension for extension in Extension
+}
+"""Names of the extensions in configuration, command line and errors."""
+
+
 def extensions_named(names: Iterable[str]) -> Extension:
     """Return SCAN and the extensions with these names, such as ``prefix-fence``.
 
@@ -114,9 +121,8 @@ def extensions_named(names: Iterable[str]) -> Extension:
         ValueError: an unknown name; the message lists the known ones.
     """
     found = Extension.SCAN
-    known = {str(extension.name).lower().replace("_", "-"): extension for extension in Extension}
     for name in names:
-        if name not in known:
-            raise ValueError(f"extension {name!r} is not one of {', '.join(known)}")
-        found |= known[name]
+        if name not in EXTENSIONS:
+            raise ValueError(f"extension {name!r} is not one of {', '.join(EXTENSIONS)}")
+        found |= EXTENSIONS[name]
     return found

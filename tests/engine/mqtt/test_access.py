@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import pytest
 
@@ -231,7 +231,7 @@ def test_publish_by_qos_and_retain_is_asked_once_each() -> None:
 
 
 @pytest.mark.parametrize("refusal", [0x87, 0x80])
-def test_subscribe(refusal: int) -> None:
+def test_subscribe(refusal: Literal[0x87, 0x80]) -> None:
     gate = Gate(("u", "subscribe", "#"), ("u", "subscribe", "$share/g/x"))
     bench = Bench(access=gate, limits=BrokerLimits(subscription_denied_code=refusal))
     peer = bench.connect("c", username="u")

@@ -8,6 +8,7 @@ import pytest
 
 from penstock.errors import ConfigError
 from penstock.node.config.node import NodeConfig, TopicSection, load_config
+from penstock.node.config.statestore import ExtensionName
 from penstock.statestore.codec.commands import Extension
 from penstock.statestore.options import PersistenceMode, StoreOptions
 
@@ -44,7 +45,7 @@ statestore:
   max_bytes: 1000
   max_waiting: 7
   scan: false
-  extensions: [mget, ttl, prefix-observe, resume, as-of, prefix-fence, batch]
+  extensions: [EXTENSIONS]
   history_changes: 10
   history_bytes: 1000
   capture_topic: changes
@@ -56,7 +57,7 @@ statestore:
       - {key_type: binary, keys: ["AP8="]}
     property: keep
     value: "yes"
-""",
+""".replace("EXTENSIONS", ", ".join(ExtensionName)),
     )
     options = config.statestore.options(strict_read=True)
     assert options.strict_read

@@ -11,6 +11,7 @@ import pytest
 from penstock.errors import LocalProtocolError, UnavailableError
 from penstock.runtime.io.loop import LoopThread
 from penstock.statestore.blocking import Client
+from penstock.statestore.client.client import StateStoreClient
 from penstock.statestore.errors import FencingError, LockHeldError
 from tests.conformance.statestore.node import StoreNode
 
@@ -33,6 +34,16 @@ class Server:
     def close(self) -> None:
         self.thread.run(self.node.close())
         self.thread.close()
+
+
+NOT_BLOCKING = {"connect", "on_lost", "on_restored", "timeout_s"}
+"""The constructor's part, and hooks, which run in the loop of the asyncio client."""
+
+
+def test_every_method_of_the_client_is_there() -> None:
+    methods = {name for name in vars(StateStoreClient) if not name.startswith("_")}
+    assert methods - NOT_BLOCKING <= set(dir(Client))
+    assert methods >= NOT_BLOCKING
 
 
 @pytest.fixture

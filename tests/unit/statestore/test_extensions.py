@@ -9,8 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from penstock.cli.statestore import ExtensionOption
+from penstock.node.config.statestore import ExtensionName
 from penstock.statestore.client.client import KeyChange, StateStoreClient, Write
 from penstock.statestore.client.locks import Lease
+from penstock.statestore.codec.commands import Extension
 from penstock.statestore.errors import (
     FencingError,
     InvalidRequestError,
@@ -18,10 +21,10 @@ from penstock.statestore.errors import (
     StateStoreError,
     WritesRefusedError,
 )
-from penstock.statestore.options import extensions_named
+from penstock.statestore.options import EXTENSIONS, extensions_named
 from penstock.testing import LocalNode
 
-ALL = ["mget", "ttl", "prefix-observe", "resume", "as-of", "prefix-fence", "batch"]
+ALL = [name for name, extension in EXTENSIONS.items() if extension is not Extension.SCAN]
 
 
 @pytest.fixture
@@ -37,9 +40,14 @@ async def store(node: LocalNode) -> AsyncIterator[StateStoreClient]:
 
 
 def test_extensions_have_names() -> None:
-    assert len(list(extensions_named(ALL))) == 8
+    assert extensions_named(ALL) == ~Extension.NONE
     with pytest.raises(ValueError, match="extension 'x' is not one of scan, mget, ttl"):
         extensions_named(["x"])
+
+
+def test_each_extension_can_be_named_in_the_configuration_and_on_the_command_line() -> None:
+    assert list(ExtensionName) == ALL
+    assert list(ExtensionOption) == ALL
 
 
 async def test_reading(store: StateStoreClient) -> None:

@@ -329,7 +329,7 @@ def _of_secrets(conf: dict[str, str]) -> dict[str, str]:
 def _refuse_relative_paths(pipeline: Pipeline, state_dir: Path | None) -> None:
     """Raise ConfigError for relative paths: the driver on another machine has another directory."""
     paths = {"--state-dir": str(state_dir or "penstock-pipelines")}
-    paths |= {f"sink {sink.name!r}": sink.table.path for sink in pipeline.sinks if sink.table is not None}
+    paths |= {f"sink {sink.name!r}": sink.path for sink in pipeline.sinks if sink.path is not None}
     paths |= {f"source {name!r}": source.path for name, source in pipeline.inputs.items() if source.format == "files"}
     paths |= {} if pipeline.dead_letters is None else {"dead_letters": pipeline.dead_letters.path}
     for what, path in paths.items():

@@ -12,8 +12,9 @@ import itertools
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, cast
+from typing import Annotated, Any, Literal, cast, get_type_hints
 
+from annotated_types import Ge
 from pydantic import AfterValidator, BaseModel, Field, create_model, model_validator
 
 from penstock.mqtt.engine.model.limits import BrokerLimits
@@ -39,50 +40,18 @@ __all__ = [
 ]
 
 
-_CHOICES: Final[dict[str, Any]] = {"subscription_denied_code": Literal[0x87, 0x80]}
-_BOUNDS: Final[dict[str, tuple[int, int | None]]] = {
-    "max_connections": (1, None),
-    "max_sessions": (1, None),
-    "connect_timeout_ms": (100, None),
-    "max_connect_size": (1024, None),
-    "max_packet_size": (1024, 256 * 1024 * 1024),
-    "receive_maximum": (1, 65_535),
-    "max_inflight": (1, 65_535),
-    "max_inflight_bytes": (1024, None),
-    "max_output_bytes": (1024, None),
-    "write_stall_ms": (100, None),
-    "max_subscriptions": (1, None),
-    "max_total_subscriptions": (1, None),
-    "max_topic_levels": (1, None),
-    "max_topic_bytes": (1, 65_535),
-    "max_topic_aliases": (0, 65_535),
-    "server_topic_alias_maximum": (0, 65_535),
-    "max_session_expiry_s": (0, 0xFFFFFFFF),
-    "max_keep_alive_s": (0, 65_535),
-}
-"""Bounds of options: the protocol's range, and the smallest useful value; all other options are 0 or more."""
+def limits_section(name: str, doc: str, *kinds: type[Any]) -> type[BaseModel]:
+    """A section with every field of dataclasses of limits.
 
-
-def limits_section(
-    name: str, doc: str, *kinds: type[Any], bounds: Mapping[str, tuple[int, int | None]] = _BOUNDS
-) -> type[BaseModel]:
-    """A section with every field of dataclasses of limits; their docstrings describe the options.
-
-    ``bounds``: smallest and greatest values; an option without bounds is 0 or more.
+    Their annotations give the accepted values (an integer without bounds is 0 or more), their docstrings the texts.
     """
     fields: dict[str, Any] = {}
     for kind in kinds:
-        words = _docstrings(kind)
+        texts = _docstrings(kind)
+        types = get_type_hints(kind, include_extras=True)
         for field in dataclasses.fields(kind):
-            default = getattr(kind(), field.name)
-            text = words.get(field.name, "")
-            if field.name in _CHOICES:
-                fields[field.name] = (_CHOICES[field.name], Field(default=default, description=text))
-            elif type(default) is int:
-                low, high = bounds.get(field.name, (0, None))
-                fields[field.name] = (int, Field(default=default, description=text, ge=low, le=high))
-            else:
-                fields[field.name] = (type(default), Field(default=default, description=text))
+            accepted = Annotated[int, Ge(0)] if types[field.name] is int else types[field.name]
+            fields[field.name] = (accepted, Field(default=field.default, description=texts.get(field.name, "")))
     return cast("type[BaseModel]", create_model(name, __base__=Section, __doc__=doc, **fields))
 
 

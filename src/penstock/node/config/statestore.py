@@ -5,8 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 from enum import StrEnum
-from functools import reduce
-from typing import Annotated, Final, Literal
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
@@ -21,6 +20,7 @@ from penstock.statestore.options import (
     KeyType,
     PersistenceMode,
     StoreOptions,
+    extensions_named,
 )
 from penstock.tube.codec.strings import valid_topic
 
@@ -28,7 +28,7 @@ __all__ = ["ExtensionName", "KeyResource", "PersistenceConfig", "StateStoreSecti
 
 
 class ExtensionName(StrEnum):
-    """Extensions of the published protocol."""
+    """Extensions of the published protocol: :class:`Extension`, without SCAN, which has an option of its own."""
 
     MGET = "mget"
     TTL = "ttl"
@@ -37,17 +37,6 @@ class ExtensionName(StrEnum):
     AS_OF = "as-of"
     PREFIX_FENCE = "prefix-fence"
     BATCH = "batch"
-
-
-_EXTENSIONS: Final = {
-    ExtensionName.MGET: Extension.MGET,
-    ExtensionName.TTL: Extension.TTL,
-    ExtensionName.PREFIX_OBSERVE: Extension.PREFIX_OBSERVE,
-    ExtensionName.RESUME: Extension.RESUME,
-    ExtensionName.AS_OF: Extension.AS_OF,
-    ExtensionName.PREFIX_FENCE: Extension.PREFIX_FENCE,
-    ExtensionName.BATCH: Extension.BATCH,
-}
 
 
 def _topic(value: str | None) -> str | None:
@@ -156,11 +145,7 @@ class StateStoreSection(Section):
             max_bytes=self.max_bytes,
             principal_share=self.principal_share,
             strict_read=strict_read,
-            extensions=reduce(
-                Extension.__or__,
-                (_EXTENSIONS[name] for name in self.extensions),
-                Extension.SCAN if self.scan else Extension.NONE,
-            ),
+            extensions=extensions_named(self.extensions) & ~(Extension.NONE if self.scan else Extension.SCAN),
             history_changes=self.history_changes,
             history_bytes=self.history_bytes,
             persistence=self.persistence.as_options(),

@@ -6,7 +6,7 @@ import dataclasses
 import ipaddress
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -73,20 +73,7 @@ class TubeTls(Section):
         )
 
 
-_BOUNDS: Final[dict[str, tuple[int, int | None]]] = {
-    "max_connections": (1, None),
-    "max_partial_frame_bytes": (1 << 20, None),
-    "max_unwritten_bytes": (1 << 20, None),
-    "max_idempotent_producers": (1, None),
-    "producer_session_ms": (1000, 3_600_000),
-    "broker_session_ms": (1000, 3_600_000),
-    "segment_bytes": (1 << 20, 1 << 30),
-    "segment_messages": (1000, 10_000_000),
-}
-
-TubeLimitOptions = limits_section(
-    "TubeLimitOptions", "Limits of the node's master and broker.", TubeLimits, bounds=_BOUNDS
-)
+TubeLimitOptions = limits_section("TubeLimitOptions", "Limits of the node's master and broker.", TubeLimits)
 
 
 def tube_limits(section: Any) -> TubeLimits:

@@ -252,7 +252,7 @@ class SinkBatches:
             watermark_ms=self.checkpoint.planned(batch).watermark_ms,
             fencing_token=str(self._context.targets.store.token),
             letters=letters,
-            table=None if self.plan.sink.table is None else self.plan.sink.table.path,
+            table=self.plan.sink.path,
             letters_table=None if dead_letters is None else str(dead_letters),
         )
 

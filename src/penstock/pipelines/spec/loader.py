@@ -309,12 +309,12 @@ def _paths(pipeline: Pipeline) -> Iterator[Problem]:
     if pipeline.dead_letters is not None:
         paths[PurePath(pipeline.dead_letters.path)] = "dead_letters"
     for index, sink in enumerate(pipeline.sinks):
-        if sink.table is None:
+        if sink.path is None:
             continue
-        other = paths.setdefault(PurePath(sink.table.path), sink.name)
+        other = paths.setdefault(PurePath(sink.path), sink.name)
         if other != sink.name:
-            where = ("sinks", index, "table", "path")
-            yield Problem(where, sink.table.path, f"expected a directory of its own, {other} writes there")
+            where = ("sinks", index, sink.kind, "path")
+            yield Problem(where, sink.path, f"expected a directory of its own, {other} writes there")
 
 
 _SELECT = re.compile(r"\s*select\b(?!\s+distinct\b)", re.IGNORECASE)

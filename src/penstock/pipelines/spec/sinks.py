@@ -174,6 +174,17 @@ class Sink(Part):
         return next(kind for kind in SINK_KINDS if getattr(self, kind) is not None)
 
     @property
+    def path(self) -> str | None:
+        """File or directory that the sink writes; None: it writes no files."""
+        path: str | None = getattr(getattr(self, self.kind), "path", None)
+        return path
+
+    def with_path(self, path: str) -> Sink:
+        """The same sink, which writes its files to ``path``."""
+        part: Part = getattr(self, self.kind)
+        return self.model_copy(update={self.kind: part.model_copy(update={"path": path})})
+
+    @property
     def messages(self) -> TubeSink | MqttSink | None:
         """The sink as one of messages, where it is."""
         return self.tubemq if self.tubemq is not None else self.mqtt

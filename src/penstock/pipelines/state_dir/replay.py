@@ -85,9 +85,8 @@ def retargeted(pipeline: Pipeline, into: Path, *, live: bool = False) -> tuple[P
     """
     sinks, left_out = [], []
     for sink in pipeline.sinks:
-        if sink.table is not None:
-            table = sink.table.model_copy(update={"path": str(into / "tables" / sink.name)})
-            sinks.append(sink.model_copy(update={"table": table}))
+        if sink.path is not None:
+            sinks.append(sink.with_path(str(into / "tables" / sink.name)))
         elif live or sink.console is not None:
             sinks.append(sink)
         else:
@@ -126,7 +125,7 @@ def plan_replay(pipeline: Pipeline, into: Path, begin: str | None, end: str | No
             do="name a later end, or leave --to out",
         )
     for sink in pipeline.sinks:
-        if sink.table is not None and _is_within(Path(sink.table.path).resolve(), into):
+        if sink.path is not None and _is_within(Path(sink.path).resolve(), into):
             raise ConfigError(
                 f"--into {str(into)!r}: sink {sink.name!r} of the pipeline itself writes there",
                 option="--into",

@@ -331,7 +331,7 @@ class StateStoreClient:
         names = [as_key(key) for key in keys]
         if not names:
             raise LocalProtocolError(f"state store: {verb.decode()} without a key", do="pass at least one key")
-        payload, version = await self._requests.call([verb, *names], timeout_s=timeout_s, extension="mget")
+        payload, version = await self._requests.call([verb, *names], timeout_s=timeout_s)
         found = decode_values(payload)
         if len(found) != each * len(names):
             raise RemoteProtocolError(

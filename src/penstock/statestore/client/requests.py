@@ -20,15 +20,18 @@ from penstock.mqtt.client import MqttClient
 from penstock.mqtt.codec.packets import Publish
 from penstock.mqtt.codec.reasons import ReasonCode
 from penstock.statestore.binding import request
+from penstock.statestore.codec.commands import COMMANDS, Verb
 from penstock.statestore.codec.errors import StoreError
 from penstock.statestore.codec.resp3 import decode_reply
 from penstock.statestore.errors import as_text, refusal, status_refusal
 from penstock.statestore.hlc import MAX_DRIFT_MS, Hlc, parse
+from penstock.statestore.options import EXTENSIONS
 
 __all__ = ["RequestClock", "RequestSender"]
 
 _log = logging.getLogger("penstock.statestore")
 
+_EXTENSION_NAMES: Final = {extension: name for name, extension in EXTENSIONS.items()}
 _WARN_AGAIN_MS: Final = 3_600_000
 """A wrong clock is reported once per hour."""
 
@@ -124,8 +127,8 @@ class RequestSender:
     ) -> tuple[bytes, Hlc | None]:
         """Send a request and wait for its response; return the payload and its version.
 
-        Errors name the command and key in ``named`` (default: the first two of ``args``), and ``extension``, the store
-        extension that the request needs.
+        Errors name the command and key in ``named`` (default: the first two of ``args``), and the extension of the
+        store that the request needs: ``extension``, by default that of the command.
 
         Raises:
             StateStoreError: the store rejected the request.
@@ -193,6 +196,8 @@ class RequestSender:
         if text == StoreError.TIMESTAMP_TOO_FAR_AHEAD:
             skew_ms, why = self.clock.skew()
         self.clock.receive(properties.user_property("__ts"))
+        if extension is None and command in COMMANDS:
+            extension = _EXTENSION_NAMES.get(COMMANDS[Verb(command)].extension)
         raise refusal(command, key, text, token=token, why=why, skew_ms=skew_ms, extension=extension)
 
     def receive_response(self, message: Publish) -> None:

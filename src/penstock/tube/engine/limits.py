@@ -1,11 +1,16 @@
 """Limits of the master and the broker, in one place: each field is a setting, described by the text below it.
 
+The annotation of a field gives the values that are accepted; a field without one is 0 or more.
+
 Each limit says what happens beyond it; the codes are those of TubeMQ's responses.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
+
+from annotated_types import Ge, Interval
 
 __all__ = ["DEFAULT_LIMITS", "TubeLimits"]
 
@@ -14,12 +19,12 @@ __all__ = ["DEFAULT_LIMITS", "TubeLimits"]
 class TubeLimits:
     """Limits of one master and one broker. Sizes in bytes; ``_ms`` milliseconds."""
 
-    max_connections: int = 10_000
+    max_connections: Annotated[int, Ge(1)] = 10_000
     """Maximum network connections of a server (master or broker); beyond it a new one is closed at once."""
-    max_partial_frame_bytes: int = 512 * 1024 * 1024
+    max_partial_frame_bytes: Annotated[int, Ge(1 << 20)] = 512 * 1024 * 1024
     """Maximum bytes of incomplete frames of all connections of a server; beyond it, a connection with more than 1
     MiB is closed."""
-    max_unwritten_bytes: int = 64 * 1024 * 1024
+    max_unwritten_bytes: Annotated[int, Ge(1 << 20)] = 64 * 1024 * 1024
     """Maximum bytes of unwritten messages of one store; beyond it sends are refused with 419."""
     max_registrations: int = 100_000
     """Maximum partitions registered by consumers at a broker; beyond it registrations are refused with 500."""
@@ -28,7 +33,7 @@ class TubeLimits:
     500."""
     max_waiting_fetches: int = 20_000
     """Maximum fetches that wait for messages at a broker; beyond it fetches are answered at once."""
-    max_idempotent_producers: int = 200_000
+    max_idempotent_producers: Annotated[int, Ge(1)] = 200_000
     """Maximum idempotent producers per partition whose last sequence number a broker remembers; idle ones are
     removed first."""
     max_producers: int = 100_000
@@ -38,14 +43,14 @@ class TubeLimits:
     500."""
     max_brokers: int = 1000
     """Maximum brokers registered at a master; beyond it registrations are refused with 500."""
-    producer_session_ms: int = 30_000
+    producer_session_ms: Annotated[int, Interval(ge=1000, le=3_600_000)] = 30_000
     """Time in ms without a heartbeat after which a producer must register again."""
-    broker_session_ms: int = 30_000
+    broker_session_ms: Annotated[int, Interval(ge=1000, le=3_600_000)] = 30_000
     """Time in ms without a heartbeat after which a broker is offline until it registers again."""
-    segment_bytes: int = 64 * 1024 * 1024
+    segment_bytes: Annotated[int, Interval(ge=1 << 20, le=1 << 30)] = 64 * 1024 * 1024
     """Size of a segment of a store in bytes. Segments are deleted as a whole; the newest one is read completely
     after a crash."""
-    segment_messages: int = 700_000
+    segment_messages: Annotated[int, Interval(ge=1000, le=10_000_000)] = 700_000
     """Maximum messages of a segment; it ends at the first of both limits."""
     cached_bytes: int = 16 * 1024 * 1024
     """Bytes of the newest messages of one store that stay in memory; older messages are read from disk."""

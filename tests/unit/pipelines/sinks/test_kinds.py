@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
@@ -39,3 +40,16 @@ def test_the_row_of_the_architecture_names_these_modules() -> None:
     named = re.findall(r"`([a-z_/]+\.py)`", row)
     assert set(TABLES) <= set(named)
     assert "pipelines/spec/sinks.py" in named
+
+
+def test_every_sink_of_files_is_found_by_its_path() -> None:
+    """Replays and the checks of paths know a sink of files by ``Sink.path`` alone."""
+    models = {kind: Sink.model_fields[kind].annotation for kind in SINK_KINDS}
+    of_files = [kind for kind, model in models.items() if "path" in get_args(model)[0].model_fields]
+    assert of_files == ["table"]
+    for kind in of_files:
+        sink = Sink.model_validate({"name": "s", kind: {"path": "a"}})
+        assert sink.path == "a"
+        assert sink.with_path("b").path == "b"
+        assert sink.path == "a"
+    assert Sink.model_validate({"name": "s", "console": {}}).path is None

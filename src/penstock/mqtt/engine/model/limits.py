@@ -1,9 +1,16 @@
-"""Limits of the broker. The text of each names the response to a client that exceeds it."""
+"""Limits of the broker. The text of each names the response to a client that exceeds it.
+
+The annotation of a field gives the values that are accepted: the range of the protocol, and the smallest useful value;
+an integer without one is 0 or more. Option, check and reference follow from the fields.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Annotated, Literal
+
+from annotated_types import Ge, Interval
 
 __all__ = ["BrokerLimits", "QueueOverflowPolicy", "RateLimitPolicy"]
 
@@ -39,26 +46,26 @@ class RateLimitPolicy(StrEnum):
 class BrokerLimits:
     """Bounds of one broker. Sizes in bytes; ``_s`` seconds, ``_ms`` milliseconds."""
 
-    max_connections: int = 10_000
+    max_connections: Annotated[int, Ge(1)] = 10_000
     """Maximum network connections; beyond it a new one is closed at once."""
-    max_sessions: int = 100_000
+    max_sessions: Annotated[int, Ge(1)] = 100_000
     """Maximum sessions, connected or not; beyond it CONNECT is refused with 0x97."""
-    connect_timeout_ms: int = 10_000
+    connect_timeout_ms: Annotated[int, Ge(100)] = 10_000
     """Time in ms from the network connection to CONNECT; then the connection is closed."""
-    max_connect_size: int = 128 * 1024
+    max_connect_size: Annotated[int, Ge(1024)] = 128 * 1024
     """Maximum size of CONNECT in bytes, which limits memory for unauthenticated clients; beyond it the connection
     is closed."""
-    max_packet_size: int = 4 * 1024 * 1024
+    max_packet_size: Annotated[int, Interval(ge=1024, le=256 * 1024 * 1024)] = 4 * 1024 * 1024
     """Maximum Packet Size in bytes, announced in CONNACK; a larger packet closes the connection with 0x95."""
-    receive_maximum: int = 1024
+    receive_maximum: Annotated[int, Interval(ge=1, le=65_535)] = 1024
     """Receive Maximum, announced in CONNACK: unacknowledged QoS 1 and 2 messages of one client; beyond it 0x93."""
-    max_inflight: int = 1024
+    max_inflight: Annotated[int, Interval(ge=1, le=65_535)] = 1024
     """Maximum QoS 1 and 2 messages in flight to one client; its Receive Maximum may lower it."""
-    max_inflight_bytes: int = 64 * 1024 * 1024
+    max_inflight_bytes: Annotated[int, Ge(1024)] = 64 * 1024 * 1024
     """Maximum bytes in flight to one client, counting payloads of 4 KiB and more; one message is always allowed."""
-    max_output_bytes: int = 1024 * 1024
+    max_output_bytes: Annotated[int, Ge(1024)] = 1024 * 1024
     """Maximum bytes sent to one connection per loop iteration; the rest follows in the next one."""
-    write_stall_ms: int = 120_000
+    write_stall_ms: Annotated[int, Ge(100)] = 120_000
     """Time in ms after which a client that does not read is disconnected (0x97)."""
     max_queued_messages: int = 10_000
     """Maximum queued messages of one session, without those in flight."""
@@ -70,21 +77,21 @@ class BrokerLimits:
     """Maximum queued bytes of all sessions together."""
     queue_overflow: QueueOverflowPolicy = QueueOverflowPolicy.DROP_NEWEST
     """Reaction to a full queue: drop the newest or oldest message, refuse it (0x97), or disconnect the receiver."""
-    max_subscriptions: int = 10_000
+    max_subscriptions: Annotated[int, Ge(1)] = 10_000
     """Maximum subscriptions of one session; beyond it SUBACK 0x97."""
-    max_total_subscriptions: int = 1_000_000
+    max_total_subscriptions: Annotated[int, Ge(1)] = 1_000_000
     """Maximum subscriptions of all sessions; beyond it SUBACK 0x97."""
-    subscription_denied_code: int = 0x87
+    subscription_denied_code: Literal[0x87, 0x80] = 0x87
     """Reason code in SUBACK for a denied subscription: 0x87 (not authorized) or 0x80 (failure)."""
-    max_topic_levels: int = 128
+    max_topic_levels: Annotated[int, Ge(1)] = 128
     """Maximum levels of a topic name (PUBACK or CONNACK 0x90; dropped at QoS 0) or filter (SUBACK 0x8F)."""
     max_client_id_bytes: int = 65_535
     """Maximum length of a client identifier; beyond it CONNECT is refused with 0x85."""
-    max_topic_bytes: int = 65_535
+    max_topic_bytes: Annotated[int, Interval(ge=1, le=65_535)] = 65_535
     """Maximum length of a topic name or filter, with the responses of ``max_topic_levels``."""
-    max_topic_aliases: int = 64
+    max_topic_aliases: Annotated[int, Interval(ge=0, le=65_535)] = 64
     """Topic Alias Maximum, announced in CONNACK; a greater alias closes the connection (0x94). 0: none."""
-    server_topic_alias_maximum: int = 64
+    server_topic_alias_maximum: Annotated[int, Interval(ge=0, le=65_535)] = 64
     """Maximum topic aliases that the broker uses towards a client; the client's Topic Alias Maximum may lower
     it."""
     max_publish_rate: int = 0
@@ -97,9 +104,9 @@ class BrokerLimits:
     """Maximum retained messages; beyond it a retained PUBLISH to a new topic is refused with 0x97."""
     max_retained_bytes: int = 256 * 1024 * 1024
     """Maximum bytes of retained messages, with an estimate of the topic tree."""
-    max_session_expiry_s: int = 0xFFFFFFFF
+    max_session_expiry_s: Annotated[int, Interval(ge=0, le=0xFFFFFFFF)] = 0xFFFFFFFF
     """Maximum Session Expiry Interval in seconds, announced in CONNACK. 0xFFFFFFFF: no limit."""
-    max_keep_alive_s: int = 60
+    max_keep_alive_s: Annotated[int, Interval(ge=0, le=65_535)] = 60
     """Maximum Keep Alive in seconds, announced as Server Keep Alive (not to MQTT 3.1.1). 0: no limit."""
     require_keep_alive: bool = False
     """Also apply ``max_keep_alive_s`` to clients without Keep Alive."""
