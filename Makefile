@@ -9,7 +9,7 @@ PINS := requirements/build.txt requirements/dev.txt pyproject.toml
 STAMP := .venv/.installed-$(shell cat $(PINS) | sha256sum | cut -c1-16)
 SUITES := $(BIN)/python tools/suites.py
 
-.PHONY: help setup core system programs jars demo test fmt lint types unit faults interop end_to_end spark docs interpreted bench nightly lock proto reference clean
+.PHONY: help setup core wheel system programs jars demo test fmt lint types unit faults interop end_to_end spark docs interpreted bench nightly lock proto reference clean
 
 help: ## List the targets
 	@grep -hE '^[a-z_]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -31,6 +31,9 @@ $(STAMP):
 
 core: setup ## Compile the core for this checkout, if its sources have changed
 	@$(BIN)/python tools/core.py
+
+wheel: setup ## Build the wheel of this platform as it is released, into dist (GCC, six minutes)
+	PENSTOCK_BUILD=release $(BIN)/python -m hatchling build --target wheel
 
 system: ## Install the Debian packages that the interop tests use (needs apt and root)
 	@bash tools/system.sh requirements/debian.txt

@@ -1,6 +1,7 @@
 """Build hook of the wheel: the core's extension modules, where there is a C compiler; else a wheel of pure Python.
 
-``PENSTOCK_BUILD=compiled`` makes a core that cannot be compiled an error, ``PENSTOCK_BUILD=pure`` builds a pure wheel.
+``PENSTOCK_BUILD=compiled`` makes a core that cannot be compiled an error, ``PENSTOCK_BUILD=release`` builds with a
+profile (``tools/core.py``), ``PENSTOCK_BUILD=pure`` builds a pure wheel.
 An editable installation has no extension modules beside its sources: ``tools/core.py`` builds them into the cache.
 """
 
@@ -33,19 +34,20 @@ class CoreBuildHook(BuildHookInterface):  # type: ignore[type-arg]
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Compile the core into a folder of this build, and name its files [BuildHookInterface]."""
         wanted = os.environ.get("PENSTOCK_BUILD", "")
-        if wanted not in ("", "compiled", "pure"):
-            raise ValueError(f"PENSTOCK_BUILD is {wanted!r}: it must be 'compiled' or 'pure', or not set")
+        if wanted not in ("", "compiled", "release", "pure"):
+            raise ValueError(f"PENSTOCK_BUILD is {wanted!r}: it must be 'compiled', 'release' or 'pure', or not set")
         if self.target_name != "wheel" or version == "editable" or wanted == "pure":
             return
         core = _tool(Path(self.root))
-        missing = core.problem()
+        release = wanted == "release"
+        missing = core.problem() or (release and core.problem_of_release())
         if missing:
-            if wanted == "compiled":
+            if wanted:
                 raise RuntimeError(f"the core cannot be compiled: {missing}")
             self.app.display_warning(f"penstock: a pure wheel, whose core runs interpreted: {missing}")
             return
         self._folder = tempfile.mkdtemp(prefix="penstock-core-")
-        for file in core.compile_into(Path(self._folder) / "core", "2").values():
+        for file in core.compile_into(Path(self._folder) / "core", "2", release=release).values():
             build_data["force_include"][str(Path(self._folder) / "core" / file)] = file
         build_data["pure_python"] = False
         build_data["infer_tag"] = True

@@ -196,7 +196,7 @@ def _difference(before: list[str], after: list[str], requests: int) -> dict[str,
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--case", choices=list(ARGUMENTS), default="set")
+    parser.add_argument("--case", choices=[*ARGUMENTS, "all"], default="set")
     parser.add_argument("--durability", choices=[each.value for each in Durability], default="memory")
     parser.add_argument("--window", type=int, default=16, help="requests in a read")
     parser.add_argument("--reads", type=int, default=0, help="default: 2000, with --instructions 40")
@@ -208,8 +208,9 @@ def main() -> int:
         options.reads = options.reads or 40
         return instructions(options)
     reads = options.reads or 2000
-    us = asyncio.run(measure(options.case, Durability(options.durability), options.window, reads, options.warm_up))
-    print(f"{options.case}, {options.durability}, {compiled.form()}: {us:.2f} us of processor time per request")
+    for case in ARGUMENTS if options.case == "all" else [options.case]:
+        us = asyncio.run(measure(case, Durability(options.durability), options.window, reads, options.warm_up))
+        print(f"{case}, {options.durability}, {compiled.form()}: {us:.2f} us of processor time per request")
     return 0
 
 

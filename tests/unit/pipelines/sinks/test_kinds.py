@@ -46,7 +46,7 @@ def test_every_sink_of_files_is_found_by_its_path() -> None:
     """Replays and the checks of paths know a sink of files by ``Sink.path`` alone."""
     models = {kind: Sink.model_fields[kind].annotation for kind in SINK_KINDS}
     of_files = [kind for kind, model in models.items() if "path" in get_args(model)[0].model_fields]
-    assert of_files == ["table"]
+    assert "table" in of_files
     for kind in of_files:
         sink = Sink.model_validate({"name": "s", kind: {"path": "a"}})
         assert sink.path == "a"

@@ -10,7 +10,7 @@ from penstock.demo.data import example
 from penstock.errors import ConfigError
 from penstock.pipelines.spec.loader import json_schema, load
 from penstock.pipelines.spec.pipeline import Pipeline
-from penstock.pipelines.spec.sinks import TableSink, TubeSink
+from penstock.pipelines.spec.sinks import SINK_KINDS, TableSink, TubeSink
 from penstock.pipelines.spec.sources import TubeOptions
 from tests.unit.pipelines.files import FILE, parse
 
@@ -97,7 +97,7 @@ def test_a_step_knows_its_kind() -> None:
         (
             "table: {path: lake/rows}",
             "",
-            "expected exactly one of table, statestore, tubemq, mqtt, console, found none",
+            f"expected exactly one of {', '.join(SINK_KINDS)}, found none",
         ),
         ('"alarm/{branch}"', '"alarm/{branch"', "expected every brace"),
         ("duration: 3 hours", "slide: 1 hour", "expected exactly one of duration, gap"),
