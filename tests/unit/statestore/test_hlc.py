@@ -15,6 +15,7 @@ from penstock.statestore.hlc import (
     MAX_DRIFT_MS,
     MAX_LEAD_MS,
     Hlc,
+    StoreClock,
     parse,
 )
 from tests.vectors.statestore import vectors
@@ -99,33 +100,41 @@ def test_drift_of_a_minute_is_allowed_and_a_millisecond_more_is_not() -> None:
     assert Hlc(NOW + 60_001, 0, "c").is_too_far_ahead(NOW)
 
 
+def following(clock: Hlc, seen: Hlc | None, now_ms: int) -> Hlc:
+    """The version that a store with that clock gives to a request with that time stamp."""
+    store = StoreClock(clock)
+    version = store.next(now_ms) if seen is None else store.next(now_ms, seen.wall_ms, seen.counter)
+    assert store.value == version
+    return version
+
+
 def test_the_example_of_the_document() -> None:
     case = HLC["set_example_from_doc"]
-    version = Hlc(0, 0, "StateStore").following(known(case["request_ts"]), case["store_clock"])
+    version = following(Hlc(0, 0, "StateStore"), known(case["request_ts"]), case["store_clock"])
     assert str(version) == case["response_ts"]
 
 
 def test_versions_of_the_store_exceed_every_request() -> None:
     clock = Hlc(NOW, 7, "StateStore")
     behind = NOW - MAX_LEAD_MS
-    assert clock.following(clock, behind) == Hlc(NOW, 8, "StateStore")
-    assert clock.following(Hlc(NOW, 9, "zzz"), behind) == Hlc(NOW, 10, "StateStore")
-    assert clock.following(None, NOW + 1) == Hlc(NOW + 1, 1, "StateStore")
-    assert clock.following(None, NOW - 50_000) == Hlc(NOW, 8, "StateStore")
-    assert clock.following(Hlc(NOW, MAX_COUNTER, "c"), behind) == Hlc(NOW + 1, 1, "StateStore")
-    assert clock.following(Hlc(NOW, 2**64 - 1, "c"), behind) == Hlc(NOW + 1, 1, "StateStore")
+    assert following(clock, clock, behind) == Hlc(NOW, 8, "StateStore")
+    assert following(clock, Hlc(NOW, 9, "zzz"), behind) == Hlc(NOW, 10, "StateStore")
+    assert following(clock, None, NOW + 1) == Hlc(NOW + 1, 1, "StateStore")
+    assert following(clock, None, NOW - 50_000) == Hlc(NOW, 8, "StateStore")
+    assert following(clock, Hlc(NOW, MAX_COUNTER, "c"), behind) == Hlc(NOW + 1, 1, "StateStore")
+    assert following(clock, Hlc(NOW, 2**64 - 1, "c"), behind) == Hlc(NOW + 1, 1, "StateStore")
 
 
 @pytest.mark.parametrize("late_ms", [0, 1, 700])
 def test_a_lone_request_gets_counter_1_however_long_it_was_on_its_way(late_ms: int) -> None:
     """A test of the Rust SDK compares the counters of two renewals of a lease."""
     clock = Hlc(NOW - 2000, 1, "StateStore")
-    assert clock.following(Hlc(NOW, 0, "c"), NOW + late_ms) == Hlc(NOW + late_ms, 1, "StateStore")
+    assert following(clock, Hlc(NOW, 0, "c"), NOW + late_ms) == Hlc(NOW + late_ms, 1, "StateStore")
 
 
 def test_a_few_versions_within_a_millisecond_have_counter_1_and_a_burst_counts() -> None:
     clock = Hlc(NOW - 1, 1, "StateStore")
-    given = [clock := clock.following(Hlc(NOW, 0, "c"), NOW) for _ in range(2 * MAX_LEAD_MS)]
+    given = [clock := following(clock, Hlc(NOW, 0, "c"), NOW) for _ in range(2 * MAX_LEAD_MS)]
     assert given[: MAX_LEAD_MS + 1] == [Hlc(NOW + lead, 1, "StateStore") for lead in range(MAX_LEAD_MS + 1)]
     assert given[MAX_LEAD_MS + 1 :] == [
         Hlc(NOW + MAX_LEAD_MS, counter, "StateStore") for counter in range(2, MAX_LEAD_MS + 1)
@@ -144,7 +153,7 @@ values = st.builds(Hlc, walls, st.integers(0, 3) | st.just(MAX_COUNTER), st.samp
 
 @given(values, st.none() | values, walls)
 def test_following_is_greater_than_both_and_stays_printable(own: Hlc, other: Hlc | None, now_ms: int) -> None:
-    version = own.following(other, now_ms)
+    version = following(own, other, now_ms)
     assert (version.wall_ms, version.counter) > (own.wall_ms, own.counter)
     if other is not None:
         assert (version.wall_ms, version.counter) > (other.wall_ms, other.counter)
@@ -162,12 +171,19 @@ def test_the_position_is_wall_clock_and_counter_whoever_asks() -> None:
     st.one_of(
         st.binary(max_size=30),
         st.from_regex(rb"\A[0-9]{0,21}:[0-9]{0,21}:[a-z:]{0,3}\Z"),
+        st.tuples(
+            st.text("0123456789/:", min_size=15, max_size=15),
+            st.text("0123456789/:", min_size=5, max_size=5),
+            st.binary(max_size=18) | st.text(max_size=18).map(str.encode) | st.just(b"a-client-of-the-store"),
+        ).map(lambda parts: b"%b:%b:%b" % (parts[0].encode(), parts[1].encode(), parts[2])),
         values.map(lambda value: value.padded_wire()),
     )
 )
 def test_both_forms_read_the_same_values(raw: bytes) -> None:
     """Interpreted, they are one; compiled, a loop over bytes is compared with bulk methods."""
-    assert hlc.parse_wire(raw) == hlc._parse_in_bulk(raw)
+    assert hlc._read(raw) == hlc._read_in_bulk(raw)
+    value = hlc.parse_wire(raw)
+    assert hlc.parse_position(raw) == ((-1, 0) if value is None else value.position)
 
 
 class _Interrupted(str):

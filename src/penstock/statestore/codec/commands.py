@@ -10,15 +10,18 @@ Source: state store protocol, "Supported commands", "-ERR responses", "KEYNOTIFY
 from __future__ import annotations
 
 from enum import Enum, Flag, StrEnum
-from typing import Final, assert_never, final
+from typing import TYPE_CHECKING, Final, assert_never, final
 
 from mypy_extensions import mypyc_attr
 
 from penstock.errors import RemoteProtocolError
 from penstock.statestore.codec.errors import StoreError
 from penstock.statestore.codec.glob import MAX_PATTERN
-from penstock.statestore.codec.resp3 import decode_array
+from penstock.statestore.codec.resp3 import array_head, check_end, decode_array, element
 from penstock.statestore.hlc import Hlc, parse_wire
+
+if TYPE_CHECKING:
+    from mypy_extensions import i64
 
 __all__ = [
     "COMMANDS",
@@ -35,6 +38,9 @@ __all__ = [
     "parse_payload",
     "ttl_of",
 ]
+
+
+_COMPILED: Final = not __file__.endswith(".py")
 
 
 class Verb(StrEnum):
@@ -155,6 +161,7 @@ class Command:
 class CommandSpec:
     """One row: arguments counted with the verb, access, whether a time stamp must be there and a fence is checked.
 
+    ``upper`` and ``lower`` are the two ways in which the verb is written.
     ``syntax`` is how the arguments are written, ``extension`` what must be switched on for the command.
     """
 
@@ -162,11 +169,13 @@ class CommandSpec:
         "access",
         "checks_fence",
         "extension",
+        "lower",
         "max_args",
         "min_args",
         "needs_timestamp",
         "summary",
         "syntax",
+        "upper",
         "verb",
     )
 
@@ -184,6 +193,8 @@ class CommandSpec:
         extension: Extension = Extension.NONE,
     ) -> None:
         self.verb = verb
+        self.upper = verb.encode()
+        self.lower = verb.lower().encode()
         self.min_args = min_args
         self.max_args = max_args
         self.access = access
@@ -199,6 +210,7 @@ _ALWAYS: Final = Condition.ALWAYS
 _NX_CONDITION: Final = Condition.NX
 _NEX_CONDITION: Final = Condition.NEX
 _PLAIN: Final = Extension.NONE
+_NONE: Final[list[bytes]] = []
 _SET_VERB: Final = Verb.SET
 _GET_VERB: Final = Verb.GET
 _DEL_VERB: Final = Verb.DEL
@@ -228,80 +240,130 @@ MAX_WRITES_AT_ONCE: Final = 1000
 def parse_payload(payload: bytes, extensions: Extension = Extension.SCAN) -> Command | StoreError:
     """Parse a request's payload; return the command, or the error to answer."""
     try:
-        args = decode_array(payload)
+        return _parse_elements(payload, extensions) if _COMPILED else parse(decode_array(payload), extensions)
     except RemoteProtocolError:
         return StoreError.SYNTAX
-    return parse(args, extensions)
+
+
+def _parse_elements(payload: bytes, extensions: Extension) -> Command | StoreError:
+    """The second form of :func:`parse`: without a list of all arguments, which costs as much as all that is in it.
+
+    The array is read to its end before anything else: an error in it is the first.
+    """
+    count, position = array_head(payload)
+    verb_at, position = element(payload, position)
+    spec = _spec_at(payload, verb_at, position - 2)
+    key = first = b""
+    rest = _NONE
+    if count > 1:
+        start, position = element(payload, position)
+        key = payload[start : position - 2]
+    if count > 2:
+        start, position = element(payload, position)
+        first = payload[start : position - 2]
+    if count > 3:
+        rest = []
+        for _ in range(count - 3):
+            start, position = element(payload, position)
+            rest.append(payload[start : position - 2])
+    check_end(payload, position)
+    return _parse(spec, count, key, first, rest, extensions)
+
+
+def _spec_at(payload: bytes, start: i64, end: i64) -> CommandSpec | None:
+    """The command whose name is ``payload[start:end]``."""
+    size = end - start
+    for spec in _SPECS:
+        if len(spec.upper) == size and (_is_at(payload, start, spec.upper) or _is_at(payload, start, spec.lower)):
+            return spec
+    return None
+
+
+def _is_at(payload: bytes, position: i64, name: bytes) -> bool:
+    size: i64 = len(name)
+    at: i64 = 0
+    while at < size:
+        if payload[position + at] != name[at]:
+            return False
+        at += 1
+    return True
 
 
 def parse(args: list[bytes], extensions: Extension = Extension.SCAN) -> Command | StoreError:
     """Parse ``args`` (verb first, never empty): a command, or the first error in command, arity, syntax or key."""
-    spec = _BY_NAME.get(args[0])
+    count = len(args)
+    if count == 3:  # a SET
+        return _parse(_BY_NAME.get(args[0]), 3, args[1], args[2], _NONE, extensions)
+    key = args[1] if count > 1 else b""
+    first = args[2] if count > 2 else b""
+    return _parse(_BY_NAME.get(args[0]), count, key, first, args[3:], extensions)
+
+
+def _parse(
+    spec: CommandSpec | None, count: i64, key: bytes, first: bytes, rest: list[bytes], extensions: Extension
+) -> Command | StoreError:
+    """Parse ``count`` arguments: the verb, whose ``spec`` it is, ``key``, ``first`` and ``rest``; empty: not there.
+
+    Calls and not a table of functions: compiled code calls functions directly, and values of a table generically.
+    """
     if spec is None or (spec.extension is not _PLAIN and not spec.extension & extensions):
         return StoreError.UNKNOWN_COMMAND
-    return _parse_as(spec, args, extensions)
-
-
-def _parse_as(spec: CommandSpec, args: list[bytes], extensions: Extension) -> Command | StoreError:
-    if len(args) < spec.min_args:
+    if count < spec.min_args:
         return StoreError.ARITY
-    command = _parse_arguments(spec, args, extensions)
+    verb = spec.verb
+    if verb is _SET_VERB:
+        command = _parse_set(spec, key, first, rest)
+    elif verb is _GET_VERB:
+        command = _parse_get(spec, count, key, first, rest, extensions)
+    elif verb is _DEL_VERB or verb is Verb.PTTL:
+        command = Command(spec, key) if count == 2 else StoreError.ARITY
+    elif verb is _VDEL_VERB:
+        command = Command(spec, key, first) if count == 3 else StoreError.ARITY
+    elif verb is Verb.KEYNOTIFY:
+        command = _parse_key_notify(spec, key, [first, *rest] if count > 2 else _NONE, extensions)
+    elif verb is Verb.SCAN:
+        command = _parse_scan(spec, count, key, first)
+    elif verb is Verb.MGET or verb is Verb.MVALUES:
+        command = _parse_keys(spec, [key, first, *rest] if count > 2 else [key])
+    elif verb is Verb.BATCH:
+        command = _parse_batch(spec, [key, first, *rest], extensions)
+    else:
+        assert_never(verb)
     if isinstance(command, Command) and not command.key:
         return StoreError.KEY_EMPTY
     return command
 
 
-def _parse_arguments(spec: CommandSpec, args: list[bytes], extensions: Extension) -> Command | StoreError:
-    """Parse ``args``, at least ``spec.min_args`` with verb and key; report syntax errors and excess arguments.
-
-    Calls and not a table of functions: compiled code calls functions directly, and values of a table generically.
-    """
-    verb = spec.verb
-    if verb is _SET_VERB:
-        return _parse_set(spec, args)
-    if verb is _GET_VERB:
-        return _parse_get(spec, args, extensions)
-    if verb is _DEL_VERB or verb is Verb.PTTL:
-        return Command(spec, args[1]) if len(args) == 2 else StoreError.ARITY
-    if verb is _VDEL_VERB:
-        return Command(spec, args[1], args[2]) if len(args) == 3 else StoreError.ARITY
-    if verb is Verb.KEYNOTIFY:
-        return _parse_key_notify(spec, args, extensions)
-    if verb is Verb.SCAN:
-        return _parse_scan(spec, args)
-    if verb is Verb.MGET or verb is Verb.MVALUES:
-        return _parse_keys(spec, args)
-    if verb is Verb.BATCH:
-        return _parse_batch(spec, args, extensions)
-    assert_never(verb)
-
-
-def _parse_get(spec: CommandSpec, args: list[bytes], extensions: Extension) -> Command | StoreError:
+def _parse_get(
+    spec: CommandSpec, count: i64, key: bytes, word: bytes, rest: list[bytes], extensions: Extension
+) -> Command | StoreError:
     """``GET key [ASOF version]``; the option is an extension."""
-    if len(args) == 2:
-        return Command(spec, args[1])
+    if count == 2:
+        return Command(spec, key)
     if not extensions & Extension.AS_OF:
         return StoreError.ARITY
-    if args[2] not in _ASOF:
+    if word not in _ASOF:
         return StoreError.SYNTAX
-    if len(args) != 4:
+    if count != 4:
         return StoreError.ARITY
-    version = parse_wire(args[3])
-    return StoreError.SYNTAX if version is None else Command(spec, args[1], version=version)
+    version = parse_wire(rest[0])
+    return StoreError.SYNTAX if version is None else Command(spec, key, version=version)
 
 
-def _parse_key_notify(spec: CommandSpec, args: list[bytes], extensions: Extension) -> Command | StoreError:
+def _parse_key_notify(
+    spec: CommandSpec, key: bytes, options: list[bytes], extensions: Extension
+) -> Command | StoreError:
     """``KEYNOTIFY key [PREFIX] [AFTER version | STOP | GET]``; PREFIX and AFTER are extensions."""
-    command = Command(spec, args[1])
-    position = 2
-    if position < len(args) and args[position] in _PREFIX and extensions & Extension.PREFIX_OBSERVE:
+    command = Command(spec, key)
+    position = 0
+    if options and options[0] in _PREFIX and extensions & Extension.PREFIX_OBSERVE:
         command.prefix = True
-        position += 1
-    if position == len(args):
+        position = 1
+    if position == len(options):
         return command
-    word = args[position]
+    word = options[position]
     if word in _AFTER and extensions & Extension.RESUME:
-        command.version = parse_wire(args[position + 1]) if position + 1 < len(args) else None
+        command.version = parse_wire(options[position + 1]) if position + 1 < len(options) else None
         if command.version is None:
             return StoreError.SYNTAX
         position += 1
@@ -310,32 +372,32 @@ def _parse_key_notify(spec: CommandSpec, args: list[bytes], extensions: Extensio
     # GET is an option of early brokers: the value is sent with or without it.
     elif word not in _GET:
         return StoreError.SYNTAX
-    return command if position + 1 == len(args) else StoreError.ARITY
+    return command if position + 1 == len(options) else StoreError.ARITY
 
 
-def _parse_scan(spec: CommandSpec, args: list[bytes]) -> Command | StoreError:
-    if len(args) > 3:
+def _parse_scan(spec: CommandSpec, count: i64, pattern: bytes, token: bytes) -> Command | StoreError:
+    if count > 3:
         return StoreError.ARITY
-    if len(args[1]) > MAX_PATTERN:
+    if len(pattern) > MAX_PATTERN:
         return StoreError.SYNTAX
-    return Command(spec, args[1], args[2] if len(args) == 3 else b"")
+    return Command(spec, pattern, token)
 
 
-def _parse_keys(spec: CommandSpec, args: list[bytes]) -> Command | StoreError:
-    if len(args) > 1 + MAX_KEYS_AT_ONCE:
+def _parse_keys(spec: CommandSpec, keys: list[bytes]) -> Command | StoreError:
+    if len(keys) > MAX_KEYS_AT_ONCE:
         return StoreError.ARITY
-    if not all(args):
+    if not all(keys):
         return StoreError.KEY_EMPTY
-    return Command(spec, args[1], keys=tuple(args[1:]))
+    return Command(spec, keys[0], keys=tuple(keys))
 
 
 def _parse_batch(spec: CommandSpec, args: list[bytes], extensions: Extension) -> Command | StoreError:
-    """``BATCH``, then SETs, DELs and VDELs, each behind the number of its words.
+    """SETs, DELs and VDELs, each behind the number of its words.
 
     What is wrong with one of them is wrong with the request: it never was one that a store could have granted.
     """
     writes: list[Command] = []
-    position, end = 1, len(args)
+    position, end = 0, len(args)
     while position < end:
         start = position + 1
         position = start + _SIZES.get(args[position], end)
@@ -348,7 +410,7 @@ def _parse_batch(spec: CommandSpec, args: list[bytes], extensions: Extension) ->
         if found is None or found.verb not in _WRITES:
             # Not "unknown command", by which a client learns that there is no BATCH here.
             return StoreError.SYNTAX
-        write = _parse_as(found, words, extensions)
+        write = parse(words, extensions)
         if isinstance(write, StoreError):
             return write
         writes.append(write)
@@ -363,20 +425,20 @@ def ttl_of(digits: bytes) -> int:
     return ttl_ms if ttl_ms <= MAX_TTL_MS else 0
 
 
-def _parse_set(spec: CommandSpec, args: list[bytes]) -> Command | StoreError:
+def _parse_set(spec: CommandSpec, key: bytes, value: bytes, options: list[bytes]) -> Command | StoreError:
     """``SET key value [NX | NEX [value]] [PX ms]``, condition and PX in either order.
 
     The SDKs write ``NEX`` alone, which compares with the value to be set; the document's list has ``NEX <value>``.
     The number of arguments left tells them apart, and PX without its number is never read as a value: a lease that
     silently does not expire would be the worse mistake.
     """
-    command = Command(spec, args[1], args[2])
-    position, end = 3, len(args)
+    command = Command(spec, key, value)
+    position, end = 0, len(options)
     while position < end:
-        word = args[position]
+        word = options[position]
         left = end - position - 1
         if word in _PX:
-            ttl_ms = ttl_of(args[position + 1]) if left else 0
+            ttl_ms = ttl_of(options[position + 1]) if left else 0
             if not ttl_ms or command.ttl_ms:
                 return StoreError.SYNTAX
             command.ttl_ms = ttl_ms
@@ -388,9 +450,9 @@ def _parse_set(spec: CommandSpec, args: list[bytes]) -> Command | StoreError:
             command.condition = _NX_CONDITION
         elif word in _NEX:
             command.condition = _NEX_CONDITION
-            command.expected = command.value
-            if (left == 1 and args[position + 1] not in _PX) or left == 3:
-                command.expected = args[position + 1]
+            command.expected = value
+            if (left == 1 and options[position + 1] not in _PX) or left == 3:
+                command.expected = options[position + 1]
                 position += 1
         else:
             return StoreError.SYNTAX
@@ -484,6 +546,5 @@ _WRITES: Final = (Verb.SET, Verb.DEL, Verb.VDEL)
 _SIZES: Final = {b"%d" % words: words for words in range(1, 1 + COMMANDS[Verb.SET].max_args)}
 """The numbers of words of a command of BATCH, as they are written."""
 
-_BY_NAME: Final[dict[bytes, CommandSpec]] = {
-    name: spec for verb, spec in COMMANDS.items() for name in (verb.encode(), verb.lower().encode())
-}
+_SPECS: Final[list[CommandSpec]] = list(COMMANDS.values())
+_BY_NAME: Final[dict[bytes, CommandSpec]] = {name: spec for spec in _SPECS for name in (spec.upper, spec.lower)}

@@ -21,6 +21,8 @@ from collections.abc import Sequence
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from librt.strings import read_i16_le
+
 from penstock.errors import RemoteProtocolError
 
 if TYPE_CHECKING:
@@ -33,13 +35,16 @@ __all__ = [
     "Pieces",
     "Reply",
     "ReplyKind",
+    "array_head",
     "bulk_pieces",
+    "check_end",
     "decode_array",
     "decode_notification",
     "decode_page",
     "decode_replies",
     "decode_reply",
     "decode_values",
+    "element",
     "encode_array",
     "encode_bulk",
     "encode_error",
@@ -52,6 +57,7 @@ MISSING: Final = b"$-1\r\n"
 _COMPILED: Final = not __file__.endswith(".py")
 _ARRAY: Final = 0x2A
 _BULK: Final = 0x24
+_CRLF: Final = 0x0A0D  # read as a little-endian number
 # Ten digits hold every length an MQTT payload can have (268,435,455); more can only be an overflow.
 _MAX_DIGITS: Final = 10
 # The shortest element is an empty bulk string; a count that cannot fit is refused before anything is allocated.
@@ -131,21 +137,31 @@ def decode_array(payload: bytes) -> list[bytes]:
 
 
 def _decode_elements(payload: bytes) -> list[bytes]:
-    size: i64 = len(payload)
-    count, position = _header(payload, 0, _ARRAY)
-    if count == 0 or count * _SHORTEST_ELEMENT > size - position:
-        raise _malformed(payload, 0, f"an array of {count} elements cannot be here")
+    count, position = array_head(payload)
     elements: list[bytes] = []
     while count > 0:
-        length, start = _header(payload, position, _BULK)
-        end = start + length
-        position = end + 2
-        if position > size or payload[end] != 0x0D or payload[end + 1] != 0x0A:
-            raise _malformed(payload, start, f"{length} bytes and CRLF expected")
-        elements.append(payload[start:end])
+        start, position = element(payload, position)
+        elements.append(payload[start : position - 2])
         count -= 1
-    _check_end(payload, position)
+    check_end(payload, position)
     return elements
+
+
+def array_head(payload: bytes) -> tuple[i64, i64]:
+    """The number of elements of the array in ``payload``, at least one, and where the first one begins."""
+    count, position = _header(payload, 0, _ARRAY)
+    if count == 0 or count * _SHORTEST_ELEMENT > len(payload) - position:
+        raise _malformed(payload, 0, f"an array of {count} elements cannot be here")
+    return count, position
+
+
+def element(payload: bytes, position: i64) -> tuple[i64, i64]:
+    """Where the content of the bulk string at ``position`` begins, and where the next byte after its CRLF is."""
+    length, start = _header(payload, position, _BULK)
+    end = start + length
+    if end + 2 > len(payload) or read_i16_le(payload, end) != _CRLF:
+        raise _malformed(payload, start, f"{length} bytes and CRLF expected")
+    return start, end + 2
 
 
 def _array_in_bulk(payload: bytes) -> list[bytes] | None:
@@ -174,7 +190,7 @@ def decode_reply(payload: bytes) -> Reply:
         return Reply(ReplyKind.MISSING)
     if payload.startswith(b"$"):
         data, position = _bulk(payload, 0)
-        _check_end(payload, position)
+        check_end(payload, position)
         return Reply(ReplyKind.VALUE, data=data)
     if payload.endswith(b"\r\n"):
         line = payload[1:-2]
@@ -233,7 +249,7 @@ def decode_page(payload: bytes) -> tuple[list[bytes], bytes | None]:
     for _ in range(count + elements - 1):
         element, position = _bulk(payload, position)
         found.append(element)
-    _check_end(payload, position)
+    check_end(payload, position)
     return (found, None) if elements == 1 else (found[:-1], found[-1])
 
 
@@ -254,7 +270,7 @@ def decode_values(payload: bytes) -> list[bytes | None]:
             continue
         element, position = _bulk(payload, position)
         found.append(element)
-    _check_end(payload, position)
+    check_end(payload, position)
     return found
 
 
@@ -280,7 +296,7 @@ def _header(payload: bytes, position: i64, kind: i64) -> tuple[i64, i64]:
         at += 1
     digits = at - position - 1
     leading_zero = digits > 1 and payload[position + 1] == 0x30
-    if digits == 0 or leading_zero or at + 2 > size or payload[at] != 0x0D or payload[at + 1] != 0x0A:
+    if digits == 0 or leading_zero or at + 2 > size or read_i16_le(payload, at) != _CRLF:
         raise _malformed(payload, position + 1, f"a length of at most {_MAX_DIGITS} digits and CRLF expected")
     return number, at + 2
 
@@ -298,14 +314,12 @@ def _header_in_bulk(payload: bytes, position: int, kind: int) -> tuple[int, int]
 
 def _bulk(payload: bytes, position: i64) -> tuple[bytes, i64]:
     """The bulk string at ``position``, and where the next byte after it is."""
-    length, start = _header(payload, position, _BULK)
-    end = start + length
-    if end + 2 > len(payload) or payload[end] != 0x0D or payload[end + 1] != 0x0A:
-        raise _malformed(payload, start, f"{length} bytes and CRLF expected")
-    return payload[start:end], end + 2
+    start, end = element(payload, position)
+    return payload[start : end - 2], end
 
 
-def _check_end(payload: bytes, position: int) -> None:
+def check_end(payload: bytes, position: i64) -> None:
+    """Raise an error if there is something at ``position``."""
     if position != len(payload):
         raise _malformed(payload, position, f"{len(payload) - position} bytes too many")
 

@@ -20,7 +20,7 @@ from penstock.statestore.codec.dialects import Dialect
 from penstock.statestore.codec.errors import StoreError
 from penstock.statestore.codec.resp3 import OK, encode_error, encode_integer
 from penstock.statestore.engine.record import Change, Record
-from penstock.statestore.hlc import Hlc, parse_wire
+from penstock.statestore.hlc import MAX_DRIFT_MS, Hlc, parse_position, parse_wire
 
 __all__ = [
     "MAX_PREFIXES",
@@ -89,10 +89,11 @@ class Answer:
 class Context:
     """The sender of a request, and what the request says of time and fences.
 
-    ``timestamp`` and ``fencing_token`` are the texts as they arrived, None where absent and empty where repeated;
-    ``time`` and ``token`` their values once the engine has read them. ``fence_prefix`` is the prefix that the request
-    fences. ``principal`` is the sender in the terms of the policies; ``owner`` the principal that the keys which it
-    creates count for, "" = an anonymous one.
+    ``timestamp`` and ``fencing_token`` are the texts as they arrived, None where absent and empty where repeated. The
+    engine reads them into ``time_ms`` and ``time_counter``, wall clock and counter of the time stamp, of which -1 and 0
+    mean that there is none, and ``token``. ``fence_prefix`` is the prefix that the request fences. ``principal`` is the
+    sender in the terms of the policies; ``owner`` the principal that the keys which it creates count for, "" = an
+    anonymous one.
     """
 
     __slots__ = (
@@ -102,7 +103,8 @@ class Context:
         "fencing_token",
         "owner",
         "principal",
-        "time",
+        "time_counter",
+        "time_ms",
         "timestamp",
         "token",
         "username",
@@ -126,7 +128,8 @@ class Context:
         self.principal = principal
         self.owner = ""
         self.fence_prefix = fence_prefix
-        self.time: Hlc | None = None
+        self.time_ms = -1
+        self.time_counter = 0
         self.token: Hlc | None = None
 
 
@@ -208,19 +211,17 @@ def fence_prefix(command: Command, context: Context, extensions: Extension) -> b
 
 
 def read_preconditions(command: Command, context: Context, now_ms: int) -> StoreError | None:
-    """Set ``context.time`` and ``context.token`` to the time stamp and token; return the first error in them.
+    """Read the time stamp and the token into ``context``; return the first error in them.
 
     The clock has not been touched before: a client with a fast clock must not push it.
     """
     spec = command.spec
-    context.time = context.token = None
     if context.timestamp is not None:
-        time = parse_wire(context.timestamp)
-        if time is None:
+        context.time_ms, context.time_counter = parse_position(context.timestamp)
+        if context.time_ms < 0:
             return StoreError.TIMESTAMP_MALFORMED
-        if time.is_too_far_ahead(now_ms):
+        if context.time_ms - now_ms > MAX_DRIFT_MS:
             return StoreError.TIMESTAMP_TOO_FAR_AHEAD
-        context.time = time
     elif spec.needs_timestamp:
         return StoreError.TIMESTAMP_MISSING
     if spec.checks_fence and context.fencing_token is not None:

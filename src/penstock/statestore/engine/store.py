@@ -38,7 +38,7 @@ from penstock.statestore.engine.requests import (
     time_left,
 )
 from penstock.statestore.engine.scan import Scanner
-from penstock.statestore.hlc import Hlc
+from penstock.statestore.hlc import Hlc, StoreClock
 
 __all__ = ["Answer", "AnswerKind", "Authorise", "Context", "Engine"]
 
@@ -94,7 +94,7 @@ class Engine:
         extensions: Extension = Extension.SCAN,
         secret: bytes = b"",
     ) -> None:
-        self.clock = Hlc(0, 0, node)
+        self._clock = StoreClock(Hlc(0, 0, node))
         self.quotas = Quotas(max_keys, max_bytes, share)
         self.refused_quota = 0
         """SETs refused because the store had no room for them."""
@@ -120,6 +120,11 @@ class Engine:
         self._observing: dict[str, Context] = {}
         self._secret = secret
         self._scanner = Scanner(self._records, secret)
+
+    @property
+    def clock(self) -> Hlc:
+        """The greatest version given or time stamp accepted."""
+        return self._clock.value
 
     @property
     def keys(self) -> int:
@@ -148,7 +153,7 @@ class Engine:
         greatest = max((record.version for record in kept.values()), default=_NEVER)
         if clock is not None:
             greatest = max(greatest, clock)
-        self.clock = Hlc(greatest.wall_ms, greatest.counter, self.clock.node)
+        self._clock.see(greatest.wall_ms, greatest.counter)
 
     def execute(self, command: Command, context: Context, now_ms: int, steady_ms: int) -> Executed:
         """Carry out ``command``: the answer, and what changed, in order.
@@ -173,9 +178,8 @@ class Engine:
         else:
             answer = self._carry_out(command, context, prefix, now_ms, steady_ms, changes)
         # Also what changed nothing has been seen: later versions are greater than every time stamp accepted.
-        timestamp = context.time
-        if timestamp is not None and self.clock.is_before(timestamp) and answer.kind is not _ERROR:
-            self.clock = self.clock.raised_to(timestamp)
+        if answer.kind is not _ERROR:
+            self._clock.see(context.time_ms, context.time_counter)
         return answer, changes
 
     def _batch(
@@ -207,7 +211,7 @@ class Engine:
         changes: list[Change],
     ) -> Answer:
         """Carry out one authorized command; ``prefix`` is the one whose floor it raises."""
-        timestamp, token = context.time, context.token
+        token = context.token
         record = self._records.get(command.key)
         if record is not None and record.expires_at and record.expires_at <= steady_ms:
             changes.append(self._expire(record, now_ms))
@@ -222,12 +226,12 @@ class Engine:
         if verb is _SET:
             if prefix is not None and _is_met(command, record) and not self.fences.has_room_for(prefix):
                 return _ERRORS[StoreError.QUOTA]
-            answer = self._set(command, context, record, timestamp, token, now_ms, steady_ms, changes)
+            answer = self._set(command, context, record, token, now_ms, steady_ms, changes)
             if prefix is not None and token is not None and answer.kind is _OK:
                 self._lift(prefix, token, changes[-1])
             return answer
         if verb is _DEL or verb is _VDEL:
-            return self._delete(command, context, record, timestamp, now_ms, changes)
+            return self._delete(command, context, record, now_ms, changes)
         if verb is Verb.KEYNOTIFY:
             return self._key_notify(command, context)
         if verb is Verb.SCAN:
@@ -331,7 +335,6 @@ class Engine:
         command: Command,
         context: Context,
         record: Record | None,
-        timestamp: Hlc | None,
         token: Hlc | None,
         now_ms: int,
         steady_ms: int,
@@ -354,14 +357,16 @@ class Engine:
         fence = record.fence if record is not None else None
         if fence is None or (token is not None and token > fence):
             fence = token
-        version = self.clock = self.clock.following(timestamp, now_ms)
+        version = self._clock.next(now_ms, context.time_ms, context.time_counter)
         expires_at = steady_ms + command.ttl_ms if command.ttl_ms else 0
         if record is not None and record.expires_at:
             self._expiries.went()
-        new = Record(command.key, command.value, version, fence, expires_at, owner)
+        # The key of the record that it replaces, which the tables have: they need not compare it with an equal one.
+        key = command.key if record is None else record.key
+        new = Record(key, command.value, version, fence, expires_at, owner)
         change = self._put(new, record, grown, context.client_id)
         if expires_at:
-            self._expiries.came(expires_at, command.key)
+            self._expiries.came(expires_at, key)
         changes.append(change)
         return Answer(_OK, version=version)
 
@@ -390,7 +395,6 @@ class Engine:
         command: Command,
         context: Context,
         record: Record | None,
-        timestamp: Hlc | None,
         now_ms: int,
         changes: list[Change],
     ) -> Answer:
@@ -398,7 +402,7 @@ class Engine:
             return _NONE_DELETED
         if command.verb is _VDEL and record.value != command.value:
             return Answer(_NOT_MET, version=record.version)
-        change = self._remove(record, timestamp, now_ms, context.client_id)
+        change = self._remove(record, now_ms, context.time_ms, context.time_counter, context.client_id)
         changes.append(change)
         return Answer(_COUNT, count=1, version=change.version, previous=record.version)
 
@@ -425,13 +429,15 @@ class Engine:
             return _DONE
         return Answer(AnswerKind.OK, version=self.clock, missed=missed)
 
-    def _remove(self, record: Record, timestamp: Hlc | None, now_ms: int, writer: str = "") -> Change:
+    def _remove(
+        self, record: Record, now_ms: int, seen_ms: int = -1, seen_counter: int = 0, writer: str = ""
+    ) -> Change:
         """Delete ``record``. A delete has a version of its own, so that a later SET is newer than both."""
         del self._records[record.key]
         self.quotas.change(record.owner, -1, -size_of(record))
         if record.expires_at:
             self._expiries.went()
-        version = self.clock = self.clock.following(timestamp, now_ms)
+        version = self._clock.next(now_ms, seen_ms, seen_counter)
         change = Change(record.key, None, version, self._observers.of(record.key), writer, previous=record.version)
         if self.history is not None:
             self.history.add(change, record)
@@ -439,7 +445,7 @@ class Engine:
 
     def _expire(self, record: Record, now_ms: int) -> Change:
         self.expired += 1
-        return self._remove(record, None, now_ms)
+        return self._remove(record, now_ms)
 
 
 def _growth(record: Record | None, key: bytes, value: bytes) -> int:

@@ -10,7 +10,7 @@ the same correlation data for all requests. A request without a timestamp is not
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, final
 
 from penstock.statestore.hlc import parse_wire
 
@@ -20,35 +20,50 @@ _GENERATION: Final = 10_000
 """Writes per generation; the previous one is dropped. A client has 1024 requests in flight by default."""
 
 
+@final
+class _Generation:
+    """Writes in their order: client, correlation data and time stamp. Repetitions are rare, so the index is made when
+    the first one asks, and later continued.
+    """
+
+    __slots__ = ("_clients", "_correlations", "_index", "_stamps", "size")
+
+    def __init__(self) -> None:
+        self._clients: list[str] = []
+        self._correlations: list[bytes] = []
+        self._stamps: list[bytes | None] = []
+        self._index: dict[tuple[str, bytes], bytes | None] = {}
+        self.size = 0
+
+    def add(self, client_id: str, correlation: bytes, stamp: bytes | None) -> None:
+        self._clients.append(client_id)
+        self._correlations.append(correlation)
+        self._stamps.append(stamp)
+        self.size += 1
+
+    def stamp_of(self, client_id: str, correlation: bytes) -> bytes | None:
+        """The time stamp of the client's last request with that correlation data."""
+        self._index.update(zip(zip(self._clients, self._correlations, strict=True), self._stamps, strict=True))
+        self._clients, self._correlations, self._stamps = [], [], []
+        return self._index.get((client_id, correlation))
+
+
 class RecentWrites:
     """At least the last 10,000 writes of all clients."""
 
-    __slots__ = ("_count", "_newer", "_older")
+    __slots__ = ("_newer", "_older")
 
     def __init__(self) -> None:
-        self._newer: dict[str, dict[bytes, bytes | None]] = {}
-        self._older: dict[str, dict[bytes, bytes | None]] = {}
-        """Time stamps by client and correlation data: two look-ups cost less than a key of both."""
-        self._count = 0
+        self._newer = _Generation()
+        self._older = _Generation()
 
     def note(self, client_id: str, correlation: bytes, stamp: bytes | None) -> None:
         """Remember a request that is being executed."""
-        of_client = self._newer.get(client_id)
-        if of_client is None:
-            of_client = self._newer[client_id] = {}
-        before = len(of_client)
-        of_client[correlation] = stamp
-        self._count += len(of_client) - before
-        if self._count >= _GENERATION:
-            self._older, self._newer = self._newer, {}
-            self._count = 0
+        self._newer.add(client_id, correlation, stamp)
+        if self._newer.size >= _GENERATION:
+            self._older, self._newer = self._newer, _Generation()
 
     def has(self, client_id: str, correlation: bytes, stamp: bytes | None) -> bool:
         """Whether the request was executed before."""
-        noted = _find(self._newer, client_id, correlation) or _find(self._older, client_id, correlation)
+        noted = self._newer.stamp_of(client_id, correlation) or self._older.stamp_of(client_id, correlation)
         return noted is not None and stamp is not None and parse_wire(noted) == parse_wire(stamp)
-
-
-def _find(writes: dict[str, dict[bytes, bytes | None]], client_id: str, correlation: bytes) -> bytes | None:
-    of_client = writes.get(client_id)
-    return None if of_client is None else of_client.get(correlation)
