@@ -29,7 +29,7 @@ from __future__ import annotations
 from binascii import unhexlify
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final, assert_never, final
+from typing import TYPE_CHECKING, Final, assert_never, final
 
 from librt.strings import BytesWriter
 from mypy_extensions import mypyc_attr
@@ -46,6 +46,9 @@ from penstock.statestore.codec.resp3 import MISSING, OK, encode_array, encode_bu
 from penstock.statestore.engine.record import Change
 from penstock.statestore.engine.requests import Answer, AnswerKind, Context
 from penstock.statestore.hlc import Hlc
+
+if TYPE_CHECKING:
+    from mypy_extensions import i64
 
 __all__ = [
     "ANSWER_TOPICS",
@@ -245,33 +248,33 @@ def response(ask: StoreRequest, answer: Answer, now_ms: int) -> Publish | None:
     else:
         assert_never(kind)
     message = Publish(ask.response_topic, payload, 1)
-    expiry = b""
+    correlation = ask.correlation
+    length: i64 = len(correlation)
+    before = _BEFORE_CORRELATION[length] if length < _COMMON else _CONTENT_TYPE_WIRE + b"\x09" + encode_size(length)
+    size: i64 = len(before) + length
+    expiry: bytes | None = None
     if ask.expires_at:
         # Rounded up: the answer may not be lost for the part of a second that nobody counts.
-        left_s = (ask.expires_at - now_ms + 999) // 1000
+        left_s: i64 = (ask.expires_at - now_ms + 999) // 1000
         if left_s <= 0:
             return None
         message.expiry_s = left_s
-        expiry = _EXPIRIES[left_s] if left_s < _COMMON else b"\x02" + left_s.to_bytes(4, "big")
-    correlation = ask.correlation
-    size = len(correlation)
-    before = _BEFORE_CORRELATION[size] if size < _COMMON else _CONTENT_TYPE_WIRE + b"\x09" + encode_size(size)
-    if version is None:
-        head = dialect.status_head
-        seconds = milliseconds = counter = node = b""
-    else:
+        expiry = _EXPIRIES[left_s] if left_s < _COMMON else b"\x02" + int(left_s).to_bytes(4, "big")
+        size += 5
+    head = dialect.status_head
+    seconds = milliseconds = counter = node = b""
+    length = 0
+    if version is not None:
         if dialect.padded_versions:
             seconds, milliseconds, counter, node = version.padded_pieces()
+            length = len(seconds) + len(milliseconds) + len(counter) + len(node)
         else:
             seconds = str(version).encode()
-            milliseconds = counter = node = b""
-        size = len(seconds) + len(milliseconds) + len(counter) + len(node)
-        head = dialect.answer_heads[size] if size < HEADS else dialect.answer_head + encode_size(size)
-    size = len(expiry) + len(before) + len(correlation) + len(head)
-    size += len(seconds) + len(milliseconds) + len(counter) + len(node)
+            length = len(seconds)
+        head = dialect.answer_heads[length] if length < HEADS else dialect.answer_head + encode_size(length)
     out = BytesWriter()
-    out.write(encode_varint(size))
-    if expiry:
+    out.write(encode_varint(size + len(head) + length))
+    if expiry is not None:
         out.write(expiry)
     out.write(before)
     out.write(correlation)

@@ -421,7 +421,8 @@ class StateStoreService(Service):
 
     def _arm(self) -> None:
         deadline = self._engine.next_deadline()
-        if deadline == self._armed_for or self._loop is None:
+        armed_for = self._armed_for
+        if deadline is armed_for or deadline == armed_for or self._loop is None:
             return
         if self._timer is not None:
             self._timer.cancel()
