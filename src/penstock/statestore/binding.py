@@ -170,7 +170,7 @@ def read_request(
             ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR,
             "a request to the state store needs a response topic and correlation data (MQTT 5 properties)",
         )
-    if _is_forbidden(response_topic) or (not publish.properties_wire and has_wildcard(response_topic)):
+    if _is_forbidden(response_topic) or (len(publish.properties_wire) == 0 and has_wildcard(response_topic)):
         return RejectedRequest(
             ReasonCode.TOPIC_NAME_INVALID,
             "the response topic of a state store request must not be a topic of the store itself or hold a wildcard",

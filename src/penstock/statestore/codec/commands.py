@@ -329,7 +329,7 @@ def _parse(
         command = _parse_batch(spec, [key, first, *rest], extensions)
     else:
         assert_never(verb)
-    if isinstance(command, Command) and not command.key:
+    if isinstance(command, Command) and len(command.key) == 0:
         return StoreError.KEY_EMPTY
     return command
 

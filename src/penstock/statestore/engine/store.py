@@ -60,6 +60,7 @@ _VDEL: Final = Verb.VDEL
 
 _NEX: Final = Condition.NEX
 
+_UNCHANGED: Final[list[Change]] = []
 _NEVER: Final = Hlc(0, 0, "")
 _DONE: Final = Answer(AnswerKind.OK)
 _MISSING: Final = Answer(AnswerKind.MISSING)
@@ -159,87 +160,76 @@ class Engine:
         """Carry out ``command``: the answer, and what changed, in order.
 
         The changes can include the expiry of the key asked for, which precedes the command. A refused request changes
-        neither value, expiry nor fence, and does not move the clock.
+        neither value, expiry nor fence, and does not move the clock. The list is not the caller's to change.
         """
         spec = command.spec
         prefix = fence_prefix(command, context, self.extensions)
         if isinstance(prefix, StoreError):
-            return _ERRORS[prefix], []
+            return _ERRORS[prefix], _UNCHANGED
         if self._authorise is not None and not self._is_authorised(command, context, prefix):
-            return _ERRORS[StoreError.NOT_AUTHORIZED], []
+            return _ERRORS[StoreError.NOT_AUTHORIZED], _UNCHANGED
         if self.read_only and spec.checks_fence:
-            return _ERRORS[StoreError.READ_ONLY], []
+            return _ERRORS[StoreError.READ_ONLY], _UNCHANGED
         error = read_preconditions(command, context, now_ms)
         if error is not None:
-            return _ERRORS[error], []
-        changes: list[Change] = []
+            return _ERRORS[error], _UNCHANGED
         if command.writes:
-            answer = self._batch(command, context, now_ms, steady_ms, changes)
+            answer, changes = self._batch(command, context, now_ms, steady_ms)
         else:
-            answer = self._carry_out(command, context, prefix, now_ms, steady_ms, changes)
+            answer, changes = self._carry_out(command, context, prefix, now_ms, steady_ms)
         # Also what changed nothing has been seen: later versions are greater than every time stamp accepted.
         if answer.kind is not _ERROR:
             self._clock.see(context.time_ms, context.time_counter)
         return answer, changes
 
-    def _batch(
-        self,
-        command: Command,
-        context: Context,
-        now_ms: int,
-        steady_ms: int,
-        changes: list[Change],
-    ) -> Answer:
+    def _batch(self, command: Command, context: Context, now_ms: int, steady_ms: int) -> Executed:
         """One write after the other, whatever becomes of those before it."""
         answers: list[Answer] = []
+        changes: list[Change] = []
         for write in command.writes:
             if self._authorise is not None and not self._is_authorised(write, context, None):
                 answers.append(_ERRORS[StoreError.NOT_AUTHORIZED])
             else:
-                answers.append(self._carry_out(write, context, None, now_ms, steady_ms, changes))
-        return Answer(
-            AnswerKind.PAYLOAD, value=encode_answers(answers), version=changes[-1].version if changes else None
-        )
+                answer, more = self._carry_out(write, context, None, now_ms, steady_ms)
+                answers.append(answer)
+                changes += more
+        version = changes[-1].version if changes else None
+        return Answer(AnswerKind.PAYLOAD, value=encode_answers(answers), version=version), changes
 
     def _carry_out(
-        self,
-        command: Command,
-        context: Context,
-        prefix: bytes | None,
-        now_ms: int,
-        steady_ms: int,
-        changes: list[Change],
-    ) -> Answer:
+        self, command: Command, context: Context, prefix: bytes | None, now_ms: int, steady_ms: int
+    ) -> Executed:
         """Carry out one authorized command; ``prefix`` is the one whose floor it raises."""
         token = context.token
         record = self._records.get(command.key)
+        expired = _UNCHANGED
         if record is not None and record.expires_at and record.expires_at <= steady_ms:
-            changes.append(self._expire(record, now_ms))
+            expired = [self._expire(record, now_ms)]
             record = None
         if command.spec.checks_fence:
             error = fence_error(command.key, record, token, self.fences, prefix)
             if error is not None:
-                return _ERRORS[error]
+                return _ERRORS[error], expired
         verb = command.verb
         if verb is _GET:
-            return self._get(command, record)
+            return self._get(command, record), expired
         if verb is _SET:
             if prefix is not None and _is_met(command, record) and not self.fences.has_room_for(prefix):
-                return _ERRORS[StoreError.QUOTA]
-            answer = self._set(command, context, record, token, now_ms, steady_ms, changes)
+                return _ERRORS[StoreError.QUOTA], expired
+            answer, changes = self._set(command, context, record, now_ms, steady_ms, expired)
             if prefix is not None and token is not None and answer.kind is _OK:
                 self._lift(prefix, token, changes[-1])
-            return answer
+            return answer, changes
         if verb is _DEL or verb is _VDEL:
-            return self._delete(command, context, record, now_ms, changes)
+            return self._delete(command, context, record, now_ms, expired)
         if verb is Verb.KEYNOTIFY:
-            return self._key_notify(command, context)
+            return self._key_notify(command, context), expired
         if verb is Verb.SCAN:
-            return self._scan(command, context, steady_ms)
+            return self._scan(command, context, steady_ms), expired
         if verb is Verb.MGET or verb is Verb.MVALUES:
-            return self._get_many(command, steady_ms)
+            return self._get_many(command, steady_ms), expired
         if verb is Verb.PTTL:
-            return time_left(record, steady_ms)
+            return time_left(record, steady_ms), expired
         if verb is Verb.BATCH:
             raise AssertionError("the writes of a BATCH are carried out one by one")
         assert_never(verb)
@@ -335,76 +325,70 @@ class Engine:
         command: Command,
         context: Context,
         record: Record | None,
-        token: Hlc | None,
         now_ms: int,
         steady_ms: int,
-        changes: list[Change],
-    ) -> Answer:
-        if record is not None and not _is_met(command, record):
-            return Answer(_NOT_MET, version=record.version)
-        grown = _growth(record, command.key, command.value)
-        owner = context.owner if record is None else record.owner
+        earlier: list[Change],
+    ) -> Executed:
+        """Carry out a SET; the changes are ``earlier`` and its own."""
+        value = command.value
+        if record is None:
+            key = command.key
+            grown = RECORD_BYTES + len(key) + len(value)
+            owner = context.owner
+            fence: Hlc | None = None
+        else:
+            if not _is_met(command, record):
+                return Answer(_NOT_MET, version=record.version), earlier
+            # The tables have this key: they need not compare it with an equal one.
+            key = record.key
+            grown = len(value) - len(record.value)
+            owner = record.owner
+            fence = record.fence
         if grown > 0 and self.quotas.limited and self._is_over_quota(record, grown, owner):
-            changes += self.tick(now_ms, steady_ms)
+            earlier = [*earlier, *self.tick(now_ms, steady_ms)]
             if self._is_over_quota(record, grown, owner):
                 if self.quotas.are_exceeded(record is None, grown):
                     self.refused_quota += 1
                 else:
                     self.refused_share += 1
-                return _ERRORS[StoreError.QUOTA]
+                return _ERRORS[StoreError.QUOTA], earlier
         if self.out_of_space and (grown > 0 or self.logs_changes):
-            return _ERRORS[StoreError.QUOTA]
-        fence = record.fence if record is not None else None
+            return _ERRORS[StoreError.QUOTA], earlier
+        token = context.token
         if fence is None or (token is not None and token > fence):
             fence = token
         version = self._clock.next(now_ms, context.time_ms, context.time_counter)
         expires_at = steady_ms + command.ttl_ms if command.ttl_ms else 0
         if record is not None and record.expires_at:
             self._expiries.went()
-        # The key of the record that it replaces, which the tables have: they need not compare it with an equal one.
-        key = command.key if record is None else record.key
-        new = Record(key, command.value, version, fence, expires_at, owner)
-        change = self._put(new, record, grown, context.client_id)
-        if expires_at:
-            self._expiries.came(expires_at, key)
-        changes.append(change)
-        return Answer(_OK, version=version)
-
-    def _put(self, new: Record, record: Record | None, grown: int, writer: str) -> Change:
-        """Have ``new`` in place of ``record``, which makes the store larger by ``grown``; its expiry is the caller's to
-        arm."""
-        key = new.key
-        self._records[key] = new
+        new = self._records[key] = Record(key, value, version, fence, expires_at, owner)
         if record is None:
-            self.quotas.change(new.owner, 1, grown)
+            self.quotas.change(owner, 1, grown)
             self._scanner.added(key)
         elif grown:
-            self.quotas.change(new.owner, 0, grown)
+            self.quotas.change(owner, 0, grown)
         observers = self._observers
-        change = Change(key, new, new.version, observers.of(key) if observers.by_client else (), writer)
+        change = Change(key, new, version, observers.of(key) if observers.by_client else (), context.client_id)
         if self.history is not None:
             self.history.add(change, record)
-        return change
+        if expires_at:
+            self._expiries.came(expires_at, key)
+        return Answer(_OK, version=version), [*earlier, change] if earlier else [change]
 
     def _is_over_quota(self, record: Record | None, grown: int, owner: str) -> bool:
         keys = int(record is None)
         return self.quotas.are_exceeded(keys, grown) or self.quotas.is_share_exceeded(owner, keys, grown)
 
     def _delete(
-        self,
-        command: Command,
-        context: Context,
-        record: Record | None,
-        now_ms: int,
-        changes: list[Change],
-    ) -> Answer:
+        self, command: Command, context: Context, record: Record | None, now_ms: int, earlier: list[Change]
+    ) -> Executed:
+        """Carry out a DEL or VDEL; the changes are ``earlier`` and its own."""
         if record is None:
-            return _NONE_DELETED
+            return _NONE_DELETED, earlier
         if command.verb is _VDEL and record.value != command.value:
-            return Answer(_NOT_MET, version=record.version)
+            return Answer(_NOT_MET, version=record.version), earlier
         change = self._remove(record, now_ms, context.time_ms, context.time_counter, context.client_id)
-        changes.append(change)
-        return Answer(_COUNT, count=1, version=change.version, previous=record.version)
+        return Answer(_COUNT, count=1, version=change.version, previous=record.version), [*earlier, change]
 
     def _key_notify(self, command: Command, context: Context) -> Answer:
         key, client_id, prefix = command.key, context.client_id, command.prefix
@@ -446,13 +430,6 @@ class Engine:
     def _expire(self, record: Record, now_ms: int) -> Change:
         self.expired += 1
         return self._remove(record, now_ms)
-
-
-def _growth(record: Record | None, key: bytes, value: bytes) -> int:
-    """By how many bytes the store grows when the key gets that value in place of ``record``."""
-    if record is None:
-        return RECORD_BYTES + len(key) + len(value)
-    return len(value) - len(record.value)
 
 
 def _is_met(command: Command, record: Record | None) -> bool:
