@@ -29,10 +29,10 @@ from __future__ import annotations
 from binascii import unhexlify
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, assert_never, final
+from typing import Final, assert_never, final
 
-from librt.strings import BytesWriter
-from mypy_extensions import mypyc_attr
+from librt.strings import BytesWriter, write_i16_be
+from mypy_extensions import i16, i64, mypyc_attr
 
 from penstock.mqtt.codec.packets import Publish
 from penstock.mqtt.codec.primitives import encode_size, encode_varint
@@ -46,9 +46,6 @@ from penstock.statestore.codec.resp3 import MISSING, OK, encode_array, encode_bu
 from penstock.statestore.engine.record import Change
 from penstock.statestore.engine.requests import Answer, AnswerKind, Context
 from penstock.statestore.hlc import Hlc
-
-if TYPE_CHECKING:
-    from mypy_extensions import i64
 
 __all__ = [
     "ANSWER_TOPICS",
@@ -248,22 +245,19 @@ def response(ask: StoreRequest, answer: Answer, now_ms: int) -> Publish | None:
     else:
         assert_never(kind)
     message = Publish(ask.response_topic, payload, 1)
-    correlation = ask.correlation
-    length: i64 = len(correlation)
-    before = _BEFORE_CORRELATION[length] if length < _COMMON else _CONTENT_TYPE_WIRE + b"\x09" + encode_size(length)
-    size: i64 = len(before) + length
-    expiry: bytes | None = None
+    left_s: i64 = 0
     if ask.expires_at:
         # Rounded up: the answer may not be lost for the part of a second that nobody counts.
-        left_s: i64 = (ask.expires_at - now_ms + 999) // 1000
+        left_s = (ask.expires_at - now_ms + 999) // 1000
         if left_s <= 0:
             return None
         message.expiry_s = left_s
-        expiry = _EXPIRIES[left_s] if left_s < _COMMON else b"\x02" + int(left_s).to_bytes(4, "big")
-        size += 5
+    before = _BEFORE_CORRELATION[left_s] if left_s < _COMMON else _before_correlation(left_s)
+    correlation = ask.correlation
+    size: i64 = len(correlation)
     head = dialect.status_head
     seconds = milliseconds = counter = node = b""
-    length = 0
+    length: i64 = 0
     if version is not None:
         if dialect.padded_versions:
             seconds, milliseconds, counter, node = version.padded_pieces()
@@ -273,10 +267,12 @@ def response(ask: StoreRequest, answer: Answer, now_ms: int) -> Publish | None:
             length = len(seconds)
         head = dialect.answer_heads[length] if length < HEADS else dialect.answer_head + encode_size(length)
     out = BytesWriter()
-    out.write(encode_varint(size + len(head) + length))
-    if expiry is not None:
-        out.write(expiry)
+    out.write(encode_varint(len(before) + 2 + size + len(head) + length))
     out.write(before)
+    if size < 0x8000:  # the function takes numbers with a sign
+        write_i16_be(out, i16(size))
+    else:
+        out.write(encode_size(size))
     out.write(correlation)
     out.write(head)
     if version is not None:
@@ -431,11 +427,17 @@ _PAYLOAD: Final = AnswerKind.PAYLOAD
 _VALUE: Final = AnswerKind.VALUE
 
 _CONTENT_TYPE_WIRE: Final = b"\x03" + len(CONTENT_TYPE).to_bytes(2, "big") + CONTENT_TYPE.encode()
+
+
+def _before_correlation(expiry_s: int) -> bytes:
+    """Message Expiry Interval, unless that is 0, content type, and the identifier of the correlation data."""
+    expiry = b"\x02" + expiry_s.to_bytes(4, "big") if expiry_s else b""
+    return b"%b%b\x09" % (expiry, _CONTENT_TYPE_WIRE)
+
+
 _COMMON: Final = 128
-_BEFORE_CORRELATION: Final[list[bytes]] = [_CONTENT_TYPE_WIRE + b"\x09" + encode_size(size) for size in range(_COMMON)]
-"""Property bytes before correlation data of the usual lengths."""
-_EXPIRIES: Final[list[bytes]] = [b"\x02" + seconds.to_bytes(4, "big") for seconds in range(_COMMON)]
-"""Message Expiry Interval of the usual values."""
+_BEFORE_CORRELATION: Final[list[bytes]] = [_before_correlation(seconds) for seconds in range(_COMMON)]
+"""For the usual expiry."""
 _PAIRS: dict[tuple[str, str], bytes] = {
     pair: b"\x26%b%b%b%b"
     % (len(pair[0]).to_bytes(2, "big"), pair[0].encode(), len(pair[1]).to_bytes(2, "big"), pair[1].encode())

@@ -5,9 +5,10 @@ Source: MQTT 5.0 section 2.2.2.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, final
+from typing import Any, Final, final
 
-from mypy_extensions import mypyc_attr
+from librt.strings import read_i16_be, read_i64_le
+from mypy_extensions import i64, mypyc_attr
 
 from penstock.errors import LocalProtocolError, RemoteProtocolError
 from penstock.mqtt.codec.primitives import (
@@ -25,9 +26,6 @@ from penstock.mqtt.codec.primitives import (
 from penstock.mqtt.codec.properties import ALLOWED_IN, BY_IDENTIFIER, PROPERTIES, Properties, PropertySpec, WireType
 from penstock.mqtt.codec.reasons import PacketType
 from penstock.mqtt.codec.topics import name_problem
-
-if TYPE_CHECKING:
-    from mypy_extensions import i64
 
 __all__ = [
     "HAS_CORRELATION",
@@ -262,12 +260,10 @@ class PropertyBlock:
             if wire[position] != _USER_PROPERTY:
                 position = _after(wire, position)
                 continue
-            size: i64 = wire[position + 1]
-            size = size << 8 | wire[position + 2]
+            size = i64(read_i16_be(wire, position + 1)) & 0xFFFF
             name_at = position + 3
             value_at = name_at + size + 2
-            value_size: i64 = wire[value_at - 2]
-            position = value_at + (value_size << 8 | wire[value_at - 1])
+            position = value_at + (i64(read_i16_be(wire, value_at - 2)) & 0xFFFF)
             if size == len(first) and _is_at(wire, name_at, first):
                 one = wire[value_at:position] if one is None else b""
             elif size == len(second) and _is_at(wire, name_at, second):
@@ -300,6 +296,10 @@ def _is_at(wire: bytes, position: i64, name: bytes) -> bool:
     """Whether ``wire`` has ``name`` at ``position``; it has as many bytes from there on."""
     size: i64 = len(name)
     at: i64 = 0
+    while at + 8 <= size:
+        if read_i64_le(wire, position + at) != read_i64_le(name, at):
+            return False
+        at += 8
     while at < size:
         if wire[position + at] != name[at]:
             return False

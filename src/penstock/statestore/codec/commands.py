@@ -274,8 +274,10 @@ def _spec_at(payload: bytes, start: i64, end: i64) -> CommandSpec | None:
     """The command whose name is ``payload[start:end]``."""
     size = end - start
     for spec in _SPECS:
-        if len(spec.upper) == size and (_is_at(payload, start, spec.upper) or _is_at(payload, start, spec.lower)):
-            return spec
+        if len(spec.upper) == size:
+            name = spec.upper if payload[start] == spec.upper[0] else spec.lower
+            if _is_at(payload, start, name):
+                return spec
     return None
 
 

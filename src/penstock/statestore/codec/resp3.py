@@ -278,15 +278,12 @@ _BULK_HEADS: Final = [b"$%d\r\n" % size for size in range(_HEADS)]
 
 
 def _header(payload: bytes, position: i64, kind: i64) -> tuple[i64, i64]:
-    """The number in the line at ``position``, which must begin with ``kind``, and where the next byte after it is."""
-    return _header_at_once(payload, position, kind) if _COMPILED else _header_in_bulk(payload, position, kind)
+    """The number in the line at ``position``, which must begin with ``kind``, and where the next byte after it is.
 
-
-def _header_at_once(payload: bytes, position: i64, kind: i64) -> tuple[i64, i64]:
-    """The second form of :func:`_header_in_bulk`: lines of up to three digits, read as one number.
-
-    A line in a whole array always has as many bytes behind it as are read.
+    Compiled, a line of up to three digits is read as one number; in a whole array there are always as many bytes.
     """
+    if not _COMPILED:
+        return _header_in_bulk(payload, position, kind)
     size: i64 = len(payload)
     line: i64
     if position + 4 <= size:

@@ -355,7 +355,7 @@ class Engine:
         if self.out_of_space and (grown > 0 or self.logs_changes):
             return _ERRORS[StoreError.QUOTA], earlier
         token = context.token
-        if fence is None or (token is not None and token > fence):
+        if fence is None or (token is not None and fence.is_before(token)):
             fence = token
         version = self._clock.next(now_ms, context.time_ms, context.time_counter)
         expires_at = steady_ms + command.ttl_ms if command.ttl_ms else 0
