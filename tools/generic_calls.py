@@ -59,7 +59,6 @@ HOT = (
     "commands____parse",
     "commands____parse_set",
     "deduplication___RecentWrites___note",
-    "deduplication____Generation___add",
     "resp3___element",
     "resp3____header",
     "engine___store___Engine___execute",

@@ -81,6 +81,7 @@ ANSWER_TOPICS: Final = (
 
 CONTENT_TYPE: Final = "application/octet-stream"
 PROTOCOL_VERSION: Final = "1.0"
+_VERSION_1_0: Final = PROTOCOL_VERSION.encode()
 SOURCE: Final = "StateStore"
 _MAX_TOPIC: Final = 65_535
 
@@ -179,7 +180,7 @@ def read_request(
         if expires_at <= now_ms:
             return RejectedRequest()
     protocol_version, timestamp, fencing_token, fence_prefix = properties.four_user_properties(
-        b"__protVer", SDK.timestamp_wire, SDK.fence_wire, b"__fencePrefix"
+        b"__protVer", _VERSION_1_0, SDK.timestamp_wire, SDK.fence_wire, b"__fencePrefix"
     )
     dialect = forced or dialect_of(publish.topic, protocol_version is not None)
     correlation = properties.correlation_data if properties.seen & HAS_CORRELATION else None
@@ -220,8 +221,11 @@ def read_request(
     )
 
 
-def response(ask: StoreRequest, answer: Answer, now_ms: int) -> Publish | None:
-    """The message that carries ``answer``; None where the request's expiry is used up."""
+def response(ask: StoreRequest, answer: Answer, now_ms: int, out: BytesWriter) -> Publish | None:
+    """The message that carries ``answer``; None where the request's expiry is used up.
+
+    ``out`` is a buffer of the caller's thread, written anew: one of its own costs as much as four pieces in it.
+    """
     dialect = ask.dialect
     version = answer.version
     kind = answer.kind
@@ -266,7 +270,7 @@ def response(ask: StoreRequest, answer: Answer, now_ms: int) -> Publish | None:
             seconds = str(version).encode()
             length = len(seconds)
         head = dialect.answer_heads[length] if length < HEADS else dialect.answer_head + encode_size(length)
-    out = BytesWriter()
+    out.truncate(0)
     out.write(encode_varint(len(before) + 2 + size + len(head) + length))
     out.write(before)
     if size < 0x8000:  # the function takes numbers with a sign
@@ -390,7 +394,7 @@ def _is_forbidden(response_topic: str) -> bool:
 
 def _is_supported(version: bytes) -> bool:
     """``1.<digits>``; anything else is another major version or no version at all."""
-    return version == b"1.0" or (version.startswith(b"1.") and version[2:].isdigit())
+    return version is _VERSION_1_0 or version == _VERSION_1_0 or (version.startswith(b"1.") and version[2:].isdigit())
 
 
 def _message(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from librt.strings import BytesWriter
 
 from penstock.mqtt.codec.packets import Publish
 from penstock.mqtt.codec.properties import Properties
@@ -74,7 +75,7 @@ def ask(dialect: Dialect = SDK, expires_at: int = 0) -> StoreRequest:
 
 
 def sent(answer: Answer, dialect: Dialect = SDK) -> tuple[bytes, list[tuple[str, str]]]:
-    publish = response(ask(dialect), answer, NOW)
+    publish = response(ask(dialect), answer, NOW, BytesWriter())
     assert publish is not None
     return publish.payload, publish.properties.user_properties
 
@@ -187,7 +188,7 @@ def test_printed_versions() -> None:
 
 
 def test_an_answer_is_a_message_of_its_own() -> None:
-    publish = response(ask(), Answer(AnswerKind.OK), NOW)
+    publish = response(ask(), Answer(AnswerKind.OK), NOW, BytesWriter())
     assert publish is not None
     assert (publish.topic, publish.qos, publish.retain) == ("clients/c/response", 1, False)
     assert publish.properties.correlation_data == b"id"
@@ -289,7 +290,7 @@ def test_without_correlation_data_the_answer_names_it() -> None:
 def test_correlation_data_of_any_size_comes_back(correlation: bytes) -> None:
     found = read(message(correlation=correlation))
     assert isinstance(found, StoreRequest)
-    publish = response(found, Answer(AnswerKind.OK), NOW)
+    publish = response(found, Answer(AnswerKind.OK), NOW, BytesWriter())
     assert publish is not None
     assert publish.properties.correlation_data == correlation
 
@@ -328,7 +329,7 @@ def test_a_request_whose_expiry_is_used_up_is_neither_executed_nor_answered(
 
 @pytest.mark.parametrize(("passed_ms", "left"), [(0, 10), (1, 10), (1_000, 9), (9_001, 1), (9_999, 1), (10_000, None)])
 def test_an_answer_has_what_is_left_of_the_expiry(passed_ms: int, left: int | None) -> None:
-    publish = response(ask(expires_at=NOW + 10_000), Answer(AnswerKind.OK), NOW + passed_ms)
+    publish = response(ask(expires_at=NOW + 10_000), Answer(AnswerKind.OK), NOW + passed_ms, BytesWriter())
     assert (None if publish is None else publish.properties.message_expiry_interval) == left
 
 
@@ -361,7 +362,7 @@ def test_the_property_block_is_what_the_codec_writes(
     dialect: Dialect, answer: Answer, correlation: bytes, expiry: int
 ) -> None:
     ask = StoreRequest("clients/c/response", correlation, NOW + expiry if expiry else 0, "c", dialect)
-    message = response(ask, answer, NOW)
+    message = response(ask, answer, NOW, BytesWriter())
     assert message is not None
     assert message.properties_wire == encode_properties(message.properties, 1 << PacketType.PUBLISH)
 

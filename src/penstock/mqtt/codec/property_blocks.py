@@ -239,9 +239,9 @@ class PropertyBlock:
         return found
 
     def four_user_properties(
-        self, first: bytes, second: bytes, third: bytes, fourth: bytes
+        self, first: bytes, usual: bytes, second: bytes, third: bytes, fourth: bytes
     ) -> tuple[bytes | None, bytes | None, bytes | None, bytes | None]:
-        """The results of :meth:`user_property` for four different names, in one pass."""
+        """The values of user properties with four different names, in one pass; ``usual`` is that of the first one."""
         if not COMPILED:
             return (
                 self._find_in_bulk(first),
@@ -265,7 +265,12 @@ class PropertyBlock:
             value_at = name_at + size + 2
             position = value_at + (i64(read_i16_be(wire, value_at - 2)) & 0xFFFF)
             if size == len(first) and _is_at(wire, name_at, first):
-                one = wire[value_at:position] if one is None else b""
+                if one is not None:
+                    one = b""
+                elif position - value_at == len(usual) and _is_at(wire, value_at, usual):
+                    one = usual
+                else:
+                    one = wire[value_at:position]
             elif size == len(second) and _is_at(wire, name_at, second):
                 two = wire[value_at:position] if two is None else b""
             elif size == len(third) and _is_at(wire, name_at, third):

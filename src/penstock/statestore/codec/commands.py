@@ -10,18 +10,16 @@ Source: state store protocol, "Supported commands", "-ERR responses", "KEYNOTIFY
 from __future__ import annotations
 
 from enum import Enum, Flag, StrEnum
-from typing import TYPE_CHECKING, Final, assert_never, final
+from typing import Final, assert_never, final
 
-from mypy_extensions import mypyc_attr
+from librt.strings import read_i32_le
+from mypy_extensions import i64, mypyc_attr
 
 from penstock.errors import RemoteProtocolError
 from penstock.statestore.codec.errors import StoreError
 from penstock.statestore.codec.glob import MAX_PATTERN
 from penstock.statestore.codec.resp3 import array_head, check_end, decode_array, element
 from penstock.statestore.hlc import Hlc, parse_wire
-
-if TYPE_CHECKING:
-    from mypy_extensions import i64
 
 __all__ = [
     "COMMANDS",
@@ -161,7 +159,8 @@ class Command:
 class CommandSpec:
     """One row: arguments counted with the verb, access, whether a time stamp must be there and a fence is checked.
 
-    ``upper`` and ``lower`` are the two ways in which the verb is written.
+    ``upper`` and ``lower`` are the two ways in which the verb is written, ``upper_word`` and ``lower_word`` their first
+    four bytes as a number, ``size`` is their length.
     ``syntax`` is how the arguments are written, ``extension`` what must be switched on for the command.
     """
 
@@ -170,12 +169,15 @@ class CommandSpec:
         "checks_fence",
         "extension",
         "lower",
+        "lower_word",
         "max_args",
         "min_args",
         "needs_timestamp",
+        "size",
         "summary",
         "syntax",
         "upper",
+        "upper_word",
         "verb",
     )
 
@@ -195,6 +197,9 @@ class CommandSpec:
         self.verb = verb
         self.upper = verb.encode()
         self.lower = verb.lower().encode()
+        self.size: i64 = len(verb)
+        self.upper_word = _first_four(self.upper)
+        self.lower_word = _first_four(self.lower)
         self.min_args = min_args
         self.max_args = max_args
         self.access = access
@@ -273,22 +278,17 @@ def _parse_elements(payload: bytes, extensions: Extension) -> Command | StoreErr
 def _spec_at(payload: bytes, start: i64, end: i64) -> CommandSpec | None:
     """The command whose name is ``payload[start:end]``."""
     size = end - start
+    word = i64(read_i32_le(payload, start)) if size > 2 else 0  # with CRLF there are four bytes
+    if size == 3:
+        word &= 0xFFFFFF
     for spec in _SPECS:
-        if len(spec.upper) == size:
-            name = spec.upper if payload[start] == spec.upper[0] else spec.lower
-            if _is_at(payload, start, name):
-                return spec
+        if spec.size == size and word in (spec.upper_word, spec.lower_word):
+            return spec if size <= 4 or payload[start:end] in (spec.upper, spec.lower) else None
     return None
 
 
-def _is_at(payload: bytes, position: i64, name: bytes) -> bool:
-    size: i64 = len(name)
-    at: i64 = 0
-    while at < size:
-        if payload[position + at] != name[at]:
-            return False
-        at += 1
-    return True
+def _first_four(name: bytes) -> i64:
+    return int.from_bytes(name[:4], "little")
 
 
 def parse(args: list[bytes], extensions: Extension = Extension.SCAN) -> Command | StoreError:

@@ -172,8 +172,10 @@ def _array_in_bulk(payload: bytes) -> list[bytes] | None:
     count = len(elements)
     if not count or len(lines) != 2 * count + 1 or lines[-1] or head != b"*%d" % count:
         return None
-    sizes = [b"$%d" % len(element) for element in elements]
-    return elements if lines[:-1:2] == sizes else None
+    return elements if lines[:-1:2] == list(map(_BULK_LINE, map(len, elements))) else None
+
+
+_BULK_LINE: Final = b"$%d".__mod__
 
 
 def decode_reply(payload: bytes) -> Reply:

@@ -163,7 +163,7 @@ class Engine:
         neither value, expiry nor fence, and does not move the clock. The list is not the caller's to change.
         """
         spec = command.spec
-        prefix = fence_prefix(command, context, self.extensions)
+        prefix = None if context.fence_prefix is None else fence_prefix(command, context, self.extensions)
         if isinstance(prefix, StoreError):
             return _ERRORS[prefix], _UNCHANGED
         if self._authorise is not None and not self._is_authorised(command, context, prefix):

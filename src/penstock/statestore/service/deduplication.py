@@ -26,25 +26,20 @@ class _Generation:
     the first one asks, and later continued.
     """
 
-    __slots__ = ("_clients", "_correlations", "_index", "_stamps", "size")
+    __slots__ = ("_index", "_indexed", "clients", "correlations", "stamps")
 
     def __init__(self) -> None:
-        self._clients: list[str] = []
-        self._correlations: list[bytes] = []
-        self._stamps: list[bytes | None] = []
+        self.clients: list[str] = []
+        self.correlations: list[bytes] = []
+        self.stamps: list[bytes | None] = []
         self._index: dict[tuple[str, bytes], bytes | None] = {}
-        self.size = 0
-
-    def add(self, client_id: str, correlation: bytes, stamp: bytes | None) -> None:
-        self._clients.append(client_id)
-        self._correlations.append(correlation)
-        self._stamps.append(stamp)
-        self.size += 1
+        self._indexed = 0
 
     def stamp_of(self, client_id: str, correlation: bytes) -> bytes | None:
         """The time stamp of the client's last request with that correlation data."""
-        self._index.update(zip(zip(self._clients, self._correlations, strict=True), self._stamps, strict=True))
-        self._clients, self._correlations, self._stamps = [], [], []
+        for number in range(self._indexed, len(self.clients)):
+            self._index[self.clients[number], self.correlations[number]] = self.stamps[number]
+        self._indexed = len(self.clients)
         return self._index.get((client_id, correlation))
 
 
@@ -59,9 +54,13 @@ class RecentWrites:
 
     def note(self, client_id: str, correlation: bytes, stamp: bytes | None) -> None:
         """Remember a request that is being executed."""
-        self._newer.add(client_id, correlation, stamp)
-        if self._newer.size >= _GENERATION:
-            self._older, self._newer = self._newer, _Generation()
+        newer = self._newer
+        clients = newer.clients
+        clients.append(client_id)
+        newer.correlations.append(correlation)
+        newer.stamps.append(stamp)
+        if len(clients) >= _GENERATION:
+            self._older, self._newer = newer, _Generation()
 
     def has(self, client_id: str, correlation: bytes, stamp: bytes | None) -> bool:
         """Whether the request was executed before."""

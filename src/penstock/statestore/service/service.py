@@ -20,6 +20,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
+from librt.strings import BytesWriter
+
 from penstock.errors import StorageError
 from penstock.mqtt.codec.reasons import ReasonCode
 from penstock.mqtt.service import Inbound, Outlet, Service
@@ -147,6 +149,7 @@ class StateStoreService(Service):
         self._armed_for: int | None = None
         self._max_waiting = options.max_waiting
         self._recent = RecentWrites()
+        self._response_buffer = BytesWriter()
         self._read = 0
         """The read for which the next two are the time."""
         self._now_ms = 0
@@ -479,7 +482,7 @@ class StateStoreService(Service):
             message.settle(ask.reason_code, ask.reason)
             self._responses.answer(message, ask.response)
         elif answer is not None:
-            self._responses.answer(message, response(ask, answer, now_ms))
+            self._responses.answer(message, response(ask, answer, now_ms, self._response_buffer))
             if answer.missed is not None:
                 for change in answer.missed:
                     self._responses.notify(message.client_id, ask.dialect, change)

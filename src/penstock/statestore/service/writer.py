@@ -153,7 +153,7 @@ class ChangeWriter:
 
     def waits_for(self, key: bytes) -> int:
         """The commit that ``key`` has to wait for; 0: it may be shown."""
-        return self._uncommitted.get(key, 0)
+        return self._uncommitted.get(key, 0) if self._uncommitted else 0
 
     def waits_for_any(self) -> int:
         """The last commit that any key waits for; 0: all may be shown."""
