@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
+from librt.strings import BytesWriter
+
 from penstock.mqtt.codec.packets import Publish
 from penstock.mqtt.codec.properties import Properties
 from penstock.statestore.binding import INVOKE, OLDER_INVOKE, StoreRequest, notification, read_request, response
@@ -291,7 +293,7 @@ class Store:
         else:
             answer, changes = self.engine.execute(command, ask, self.now, self.now)
             self.changes += changes
-        message = response(ask, answer, self.now)
+        message = response(ask, answer, self.now, BytesWriter())
         assert message is not None
         return message
 
