@@ -32,8 +32,11 @@ $(STAMP):
 core: setup ## Compile the core for this checkout, if its sources have changed
 	@$(BIN)/python tools/core.py
 
-wheel: setup ## Build the wheel of this platform as it is released, into dist (GCC, six minutes)
-	PENSTOCK_BUILD=release $(BIN)/python -m hatchling build --target wheel
+wheel: setup ## Build the wheels that are released, for this platform and without compiled code, into dist (GCC, six minutes)
+	@rm -rf build/wheel
+	PENSTOCK_BUILD=release $(BIN)/python -m hatchling build --target wheel --directory build/wheel
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m auditwheel repair --wheel-dir dist build/wheel/*.whl
+	PENSTOCK_BUILD=pure $(BIN)/python -m hatchling build --target wheel --directory dist
 
 system: ## Install the Debian packages that the interop tests use (needs apt and root)
 	@bash tools/system.sh requirements/debian.txt
