@@ -1,5 +1,6 @@
 """The request path in both forms of the core, compiled and interpreted, beside Redis and Mosquitto; all in memory.
 
+The floor of the state store is a server that only answers (``benchmarks.floor``).
 All servers run throughout and take turns. Processor time of the server for one request disturbs least on a shared
 machine; rates of single clients are mostly wake-up time.
 """
@@ -9,10 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import ExitStack
 from functools import partial
+from tempfile import TemporaryDirectory
 from typing import Final
 
 from benchmarks import generator, servers
 from benchmarks.figures import Figure, Settings, alternate
+from benchmarks.floor import floor
 
 __all__ = ["core"]
 
@@ -44,6 +47,7 @@ def core(settings: Settings) -> list[Figure]:
             name: stack.enter_context(servers.penstock("memory", core=form))
             for name, form in (("penstock", "compiled"), ("interpreted", "interpreted"))
         }
+        shell, shell_pid = stack.enter_context(floor("memory", f"{stack.enter_context(TemporaryDirectory())}/floor"))
         port, redis_pid = stack.enter_context(servers.redis_process("memory"))
         mosquitto, mosquitto_pid = stack.enter_context(servers.mosquitto_process())
         stores = {
@@ -51,6 +55,7 @@ def core(settings: Settings) -> list[Figure]:
             for name, ready in ours.items()
         }
         stores["redis"] = partial(generator.measure, f"127.0.0.1:{port}", "resp", pid=redis_pid, keys=KEYS)
+        stores["floor"] = partial(generator.measure, shell, "statestore", pid=shell_pid, keys=KEYS)
         for fill in stores.values():
             fill(op="fill", clients=10, window=10)
         for case, options in REQUESTS:

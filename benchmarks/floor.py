@@ -1,0 +1,179 @@
+"""Servers that answer requests of the load generator and do nothing else: what no server on this event loop undercuts.
+
+A uvloop server in Python finds the packets of a read, decodes nothing, and answers each request with a PUBACK and a
+PUBLISH of the right size. It answers at once (``memory``), or after it has appended and synced what the state store's
+log would hold: one frame, filled up to whole sectors, for all requests that one turn of the loop (or the commit before)
+brought, in the loop (``inline``) or in a thread of its own (``thread``).
+
+Run as a program it is that server, and prints its port: ``python -m benchmarks.floor FOLDER memory|inline|thread``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import queue
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import uvloop
+
+from benchmarks import servers
+from penstock.runtime.io.files import SECTOR, DirectFiles
+
+__all__ = ["floor"]
+
+FRAME_BYTES: Final = 61
+"""Head of a frame, and the row of the clock in it."""
+SET_BYTES: Final = 182
+"""What one SET of the load generator adds to a frame."""
+FILE_BYTES: Final = 4 << 20
+VALUE: Final = b"$64\r\n" + b"x" * 64 + b"\r\n"
+
+Waiting = list[tuple["Shell", bytes]]
+
+
+class Log:
+    """Appends to a file whose blocks exist, and answers after the sync."""
+
+    def __init__(self, folder: Path, *, thread: bool) -> None:
+        files = DirectFiles()
+        path = folder / "floor"
+        file = files.create(path)
+        file.write(0, bytes(FILE_BYTES))
+        file.sync()
+        self._file = files.open_unbuffered(path)
+        self._end = 0
+        self._loop = asyncio.get_running_loop()
+        self._waiting: Waiting = []
+        self._busy = False
+        self._batches: queue.SimpleQueue[Waiting] = queue.SimpleQueue()
+        self._thread = thread
+        if thread:
+            threading.Thread(target=self._work, daemon=True).start()
+
+    def add(self, shell: Shell, answer: bytes) -> None:
+        if not self._waiting and not self._busy:
+            self._loop.call_soon(self._begin)
+        self._waiting.append((shell, answer))
+
+    def _begin(self) -> None:
+        batch, self._waiting = self._waiting, []
+        if self._thread:
+            self._busy = True
+            self._batches.put(batch)
+        else:
+            self._commit(len(batch))
+            self._answer(batch)
+
+    def _commit(self, sets: int) -> None:
+        size = FRAME_BYTES + sets * SET_BYTES
+        frame = bytes(size + -size % SECTOR)
+        if self._end + len(frame) > FILE_BYTES:
+            self._end = 0
+        self._file.write(self._end, frame)
+        self._file.sync()
+        self._end += len(frame)
+
+    def _answer(self, batch: Waiting) -> None:
+        for shell, answer in batch:
+            if shell.descriptor >= 0:  # the load may end before its last commit
+                os.write(shell.descriptor, answer)
+
+    def _work(self) -> None:
+        while True:
+            batch = self._batches.get()
+            self._commit(len(batch))
+            self._loop.call_soon_threadsafe(self._finish, batch)
+
+    def _finish(self, batch: Waiting) -> None:
+        self._busy = False
+        if self._waiting:
+            self._begin()
+        self._answer(batch)
+
+
+class Shell(asyncio.Protocol):
+    """One connection: answers CONNECT and SUBSCRIBE, and each PUBLISH with PUBACK and response."""
+
+    def __init__(self, log: Log | None) -> None:
+        self._log = log
+        self.descriptor = -1
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        tcp = transport.get_extra_info("socket")
+        tcp.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.descriptor = tcp.fileno()
+
+    def connection_lost(self, _exc: Exception | None) -> None:
+        self.descriptor = -1
+
+    def data_received(self, data: bytes) -> None:
+        at = 0
+        answers: list[bytes] = []
+        while at < len(data):
+            size, start = data[at + 1], at + 2
+            if size > 127:
+                size, start = size - 128 + data[start] * 128, start + 1
+            kind = data[at] >> 4
+            if kind == 3:
+                topic_end = start + 2 + (data[start] << 8 | data[start + 1])
+                identifier = data[topic_end : topic_end + 2]
+                # The load generator sends the response topic first, then the correlation data.
+                at_topic = topic_end + 4 + (data[topic_end + 2] > 127)
+                correlation = at_topic + 3 + (data[at_topic] << 8 | data[at_topic + 1])
+                topic = data[at_topic : correlation - 1]
+                properties = b"\x09\x00\x10" + data[correlation + 2 : correlation + 18] + _TAIL
+                # It marks the correlation data of a SET.
+                payload = b"+OK\r\n" if data[correlation + 9] & 1 else VALUE
+                body = topic + identifier + _length(len(properties)) + properties + payload
+                answer = b"\x40\x02" + identifier + b"\x32" + _length(len(body)) + body
+                if self._log is None:
+                    answers.append(answer)
+                else:
+                    self._log.add(self, answer)
+            elif kind == 1:
+                os.write(self.descriptor, b"\x20\x03\x00\x00\x00")
+            elif kind == 8:
+                os.write(self.descriptor, b"\x90\x04" + data[start : start + 2] + b"\0\x01")
+            at = start + size
+        if answers:
+            os.write(self.descriptor, b"".join(answers))
+
+
+_TAIL: Final = (
+    b"\x03\x00\x18application/octet-stream\x26\x00\x06__stat\x00\x03200\x26\x00\x09__protVer\x00\x031.0"
+    b"\x26\x00\x04__ts\x00\x20001700000000000:00001:StateStore\x02\x00\x00\x00\x0a"
+)
+
+
+def _length(size: int) -> bytes:
+    return bytes((size & 127 | 128, size >> 7)) if size > 127 else bytes((size,))
+
+
+@contextmanager
+def floor(way: str, folder: str) -> Iterator[tuple[str, int]]:
+    """The server as a process of its own, with its file in ``folder``; yields host:port and the process id."""
+    Path(folder).mkdir()
+    process = subprocess.Popen([sys.executable, "-m", "benchmarks.floor", folder, way], stdout=subprocess.PIPE)
+    with servers.ended(process):
+        assert process.stdout is not None
+        yield f"127.0.0.1:{int(process.stdout.readline())}", process.pid
+
+
+async def _serve(folder: Path, way: str) -> None:
+    log = None if way == "memory" else Log(folder, thread=way == "thread")
+    server = await asyncio.get_running_loop().create_server(lambda: Shell(log), "127.0.0.1", 0)
+    print(server.sockets[0].getsockname()[1], flush=True)
+    await server.serve_forever()
+
+
+if __name__ == "__main__":
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_serve(Path(sys.argv[1]), sys.argv[2]))
