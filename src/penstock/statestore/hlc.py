@@ -272,8 +272,8 @@ def parse_position(raw: bytes) -> tuple[int, int]:
 
 
 def _read(raw: bytes) -> tuple[int, int, int]:
-    """The second form of :func:`_read_in_bulk`: numbers of 15 and 5 digits, as the SDKs write them, in words of eight
-    bytes.
+    """The second form of :func:`_read_in_bulk`: eight bytes at once, for numbers of 15 and 5 digits as the SDKs write
+    them.
     """
     size: i64 = len(raw)
     if size < _NODE_AT + 1 or raw[15] != 0x3A or raw[21] != 0x3A:

@@ -154,7 +154,7 @@ def array_head(payload: bytes) -> tuple[i64, i64]:
 
 
 def element(payload: bytes, position: i64) -> tuple[i64, i64]:
-    """Where the content of the bulk string at ``position`` begins, and where the next byte after its CRLF is."""
+    """The first byte of the content of the bulk string at ``position``, and the first byte after its CRLF."""
     length, start = _header(payload, position, _BULK)
     end = start + length
     if end + 2 > len(payload) or read_i16_le(payload, end) != _CRLF:
