@@ -260,12 +260,12 @@ def response(ask: StoreRequest, answer: Answer, now_ms: int, out: BytesWriter) -
     correlation = ask.correlation
     size: i64 = len(correlation)
     head = dialect.status_head
-    seconds = milliseconds = counter = node = b""
+    seconds = milliseconds = rest = b""
     length: i64 = 0
     if version is not None:
         if dialect.padded_versions:
-            seconds, milliseconds, counter, node = version.padded_pieces()
-            length = len(seconds) + len(milliseconds) + len(counter) + len(node)
+            seconds, milliseconds, rest = version.padded_pieces()
+            length = len(seconds) + len(milliseconds) + len(rest)
         else:
             seconds = str(version).encode()
             length = len(seconds)
@@ -282,8 +282,7 @@ def response(ask: StoreRequest, answer: Answer, now_ms: int, out: BytesWriter) -
     if version is not None:
         out.write(seconds)
         out.write(milliseconds)
-        out.write(counter)
-        out.write(node)
+        out.write(rest)
     message.properties_wire = out.getvalue()
     return message
 

@@ -41,6 +41,8 @@ MAX_LEAD_MS: Final = 8
 _MAX_NUMBER: Final = 2**64 - 1
 _MAX_NUMBER_DIGITS: Final = 20
 _SHORT_DIGITS: Final = 18
+_COUNTERS: Final = 256
+"""Counters that are usual: those of versions rise in a burst only."""
 _COMPILED: Final = not __file__.endswith(".py")
 
 
@@ -106,10 +108,10 @@ class Hlc:
         """The same as UTF-8, as it is sent."""
         return b"".join(self.padded_pieces())
 
-    def padded_pieces(self) -> tuple[bytes, bytes, bytes, bytes]:
+    def padded_pieces(self) -> tuple[bytes, bytes, bytes]:
         """The same in pieces, for a caller that joins more than them."""
-        if self.wall_ms >= 10**15 or self.counter > 999:
-            return b"%015d:%05d" % (self.wall_ms, self.counter), b"", b"", b":" + self.node.encode()
+        if self.wall_ms >= 10**15 or self.counter >= _COUNTERS:
+            return b"%015d:%05d" % (self.wall_ms, self.counter), b"", b":" + self.node.encode()
         wall: i64 = self.wall_ms
         counter: i64 = self.counter
         number = wall // 1000
@@ -118,8 +120,11 @@ class Hlc:
             second = _last.second = _PrintedSecond(number, b"%012d" % number)
         node = _last.node
         if node.text != self.node:
-            node = _last.node = _PrintedNode(self.node, b":" + self.node.encode())
-        return second.digits, _MILLISECONDS[wall - number * 1000], _COUNTERS[counter], node.wire
+            node = _last.node = _PrintedNode(self.node, self.node.encode())
+        after = node.after[counter]
+        if after is None:
+            after = node.after[counter] = b":%05d:%b" % (counter, node.wire)
+        return second.digits, _MILLISECONDS[wall - number * 1000], after
 
     @property
     def position(self) -> tuple[int, int]:
@@ -225,11 +230,14 @@ class _PrintedSecond:
 
 @final
 class _PrintedNode:
-    __slots__ = ("text", "wire")
+    """A node id; ``after`` is what follows the wall clock, by counter, where it has been printed before."""
+
+    __slots__ = ("after", "text", "wire")
 
     def __init__(self, text: str, wire: bytes) -> None:
         self.text = text
         self.wire = wire
+        self.after: list[bytes | None] = [None] * _COUNTERS
 
 
 @final
@@ -243,12 +251,11 @@ class _LastPrinted:
 
     def __init__(self) -> None:
         self.second = _PrintedSecond(-1, b"")
-        self.node = _PrintedNode("", b":")
+        self.node = _PrintedNode("", b"")
 
 
 _last: Final = _LastPrinted()
 _MILLISECONDS: Final[list[bytes]] = [b"%03d" % number for number in range(1000)]
-_COUNTERS: Final[list[bytes]] = [b":%05d" % number for number in range(1000)]
 
 
 def parse(text: str) -> Hlc | None:

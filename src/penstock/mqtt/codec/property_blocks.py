@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Final, final
 
-from librt.strings import read_i16_be, read_i64_le
+from librt.strings import read_i16_be, read_i32_le, read_i64_le
 from mypy_extensions import i64, mypyc_attr
 
 from penstock.errors import LocalProtocolError, RemoteProtocolError
@@ -305,6 +305,10 @@ def _is_at(wire: bytes, position: i64, name: bytes) -> bool:
         if read_i64_le(wire, position + at) != read_i64_le(name, at):
             return False
         at += 8
+    if at + 4 <= size:
+        if read_i32_le(wire, position + at) != read_i32_le(name, at):
+            return False
+        at += 4
     while at < size:
         if wire[position + at] != name[at]:
             return False

@@ -278,11 +278,13 @@ def _parse_elements(payload: bytes, extensions: Extension) -> Command | StoreErr
 def _spec_at(payload: bytes, start: i64, end: i64) -> CommandSpec | None:
     """The command whose name is ``payload[start:end]``."""
     size = end - start
-    word = i64(read_i32_le(payload, start)) if size > 2 else 0  # with CRLF there are four bytes
+    if size < 3:
+        return None
+    word = i64(read_i32_le(payload, start))
     if size == 3:
         word &= 0xFFFFFF
     for spec in _SPECS:
-        if spec.size == size and word in (spec.upper_word, spec.lower_word):
+        if spec.size == size and (word == spec.upper_word or word == spec.lower_word):  # noqa: PLR1714 - numbers
             return spec if size <= 4 or payload[start:end] in (spec.upper, spec.lower) else None
     return None
 

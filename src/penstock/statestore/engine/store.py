@@ -178,7 +178,7 @@ class Engine:
         else:
             answer, changes = self._carry_out(command, context, prefix, now_ms, steady_ms)
         # Also what changed nothing has been seen: later versions are greater than every time stamp accepted.
-        if answer.kind is not _ERROR:
+        if context.time_ms >= self._clock.wall_ms and answer.kind is not _ERROR:
             self._clock.see(context.time_ms, context.time_counter)
         return answer, changes
 

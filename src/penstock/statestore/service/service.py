@@ -388,7 +388,8 @@ class StateStoreService(Service):
             self._recent.note(context.client_id, ask.correlation, context.timestamp)
         answer, changes = self._engine.execute(command, context, now_ms, self._steady_ms)
         if changes:
-            wait_for = self._submit(changes, asked=self._is_asked_to_keep(ask))
+            self._arm()
+            wait_for = self._writer.submit(changes, asked=self._is_asked_to_keep(ask))
             self._answer(message, ask, answer, wait_for, now_ms)
             self._notify(changes, wait_for)
         elif answer.kind is _PAYLOAD or answer.missed is not None:
@@ -419,7 +420,7 @@ class StateStoreService(Service):
             return
         changes = self._engine.tick(self._clock(), self._steady(), limit=_EXPIRE_AT_ONCE)
         if changes:
-            self._notify(changes, self._submit(changes))
+            self._notify(changes, self._writer.submit(changes))
         self._arm()
 
     def _arm(self) -> None:
@@ -434,11 +435,6 @@ class StateStoreService(Service):
         if deadline is not None:
             delay_s = max(0, deadline - self._steady()) / 1000
             self._timer = self._loop.call_later(min(delay_s, _LONGEST_TIMER_S), self.wake)
-
-    def _submit(self, changes: list[Change], *, asked: bool = False) -> int:
-        """Hand ``changes`` to the writer; the number of the commit that their answer waits for, 0 = none."""
-        self._arm()
-        return self._writer.submit(changes, asked=asked)
 
     def _trim(self, floor: Hlc) -> None:
         self._writer.trim(floor)
