@@ -438,7 +438,7 @@ def state_store() -> str:
     lines += ["| command | syntax | access | description | available |", "| --- | --- | --- | --- | --- |"]
     for spec in commands.COMMANDS.values():
         offered = statestore_commands.OFFERED[spec.extension]
-        access = (spec.access.name or "").capitalize()
+        access = statestore_commands.permissions(spec)
         page = f"[{spec.verb}](state-store/{spec.verb.lower()}.md)"
         lines.append(f"| {page} | `{cell(spec.syntax)}` | {access} | {cell(spec.summary)} | {offered} |")
     lines += ["", command_notes, "", "## Protocol forms", ""]

@@ -34,7 +34,7 @@ from penstock.statestore.engine.store import Engine
 from penstock.statestore.hlc import Hlc
 from penstock.statestore.options import EXTENSIONS
 
-__all__ = ["OFFERED", "pages"]
+__all__ = ["OFFERED", "pages", "permissions"]
 
 NOW: Final = 1_696_374_425_000
 STEP_MS: Final = 1000
@@ -354,8 +354,13 @@ def _notification_table() -> list[str]:
     return ["", "## Notifications", "", f"Client `app`, key `k`: to `{topic}`, QoS 1.", "", *lines]
 
 
+def permissions(spec: CommandSpec) -> str:
+    """The permissions that a command needs, in words."""
+    return " and ".join(str(permission.name).capitalize() for permission in spec.access)
+
+
 def _facts(spec: CommandSpec) -> list[str]:
-    access = (spec.access.name or "").capitalize()
+    access = permissions(spec)
     if spec.verb in (Verb.SET, Verb.VDEL):
         asked = ", ".join(name.name for name in Condition if name is not Condition.ALWAYS)
         access += "; with `security.strict_read` also Read" + (f" for {asked}" if spec.verb is Verb.SET else "")

@@ -14,7 +14,7 @@ from penstock.node.config.node import load_config
 from penstock.node.config.statestore import ExtensionName
 from penstock.node.metric_help import METRICS
 from penstock.pipelines.spec.loader import load
-from penstock.statestore.codec.commands import Verb
+from penstock.statestore.codec.commands import COMMANDS, Access, Verb
 from tests.docs.pages import ROOT, blocks, page_paths
 
 EXAMPLES = ROOT / "examples" / "reference"
@@ -33,6 +33,15 @@ def test_hand_written_pages_name_every_command_and_every_extension() -> None:
     assert [verb for verb in Verb if not re.search(rf"\b{verb}\b", features)] == []
     protocol = (ROOT / "tools" / "state-store.md").read_text(encoding="utf-8")
     assert [name for name in ExtensionName if f"\n| `{name}` | " not in protocol] == []
+
+
+def test_the_page_on_authorization_names_every_command() -> None:
+    page = (ROOT / "docs" / "security" / "authorization.md").read_text(encoding="utf-8")
+    for permission in Access:
+        commands = re.search(rf"`{str(permission.name).capitalize()}` covers ([^;.]*)", page)
+        assert commands is not None
+        expected = {spec.verb for spec in COMMANDS.values() if permission in spec.access}
+        assert set(re.findall(r"[A-Z]+", commands[1])) == expected
 
 
 def test_the_limits_of_mqtt_that_a_page_names_exist() -> None:

@@ -165,7 +165,9 @@ class BrokerResource(_PolicySection):
 class StateStoreResource(_PolicySection):
     """Permissions of a rule in the state store."""
 
-    method: StoreMethod = Field(description="Read: GET, KEYNOTIFY, SCAN; Write: SET, DEL, VDEL")
+    method: StoreMethod = Field(
+        description="Read: GET, MGET, MVALUES, PTTL, KEYNOTIFY, SCAN; Write: SET, DEL, VDEL, BATCH"
+    )
     keyType: KeyType = Field(
         default="Pattern", description="Pattern: a glob with placeholders; String: the key; Binary: the key in base64"
     )
