@@ -120,10 +120,10 @@ class Hlc:
             second = _last.second = _PrintedSecond(number, b"%012d" % number)
         node = _last.node
         if node.text != self.node:
-            node = _last.node = _PrintedNode(self.node, self.node.encode())
+            node = _last.node = _printed_node(self.node)
         after = node.after[counter]
         if after is None:
-            after = node.after[counter] = b":%05d:%b" % (counter, node.wire)
+            after = node.print_after(counter)
         return second.digits, _MILLISECONDS[wall - number * 1000], after
 
     @property
@@ -239,12 +239,17 @@ class _PrintedNode:
         self.wire = wire
         self.after: list[bytes | None] = [None] * _COUNTERS
 
+    def print_after(self, counter: int) -> bytes:
+        """Print what follows the wall clock with that counter."""
+        after = self.after[counter] = b":%05d:%b" % (counter, self.wire)
+        return after
+
 
 @final
 class _LastPrinted:
     """Second and node id of the last printed value, as printed: the next value usually has the same.
 
-    All threads share it, so each is one reference to values that never change.
+    All threads share it, so each is one reference to values that never change; printed counters are only added.
     """
 
     __slots__ = ("node", "second")
@@ -255,6 +260,20 @@ class _LastPrinted:
 
 
 _last: Final = _LastPrinted()
+_MAX_NODES: Final = 16
+_nodes: Final[dict[str, _PrintedNode]] = {}
+"""Node ids that were printed; emptied at :data:`_MAX_NODES`."""
+
+
+def _printed_node(text: str) -> _PrintedNode:
+    node = _nodes.get(text)
+    if node is None:
+        if len(_nodes) >= _MAX_NODES:
+            _nodes.clear()
+        node = _nodes[text] = _PrintedNode(text, text.encode())
+    return node
+
+
 _MILLISECONDS: Final[list[bytes]] = [b"%03d" % number for number in range(1000)]
 
 
