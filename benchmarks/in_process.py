@@ -4,6 +4,7 @@ Usage: python -m benchmarks.in_process [--case set] [--durability memory] [--win
 
 One client; each read holds ``--window`` requests as the SDKs write them, and the PUBACKs of the answers to the previous
 read. Measured is what the shell calls for a read, in memory; a durable request also has its part of the commit.
+``fanout`` is a broker alone: messages of one client to 50 others, whose PUBACKs come back; measured is one delivery.
 ``--instructions`` runs the same under ``valgrind --tool=callgrind`` and prints instructions per request and function:
 what else runs on the machine does not move them. It needs the compiled core and valgrind.
 """
@@ -26,6 +27,7 @@ from penstock import compiled
 from penstock.mqtt.codec.encoder import encode
 from penstock.mqtt.codec.packets import Connect, Publish, Subscribe, Subscription
 from penstock.mqtt.engine.broker import Broker
+from penstock.mqtt.engine.connections.connection import BrokerConnection
 from penstock.mqtt.engine.connections.output import Sink
 from penstock.mqtt.engine.outlet import BrokerOutlet
 from penstock.runtime.io.files import Durability
@@ -48,6 +50,9 @@ ARGUMENTS: Final[dict[str, Callable[[bytes], list[bytes]]]] = {
     "qos1": lambda key: [key],
 }
 """Cases: the commands; ``fenced``: a SET with a fencing token; ``qos1``: a message that one client receives."""
+FANOUT: Final = "fanout"
+RECEIVERS: Final = 50
+"""Subscribers of ``fanout``."""
 KEYS: Final = 1000
 MEASURED: Final = "CPyDef_*connection___BrokerConnection___receive"
 """The function in the C that mypyc makes that handles one read."""
@@ -146,6 +151,51 @@ async def measure(case: str, durability: Durability, window: int, reads: int, wa
         return sorted(times)[len(times) // 2] / window / 1000
 
 
+def fan_out(window: int, reads: int, warm_up: int) -> float:
+    """Processor time of a delivery in us: the median of the reads of the publisher."""
+    broker = Broker(new_client_id=lambda: "generated")
+
+    def connect(client_id: str) -> tuple[BrokerConnection, _Transport]:
+        connection = broker.open("in-process", 1)
+        assert connection is not None
+        connection.sink = transport = _Transport()
+        connection.receive(encode(Connect(client_id, keep_alive=0)), 1, 1)
+        return connection, transport
+
+    def receive(connection: BrokerConnection, data: bytes, now: int) -> None:
+        broker.outbound.reading = connection
+        connection.receive(data, now, now)
+        broker.outbound.end_read()
+
+    publisher, _ = connect(CLIENT)
+    receivers = [connect(f"receiver-{number}") for number in range(RECEIVERS)]
+    for connection, _ in receivers:
+        connection.receive(encode(Subscribe(1, [Subscription("plant/#")])), 1, 1)
+    broker.flush(1)
+    gc.collect()
+    gc.freeze()
+    transports = dict(receivers)
+    read = b"".join(encode(Publish("plant/line/1", VALUE, 1, packet_id=number)) for number in range(1, window + 1))
+    times = []
+    for turn in range(2, 2 + warm_up + reads):
+        started = time.process_time_ns()
+        receive(publisher, read, turn)
+        outputs = broker.flush(turn)
+        spent = time.process_time_ns() - started
+        answers = []
+        for connection, output, _ in outputs:
+            if connection in transports:
+                transports[connection].send_now(output)
+                answers.append(transports[connection].acknowledgements())
+        assert [count for count, _ in answers] == [window] * RECEIVERS
+        started = time.process_time_ns()
+        for (connection, _), (_, acknowledgements) in zip(receivers, answers, strict=True):
+            receive(connection, acknowledgements, turn)
+        if turn >= 2 + warm_up:
+            times.append(spent + time.process_time_ns() - started)
+    return sorted(times)[len(times) // 2] / window / RECEIVERS / 1000
+
+
 def instructions(options: argparse.Namespace) -> int:
     """Run this module under callgrind and print what it found."""
     with tempfile.TemporaryDirectory() as folder:
@@ -167,7 +217,7 @@ def instructions(options: argparse.Namespace) -> int:
                     [*report, f"--inclusive={inclusive}", str(out)], capture_output=True, text=True, check=True
                 )
                 files.append(shown.stdout.splitlines())
-        requests = options.reads * options.window
+        requests = options.reads * options.window * (RECEIVERS if options.case == FANOUT else 1)
         own, whole = (_difference(files[i], files[i + 2], requests) for i in (0, 1))
         print(f"{'own':>9} {'inclusive':>9}  function")
         for name in sorted(own, key=lambda name: -own[name])[: options.top]:
@@ -196,7 +246,7 @@ def _difference(before: list[str], after: list[str], requests: int) -> dict[str,
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--case", choices=[*ARGUMENTS, "all"], default="set")
+    parser.add_argument("--case", choices=[*ARGUMENTS, FANOUT, "all"], default="set")
     parser.add_argument("--durability", choices=[each.value for each in Durability], default="memory")
     parser.add_argument("--window", type=int, default=16, help="requests in a read")
     parser.add_argument("--reads", type=int, default=0, help="default: 2000, with --instructions 40")
@@ -208,8 +258,11 @@ def main() -> int:
         options.reads = options.reads or 40
         return instructions(options)
     reads = options.reads or 2000
-    for case in ARGUMENTS if options.case == "all" else [options.case]:
-        us = asyncio.run(measure(case, Durability(options.durability), options.window, reads, options.warm_up))
+    for case in [*ARGUMENTS, FANOUT] if options.case == "all" else [options.case]:
+        if case == FANOUT:
+            us = fan_out(options.window, reads, options.warm_up)
+        else:
+            us = asyncio.run(measure(case, Durability(options.durability), options.window, reads, options.warm_up))
         print(f"{case}, {options.durability}, {compiled.form()}: {us:.2f} us of processor time per request")
     return 0
 

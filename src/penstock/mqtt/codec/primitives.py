@@ -27,6 +27,7 @@ __all__ = [
     "encode_size",
     "encode_string",
     "encode_varint",
+    "is_plain",
     "length_size",
     "malformed",
     "protocol_error",
@@ -115,43 +116,42 @@ def encode_binary(raw: bytes, what: str) -> bytes:
     return len(raw).to_bytes(2, "big") + raw
 
 
+def is_plain(data: bytes, position: i64, end: i64, zeros: i64) -> bool:
+    """Whether ``data[position:end]`` is ASCII with exactly that many zero bytes, found eight at a time.
+
+    Added to 127, a byte of ASCII that is not zero sets its highest bit, and no other byte is touched.
+    """
+    if not COMPILED or end < 8 or end - position > 2000:  # the count of each of the eight must fit its byte
+        run = data[position:end]
+        return run.isascii() and run.count(0) == zeros
+    ones: i64 = 0x0101010101010101
+    word: i64
+    all_bits: i64 = 0
+    filled: i64 = 0
+    at = position
+    while at + 8 <= end:
+        word = read_i64_le(data, at)
+        all_bits |= word
+        filled += word + 0x7F7F7F7F7F7F7F7F >> 7 & ones
+        at += 8
+    if at < end:
+        word = read_i64_le(data, end - 8) >> (at + 8 - end) * 8
+        all_bits |= word
+        filled += word + 0x7F7F7F7F7F7F7F7F >> 7 & ones
+    if all_bits >> 7 & ones:
+        return False
+    filled = (filled & 0x00FF00FF00FF00FF) + (filled >> 8 & 0x00FF00FF00FF00FF)
+    return end - position - zeros == filled * 0x0001000100010001 >> 48 & 0xFFFF
+
+
 def check_text(data: bytes, position: i64, end: i64) -> None:
     """Check that ``data[position:end]`` is text, as :func:`decode_text` does.
 
     Raises:
         RemoteProtocolError: as :func:`decode_text`.
     """
-    if not COMPILED:
-        raw = data[position:end]
-        if not raw.isascii() or 0 in raw:
-            decode_text(raw)
-    elif not _is_plain(data, position, end):
+    if not is_plain(data, position, end, 0):
         decode_text(data[position:end])
-
-
-def _is_plain(data: bytes, position: i64, end: i64) -> bool:
-    """Whether all bytes are 1 to 127, found eight at a time.
-
-    Then neither the word nor the word less one in each byte has the highest bit of a byte set.
-    """
-    ones: i64 = 0x0101010101010101
-    word: i64
-    at = position
-    while at + 8 <= end:
-        word = read_i64_le(data, at)
-        if (word | word - ones) >> 7 & ones:
-            return False
-        at += 8
-    if at + 8 <= len(data):  # the bytes behind the end are read as ones
-        bits = (end - at) * 8
-        word = read_i64_le(data, at) & ~shift(-1, bits) | shift(ones, bits)
-        return (word | word - ones) >> 7 & ones == 0
-    while at < end:
-        byte: i64 = data[at]
-        if byte == 0 or byte > 127:
-            return False
-        at += 1
-    return True
 
 
 def shift(value: i64, bits: i64) -> i64:

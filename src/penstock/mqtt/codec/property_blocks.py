@@ -19,6 +19,7 @@ from penstock.mqtt.codec.primitives import (
     encode_binary,
     encode_string,
     encode_varint,
+    is_plain,
     malformed,
     protocol_error,
     shift,
@@ -498,34 +499,7 @@ def _refuse_misplaced(properties: Properties, context: int) -> None:
 
 
 def _check_user_properties(block: PropertyBlock, data: bytes, position: i64, end: i64) -> i64:
-    """Check the user properties that follow each other from ``position`` on; return where the last of them ends."""
-    return _check_each(block, data, position, end) if COMPILED else _check_in_bulk(block, data, position, end)
-
-
-def _check_each(block: PropertyBlock, data: bytes, position: i64, end: i64) -> i64:
-    lengths: i64 = block.name_lengths
-    while position < end and data[position] == _USER_PROPERTY:
-        if position + 3 > end:
-            raise malformed("a property ends within a field")
-        size: i64 = data[position + 1]
-        size = size << 8 | data[position + 2]
-        lengths |= shift(1, min(62, size))
-        middle = position + 3 + size
-        if middle + 2 > end:
-            raise malformed("a property ends within a field")
-        check_text(data, position + 3, middle)
-        size = data[middle]
-        size = size << 8 | data[middle + 1]
-        position = middle + 2 + size
-        if position > end:
-            raise malformed("a length goes beyond the properties")
-        check_text(data, middle + 2, position)
-    block.name_lengths = lengths
-    return position
-
-
-def _check_in_bulk(block: PropertyBlock, data: bytes, position: i64, end: i64) -> i64:
-    """The second form of :func:`_check_each`: without loops over the bytes of texts.
+    """Check the user properties that follow each other from ``position`` on; return where the last of them ends.
 
     All texts are checked at once: in ASCII, with no more zero bytes than the lengths have, there is no U+0000 in them.
     """
@@ -555,8 +529,7 @@ def _check_in_bulk(block: PropertyBlock, data: bytes, position: i64, end: i64) -
         if position > end:
             raise malformed("a length goes beyond the properties")
     block.name_lengths = lengths
-    run = data[start:position]
-    if not run.isascii() or run.count(0) != zeros:
+    if not is_plain(data, start, position, zeros):
         while start < position:
             middle = start + 3 + (data[start + 1] << 8 | data[start + 2])
             check_text(data, start + 3, middle)

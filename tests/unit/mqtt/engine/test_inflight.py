@@ -9,7 +9,7 @@ from penstock.mqtt.engine.model.inflight import Inflight, InflightEntry
 
 
 def test_identifiers() -> None:
-    inflight: Inflight[InflightEntry] = Inflight()
+    inflight = Inflight()
     first = inflight.free_id()
     inflight.add(first, InflightEntry())
     assert (first, inflight.free_id()) == (1, 2)
@@ -18,7 +18,7 @@ def test_identifiers() -> None:
 
 
 def test_identifiers_continue_after_those_of_an_earlier_process() -> None:
-    inflight: Inflight[InflightEntry] = Inflight()
+    inflight = Inflight()
     for packet_id in (65_534, 65_535, 1):
         inflight.restore(packet_id, InflightEntry())
     assert inflight.free_id() == 2
@@ -28,7 +28,7 @@ def test_identifiers_continue_after_those_of_an_earlier_process() -> None:
 @given(st.lists(st.tuples(st.sampled_from(["send", "restore", "acknowledge", "clear"]), st.integers(1, 300))))
 def test_like_a_dictionary(steps: list[tuple[str, int]]) -> None:
     """Also where identifiers share a slot."""
-    inflight: Inflight[InflightEntry] = Inflight()
+    inflight = Inflight()
     model: dict[int, InflightEntry] = {}
     for action, n in steps:
         packet_id = n * 64 + n % 7

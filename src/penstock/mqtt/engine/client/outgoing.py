@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, cast
 
 from penstock.errors import LocalProtocolError, PenstockError, UnavailableError
 from penstock.mqtt.codec.encoder import encode
@@ -78,7 +78,7 @@ class Outgoing:
         self._announced = _NO_PROPERTIES
         self._send_maximum = 65_535
         self._open_publishes = 0
-        self._inflight: Inflight[_Operation] = Inflight()
+        self._inflight = Inflight()
         self._waiting: deque[_Operation] = deque()
         self._topic_aliases = topic_aliases
         self._aliases: dict[str, int] = {}
@@ -97,8 +97,8 @@ class Outgoing:
         self._announced = announced
         self._send_maximum = announced.receive_maximum or 65_535
         self._alias_maximum = min(self._topic_aliases, announced.topic_alias_maximum or 0)
-        control = [op for op in self._inflight.values() if not isinstance(op.packet, Publish)]
-        received = [op for op in self._inflight.values() if op.received is not None]
+        control = [op for op in self._operations() if not isinstance(op.packet, Publish)]
+        received = [op for op in self._operations() if op.received is not None]
         if present:
             for operation in received:
                 self._outbox.send(PubRel(operation.packet.packet_id), now)
@@ -123,11 +123,11 @@ class Outgoing:
         """Handle the end of the network connection; unanswered operations wait for the next one."""
         self._online = False
         unanswered = [
-            op for op in self._inflight.values() if isinstance(op.packet, Publish) and op.sent and op.received is None
+            op for op in self._operations() if isinstance(op.packet, Publish) and op.sent and op.received is None
         ]
         already = set(map(id, self._waiting))
         self._waiting.extendleft(op for op in reversed(unanswered) if id(op) not in already)
-        for operation in self._inflight.values():
+        for operation in self._operations():
             operation.counted = False
         self._open_publishes = 0
         self._aliases.clear()
@@ -135,7 +135,7 @@ class Outgoing:
 
     def abandon(self) -> list[tuple[object, bool]]:
         """Abandon all unanswered operations; return their tokens, and whether the server may have received them."""
-        operations = {id(op): op for op in (*self._inflight.values(), *self._waiting)}
+        operations = {id(op): op for op in (*self._operations(), *self._waiting)}
         self._inflight.clear()
         self._waiting.clear()
         self._open_publishes = 0
@@ -149,7 +149,7 @@ class Outgoing:
                 if not operation.sent:
                     self._waiting.remove(operation)
                 return
-        for operation in self._inflight.values():
+        for operation in self._operations():
             if operation.token is token:
                 operation.token = None
                 if not operation.sent:
@@ -197,7 +197,7 @@ class Outgoing:
 
     def acknowledged(self, packet: PubAck, now: int) -> None:
         """Handle a PUBACK; one with an unknown identifier is late and ignored."""
-        operation = self._inflight.get(packet.packet_id)
+        operation = self._find(packet.packet_id)
         if operation is None or not isinstance(operation.packet, Publish):
             return
         if operation.packet.qos != 1:
@@ -207,7 +207,7 @@ class Outgoing:
 
     def received(self, packet: PubRec, now: int) -> None:
         """Handle a PUBREC, which accepts or refuses a message [MQTT-4.3.3-4]."""
-        operation = self._inflight.get(packet.packet_id)
+        operation = self._find(packet.packet_id)
         if operation is None or not isinstance(operation.packet, Publish):
             if packet.reason_code < 0x80:  # else there is nothing to release
                 self._outbox.send(PubRel(packet.packet_id, ReasonCode.PACKET_IDENTIFIER_NOT_FOUND), now)
@@ -221,13 +221,13 @@ class Outgoing:
 
     def completed(self, packet: PubComp, now: int) -> None:
         """Handle a PUBCOMP. Its code 0x92, unknown identifier, still means that the server has the message."""
-        operation = self._inflight.get(packet.packet_id)
+        operation = self._find(packet.packet_id)
         if operation is not None and operation.received is not None:
             self._finish(operation, operation.received, None, now)
 
     def answered(self, packet: SubAck | UnsubAck) -> None:
         """Handle a SUBACK or UNSUBACK."""
-        operation = self._inflight.get(packet.packet_id)
+        operation = self._find(packet.packet_id)
         if operation is None:
             return
         asked = operation.packet
@@ -270,7 +270,7 @@ class Outgoing:
             except LocalProtocolError as e:
                 self._give_up(operation, e)
                 continue
-            if inflight.get(publish.packet_id) is None:
+            if self._find(publish.packet_id) is None:
                 inflight.add(publish.packet_id, operation)
             operation.sent = operation.seen = operation.counted = True
             self._open_publishes += 1
@@ -287,6 +287,12 @@ class Outgoing:
 
     # Inside
 
+    def _find(self, packet_id: int) -> _Operation | None:
+        return cast("_Operation | None", self._inflight.get(packet_id))
+
+    def _operations(self) -> list[_Operation]:
+        return cast("list[_Operation]", self._inflight.values())
+
     def _finish(self, operation: _Operation, code: int, reason_string: str | None, now: int) -> None:
         """Complete a message."""
         self._inflight.remove(operation)
@@ -302,7 +308,7 @@ class Outgoing:
 
     def _give_up(self, operation: _Operation, error: PenstockError) -> None:
         """Fail a message that is not sent (any more)."""
-        if self._inflight.get(operation.packet.packet_id) is operation:
+        if self._find(operation.packet.packet_id) is operation:
             self._inflight.remove(operation)
         if operation.token is not None:
             self._events.append(Answered(operation.token, (), "", error))

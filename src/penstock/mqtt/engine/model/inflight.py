@@ -6,7 +6,7 @@ flight fill neighbouring slots, and a slot with more than one message is rare.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Generic, TypeVar, cast
+from typing import TYPE_CHECKING
 
 from mypy_extensions import mypyc_attr
 
@@ -31,13 +31,11 @@ class InflightEntry:
         """The next entry in the same slot."""
 
 
-T = TypeVar("T", bound=InflightEntry)
+class Inflight:
+    """Entries in flight. The owner bounds their number to less than 65,535, and knows their class.
 
-
-class Inflight(Generic[T]):
-    """Entries in flight. The owner bounds their number to less than 65,535.
-
-    Identifiers go round, so that a late acknowledgement of an old message does not hit a new one.
+    Identifiers go round, so that a late acknowledgement of an old message does not hit a new one. Not generic: mypyc
+    checks each access to the attributes of a generic class.
     """
 
     __slots__ = ("_last", "_mask", "_order", "_slots", "bytes", "count")
@@ -54,23 +52,17 @@ class Inflight(Generic[T]):
     def __len__(self) -> int:
         return self.count
 
-    def assign(self, entry: T) -> i64:
+    def assign(self, entry: InflightEntry) -> i64:
         """Add an entry under a free packet identifier, and return that."""
         if self.count > self._mask:
             self._grow()
-        slots, mask, packet_id = self._slots, self._mask, self._last
-        while True:
-            packet_id = packet_id + 1 if packet_id < 65_535 else 1
-            if slots[packet_id & mask] is None:
-                break
-            if self.get(packet_id) is None:
-                entry.next = slots[packet_id & mask]
-                break
-        self._last = packet_id
+        packet_id = self.free_id()
+        slots, slot = self._slots, packet_id & self._mask
         entry.packet_id = packet_id
         entry.order = self._order
+        entry.next = slots[slot]
+        slots[slot] = entry
         self._order += 1
-        slots[packet_id & mask] = entry
         self.count += 1
         return packet_id
 
@@ -79,12 +71,14 @@ class Inflight(Generic[T]):
         slots, mask = self._slots, self._mask
         packet_id = self._last
         while True:
-            packet_id = packet_id + 1 if packet_id < 65_535 else 1
+            packet_id += 1
+            if packet_id > 65_535:
+                packet_id = 1
             if slots[packet_id & mask] is None or self.get(packet_id) is None:
                 self._last = packet_id
                 return packet_id
 
-    def add(self, packet_id: i64, entry: T) -> None:
+    def add(self, packet_id: i64, entry: InflightEntry) -> None:
         """Add an entry under a free identifier."""
         if self.count > self._mask:
             self._grow()
@@ -96,19 +90,19 @@ class Inflight(Generic[T]):
         slots[slot] = entry
         self.count += 1
 
-    def restore(self, packet_id: i64, entry: T) -> None:
+    def restore(self, packet_id: i64, entry: InflightEntry) -> None:
         """Add an entry of an earlier process; identifiers continue after it."""
         self.add(packet_id, entry)
         self._last = packet_id
 
-    def get(self, packet_id: i64) -> T | None:
+    def get(self, packet_id: i64) -> InflightEntry | None:
         """Return the entry with that identifier; None for a free one."""
         entry = self._slots[packet_id & self._mask]
         while entry is not None and entry.packet_id != packet_id:
             entry = entry.next
-        return cast("T | None", entry)
+        return entry
 
-    def remove(self, entry: T) -> None:
+    def remove(self, entry: InflightEntry) -> None:
         """Remove an entry that is in flight."""
         slots, slot = self._slots, entry.packet_id & self._mask
         before = slots[slot]
@@ -122,11 +116,11 @@ class Inflight(Generic[T]):
         entry.next = None
         self.count -= 1
 
-    def values(self) -> list[T]:
+    def values(self) -> list[InflightEntry]:
         """Return all entries, the oldest first."""
         entries = self._entries()
         entries.sort(key=lambda entry: entry.order)
-        return cast("list[T]", entries)
+        return entries
 
     def clear(self) -> None:
         """Remove all entries; identifiers continue."""

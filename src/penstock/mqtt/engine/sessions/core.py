@@ -244,7 +244,7 @@ class BrokerCore(SessionOwner):
     def fan_out(self, route: Route, message: Message, publisher: Session | None, now: i64) -> None:
         """Deliver a message to the subscribers of its route."""
         qos = message.qos
-        retain: i64 = 1 if message.retain else 0
+        retain: i64
         if route.many:
             message.stored = -1  # once for all receivers
         for target in route.targets:
@@ -253,13 +253,10 @@ class BrokerCore(SessionOwner):
             if chosen is None:
                 continue
             granted = chosen.qos
-            session.deliver(
-                message,
-                min(granted, qos),  # [MQTT-3.8.4-8]
-                retain if chosen.retain_as_published else 0,  # [MQTT-3.3.1-12], [MQTT-3.3.1-13]
-                chosen.identifiers,
-                now,
-            )
+            retain = 0
+            if message.retain and chosen.retain_as_published:  # [MQTT-3.3.1-12], [MQTT-3.3.1-13]
+                retain = 1
+            session.deliver(message, min(granted, qos), retain, chosen.identifiers, now)  # [MQTT-3.8.4-8]
         for shared in route.shared:
             member = shared.group.choose(message.publish, shared.members)
             if member is not None:

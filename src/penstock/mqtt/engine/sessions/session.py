@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
 from penstock.mqtt.codec.packets import Will
 from penstock.mqtt.codec.primitives import protocol_error
@@ -77,9 +77,9 @@ class SessionConnection(Timed):
         super().__init__()
         self.session: Session | None = None
         """None until CONNECT is accepted."""
-        self.version = 5
+        self.version: i64 = 5
         """The protocol level of its CONNECT: 5, or 4 for MQTT 3.1.1."""
-        self.send_maximum = 65_535
+        self.send_maximum: i64 = 65_535
         """QoS 1 and 2 messages that may be in flight to the client."""
         self.writable = True
         """False while the transport or the output of this turn is full: messages wait in the session."""
@@ -138,7 +138,7 @@ class Session(Subscriber):
         super().__init__(client_id)
         self._broker = broker
         self._limits = limits
-        self._max_inflight_bytes = limits.max_inflight_bytes
+        self._max_inflight_bytes: i64 = limits.max_inflight_bytes
         self._stats = stats
 
         # Session state, which survives connections and restarts [MQTT 5.0 section 4.1].
@@ -152,7 +152,7 @@ class Session(Subscriber):
         self.will: Will | None = None
         self.will_at = 0
         self.subscriptions: dict[str, SessionSubscription] = {}
-        self.inflight: Inflight[Delivery] = Inflight()
+        self.inflight = Inflight()
         """Unacknowledged QoS 1 and 2 messages; their message is :data:`RELEASED` after PUBREC."""
         self.incoming: dict[int, Answerable | None] = {}
         """Packet identifiers of received QoS 2 messages without PUBREL; the acknowledgement while it waits."""
@@ -188,6 +188,10 @@ class Session(Subscriber):
         self.retained_delivery = None
         self.deferred_group = None
         self.waiting.clear()
+
+    def deliveries(self) -> list[Delivery]:
+        """Return the messages in flight, the oldest first."""
+        return cast("list[Delivery]", self.inflight.values())
 
     def mark_routed(self, packet_id: int) -> None:
         """Register a QoS 2 message whose repetition goes to services only."""
@@ -233,7 +237,7 @@ class Session(Subscriber):
         journal = self.journal
         if journal is None:
             return
-        deliveries = [*self.inflight.values(), *self.waiting.reliable]
+        deliveries = [*self.deliveries(), *self.waiting.reliable]
         journal.delete(list(self.subscriptions), deliveries, [*self.incoming, *self.routed])
 
     # Messages to the client
@@ -337,7 +341,7 @@ class Session(Subscriber):
             RemoteProtocolError: the message was sent at QoS 2.
         """
         inflight = self.inflight
-        delivery = inflight.get(packet_id)
+        delivery = cast("Delivery | None", inflight.get(packet_id))
         if delivery is None:
             return False
         if delivery.qos != 1:
@@ -347,9 +351,11 @@ class Session(Subscriber):
             self._leave_flight(delivery)
         if self.journal is not None:
             self.journal.done(delivery)
-        if self.resend is not _NOTHING and delivery in self.resend:  # late, for a message of an earlier connection
-            self.resend.remove(delivery)
-        if self.waiting.backlog or self.resend is not _NOTHING or self.retained_delivery is not None:
+        if self.resend is not _NOTHING:
+            if delivery in self.resend:  # late, for a message of an earlier connection
+                self.resend.remove(delivery)
+            self.send_waiting(now)
+        elif self.waiting.backlog or self.retained_delivery is not None:
             self.send_waiting(now)
         return True
 
@@ -359,7 +365,7 @@ class Session(Subscriber):
         Raises:
             RemoteProtocolError: the message was sent at QoS 1.
         """
-        delivery = self.inflight.get(packet_id)
+        delivery = cast("Delivery | None", self.inflight.get(packet_id))
         if delivery is None:
             return ReasonCode.PACKET_IDENTIFIER_NOT_FOUND if reason_code < 0x80 else -1  # [MQTT-4.3.3-4]
         if delivery.qos != 2:
@@ -390,7 +396,7 @@ class Session(Subscriber):
         Raises:
             RemoteProtocolError: no PUBREL was sent for it.
         """
-        delivery = self.inflight.get(packet_id)
+        delivery = cast("Delivery | None", self.inflight.get(packet_id))
         if delivery is None:
             return False
         if delivery.message is not RELEASED:
@@ -405,7 +411,7 @@ class Session(Subscriber):
     def withdraw(self, deliveries: list[Delivery]) -> None:
         """Remove deliveries of shared subscriptions that other members take over."""
         gone = {(delivery.message, delivery.share) for delivery in deliveries}
-        for sent in self.inflight.values():
+        for sent in self.deliveries():
             if (sent.message, sent.share) in gone:
                 if self.inflight.bytes:
                     self._leave_flight(sent)
@@ -428,7 +434,7 @@ class Session(Subscriber):
         """
         connection = self.connection
         self.resend = deque() if self.inflight.count else _NOTHING
-        for delivery in self.inflight.values():
+        for delivery in self.deliveries():
             if delivery.message is not RELEASED:
                 self.resend.append(delivery)
             elif connection is not None:

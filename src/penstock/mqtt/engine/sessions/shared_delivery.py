@@ -26,7 +26,7 @@ def deliver_shared(member: SessionSubscription, group: SharedGroup, message: Mes
 
 def share_out(session: Session, now: int) -> None:
     """Move undelivered messages of a disconnected session to connected members; of an ending one to any member."""
-    inflight = [d for d in session.inflight.values() if d.share and d.qos == 1]
+    inflight = [d for d in session.deliveries() if d.share and d.qos == 1]
     waiting = [d for d in session.waiting.reliable if d.share]
     if inflight or waiting:
         _hand_over(session, inflight + waiting, now, online_only=not session.ending)
