@@ -133,11 +133,11 @@ class Decoder:
         "_last_wire",
         "_needed",
         "_pieces",
-        "_refused",
         "_role",
         "_start",
         "_topics",
         "_type",
+        "_types",
         "buffered",
         "error",
         "max_packet_size",
@@ -167,8 +167,7 @@ class Decoder:
         """The first bytes of the protocol name of that CONNECT."""
         self.version = version
         self._role = role
-        self._refused: i64 = sum(1 << packet_type for packet_type in _REFUSED[role])
-        """Bit n is set where packet type n is refused."""
+        self._types = _ACCEPTED[role]
         self._topics = topics or TopicNames()
         self._last_wire = b""
         self._last_topic = ""
@@ -237,18 +236,19 @@ class Decoder:
             self._end = 0
             return 0
         first: i64 = data[position]
-        packet_type: i64 = _TYPES[first]
+        packet_type: i64 = self._types[first]
         if packet_type == 0:
-            raise malformed(f"first byte 0x{first:02X}: reserved type or flags [MQTT-2.1.3-1]")
-        if self._refused >> packet_type & 1:
-            raise protocol_error(f"{PacketType(packet_type).name} was sent to the wrong side")
+            raise _not_accepted(first)
         start = position + 2
         if start > size:
             return self._keep(position, 2)
         length: i64 = data[position + 1]
         if length > 127:
-            if start < size and 0 < data[start] < 128:
-                length = length & 127 | data[start] << 7
+            more: i64 = 0
+            if start < size:
+                more = data[start]
+            if 0 < more < 128:
+                length = length & 127 | more << 7
                 start += 1
             else:
                 header = _long_length(data, position + 1, size)
@@ -263,7 +263,11 @@ class Decoder:
         if end > size:
             return self._keep(position, end - position)
         if _PUBACK <= packet_type <= _PUBCOMP:
-            self.packet_id = data[start] << 8 | data[start + 1] if length == 2 else 0
+            packet_id: i64 = 0
+            if length == 2:
+                packet_id = data[start]
+                packet_id = packet_id << 8 | data[start + 1]
+            self.packet_id = packet_id
         self._type = packet_type
         self._first = first
         self._start = start
@@ -319,7 +323,9 @@ class Decoder:
         position = start + 2
         if position > end:
             raise malformed("the packet ends within a field")
-        position += data[start] << 8 | data[start + 1]
+        size: i64 = data[start]
+        size = size << 8 | data[start + 1]
+        position += size
         qos = first >> 1 & 3
         properties_start = position + 2 if qos else position
         if properties_start >= end:
@@ -334,18 +340,22 @@ class Decoder:
             self._last_wire, self._last_topic = topic_wire, topic
         packet_id: i64 = 0
         if qos:
-            packet_id = data[position] << 8 | data[position + 1]
+            packet_id = data[position]
+            packet_id = packet_id << 8 | data[position + 1]
             if packet_id == 0:
                 raise protocol_error("packet identifier 0 [MQTT-2.2.1-3]")
-        if data[properties_start] == 0:
+        length: i64 = data[properties_start]
+        if length == 0:
             publish = Publish(topic, data[properties_start + 1 : end], qos)
             publish.properties_wire = _NO_PROPERTIES
         else:
-            length: i64 = data[properties_start]
             block: i64 = 1
             if length > 127:
-                if properties_start + 1 < end and 0 < data[properties_start + 1] < 128:
-                    length = length & 127 | data[properties_start + 1] << 7
+                more: i64 = 0
+                if properties_start + 1 < end:
+                    more = data[properties_start + 1]
+                if 0 < more < 128:
+                    length = length & 127 | more << 7
                     block = 2
                 else:
                     reader = Reader(data, properties_start, end)
@@ -361,7 +371,7 @@ class Decoder:
             publish = Publish(topic, data[properties_end:end], qos)
             publish.block = properties
             publish.properties_wire = wire
-        if not topic and (publish.block is None or not publish.block.topic_alias):
+        if size == 0 and (publish.block is None or not publish.block.topic_alias):
             raise protocol_error("PUBLISH with neither a topic nor a Topic Alias")
         publish.packet_id = packet_id
         publish.topic_wire = topic_wire
@@ -454,6 +464,18 @@ def _types() -> bytes:
 
 
 _TYPES: Final = _types()
+_ACCEPTED: Final[dict[Role, bytes]] = {
+    role: bytes(0 if packet_type in refused else packet_type for packet_type in _TYPES)
+    for role, refused in _REFUSED.items()
+}
+"""The same for each role: 0 also where only the role itself sends the packet."""
+
+
+def _not_accepted(first: int) -> RemoteProtocolError:
+    packet_type = _TYPES[first]
+    if packet_type == 0:
+        return malformed(f"first byte 0x{first:02X}: reserved type or flags [MQTT-2.1.3-1]")
+    return protocol_error(f"{PacketType(packet_type).name} was sent to the wrong side")
 
 
 # Bodies of the packets: each function takes the whole buffer with the bounds of the packet's body.

@@ -374,7 +374,8 @@ def decode_publish_properties(data: bytes, position: i64, end: i64) -> PropertyB
         if identifier == 0x09 or identifier == 0x08 or identifier == 0x03:  # noqa: PLR1714 - compared as numbers
             stop = position + 2
             if stop <= end:
-                stop += data[position] << 8 | data[position + 1]
+                size: i64 = data[position]
+                stop += size << 8 | data[position + 1]
             if stop > end:
                 raise malformed("a property ends within a field, or a length goes beyond the properties")
             if identifier == 0x09:
@@ -389,14 +390,17 @@ def decode_publish_properties(data: bytes, position: i64, end: i64) -> PropertyB
             position = stop
         elif identifier == 0x02 and position + 4 <= end:
             number: i64 = data[position]
-            number = number << 24 | data[position + 1] << 16 | data[position + 2] << 8 | data[position + 3]
+            number = number << 8 | data[position + 1]
+            number = number << 8 | data[position + 2]
+            number = number << 8 | data[position + 3]
             block.message_expiry_interval = number
             position += 4
         elif identifier == 0x01 and position < end and data[position] <= 1:
             block.payload_format_indicator = data[position]
             position += 1
         elif identifier == 0x23 and position + 2 <= end and (data[position] or data[position + 1]):
-            block.topic_alias = data[position] << 8 | data[position + 1]
+            number = data[position]
+            block.topic_alias = number << 8 | data[position + 1]
             position += 2
         elif identifier == 0x0B:
             reader = Reader(data, position, end)

@@ -25,7 +25,7 @@ def test_it_agrees_with_matches(stored: list[str], deleted: list[str], topic_fil
     for topic in deleted:
         assert retained.store(topic, message(topic, b""))
     kept = set(stored) - set(deleted)
-    found = [m.publish.topic for m in retained.match(topic_filter, 0)]
+    found = [m.topic for m in retained.match(topic_filter, 0)]
     assert sorted(found) == sorted(t for t in kept if matches(topic_filter, t))
     assert retained.count == len(kept)
     for topic in kept:
@@ -52,7 +52,7 @@ def test_expired_ones_make_room() -> None:
     assert not retained.store("c", late[0])
     assert retained.store("d", late[1]), "nobody had asked for a"
     assert not retained.store("e", late[2]), "not before b expires"
-    assert [m.publish.topic for m in retained.match("#", 2_000)] == ["b", "d"]
+    assert [m.topic for m in retained.match("#", 2_000)] == ["b", "d"]
 
 
 def test_messages_that_expire_one_by_one_do_not_cost_a_walk_each() -> None:

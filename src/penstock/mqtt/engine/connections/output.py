@@ -177,7 +177,8 @@ class PacketWriter(SessionConnection):
         """Register the connection for the next flush."""
         if not self.dirty:
             self.dirty = True
-            self.outbound.mark(self)
+            if self.outbound.reading is not self:
+                self.outbound.mark(self)
 
     def close(self) -> None:
         """Close after the queued output."""
@@ -458,9 +459,7 @@ class Outbound:
             connection.disconnect(ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR, now, "the broker's disk failed")
 
     def mark(self, connection: PacketWriter) -> None:
-        """Register a connection with output for the next flush."""
-        if connection is self.reading:
-            return
+        """Register a connection with output for the next flush; not :attr:`reading`."""
         self._dirty.append(connection)
         if len(self._dirty) == 1:
             self._wake()

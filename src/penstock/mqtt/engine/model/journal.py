@@ -356,8 +356,8 @@ class Journal:
             return
         self._batch.retained[topic] = None if message is None else (message, source)
         awaited = self.durable_acknowledgements
-        if not awaited and message is not None and (properties := message.publish.optional_properties) is not None:
-            awaited = PERSISTENCE_PROPERTY in properties.user_properties
+        if not awaited and message is not None and len(message.properties_wire) > 1:
+            awaited = PERSISTENCE_PROPERTY in message.properties.user_properties
         self._changed(awaited=awaited)
 
     def restored(self, number: int, *, progressed: bool) -> None:

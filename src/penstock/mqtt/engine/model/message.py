@@ -17,6 +17,7 @@ from penstock.mqtt.codec.property_blocks import (
     HAS_EXPIRY,
     HAS_SUBSCRIPTION_IDENTIFIER,
     HAS_TOPIC_ALIAS,
+    decode_properties,
     encode_properties,
 )
 from penstock.mqtt.codec.reasons import PacketType
@@ -43,50 +44,64 @@ def identifier_block(identifiers: Iterable[int]) -> bytes:
 class Message:
     """One accepted application message. ``expires_at``: instant in ms, 0 = never. ``qos`` as published.
 
-    ``publish`` has its topic and properties.
     ``urgent``: it passes the first bound of a queue that is full, since its publisher may have it hurry.
     ``stored`` and ``receivers`` are the journal's: 0 = stored with each delivery, -1 = to be stored once for all, else
     the number under which it is stored, and for how many deliveries.
     """
 
     __slots__ = (
+        "_properties",
         "accepted_at",
         "expires_at",
         "payload",
         "properties_wire",
-        "publish",
         "qos",
         "receivers",
         "retain",
         "stored",
+        "topic",
         "topic_wire",
         "urgent",
     )
 
     def __init__(self, publish: Publish, now: i64) -> None:
-        self.publish = publish
+        self.topic = publish.topic
         self.qos: i64 = publish.qos
         self.retain = publish.retain
         self.payload = publish.payload
-        self.topic_wire = publish.topic_wire or encode_string(publish.topic, "the topic")
+        topic_wire = publish.topic_wire
+        self.topic_wire = topic_wire if len(topic_wire) > 0 else encode_string(publish.topic, "the topic")
         self.accepted_at: i64 = now
         self.expires_at: i64 = 0
         self.stored = 0
         self.receivers = 0
         self.urgent = False
+        self._properties: Properties | None = None
         wire = publish.properties_wire
-        if not wire and (given := publish.optional_properties) is not None:
-            wire = encode_properties(given, _CONTEXT)
-        block = publish.block if publish.properties_wire else publish.property_block()
+        block = publish.block
+        if len(wire) == 0:
+            self._properties = publish.optional_properties
+            wire = encode_properties(self._properties, _CONTEXT)
+            block = publish.property_block()
         if block is not None:
             seen = block.seen
             if seen & HAS_EXPIRY:
                 self.expires_at = now + block.message_expiry_interval * 1000
             if seen & _ENDS_HERE:
-                wire = encode_properties(_without_aliases(publish.properties), _CONTEXT)
+                self._properties = _without_aliases(publish.properties)
+                wire = encode_properties(self._properties, _CONTEXT)
         elif publish.expiry_s >= 0:
             self.expires_at = now + publish.expiry_s * 1000
-        self.properties_wire = wire or b"\x00"
+        self.properties_wire = wire
+
+    @property
+    def properties(self) -> Properties:
+        """The properties, without those of the publisher's connection; shared, so copy them before a change."""
+        given = self._properties
+        if given is None:
+            wire = self.properties_wire
+            given = self._properties = decode_properties(wire, length_size(wire), len(wire), _CONTEXT)
+        return given
 
     @property
     def size(self) -> int:
@@ -101,9 +116,8 @@ class Message:
         """Encode the properties for a receiver: remaining expiry, and its :func:`identifier_block`."""
         wire = self.properties_wire
         if self.expires_at and now - self.accepted_at >= 1000:
-            properties = self.publish.properties
+            properties = self.properties.copy()
             left = max(0, (properties.message_expiry_interval or 0) - (now - self.accepted_at) // 1000)
-            properties = _without_aliases(properties)
             properties.message_expiry_interval = left  # [MQTT-3.3.2-6]
             wire = encode_properties(properties, _CONTEXT)
         if identifiers:

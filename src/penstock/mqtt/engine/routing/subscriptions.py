@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 from zlib import crc32
 
-from penstock.mqtt.codec.packets import Publish, Subscription
+from penstock.mqtt.codec.packets import Subscription
 from penstock.mqtt.codec.topics import SHARE_PREFIX, has_wildcard
 from penstock.mqtt.engine.model.timers import Timed
 
@@ -127,7 +127,7 @@ class SharedGroup:
         self._turn = 0
 
     def choose(
-        self, publish: Publish, members: list[SessionSubscription], without: Subscriber | None = None
+        self, message: Message, members: list[SessionSubscription], without: Subscriber | None = None
     ) -> SessionSubscription | None:
         """Return the member that receives the message; None where there is none.
 
@@ -140,10 +140,9 @@ class SharedGroup:
                 return None
         if len(present) == 1:
             return present[0]
-        properties = publish.optional_properties
-        key = None if properties is None else properties.user_property(PARTITION)
+        key = message.properties.user_property(PARTITION) if len(message.properties_wire) > 1 else None
         if key is None and self.by_topic:
-            key = publish.topic
+            key = message.topic
         if key is not None:
             return by_hash(key, present)
         self._turn += 1

@@ -258,7 +258,7 @@ class BrokerCore(SessionOwner):
                 retain = 1
             session.deliver(message, min(granted, qos), retain, chosen.identifiers, now)  # [MQTT-3.8.4-8]
         for shared in route.shared:
-            member = shared.group.choose(message.publish, shared.members)
+            member = shared.group.choose(message, shared.members)
             if member is not None:
                 deliver_shared(member, shared.group, message, now)
 

@@ -146,7 +146,7 @@ def _retained(broker: BrokerCore, rows: list[MessageRow], now: int) -> None:
     journal, retained.journal = retained.journal, None
     for row in rows:
         message = _message(row)
-        topic = message.publish.topic
+        topic = message.topic
         if (message.expired(now) or not retained.store(topic, message, row.source)) and journal is not None:
             journal.retained(topic, None)
     retained.journal = journal

@@ -157,7 +157,7 @@ class Retained:
         fresh: list[Message] = []
         for message in found:
             if message.expires_at and message.expires_at <= now:
-                self._delete(message.publish.topic)
+                self._delete(message.topic)
             else:
                 fresh.append(message)
         fresh.sort(key=lambda message: message.topic_wire[2:])
@@ -187,7 +187,7 @@ class Retained:
             if message is None or not message.expires_at:
                 continue
             if message.expires_at <= now:
-                expired.append(message.publish.topic)
+                expired.append(message.topic)
             elif not self._expiry or message.expires_at < self._expiry:
                 self._expiry = message.expires_at
         for topic in expired:
@@ -215,4 +215,4 @@ class Retained:
 
 
 def _cost(message: Message) -> int:
-    return message.size + LEVEL_BYTES * (message.publish.topic.count("/") + 1)
+    return message.size + LEVEL_BYTES * (message.topic.count("/") + 1)

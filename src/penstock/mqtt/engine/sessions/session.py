@@ -547,7 +547,7 @@ class RetainedDelivery:
                     return False
                 found.popleft()
                 # A message that was replaced meanwhile was delivered to the subscription when it was published.
-                topic = message.publish.topic
+                topic = message.topic
                 if message.expired(now) or not retained.delivers(topic, message) or not session.may_receive(topic):
                     continue
                 if qos:

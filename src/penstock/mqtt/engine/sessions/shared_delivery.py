@@ -58,12 +58,12 @@ def _hand_over(session: Session, deliveries: Iterable[Delivery], now: int, *, on
         group = session.shared_group(delivery.share)
         if group is None or message.expired(now):
             continue
-        topic = message.publish.topic
+        topic = message.topic
         members = allowed.get((group, topic))
         if members is None:
             members = [member for member in group.members.values() if member.session.may_receive(topic)]
             allowed[group, topic] = members
-        taker = group.choose(message.publish, members, without=session)
+        taker = group.choose(message, members, without=session)
         if taker is None or (online_only and not taker.session.is_connected()):
             continue
         if not session.ending:

@@ -110,7 +110,7 @@ def apply_rights(broker: BrokerCore, session: Session, now: int) -> None:
         if not rights.may_subscribe(subscription.topic_filter, subscription.qos):
             _end_subscription(broker, session, subscription, now)
     waiting = session.waiting
-    unwanted = [d for d in (*waiting.reliable, *waiting.qos0) if not rights.may_receive(d.message.publish.topic)]
+    unwanted = [d for d in (*waiting.reliable, *waiting.qos0) if not rights.may_receive(d.message.topic)]
     if unwanted:
         waiting.remove(unwanted)
         if session.journal is not None:
