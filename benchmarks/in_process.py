@@ -28,7 +28,7 @@ from penstock.mqtt.codec.encoder import encode
 from penstock.mqtt.codec.packets import Connect, Publish, Subscribe, Subscription
 from penstock.mqtt.engine.broker import Broker
 from penstock.mqtt.engine.connections.connection import BrokerConnection
-from penstock.mqtt.engine.connections.output import Sink
+from penstock.mqtt.engine.connections.output import PacketWriter, Sink
 from penstock.mqtt.engine.outlet import BrokerOutlet
 from penstock.runtime.io.files import Durability
 from penstock.statestore.binding import client_response_topic, request
@@ -174,7 +174,7 @@ def fan_out(window: int, reads: int, warm_up: int) -> float:
     broker.flush(1)
     gc.collect()
     gc.freeze()
-    transports = dict(receivers)
+    transports: dict[PacketWriter, _Transport] = dict(receivers)
     read = b"".join(encode(Publish("plant/line/1", VALUE, 1, packet_id=number)) for number in range(1, window + 1))
     times = []
     for turn in range(2, 2 + warm_up + reads):
@@ -183,13 +183,14 @@ def fan_out(window: int, reads: int, warm_up: int) -> float:
         outputs = broker.flush(turn)
         spent = time.process_time_ns() - started
         answers = []
-        for connection, output, _ in outputs:
-            if connection in transports:
-                transports[connection].send_now(output)
-                answers.append(transports[connection].acknowledgements())
-        assert [count for count, _ in answers] == [window] * RECEIVERS
+        for writer, output, _ in outputs:
+            transports[writer].send_now(output)
+        for connection, transport in receivers:
+            count, acknowledgements = transport.acknowledgements()
+            assert count == window
+            answers.append((connection, acknowledgements))
         started = time.process_time_ns()
-        for (connection, _), (_, acknowledgements) in zip(receivers, answers, strict=True):
+        for connection, acknowledgements in answers:
             receive(connection, acknowledgements, turn)
         if turn >= 2 + warm_up:
             times.append(spent + time.process_time_ns() - started)

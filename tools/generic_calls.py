@@ -51,6 +51,7 @@ HOT = (
     "inflight___Inflight___remove",
     "output___Outbound___end_read",
     "connection_state___PendingAck___settle",
+    "connection_state___PendingAck___record",
     "connection_state___ConnectionState___answer_settled",
     "binding___read_request",
     "binding___response",

@@ -8,7 +8,7 @@ the message is on disk. All calls are made in the broker's thread, and none bloc
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Final, Protocol, final
+from typing import Final, Protocol
 
 from mypy_extensions import mypyc_attr
 
@@ -18,7 +18,6 @@ __all__ = [
     "NO_ANSWER",
     "OTHERS_TOPIC",
     "SHARED_TOPIC",
-    "Answerable",
     "Connection",
     "Inbound",
     "Outlet",
@@ -61,17 +60,6 @@ class Connection(Protocol):
         ...
 
 
-class Answerable:
-    """An acknowledgement that waits for the services that received the message."""
-
-    __slots__ = ()
-
-    def settle(self, reason_code: int, reason_string: str) -> None:
-        """Record the result of one service [Inbound.settle]."""
-        raise NotImplementedError
-
-
-@final
 class Inbound:
     """A message of a client for one service, which must settle it exactly once.
 
@@ -86,7 +74,6 @@ class Inbound:
     """
 
     __slots__ = (
-        "_answer",
         "_connection",
         "_settle",
         "client_id",
@@ -109,7 +96,6 @@ class Inbound:
         protocol_version: int = 5,
         connection: Connection | None = None,
         settle: Callable[[int, str], None] | None = None,
-        answer: Answerable | None = None,
         read: int = 0,
     ) -> None:
         self.publish = publish
@@ -120,7 +106,6 @@ class Inbound:
         self.protocol_version = protocol_version
         self._connection = connection
         self._settle = settle
-        self._answer = answer
         self.read = read
 
     @property
@@ -158,11 +143,8 @@ class Inbound:
         it has the highest reason code, with its reason string. Nothing happens at QoS 0, after the connection was
         closed, and on a second call.
         """
-        answer, settle = self._answer, self._settle
-        if answer is not None:
-            self._answer = None
-            answer.settle(reason_code, reason_string)
-        elif settle is not None:
+        settle = self._settle
+        if settle is not None:
             self._settle = None
             settle(reason_code, reason_string)
 

@@ -9,7 +9,9 @@ Source: MQTT 5.0 sections 3.1.2.10, 3.3.4, 4.3, 4.6, 4.9.
 from __future__ import annotations
 
 from collections import deque
-from typing import Final, final
+from typing import TYPE_CHECKING, Final, final
+
+from mypy_extensions import mypyc_attr
 
 from penstock.errors import RemoteProtocolError
 from penstock.mqtt.codec.packets import ConnAck, Disconnect, Publish
@@ -19,8 +21,12 @@ from penstock.mqtt.engine.connections.output import Outbound, PacketWriter, diag
 from penstock.mqtt.engine.model.access import Credentials, has_high_priority
 from penstock.mqtt.engine.model.limits import RateLimitPolicy
 from penstock.mqtt.engine.sessions.core import BrokerCore
+from penstock.mqtt.engine.sessions.session import Session
 from penstock.mqtt.engine.sessions.session_journal import PROCESSED
-from penstock.mqtt.service import NO_ANSWER, Answerable
+from penstock.mqtt.service import NO_ANSWER, Inbound
+
+if TYPE_CHECKING:
+    from mypy_extensions import i64
 
 __all__ = ["ConnectionState", "PendingAck", "TokenBucket"]
 
@@ -62,43 +68,75 @@ class TokenBucket:
 
 
 @final
-class PendingAck(Answerable):
-    """A PUBACK or PUBREC that waits for ``waiting`` services, or for an earlier acknowledgement.
+@mypyc_attr(free_list_len=1)
+class PendingAck(Inbound):
+    """A message whose PUBACK or PUBREC waits for ``waiting`` services, or for an earlier acknowledgement.
 
-    ``connection`` is the one that it is sent on. At QoS 2 that may be a later one than the message's own, if the client
-    repeats the message while the services still process it.
+    The first service receives this object, the others one of their own, which calls :meth:`record`. ``acknowledger`` is
+    the connection that the acknowledgement is sent on. At QoS 2 that may be a later one than the message's own, if the
+    client repeats the message while the services still process it.
     """
 
-    __slots__ = ("connection", "enqueued", "gate", "packet_id", "qos", "reason_code", "reason_string", "waiting")
+    __slots__ = (
+        "_settled",
+        "acknowledger",
+        "enqueued",
+        "gate",
+        "packet_id",
+        "qos",
+        "reason_code",
+        "reason_string",
+        "waiting",
+    )
 
-    def __init__(self, connection: ConnectionState, packet_id: int, qos: int, reason_code: int, waiting: int) -> None:
-        self.connection = connection
-        self.packet_id = packet_id
-        self.qos = qos
-        self.reason_code = reason_code
+    def __init__(
+        self, connection: ConnectionState, session: Session, publish: Publish, wall_ms: int, code: i64, waiting: i64
+    ) -> None:
+        rights = session.rights
+        super().__init__(
+            publish,
+            session.client_id,
+            wall_ms,
+            username=session.username,
+            principal=None if rights is None else rights.principal,
+            protocol_version=connection.version,
+            connection=connection,
+            read=connection.broker.reads,
+        )
+        self._settled = False
+        self.acknowledger = connection
+        self.packet_id: i64 = publish.packet_id
+        self.qos: i64 = publish.qos
+        self.reason_code: i64 = code
         self.reason_string = ""
-        self.waiting = waiting
+        self.waiting: i64 = waiting
         self.enqueued = False
         """It is in the connection's queue; not yet while the services receive the message."""
         self.gate = 0
         """Number of the commit that it waits for as well; 0: none."""
 
     def settle(self, reason_code: int = 0, reason_string: str = "") -> None:
+        """Record the result of the first service [Inbound.settle]."""
+        if not self._settled:
+            self._settled = True
+            self.record(reason_code, reason_string)
+
+    def record(self, reason_code: int, reason_string: str) -> None:
         """Record the result of one service; the highest reason code counts, with its reason string.
 
         ``NO_ANSWER``: the service cannot process it, and the client has to repeat it on another connection.
         """
         self.waiting -= 1
         if reason_code == NO_ANSWER:
-            self.connection.end_unacknowledged(self, reason_string)
+            self.acknowledger.end_unacknowledged(self, reason_string)
             return
         if reason_code > self.reason_code:
             if reason_code not in ALLOWED[PacketType.PUBACK]:
                 reason_code = ReasonCode.UNSPECIFIED_ERROR
             self.reason_code = reason_code
             self.reason_string = reason_string
-        if not self.waiting:
-            self.connection.answer_settled(self)
+        if self.waiting == 0:
+            self.acknowledger.answer_settled(self)
 
 
 class ConnectionState(PacketWriter):

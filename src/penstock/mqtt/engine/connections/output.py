@@ -154,8 +154,8 @@ class PacketWriter(SessionConnection):
         self.broker = broker
         self.outbound = outbound
         self.stats = broker.stats
-        self._max_output = broker.limits.max_output_bytes
-        self.maximum_out = LARGEST_PACKET
+        self._max_output: i64 = broker.limits.max_output_bytes
+        self.maximum_out: i64 = LARGEST_PACKET
         self._problem_information = True
         self.aliases_out: AliasesOut | None = None
         """Topic aliases of the broker; None where the client allows none."""
@@ -247,7 +247,7 @@ class PacketWriter(SessionConnection):
         alias = 0
         if self.version != 5:
             properties = b""
-        elif message.expires_at or identifiers:
+        elif message.expires_at or len(identifiers) > 0:
             properties = message.properties_for(identifiers, now)
         else:
             properties = message.properties_wire

@@ -8,6 +8,7 @@ Source: MQTT 5.0 sections 3.3.4, 4.3, 4.6.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from penstock.mqtt.codec.packets import Publish, PubRel
@@ -60,7 +61,7 @@ def handle_publish(connection: ConnectionState, session: Session, publish: Publi
             connection.check_receive_maximum()
         if qos == 2:
             if packet_id in session.incoming:
-                _repeated(connection, session, packet_id)
+                _repeated(connection, session, publish, wall_ms)
                 return
             connection.register_qos2(packet_id)
     if connection.checked and not code:
@@ -113,7 +114,7 @@ def _answer_later(
 ) -> None:
     """Acknowledge the message after the services are done with it and earlier messages are acknowledged."""
     packet_id = publish.packet_id
-    answer = PendingAck(connection, packet_id, publish.qos, code, len(taken))
+    answer = PendingAck(connection, session, publish, wall_ms, code, len(taken))
     answer.gate = gate
     if publish.qos == 2:
         session.incoming[packet_id] = answer
@@ -122,8 +123,10 @@ def _answer_later(
     if not taken:
         connection.answer_settled(answer)
         return
-    for service in taken:
-        service.receive(_inbound(connection, session, publish, wall_ms, answer))
+    taken[0].receive(answer)
+    if len(taken) > 1:
+        for service in taken[1:]:
+            service.receive(_inbound(connection, session, publish, wall_ms, answer.record))
     if answer.waiting and not answer.enqueued:
         connection.enqueue(answer)
 
@@ -153,7 +156,11 @@ def _check(connection: ConnectionState, session: Session, publish: Publish, now:
 
 
 def _inbound(
-    connection: ConnectionState, session: Session, publish: Publish, wall_ms: int, answer: PendingAck | None = None
+    connection: ConnectionState,
+    session: Session,
+    publish: Publish,
+    wall_ms: int,
+    settle: Callable[[int, str], None] | None = None,
 ) -> Inbound:
     return Inbound(
         publish,
@@ -162,7 +169,7 @@ def _inbound(
         username=session.username,
         protocol_version=connection.version,
         connection=connection,
-        answer=answer,
+        settle=settle,
         principal=None if session.rights is None else session.rights.principal,
         read=connection.broker.reads,
     )
@@ -176,19 +183,20 @@ def _only_services(session: Session, publish: Publish) -> bool:
     return publish.dup
 
 
-def _repeated(connection: ConnectionState, session: Session, packet_id: int) -> None:
+def _repeated(connection: ConnectionState, session: Session, publish: Publish, wall_ms: int) -> None:
     """Acknowledge a repeated QoS 2 message without routing it."""
+    packet_id = publish.packet_id
     connection.register_qos2(packet_id)
     answer = session.incoming[packet_id]
     if answer is None:
         session.hold_output(connection)
-        answer = PendingAck(connection, packet_id, 2, 0, 0)
+        answer = PendingAck(connection, session, publish, wall_ms, 0, 0)
         connection.enqueue(answer)
         connection.answer_settled(answer)
     elif (
-        isinstance(answer, PendingAck) and answer.connection is not connection
+        isinstance(answer, PendingAck) and answer.acknowledger is not connection
     ):  # its takers still work on it: the answer leaves here
-        answer.connection = connection
+        answer.acknowledger = connection
         connection.enqueue(answer)
 
 

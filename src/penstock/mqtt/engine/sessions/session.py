@@ -25,7 +25,7 @@ from penstock.mqtt.engine.routing.subscriptions import SessionSubscription, Shar
 from penstock.mqtt.engine.sessions.message_queue import MessageQueue, QueueTotals
 from penstock.mqtt.engine.sessions.retained import Retained
 from penstock.mqtt.engine.sessions.session_journal import SessionJournal
-from penstock.mqtt.service import Answerable
+from penstock.mqtt.service import Inbound
 
 if TYPE_CHECKING:
     from mypy_extensions import i64
@@ -154,7 +154,7 @@ class Session(Subscriber):
         self.subscriptions: dict[str, SessionSubscription] = {}
         self.inflight = Inflight()
         """Unacknowledged QoS 1 and 2 messages; their message is :data:`RELEASED` after PUBREC."""
-        self.incoming: dict[int, Answerable | None] = {}
+        self.incoming: dict[int, Inbound | None] = {}
         """Packet identifiers of received QoS 2 messages without PUBREL; the acknowledgement while it waits."""
         self.routed = _NO_IDENTIFIERS
         """Packet identifiers of QoS 2 messages that subscribers received but services did not process, because of a
