@@ -125,6 +125,7 @@ def is_plain(data: bytes, position: i64, end: i64, zeros: i64) -> bool:
         run = data[position:end]
         return run.isascii() and run.count(0) == zeros
     ones: i64 = 0x0101010101010101
+    sevens = ones * 127  # a literal of this size would be a Python object
     word: i64
     all_bits: i64 = 0
     filled: i64 = 0
@@ -132,12 +133,12 @@ def is_plain(data: bytes, position: i64, end: i64, zeros: i64) -> bool:
     while at + 8 <= end:
         word = read_i64_le(data, at)
         all_bits |= word
-        filled += word + 0x7F7F7F7F7F7F7F7F >> 7 & ones
+        filled += word + sevens >> 7 & ones
         at += 8
     if at < end:
         word = read_i64_le(data, end - 8) >> (at + 8 - end) * 8
         all_bits |= word
-        filled += word + 0x7F7F7F7F7F7F7F7F >> 7 & ones
+        filled += word + sevens >> 7 & ones
     if all_bits >> 7 & ones:
         return False
     filled = (filled & 0x00FF00FF00FF00FF) + (filled >> 8 & 0x00FF00FF00FF00FF)

@@ -18,6 +18,7 @@ from penstock.mqtt.codec.primitives import (
     encode_frame,
     encode_string,
     encode_varint,
+    is_plain,
 )
 
 
@@ -104,3 +105,18 @@ def test_text_is_checked_as_it_is_decoded(raw: bytes, following: bytes) -> None:
 
     data = b"\xff" + raw + following
     assert refusal(lambda: check_text(data, 1, 1 + len(raw))) == refusal(lambda: decode_text(raw))
+
+
+@given(
+    st.one_of(
+        st.binary(max_size=40),
+        st.binary(max_size=40).map(lambda raw: bytes(byte & 127 for byte in raw)),
+        st.integers(1990, 2060).map(lambda size: bytes(range(128)) * 17 + bytes(size)),
+    ),
+    st.integers(0, 9),
+    st.integers(-1, 1),
+)
+def test_zero_bytes_of_ascii_are_counted(raw: bytes, before: int, more: int) -> None:
+    data = b"\xff" * before + raw + b"\xff\0"
+    expected = raw.isascii() and not more
+    assert is_plain(data, before, before + len(raw), raw.count(0) + more) == expected

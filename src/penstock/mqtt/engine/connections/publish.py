@@ -125,10 +125,22 @@ def _answer_later(
         return
     taken[0].receive(answer)
     if len(taken) > 1:
-        for service in taken[1:]:
-            service.receive(_inbound(connection, session, publish, wall_ms, answer.record))
+        _pass_on(connection, session, publish, taken, wall_ms, answer)
     if answer.waiting and not answer.enqueued:
         connection.enqueue(answer)
+
+
+def _pass_on(
+    connection: ConnectionState,
+    session: Session,
+    publish: Publish,
+    taken: list[Service],
+    wall_ms: int,
+    answer: PendingAck,
+) -> None:
+    """Pass the message to the services after the first."""
+    for service in taken[1:]:
+        service.receive(_inbound(connection, session, publish, wall_ms, answer.record))
 
 
 def _hold_identifier(connection: ConnectionState, session: Session, packet_id: int, code: int) -> None:
