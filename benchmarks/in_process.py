@@ -96,17 +96,22 @@ async def measure(case: str, durability: Durability, window: int, reads: int, wa
         store = StateStoreService(Path(folder) / "store", durability)
         broker = Broker(services=[store], new_client_id=lambda: "generated")
         clock = store.clock
-        await store.start(BrokerOutlet(broker, lambda: time.monotonic_ns() // 1_000_000))
+        transport = _Transport()
+
+        def flush() -> None:
+            for _, output, _ in broker.flush(time.monotonic_ns() // 1_000_000):
+                transport.send_now(output)
+
+        await store.start(BrokerOutlet(broker, lambda: time.monotonic_ns() // 1_000_000, flush))
         connection = broker.open("in-process", time.monotonic_ns() // 1_000_000)
         assert connection is not None
-        transport = connection.sink = _Transport()
+        connection.sink = transport
 
         def receive(data: bytes) -> None:
             broker.outbound.reading = connection
             connection.receive(data, time.monotonic_ns() // 1_000_000, time.time_ns() // 1_000_000)
             broker.outbound.end_read()
-            for _, output, _ in broker.flush(time.monotonic_ns() // 1_000_000):
-                transport.send_now(output)
+            flush()
 
         receive(encode(Connect(CLIENT, keep_alive=0)))
         topics = [Subscription(client_response_topic(CLIENT)), Subscription("plant/#")]
@@ -139,8 +144,7 @@ async def measure(case: str, durability: Durability, window: int, reads: int, wa
             answered, acknowledgements = transport.acknowledgements()
             while answered < window:
                 await asyncio.sleep(0.0002)  # not busily: that would count as the request's
-                for _, output, _ in broker.flush(time.monotonic_ns() // 1_000_000):
-                    transport.send_now(output)
+                flush()
                 more, rest = transport.acknowledgements()
                 answered += more
                 acknowledgements += rest

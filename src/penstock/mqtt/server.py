@@ -74,7 +74,7 @@ class MqttServer(ServerLinkOwner):
             report=self._log_end,
             report_merged=self._log_merged,
         )
-        self.outlet = BrokerOutlet(self._broker, self.now)
+        self.outlet = BrokerOutlet(self._broker, self.now, self._flush)
         """The broker for services: publish, respond, deliver, disconnect."""
         self._merge_log = LogLimiter()
         self._observer_log = LogLimiter()

@@ -216,3 +216,9 @@ class Outlet:
     def disconnect(self, client_id: str, reason_code: int, reason_string: str = "") -> None:
         """End the client's network connection with that reason code."""
         raise NotImplementedError
+
+    def collect(self) -> None:
+        """Begin to answer several requests: nothing is written until :meth:`send_collected`."""
+
+    def send_collected(self) -> None:
+        """Write what was collected, one write per connection."""

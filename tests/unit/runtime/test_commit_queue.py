@@ -327,6 +327,39 @@ async def test_answers_come_in_order_where_the_next_commit_runs_in_the_loop() ->
     assert (done, threads) == ([1, 2], ["commit-t", threading.current_thread().name])
 
 
+@pytest.mark.parametrize("inline_s", [0.0, 10.0])
+async def test_answers_of_a_commit_are_sent_together_after_it(inline_s: float) -> None:
+    """Also where one fails: what the others collected is sent, and the next commit is not kept waiting."""
+    happened: list[str] = []
+
+    def begins() -> str:
+        happened.append("begin")
+        return "batch"
+
+    def sends() -> None:
+        happened.append("sent")
+        raise RuntimeError("a defect")
+
+    queue: CommitQueue[str] = CommitQueue(
+        "t",
+        begin=begins,
+        write=lambda _: happened.append("write"),
+        end=lambda _, _failure: happened.append("end"),
+        answered=sends,
+        is_small=lambda _: True,
+    )
+    queue.inline_s, queue.expected_s = inline_s, inline_s / 2
+    queue.start()
+    for _ in range(2):
+        finished = asyncio.get_running_loop().create_future()
+        number = queue.request()
+        queue.wait(number, Told(lambda _: happened.append("answer")))
+        queue.wait(number, Told(finished.set_result))
+        await finished
+    await queue.close()
+    assert happened == ["begin", "write", "end", "answer", "sent"] * 2
+
+
 async def test_only_small_commits_run_in_the_loop() -> None:
     threads: list[str] = []
     client = Numbers(lambda _: threads.append(threading.current_thread().name), is_small=lambda batch: len(batch) < 3)

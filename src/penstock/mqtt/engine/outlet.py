@@ -14,13 +14,14 @@ __all__ = ["BrokerOutlet"]
 
 @final
 class BrokerOutlet(Outlet):
-    """The outlet of a broker. ``now``: ms of the clock on which its deadlines run."""
+    """The outlet of a broker. ``now``: ms of the clock on which its deadlines run; ``write``: writes the output."""
 
-    __slots__ = ("_broker", "_now")
+    __slots__ = ("_broker", "_now", "_write")
 
-    def __init__(self, broker: Broker, now: Callable[[], int]) -> None:
+    def __init__(self, broker: Broker, now: Callable[[], int], write: Callable[[], None]) -> None:
         self._broker = broker
         self._now = now
+        self._write = write
 
     def publish(self, message: Publish) -> None:
         """Route a message of the node itself: to subscribers, retained, and to rules. No Local does not apply.
@@ -58,3 +59,14 @@ class BrokerOutlet(Outlet):
     def disconnect(self, client_id: str, reason_code: int, reason_string: str = "") -> None:
         """End that client's network connection with DISCONNECT; nothing where it has none."""
         self._broker.disconnect(client_id, reason_code, self._now(), reason_string)
+
+    def collect(self) -> None:
+        """Keep output for :meth:`send_collected`, instead of asking for a flush in the next turn [Outlet]."""
+        self._broker.outbound.collects = True
+
+    def send_collected(self) -> None:
+        """Write the output of all connections [Outlet]."""
+        outbound = self._broker.outbound
+        outbound.collects = False
+        if outbound.has_output:
+            self._write()

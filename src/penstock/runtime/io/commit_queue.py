@@ -86,6 +86,7 @@ class CommitQueue(Generic[Batch]):
         write: makes a batch as durable as the client promises; any exception is a failure.
         end: called after ``write``, with the failure if there is one.
         on_failure: called once, with the first failure.
+        answered: called after the waiters of a commit; sends at once what they collected.
         is_small: whether a batch may be committed in the loop if the disk is fast; None: never.
     """
 
@@ -97,6 +98,7 @@ class CommitQueue(Generic[Batch]):
         write: Callable[[Batch], None],
         end: Callable[[Batch, StorageError | None], None],
         on_failure: Callable[[StorageError], None] | None = None,
+        answered: Callable[[], None] | None = None,
         is_small: Callable[[Batch], bool] | None = None,
     ) -> None:
         self.name = name
@@ -123,6 +125,7 @@ class CommitQueue(Generic[Batch]):
         self._client_write = write
         self._client_end = end
         self._on_failure = on_failure
+        self._answered = answered
         self._is_small = is_small
         self._requested = False
         self._last_is_small = False
@@ -138,6 +141,7 @@ class CommitQueue(Generic[Batch]):
         self._worker: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._idle: asyncio.Event | None = None
+        """Set when nothing runs; made by a drain that waits."""
 
     @property
     def is_started(self) -> bool:
@@ -152,8 +156,6 @@ class CommitQueue(Generic[Batch]):
     def start(self) -> None:
         """Start the thread. Call once, in the loop that will request commits."""
         self._loop = asyncio.get_running_loop()
-        self._idle = asyncio.Event()
-        self._idle.set()
         self._worker = threading.Thread(target=self._work, name=f"commit-{self.name}", daemon=True)
         self._worker.start()
 
@@ -166,9 +168,7 @@ class CommitQueue(Generic[Batch]):
         """
         if not self._requested:
             assert self._loop is not None, "start() comes first"
-            assert self._idle is not None
             self._requested = True
-            self._idle.clear()
             if not self.running:
                 self._loop.call_soon(self._turn_ended)
         return self.number
@@ -207,8 +207,6 @@ class CommitQueue(Generic[Batch]):
 
     async def drain(self) -> None:
         """Commit everything that was requested, also for later; return when nothing runs. Waits for no disk space."""
-        if self._idle is None:
-            return
         self.give_up()
         while True:
             if self._timer is not None:
@@ -216,6 +214,8 @@ class CommitQueue(Generic[Batch]):
             # What ends may request once more, before this task's turn comes.
             if not (self._requested or self.running):
                 return
+            if self._idle is None:
+                self._idle = asyncio.Event()
             await self._idle.wait()
 
     async def close(self) -> None:
@@ -345,8 +345,14 @@ class CommitQueue(Generic[Batch]):
                 waiter.commit_ended(failure)
             except Exception:  # noqa: BLE001 - nor may one answer keep the others waiting
                 _log.exception("%s: internal error after a commit", self.name)
+        if self._answered is not None:
+            try:
+                self._answered()
+            except Exception:  # noqa: BLE001 - nor may the next commit wait for ever
+                _log.exception("%s: internal error after a commit", self.name)
         if requested:
             assert self._loop is not None
             self._loop.call_soon(self._turn_ended)
-        elif not self._requested and not self.running and self._idle is not None:
+        elif self._idle is not None and not (self._requested or self.running):
             self._idle.set()
+            self._idle = None

@@ -14,6 +14,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Final, Protocol
 
+from mypy_extensions import mypyc_attr
+
 __all__ = ["NO_SPACE", "SECTOR", "DirectFile", "DirectFiles", "DiskFullError", "Durability", "File", "Files", "room"]
 
 
@@ -39,6 +41,7 @@ NO_SPACE: Final = frozenset((errno.ENOSPC, errno.EDQUOT))
 """Errors of a write that succeeds when there is space: full disk, or quota of the user."""
 
 
+@mypyc_attr(native_class=False)
 class DiskFullError(OSError):
     """A file cannot be created or written for lack of space. A partial write may be repeated.
 
@@ -104,19 +107,22 @@ class Files(Protocol):
         """Make creations, renames and removals in directory ``path`` durable."""
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class DirectFile:
     """A file of the operating system; ``direct``: a second descriptor, opened with ``O_DIRECT``.
 
     Errors have the ``path``.
     """
 
-    __slots__ = ("_aligned", "_direct", "_fd", "_path")
+    __slots__ = ("_aligned", "_direct", "_fd", "_path", "_views")
 
     def __init__(self, fd: int, direct: int = -1, path: Path | None = None) -> None:
         self._fd = fd
         self._path = None if path is None else str(path)
         self._direct = direct
-        self._aligned: memoryview | None = None
+        self._aligned: mmap.mmap | None = None
+        self._views: dict[int, tuple[memoryview]] = {}
+        """The beginnings of the aligned buffer that were written, by their size."""
 
     def read(self, position: int, size: int) -> bytes:
         """With ``pread``, repeated after a short read [File]."""
@@ -151,10 +157,13 @@ class DirectFile:
         """Write from an aligned buffer; the number of bytes written."""
         aligned = self._aligned
         if aligned is None:
-            aligned = self._aligned = memoryview(mmap.mmap(-1, _UNBUFFERED_BYTES))
+            aligned = self._aligned = mmap.mmap(-1, _UNBUFFERED_BYTES)
         aligned[:size] = data
+        view = self._views.get(size)
+        if view is None:
+            view = self._views[size] = (memoryview(aligned)[:size],)
         try:
-            return os.pwritev(self._direct, (aligned[:size],), position)
+            return os.pwritev(self._direct, view, position)
         except OSError as error:
             if error.errno != errno.EINVAL:
                 raise
@@ -209,6 +218,7 @@ def room(path: Path) -> str:
     return f"{found.f_bavail * found.f_frsize // 1024} KiB are free on its file system"
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class DirectFiles:
     """The operating system's file system."""
 

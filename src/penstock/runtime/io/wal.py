@@ -5,11 +5,6 @@ the log is one write into blocks that the file already has. So with durability `
 a thread applies many frames to LMDB at once, in a transaction that also stores the sequence of the last one. LMDB holds
 all data and is what a start reads; frames that it does not contain yet are applied then.
 
-The files of the log are segments of one size, filled with zeros before their first use, and used repeatedly. Writing
-into blocks that the file already has changes neither its size nor its blocks, so a commit is one operation of the disk
-instead of three, and the write can bypass the page cache: a small commit then writes one sector instead of a page.
-Segments are added when the load needs them, up to a limit, and are kept.
-
 A commit that does not fit into the log applies everything to LMDB itself: when the thread is behind, when the frame is
 larger than a segment, or when the disk had no room for segments. This is the backpressure, and the path without a log.
 
@@ -19,12 +14,10 @@ With the other durabilities there is no log: a commit is a transaction. Frames o
 from __future__ import annotations
 
 import logging
-import re
 import secrets
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from pathlib import Path
 from struct import Struct
 from typing import Final, NamedTuple, TypeVar
 from zlib import crc32
@@ -32,150 +25,14 @@ from zlib import crc32
 import lmdb
 
 from penstock.errors import OutOfSpaceError, StorageError
-from penstock.runtime.io.files import DirectFiles, DiskFullError, Durability, File, Files
+from penstock.runtime.io.files import DirectFiles, DiskFullError, Durability, Files
 from penstock.runtime.io.lmdb_environment import LmdbEnvironment
-from penstock.runtime.io.wal_frames import DROP, PUT, Frame, Operation, decode_operations, encode_frame, frames_in
+from penstock.runtime.io.wal_frames import Operation, decode_operations, last_of
+from penstock.runtime.io.wal_segments import FrameLog, Segments
 
-__all__ = ["SEGMENTS", "SEGMENT_BYTES", "LoggedEnvironment", "Segments"]
+__all__ = ["SEGMENT_BYTES", "LoggedEnvironment"]
 
 SEGMENT_BYTES: Final = 4 << 20
-SEGMENTS: Final = 8
-
-_NAME: Final = re.compile(r"log-(\d{4})")
-_ZEROS: Final = bytes(1 << 20)
-
-
-class _Segment:
-    __slots__ = ("end", "file", "last")
-
-    def __init__(self, file: File) -> None:
-        self.file = file
-        self.end = 0
-        """Offset of the next frame."""
-        self.last = 0
-        """Sequence of the last frame in it."""
-
-
-class Segments:
-    """The segments in ``directory``: at most ``most`` of ``size`` bytes each.
-
-    One thread appends; another one may release and grow meanwhile. Errors are the operating system's (OSError).
-    """
-
-    def __init__(self, files: Files, directory: Path, *, size: int = SEGMENT_BYTES, most: int = SEGMENTS) -> None:
-        self._files = files
-        self._directory = directory
-        self._size = size
-        self._most = most
-        self._lock = threading.Lock()
-        self._current: _Segment | None = None
-        self._full: list[_Segment] = []
-        self._free: list[_Segment] = []
-        self._released = 0
-
-    def read(self, identity: bytes) -> Iterator[Frame]:
-        """Read every whole frame of the log ``identity`` from the existing files, in no order."""
-        for path in self._paths():
-            file = self._files.open(path)
-            try:
-                yield from frames_in(file.read(0, file.size()), identity)
-            finally:
-                file.close()
-
-    def start(self) -> None:
-        """Use the existing files, whose frames are not needed any more. Sequences begin at 1 again."""
-        self._released = 0
-        for path in self._paths():
-            file = self._files.open_unbuffered(path)
-            if file.size() == self._size:
-                self._free.append(_Segment(file))
-            else:  # of another version, or incomplete
-                file.close()
-                self._files.remove(path)
-
-    def append(self, frame: bytes, sequence: int) -> bool:
-        """Write ``frame`` and make it durable; False, and nothing is written, if it does not fit."""
-        segment = self._current
-        if segment is None or segment.end + len(frame) > self._size:
-            segment = self._next(len(frame))
-            if segment is None:
-                return False
-        segment.file.write(segment.end, frame)
-        segment.file.sync()
-        segment.end += len(frame)
-        segment.last = sequence
-        return True
-
-    def _next(self, wanted: int) -> _Segment | None:
-        if wanted > self._size:
-            return None
-        with self._lock:
-            if self._current is not None:
-                self._full.append(self._current)
-                self._current = None
-                self._sort_out()
-            if not self._free:
-                return None
-            segment = self._current = self._free.pop()
-            segment.end = 0
-            return segment
-
-    def release(self, sequence: int) -> None:
-        """Free the segments whose frames up to ``sequence`` are not needed any more."""
-        with self._lock:
-            self._released = sequence
-            self._sort_out()
-
-    def _sort_out(self) -> None:
-        self._free += [segment for segment in self._full if segment.last <= self._released]
-        self._full = [segment for segment in self._full if segment.last > self._released]
-
-    def is_scarce(self) -> bool:
-        """True if a new segment is needed soon: the last one is half full."""
-        return not self._free and (self._current is None or self._current.end > self._size // 2)
-
-    def grow(self) -> None:
-        """Add a segment, unless there are enough."""
-        if len(self._full) + len(self._free) + (self._current is not None) >= self._most:
-            return
-        taken = {path.name for path in self._paths()}
-        name = next(name for number in range(self._most + len(taken)) if (name := f"log-{number:04}") not in taken)
-        path = self._directory / name
-        file = self._files.create(path)
-        try:
-            for start in range(0, self._size, len(_ZEROS)):
-                file.write(start, _ZEROS[: self._size - start])
-            file.sync()
-            self._files.sync_dir(self._directory)
-            filled, file = file, self._files.open_unbuffered(path)
-            filled.close()
-        except OSError:
-            file.close()
-            self._files.remove(path)
-            raise
-        with self._lock:
-            self._free.append(_Segment(file))
-
-    def exist(self) -> bool:
-        """True if any segment file exists."""
-        return bool(self._paths())
-
-    def remove(self) -> None:
-        """Remove all files; not after :meth:`start`."""
-        for path in self._paths():
-            self._files.remove(path)
-        self._files.sync_dir(self._directory)
-
-    def close(self) -> None:
-        """Close the files, which are kept."""
-        segments = [*self._full, *self._free, *([self._current] if self._current is not None else [])]
-        for segment in segments:
-            segment.file.close()
-        self._current, self._full, self._free = None, [], []
-
-    def _paths(self) -> list[Path]:
-        return [self._directory / name for name in self._files.names(self._directory) if _NAME.fullmatch(name)]
-
 
 _log = logging.getLogger("penstock.runtime")
 
@@ -225,15 +82,8 @@ class LoggedEnvironment:
         self._logged = environment.durability is Durability.DURABLE
         self._files = files or DirectFiles()
         self._segments = Segments(self._files, self.path, size=segment_bytes)
-        self._haste_bytes = segment_bytes
+        self._frames = FrameLog(self._segments, segment_bytes)
         self._state = _AppliedState(b"", 0, 0)
-        self._identity = b""
-        self._epoch = 0
-        self._lock = threading.Lock()
-        """Protects the four attributes below, which commits and the thread change."""
-        self._sequence = 0
-        self._pending: list[Operation] = []
-        self._pending_bytes = 0
         self._failure: StorageError | None = None
         self._applying = threading.Lock()
         self._haste = threading.Event()
@@ -273,10 +123,9 @@ class LoggedEnvironment:
         return loaded
 
     def _start(self) -> None:
-        self._identity, self._epoch, _ = self._state
-        self._sequence = 0
         self._closing = False
         self._segments.start()
+        self._frames.start(self._state.identity, self._state.epoch)
         if self._segments.is_scarce():
             self._grow()
         self._thread = threading.Thread(target=self._follow, name=f"log of {self._name}", daemon=True)
@@ -298,10 +147,8 @@ class LoggedEnvironment:
             raise self._failure
         if not operations:
             return
-        sequence = self._sequence + 1
-        frame = encode_frame(self._identity, self._epoch, sequence, operations)
         try:
-            appended = self._segments.append(frame, sequence)
+            appended = self._frames.append(operations)
         except DiskFullError as error:
             # Where blocks are not overwritten in place. The frame is not whole, and the next one begins where it does.
             raise OutOfSpaceError(
@@ -317,11 +164,7 @@ class LoggedEnvironment:
             self._apply(what, operations)
             self._haste.set()  # there may be room for another segment
             return
-        with self._lock:
-            self._sequence = sequence
-            self._pending += operations
-            self._pending_bytes += len(frame)
-        if self._pending_bytes > self._haste_bytes or self._segments.is_scarce():
+        if self._frames.hasty:
             self._haste.set()
 
     def read(self, look: Callable[[lmdb.Transaction[bytes]], T]) -> T:
@@ -403,14 +246,11 @@ class LoggedEnvironment:
         with self._applying:
             if self._failure is not None:
                 raise self._failure
-            with self._lock:
-                operations, self._pending = self._pending, []
-                size, self._pending_bytes = self._pending_bytes, 0
-                sequence = self._sequence + bool(more)
-            pending = len(operations)
-            operations += more
+            pending, size, sequence = self._frames.take()
+            operations = [*pending, *more] if more else pending
             if not operations:
                 return
+            sequence += bool(more)
             state = self._state._replace(applied=sequence)
 
             def write(transaction: lmdb.Transaction[bytes]) -> None:
@@ -420,27 +260,19 @@ class LoggedEnvironment:
             try:
                 self._environment.transact(write, what, size=_size(operations))
             except OutOfSpaceError:
-                with self._lock:
-                    self._pending = operations[:pending] + self._pending
-                    self._pending_bytes += size
+                self._frames.put_back(pending, size)
                 raise
             except StorageError as error:
                 # The pages that LMDB would continue from may be gone; the next start recovers from the log.
                 self._failure = error
                 raise
             if more:
-                self._sequence = sequence
+                self._frames.sequence = sequence
             self._segments.release(sequence)
 
     def _write(self, transaction: lmdb.Transaction[bytes], operations: Sequence[Operation]) -> None:
         """Write the operations; of several on a row only the last."""
-        tables: dict[int, dict[bytes, bytes | None]] = {}
-        drops: dict[int, bytes] = {}
-        for kind, table, key, value in operations:
-            if kind == DROP:
-                drops[table] = max(key, drops.get(table, b""))
-            else:
-                tables.setdefault(table, {})[key] = value if kind == PUT else None
+        tables, drops = last_of(operations)
         for table, rows in tables.items():
             database = self.tables[self._names[table]]
             last = drops.get(table, b"")

@@ -10,12 +10,28 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from struct import Struct
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 from zlib import crc32
+
+from librt.strings import BytesWriter, write_i64_be
 
 from penstock.runtime.io.files import SECTOR
 
-__all__ = ["DELETE", "DROP", "PUT", "SECTOR", "Frame", "Operation", "decode_operations", "encode_frame", "frames_in"]
+if TYPE_CHECKING:
+    from mypy_extensions import i64
+
+__all__ = [
+    "DELETE",
+    "DROP",
+    "PUT",
+    "SECTOR",
+    "Frame",
+    "Operation",
+    "decode_operations",
+    "encode_frame",
+    "frames_in",
+    "last_of",
+]
 
 PUT: Final = 0
 """The table gets this row."""
@@ -31,6 +47,7 @@ _HEAD: Final = Struct(">8sIQI")
 _CHECKSUM: Final = Struct(">I")
 _BODY_AT: Final = _HEAD.size + _CHECKSUM.size
 _OPERATION: Final = Struct(">BBHI")
+_ZEROS: Final = bytes(SECTOR)
 
 
 class Frame(NamedTuple):
@@ -43,17 +60,21 @@ class Frame(NamedTuple):
 
 def encode_frame(identity: bytes, epoch: int, sequence: int, operations: Sequence[Operation]) -> bytes:
     """Encode a frame, filled up to whole sectors."""
-    pack = _OPERATION.pack
-    parts: list[bytes] = []
+    out = BytesWriter()
     for kind, table, key, value in operations:
-        parts.append(pack(kind, table, len(key), len(value)))
-        parts.append(key)
-        parts.append(value)
-    body = b"".join(parts)
+        # Kind, table and both sizes, as _OPERATION has them.
+        first: i64 = kind
+        second: i64 = table
+        key_size: i64 = len(key)
+        value_size: i64 = len(value)
+        write_i64_be(out, first << 56 | second << 48 | key_size << 32 | value_size)
+        out.write(key)
+        out.write(value)
+    body = out.getvalue()
     size = len(body)
     head = _HEAD.pack(identity, epoch, sequence, size)
-    checksum = crc32(body, crc32(head)).to_bytes(4, "big")
-    return b"".join((head, checksum, body, bytes(-(_BODY_AT + size) % SECTOR)))
+    checksum = _CHECKSUM.pack(crc32(body, crc32(head)))
+    return b"".join((head, checksum, body, _ZEROS[: -(_BODY_AT + size) % SECTOR]))
 
 
 def frames_in(data: bytes, identity: bytes) -> Iterator[Frame]:
@@ -91,3 +112,22 @@ def decode_operations(body: bytes) -> list[Operation]:
         at = value_at + value_size
         operations.append((kind, table, body[key_at:value_at], body[value_at:at]))
     return operations
+
+
+def last_of(operations: Sequence[Operation]) -> tuple[dict[int, dict[bytes, bytes | None]], dict[int, bytes]]:
+    """Return the last value of each row by table (None: deleted), and by table the last key to drop.
+
+    Compiled it takes less than 2 ms for a full segment. Interpreted it delays the event loop more: whenever the loop
+    waits for a system call, the other thread keeps the interpreter for a whole switch interval.
+    """
+    tables: dict[int, dict[bytes, bytes | None]] = {}
+    drops: dict[int, bytes] = {}
+    for kind, table, key, value in operations:
+        if kind == DROP:
+            drops[table] = max(key, drops.get(table, b""))
+            continue
+        rows = tables.get(table)
+        if rows is None:
+            rows = tables[table] = {}
+        rows[key] = value if kind == PUT else None
+    return tables, drops

@@ -9,6 +9,7 @@ from sys import intern
 from typing import TYPE_CHECKING, Final, final
 from zlib import crc32
 
+from librt.strings import BytesWriter, write_i64_be
 from mypy_extensions import mypyc_attr
 
 from penstock.statestore.hlc import Hlc
@@ -128,8 +129,10 @@ class Change:
 # where there is none); lengths of node id, fence node id and key; these three; the value fills the rest. Where there is
 # an owner, a zero byte and the owner follow the node id and count for its length.
 _CHECKSUM: Final = Struct(">I")
-_HEAD: Final = Struct(">QQQQQHHI")
-_PLAIN_HEAD: Final = Struct(">QQQ16xHHI")
+_SIGNED: Final = 1 << 60
+"""Numbers below are the same with and without a sign."""
+_NO_CLOCK: Final = bytes(16)
+_SIZES: Final = Struct(">HHI")
 _CHECKED_HEAD: Final = Struct(">IQQQQQHHI")
 _HEAD_END: Final = _CHECKED_HEAD.size
 
@@ -143,16 +146,33 @@ def encode_record(record: Record) -> bytes:
     """``record`` in its stored form, checksummed, the whole key included."""
     key, version, fence = record.key, record.version, record.fence
     node = version.node.encode() if not record.owner else f"{version.node}\0{record.owner}".encode()
+    out = BytesWriter()
+    _write_number(out, record.expires_at)
+    _write_number(out, version.wall_ms)
+    _write_number(out, version.counter)
     if fence is None:
-        head = _PLAIN_HEAD.pack(record.expires_at, version.wall_ms, version.counter, len(node), 0, len(key))
-        body = b"".join((head, node, key, record.value))
+        out.write(_NO_CLOCK)
+        out.write(_SIZES.pack(len(node), 0, len(key)))
+        out.write(node)
     else:
         fence_node = fence.node.encode()
-        sizes = len(node), len(fence_node), len(key)
-        clocks = version.wall_ms, version.counter, fence.wall_ms, fence.counter
-        head = _HEAD.pack(record.expires_at, *clocks, *sizes)
-        body = b"".join((head, node, fence_node, key, record.value))
-    return crc32(body).to_bytes(4, "big") + body
+        _write_number(out, fence.wall_ms)
+        _write_number(out, fence.counter)
+        out.write(_SIZES.pack(len(node), len(fence_node), len(key)))
+        out.write(node)
+        out.write(fence_node)
+    out.write(key)
+    out.write(record.value)
+    body = out.getvalue()
+    return _CHECKSUM.pack(crc32(body)) + body
+
+
+def _write_number(out: BytesWriter, value: int) -> None:
+    """Write eight bytes, without a sign."""
+    if value < _SIGNED:
+        write_i64_be(out, value)
+    else:
+        out.write(value.to_bytes(8, "big"))
 
 
 def decode_record(stored: bytes) -> Record | None:

@@ -139,6 +139,8 @@ class StateStoreService(Service):
             clock=lambda: self._engine.clock,
             on_logged=self._changelog.logged,
             on_failure=self._failed,
+            answering=self._collect,
+            answered=self._send_collected,
         )
         self._may_ask = options.persistence.mode is PersistenceMode.CUSTOM and bool(options.persistence.property_name)
         self._asks = options.persistence.property_name.encode(), options.persistence.property_value.encode()
@@ -438,6 +440,14 @@ class StateStoreService(Service):
 
     def _trim(self, floor: Hlc) -> None:
         self._writer.trim(floor)
+
+    def _collect(self) -> None:
+        if self._responses.outlet is not None:
+            self._responses.outlet.collect()
+
+    def _send_collected(self) -> None:
+        if self._responses.outlet is not None:
+            self._responses.outlet.send_collected()
 
     def _failed(self, failure: StorageError) -> None:
         self._engine.read_only = True

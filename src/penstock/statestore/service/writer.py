@@ -31,6 +31,9 @@ _MAX_WRITE_BEHIND: Final = 50_000
 """Written-behind changes that may wait for the disk; beyond it answers wait too, so that a disk slower than the clients
 slows them down instead of filling the memory."""
 
+_INLINE_BYTES: Final = 64 << 10
+"""Values of a commit in the loop; a larger one takes the disk longer than passing it to the thread."""
+
 _NO_CLOCK: Final = Hlc(0, 0, "")
 
 
@@ -54,7 +57,8 @@ class ChangeWriter:
     """Commits changes, passed in the order of their versions. Call everything in the loop's thread.
 
     ``logs``: every change goes into the log of changes too; ``on_logged`` gets them after their commit. ``clock``
-    returns the greatest version that was given.
+    returns the greatest version that was given. ``answering`` and ``answered`` are called before and after the answers
+    that waited for a commit.
     """
 
     def __init__(
@@ -67,6 +71,8 @@ class ChangeWriter:
         clock: Callable[[], Hlc],
         on_logged: Callable[[Sequence[Change]], None],
         on_failure: Callable[[StorageError], None],
+        answering: Callable[[], None],
+        answered: Callable[[], None],
     ) -> None:
         self._storage = storage
         self._memory = durability is Durability.MEMORY
@@ -76,12 +82,14 @@ class ChangeWriter:
         self._logs = logs
         self._clock = clock
         self._on_logged = on_logged
+        self._answering = answering
         self.queue: CommitQueue[_Commit] = CommitQueue(
             "statestore",
             begin=self._begin,
             write=self._write,
             end=self._end,
             on_failure=on_failure,
+            answered=answered,
             is_small=None if self._memory else self._is_small,
         )
         self._next = _Commit(1)
@@ -210,14 +218,19 @@ class ChangeWriter:
         commit.floor, self._trim_to = self._trim_to, None
         return commit
 
-    def _is_small(self, _commit: _Commit) -> bool:
-        return not self._storage.may_wait()
+    def _is_small(self, commit: _Commit) -> bool:
+        size = 0
+        for change in commit.changes:
+            if change.record is not None:
+                size += len(change.record.value)
+        return size <= _INLINE_BYTES and not self._storage.may_wait()
 
     def _write(self, commit: _Commit) -> None:
         """One transaction; runs in the thread or in the loop."""
         self._storage.commit(commit.changes, log=self._logs, clock=commit.clock, floor=commit.floor)
 
     def _end(self, commit: _Commit, failure: StorageError | None) -> None:
+        self._answering()
         self._behind_running -= commit.behind
         if failure is not None:
             return  # the keys stay uncommitted for ever: the values in memory must never be shown

@@ -462,7 +462,7 @@ def test_lmdb_without_disk_space_lets_commits_go_on_and_follows_later(
         store.put(a="2")
     assert "is not written to LMDB for now" in caplog.records[0].getMessage()
     deadline = time.monotonic() + 20
-    while store.environment._pending and time.monotonic() < deadline:
+    while store.environment._frames.pending and time.monotonic() < deadline:
         store.environment._haste.set()
         time.sleep(0.001)
     assert in_lmdb(_killed_between(store, tmp_path / "a")) == {b"a": b"2"}

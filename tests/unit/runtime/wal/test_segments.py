@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.runtime.io.wal import Segments
 from penstock.runtime.io.wal_frames import PUT, SECTOR, encode_frame
+from penstock.runtime.io.wal_segments import Segments
 from tests.unit.runtime.recorded_disk import RecordedDisk
 
 ME = b"identity"

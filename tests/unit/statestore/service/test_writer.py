@@ -80,6 +80,8 @@ class _Writing:
             clock=lambda: self.clock,
             on_logged=lambda _: None,
             on_failure=self.failed.append,
+            answering=lambda: None,
+            answered=lambda: None,
         )
 
     async def __aenter__(self) -> _Writing:
@@ -205,3 +207,14 @@ async def test_a_notification_keeps_its_place_and_nobody_waits_behind_it(tmp_pat
         await writer.queue.drain()
         assert [text.split(",")[0] for text in left] == ["first", "news", "second"]
         assert writer.waiting == 0
+
+
+async def test_a_large_commit_does_not_stop_the_loop(tmp_path: Path) -> None:
+    async with _Writing(tmp_path, Durability.DURABLE) as writing:
+        queue = writing.writer.queue
+        queue.inline_s, queue.expected_s = 60.0, 0.0
+        inline: list[int] = []
+        for size in (1, 64 << 10, (64 << 10) + 1):
+            await writing.until(writing.set(b"k", bytes(size)))
+            inline.append(queue.inline_commits)
+        assert (inline, queue.commits) == ([1, 2, 2], 3)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 import lmdb
 import pytest
 
 from penstock.errors import StorageError
-from penstock.runtime.io.wal import Segments
+from penstock.runtime.io.wal_frames import Operation
+from penstock.runtime.io.wal_segments import FrameLog
 from penstock.tube.storage.meta import GroupOffset, MetaStore
 
 
@@ -63,11 +65,12 @@ def test_nothing_of_a_commit_that_failed_is_there(tmp_path: Path, monkeypatch: p
     store = MetaStore(tmp_path)
     store.commit([GroupOffset("a", "t", 0, 1, 1)], b"old", {"note": b"1"})
 
-    def full(self: Segments, frame: bytes, sequence: int) -> bool:
-        raise OSError(28, "No space left on device")
+    class Full(FrameLog):
+        def append(self, operations: Sequence[Operation]) -> bool:
+            raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr(Segments, "append", full)
+        patched.setattr(store._environment, "_frames", Full(store._environment._segments, 0))
         with pytest.raises(StorageError, match="No space left") as caught:
             store.commit([GroupOffset("a", "t", 0, 2, 2)], b"new", {"note": None})
     assert caught.value.do is not None

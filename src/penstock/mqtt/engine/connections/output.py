@@ -353,6 +353,13 @@ class Outbound:
         self._committed = 0
         self.reading: PacketWriter | None = None
         """The connection whose input is being handled: :meth:`end_read` sends its output."""
+        self.collects = False
+        """Whether somebody will ask for a flush in this turn: :attr:`wake` is not called."""
+
+    @property
+    def has_output(self) -> bool:
+        """Whether connections have output to flush."""
+        return bool(self._dirty)
 
     def end_read(self) -> None:
         """Send the output of the connection whose input was handled, if nothing holds it.
@@ -461,7 +468,7 @@ class Outbound:
     def mark(self, connection: PacketWriter) -> None:
         """Register a connection with output for the next flush; not :attr:`reading`."""
         self._dirty.append(connection)
-        if len(self._dirty) == 1:
+        if len(self._dirty) == 1 and not self.collects:
             self._wake()
 
     def forget(self, connection: PacketWriter) -> None:

@@ -1,0 +1,217 @@
+"""The files of the write-ahead log, and the frames in them that LMDB does not contain yet.
+
+The files are segments of one size, filled with zeros before their first use, and used repeatedly. Writing into blocks
+that the file already has changes neither its size nor its blocks, so a commit is one operation of the disk instead of
+three, and the write can bypass the page cache: a small commit then writes one sector instead of a page. Segments are
+added when the load needs them, up to a limit, and are kept.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+from mypy_extensions import mypyc_attr
+
+from penstock.runtime.io.files import File, Files
+from penstock.runtime.io.wal_frames import Frame, Operation, encode_frame, frames_in
+
+__all__ = ["SEGMENTS", "FrameLog", "Segments"]
+
+SEGMENTS: Final = 8
+
+_NAME: Final = re.compile(r"log-(\d{4})")
+_ZEROS: Final = bytes(1 << 20)
+
+
+class _Segment:
+    __slots__ = ("end", "file", "last")
+
+    def __init__(self, file: File) -> None:
+        self.file = file
+        self.end = 0
+        """Offset of the next frame."""
+        self.last = 0
+        """Sequence of the last frame in it."""
+
+
+class Segments:
+    """The segments in ``directory``: at most ``most`` of ``size`` bytes each.
+
+    One thread appends; another one may release and grow meanwhile. Errors are the operating system's (OSError).
+    """
+
+    def __init__(self, files: Files, directory: Path, *, size: int, most: int = SEGMENTS) -> None:
+        self._files = files
+        self._directory = directory
+        self._size = size
+        self._most = most
+        self._lock = threading.Lock()
+        self._current: _Segment | None = None
+        self._full: list[_Segment] = []
+        self._free: list[_Segment] = []
+        self._released = 0
+
+    def read(self, identity: bytes) -> Iterator[Frame]:
+        """Read every whole frame of the log ``identity`` from the existing files, in no order."""
+        for path in self._paths():
+            file = self._files.open(path)
+            try:
+                yield from frames_in(file.read(0, file.size()), identity)
+            finally:
+                file.close()
+
+    def start(self) -> None:
+        """Use the existing files, whose frames are not needed any more. Sequences begin at 1 again."""
+        self._released = 0
+        for path in self._paths():
+            file = self._files.open_unbuffered(path)
+            if file.size() == self._size:
+                self._free.append(_Segment(file))
+            else:  # of another version, or incomplete
+                file.close()
+                self._files.remove(path)
+
+    def append(self, frame: bytes, sequence: int) -> bool:
+        """Write ``frame`` and make it durable; False, and nothing is written, if it does not fit."""
+        segment = self._current
+        if segment is None or segment.end + len(frame) > self._size:
+            segment = self._next(len(frame))
+            if segment is None:
+                return False
+        segment.file.write(segment.end, frame)
+        segment.file.sync()
+        segment.end += len(frame)
+        segment.last = sequence
+        return True
+
+    def _next(self, wanted: int) -> _Segment | None:
+        if wanted > self._size:
+            return None
+        with self._lock:
+            if self._current is not None:
+                self._full.append(self._current)
+                self._current = None
+                self._sort_out()
+            if not self._free:
+                return None
+            segment = self._current = self._free.pop()
+            segment.end = 0
+            return segment
+
+    def release(self, sequence: int) -> None:
+        """Free the segments whose frames up to ``sequence`` are not needed any more."""
+        with self._lock:
+            self._released = sequence
+            self._sort_out()
+
+    def _sort_out(self) -> None:
+        self._free += [segment for segment in self._full if segment.last <= self._released]
+        self._full = [segment for segment in self._full if segment.last > self._released]
+
+    def is_scarce(self) -> bool:
+        """True if a new segment is needed soon: the last one is half full."""
+        return not self._free and (self._current is None or self._current.end > self._size // 2)
+
+    def grow(self) -> None:
+        """Add a segment, unless there are enough."""
+        if len(self._full) + len(self._free) + (self._current is not None) >= self._most:
+            return
+        taken = {path.name for path in self._paths()}
+        name = next(name for number in range(self._most + len(taken)) if (name := f"log-{number:04}") not in taken)
+        path = self._directory / name
+        file = self._files.create(path)
+        try:
+            for start in range(0, self._size, len(_ZEROS)):
+                file.write(start, _ZEROS[: self._size - start])
+            file.sync()
+            self._files.sync_dir(self._directory)
+            filled, file = file, self._files.open_unbuffered(path)
+            filled.close()
+        except OSError:
+            file.close()
+            self._files.remove(path)
+            raise
+        with self._lock:
+            self._free.append(_Segment(file))
+
+    def exist(self) -> bool:
+        """True if any segment file exists."""
+        return bool(self._paths())
+
+    def remove(self) -> None:
+        """Remove all files; not after :meth:`start`."""
+        for path in self._paths():
+            self._files.remove(path)
+        self._files.sync_dir(self._directory)
+
+    def close(self) -> None:
+        """Close the files, which are kept."""
+        segments = [*self._full, *self._free, *([self._current] if self._current is not None else [])]
+        for segment in segments:
+            segment.file.close()
+        self._current, self._full, self._free = None, [], []
+
+    def _paths(self) -> list[Path]:
+        return [self._directory / name for name in self._files.names(self._directory) if _NAME.fullmatch(name)]
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class FrameLog:
+    """Appends commits to ``segments``, and keeps their operations until LMDB contains them.
+
+    One thread at a time appends; another one may take what is pending meanwhile. ``hasty_bytes``: size of pending
+    frames above which they are to be applied.
+    """
+
+    def __init__(self, segments: Segments, hasty_bytes: int) -> None:
+        self._segments = segments
+        self._hasty_bytes = hasty_bytes
+        self._identity = b""
+        self._epoch = 0
+        self._lock = threading.Lock()
+        """Protects the three attributes below."""
+        self.sequence = 0
+        """Sequence of the last commit."""
+        self.pending: list[Operation] = []
+        """Operations in frames that LMDB does not contain."""
+        self._pending_bytes = 0
+
+    def start(self, identity: bytes, epoch: int) -> None:
+        """Begin a new epoch, after everything was applied."""
+        self._identity = identity
+        self._epoch = epoch
+        self.sequence = 0
+
+    def append(self, operations: Sequence[Operation]) -> bool:
+        """Append a frame and make it durable; False, and nothing is written, if it does not fit."""
+        sequence = self.sequence + 1
+        frame = encode_frame(self._identity, self._epoch, sequence, operations)
+        if not self._segments.append(frame, sequence):
+            return False
+        with self._lock:
+            self.sequence = sequence
+            self.pending.extend(operations)
+            self._pending_bytes += len(frame)
+        return True
+
+    @property
+    def hasty(self) -> bool:
+        """Whether the pending operations should be applied soon."""
+        return self._pending_bytes > self._hasty_bytes or self._segments.is_scarce()
+
+    def take(self) -> tuple[list[Operation], int, int]:
+        """Remove and return the pending operations; with the size of their frames, and the last sequence."""
+        with self._lock:
+            operations, self.pending = self.pending, []
+            size, self._pending_bytes = self._pending_bytes, 0
+            return operations, size, self.sequence
+
+    def put_back(self, operations: list[Operation], size: int) -> None:
+        """Undo :meth:`take`, for operations that could not be applied."""
+        with self._lock:
+            self.pending = operations + self.pending
+            self._pending_bytes += size
