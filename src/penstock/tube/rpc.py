@@ -12,7 +12,7 @@ import logging
 import socket
 import ssl
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, cast
 
 from penstock.errors import RemoteProtocolError
@@ -20,7 +20,7 @@ from penstock.runtime.io.loop import after_reading
 from penstock.runtime.io.tls import HANDSHAKE_FAILED, handshake_failure
 from penstock.tube.codec import exceptions
 from penstock.tube.codec.envelope import Request, decode_request, encode_error
-from penstock.tube.codec.framing import FrameDecoder, encode_frame, encode_frames
+from penstock.tube.codec.framing import FrameDecoder, encode_frame, encode_frames, encode_parts
 from penstock.tube.engine.limits import TubeLimits
 from penstock.tube.engine.sessions import RequestContext
 
@@ -227,17 +227,21 @@ class ServerConnection(asyncio.Protocol):
 
     # Responses
 
-    def put(self, serial: int, body: bytes, *, one_block: bool = False) -> None:
+    def put(self, serial: int, body: bytes) -> None:
         """Add a response to the next write."""
-        frame = encode_frame(serial, body, one_block=one_block)
+        self._put(encode_frame(serial, body))
+
+    def put_parts(self, serial: int, parts: Sequence[bytes], *, one_block: bool = False) -> None:
+        """As :meth:`put` for a response in ``parts``."""
+        self._put(encode_parts(serial, parts, one_block=one_block))
+
+    def _put(self, frame: bytes) -> None:
         self._out.append(frame)
         self._out_bytes += len(frame)
 
     def put_all(self, serials: list[int], bodies: list[bytes]) -> None:
         """As :meth:`put` for each."""
-        frames = encode_frames(serials, bodies)
-        self._out.append(frames)
-        self._out_bytes += len(frames)
+        self._put(encode_frames(serials, bodies))
 
     def flush(self) -> None:
         """Send the collected responses with one write."""

@@ -523,7 +523,7 @@ class TubeBrokerConnection(ServerConnection):
         if answer.wait:
             broker.commits.wait(self, [serial], request.method, [answer.body], self._expires_ms(request.timeout))
         else:
-            self.put(serial, answer.body, one_block=answer.one_block)
+            self.put_parts(serial, answer.parts, one_block=answer.one_block)
 
     def _expires_ms(self, timeout: int | None) -> int:
         return self.arrived_ms + timeout if timeout else 0

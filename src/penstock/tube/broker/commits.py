@@ -339,7 +339,7 @@ class Commits:
         """Put the responses to fetches that waited; their connections go into ``touched``."""
         for address, serial, answer in self._engine.ready:
             assert isinstance(address, ServerConnection)
-            address.put(serial, answer.body, one_block=answer.one_block)
+            address.put_parts(serial, answer.parts, one_block=answer.one_block)
             touched[address] = None
         self._engine.ready.clear()
 

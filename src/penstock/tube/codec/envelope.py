@@ -32,9 +32,9 @@ __all__ = [
     "encode_error",
     "encode_request",
     "encode_response",
-    "join_response",
     "payload_of",
     "response_head",
+    "response_parts",
 ]
 
 PROTOCOL_VERSION = 3
@@ -243,9 +243,9 @@ def encode_response(method: int, payload: bytes) -> bytes:
     return response_head(method, len(payload)) + payload
 
 
-def join_response(method: int, parts: Sequence[bytes]) -> bytes:
-    """:func:`encode_response` of a payload in ``parts``; each is copied once."""
-    return b"".join([response_head(method, sum(map(len, parts))), *parts])
+def response_parts(method: int, parts: Sequence[bytes]) -> list[bytes]:
+    """:func:`encode_response` of a payload in ``parts``, in parts."""
+    return [response_head(method, sum(map(len, parts))), *parts]
 
 
 @lru_cache(4096)

@@ -11,12 +11,16 @@ drops a connection on a longer block, on an empty one, and on more than 1,024 of
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from itertools import accumulate
 from struct import Struct
 from typing import TYPE_CHECKING, Final
 
 from penstock.errors import LocalProtocolError, RemoteProtocolError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from mypy_extensions import i64
 
 __all__ = [
@@ -27,6 +31,7 @@ __all__ = [
     "FrameDecoder",
     "encode_frame",
     "encode_frames",
+    "encode_parts",
     "one_block",
 ]
 
@@ -57,18 +62,38 @@ def encode_frame(serial: int, body: bytes, *, one_block: bool = False) -> bytes:
     size = len(body)
     if 0 < size <= (MAX_FRAME_BYTES if one_block else BLOCK_SIZE):
         return b"%b%b\0\0\0\1%b%b" % (BEGIN_TOKEN, serial.to_bytes(4, "big"), size.to_bytes(4, "big"), body)
+    return encode_parts(serial, [body], one_block=one_block)
+
+
+def encode_parts(serial: int, parts: Sequence[bytes], *, one_block: bool = False) -> bytes:
+    """:func:`encode_frame` of a body in ``parts``; each is copied once, into the frame.
+
+    Raises:
+        LocalProtocolError: as :func:`encode_frame`.
+    """
+    ends = list(accumulate(map(len, parts)))
+    size = ends[-1] if ends else 0
+    if 0 < size <= (MAX_FRAME_BYTES if one_block else BLOCK_SIZE):
+        return b"".join([_ONE_BLOCK_HEAD.pack(BEGIN_TOKEN, serial, 1, size), *parts])
     blocks = -(-size // BLOCK_SIZE)
     if not 0 < blocks <= MAX_BLOCKS:
         raise LocalProtocolError(f"tube: a frame of {size} bytes cannot be sent (1 to {MAX_FRAME_BYTES} are possible)")
-    parts: list[bytes | memoryview] = [_HEAD.pack(BEGIN_TOKEN, serial, blocks)]
-    view = memoryview(body)
-    last = (blocks - 1) * BLOCK_SIZE
-    for start in range(0, last, BLOCK_SIZE):
-        parts.append(_FULL_BLOCK)
-        parts.append(view[start : start + BLOCK_SIZE])
-    parts.append(_LENGTH.pack(size - last))
-    parts.append(view[last:])
-    return b"".join(parts)
+    out: list[bytes | memoryview] = [_HEAD.pack(BEGIN_TOKEN, serial, blocks)]
+    part = 0  # the first that is not completely in ``out``, and the offset in the body where it begins
+    begin = 0
+    for start in range(0, size, BLOCK_SIZE):
+        stop = min(start + BLOCK_SIZE, size)
+        out.append(_FULL_BLOCK if stop - start == BLOCK_SIZE else _LENGTH.pack(stop - start))
+        whole = bisect_right(ends, stop, part)  # the parts before this one end in the block
+        if begin < start and whole > part:
+            out.append(memoryview(parts[part])[start - begin :])
+            part += 1
+        out += parts[part:whole]
+        part = max(part, whole)
+        begin = ends[part - 1] if part else 0
+        if begin < stop:
+            out.append(memoryview(parts[part])[max(start - begin, 0) : stop - begin])
+    return b"".join(out)
 
 
 def encode_frames(serials: list[int], bodies: list[bytes]) -> bytes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from penstock.errors import LocalProtocolError, RemoteProtocolError
@@ -14,6 +14,7 @@ from penstock.tube.codec.framing import (
     MAX_FRAME_BYTES,
     FrameDecoder,
     encode_frame,
+    encode_parts,
     one_block,
 )
 
@@ -52,6 +53,20 @@ def test_bodies_round_the_border_of_a_block_cut_round_it(border: int) -> None:
             frames, failed = feed([frame[:cut], frame[cut:]])
             assert not failed
             assert frames == [(size, body[:size])], (size, cut)
+
+
+@given(
+    st.lists(st.sampled_from([0, 1, 100, 1_116, 8_191, 8_192, 8_193, 20_000]), min_size=1, max_size=30), st.booleans()
+)
+def test_parts_are_framed_as_the_body_that_they_are_parts_of(sizes: list[int], long: bool) -> None:
+    assume(any(sizes))
+    parts = [bytes([1 + at]) * size for at, size in enumerate(sizes)]
+    body = b"".join(parts)
+    blocks = [body] if long else [body[at : at + BLOCK_SIZE] for at in range(0, len(body), BLOCK_SIZE)]
+    head = BEGIN_TOKEN + bytes([0, 0, 0, 7]) + len(blocks).to_bytes(4, "big")
+    expected = head + b"".join(len(block).to_bytes(4, "big") + block for block in blocks)
+    assert encode_parts(7, parts, one_block=long) == expected
+    assert encode_frame(7, body, one_block=long) == expected
 
 
 @given(st.lists(st.binary(min_size=1, max_size=20_000), max_size=4), st.lists(st.integers(1, 9000), max_size=8))

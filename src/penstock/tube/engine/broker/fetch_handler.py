@@ -18,7 +18,7 @@ from collections import deque
 from typing import NamedTuple
 
 from penstock.tube.codec.codes import ErrCode
-from penstock.tube.codec.envelope import Request, join_response
+from penstock.tube.codec.envelope import Request, response_parts
 from penstock.tube.codec.message import INDEX_RECORD_BYTES, filter_key
 from penstock.tube.codec.methods import MethodId
 from penstock.tube.codec.proto import broker_pb2 as pb
@@ -328,7 +328,7 @@ class FetchHandler:
         )
         if message.wantOffsets:
             body.append(self._offsets_of(store, read))
-        return BrokerResponse(join_response(MethodId.GET_MESSAGES, body))
+        return BrokerResponse(*response_parts(MethodId.GET_MESSAGES, body))
 
     def _offsets_of(self, store: LogStore, read: LogRead) -> bytes:
         offsets = read.offsets
@@ -364,7 +364,7 @@ class FetchHandler:
         body, count = answer_range(store, message.partitionId, wanted)
         self.messages += count
         # Only penstock's clients read ranges, and they accept blocks of any length.
-        return BrokerResponse(join_response(MethodId.GET_MESSAGES, body), one_block=True)
+        return BrokerResponse(*response_parts(MethodId.GET_MESSAGES, body), one_block=True)
 
     def commit(self, payload: bytes, context: RequestContext) -> BrokerResponse:
         """Answer method 18."""
@@ -428,7 +428,7 @@ def _nothing(message: pb.GetMessageRequestC2B, store: LogStore) -> BrokerRespons
     """The response to a get for which ``store`` has no message."""
     if message.HasField("range"):
         body, _ = answer_range(store, message.partitionId, message.range)
-        return BrokerResponse(join_response(MethodId.GET_MESSAGES, body))
+        return BrokerResponse(*response_parts(MethodId.GET_MESSAGES, body))
     return _AT_END
 
 

@@ -20,17 +20,22 @@ _TOKENS_KEPT = 6
 
 
 class BrokerResponse:
-    """The body of a response frame. ``wait``: it is sent after the commit of everything that happened before.
+    """The body of a response frame, in ``parts``. ``wait``: it is sent after the commit of everything before.
 
     ``one_block``: the client accepts a frame of one long block.
     """
 
-    __slots__ = ("body", "one_block", "wait")
+    __slots__ = ("one_block", "parts", "wait")
 
-    def __init__(self, body: bytes, *, wait: bool = False, one_block: bool = False) -> None:
-        self.body = body
+    def __init__(self, *parts: bytes, wait: bool = False, one_block: bool = False) -> None:
+        self.parts = parts
         self.wait = wait
         self.one_block = one_block
+
+    @property
+    def body(self) -> bytes:
+        """The parts, joined."""
+        return b"".join(self.parts)
 
 
 LATER = BrokerResponse(b"")
