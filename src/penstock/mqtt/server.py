@@ -10,6 +10,7 @@ import asyncio
 import logging
 import uuid
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from penstock.mqtt.codec.reasons import ReasonCode, reason_name
 from penstock.mqtt.engine.broker import Broker
@@ -38,6 +39,9 @@ from penstock.mqtt.transport.listener_settings import ListenerSettings
 from penstock.runtime.io.clock import wall_clock_ms
 from penstock.runtime.io.loop import StallWatch, after_reading, joins_writes, watch_stalls
 from penstock.runtime.observability.logs import LogLimiter
+
+if TYPE_CHECKING:
+    from mypy_extensions import i64
 
 __all__ = ["BrokerLimits", "BrokerStats", "MqttServer"]
 
@@ -80,6 +84,10 @@ class MqttServer(ServerLinkOwner):
         self._observer_log = LogLimiter()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._time: Callable[[], float] = _not_started
+        self._read_at: i64 = -1
+        """The time of the last read, ms of the loop's clock."""
+        self._wall_ms: i64 = 0
+        """The wall clock at the first read of that millisecond."""
         self.listeners: list[Listener] = []
         self._links: dict[SessionConnection, ServerLink] = {}
         self._inside: dict[SessionConnection, InProcessLink] = {}
@@ -266,18 +274,23 @@ class MqttServer(ServerLinkOwner):
                 connection.sink = link
             self._links[connection] = link
             self._empty.clear()
-            self._arm()
+            if self._broker.timers.sooner:
+                self._arm()
         return connection
 
     def received(self, connection: BrokerConnection, link: ServerLink, data: bytes) -> None:
         """Bytes came in. A failure of ours ends this connection and no other."""
-        now = int(self._time() * 1000)
+        now: i64 = int(self._time() * 1000)
         try:
+            if now != self._read_at:  # the reads of a millisecond have one time
+                self._read_at = now
+                self._wall_ms = self._clock()
             outbound = self._broker.outbound
-            if not link.unauthenticated:
-                outbound.reading = connection
-            connection.receive(data, now, self._clock())
+            outbound.reading = connection
+            connection.receive(data, now, self._wall_ms)
             outbound.end_read()
+            if link.unauthenticated and connection.session is not None:
+                self._known(link)
             if self._broker.timers.sooner:
                 self._arm()
             if connection.holds and not link.reading_paused:
@@ -285,8 +298,7 @@ class MqttServer(ServerLinkOwner):
         except Exception:
             logger.exception("internal error; closing %r", connection)
             self._broker.outbound.reading = None
-            if link.transport is not None:
-                link.transport.abort()
+            link.abort()
 
     def lost(self, link: ServerLink) -> None:
         """A connection is gone, in whatever state it was."""
@@ -301,7 +313,8 @@ class MqttServer(ServerLinkOwner):
             self._links.pop(connection, None)
             if not self._links:
                 self._empty.set()
-            self._arm()
+            if self._broker.timers.sooner:
+                self._arm()
         for each in self.listeners:
             each.connection_closed()
 
@@ -355,7 +368,7 @@ class MqttServer(ServerLinkOwner):
                 if (inside := self._inside.get(connection)) is not None:
                     inside.deliver(data, close=close)
                 continue
-            if data and not link.transport.is_closing():
+            if data:
                 link.write(data)
             if link.unauthenticated and connection.session is not None:
                 self._known(link)

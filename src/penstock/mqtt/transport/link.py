@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import ssl
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, cast
 
 from mypy_extensions import mypyc_attr
@@ -22,6 +21,8 @@ if TYPE_CHECKING:
     from penstock.mqtt.engine.connections.connection import BrokerConnection
 
 __all__ = ["CLOSE_GRACE_S", "ServerLink", "ServerLinkOwner"]
+
+_write: Final = os.write
 
 CLOSE_GRACE_S = 5.0
 """Time for a peer to read the last bytes of a closed connection before it is aborted."""
@@ -64,13 +65,14 @@ class ServerLinkOwner:
 
 
 class ServerLink(Sink):
-    """One TCP or TLS connection. ``write`` sends bytes of MQTT; ``address`` is the peer's, without its port.
+    """One TCP or TLS connection. ``address`` is the peer's, without its port.
 
     It has the methods of ``asyncio.Protocol`` without being one: a compiled class has only compiled base classes.
     """
 
     __slots__ = (
         "_abort",
+        "_buffered",
         "_finished",
         "_full",
         "_lingering",
@@ -89,12 +91,13 @@ class ServerLink(Sink):
         "reading_paused",
         "transport",
         "unauthenticated",
-        "write",
     )
 
     def __init__(self, server: ServerLinkOwner, listener: ListenerState, address: str, port: int, group: str) -> None:
         self._server = server
         self._abort: asyncio.TimerHandle | None = None
+        self._buffered = False
+        """The transport was written to, so that its write buffer may have bytes."""
         self._full = False
         self._finished = False
         self._tls: TlsTransport | None = None
@@ -104,7 +107,8 @@ class ServerLink(Sink):
         """Reading is paused because a service cannot accept more messages."""
         self.listener = listener
         self.descriptor = -1
-        """The socket's descriptor, to which :meth:`send_now` writes; -1 over WebSocket. Set by the listener."""
+        """The socket's descriptor, to which :meth:`send_now` writes; set by the listener. -1 over WebSocket, and once
+        the connection is being closed: then another one may have the number."""
         self.address = address
         self.port = port
         self.group = group
@@ -114,7 +118,6 @@ class ServerLink(Sink):
         """Opens the transport and does the TLS handshake; None afterwards."""
         self.connection: BrokerConnection | None = None
         self.transport: asyncio.Transport | None = None
-        self.write: Callable[[bytes], None] = _discard
         self.certificate: str | None = None
         """The name in the verified certificate of the peer."""
         self.anchor: bytes | None = None
@@ -147,27 +150,27 @@ class ServerLink(Sink):
         transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
         tls = self.listener.tls
         ssl_object = transport.get_extra_info("ssl_object")
-        if tls is not None and isinstance(ssl_object, ssl.SSLObject) and (shown := certificate_of(ssl_object)):
+        if (
+            tls is not None
+            and tls.files.client_ca is not None
+            and isinstance(ssl_object, ssl.SSLObject)
+            and (shown := certificate_of(ssl_object))
+        ):
             self.certificate = name_in_certificate(shown, tls.files.name)
             self.anchor = trust_anchor(ssl_object) or b""
             self.identity = certificate_identity(ssl_object.getpeercert(binary_form=True) or b"")
-        self.write = self.writer(transport)
         given: object = transport
         if isinstance(given, TlsTransport):
             self._tls = given
-        if self.write != transport.write or (ssl_object is not None and self._tls is None):
+        elif ssl_object is not None:
             self.descriptor = -1
         self.connection = self._server.opened(self)
         if self.connection is None:
-            transport.abort()
+            self.abort()
 
     def as_protocol(self) -> asyncio.Protocol:
         """Return the link as the event loops' type."""
         return cast(asyncio.Protocol, self)
-
-    def writer(self, transport: asyncio.Transport) -> Callable[[bytes], None]:
-        """Return the function for ``write``: the transport's own."""
-        return transport.write
 
     def data_received(self, data: bytes) -> None:
         """Pass received bytes to the broker [asyncio]."""
@@ -177,22 +180,27 @@ class ServerLink(Sink):
     def eof_received(self) -> None:
         """Let the transport close: the peer closed its side [asyncio]."""
 
+    def write(self, data: bytes) -> None:
+        """Have the transport write ``data``; nothing once it is closing."""
+        transport = self.transport
+        if transport is not None and not transport.is_closing():
+            self._buffered = True
+            transport.write(data)
+
     def send_now(self, data: bytes) -> None:
-        """Write immediately, without the transport if its write buffer is empty [Sink].
+        """Write immediately, without the transport if its write buffer is empty; only while received bytes are handled.
 
         uvloop's transport would write at the end of the loop turn, after the broker has processed other connections.
+        A transport that closes by itself passes on no received bytes any more, so its descriptor is still valid here.
         """
-        transport = self.transport
-        if transport is None or transport.is_closing():
-            return
-        if self.descriptor < 0 or transport.get_write_buffer_size():
+        tls = self._tls
+        if self.descriptor < 0 or ((self._buffered or tls is not None) and self._waits()):
             self.write(data)
             return
-        tls = self._tls
         if tls is not None:
             data = tls.encrypt(data)
         try:
-            sent = os.write(self.descriptor, data)
+            sent = _write(self.descriptor, data)
         except OSError:  # full or closed: the transport handles it
             sent = 0
         if sent < len(data):
@@ -201,6 +209,11 @@ class ServerLink(Sink):
                 tls.send_encrypted(rest)
             else:
                 self.write(rest)
+
+    def _waits(self) -> bool:
+        """Whether the transport has bytes to write."""
+        self._buffered = self.transport is not None and self.transport.get_write_buffer_size() > 0
+        return self._buffered
 
     def pause_writing(self) -> None:
         """The write buffer is full: stop reading from the client until it has drained [asyncio]."""
@@ -251,7 +264,7 @@ class ServerLink(Sink):
             if self.connection is not None:
                 self.connection.sink = None
             self.connection = self.transport = self._tls = self._abort = None
-            self.write = _discard
+            self.descriptor = -1
 
     def close(self, *, linger: bool = True) -> None:
         """Close after the write buffer was sent; abort after a grace period if the peer does not read.
@@ -263,6 +276,7 @@ class ServerLink(Sink):
         transport = self.transport
         if transport is None or transport.is_closing():
             return
+        self.descriptor = -1
         if not linger or self.unauthenticated or not transport.can_write_eof():
             transport.close()
         elif not self._lingering:
@@ -283,11 +297,8 @@ class ServerLink(Sink):
 
     def abort(self) -> None:
         """Close at once, in any state."""
+        self.descriptor = -1
         if self.transport is not None:
             self.transport.abort()
         elif self.opening is not None:
             self.opening.cancel()
-
-
-def _discard(data: bytes) -> None:
-    """Discard: there is no transport."""

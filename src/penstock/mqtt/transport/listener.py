@@ -8,7 +8,6 @@ dropped, without a busy loop of failing accepts.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import errno
 import logging
 import os
@@ -128,7 +127,8 @@ class Listener(ListenerState):
     # Inside
 
     def _bind(self, family: int, where: tuple[object, ...]) -> socket.socket:
-        listening = socket.socket(family, socket.SOCK_STREAM)
+        # The event loops set TCP_NODELAY on accepted sockets; asyncio's only where the protocol is given.
+        listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         try:
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             if family == socket.AF_INET6:
@@ -166,8 +166,6 @@ class Listener(ListenerState):
                 self._pause()
                 return
             client.settimeout(0)
-            with contextlib.suppress(OSError):  # reset already
-                client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._open_connection(client, str(peer[0]), int(peer[1]))
             if client.fileno() >= self._max_descriptor:
                 self._pause()
@@ -210,19 +208,17 @@ class Listener(ListenerState):
             self._failed(link, error)
 
     async def _handshake(self, link: ServerLink, transport: TlsTransport) -> None:
-        failed = False
+        assert self._loop is not None
+        timer = self._loop.call_later(TLS_HANDSHAKE_S, transport.time_out)
         try:
-            async with asyncio.timeout(TLS_HANDSHAKE_S):
-                try:
-                    await transport.handshake()
-                except OSError as error:
-                    failed = True
-                    self._failed(link, error)
-                    await transport.wait_closed()
+            await transport.handshake()
         except TimeoutError:
-            if not failed:
-                self._failed(link, TimeoutError(f"the TLS handshake took longer than {TLS_HANDSHAKE_S:g} s"))
+            self._failed(link, TimeoutError(f"the TLS handshake took longer than {TLS_HANDSHAKE_S:g} s"))
+        except OSError as error:
+            self._failed(link, error)
+            await transport.wait_closed()
         finally:
+            timer.cancel()
             if link.transport is None:
                 transport.abort()
 

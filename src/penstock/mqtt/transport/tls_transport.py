@@ -34,8 +34,8 @@ class TlsTransport:
     It has the methods of ``asyncio.Transport`` and ``asyncio.Protocol`` that are used here without being one: a
     compiled class has only compiled base classes.
 
-    The caller awaits :meth:`handshake`, limits its time and calls :meth:`abort` if it fails. At its end,
-    ``protocol.connection_made`` is called.
+    The caller awaits :meth:`handshake`, limits its time by :meth:`time_out` and calls :meth:`abort` if it fails. At its
+    end, ``protocol.connection_made`` is called.
     """
 
     __slots__ = ("_closing", "_incoming", "_open", "_outgoing", "_protocol", "_socket", "_tls", "_waiter")
@@ -61,6 +61,7 @@ class TlsTransport:
 
         Raises:
             OSError: it failed (``ssl.SSLError``; the client gets an alert), or the client closed the connection.
+            TimeoutError: :meth:`time_out` was called.
         """
         await self._wait()
 
@@ -70,6 +71,10 @@ class TlsTransport:
             self._waiter = asyncio.get_running_loop().create_future()
             with contextlib.suppress(OSError):
                 await self._wait()
+
+    def time_out(self) -> None:
+        """End :meth:`handshake` or :meth:`wait_closed`."""
+        self._give_up(TimeoutError())
 
     # The protocol of the socket's transport
 
@@ -84,7 +89,7 @@ class TlsTransport:
         step = RECORD_BYTES if self._open else HANDSHAKE_BYTES
         for start in range(0, len(data), step):
             self._incoming.write(data if len(data) <= step else data[start : start + step])
-            if self._open or self._continue_handshake():
+            if self._open or (self._continue_handshake() and self._incoming.pending):
                 ended = self._decrypt(pieces) or ended
         if pieces and not self._closing:
             self._protocol.data_received(b"".join(pieces) if len(pieces) > 1 else pieces[0])
@@ -241,9 +246,9 @@ class TlsTransport:
         tls, incoming = self._tls, self._incoming
         ended = False
         try:
-            while piece := tls.read(RECORD_BYTES):
+            while piece := tls.read(RECORD_BYTES):  # a whole record
                 pieces.append(piece)
-                if not incoming.pending and not tls.pending():
+                if not incoming.pending:
                     break
             else:
                 ended = True  # close_notify

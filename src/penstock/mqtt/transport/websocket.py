@@ -11,7 +11,6 @@ import http
 import ipaddress
 import logging
 import socket
-from collections.abc import Callable
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -51,9 +50,18 @@ class WebSocketLink(ServerLink):
             subprotocols=[_SUBPROTOCOL], max_size=(None, listener.max_connect_size), logger=_quiet
         )
 
-    def writer(self, _transport: asyncio.Transport) -> Callable[[bytes], None]:
-        """Return the function for ``write``, which sends a frame."""
-        return self._write
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Have everything written as frames, by the transport [asyncio]."""
+        self.descriptor = -1
+        super().connection_made(transport)
+
+    def write(self, data: bytes) -> None:
+        """Send a frame."""
+        try:
+            self._protocol.send_binary(data)
+        except InvalidState:
+            return  # closed meanwhile
+        self._send()
 
     def data_received(self, data: bytes) -> None:
         """Receive the handshake, then frames, and pass their content to the broker [asyncio]."""
@@ -154,13 +162,6 @@ class WebSocketLink(ServerLink):
         """Answer the handshake, unless bytes after it have closed the connection: the library reads ahead."""
         if not self._protocol.eof_sent:
             self._protocol.send_response(response)
-
-    def _write(self, data: bytes) -> None:
-        try:
-            self._protocol.send_binary(data)
-        except InvalidState:
-            return  # closed meanwhile
-        self._send()
 
     def _send(self) -> None:
         transport = self.transport

@@ -99,7 +99,7 @@ def test_what_is_sent_now_goes_past_an_empty_transport_and_behind_a_full_one(*, 
             wire, link = SocketWire(encrypted=encrypted), ServerLink(LinkOwner(), listener, "127.0.0.1", 1, "g")
             link.descriptor = tcp.fileno()
             link.connection_made(cast(asyncio.Transport, wire))
-            wire.write(b"first")
+            link.write(b"first")
             assert wire.written == b"first", "the transport writes it"
             link.send_now(b"second")
             assert wire.written == b"firstsecond"

@@ -376,8 +376,7 @@ class Outbound:
             sink is None
             or connection.closing
             or connection.throttled
-            or connection.uncommitted is not None
-            or connection.gate > self._broker.journal.committed
+            or connection.gate  # also while earlier output waits for its commit
         ):
             self.mark(connection)
         else:
