@@ -27,9 +27,7 @@ _CONNECTION_LIMITS: Final = {
     "refused_address": _counter("Connections refused by the limit of connections per address."),
     "refused_listener": _counter("Connections refused by the limit of connections of the listener."),
     "refused_rate": _counter("Connections refused by the limit of new connections per address and time."),
-    "strangers_cut": _counter(
-        "Connections without an accepted CONNECT closed to admit others.", "evicted_unauthenticated"
-    ),
+    "evicted_unauthenticated": _counter("Connections without an accepted CONNECT closed to admit others."),
     "unauthenticated": _gauge("Connections without an accepted CONNECT."),
 }
 

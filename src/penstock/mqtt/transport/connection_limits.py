@@ -54,13 +54,13 @@ class ConnectionLimits:
 class ConnectionLimitStats:
     """Counters since the start."""
 
-    __slots__ = ("refused_address", "refused_listener", "refused_rate", "strangers_cut")
+    __slots__ = ("refused_address", "refused_listener", "refused_rate", "evicted_unauthenticated")
 
     def __init__(self) -> None:
         self.refused_address = 0
         self.refused_listener = 0
         self.refused_rate = 0
-        self.strangers_cut = 0
+        self.evicted_unauthenticated = 0
         """Connections closed before their CONNECT was accepted, to make room for others."""
 
 
@@ -134,7 +134,7 @@ class ConnectionLimiter(Generic[L]):
             victim = next(iter(links))
             # At once, although its end is noticed later: further connections of this turn must not choose it again.
             self.authenticated(victim, crowd)
-            self._stats.strangers_cut += 1
+            self._stats.evicted_unauthenticated += 1
         self._unauthenticated.setdefault(group, {})[link] = None
         self._unauthenticated_count += 1
         return victim

@@ -163,7 +163,7 @@ async def test_strangers_in_a_tls_handshake_make_room(authority: Authority) -> N
             with contextlib.suppress(ConnectionResetError):
                 assert await reader.read() == b""
     assert server.connection_limiter.unauthenticated == 2
-    assert server.connection_limit_stats.strangers_cut == 8
+    assert server.connection_limit_stats.evicted_unauthenticated == 8
     await server.close()
     async with asyncio.timeout(DEADLINE_S):
         for reader, writer in silent[8:]:

@@ -165,7 +165,7 @@ class BrokerMembership:
     def _registered(self, answer: pb.RegisterResponseM2B) -> MasterUpdate:
         if not answer.success:
             raise RefusedError(
-                f"tube: the master refuses broker {self.broker_id} ({self.address}): {answer.errMsg}",
+                f"tube: the master refused broker {self.broker_id} ({self.address}): {answer.errMsg}",
                 code=answer.errCode,
                 text=answer.errMsg,
                 peer="master",
@@ -186,7 +186,7 @@ class BrokerMembership:
             if answer.errCode == ErrCode.HB_NO_NODE:
                 return MasterUpdate(soon=True)
             raise RefusedError(
-                f"tube: the master refuses the heartbeat of broker {self.broker_id}: {answer.errMsg}",
+                f"tube: the master refused the heartbeat of broker {self.broker_id}: {answer.errMsg}",
                 code=answer.errCode,
                 text=answer.errMsg,
                 peer="master",
