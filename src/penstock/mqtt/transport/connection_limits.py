@@ -54,7 +54,7 @@ class ConnectionLimits:
 class ConnectionLimitStats:
     """Counters since the start."""
 
-    __slots__ = ("refused_address", "refused_listener", "refused_rate", "evicted_unauthenticated")
+    __slots__ = ("evicted_unauthenticated", "refused_address", "refused_listener", "refused_rate")
 
     def __init__(self) -> None:
         self.refused_address = 0
