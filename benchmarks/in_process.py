@@ -1,9 +1,11 @@
-"""Broker and state store in one process without sockets: what a request costs, in processor time or in instructions.
+"""Broker and state store in one process: what a request costs, in processor time or in instructions.
 
-Usage: python -m benchmarks.in_process [--case set] [--durability memory] [--window 16] [--instructions [--top N]]
+Usage: python -m benchmarks.in_process [--case set] [--window 16] [--through server] [--instructions [--top N]]
 
 One client; each read holds ``--window`` requests as the SDKs write them, and the PUBACKs of the answers to the previous
 read. Measured is what the shell calls for a read, in memory; a durable request also has its part of the commit.
+``--through server`` sends the reads over a TCP connection and measures all that the event loop calls for them: how much
+of it is outside of ``BrokerConnection.receive`` is printed, too.
 ``fanout`` is a broker alone: messages of one client to 50 others, whose PUBACKs come back; measured is one delivery.
 ``--instructions`` runs the same under ``valgrind --tool=callgrind`` and prints instructions per request and function:
 what else runs on the machine does not move them. It needs the compiled core and valgrind.
@@ -15,11 +17,13 @@ import argparse
 import asyncio
 import gc
 import re
+import socket
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Final
 
@@ -30,7 +34,10 @@ from penstock.mqtt.engine.broker import Broker
 from penstock.mqtt.engine.connections.connection import BrokerConnection
 from penstock.mqtt.engine.connections.output import PacketWriter, Sink
 from penstock.mqtt.engine.outlet import BrokerOutlet
+from penstock.mqtt.server import MqttServer
+from penstock.runtime.io.clock import SteppedClock, monotonic_ms
 from penstock.runtime.io.files import Durability
+from penstock.runtime.io.loop import run
 from penstock.statestore.binding import client_response_topic, request
 from penstock.statestore.hlc import Hlc
 from penstock.statestore.service.service import StateStoreService
@@ -48,14 +55,21 @@ ARGUMENTS: Final[dict[str, Callable[[bytes], list[bytes]]]] = {
     "fenced": lambda key: [b"SET", key, VALUE],
     "notify": lambda key: [b"KEYNOTIFY", key],
     "qos1": lambda key: [key],
+    "ping": lambda key: [key],
 }
-"""Cases: the commands; ``fenced``: a SET with a fencing token; ``qos1``: a message that one client receives."""
+"""Cases: the commands; ``fenced``: a SET with a fencing token; ``qos1``: a message that one client receives; ``ping``:
+PINGREQ."""
 FANOUT: Final = "fanout"
 RECEIVERS: Final = 50
 """Subscribers of ``fanout``."""
 KEYS: Final = 1000
-MEASURED: Final = "CPyDef_*connection___BrokerConnection___receive"
+RECEIVE: Final = "CPyDef_*connection___BrokerConnection___receive"
 """The function in the C that mypyc makes that handles one read."""
+MEASURED: Final = {
+    "engine": (RECEIVE,),
+    "server": ("CPyPy_*ServerLink___data_received", "CPyPy_*MqttServer____flush"),
+}
+"""What is measured: the functions that the shell or the event loop calls."""
 
 
 class _Transport(Sink):
@@ -82,7 +96,9 @@ class _Transport(Sink):
                     body += 1
                     if data[body - 1] < 128:
                         break
-                if kind == 3:
+                if kind == 13:
+                    found.append(b"")
+                elif kind == 3:
                     topic = int.from_bytes(data[body : body + 2], "big")
                     found.append(b"\x40\x02" + data[body + 2 + topic : body + 4 + topic])
                 position = body + size
@@ -90,69 +106,125 @@ class _Transport(Sink):
         return len(found), b"".join(found)
 
 
-async def measure(case: str, durability: Durability, window: int, reads: int, warm_up: int) -> float:
-    """Processor time of a request in us: the median of the reads."""
-    with tempfile.TemporaryDirectory() as folder:
-        store = StateStoreService(Path(folder) / "store", durability)
-        broker = Broker(services=[store], new_client_id=lambda: "generated")
-        clock = store.clock
-        transport = _Transport()
+class _Engine:
+    """A client of the broker that calls the engine."""
 
-        def flush() -> None:
-            for _, output, _ in broker.flush(time.monotonic_ns() // 1_000_000):
-                transport.send_now(output)
+    def __init__(self, store: StateStoreService) -> None:
+        self.broker = Broker(services=[store], new_client_id=lambda: "generated")
+        self.outlet = BrokerOutlet(self.broker, monotonic_ms, self._flush)
+        self.transport = _Transport()
 
-        await store.start(BrokerOutlet(broker, lambda: time.monotonic_ns() // 1_000_000, flush))
-        connection = broker.open("in-process", time.monotonic_ns() // 1_000_000)
+    async def open(self) -> None:
+        """Connect."""
+        connection = self.broker.open("in-process", monotonic_ms())
         assert connection is not None
-        connection.sink = transport
+        connection.sink = self.transport
+        self.connection = connection
 
-        def receive(data: bytes) -> None:
-            broker.outbound.reading = connection
-            connection.receive(data, time.monotonic_ns() // 1_000_000, time.time_ns() // 1_000_000)
-            broker.outbound.end_read()
-            flush()
+    async def send(self, data: bytes) -> None:
+        """Hand a read to the broker; its output is in ``transport``."""
+        self.broker.outbound.reading = self.connection
+        self.connection.receive(data, monotonic_ms(), time.time_ns() // 1_000_000)
+        self.broker.outbound.end_read()
+        self._flush()
 
-        receive(encode(Connect(CLIENT, keep_alive=0)))
+    async def wait(self) -> None:
+        """Wait for more output."""
+        await asyncio.sleep(0.0002)  # not busily: that would count as the request's
+        self._flush()
+
+    async def close(self) -> None:
+        """Disconnect."""
+        self.connection.lost(monotonic_ms())
+
+    def _flush(self) -> None:
+        for _, output, _ in self.broker.flush(monotonic_ms()):
+            self.transport.send_now(output)
+
+
+class _Server:
+    """A client of the broker over TCP in the same event loop."""
+
+    def __init__(self, store: StateStoreService) -> None:
+        self.server = MqttServer(services=[store], clock=SteppedClock().now)
+        self.outlet = self.server.outlet
+        self.transport = _Transport()
+
+    async def open(self) -> None:
+        """Connect."""
+        self.socket = socket.create_connection(await self.server.start("127.0.0.1", 0))
+        self.socket.settimeout(0)
+
+    async def send(self, data: bytes) -> None:
+        """Send a read to the server and wait for the first of its output."""
+        await asyncio.get_running_loop().sock_sendall(self.socket, data)
+        await self.wait()
+
+    async def wait(self) -> None:
+        """Wait for more output; a read holds whole packets here, as the server sends them together."""
+        self.transport.send_now(await asyncio.get_running_loop().sock_recv(self.socket, 1 << 20))
+
+    async def close(self) -> None:
+        """Disconnect."""
+        self.socket.close()
+        await self.server.close()
+
+
+async def measure(case: str, options: argparse.Namespace) -> float:
+    """Processor time of a request in us: the median of the reads."""
+    window, warm_up = options.window, options.warm_up
+    with tempfile.TemporaryDirectory() as folder:
+        store = StateStoreService(Path(folder) / "store", Durability(options.durability))
+        client = _Server(store) if options.through == "server" else _Engine(store)
+        await store.start(client.outlet)
+        await client.open()
+        await client.send(encode(Connect(CLIENT, keep_alive=0)))
         topics = [Subscription(client_response_topic(CLIENT)), Subscription("plant/#")]
-        receive(encode(Subscribe(1, topics)))
-        transport.data.clear()
+        await client.send(encode(Subscribe(1, topics)))
+        client.transport.data.clear()
         gc.collect()
         gc.freeze()
-        number, acknowledgements, times = 0, b"", []
-        arguments = ARGUMENTS[case]
-        for turn in range(warm_up + reads):
-            stamp, packets = clock(), [acknowledgements]
-            for _ in range(window):
-                number += 1
-                if case == "qos1":
-                    publish = Publish("plant/line/1", VALUE, 1)
-                else:
-                    publish = request(
-                        arguments(b"key-%06d" % (number % KEYS)),
-                        CLIENT,
-                        number.to_bytes(16, "big"),
-                        Hlc(stamp, number % 1000, CLIENT),
-                        fencing_token=Hlc(stamp, 1, CLIENT) if case == "fenced" else None,
-                        expiry_s=10,
-                    )
-                publish.packet_id = 1 + number % 65_535
-                packets.append(encode(publish))
-            read = b"".join(packets)
+        times: list[int] = []
+        acknowledgements = b""
+        turns = 0
+        if case == "get":  # of keys that exist
+            turns = -(-KEYS // window)
+        for turn in range(turns + warm_up + options.reads):
+            stamp = store.clock()
+            of_turn = "set" if turn < turns else case
+            packets = [_packet(of_turn, turn * window + n, stamp) for n in range(1, window + 1)]
+            read = b"".join((acknowledgements, *packets))
             started = time.process_time_ns()
-            receive(read)
-            answered, acknowledgements = transport.acknowledgements()
+            await client.send(read)
+            answered, acknowledgements = client.transport.acknowledgements()
             while answered < window:
-                await asyncio.sleep(0.0002)  # not busily: that would count as the request's
-                flush()
-                more, rest = transport.acknowledgements()
+                await client.wait()
+                more, rest = client.transport.acknowledgements()
                 answered += more
                 acknowledgements += rest
-            if turn >= warm_up:
+            if turn >= turns + warm_up:
                 times.append(time.process_time_ns() - started)
-        connection.lost(time.monotonic_ns() // 1_000_000)
+        await client.close()
         await store.close()
         return sorted(times)[len(times) // 2] / window / 1000
+
+
+def _packet(case: str, number: int, stamp: int) -> bytes:
+    if case == "ping":
+        return b"\xc0\x00"
+    if case == "qos1":
+        publish = Publish("plant/line/1", VALUE, 1)
+    else:
+        publish = request(
+            ARGUMENTS[case](b"key-%06d" % (number % KEYS)),
+            CLIENT,
+            number.to_bytes(16, "big"),
+            Hlc(stamp, number % 1000, CLIENT),
+            fencing_token=Hlc(stamp, 1, CLIENT) if case == "fenced" else None,
+            expiry_s=10,
+        )
+    publish.packet_id = 1 + number % 65_535
+    return encode(publish)
 
 
 def fan_out(window: int, reads: int, warm_up: int) -> float:
@@ -209,7 +281,8 @@ def instructions(options: argparse.Namespace) -> int:
             # Two runs: the difference is what the measured reads cost.
             out = Path(folder) / f"callgrind.{reads}"
             command = ["valgrind", "--tool=callgrind", f"--callgrind-out-file={out}", "--collect-atstart=no"]
-            command += [f"--toggle-collect={MEASURED}", sys.executable, "-m", "benchmarks.in_process"]
+            command += [f"--toggle-collect={each}" for each in MEASURED[options.through]]
+            command += [sys.executable, "-m", "benchmarks.in_process", "--through", options.through]
             command += ["--case", options.case, "--durability", options.durability, "--window", str(options.window)]
             command += ["--warm-up", "0", "--reads", str(reads)]
             done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -231,6 +304,9 @@ def instructions(options: argparse.Namespace) -> int:
         for name in sorted(whole, key=lambda name: -whole[name])[: options.top]:
             if "CPyDef" in name:
                 print(f"{own.get(name, 0.0):9.0f} {whole[name]:9.0f}  {name}")
+        if options.through == "server":
+            inside = sum(count for name, count in whole.items() if fnmatch(name, RECEIVE))
+            print(f"outside of the engine's receive: {sum(own.values()) - inside:,.0f} instructions per request")
         print(f"{options.case}: {sum(own.values()):,.0f} instructions per request ({requests} requests)")
     return 0
 
@@ -258,16 +334,17 @@ def main() -> int:
     parser.add_argument("--warm-up", type=int, default=100, help="reads before those that are measured")
     parser.add_argument("--instructions", action="store_true")
     parser.add_argument("--top", type=int, default=40, help="functions to print")
+    parser.add_argument("--through", choices=list(MEASURED), default="engine", help="what is called for a read")
     options = parser.parse_args()
     if options.instructions:
         options.reads = options.reads or 40
         return instructions(options)
-    reads = options.reads or 2000
+    options.reads = options.reads or 2000
     for case in [*ARGUMENTS, FANOUT] if options.case == "all" else [options.case]:
         if case == FANOUT:
-            us = fan_out(options.window, reads, options.warm_up)
+            us = fan_out(options.window, options.reads, options.warm_up)
         else:
-            us = asyncio.run(measure(case, Durability(options.durability), options.window, reads, options.warm_up))
+            us = run(measure(case, options))
         print(f"{case}, {options.durability}, {compiled.form()}: {us:.2f} us of processor time per request")
     return 0
 

@@ -119,13 +119,15 @@ def _train(folder: Path) -> None:
     """Run the requests of the benchmark with the extension modules in ``folder``, which write the profile."""
     path = os.pathsep.join((str(folder), str(ROOT)))
     environment = {**os.environ, "PYTHONPATH": path, "PENSTOCK_CORE": "compiled"}
-    command = [sys.executable, "-m", "benchmarks.in_process", "--case", "all", "--reads", "300"]
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError(
-            "a release build runs benchmarks.in_process, which needs a checkout and the packages of `make setup` "
-            f"(a wheel: build it with --no-isolation):\n{done.stderr[-3000:]}"
-        )
+    for window, durability in ((1, "memory"), (16, "memory"), (1, "durable")):
+        command = [sys.executable, "-m", "benchmarks.in_process", "--case", "all", "--through", "server"]
+        command += ["--reads", "300", "--window", str(window), "--durability", durability]
+        done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise RuntimeError(
+                "a release build runs benchmarks.in_process, which needs a checkout and the packages of `make setup` "
+                f"(a wheel: build it with --no-isolation):\n{done.stderr[-3000:]}"
+            )
 
 
 def imported(names: list[str]) -> list[str]:
