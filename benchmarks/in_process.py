@@ -172,7 +172,8 @@ class _Server:
 
 async def measure(case: str, options: argparse.Namespace) -> float:
     """Processor time of a request in us: the median of the reads."""
-    window, warm_up = options.window, options.warm_up
+    window: int = options.window
+    warm_up: int = options.warm_up
     with tempfile.TemporaryDirectory() as folder:
         store = StateStoreService(Path(folder) / "store", Durability(options.durability))
         client = _Server(store) if options.through == "server" else _Engine(store)
