@@ -13,6 +13,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from benchmarks import servers
+from penstock import compiled
+from tools.core import is_release
 
 __all__ = ["cpu_of_tree", "describe"]
 
@@ -64,9 +66,17 @@ def describe() -> dict[str, object]:
         "cores": os.cpu_count(),
         "load": os.getloadavg()[0],
         "python": f"{platform.python_version()} ({'' if is_optimised() else 'not '}built with its profile)",
+        "core": core(),
         "versions": {name: version(name) for name in PACKAGES},
         "peers": {name: peer_version(name, flag) for name, flag in PEERS.items()},
     }
+
+
+def core() -> str:
+    """The form of penstock's core in this checkout, and how it was built."""
+    if compiled.form() == "compiled":
+        return "compiled as released" if is_release() else "compiled without a profile"
+    return "interpreted"
 
 
 def is_optimised() -> bool:

@@ -31,11 +31,12 @@ def page(results: dict[str, Any]) -> str:
             continue
         machine = result["machine"]
         versions = ", ".join(f"{k} {v}" for k, v in (machine["versions"] | machine.get("peers", {})).items())
+        core = f", core {machine['core']}" if "core" in machine else ""
         where = f"{machine['cpu']}, {machine['cores']} cores, load {machine['load']:.1f} before it"
         lines += [
             f"## {name}",
             "",
-            f"{where}, Python {machine['python']}; {versions}.",
+            f"{where}, Python {machine['python']}{core}; {versions}.",
             "",
             "| case | server | median | least - greatest | unit | ratio |",
             "| --- | --- | ---: | ---: | --- | ---: |",
