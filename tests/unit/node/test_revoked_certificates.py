@@ -70,6 +70,8 @@ async def test_a_revoked_certificate_ends_its_connections_and_no_others(
             with contextlib.suppress(ConnectionError):
                 assert await reader.read() == b"", "it shook hands before, and had not said CONNECT"
         silent.close()
+        with contextlib.suppress(OSError):
+            await silent.wait_closed()
         assert stays.connected
         with pytest.raises(PenstockError):
             await site.client(bound["secure"], "press-7").connect()

@@ -310,6 +310,8 @@ async def test_an_authority_that_is_not_trusted_any_more_lets_nobody_finish(tmp_
                 assert await reader.read() == b"", "it shook hands before, its CONNECT came after"
         assert security.stats.granted == 0
         writer.close()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
 
 
 async def test_new_certificates_and_limits_without_a_restart(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
