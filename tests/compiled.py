@@ -9,12 +9,14 @@ from __future__ import annotations
 import os
 from importlib.machinery import EXTENSION_SUFFIXES
 from importlib.util import find_spec
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 
 from penstock import compiled
+from tools.suites import PYTEST
 
 __all__ = ["pytest_configure", "pytest_ignore_collect", "pytest_report_header"]
 
@@ -50,6 +52,9 @@ def _patch(patches: pytest.MonkeyPatch, target: Any, *given: Any, **options: Any
     else:
         module = target.__name__ if isinstance(target, ModuleType) else getattr(target, "__module__", "")
     if module.startswith("penstock.") and _is_compiled(module):
+        test = os.environ["PYTEST_CURRENT_TEST"].partition("::")[0]
+        if not any(Path(test).is_relative_to(path) for path in PYTEST["interpreted"]):
+            pytest.fail(f"{module} is compiled, and no suite runs {test} interpreted: add it to tools/suites.py")
         pytest.skip(f"{module} is compiled: what it uses is built in; tested by the suite 'interpreted'")
     _setattr(patches, target, *given, **options)
 

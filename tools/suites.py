@@ -30,7 +30,16 @@ PYTEST = {
     "interop": ["tests/interop"],
     "end_to_end": ["tests/end_to_end"],
     "spark": ["tests/spark"],
-    "interpreted": ["tests/unit/mqtt", "tests/unit/statestore", "tests/engine", "tests/conformance"],
+    "interpreted": [
+        "tests/unit/mqtt",
+        "tests/unit/statestore",
+        "tests/engine",
+        "tests/conformance",
+        "tests/unit/runtime",
+        "tests/unit/tube/engine/test_ahead.py",
+        "tests/unit/node/test_node_mqtt.py",
+        "tests/unit/cli/test_tube_offsets.py",
+    ],
 }
 ENVIRONMENT = {"interpreted": {"PENSTOCK_CORE": "interpreted"}}
 """What a suite sets. All others run on the compiled core, where there is one."""

@@ -44,6 +44,12 @@ class Wire:
     async def open(cls, address: tuple[str, int]) -> Wire:
         return cls(*await asyncio.open_connection(*address))
 
+    async def __aenter__(self) -> Wire:
+        return self
+
+    async def __aexit__(self, *_error: object) -> None:
+        await self.close()
+
     def send(self, *packets: Packet) -> None:
         self.writer.write(b"".join(map(encode, packets)))
 

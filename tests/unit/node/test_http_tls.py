@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import ssl
 from pathlib import Path
@@ -53,10 +54,18 @@ def secured(path: Path, tls: HttpTls) -> NodeConfig:
 
 async def status(address: str, context: ssl.SSLContext) -> int:
     reader, writer = await asyncio.open_connection(*parse_address(address), ssl=context, server_hostname="127.0.0.1")
-    writer.write(b"GET /readyz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
-    answer = await asyncio.wait_for(reader.read(), 10)
-    writer.close()
+    try:
+        writer.write(b"GET /readyz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        answer = await asyncio.wait_for(reader.read(), 10)
+    finally:
+        await closed(writer)  # also where the server refuses the certificate after the handshake
     return int(answer.split()[1])
+
+
+async def closed(writer: asyncio.StreamWriter) -> None:
+    writer.close()
+    with contextlib.suppress(OSError):
+        await writer.wait_closed()
 
 
 async def test_both_listeners_speak_tls_and_commands_reach_them(tmp_path: Path) -> None:
@@ -116,7 +125,7 @@ async def test_certificates_are_read_again_by_a_reload(tmp_path: Path) -> None:
             await status(ready.http, before)
         writer.write(b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n")
         assert b"200 OK" in await asyncio.wait_for(reader.readuntil(b"ok\n"), 10), "open connections stay"
-        writer.close()
+        await closed(writer)
         files.tls.key.write_text("broken")
         assert not node.reload(lambda: wanted)
         assert await status(ready.http, after) == 200
@@ -148,6 +157,6 @@ async def test_a_certificate_that_ends_soon_is_a_warning(tmp_path: Path) -> None
         writer.write(b"GET /readyz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
         body = (await asyncio.wait_for(reader.read(), 10)).partition(b"\r\n\r\n")[2]
         assert json.loads(body)["ready"] is True
-        writer.close()
+        await closed(writer)
     finally:
         await node.close()

@@ -245,8 +245,8 @@ async def test_after_a_full_disk_every_part_continues_by_itself(
             asyncio.timeout(DEADLINE_S),
             StateStoreClient.connect(f"mqtt://{ready.mqtt}") as store,
             Producer(ready.tube_master) as producer,
+            await connect(ready, "writer") as wire,
         ):
-            wire = await connect(ready, "writer")
             await producer.send("demo", b"1")
 
             def full(_file: DirectFile, _position: int, _data: bytes) -> None:
@@ -273,7 +273,6 @@ async def test_after_a_full_disk_every_part_continues_by_itself(
             await asyncio.gather(*asked)
             assert await wire.next() == PubAck(1)
             assert node.problems() == []
-            await wire.close()
     finally:
         await node.close()
     node = Node(given)
