@@ -9,7 +9,7 @@ PINS := requirements/build.txt requirements/dev.txt pyproject.toml
 STAMP := .venv/.installed-$(shell cat $(PINS) | sha256sum | cut -c1-16)
 SUITES := $(BIN)/python tools/suites.py
 
-.PHONY: help setup core wheel system programs jars demo test fmt lint types unit faults interop end_to_end spark docs interpreted bench nightly lock proto reference clean
+.PHONY: help setup core wheel system programs jars demo test fmt lint types unit faults interop end_to_end spark docs interpreted bench nightly simulate lock proto reference clean
 
 help: ## List the targets
 	@grep -hE '^[a-z_]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -65,6 +65,9 @@ bench: setup ## Benchmarks beside a named peer; results as JSON under benchmarks
 
 nightly: setup ## Tests that repeat or wait: all, or one part (PART=unit|faults|interop|end_to_end|spark|docs), 45 minutes at most each
 	@$(BIN)/python -m tools.nightly $(PART)
+
+simulate: core ## Simulate nodes under faults with the seeds FIRST to LAST: SEEDS=FIRST-LAST, or their number
+	@$(BIN)/python -m tests.simulation $(SEEDS)
 
 lock: ## Resolve requirements/*.in anew into pinned files with hashes
 	@bash tools/lock.sh "$(PYTHON)"

@@ -26,7 +26,7 @@ PYTHON = sys.executable
 
 PYTEST = {
     "unit": ["tests/architecture", "tests/unit", "tests/engine", "tests/conformance"],
-    "faults": ["tests/faults"],
+    "faults": ["tests/faults", "tests/simulation"],
     "interop": ["tests/interop"],
     "end_to_end": ["tests/end_to_end"],
     "spark": ["tests/spark"],
@@ -39,6 +39,7 @@ PYTEST = {
         "tests/unit/tube/engine/test_ahead.py",
         "tests/unit/node/test_node_mqtt.py",
         "tests/unit/cli/test_tube_offsets.py",
+        "tests/simulation",
     ],
 }
 ENVIRONMENT = {"interpreted": {"PENSTOCK_CORE": "interpreted"}}

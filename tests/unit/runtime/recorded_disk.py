@@ -138,24 +138,25 @@ def apply(op: Op, contents: dict[int, bytearray], entries: dict[Path, int]) -> N
 
 def after_power_loss(ops: list[Op], base: dict[Path, bytes], random: Random) -> Iterator[tuple[str, RecordedDisk]]:
     """Disks that may be found when power was lost right after ``ops``."""
-    pending = _unsynced(ops)
-    yield "unsynced lost", _disk(ops, base, drop=pending)
+    pending = unsynced(ops)
+    yield "unsynced lost", disk_after(ops, base, drop=pending)
     if not pending:
         return
-    yield "unsynced kept", _disk(ops, base, drop=set())
+    yield "unsynced kept", disk_after(ops, base, drop=set())
     last = max((n for n in pending if ops[n].kind == "write"), default=None)
     if last is not None:
         data = ops[last].data
         for size in {1, len(data) // 2, len(data) - 1, random.randrange(len(data))}:
-            yield f"last write cut at {size}", _disk(ops, base, drop=set(), cut={last: size})
-            yield f"last write begun at {size}", _disk(ops, base, drop=set(), begin={last: size})
+            yield f"last write cut at {size}", disk_after(ops, base, drop=set(), cut={last: size})
+            yield f"last write begun at {size}", disk_after(ops, base, drop=set(), begin={last: size})
     for _ in range(3):
         drop = {n for n in pending if random.random() < 0.5}
         cut = {n: random.randrange(len(ops[n].data)) for n in pending - drop if ops[n].data and random.random() < 0.3}
-        yield f"dropped {sorted(drop)} cut {cut}", _disk(ops, base, drop=drop, cut=cut)
+        yield f"dropped {sorted(drop)} cut {cut}", disk_after(ops, base, drop=drop, cut=cut)
 
 
-def _unsynced(ops: list[Op]) -> set[int]:
+def unsynced(ops: list[Op]) -> set[int]:
+    """The numbers of the operations that no sync has made durable."""
     pending: set[int] = set()
     for number, op in enumerate(ops):
         if op.kind in {"write", "truncate"} or op.kind in {"create", "rename", "remove"}:
@@ -168,7 +169,7 @@ def _unsynced(ops: list[Op]) -> set[int]:
     return pending
 
 
-def _disk(
+def disk_after(
     ops: list[Op],
     base: dict[Path, bytes],
     *,
@@ -176,6 +177,7 @@ def _disk(
     cut: dict[int, int] | None = None,
     begin: dict[int, int] | None = None,
 ) -> RecordedDisk:
+    """The disk after ``ops`` without those in ``drop``, and with the first or last bytes of some writes only."""
     disk = RecordedDisk(base)
     for number, op in enumerate(ops):
         if op.kind in {"note", "sync", "sync_dir"}:

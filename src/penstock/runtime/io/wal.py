@@ -88,6 +88,8 @@ class LoggedEnvironment:
         self._applying = threading.Lock()
         self._haste = threading.Event()
         self._closing = False
+        self._waits = False
+        """LMDB had no disk space when it was last updated."""
         self._roomless = False
         """The disk had no room for one more segment when it was last tried."""
         self._thread: threading.Thread | None = None
@@ -128,6 +130,10 @@ class LoggedEnvironment:
         self._frames.start(self._state.identity, self._state.epoch)
         if self._segments.is_scarce():
             self._grow()
+        self._start_thread()
+
+    def _start_thread(self) -> None:
+        """Have :meth:`_write_back` called in time. The simulator does without a thread."""
         self._thread = threading.Thread(target=self._follow, name=f"log of {self._name}", daemon=True)
         self._thread.start()
 
@@ -209,27 +215,30 @@ class LoggedEnvironment:
 
     def _follow(self) -> None:
         """Update LMDB from time to time; the thread."""
-        waits = False
         while True:
-            hasty = self._haste.wait(_RETRY_S if waits else _BEHIND_S)
+            hasty = self._haste.wait(_RETRY_S if self._waits else _BEHIND_S)
             self._haste.clear()
-            if self._closing:
+            if self._closing or not self._write_back(hasty=hasty):
                 return
-            try:
-                self._apply("applying the log to LMDB")
-                waits = False
-            except OutOfSpaceError as error:
-                # Nothing is lost: commits continue while the log has room.
-                if not waits:
-                    _log.warning("the log is not written to LMDB for now path=%s: %s", self.path, error)
-                waits = True
-            except StorageError as error:
-                _log.critical("read-only path=%s: %s", self.path, error)
-                self.on_failure(error)
-                return
-            # On a full disk every commit is in haste: growing is retried when there is time.
-            if self._segments.is_scarce() and not (hasty and self._roomless):
-                self._grow()
+
+    def _write_back(self, *, hasty: bool) -> bool:
+        """Apply the log to LMDB, and let the log grow; False after a failure, which is final."""
+        try:
+            self._apply("applying the log to LMDB")
+            self._waits = False
+        except OutOfSpaceError as error:
+            # Nothing is lost: commits continue while the log has room.
+            if not self._waits:
+                _log.warning("the log is not written to LMDB for now path=%s: %s", self.path, error)
+            self._waits = True
+        except StorageError as error:
+            _log.critical("read-only path=%s: %s", self.path, error)
+            self.on_failure(error)
+            return False
+        # On a full disk every commit is in haste: growing is retried when there is time.
+        if self._segments.is_scarce() and not (hasty and self._roomless):
+            self._grow()
+        return True
 
     def _grow(self) -> None:
         try:

@@ -88,6 +88,7 @@ class StateStoreService(Service):
         options: what an operator can choose.
         policy: what clients may do; None = everything.
         capture: takes every change, in order; None = nobody does.
+        storage: where the keys are stored; default: in LMDB, in ``path``.
     """
 
     def __init__(
@@ -100,6 +101,7 @@ class StateStoreService(Service):
         options: StoreOptions = DEFAULTS,
         policy: StoreAuthorizer | None = None,
         capture: Capture | None = None,
+        storage: Storage | None = None,
     ) -> None:
         self.stats = StoreStats()
         self.recovered: StoredState | None = None
@@ -128,7 +130,7 @@ class StateStoreService(Service):
             extensions=options.extensions,
             secret=secrets.token_bytes(16),
         )
-        self._storage = Storage(path, durability)
+        self._storage = storage or Storage(path, durability)
         self._changelog = ChangeLog(self._storage, self._engine, options, capture, self._trim)
         self._engine.logs_changes = self._changelog.wanted
         self._writer = ChangeWriter(

@@ -77,12 +77,20 @@ class StoredState(NamedTuple):
 
 
 class Storage:
-    """The LMDB environment in the directory ``path``, created if it does not exist."""
+    """The LMDB environment in the directory ``path``, created if it does not exist.
+
+    ``environment``: the one to use instead, with the same tables and schema; the simulator has its own.
+    """
 
     def __init__(
-        self, path: Path, durability: Durability = Durability.DURABLE, *, map_bytes: int = INITIAL_MAP_BYTES
+        self,
+        path: Path,
+        durability: Durability = Durability.DURABLE,
+        *,
+        map_bytes: int = INITIAL_MAP_BYTES,
+        environment: LoggedEnvironment | None = None,
     ) -> None:
-        self._environment = LoggedEnvironment(
+        self._environment = environment or LoggedEnvironment(
             LmdbEnvironment(
                 path,
                 "state store",

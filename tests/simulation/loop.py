@@ -1,0 +1,87 @@
+"""An event loop with virtual time: when nothing is ready, the time of the next timer has come."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Executor
+from random import Random
+from typing import Any, TypeVar, TypeVarTuple
+
+__all__ = ["Deadlock", "VirtualLoop"]
+
+T = TypeVar("T")
+Args = TypeVarTuple("Args")
+
+WALL_MS = 1_800_000_000_000
+"""The wall clock at time 0 of the loop."""
+
+
+class Deadlock(BaseException):
+    """Nothing is ready and no timer is armed, so that nothing will ever happen."""
+
+
+class _Clock:
+    """In the place of a selector: waiting for input takes no time but lets it pass."""
+
+    def __init__(self, start_s: float) -> None:
+        self.now_s = start_s
+
+    def select(self, timeout_s: float | None) -> list[Any]:
+        if timeout_s is None:
+            raise Deadlock
+        self.now_s += max(0.0, timeout_s)
+        return []
+
+    def close(self) -> None: ...
+
+
+class VirtualLoop(asyncio.BaseEventLoop):
+    """The loop of one life of a node. asyncio promises the order of ready callbacks, so it is not permuted.
+
+    Work for threads (``run_in_executor``) runs in the loop after a random delay. An exception that nobody handles is
+    kept in ``failures``, and stops the loop.
+    """
+
+    def __init__(self, random: Random, start_s: float = 1_000.0) -> None:
+        super().__init__()
+        self._selector = _Clock(start_s)
+        self._clock_resolution = 1e-9
+        self.random = random
+        self.failures: list[str] = []
+        self.set_exception_handler(self._failed)
+
+    def time(self) -> float:
+        return self._selector.now_s
+
+    def wall_ms(self) -> int:
+        """The wall clock of all nodes and clients, in ms."""
+        return WALL_MS + int(self.time() * 1000)
+
+    def soon(self, most_s: float, call: Callable[..., object], *args: Any) -> asyncio.TimerHandle:
+        """Call after a random delay; most are short."""
+        return self.call_later(most_s * self.random.random() ** 3, call, *args)
+
+    def run_in_executor(self, executor: Executor | None, func: Callable[[*Args], T], *args: *Args) -> asyncio.Future[T]:
+        future: asyncio.Future[T] = self.create_future()
+
+        def work() -> None:
+            try:
+                result = func(*args)
+            except Exception as error:  # noqa: BLE001 - it belongs to the caller
+                future.set_exception(error)
+            else:
+                future.set_result(result)
+
+        self.soon(0.01, work)
+        return future
+
+    def _process_events(self, event_list: list[Any]) -> None:
+        """There is no input but that of timers."""
+
+    def _write_to_self(self) -> None:
+        """There are no other threads to wake the loop."""
+
+    def _failed(self, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        self.failures.append(str(context.get("exception") or context["message"]))
+        self.stop()

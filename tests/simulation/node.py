@@ -1,0 +1,243 @@
+"""A broker with its state store in a virtual loop, on a simulated disk, and the network between it and its clients.
+
+The listener accepts real sockets and writes to their descriptors, which no loop can replace. The network therefore
+begins one layer above: a connection is a ``ServerLink`` with a transport in memory, and without a descriptor, so that
+the link writes to the transport. Everything behind the socket is the code of production.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+from penstock.mqtt.server import MqttServer
+from penstock.mqtt.transport.link import ServerLink
+from penstock.mqtt.transport.listener_settings import ListenerSettings, ListenerState
+from penstock.runtime.io import loop as runtime_loop
+from penstock.runtime.io.commit_queue import CommitQueue
+from penstock.runtime.io.wal import LoggedEnvironment
+from penstock.statestore.service.rows import TABLES
+from penstock.statestore.service.service import StateStoreService
+from penstock.statestore.service.storage import SCHEMA, Storage
+from penstock.statestore.service.writer import ChangeWriter
+from tests.simulation.disk import SimulatedDisk, TableEnvironment
+from tests.simulation.loop import VirtualLoop
+
+__all__ = ["Connection", "NetworkClient", "SimulatedNode"]
+
+PATH = Path("/simulated/statestore")
+SEGMENT_BYTES = 16 << 10
+"""Small, so that segments are used again, and some commits fit into none."""
+
+
+class NetworkClient(Protocol):
+    """The client's end of a connection."""
+
+    def data_received(self, data: bytes) -> None: ...
+
+    def connection_lost(self) -> None: ...
+
+
+class SimulatedNode:
+    """One life of a node. It ends with the loop: nothing of it is closed, as when power is lost."""
+
+    def __init__(self, loop: VirtualLoop, disk: SimulatedDisk) -> None:
+        self.loop = loop
+        self.disk = disk
+        environment = SimulatedLog(loop, disk)
+        self.service = StateStoreService(
+            PATH, clock=loop.wall_ms, steady=self.steady_ms, storage=Storage(PATH, environment=environment)
+        )
+        writer = self.service._writer
+        writer.queue = SimulatedCommitQueue(loop, disk, self.service, writer)
+        self.server = MqttServer(services=[self.service], clock=loop.wall_ms)
+        self._listener = ListenerState(ListenerSettings(), self.server.limits)
+        self._ports = 10_000
+        # Stalls are measured on the clock of the process, which says nothing about virtual time.
+        runtime_loop._watches[loop] = runtime_loop.StallWatch(loop, loop.time)
+
+    def steady_ms(self) -> int:
+        """The clock of expiry."""
+        return self.loop.wall_ms()
+
+    async def start(self) -> None:
+        await self.service.start(self.server.outlet)
+        self.server._run_in(self.loop)
+
+    def accept(self, client: NetworkClient) -> Connection:
+        """A connection of ``client``, open at once."""
+        self._ports += 1
+        link = ServerLink(self.server, self._listener, "192.0.2.1", self._ports, "192.0.2.1")
+        connection = Connection(self.loop, link, client)
+        self.server.arrived(link)
+        link.connection_made(connection.transport)
+        return connection
+
+
+class Connection:
+    """Two directions of bytes with random delays and cuts between reads. Order is kept, until the connection is cut."""
+
+    def __init__(self, loop: VirtualLoop, link: ServerLink, client: NetworkClient) -> None:
+        self._loop = loop
+        self._link = link
+        self._client = client
+        self._arrival = {True: loop.time(), False: loop.time()}
+        """When the last bytes in each direction arrive; True: to the server."""
+        self._waiting: deque[bytes] = deque()
+        """Bytes that arrived while the server does not read."""
+        self.reading = True
+        self.is_cut = False
+        self.transport = MemoryTransport(self)
+
+    def send(self, data: bytes) -> None:
+        """Send to the server."""
+        self._send(data, self._to_server, to_server=True)
+
+    def send_to_client(self, data: bytes) -> None:
+        self._send(data, self._to_client, to_server=False)
+
+    def cut(self) -> None:
+        """Drop what is under way; both ends notice, each in its time."""
+        if not self.is_cut:
+            self.is_cut = True
+            self.transport.closing = True
+            self._loop.soon(0.05, self._link.connection_lost, None)
+            self._loop.soon(0.05, self._client.connection_lost)
+
+    def close(self) -> None:
+        """The server closes: what it has sent still arrives."""
+        if not self.transport.closing:
+            self.transport.closing = True
+            self._loop.call_at(self._arrival[False] + 0.001, self.cut)
+
+    def resume(self) -> None:
+        self.reading = True
+        while self.reading and self._waiting:
+            self._link.data_received(self._waiting.popleft())
+
+    def _send(self, data: bytes, deliver: Callable[[bytes], None], *, to_server: bool) -> None:
+        random = self._loop.random
+        pieces = [data]
+        if len(data) > 1 and random.random() < 0.1:
+            at = random.randrange(1, len(data))
+            pieces = [data[:at], data[at:]]
+        for piece in pieces:
+            delay_s = 0.00005 + 0.005 * random.random() ** 4
+            # A little later than the last: timers of the same time have no order.
+            arrival = self._arrival[to_server] = max(self._arrival[to_server] + 1e-6, self._loop.time() + delay_s)
+            self._loop.call_at(arrival, deliver, piece)
+
+    def _to_server(self, data: bytes) -> None:
+        if self.is_cut or self.transport.closing:
+            return
+        if self.reading and not self._waiting:
+            self._link.data_received(data)
+        else:
+            self._waiting.append(data)
+
+    def _to_client(self, data: bytes) -> None:
+        if not self.is_cut:
+            self._client.data_received(data)
+
+
+class MemoryTransport(asyncio.Transport):
+    """The server's end of a connection; what is written has left."""
+
+    def __init__(self, connection: Connection) -> None:
+        super().__init__()
+        self._connection = connection
+        self.closing = False
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None: ...
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+    def write(self, data: Any) -> None:
+        if not self.closing:
+            self._connection.send_to_client(bytes(data))
+
+    def can_write_eof(self) -> bool:
+        return False
+
+    def is_closing(self) -> bool:
+        return self.closing
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def abort(self) -> None:
+        self._connection.cut()
+
+    def is_reading(self) -> bool:
+        return self._connection.reading
+
+    def pause_reading(self) -> None:
+        self._connection.reading = False
+
+    def resume_reading(self) -> None:
+        self._connection.reading = True
+        self._connection._loop.call_soon(self._connection.resume)
+
+
+class SimulatedCommitQueue(CommitQueue[Any]):
+    """The queue of a state store, with a task of the loop as its thread.
+
+    A commit in the loop takes no virtual time; one in the thread ends after the time that its operations took.
+    """
+
+    def __init__(
+        self, loop: VirtualLoop, disk: SimulatedDisk, service: StateStoreService, writer: ChangeWriter
+    ) -> None:
+        super().__init__(
+            "statestore",
+            begin=writer._begin,
+            write=writer._write,
+            end=writer._end,
+            on_failure=service._failed,
+            answered=service._send_collected,
+            is_small=writer._is_small,
+        )
+        self._simulated = loop
+        self.clock = lambda: disk.spent_s
+
+    def start(self) -> None:
+        self._loop = self._simulated
+        self._jobs = cast(Any, self)
+        self._worker = cast(threading.Thread, self)
+
+    def put(self, batch: Any) -> None:
+        """Take a job of the thread."""
+        self._simulated.soon(0.002, self._work_on, batch)
+
+    def _work_on(self, batch: Any) -> None:
+        failure, seconds = self._write(batch)
+        self._simulated.call_later(seconds, self._end_commit, batch, failure, seconds)
+
+
+class SimulatedLog(LoggedEnvironment):
+    """The state store's log, with a task of the loop as its thread."""
+
+    def __init__(self, loop: VirtualLoop, disk: SimulatedDisk) -> None:
+        super().__init__(TableEnvironment(disk, PATH, TABLES, schema=SCHEMA), files=disk, segment_bytes=SEGMENT_BYTES)
+        self._loop = loop
+        self._hasty = False
+
+    def _start_thread(self) -> None:
+        self._thread = cast(threading.Thread, self)
+        self._haste = cast(threading.Event, self)
+
+    def set(self) -> None:
+        """Have the log applied soon [threading.Event]."""
+        if not self._hasty:
+            self._hasty = True
+            self._loop.soon(0.05, self._follow_once)
+
+    def _follow_once(self) -> None:
+        self._hasty = False
+        if self._write_back(hasty=True) and self._waits:
+            self._loop.call_later(1.0, self.set)

@@ -1,0 +1,72 @@
+"""Virtual time passes only while nothing is ready, and a loop without a future says so."""
+
+from __future__ import annotations
+
+import asyncio
+from random import Random
+
+import pytest
+
+from tests.simulation.loop import Deadlock, VirtualLoop
+
+
+def test_a_day_passes_at_once_and_in_order() -> None:
+    loop = VirtualLoop(Random(0))
+    seen: list[str] = []
+
+    async def sleep(seconds: float, name: str) -> None:
+        await asyncio.sleep(seconds)
+        seen.append(name)
+
+    async def main() -> None:
+        await asyncio.gather(sleep(86_400, "day"), sleep(1, "second"), sleep(3_600, "hour"))
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(60):
+                await loop.create_future()
+
+    started = loop.time()
+    loop.run_until_complete(main())
+    assert seen == ["second", "hour", "day"]
+    assert loop.time() - started == pytest.approx(86_460)
+    loop.close()
+
+
+def test_work_for_threads_runs_in_the_loop() -> None:
+    loop = VirtualLoop(Random(0))
+
+    def work(result: int) -> int:
+        if not result:
+            raise LookupError
+        return result
+
+    async def main() -> None:
+        started = loop.time()
+        assert await asyncio.to_thread(work, 1) == 1
+        assert loop.time() > started
+        with pytest.raises(LookupError):
+            await asyncio.to_thread(work, 0)
+
+    loop.run_until_complete(main())
+    loop.close()
+
+
+def test_a_lost_wake_up_is_a_deadlock() -> None:
+    loop = VirtualLoop(Random(0))
+    waiting = loop.create_future()
+    with pytest.raises(Deadlock):
+        loop.run_until_complete(waiting)
+    waiting.cancel()
+    loop.close()
+
+
+def test_an_exception_that_nobody_handles_stops_the_loop() -> None:
+    loop = VirtualLoop(Random(0))
+
+    def fail() -> None:
+        raise LookupError("planted")
+
+    loop.call_later(1, fail)
+    loop.call_later(2, loop.failures.append, "too late")
+    loop.run_forever()
+    assert loop.failures == ["planted"]
+    loop.close()
