@@ -190,10 +190,9 @@ async def test_two_that_take_over_from_each_other() -> None:
             await asyncio.gather(*rivals, return_exceptions=True)
 
 
-async def test_wrong_passwords_do_not_keep_others_out(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_wrong_passwords_do_not_keep_others_out() -> None:
     """Many wrong passwords at once, each 20 ms of a core: the loop turns, and the right one comes in."""
-    monkeypatch.setattr("penstock.mqtt.listener_access.WAITING_PER_ADDRESS", 20)
-    checks, stats = PasswordChecks(), AccessStats()
+    checks, stats = PasswordChecks(BrokerLimits(max_pending_passwords_per_address=20)), AccessStats()
     loop = asyncio.get_running_loop()
     access_rules = AccessRules(users={"ann": make_credential("ann", b"secret")})
     gate = ListenerAccess(

@@ -5,9 +5,10 @@ the authentication methods that it accepts. A reload replaces the rules and chec
 
 :class:`PasswordChecks` hashes off the event loop: a few checks at a time, in turn by client address. A check
 deliberately takes about 20 ms of a core. A flood of CONNECTs with wrong passwords therefore waits in the short queue of
-its own address, while other addresses wait for at most one check of each flood. Verified passwords are remembered by a
-keyed digest, in memory only, so that ten thousand devices that reconnect after a power failure do not wait for each
-other.
+its own address (IPv6: its /64), while other addresses wait for at most one check of each flood. A check whose
+connection ends while it waits is withdrawn: it takes no place in the queue, and no hash is computed for it. Verified
+passwords are remembered by a keyed digest, in memory only, so that ten thousand devices that reconnect after a power
+failure do not wait for each other.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+import os
 import secrets
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping
@@ -26,7 +28,9 @@ from typing import Final, NamedTuple
 from penstock.mqtt.codec.reasons import ReasonCode
 from penstock.mqtt.engine.model.access import Action, Answer, Challenge, Credentials, Granted, Origin, Refused
 from penstock.mqtt.engine.model.access import Principal as Someone
-from penstock.security.passwords import SCRAM_METHOD, Credential, ScramExchange, verify_password
+from penstock.mqtt.engine.model.limits import BrokerLimits
+from penstock.mqtt.transport.connection_limits import address_group
+from penstock.security.passwords import LONGEST_PASSWORD, SCRAM_METHOD, Credential, ScramExchange, verify_password
 from penstock.security.policy import ANONYMOUS, Permissions, Policy, Principal
 from penstock.security.tokens import METHOD, Token, token_digest, token_of
 
@@ -39,6 +43,7 @@ __all__ = [
     "InProcessAccess",
     "ListenerAccess",
     "PasswordChecks",
+    "check_workers",
 ]
 
 _log = logging.getLogger("penstock.mqtt.access")
@@ -318,7 +323,7 @@ class ListenerAccess:
                 self._authorize(credentials, principal, answer, self._now(), credential=user)
 
         del now
-        self._checks.check(credentials.origin.address, name, user, password, done)
+        credentials.withdraw = self._checks.check(credentials.origin.address, name, user, password, done)
 
     def _authorize(
         self,
@@ -403,33 +408,53 @@ def _certificate(origin: Origin) -> Certificate:
     return shown if isinstance(shown, Certificate) else Certificate(None, None)
 
 
-WORKERS: Final = 2
-"""Concurrent checks; each uses a core and 19 MiB."""
-WAITING_PER_ADDRESS: Final = 64
-WAITING_TOTAL: Final = 10_000
+MAX_WORKERS: Final = 2
+"""Concurrent checks on a machine with cores for them; each uses a core and 19 MiB."""
 REMEMBERED: Final = 20_000
 """Verified passwords that are remembered."""
 
 Done = Callable[[bool | None], None]
-"""Called in the loop's thread with the result; None if the password could not be checked (queue full, or no memory)."""
+"""Called in the loop's thread with the result; None if the password could not be checked: a queue is full, there is no
+memory, or the checks were closed."""
 
 
-class _Check(NamedTuple):
-    credential: Credential | None
-    password: bytes
-    digest: bytes
-    done: Done
+def check_workers(cores: int) -> int:
+    """Number of concurrent checks: one core is left to the event loop, as far as there is another one."""
+    return max(1, min(MAX_WORKERS, cores - 1))
+
+
+def _cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+class _Check:
+    """A password check that waits or runs; compared by identity."""
+
+    __slots__ = ("credential", "digest", "done", "group", "password")
+
+    def __init__(self, group: str, credential: Credential | None, password: bytes, digest: bytes, done: Done) -> None:
+        self.group = group
+        self.credential = credential
+        self.password = password
+        self.digest = digest
+        self.done = done
 
 
 class PasswordChecks:
-    """Checks passwords in threads. Call all methods in the loop's thread."""
+    """Checks passwords in threads. Call all methods in the loop's thread.
 
-    def __init__(self, *, workers: int = WORKERS) -> None:
-        self._workers = workers
+    ``limits``: read at each check, so that a reload changes them. ``workers``: concurrent checks.
+    """
+
+    def __init__(self, limits: BrokerLimits | None = None, *, workers: int | None = None) -> None:
+        self._limits = limits or BrokerLimits()
+        self.workers = check_workers(_cores()) if workers is None else workers
         self._running = 0
         self._waiting: OrderedDict[str, deque[_Check]] = OrderedDict()
         self._count = 0
         self._pool: ThreadPoolExecutor | None = None
+        self._closed = False
         self._key = secrets.token_bytes(32)
         self._right: OrderedDict[bytes, Credential] = OrderedDict()
         self.hashed = 0
@@ -438,50 +463,82 @@ class PasswordChecks:
         """Checks that were answered from remembered passwords."""
         self.refused = 0
         """Checks that were refused because a queue was full."""
+        self.withdrawn = 0
+        """Checks that were dropped while they waited, because their connection had ended."""
 
     @property
     def waiting(self) -> int:
         """The number of waiting checks."""
         return self._count
 
-    def check(self, address: str, name: str, credential: Credential | None, password: bytes, done: Done) -> None:
-        """Check a password; ``credential`` None: unknown user. ``done`` may be called before this returns."""
+    def check(
+        self, address: str, name: str, credential: Credential | None, password: bytes, done: Done
+    ) -> Callable[[], None] | None:
+        """Check a password; ``credential`` None: unknown user. ``done`` may be called before this returns.
+
+        Returns what withdraws the check while it waits, so that ``done`` is not called; None if it is answered.
+        """
+        if len(password) > LONGEST_PASSWORD:
+            done(False)  # noqa: FBT003 - no user has it, and it must not fill the queue
+            return None
         digest = hashlib.blake2b(b"%d:%b%b" % (len(name), name.encode(), password), key=self._key).digest()
         if credential is not None and self._right.get(digest) == credential:
             self._right.move_to_end(digest)
             self.remembered += 1
             done(True)  # noqa: FBT003 - whether it is right
-            return
-        queue = self._waiting.get(address)
-        if self._count >= WAITING_TOTAL or (queue is not None and len(queue) >= WAITING_PER_ADDRESS):
+            return None
+        limits, group = self._limits, address_group(address)
+        queue = self._waiting.get(group)
+        if (
+            self._closed
+            or self._count >= limits.max_pending_passwords
+            or (queue is not None and len(queue) >= limits.max_pending_passwords_per_address)
+        ):
             self.refused += 1
             done(None)
-            return
+            return None
         if queue is None:
-            queue = self._waiting[address] = deque()
-        queue.append(_Check(credential, password, digest, done))
+            queue = self._waiting[group] = deque()
+        check = _Check(group, credential, password, digest, done)
+        queue.append(check)
         self._count += 1
         self._start_checks()
+        return partial(self._withdraw, check)
 
     def close(self) -> None:
-        """Stop the threads; waiting checks are dropped."""
+        """Stop the threads. Waiting checks are answered None, and so are later ones."""
+        self._closed = True
+        waiting = [check for queue in self._waiting.values() for check in queue]
         self._waiting.clear()
         self._count = 0
         if self._pool is not None:
             self._pool.shutdown(wait=False, cancel_futures=True)
             self._pool = None
+        for check in waiting:
+            check.done(None)
+
+    def _withdraw(self, check: _Check) -> None:
+        """Drop a check that waits; one that runs ends, and its password is remembered if it is right."""
+        queue = self._waiting.get(check.group)
+        if queue is not None and check in queue:
+            queue.remove(check)
+            self._count -= 1
+            self.withdrawn += 1
+            if not queue:
+                del self._waiting[check.group]
+        check.done = _nobody
 
     def _start_checks(self) -> None:
-        while self._running < self._workers and self._waiting:
-            address, queue = self._waiting.popitem(last=False)
+        while self._running < self.workers and self._waiting:
+            group, queue = self._waiting.popitem(last=False)
             check = queue.popleft()
             self._count -= 1
             if queue:
-                self._waiting[address] = queue  # at the end: other addresses are next
+                self._waiting[group] = queue  # at the end: other addresses are next
             self._running += 1
             self.hashed += 1
             if self._pool is None:
-                self._pool = ThreadPoolExecutor(self._workers, thread_name_prefix="password")
+                self._pool = ThreadPoolExecutor(self.workers, thread_name_prefix="password")
             future = asyncio.get_running_loop().run_in_executor(
                 self._pool, verify_password, check.credential, check.password
             )
@@ -490,6 +547,7 @@ class PasswordChecks:
     def _checked(self, check: _Check, future: asyncio.Future[bool]) -> None:
         self._running -= 1
         if future.cancelled():
+            check.done(None)
             return
         error = future.exception()
         if error is not None:
@@ -505,3 +563,7 @@ class PasswordChecks:
                 self._right.popitem(last=False)
         check.done(right)
         self._start_checks()
+
+
+def _nobody(_right: bool | None) -> None:  # noqa: FBT001 - a Done
+    """Take the result of a check that was withdrawn."""

@@ -559,8 +559,13 @@ async def _check(
         if not future.done():
             future.set_result(right)
 
-    checks.check(address, user, credential, password, done)
-    return await future
+    withdraw = checks.check(address, user, credential, password, done)
+    try:
+        return await future
+    except asyncio.CancelledError:
+        if withdraw is not None:
+            withdraw()
+        raise
 
 
 _audit_log = logging.getLogger("penstock.audit")

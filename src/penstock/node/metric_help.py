@@ -139,6 +139,7 @@ METRICS: Final[Mapping[str, Mapping[str, MetricHelp]]] = {
             "Passwords checked by the cache of earlier checks.", "password_cache_hits"
         ),
         "password_checks_waiting": _gauge("Password checks that wait for a thread."),
+        "password_checks_withdrawn": _counter("Waiting password checks dropped because their connection ended."),
         **_CONNECTION_LIMITS,
     },
     "statestore": {

@@ -98,12 +98,12 @@ class NodeSecurity:
         self.reloads = 0
         self.failed_reloads = 0
         self.stats = AccessStats()
-        self.checks = PasswordChecks()
         self.access_rules = _read_access_rules(config.security)
         _refuse_open_listeners(config, self.access_rules)
         _warn_of_readers(config.security)
         limits = config.mqtt.limits
         self.server = MqttServer(limits=broker_limits(limits), connection_limits=network_limits(limits), clock=clock)
+        self.checks = PasswordChecks(self.server.limits)
         self._listener_access = {name: self._access_of(entry) for name, entry in _entries(config).items()}
         self._warn_of_open_rules()
         self._parts: list[InProcessAccess] = []
@@ -364,6 +364,7 @@ class NodeSecurity:
             "password_checks": checks.hashed,
             "password_checks_remembered": checks.remembered,
             "password_checks_waiting": checks.waiting,
+            "password_checks_withdrawn": checks.withdrawn,
             "unauthenticated": self.server.connection_limiter.unauthenticated,
         }
 

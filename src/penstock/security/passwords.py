@@ -39,6 +39,7 @@ from penstock.errors import ConfigError, StorageError
 from penstock.security.tube_key import TUBE_KEY, can_sign, tube_key
 
 __all__ = [
+    "LONGEST_PASSWORD",
     "SCRAM_METHOD",
     "Credential",
     "ScramExchange",

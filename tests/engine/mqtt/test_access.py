@@ -156,6 +156,98 @@ def test_a_decision_that_comes_too_late_or_twice_does_nothing() -> None:
     assert code(peer.only()) == 0
 
 
+def test_an_answer_that_is_of_no_use_any_more_is_withdrawn_once() -> None:
+    gate = Gate(later=True)
+    bench = Bench(access=gate, limits=BrokerLimits(connect_timeout_ms=5_000))
+    withdrawn: list[str] = []
+
+    def connect(name: str) -> Peer:
+        peer = bench.open().send(Connect(name, username="u", will=Will("w", b"")), PingReq())
+        gate.asked[-1].withdraw = lambda: withdrawn.append(name)
+        return peer
+
+    answered, gone, refused = connect("answered"), connect("gone"), connect("refused")
+    gate.answers[0][0](Granted(User("u")), bench.now)
+    answered.take()
+    gone.drop()
+    gate.answers[2][0](Refused(0x86), bench.now)
+    assert code(refused.only()) == 0x86
+    assert refused.closed
+    assert withdrawn == ["gone"]
+    late = connect("late")
+    bench.advance(5_000)
+    assert late.closed
+    answered.drop()
+    assert withdrawn == ["gone", "late"], "what is answered, either way, has nothing to withdraw"
+    assert [peer.connection._handshake for peer in (gone, late)] == [None, None], "CONNECT is not kept for the answer"
+    for answer, _ in gate.answers[1:]:
+        answer(Granted(User("u")), bench.now)
+    assert bench.broker.sessions == {}
+
+
+def test_keep_alive_counts_from_the_decision() -> None:
+    gate = Gate(later=True)
+    bench = Bench(access=gate)
+    peer = bench.open().send(Connect("c", keep_alive=2))
+    bench.advance(9_000)
+    assert not peer.closed, "Keep Alive of a client that is not read would end it after 3 s"
+    gate.answers[0][0](Granted(User("u")), bench.now)
+    assert code(peer.only()) == 0
+    bench.advance(2_999)
+    assert not peer.closed
+    bench.advance(3_001)
+    assert peer.closed
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_of_two_with_one_identifier_the_later_decision_takes_over(order: tuple[int, int]) -> None:
+    gate = Gate(later=True)
+    bench = Bench(access=gate)
+    peers = [bench.open().send(Connect("same", username="u")) for _ in range(2)]
+    first, second = (peers[n] for n in order)
+    gate.answers[order[0]][0](Granted(User("u")), bench.now)
+    assert code(first.only()) == 0
+    gate.answers[order[1]][0](Granted(User("u")), bench.now)
+    assert code(second.only()) == 0
+    assert code(first.only()) == 0x8E
+    assert first.closed
+    assert second.send(PingReq()).only() == PingResp()
+    assert len(bench.broker.sessions) == 1
+
+
+def test_a_refused_rival_does_not_take_over() -> None:
+    gate = Gate(later=True)
+    bench = Bench(access=gate)
+    owner, rival = (bench.open().send(Connect("same", username="u")) for _ in range(2))
+    gate.answers[0][0](Granted(User("u")), bench.now)
+    gate.answers[1][0](Refused(0x86), bench.now)
+    assert (code(owner.only()), code(rival.only())) == (0, 0x86)
+    assert owner.send(PingReq()).only() == PingResp()
+
+
+def test_what_is_too_large_before_the_decision_is_an_error() -> None:
+    """The limit of CONNECT ends with CONNECT; that of packets holds for what is sent right behind it."""
+    gate = Gate(later=True)
+    bench = Bench(access=gate, limits=BrokerLimits(max_packet_size=1024))
+    peer = bench.open().send(Connect("c"), Publish("a", b"x" * 2000))
+    assert code(peer.only()) == 0x95
+    assert peer.closed
+    gate.answers[0][0](Granted(User("c")), bench.now)
+    assert bench.broker.sessions == {}
+
+
+@pytest.mark.parametrize(("version", "expected"), [(5, 0x89), (4, 0x88)], ids=["5.0", "3.1.1: return code 3"])
+def test_server_busy_by_version(version: int, expected: int) -> None:
+    gate = Gate(later=True)
+    peer = Bench(access=gate).open()
+    if version == 4:
+        peer.speak_311()
+    peer.send(Connect("c", username="u", protocol_version=version))
+    gate.answers[0][0](Refused(0x89), 1000)
+    assert code(peer.only()) == expected
+    assert peer.closed
+
+
 @pytest.mark.parametrize(
     ("packet", "expected"),
     [(Connect("c"), 0x82), (Auth(0x18, Properties(authentication_method="m")), 0x82), (Disconnect(), None)],

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
 from penstock.mqtt import listener_access as password_checks
-from penstock.mqtt.listener_access import PasswordChecks
+from penstock.mqtt.engine.model.limits import BrokerLimits
+from penstock.mqtt.listener_access import PasswordChecks, check_workers
 from penstock.security.passwords import Credential, make_credential
 
 ANN = make_credential("ann", b"right")
@@ -82,7 +83,7 @@ async def test_right_and_wrong() -> None:
 async def test_a_flood_waits_for_itself(hashing: Hashing) -> None:
     checks = PasswordChecks(workers=1)
     done: list[tuple[str, bool | None]] = []
-    for n in range(password_checks.WAITING_PER_ADDRESS + 10):
+    for n in range(BrokerLimits().max_pending_passwords_per_address + 10):
         checks.check("flood", "ann", ANN, b"%d" % n, lambda right: done.append(("flood", right)))
     checks.check("quiet", "ann", ANN, b"right", lambda right: done.append(("quiet", right)))
     assert done.count(("flood", None)) == checks.refused == 9, "one runs, 64 wait, the rest is told at once"
@@ -120,3 +121,93 @@ async def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) ->
         assert await answer(checks, b"%d" % n)
     assert len(checks._right) == 3
     checks.close()
+
+
+def test_a_core_is_left_to_the_loop() -> None:
+    assert [check_workers(cores) for cores in (1, 2, 3, 4, 64)] == [1, 1, 2, 2, 2]
+    assert PasswordChecks().workers >= 1
+
+
+async def test_all_addresses_together_are_bounded_and_a_reload_changes_the_bound(hashing: Hashing) -> None:
+    limits = BrokerLimits(max_pending_passwords=3, max_pending_passwords_per_address=2)
+    checks = PasswordChecks(limits, workers=1)
+    done: list[tuple[str, bool | None]] = []
+
+    def ask(address: str) -> None:
+        checks.check(address, "ann", ANN, b"wrong", lambda right: done.append((address, right)))
+
+    for address in ("a", "a", "a", "a", "b", "c"):
+        ask(address)
+    assert done == [("a", None), ("c", None)], "one runs; two of an address wait, three of all"
+    limits.max_pending_passwords = 4
+    ask("c")
+    assert (checks.waiting, checks.refused, len(done)) == (4, 2, 2)
+    checks.close()
+
+
+async def test_an_ipv6_site_has_one_queue(hashing: Hashing) -> None:
+    checks = PasswordChecks(BrokerLimits(max_pending_passwords_per_address=2), workers=1)
+    done: list[bool | None] = []
+    for n in range(4):
+        checks.check(f"2001:db8::{n:x}", "ann", ANN, b"wrong", done.append)
+    assert done == [None], "one runs, two wait"
+    checks.check("2001:db8:0:1::1", "ann", ANN, b"wrong", done.append)
+    assert (done, checks.waiting) == ([None], 3)
+    checks.close()
+
+
+async def test_a_check_that_nobody_waits_for_is_not_computed(hashing: Hashing) -> None:
+    checks = PasswordChecks(BrokerLimits(max_pending_passwords_per_address=2), workers=1)
+    done: list[bytes] = []
+
+    def ask(password: bytes) -> Callable[[], None]:
+        withdraw = checks.check("a", "ann", ANN, password, lambda _: done.append(password))
+        assert withdraw is not None
+        return withdraw
+
+    running, gone, stays = ask(b"right"), ask(b"gone"), ask(b"stays")
+    gone()
+    gone()
+    assert (checks.waiting, checks.withdrawn) == (1, 1)
+    ask(b"takes its place")
+    running()
+    assert (checks.waiting, checks.withdrawn) == (2, 1), "what runs cannot be stopped"
+    hashing.may_end.release(3)
+    async with asyncio.timeout(DEADLINE_S):
+        while len(done) < 2:
+            await asyncio.sleep(0.005)
+    assert (done, hashing.order) == ([b"stays", b"takes its place"], [b"right", b"stays", b"takes its place"])
+    stays()
+    assert await answer(checks, b"right"), "what ran all the same is remembered"
+    assert (checks.remembered, checks.waiting) == (1, 0)
+    checks.close()
+
+
+async def test_a_password_that_nobody_can_have_takes_no_place_in_the_queue(hashing: Hashing) -> None:
+    checks = PasswordChecks(workers=1)
+    for user in (ANN, None):
+        assert not await answer(checks, b"x" * 1025, user=user)
+    assert (hashing.order, checks.hashed, checks.refused) == ([], 0, 0)
+    checks.close()
+
+
+async def test_closing_answers_what_waits_and_what_comes_later(hashing: Hashing) -> None:
+    checks = PasswordChecks(workers=1)
+    done: list[tuple[str, bool | None]] = []
+
+    def ask(name: str) -> None:
+        checks.check(name, "ann", ANN, b"right", lambda right: done.append((name, right)))
+
+    for name in ("runs", "waits"):
+        ask(name)
+    async with asyncio.timeout(DEADLINE_S):
+        while not hashing.order:
+            await asyncio.sleep(0.005)
+    checks.close()
+    ask("late")
+    assert done == [("waits", None), ("late", None)]
+    hashing.may_end.release()
+    async with asyncio.timeout(DEADLINE_S):
+        while len(done) < 3:
+            await asyncio.sleep(0.005)
+    assert (done[2], len(hashing.order)) == (("runs", True), 1)

@@ -127,6 +127,10 @@ class BrokerConnection(ConnectionState):
         self.decoder.discard()  # the entry in the timers may keep the connection for a while
         self.out.truncate(0)
         broker.timers.remove(self)
+        for exchange in (self._handshake, self._reauthentication):
+            if exchange is not None:
+                exchange.withdraw()
+        self._handshake = self._reauthentication = None  # and with the handshake CONNECT and what came after it
 
     # Packets
 

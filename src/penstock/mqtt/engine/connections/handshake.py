@@ -82,6 +82,7 @@ class _Exchange:
         if asked != self._asked or self.connection.closing:
             return
         self._asked += 1
+        self.credentials.withdraw = None
         if isinstance(decision, Challenge):
             if self.credentials.method is None:
                 self.decided(Refused(ReasonCode.NOT_AUTHORIZED, "an Authentication Method is needed"), now)
@@ -90,6 +91,13 @@ class _Exchange:
             self.connection.send(_auth(ReasonCode.CONTINUE_AUTHENTICATION, self.credentials.method, decision.data))
             return
         self.decided(decision, now)
+
+    def withdraw(self) -> None:
+        """The connection ended: an answer is of no use any more."""
+        self._asked += 1
+        withdraw, self.credentials.withdraw = self.credentials.withdraw, None
+        if withdraw is not None:
+            withdraw()
 
     def decided(self, decision: Granted | Refused | None, now: int) -> None:
         """Handle the final decision; None: no access control is configured."""

@@ -107,6 +107,8 @@ class Credentials:
     protocol_version: int = 5
     user_properties: Sequence[tuple[str, str]] = ()
     previous: Principal | None = None
+    withdraw: Callable[[], None] | None = field(default=None, repr=False, compare=False)
+    """Set by an Access that answers later: called once if the connection ends before that, to save the work."""
 
 
 @dataclass(slots=True)

@@ -55,6 +55,12 @@ class BrokerLimits:
     max_connect_size: Annotated[int, Ge(1024)] = 128 * 1024
     """Maximum size of CONNECT in bytes, which limits memory for unauthenticated clients; beyond it the connection
     is closed."""
+    max_pending_passwords: Annotated[int, Interval(ge=1, le=100_000)] = 500
+    """Maximum password checks that wait for a thread, of MQTT and HTTP clients together; beyond it CONNECT is refused
+    with 0x89, and an HTTP request with 503."""
+    max_pending_passwords_per_address: Annotated[int, Interval(ge=1, le=100_000)] = 64
+    """Maximum waiting password checks of one address (IPv6: of one /64), with the responses of
+    ``max_pending_passwords``."""
     max_packet_size: Annotated[int, Interval(ge=1024, le=256 * 1024 * 1024)] = 4 * 1024 * 1024
     """Maximum Packet Size in bytes, announced in CONNACK; a larger packet closes the connection with 0x95."""
     receive_maximum: Annotated[int, Interval(ge=1, le=65_535)] = 1024
