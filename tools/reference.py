@@ -2,7 +2,8 @@
 
 Usage: reference.py [--check]
 
-``--check`` writes nothing and exits with status 1 if a page is out of date.
+Of the pages in ``LISTS`` it writes the lists of commands only: what is between ``<!-- commands: NAME -->`` and
+``<!-- /commands -->``. ``--check`` writes nothing and exits with status 1 if a page is out of date.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import re
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -433,7 +435,7 @@ def state_store() -> str:
     from tools import statestore_commands
 
     notes = (ROOT / "tools" / "state-store.md").read_text(encoding="utf-8").split("<!-- next -->")
-    command_notes, error_order, request_rules, extension_forms = (note.strip() for note in notes)
+    command_notes, error_order, request_rules, extension_notes, version_notes = (note.strip() for note in notes)
     lines = ["# State store protocol", "", NOTE, "", "## Commands", ""]
     lines += ["| command | syntax | access | description | available |", "| --- | --- | --- | --- | --- |"]
     for spec in commands.COMMANDS.values():
@@ -462,7 +464,8 @@ def state_store() -> str:
         "",
     ]
     lines += [f"* `{error}`" for error in StoreError]
-    lines += ["", error_order, "", request_rules, "", extension_forms, "", "## Change capture", ""]
+    lines += ["", error_order, "", request_rules, "", extension_notes, ""]
+    lines += [*statestore_commands.extension_table(), "", version_notes, "", "## Change capture", ""]
     lines += [
         (
             "With `statestore.capture_topic` the node writes every change as one record to partition "
@@ -520,12 +523,27 @@ GENERATED = {
 }
 
 
+LISTS = ("features.md", "../security/authorization.md")
+"""Pages written by hand in which a list of state store commands is generated."""
+_LIST = re.compile(r"(<!-- commands: (\w+) -->).*?(<!-- /commands -->)", re.DOTALL)
+
+
+def with_command_lists(page: str) -> str:
+    """The page with its lists of state store commands as the table of commands has them."""
+    from tools import statestore_commands
+
+    lists = statestore_commands.command_lists()
+    text = (PAGES / page).read_text(encoding="utf-8")
+    return _LIST.sub(lambda found: f"{found[1]}{lists[found[2]]}{found[3]}", text)
+
+
 def generated() -> dict[str, Callable[[], str]]:
     """File name of each page and the function that returns its text."""
     sys.path.insert(0, str(ROOT))  # a script's own directory is there, not the one above it
     from tools import statestore_commands
 
-    return GENERATED | statestore_commands.pages(NOTE, ROOT / "tools" / "state-store-commands.md")
+    lists = {page: partial(with_command_lists, page) for page in LISTS}
+    return GENERATED | lists | statestore_commands.pages(NOTE)
 
 
 def main() -> int:

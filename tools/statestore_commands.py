@@ -1,14 +1,14 @@
-"""Generate a reference page for each state store command, with requests and responses in each form.
+"""Generate a reference page for each state store command from its row in ``COMMANDS``.
 
 Responses are not stored: the engine executes every example, in each form, when the page is generated.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+import inspect
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from librt.strings import BytesWriter
@@ -18,8 +18,11 @@ from penstock.mqtt.codec.properties import Properties
 from penstock.statestore.binding import INVOKE, OLDER_INVOKE, StoreRequest, notification, read_request, response
 from penstock.statestore.codec.commands import (
     COMMANDS,
+    EXAMPLE_TIME_MS,
+    OPTION_EXTENSIONS,
+    Access,
     CommandSpec,
-    Condition,
+    Example,
     Extension,
     Verb,
     parse_payload,
@@ -32,19 +35,16 @@ from penstock.statestore.engine.record import Change
 from penstock.statestore.engine.requests import Answer, AnswerKind
 from penstock.statestore.engine.store import Engine
 from penstock.statestore.hlc import Hlc
-from penstock.statestore.options import EXTENSIONS
+from penstock.statestore.options import EXTENSIONS, OPTIONAL_EXTENSIONS
 
-__all__ = ["OFFERED", "pages", "permissions"]
+__all__ = ["OFFERED", "answered_cases", "command_lists", "extension_table", "pages", "permissions"]
 
-NOW: Final = 1_696_374_425_000
 STEP_MS: Final = 1000
 """Time between two requests of an example."""
 
-TOKEN: Final = Hlc(NOW, 1, "StateStore")
-LOWER: Final = Hlc(NOW, 0, "StateStore")
-FAR: Final = f"{NOW + 60_001 + 5 * STEP_MS}:0:app"
-PUBLISHED_ALWAYS: Final = Extension.SCAN
-EVERYTHING: Final = ~Extension.NONE
+TOKEN: Final = f"{EXAMPLE_TIME_MS}:1:StateStore"
+LOWER: Final = f"{EXAMPLE_TIME_MS}:0:StateStore"
+FAR: Final = f"{EXAMPLE_TIME_MS + 60_001 + 5 * STEP_MS}:0:app"
 
 OFFERED: Final = {
     Extension.NONE: "always",
@@ -59,7 +59,7 @@ class Asked:
 
     words: str | bytes
     ts: str | None = "now"
-    ft: str | Hlc | None = None
+    ft: str | None = None
     fence_prefix: str | None = None
 
     @property
@@ -80,183 +80,70 @@ class Asked:
 
 @dataclass(frozen=True)
 class Case:
-    """An example: preceding requests, and the request whose response is shown."""
+    """A row of a page: preceding requests, and the request whose response is shown."""
 
     title: str
     asked: Asked
     before: tuple[Asked, ...] = ()
-    extensions: Extension = PUBLISHED_ALWAYS
+    extensions: Extension = Extension.SCAN
     max_keys: int = 0
     granted: bool = True
 
 
-a = Asked
-K: Final = (a("SET k v"),)
-FENCED: Final = (a("SET k v", ft=TOKEN),)
-
-CASES: Final[dict[Verb, Sequence[Case]]] = {
-    Verb.SET: (
-        Case("set", a("SET k v")),
-        Case("set again", a("SET k w"), K),
-        Case("with an expiry of 5 s", a("SET k v PX 5000")),
-        Case("NX, the key does not exist", a("SET k v NX")),
-        Case("NX, the key exists", a("SET k w NX"), K),
-        Case("NEX, the key does not exist", a("SET k v NEX PX 5000")),
-        Case("NEX, the key has this value (renewal of a lease)", a("SET k v NEX PX 5000"), K),
-        Case("NEX, the key has another value (lease of another client)", a("SET k w NEX PX 5000"), K),
-        Case("NEX with the expected value", a("SET k w NEX v"), K),
-        Case("with a fencing token", a("SET k v", ft=TOKEN)),
-        Case("with a lower token", a("SET k w", ft=LOWER), FENCED),
-        Case(
-            "with a prefix fence, if the extension is enabled",
-            a("SET k v", ft=TOKEN, fence_prefix="out/"),
-            extensions=EVERYTHING,
-        ),
-    ),
-    Verb.GET: (
-        Case("the key exists", a("GET k"), K),
-        Case("empty value", a("GET k"), (a("SET k ''"),)),
-        Case("the key does not exist", a("GET k")),
-        Case(
-            "as of an older version, if the extension is enabled",
-            a(f"GET k ASOF {TOKEN}"),
-            (*K, a("SET k w")),
-            EVERYTHING,
-        ),
-    ),
-    Verb.DEL: (
-        Case("the key exists", a("DEL k"), K),
-        Case("the key does not exist", a("DEL k")),
-        Case("fenced, with its token", a("DEL k", ft=TOKEN), FENCED),
-        Case("fenced, with a lower token", a("DEL k", ft=LOWER), FENCED),
-        Case("not fenced, with a token", a("DEL k", ft=TOKEN), K),
-    ),
-    Verb.VDEL: (
-        Case("the key has this value (release of a lock)", a("VDEL k v"), K),
-        Case("the key has another value", a("VDEL k w"), K),
-        Case("the key does not exist", a("VDEL k v")),
-        Case("fenced, with its token", a("VDEL k v", ft=TOKEN), FENCED),
-        Case("fenced, with a lower token", a("VDEL k v", ft=LOWER), FENCED),
-    ),
-    Verb.KEYNOTIFY: (
-        Case("observe", a("KEYNOTIFY k")),
-        Case("already observed", a("KEYNOTIFY k"), (a("KEYNOTIFY k"),)),
-        Case("with the argument of early brokers", a("KEYNOTIFY k GET")),
-        Case("stop observing", a("KEYNOTIFY k STOP"), (a("KEYNOTIFY k"),)),
-        Case("stop without an observation", a("KEYNOTIFY k STOP")),
-        Case("a prefix, if the extension is enabled", a("KEYNOTIFY line/ PREFIX"), K, EVERYTHING),
-        Case("resume, if the extension is enabled", a(f"KEYNOTIFY k AFTER {TOKEN}"), K, EVERYTHING),
-    ),
-    Verb.SCAN: (
-        Case("matching keys", a("SCAN line/*"), (a("SET line/1 v"), a("SET line/2 v"), a("SET other v"))),
-        Case("one byte, a class, a literal asterisk", a("SCAN [a-c]?[*]"), (a("SET a1* v"), a("SET d1* v"))),
-        Case("no matching key", a("SCAN line/*")),
-    ),
-    Verb.MGET: (Case("one key exists, one does not", a("MGET k none"), K, EVERYTHING),),
-    Verb.MVALUES: (Case("one key exists, one does not", a("MVALUES k none"), K, EVERYTHING),),
-    Verb.PTTL: (
-        Case("the key expires", a("PTTL k"), (a("SET k v PX 5000"),), EVERYTHING),
-        Case("the key does not expire", a("PTTL k"), K, EVERYTHING),
-        Case("the key does not exist", a("PTTL k"), (), EVERYTHING),
-    ),
-    Verb.BATCH: (
-        Case("set two keys, delete a missing one", a("BATCH 3 SET k v 5 SET l v PX 5000 2 DEL m"), (), EVERYTHING),
-        Case("a condition is not met", a("BATCH 4 SET k w NX 3 VDEL k x"), K, EVERYTHING),
-        Case("one key fenced with a higher token", a("BATCH 3 SET k w 3 SET l w", ft=LOWER), FENCED, EVERYTHING),
-        Case("the same key twice", a("BATCH 3 SET k w 2 DEL k"), K, EVERYTHING),
-    ),
-}
+def example_case(spec: CommandSpec, example: Example) -> Case:
+    """The row of an example in the table of commands, with the command's extension enabled."""
+    return Case(
+        example.title,
+        Asked(example.request, ft=example.token, fence_prefix=example.fence_prefix),
+        tuple(Asked(words, ft=TOKEN if example.fenced else None) for words in example.before),
+        Extension.SCAN | spec.extension | example.extension,
+        example.max_keys,
+    )
 
 
-def _stamped(words: str, *, needed: bool) -> list[Case]:
-    cases = [
-        Case("malformed time stamp", a(words, ts="yesterday")),
-        Case("two time stamps", a(words, ts="")),
-        Case("time stamp more than a minute ahead", a(words, ts=FAR)),
+def answered_cases(spec: CommandSpec) -> list[Case]:
+    """The rows of the responses of a command."""
+    return [example_case(spec, example) for example in spec.examples]
+
+
+def refused_cases(spec: CommandSpec) -> list[Case]:
+    """The rows of the errors of a command: those that follow from its row in the table, then its own."""
+    enabled = Extension.SCAN | spec.extension
+    words = spec.examples[0].request
+    verb, *arguments = words.split(" ")
+    named = spec.syntax.split(" ")[1]
+    fenced = (Asked("SET k v", ft=TOKEN),)
+    found = {
+        "not RESP3": Asked(words.encode() + b"\r\n"),
+        "mixed case": Asked(f"{verb[0]}{words[1:].lower()}"),
+        "too few arguments": Asked(" ".join([verb, *arguments][: spec.min_args - 1])),
+    }
+    if spec.min_args == spec.max_args:
+        found["too many arguments"] = Asked(f"{words} more")
+    if named.isalpha():
+        found[f"empty {named}"] = Asked(" ".join([verb, "''", *arguments[1:]]))
+    cases = [Case(title, asked, extensions=enabled) for title, asked in found.items()]
+    if not spec.authorizes_each_key:
+        cases.append(Case("denied by the policy", Asked(words), extensions=enabled, granted=False))
+    stamps = {
+        "no time stamp": None,
+        "malformed time stamp": "yesterday",
+        "two time stamps": "",
+        "time stamp more than a minute ahead": FAR,
+    }
+    cases += [
+        Case(title, Asked(words, ts=ts), extensions=enabled)
+        for title, ts in stamps.items()
+        if ts is not None or spec.needs_timestamp
     ]
-    return [Case("no time stamp", a(words, ts=None)), *cases] if needed else cases
-
-
-def _fenced(words: str) -> list[Case]:
-    return [
-        Case("malformed token", a(words, ft="x"), FENCED),
-        Case("token more than a minute ahead", a(words, ft=FAR), FENCED),
-        Case("no token for a fenced key", a(words), FENCED),
-        Case("a lower token", a(words, ft=LOWER), FENCED),
-    ]
-
-
-def _refused(verb: Verb, words: str, *, needed: bool = False) -> list[Case]:
-    spec = COMMANDS[verb]
-    cases = [
-        Case("not RESP3", a(words.encode() + b"\r\n")),
-        Case("mixed case", a(f"{verb[0]}{words[1:].lower()}")),
-        Case("too few arguments", a(" ".join(words.split(" ")[: spec.min_args - 1]))),
-        Case("empty key", a(" ".join([verb, "''", *words.split(" ")[2:]]))),
-        Case("denied by the policy", a(words), granted=False),
-    ]
-    if verb is Verb.GET or spec.min_args == spec.max_args:
-        cases.insert(3, Case("too many arguments", a(f"{words} more")))
-    cases += _stamped(words, needed=needed)
-    if not spec.extension:
-        return cases
-    return [*(replace(case, extensions=EVERYTHING) for case in cases), Case("command not enabled", a(words))]
-
-
-REFUSED: Final[dict[Verb, Sequence[Case]]] = {
-    Verb.SET: (
-        *_refused(Verb.SET, "SET k v", needed=True),
-        Case("unknown option", a("SET k v XX")),
-        Case("both conditions", a("SET k v NX NEX")),
-        Case("invalid expiry", a("SET k v PX 0")),
-        *_fenced("SET k w"),
-        Case("quota", a("SET other v"), K, max_keys=1),
-        Case("prefix fence without the extension", a("SET k v", ft=TOKEN, fence_prefix="out/")),
-        Case("prefix fence without a token", a("SET k v", fence_prefix="out/"), extensions=EVERYTHING),
-    ),
-    Verb.GET: (
-        *_refused(Verb.GET, "GET k"),
-        Case("ASOF without the extension", a(f"GET k ASOF {TOKEN}"), K),
-        Case("ASOF a version before the history", a("GET k ASOF 1:0:x"), K, EVERYTHING),
-    ),
-    Verb.DEL: (*_refused(Verb.DEL, "DEL k"), *_fenced("DEL k")),
-    Verb.VDEL: (*_refused(Verb.VDEL, "VDEL k v"), *_fenced("VDEL k v")),
-    Verb.KEYNOTIFY: (
-        *_refused(Verb.KEYNOTIFY, "KEYNOTIFY k"),
-        Case("unknown option", a("KEYNOTIFY k ONCE")),
-        Case("too many options", a("KEYNOTIFY k STOP STOP")),
-        Case("PREFIX without the extension", a("KEYNOTIFY line/ PREFIX")),
-        Case("AFTER a version before the history", a("KEYNOTIFY k AFTER 1:0:x"), K, EVERYTHING),
-    ),
-    Verb.SCAN: (
-        Case("too few arguments", a("SCAN")),
-        Case("too many arguments", a("SCAN * token more")),
-        Case("empty pattern", a("SCAN ''")),
-        Case("invalid continuation token", a("SCAN * 1;2;x")),
-        Case("command not enabled", a("SCAN *"), extensions=Extension.NONE),
-        *_stamped("SCAN *", needed=False),
-    ),
-    Verb.MGET: _refused(Verb.MGET, "MGET k"),
-    Verb.MVALUES: _refused(Verb.MVALUES, "MVALUES k"),
-    Verb.PTTL: _refused(Verb.PTTL, "PTTL k"),
-    Verb.BATCH: (
-        Case("not RESP3", a(b"BATCH 2 DEL k\r\n")),
-        Case("mixed case", a("Batch 2 DEL k"), extensions=EVERYTHING),
-        Case("too few arguments", a("BATCH 1 DEL"), extensions=EVERYTHING),
-        Case("too few arguments of one command", a("BATCH 2 SET k 2 DEL k"), extensions=EVERYTHING),
-        Case("wrong number of words", a("BATCH 3 DEL k"), extensions=EVERYTHING),
-        Case("a command that BATCH does not accept", a("BATCH 2 GET k"), extensions=EVERYTHING),
-        Case("empty key in one command", a("BATCH 2 DEL k 2 DEL ''"), extensions=EVERYTHING),
-        *(replace(case, extensions=EVERYTHING) for case in _stamped("BATCH 3 SET k v", needed=True)),
-        *(replace(case, extensions=EVERYTHING) for case in _fenced("BATCH 3 SET k w")[:2]),
-        Case(
-            "a prefix fence, which BATCH does not support",
-            a("BATCH 3 SET k v", ft=TOKEN, fence_prefix="out/"),
-            extensions=EVERYTHING,
-        ),
-        Case("command not enabled", a("BATCH 2 DEL k")),
-    ),
-}
+    tokens: dict[str, str | None] = {"malformed token": "x", "token more than a minute ahead": FAR}
+    if not spec.authorizes_each_key:
+        tokens |= {"no token for a fenced key": None, "a lower token": LOWER}
+    if spec.checks_fence:
+        cases += [Case(title, Asked(words, ft=ft), fenced, enabled) for title, ft in tokens.items()]
+    if spec.extension:
+        cases.append(Case("command not enabled", Asked(words), extensions=Extension.SCAN & ~spec.extension))
+    return [*cases, *(example_case(spec, example) for example in spec.errors)]
 
 
 def escaped(data: bytes) -> str:
@@ -276,9 +163,9 @@ class Store:
             authorise=None if case.granted else lambda *_: False,
             secret=b"a store of this page",
         )
-        if case.extensions & Extension.RESUME:
-            self.engine.history = History(Hlc(NOW - 1, 0, ""), 100, 1 << 20)
-        self.now = NOW - STEP_MS
+        if case.extensions & (Extension.RESUME | Extension.AS_OF):
+            self.engine.history = History(Hlc(EXAMPLE_TIME_MS - 1, 0, ""), 100, 1 << 20)
+        self.now = EXAMPLE_TIME_MS - STEP_MS
         self.changes: list[Change] = []
 
     def ask(self, asked: Asked) -> Publish:
@@ -303,7 +190,7 @@ class Store:
         stamp = f"{self.now}:0:app" if asked.ts == "now" else asked.ts
         if stamp is not None:
             user += [(dialect.timestamp_property, stamp or "1:0:app")] * (1 if stamp else 2)
-        user += [(dialect.fence_property, str(asked.ft))] if asked.ft is not None else []
+        user += [(dialect.fence_property, asked.ft)] if asked.ft is not None else []
         user += [("__fencePrefix", asked.fence_prefix)] if asked.fence_prefix is not None else []
         topic = OLDER_INVOKE if dialect.timestamp_property == "Timestamp" else INVOKE
         properties = Properties(response_topic="clients/app/response", correlation_data=b"1", user_properties=user)
@@ -340,10 +227,10 @@ def _error_table(cases: Sequence[Case]) -> list[str]:
 
 def _notification_table() -> list[str]:
     lines = [f"| change | {' | '.join(DIALECTS)} |", "| --- |" + " --- |" * len(DIALECTS)]
-    changes = {"SET, including lease renewals": a("SET k v"), "DEL, VDEL, expiry": a("DEL k")}
+    changes = {"SET, including lease renewals": Asked("SET k v"), "DEL, VDEL, expiry": Asked("DEL k")}
     rows: dict[str, list[str]] = {title: [] for title in changes}
     for dialect in DIALECTS.values():
-        store = Store(dialect, Case("", a("")))
+        store = Store(dialect, Case("", Asked("")))
         for title, asked in changes.items():
             store.ask(asked)
             message = notification(store.changes[-1], "app", dialect)
@@ -360,61 +247,77 @@ def permissions(spec: CommandSpec) -> str:
 
 
 def _facts(spec: CommandSpec) -> list[str]:
-    access = permissions(spec)
-    if spec.verb in (Verb.SET, Verb.VDEL):
-        asked = ", ".join(name.name for name in Condition if name is not Condition.ALWAYS)
-        access += "; with `security.strict_read` also Read" + (f" for {asked}" if spec.verb is Verb.SET else "")
-    fence = "checked and stored" if spec.verb is Verb.SET else "checked" if spec.checks_fence else "ignored"
     return [
         "| | |",
         "| --- | --- |",
         f"| arguments, with the verb | {spec.min_args} to {spec.max_args} |",
-        f"| access | {access} |",
+        f"| access | {permissions(spec)} |",
         f"| time stamp | {'required' if spec.needs_timestamp else 'optional; checked if present'} |",
-        f"| fencing token | {fence} |",
+        f"| fencing token | {'checked' if spec.checks_fence else 'ignored'} |",
         f"| available | {OFFERED[spec.extension]} |",
     ]
 
 
-def _page(spec: CommandSpec, note: str, text: str) -> str:
+def _page(spec: CommandSpec, note: str) -> str:
+    text = inspect.cleandoc(spec.text)
     lines = [f"# {spec.verb}", "", note, "", f"`{spec.syntax}`: {spec.summary}.", "", *_facts(spec), "", text, ""]
     lines += ["## Responses", ""]
     lines += ["Each response is shown with its version, if it has one: `__ts`, in the older form `Timestamp`.", ""]
-    lines += _answer_table(CASES[spec.verb])
+    lines += _answer_table(answered_cases(spec))
     if spec.verb is Verb.KEYNOTIFY:
         lines += _notification_table()
     lines += ["", "## Errors", ""]
     lines += ["The texts are the same in every form, except for a lower token. In the SDK form `__stat` is 200.", ""]
-    lines += _error_table(REFUSED[spec.verb])
+    lines += _error_table(refused_cases(spec))
     lines += [
         "",
         (
             "See the [state store protocol](../state-store.md) for the format of requests and the order of checks. "
-            f"In the examples client `app` sends the time stamp `{NOW}:0:app`, {STEP_MS} ms more with every request."
+            f"In the examples client `app` sends the time stamp `{EXAMPLE_TIME_MS}:0:app`, {STEP_MS} ms "
+            "more with every request."
         ),
     ]
     return "\n".join([*lines, ""])
 
 
-def pages(note: str, texts: Path) -> dict[str, Callable[[], str]]:
-    """Pages by file name; ``texts`` has the hand-written part of each command below a heading with its name.
+def pages(note: str) -> dict[str, Callable[[], str]]:
+    """Pages by file name."""
+    return {f"state-store/{spec.verb.lower()}.md": partial(_page, spec, note) for spec in COMMANDS.values()}
+
+
+def extension_table() -> list[str]:
+    """The extensions with the requests that use them: of commands from their rows, of options from their own table.
 
     Raises:
-        ValueError: a command has no text, or a heading is not a command.
+        ValueError: an extension has neither a command nor a text.
     """
-    written = _by_heading(texts.read_text(encoding="utf-8"))
-    if wrong := {spec.verb.name for spec in COMMANDS.values()} ^ written.keys():
-        raise ValueError(f"{texts.name}: expected a heading `# NAME` with text for each command; see {sorted(wrong)}")
+    lines = ["| extension | request | effect |", "| --- | --- | --- |"]
+    for name in OPTIONAL_EXTENSIONS:
+        extension = EXTENSIONS[name]
+        specs = [spec for spec in COMMANDS.values() if spec.extension is extension]
+        if specs:
+            request = ", ".join(f"`{spec.syntax}`" for spec in specs)
+            effect = "; ".join(spec.summary for spec in specs)
+        elif extension in OPTION_EXTENSIONS:
+            request, effect = OPTION_EXTENSIONS[extension].request, OPTION_EXTENSIONS[extension].effect
+        else:
+            raise ValueError(
+                f"extension {name}: no row of COMMANDS has it; describe it in OPTION_EXTENSIONS"
+                " (src/penstock/statestore/codec/commands.py)"
+            )
+        lines.append(f"| `{name}` | {request} | {effect} |")
+    return lines
 
-    def writer(spec: CommandSpec, text: str) -> Callable[[], str]:
-        return lambda: _page(spec, note, text)
 
-    return {f"state-store/{spec.verb.lower()}.md": writer(spec, written[spec.verb.name]) for spec in COMMANDS.values()}
+def _names(specs: Iterable[CommandSpec]) -> str:
+    return ", ".join(spec.verb for spec in specs)
 
 
-def _by_heading(text: str) -> dict[str, str]:
-    found: dict[str, str] = {}
-    for part in re.split(r"^# ", text, flags=re.MULTILINE)[1:]:
-        name, _, body = part.partition("\n")
-        found[name.strip()] = body.strip()
-    return found
+def command_lists() -> dict[str, str]:
+    """Lists of commands by the name that hand-written pages give them in ``<!-- commands: NAME -->``."""
+    specs = COMMANDS.values()
+    return {
+        "read": _names(spec for spec in specs if Access.READ in spec.access),
+        "write": _names(spec for spec in specs if Access.WRITE in spec.access),
+        "extensions": _names(spec for spec in specs if spec.extension and spec.extension is not Extension.SCAN),
+    }

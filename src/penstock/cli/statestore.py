@@ -13,13 +13,14 @@ import typer
 
 from penstock.cli.options import Commands, StateStoreOptions, connects_to_store, duration_option
 from penstock.cli.output import escape, print_json, use_colour
+from penstock.statestore.options import OPTIONAL_EXTENSIONS
 
 if TYPE_CHECKING:
     from penstock.runtime.io.files import Durability
     from penstock.statestore.options import StoreOptions
     from penstock.statestore.service.attach import Attachment
 
-__all__ = ["ExtensionOption", "app"]
+__all__ = ["app"]
 
 app = Commands("Attach a state store to any MQTT 5 broker; repair its versions.")
 
@@ -37,16 +38,14 @@ class _Dialect(StrEnum):
     OLDER = "older"
 
 
-class ExtensionOption(StrEnum):
-    """Extensions of the state store; ``Extension`` has them, but would import the store for every command."""
+def _extension(name: str) -> str:
+    if name not in OPTIONAL_EXTENSIONS:
+        raise typer.BadParameter(f"{name!r} is not one of {', '.join(OPTIONAL_EXTENSIONS)}")
+    return name
 
-    MGET = "mget"
-    TTL = "ttl"
-    PREFIX_OBSERVE = "prefix-observe"
-    RESUME = "resume"
-    AS_OF = "as-of"
-    PREFIX_FENCE = "prefix-fence"
-    BATCH = "batch"
+
+def _extensions_starting_with(incomplete: str) -> list[str]:
+    return [name for name in OPTIONAL_EXTENSIONS if name.startswith(incomplete)]
 
 
 class _LogLevel(StrEnum):
@@ -80,8 +79,13 @@ def attach(
         int, typer.Option(help="Largest number of keys; 0 for no limit.", min=0, metavar="N")
     ] = 1_000_000,
     extension: Annotated[
-        list[ExtensionOption] | None,
-        typer.Option(help="Enable an extension; repeatable: " + ", ".join(ExtensionOption) + ".", metavar="NAME"),
+        list[str] | None,
+        typer.Option(
+            help="Enable an extension; repeatable: " + ", ".join(OPTIONAL_EXTENSIONS) + ".",
+            metavar="NAME",
+            parser=_extension,
+            autocompletion=_extensions_starting_with,
+        ),
     ] = None,
     observation_lease: Annotated[
         float,

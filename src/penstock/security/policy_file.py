@@ -165,9 +165,7 @@ class BrokerResource(_PolicySection):
 class StateStoreResource(_PolicySection):
     """Permissions of a rule in the state store."""
 
-    method: StoreMethod = Field(
-        description="Read: GET, MGET, MVALUES, PTTL, KEYNOTIFY, SCAN; Write: SET, DEL, VDEL, BATCH"
-    )
+    method: StoreMethod = Field(description="Read: commands that read keys; Write: commands that change them")
     keyType: KeyType = Field(
         default="Pattern", description="Pattern: a glob with placeholders; String: the key; Binary: the key in base64"
     )

@@ -24,7 +24,7 @@ from penstock.mqtt.client import EnhancedAuthentication, TlsOptions
 from penstock.runtime.io.loop import LoopThread, blocking
 from penstock.statestore.client import client as asynchronous
 from penstock.statestore.client import locks as asynchronous_locks
-from penstock.statestore.client.client import StateStoreClient
+from penstock.statestore.client.client import BlockingCommands, StateStoreClient
 from penstock.statestore.client.locks import Leader
 from penstock.statestore.client.observations import Entry, KeyChange
 from penstock.statestore.hlc import Hlc
@@ -105,7 +105,7 @@ class Observation(Stream[KeyChange]):
         return self._changes.dropped
 
 
-class Client:
+class Client(BlockingCommands):
     """A client of the state store at ``url``, connected by ``with`` or :meth:`open`.
 
     Arguments, results and errors are those of :class:`penstock.statestore.client.client.StateStoreClient`.
@@ -190,15 +190,6 @@ class Client:
     def clock_behind_ms(self) -> int | None:
         """Lead of the newest received version over this machine's clock, in ms; None: none received."""
         return self._opened()[1].clock_behind_ms
-
-    get = blocking(StateStoreClient.get)
-    get_many = blocking(StateStoreClient.get_many)
-    get_values = blocking(StateStoreClient.get_values)
-    expiry = blocking(StateStoreClient.expiry)
-    set = blocking(StateStoreClient.set)
-    delete = blocking(StateStoreClient.delete)
-    vdelete = blocking(StateStoreClient.vdelete)
-    write_many = blocking(StateStoreClient.write_many)
 
     def scan(self, pattern: bytes | str = b"*", *, timeout_s: float | None = None) -> Stream[bytes]:
         """Iterate over the keys that match the glob ``pattern``, each once; pages are requested as needed."""

@@ -14,6 +14,7 @@ __all__ = [
     "EXTENSIONS",
     "MAX_BYTES",
     "MAX_KEYS",
+    "OPTIONAL_EXTENSIONS",
     "PRINCIPAL_SHARE",
     "KeyPersistence",
     "KeySelection",
@@ -112,6 +113,9 @@ EXTENSIONS: Final[Mapping[str, Extension]] = {
     str(extension.name).lower().replace("_", "-"): extension for extension in Extension
 }
 """Names of the extensions in configuration, command line and errors."""
+
+OPTIONAL_EXTENSIONS: Final = tuple(name for name, extension in EXTENSIONS.items() if extension is not Extension.SCAN)
+"""Extensions that are disabled by default; SCAN has an option of its own."""
 
 
 def extensions_named(names: Iterable[str]) -> Extension:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from penstock.node.config.statestore import ExtensionName, StateStoreSection
+from penstock.node.config.statestore import StateStoreSection
 from penstock.node.node import Node
 from penstock.statestore.client.client import StateStoreClient
 from penstock.tube.reader import RangeReader, partitions
 from penstock.tube.record import Record
 from tests.unit.node.test_node import config
 
-SECTION = StateStoreSection(capture_topic="changes", extensions=[ExtensionName.MGET, ExtensionName.PREFIX_FENCE])
+SECTION = StateStoreSection(capture_topic="changes", extensions=["mget", "prefix-fence"])
 
 
 def captured(master: str) -> list[tuple[bytes | None, str | None, bytes]]:

@@ -8,9 +8,8 @@ import pytest
 
 from penstock.errors import ConfigError
 from penstock.node.config.node import NodeConfig, TopicSection, load_config
-from penstock.node.config.statestore import ExtensionName
 from penstock.statestore.codec.commands import Extension
-from penstock.statestore.options import PersistenceMode, StoreOptions
+from penstock.statestore.options import OPTIONAL_EXTENSIONS, PersistenceMode, StoreOptions
 
 
 def load(tmp_path: Path, text: str) -> NodeConfig:
@@ -57,7 +56,7 @@ statestore:
       - {key_type: binary, keys: ["AP8="]}
     property: keep
     value: "yes"
-""".replace("EXTENSIONS", ", ".join(ExtensionName)),
+""".replace("EXTENSIONS", ", ".join(OPTIONAL_EXTENSIONS)),
     )
     options = config.statestore.options(strict_read=True)
     assert options.strict_read

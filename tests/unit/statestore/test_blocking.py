@@ -42,7 +42,8 @@ NOT_BLOCKING = {"connect", "on_lost", "on_restored", "timeout_s"}
 
 def test_every_method_of_the_client_is_there() -> None:
     methods = {name for name in vars(StateStoreClient) if not name.startswith("_")}
-    assert methods - NOT_BLOCKING <= set(dir(Client))
+    missing = methods - NOT_BLOCKING - set(dir(Client))
+    assert not missing, f"add to BlockingCommands in statestore/client/client.py: {sorted(missing)}"
     assert methods >= NOT_BLOCKING
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.cli.statestore import ExtensionOption
-from penstock.node.config.statestore import ExtensionName
+from penstock.cli.main import main
+from penstock.node.config.statestore import StateStoreSection
 from penstock.statestore.client.client import KeyChange, StateStoreClient, Write
 from penstock.statestore.client.locks import Lease
 from penstock.statestore.codec.commands import Extension
@@ -21,10 +21,10 @@ from penstock.statestore.errors import (
     StateStoreError,
     WritesRefusedError,
 )
-from penstock.statestore.options import EXTENSIONS, extensions_named
+from penstock.statestore.options import OPTIONAL_EXTENSIONS, extensions_named
 from penstock.testing import LocalNode
 
-ALL = [name for name, extension in EXTENSIONS.items() if extension is not Extension.SCAN]
+ALL = list(OPTIONAL_EXTENSIONS)
 
 
 @pytest.fixture
@@ -45,9 +45,14 @@ def test_extensions_have_names() -> None:
         extensions_named(["x"])
 
 
-def test_each_extension_can_be_named_in_the_configuration_and_on_the_command_line() -> None:
-    assert list(ExtensionName) == ALL
-    assert list(ExtensionOption) == ALL
+def test_each_extension_can_be_named_in_the_configuration_and_on_the_command_line(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert StateStoreSection(extensions=ALL).extensions == ALL
+    with pytest.raises(ValueError, match="extension 'x' is not one of scan, mget, ttl"):
+        StateStoreSection(extensions=["x"])
+    assert main(["statestore", "attach", "--extension", "x"]) == 2
+    assert f"'x' is not one of {', '.join(ALL)}" in " ".join(capsys.readouterr().err.split())
 
 
 async def test_reading(store: StateStoreClient) -> None:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import base64
 import binascii
-from enum import StrEnum
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, JsonValue
 
 from penstock.node.config.listeners import Section
 from penstock.statestore.codec.commands import Extension
 from penstock.statestore.options import (
     MAX_BYTES,
     MAX_KEYS,
+    OPTIONAL_EXTENSIONS,
     PRINCIPAL_SHARE,
     KeyPersistence,
     KeySelection,
@@ -27,16 +27,15 @@ from penstock.tube.codec.strings import valid_topic
 __all__ = ["ExtensionName", "KeyResource", "PersistenceConfig", "StateStoreSection"]
 
 
-class ExtensionName(StrEnum):
-    """Extensions of the published protocol: :class:`Extension`, without SCAN, which has an option of its own."""
+def _extension(name: str) -> str:
+    extensions_named([name])
+    return name
 
-    MGET = "mget"
-    TTL = "ttl"
-    PREFIX_OBSERVE = "prefix-observe"
-    RESUME = "resume"
-    AS_OF = "as-of"
-    PREFIX_FENCE = "prefix-fence"
-    BATCH = "batch"
+
+ExtensionName = Annotated[
+    str, AfterValidator(_extension), Field(json_schema_extra={"enum": list[JsonValue](OPTIONAL_EXTENSIONS)})
+]
+"""Name of an extension of the published protocol; SCAN has an option of its own."""
 
 
 def _topic(value: str | None) -> str | None:

@@ -15,6 +15,7 @@ from typing import Final, NamedTuple, Self
 from penstock.errors import LocalProtocolError, PenstockError, RemoteProtocolError, UnavailableError
 from penstock.mqtt.client import EnhancedAuthentication, MqttClient, TlsOptions
 from penstock.runtime.io.clock import wall_clock_ms
+from penstock.runtime.io.loop import blocking
 from penstock.statestore.binding import client_response_topic, notify_filter
 from penstock.statestore.client.observations import Entry, KeyChange, Observation, Observations
 from penstock.statestore.client.requests import RequestClock, RequestSender
@@ -31,6 +32,7 @@ from penstock.statestore.errors import as_text
 from penstock.statestore.hlc import Hlc, parse
 
 __all__ = [
+    "BlockingCommands",
     "Condition",
     "Entry",
     "Expiry",
@@ -434,6 +436,22 @@ class StateStoreClient:
             return
         for lost in self._on_lost:
             lost(error)
+
+
+class BlockingCommands:
+    """The commands of :class:`StateStoreClient` for programs without an event loop, with the same parameters.
+
+    :class:`penstock.statestore.blocking.Client` adds connection, iteration and locks.
+    """
+
+    get = blocking(StateStoreClient.get)
+    get_many = blocking(StateStoreClient.get_many)
+    get_values = blocking(StateStoreClient.get_values)
+    expiry = blocking(StateStoreClient.expiry)
+    set = blocking(StateStoreClient.set)
+    delete = blocking(StateStoreClient.delete)
+    vdelete = blocking(StateStoreClient.vdelete)
+    write_many = blocking(StateStoreClient.write_many)
 
 
 def _unexpected(command: str, reply: Reply) -> RemoteProtocolError:

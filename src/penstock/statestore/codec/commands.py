@@ -1,8 +1,11 @@
-"""The commands of the state store as data: names, arity, access, what they need; and their arguments parsed.
+"""The commands of the state store as data: names, arity, access, documentation; and the parser of their arguments.
 
-``COMMANDS`` is the one table that the parser, the engine and the documentation read. An argument list becomes a
-:class:`Command` or the error that it deserves; when several errors apply the first of syntax, command, arity and key
-length is given, and the engine checks the rest (authorisation, time stamp, token, condition, quota).
+``COMMANDS``, at the end, is the one table that the parser, the engine, the documentation and the tests read. To add a
+command: a member of :class:`Verb`, its :class:`Extension`, a branch of :func:`_parse`, and a row of the table.
+
+An argument list becomes a :class:`Command` or the error that it deserves; when several errors apply the first of
+syntax, command, arity and key length is given, and the engine checks the rest (authorisation, time stamp, token,
+condition, quota).
 
 Source: state store protocol, "Supported commands", "-ERR responses", "KEYNOTIFY request messages".
 """
@@ -23,14 +26,18 @@ from penstock.statestore.hlc import Hlc, parse_wire
 
 __all__ = [
     "COMMANDS",
+    "EXAMPLE_TIME_MS",
     "MAX_KEYS_AT_ONCE",
     "MAX_TTL_MS",
     "MAX_WRITES_AT_ONCE",
+    "OPTION_EXTENSIONS",
     "Access",
     "Command",
     "CommandSpec",
     "Condition",
+    "Example",
     "Extension",
+    "ExtensionSpec",
     "Verb",
     "parse",
     "parse_payload",
@@ -156,9 +163,56 @@ class Command:
 
 
 @final
+class Example:
+    """A request of the reference page, which shows the response that the engine gives when the page is generated.
+
+    ``request`` has its words separated by spaces, ``''`` for an empty one; ``before`` are requests that precede it,
+    with a fencing token if ``fenced``. ``token`` and ``fence_prefix`` are properties of the request; ``extension`` is
+    enabled in addition to that of the command. ``max_keys``: quota, 0 = none.
+    """
+
+    __slots__ = ("before", "extension", "fence_prefix", "fenced", "max_keys", "request", "title", "token")
+
+    def __init__(
+        self,
+        title: str,
+        request: str,
+        before: tuple[str, ...] = (),
+        *,
+        fenced: bool = False,
+        token: str | None = None,
+        fence_prefix: str | None = None,
+        extension: Extension = Extension.NONE,
+        max_keys: int = 0,
+    ) -> None:
+        self.title = title
+        self.request = request
+        self.before = before
+        self.fenced = fenced
+        self.token = token
+        self.fence_prefix = fence_prefix
+        self.extension = extension
+        self.max_keys = max_keys
+
+
+@final
+class ExtensionSpec:
+    """Documentation of an extension: the ``request`` that uses it, in Markdown, and its ``effect``."""
+
+    __slots__ = ("effect", "request")
+
+    def __init__(self, request: str, effect: str) -> None:
+        self.request = request
+        self.effect = effect
+
+
+@final
 class CommandSpec:
     """One row: arguments counted with the verb, access, whether a time stamp must be there and a fence is checked.
 
+    ``text`` is the description of the reference page in Markdown, ``examples`` are requests that succeed (the first one
+    the plainest: the refused requests that all commands share are derived from it), ``errors`` further refused ones.
+    ``authorizes_each_key``: the engine asks for each key that it meets, instead of for the request.
     ``upper`` and ``lower`` are the two ways in which the verb is written, ``upper_word`` and ``lower_word`` their first
     four bytes as a number, ``size`` is their length.
     ``syntax`` is how the arguments are written, ``extension`` what must be switched on for the command.
@@ -166,7 +220,10 @@ class CommandSpec:
 
     __slots__ = (
         "access",
+        "authorizes_each_key",
         "checks_fence",
+        "errors",
+        "examples",
         "extension",
         "lower",
         "lower_word",
@@ -176,6 +233,7 @@ class CommandSpec:
         "size",
         "summary",
         "syntax",
+        "text",
         "upper",
         "upper_word",
         "verb",
@@ -190,9 +248,13 @@ class CommandSpec:
         syntax: str,
         summary: str,
         *,
+        text: str,
+        examples: tuple[Example, ...],
+        errors: tuple[Example, ...] = (),
         needs_timestamp: bool = False,
         checks_fence: bool = False,
         extension: Extension = Extension.NONE,
+        authorizes_each_key: bool = False,
     ) -> None:
         self.verb = verb
         self.upper = verb.encode()
@@ -208,6 +270,10 @@ class CommandSpec:
         self.needs_timestamp = needs_timestamp
         self.checks_fence = checks_fence
         self.extension = extension
+        self.authorizes_each_key = authorizes_each_key
+        self.text = text
+        self.examples = examples
+        self.errors = errors
 
 
 # Reading a member of an enum costs as much as a call: those that every request meets have names of their own.
@@ -464,6 +530,13 @@ def _parse_set(spec: CommandSpec, key: bytes, value: bytes, options: list[bytes]
     return command
 
 
+EXAMPLE_TIME_MS: Final = 1_696_374_425_000
+"""Time of the first request of an example; each further one is a second later."""
+_TOKEN: Final = f"{EXAMPLE_TIME_MS}:1:StateStore"
+"""Version of the first SET of an example."""
+_LOWER: Final = f"{EXAMPLE_TIME_MS}:0:StateStore"
+_SET_KEY: Final = ("SET k v",)
+
 COMMANDS: Final[dict[Verb, CommandSpec]] = {
     spec.verb: spec
     for spec in (
@@ -476,9 +549,104 @@ COMMANDS: Final[dict[Verb, CommandSpec]] = {
             "set a key, also under a condition or with an expiry",
             needs_timestamp=True,
             checks_fence=True,
+            text="""
+            Without `PX` the key does not expire, and an earlier expiry is removed. `NX` sets the key only if it does
+            not exist; `NEX` also if the key has this value, or the value that follows `NEX`. Condition and `PX` may be
+            in either order; `PX` is 1 to 31,536,000,000,000 milliseconds (1,000 years) in plain decimal. A refused SET
+            changes neither value, expiry nor fence. With `security.strict_read`, NX and NEX also require Read.
+
+            The version is greater than the time stamp of the request and than every earlier version. With a fencing
+            token the key is fenced: later SET, DEL and VDEL requests need the same or a greater token, and a greater
+            one raises the fence. With the user property `aio-persistence` = `true` a store with durability `memory`
+            writes this key to disk.
+
+            If a quota of keys or bytes is reached, overwriting is still allowed, and expired keys do not count. With
+            the user property `__fencePrefix` and a token (extension `prefix-fence`) the SET also sets a minimum token
+            for every key with that prefix.
+            """,
+            examples=(
+                Example("set", "SET k v"),
+                Example("set again", "SET k w", _SET_KEY),
+                Example("with an expiry of 5 s", "SET k v PX 5000"),
+                Example("NX, the key does not exist", "SET k v NX"),
+                Example("NX, the key exists", "SET k w NX", _SET_KEY),
+                Example("NEX, the key does not exist", "SET k v NEX PX 5000"),
+                Example("NEX, the key has this value (renewal of a lease)", "SET k v NEX PX 5000", _SET_KEY),
+                Example("NEX, the key has another value (lease of another client)", "SET k w NEX PX 5000", _SET_KEY),
+                Example("NEX with the expected value", "SET k w NEX v", _SET_KEY),
+                Example("with a fencing token", "SET k v", token=_TOKEN),
+                Example("with a lower token", "SET k w", _SET_KEY, fenced=True, token=_LOWER),
+                Example(
+                    "with a prefix fence, if the extension is enabled",
+                    "SET k v",
+                    token=_TOKEN,
+                    fence_prefix="out/",
+                    extension=Extension.PREFIX_FENCE,
+                ),
+            ),
+            errors=(
+                Example("unknown option", "SET k v XX"),
+                Example("both conditions", "SET k v NX NEX"),
+                Example("invalid expiry", "SET k v PX 0"),
+                Example("quota", "SET other v", _SET_KEY, max_keys=1),
+                Example("prefix fence without the extension", "SET k v", token=_TOKEN, fence_prefix="out/"),
+                Example(
+                    "prefix fence without a token", "SET k v", fence_prefix="out/", extension=Extension.PREFIX_FENCE
+                ),
+            ),
         ),
-        CommandSpec(Verb.GET, 2, 4, Access.READ, "GET key [ASOF version]", "read a key"),
-        CommandSpec(Verb.DEL, 2, 2, Access.WRITE, "DEL key", "delete a key", checks_fence=True),
+        CommandSpec(
+            Verb.GET,
+            2,
+            4,
+            Access.READ,
+            "GET key [ASOF version]",
+            "read a key",
+            text="""
+            The response has the version of the last SET. A missing key has no version: the Go SDK distinguishes a
+            missing key from an empty value by the version.
+
+            A GET that shows a change waits until that change is on disk. `ASOF` returns the value of the key at a
+            version (extension `as-of`), as far as the history reaches.
+            """,
+            examples=(
+                Example("the key exists", "GET k", _SET_KEY),
+                Example("empty value", "GET k", ("SET k ''",)),
+                Example("the key does not exist", "GET k"),
+                Example(
+                    "as of an older version, if the extension is enabled",
+                    f"GET k ASOF {_TOKEN}",
+                    ("SET k v", "SET k w"),
+                    extension=Extension.AS_OF,
+                ),
+            ),
+            errors=(
+                Example("too many arguments", "GET k more"),
+                Example("ASOF without the extension", f"GET k ASOF {_TOKEN}", _SET_KEY),
+                Example("ASOF a version before the history", "GET k ASOF 1:0:x", _SET_KEY, extension=Extension.AS_OF),
+            ),
+        ),
+        CommandSpec(
+            Verb.DEL,
+            2,
+            2,
+            Access.WRITE,
+            "DEL key",
+            "delete a key",
+            checks_fence=True,
+            text="""
+            The response is the number of deleted keys. A delete has its own version, greater than the version of the
+            value; notifications and a later SET are ordered by it. The SDK form returns this version, the published
+            form the version of the deleted value. The fence is deleted with the key.
+            """,
+            examples=(
+                Example("the key exists", "DEL k", _SET_KEY),
+                Example("the key does not exist", "DEL k"),
+                Example("fenced, with its token", "DEL k", _SET_KEY, fenced=True, token=_TOKEN),
+                Example("fenced, with a lower token", "DEL k", _SET_KEY, fenced=True, token=_LOWER),
+                Example("not fenced, with a token", "DEL k", _SET_KEY, token=_TOKEN),
+            ),
+        ),
         CommandSpec(
             Verb.VDEL,
             3,
@@ -487,6 +655,18 @@ COMMANDS: Final[dict[Verb, CommandSpec]] = {
             "VDEL key value",
             "delete a key that has a given value",
             checks_fence=True,
+            text="""
+            The response is the number of deleted keys; if the key has another value, the condition is not met. The SDKs
+            release locks with VDEL: only the name of the holder deletes the key. For versions see [DEL](del.md). With
+            `security.strict_read` it also requires Read.
+            """,
+            examples=(
+                Example("the key has this value (release of a lock)", "VDEL k v", _SET_KEY),
+                Example("the key has another value", "VDEL k w", _SET_KEY),
+                Example("the key does not exist", "VDEL k v"),
+                Example("fenced, with its token", "VDEL k v", _SET_KEY, fenced=True, token=_TOKEN),
+                Example("fenced, with a lower token", "VDEL k v", _SET_KEY, fenced=True, token=_LOWER),
+            ),
         ),
         CommandSpec(
             Verb.KEYNOTIFY,
@@ -495,6 +675,46 @@ COMMANDS: Final[dict[Verb, CommandSpec]] = {
             Access.READ,
             "KEYNOTIFY key [PREFIX] [GET | STOP | AFTER version]",
             "observe a key, or stop observing it with STOP",
+            text="""
+            The client is notified of every change of the key, including its own, in version order and exactly once, in
+            the form of this request. A subscription to the notification topic is optional, because the store delivers
+            notifications to the client's connection; if you subscribe, subscribe first.
+
+            An observation belongs to the client and ends with its network connection, even if the session continues.
+            `STOP` ends it earlier. The key is literal: `*` and `?` are not wildcards. `PREFIX` observes every key with
+            this prefix (extension `prefix-observe`). `AFTER version` first delivers every change after that version
+            (extension `resume`); its `+OK` has the version up to which the missed changes are complete.
+            """,
+            examples=(
+                Example("observe", "KEYNOTIFY k"),
+                Example("already observed", "KEYNOTIFY k", ("KEYNOTIFY k",)),
+                Example("with the argument of early brokers", "KEYNOTIFY k GET"),
+                Example("stop observing", "KEYNOTIFY k STOP", ("KEYNOTIFY k",)),
+                Example("stop without an observation", "KEYNOTIFY k STOP"),
+                Example(
+                    "a prefix, if the extension is enabled",
+                    "KEYNOTIFY line/ PREFIX",
+                    _SET_KEY,
+                    extension=Extension.PREFIX_OBSERVE,
+                ),
+                Example(
+                    "resume, if the extension is enabled",
+                    f"KEYNOTIFY k AFTER {_TOKEN}",
+                    _SET_KEY,
+                    extension=Extension.RESUME,
+                ),
+            ),
+            errors=(
+                Example("unknown option", "KEYNOTIFY k ONCE"),
+                Example("too many options", "KEYNOTIFY k STOP STOP"),
+                Example("PREFIX without the extension", "KEYNOTIFY line/ PREFIX"),
+                Example(
+                    "AFTER a version before the history",
+                    "KEYNOTIFY k AFTER 1:0:x",
+                    _SET_KEY,
+                    extension=Extension.RESUME,
+                ),
+            ),
         ),
         CommandSpec(
             Verb.SCAN,
@@ -504,6 +724,26 @@ COMMANDS: Final[dict[Verb, CommandSpec]] = {
             "SCAN pattern [token]",
             "list the keys that match a pattern, page by page",
             extension=Extension.SCAN,
+            authorizes_each_key=True,
+            text="""
+            The response is an array. On the last page it has one element, the array of keys; otherwise two, the keys
+            and a continuation token, which you send back unchanged with the same pattern. A page may be empty. Keys
+            that exist during the whole scan are returned exactly once; other keys may or may not be returned.
+
+            In the pattern `*` matches any bytes, `?` one byte, `[ab]` and `[0-9]` one byte of a class, `[!ab]` one byte
+            outside of it (`[^ab]` is a class that contains `^`), and `[*]` an asterisk; the whole key must match.
+            Matching takes time proportional to pattern and key. Keys that the client may not read are omitted; if a
+            page ends at such a key, its token is encrypted and valid until the store restarts.
+            """,
+            examples=(
+                Example("matching keys", "SCAN line/*", ("SET line/1 v", "SET line/2 v", "SET other v")),
+                Example("one byte, a class, a literal asterisk", "SCAN [a-c]?[*]", ("SET a1* v", "SET d1* v")),
+                Example("no matching key", "SCAN line/*"),
+            ),
+            errors=(
+                Example("too many arguments", "SCAN * token more"),
+                Example("invalid continuation token", "SCAN * 1;2;x"),
+            ),
         ),
         CommandSpec(
             Verb.MGET,
@@ -511,8 +751,15 @@ COMMANDS: Final[dict[Verb, CommandSpec]] = {
             1 + MAX_KEYS_AT_ONCE,
             Access.READ,
             "MGET key [key ...]",
-            "read several keys and their versions at one version",
+            "read several keys and their versions at one version of the store",
             extension=Extension.MGET,
+            text="""
+            All keys are read at one version of the store, which is the version of the response: that of the newest
+            change of any key. The array has two elements per key, its value and its version as
+            `milliseconds:counter:node`, or two nulls. At most 10,000 keys; the client must be allowed to read each of
+            them.
+            """,
+            examples=(Example("one key exists, one does not", "MGET k none", _SET_KEY),),
         ),
         CommandSpec(
             Verb.MVALUES,
@@ -520,8 +767,13 @@ COMMANDS: Final[dict[Verb, CommandSpec]] = {
             1 + MAX_KEYS_AT_ONCE,
             Access.READ,
             "MVALUES key [key ...]",
-            "read the values of several keys at one version",
+            "read the values of several keys at one version of the store",
             extension=Extension.MGET,
+            text="""
+            As [MGET](mget.md), with one element per key: its value, or null. It takes about half of the processing time
+            of MGET, for clients that need no versions.
+            """,
+            examples=(Example("one key exists, one does not", "MVALUES k none", _SET_KEY),),
         ),
         CommandSpec(
             Verb.PTTL,
@@ -529,8 +781,17 @@ COMMANDS: Final[dict[Verb, CommandSpec]] = {
             2,
             Access.READ,
             "PTTL key",
-            "how many milliseconds a key has left",
+            "read the remaining lifetime of a key in milliseconds",
             extension=Extension.TTL,
+            text="""
+            The remaining lifetime of the key in milliseconds, `:-1` if it does not expire, `:-2` if it does not exist.
+            The version is that of the value.
+            """,
+            examples=(
+                Example("the key expires", "PTTL k", ("SET k v PX 5000",)),
+                Example("the key does not expire", "PTTL k", _SET_KEY),
+                Example("the key does not exist", "PTTL k"),
+            ),
         ),
         CommandSpec(
             Verb.BATCH,
@@ -538,13 +799,76 @@ COMMANDS: Final[dict[Verb, CommandSpec]] = {
             1 + 8 * MAX_WRITES_AT_ONCE,
             Access.WRITE,
             "BATCH (words command) [(words command) ...]",
-            "carry out several SETs, DELs and VDELs",
+            "execute several SETs, DELs and VDELs with one token and one commit",
             needs_timestamp=True,
             checks_fence=True,
             extension=Extension.BATCH,
+            authorizes_each_key=True,
+            text="""
+            Each command follows the number of its words, including the verb: `BATCH 3 SET k v 2 DEL l`. At most 1,000
+            commands; their total size is limited by the packet size of the broker. Conditions and `PX` are as in
+            [SET](set.md). The same key may occur several times.
+
+            The commands are executed in order without other changes in between, each under its own rules:
+            authorization, fences of key and prefixes, condition, quota, expiry, a version and a notification. Time
+            stamp, fencing token and `aio-persistence` of the request apply to all of them. A refused command does not
+            stop the others.
+
+            The response is an array with one element per command, in their order and the same in every form: `+OK`, the
+            number of deleted keys, `:-1` if a condition is not met, or `-ERR` with a reason. Its version is that of the
+            last change; without a change there is none.
+
+            All changes of a request are written with one commit before the response, so after a crash either all or
+            none of them exist. The request is not a transaction otherwise: check each element. A request with an
+            invalid time stamp, token or form is refused as a whole with one error and changes nothing. After a failed
+            commit the response is that of a read-only store.
+            """,
+            examples=(
+                Example("set two keys, delete a missing one", "BATCH 3 SET k v 5 SET l v PX 5000 2 DEL m"),
+                Example("a condition is not met", "BATCH 4 SET k w NX 3 VDEL k x", _SET_KEY),
+                Example(
+                    "one key fenced with a higher token",
+                    "BATCH 3 SET k w 3 SET l w",
+                    _SET_KEY,
+                    fenced=True,
+                    token=_LOWER,
+                ),
+                Example("the same key twice", "BATCH 3 SET k w 2 DEL k", _SET_KEY),
+            ),
+            errors=(
+                Example("too few arguments of one command", "BATCH 2 SET k 2 DEL k"),
+                Example("wrong number of words", "BATCH 3 DEL k"),
+                Example("a command that BATCH does not accept", "BATCH 2 GET k"),
+                Example("empty key in one command", "BATCH 2 DEL k 2 DEL ''"),
+                Example(
+                    "a prefix fence, which BATCH does not support",
+                    "BATCH 3 SET k v",
+                    token=_TOKEN,
+                    fence_prefix="out/",
+                    extension=Extension.PREFIX_FENCE,
+                ),
+            ),
         ),
     )
 }
+
+OPTION_EXTENSIONS: Final[dict[Extension, ExtensionSpec]] = {
+    Extension.AS_OF: ExtensionSpec("`GET key ASOF version`", "the value of the key at that version"),
+    Extension.PREFIX_OBSERVE: ExtensionSpec(
+        "`KEYNOTIFY prefix PREFIX [STOP]`",
+        "notifications for every key with the prefix; a client receives each change once",
+    ),
+    Extension.RESUME: ExtensionSpec(
+        "`KEYNOTIFY key [PREFIX] AFTER version`",
+        "every change after that version, then new changes; `+OK` has the version up to which the missed changes are "
+        "complete",
+    ),
+    Extension.PREFIX_FENCE: ExtensionSpec(
+        "SET with `__ft` and the user property `__fencePrefix` = P",
+        "set a minimum token for every key with the prefix P, including missing keys, for SET, DEL and VDEL",
+    ),
+}
+"""Extensions that are options of a command; those that are commands are described by their rows."""
 
 _WRITES: Final = (Verb.SET, Verb.DEL, Verb.VDEL)
 _SIZES: Final = {b"%d" % words: words for words in range(1, 1 + COMMANDS[Verb.SET].max_args)}

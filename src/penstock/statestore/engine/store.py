@@ -269,7 +269,7 @@ class Engine:
     def _is_authorised(self, command: Command, context: Context, prefix: bytes | None) -> bool:
         """SCAN and BATCH need nothing themselves: they ask for each key. A prefix fence needs Write for its prefix."""
         authorise = self._authorise
-        if authorise is None or command.verb is Verb.SCAN or command.writes:
+        if authorise is None or command.spec.authorizes_each_key:
             return True
         access = command.access(strict_read=self._strict_read)
         if prefix is not None and not authorise(context, Access.WRITE, prefix):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.statestore.codec.commands import Access, Command, Extension, Verb, parse, parse_payload
+from penstock.statestore.codec.commands import COMMANDS, Access, Command, Extension, Verb, parse
 from penstock.statestore.codec.dialects import PUBLISHED, SDK
 from penstock.statestore.codec.errors import StoreError
 from penstock.statestore.engine import requests, scan
@@ -12,7 +12,6 @@ from penstock.statestore.engine.record import RECORD_BYTES, Change, Record, deco
 from penstock.statestore.engine.requests import Answer, AnswerKind, Context
 from penstock.statestore.engine.store import Engine
 from penstock.statestore.hlc import MAX_COUNTER, Hlc
-from tools.statestore_commands import CASES
 
 NOW = 1_700_000_000_000
 
@@ -555,13 +554,31 @@ def test_keys_that_expire_leave_the_share_of_their_principal() -> None:
     assert store.engine.quotas.largest == (1, RECORD_BYTES + 2)
 
 
+@pytest.mark.parametrize("granted", Access)
 @pytest.mark.parametrize("verb", Verb)
-def test_every_verb_is_parsed_and_carried_out_as_itself(verb: Verb) -> None:
-    """The first example of each verb in the reference."""
-    command = parse_payload(CASES[verb][0].asked.payload, ~Extension.NONE)
-    assert isinstance(command, Command)
-    assert command.verb is verb
-    context = Context("c", SDK, f"{NOW}:0:c".encode())
-    answer, changes = Engine(extensions=~Extension.NONE, secret=bytes(16)).execute(command, context, NOW, NOW)
-    assert answer.kind is not AnswerKind.ERROR
-    assert [change.key for change in changes][:1] == ([b"k"] if verb in (Verb.SET, Verb.BATCH) else [])
+def test_each_command_does_what_its_access_permits(verb: Verb, granted: Access) -> None:
+    """The first example of each command changes keys only with Write, and does not change keys that it only reads."""
+    engine = Engine(
+        extensions=~Extension.NONE, secret=bytes(16), authorise=lambda _, access, __: rights[0] & access == access
+    )
+    rights = [Access.READ | Access.WRITE]
+    spec = COMMANDS[verb]
+
+    def execute(words: str) -> tuple[Answer, list[Change]]:
+        command = parse([b"" if word == "''" else word.encode() for word in words.split(" ")], ~Extension.NONE)
+        assert isinstance(command, Command)
+        return engine.execute(command, Context("c", SDK, f"{NOW}:0:c".encode()), NOW, NOW)
+
+    example = spec.examples[0]
+    for words in example.before:
+        assert execute(words)[0].error is None
+    rights[0] = granted
+    answer, changes = execute(example.request)
+    if spec.authorizes_each_key:
+        assert answer.error is None
+        assert bool(changes) == (granted is spec.access is Access.WRITE)
+    elif granted is not spec.access:
+        assert (answer.error, changes) == (StoreError.NOT_AUTHORIZED, [])
+    else:
+        assert answer.error is None
+        assert bool(changes) == (granted is Access.WRITE)
