@@ -9,7 +9,7 @@ partition metadata and sends it to members that hold another version.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from google.protobuf.message import Message
 
@@ -160,6 +160,27 @@ class ProducerHandler:
 Filters = dict[str, frozenset[str]]
 
 
+AnyGroup = TypeVar("AnyGroup", Group, "ClientGroup")
+
+
+def _registered(
+    master: MasterContext, groups: Mapping[str, AnyGroup], request: Any, context: RequestContext
+) -> tuple[AnyGroup, str, Passed]:
+    """Authenticate a member of one of ``groups``; return its group, its id and the authentication.
+
+    Raises RefusedRequest if it is not registered, or registered by another connection.
+    """
+    client_id = client_id_of(request.clientId, None)
+    group_name = group_name_of(request.groupName)
+    passed = master.admit(request, group_name, context)
+    group = groups.get(group_name)
+    member = group.members.get(client_id) if group is not None else None
+    if group is None or member is None:
+        raise RefusedRequest(ErrCode.HB_NO_NODE, f"{client_id} is not registered, register again")
+    master.check_origin(member, client_id, context)
+    return group, client_id, passed
+
+
 class ConsumerHandler:
     """Answers consumers. ``taken_elsewhere(group)``: that group balances by itself."""
 
@@ -222,14 +243,8 @@ class ConsumerHandler:
         return answer
 
     def heartbeat(self, request: pb.HeartRequestC2M, context: RequestContext) -> Message:
-        client_id = client_id_of(request.clientId, None)
-        group_name = group_name_of(request.groupName)
-        passed = self._master.admit(request, group_name, context)
-        group = self.groups.get(group_name)
-        member = group.members.get(client_id) if group is not None else None
-        if group is None or member is None:
-            raise RefusedRequest(ErrCode.HB_NO_NODE, f"{client_id} is not registered, register again")
-        self._master.check_origin(member, client_id, context)
+        group, client_id, passed = _registered(self._master, self.groups, request, context)
+        member = group.members[client_id]
         reported = None
         if request.reportSubscribeInfo:
             reported = self._held(request.subscribeInfo)
@@ -555,14 +570,8 @@ class ClientBalanceHandler:
         return answer
 
     def _known(self, request: Any, context: RequestContext) -> tuple[ClientGroup, ClientMember, Passed]:
-        client_id = client_id_of(request.clientId, None)
-        group_name = group_name_of(request.groupName)
-        passed = self._master.admit(request, group_name, context)
-        group = self.groups.get(group_name)
-        member = group.members.get(client_id) if group is not None else None
-        if group is None or member is None:
-            raise RefusedRequest(ErrCode.HB_NO_NODE, f"{client_id} is not registered, register again")
-        self._master.check_origin(member, client_id, context)
+        group, client_id, passed = _registered(self._master, self.groups, request, context)
+        member = group.members[client_id]
         member.last_seen = context.now_ms
         return group, member, passed
 
