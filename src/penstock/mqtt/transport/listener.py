@@ -201,7 +201,7 @@ class Listener(ListenerState):
             if tls is None:
                 await self._loop.connect_accepted_socket(link.as_protocol, client)
             else:
-                transport = TlsTransport(link.as_protocol(), tls.context)
+                transport = TlsTransport(link.as_protocol(), tls)
                 await self._loop.connect_accepted_socket(transport.as_protocol, client)
                 await self._handshake(link, transport)
         except OSError as error:

@@ -48,7 +48,7 @@ class TlsFiles:
 class ServerTls:
     """TLS context from the current content of the files; created again to reload them."""
 
-    __slots__ = ("anchors", "context", "expiry", "files", "revoked")
+    __slots__ = ("anchors", "context", "expiry", "files", "incoming", "outgoing", "revoked")
 
     def __init__(self, files: TlsFiles, *, protocol: str) -> None:
         """Read the files. ``protocol``: the ALPN protocol, ``mqtt`` or ``http/1.1``.
@@ -89,6 +89,8 @@ class ServerTls:
             if revocations.next_update is not None:
                 self.expiry[files.revoked] = revocations.next_update
         self.context = context
+        self.incoming, self.outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        """Bytes of all connections, in one thread (see :mod:`penstock.mqtt.transport.tls_transport`)."""
 
 
 def trust_anchor(ssl_object: object) -> bytes | None:

@@ -1,9 +1,10 @@
 """TLS of an accepted connection, between the transport of its socket and its link.
 
-The event loops have TLS transports of their own. uvloop's keeps 30 KB per idle connection besides OpenSSL's state,
-because each has read buffers. This one has none: OpenSSL frees its record buffers between records, and the two memory
-BIOs hold bytes only while a call runs. A memory BIO keeps the size that it once had, so both are filled and emptied
-in pieces of about one record.
+The event loops have TLS transports of their own, which keep read buffers for each connection. This one has none:
+OpenSSL frees its record buffers between records, and the two memory BIOs from which it reads and to which it writes
+hold bytes only while a call runs. All connections of a listener share them, because a memory BIO keeps the size that it
+once had: 3 KB for a handshake. A method that fills one empties it before other code runs, also if it fails. Bytes that
+were left there by mistake would end the connection that found them: they are encrypted with the keys of another one.
 
 Bytes are encrypted when they are written: the socket's transport is the only write buffer, and its limits are those of
 the connection. A failed handshake ends with an alert (see :mod:`penstock.runtime.io.tls`).
@@ -16,16 +17,12 @@ import contextlib
 import ssl
 from typing import Any, Final, cast
 
-from penstock.runtime.io.tls import AlertingContext
+from penstock.mqtt.transport.tls import ServerTls
 
 __all__ = ["TlsTransport"]
 
 RECORD_BYTES: Final = 16 * 1024
 """The plaintext of one record at most [RFC 8446 section 5.1]."""
-
-HANDSHAKE_BYTES: Final = 1024
-"""A client's first message in one piece: each further piece costs about 50 us for an exception of OpenSSL's. Pieces of
-128 bytes would save 0.4 KB per connection, and cost a fifth of the handshake."""
 
 
 class TlsTransport:
@@ -40,11 +37,11 @@ class TlsTransport:
 
     __slots__ = ("_closing", "_incoming", "_open", "_outgoing", "_protocol", "_socket", "_tls", "_waiter")
 
-    def __init__(self, protocol: asyncio.Protocol, context: AlertingContext) -> None:
+    def __init__(self, protocol: asyncio.Protocol, tls: ServerTls) -> None:
         self._protocol = protocol
-        self._incoming = ssl.MemoryBIO()
-        self._outgoing = ssl.MemoryBIO()
-        self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
+        self._incoming = tls.incoming
+        self._outgoing = tls.outgoing
+        self._tls = tls.context.wrap_bio(self._incoming, self._outgoing, server_side=True)
         self._socket: asyncio.Transport | None = None
         self._open = False
         """The handshake is complete."""
@@ -84,13 +81,20 @@ class TlsTransport:
 
     def data_received(self, data: bytes) -> None:
         """Decrypt; the plaintext of one call is handed on in one piece [asyncio]."""
+        incoming = self._incoming
         pieces: list[bytes] = []
-        ended = False
-        step = RECORD_BYTES if self._open else HANDSHAKE_BYTES
-        for start in range(0, len(data), step):
-            self._incoming.write(data if len(data) <= step else data[start : start + step])
-            if self._open or (self._continue_handshake() and self._incoming.pending):
-                ended = self._decrypt(pieces) or ended
+        opened = ended = False
+        try:
+            incoming.write(data)
+            if not self._open:
+                opened = self._continue_handshake()
+            if self._open and incoming.pending:
+                ended = self._decrypt(pieces)
+        finally:
+            if incoming.pending:  # after close_notify or a failure
+                incoming.read()
+        if opened:
+            self._protocol.connection_made(cast(asyncio.Transport, self))
         if pieces and not self._closing:
             self._protocol.data_received(b"".join(pieces) if len(pieces) > 1 else pieces[0])
         if ended:
@@ -141,6 +145,7 @@ class TlsTransport:
                 rest = rest[self._tls.write(rest) :]
                 records.append(self._outgoing.read())
         except ssl.SSLError:  # a damaged record was received before; data_received closes
+            self._outgoing.read()
             return b""
         return b"".join(records)
 
@@ -218,6 +223,7 @@ class TlsTransport:
                 self._give_up(failure)
             return False
         except ssl.SSLError as error:  # no TLS: no alert
+            self._outgoing.read()
             self._give_up(error)
             self.abort()
             return False
@@ -226,7 +232,6 @@ class TlsTransport:
             return False
         self._open = True
         self._waiter.set_result(None)
-        self._protocol.connection_made(cast(asyncio.Transport, self))
         return True
 
     def _give_up(self, error: Exception) -> None:

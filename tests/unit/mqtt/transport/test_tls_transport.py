@@ -134,7 +134,7 @@ def context(authority: Authority) -> ServerTls:
 
 def opened(context: ServerTls) -> tuple[TlsTransport, Received, Socket]:
     received, wire = Received(), Socket()
-    transport = TlsTransport(received, context.context)
+    transport = TlsTransport(received, context)
     transport.connection_made(cast(asyncio.Transport, wire))
     return transport, received, wire
 
@@ -169,7 +169,7 @@ async def test_what_is_sent_now_is_encrypted_and_in_order(authority: Authority, 
         link = ServerLink(LinkOwner(), listener, "127.0.0.1", 1, "g")
         link.descriptor = here.fileno()
         wire = Socket()
-        transport = TlsTransport(link.as_protocol(), context.context)
+        transport = TlsTransport(link.as_protocol(), context)
         transport.connection_made(cast(asyncio.Transport, wire))
         client = Client(authority, transport, wire)
         client.connect()
@@ -289,3 +289,56 @@ async def test_a_client_that_leaves_during_the_handshake(context: ServerTls) -> 
     with pytest.raises(ConnectionResetError):
         await transport.handshake()
     assert received.events == []
+
+
+async def test_connections_share_two_bios_that_are_empty_between_calls(
+    authority: Authority, context: ServerTls
+) -> None:
+    transport, received, wire = opened(context)
+    client = Client(authority, transport, wire)
+    client.connect(50)
+
+    def unharmed() -> None:
+        assert (context.incoming.pending, context.outgoing.pending) == (0, 0)
+        before = len(received.data)
+        client.tls.write(b"x" * 100)
+        record = client.outgoing.read()
+        transport.data_received(record[:30])
+        assert (context.incoming.pending, context.outgoing.pending) == (0, 0)
+        other, _, its_wire = opened(context)
+        Client(authority, other, its_wire).connect(300)
+        transport.data_received(record[30:])
+        assert received.data[before:] == b"x" * 100
+
+    unharmed()
+    no_tls, _, _ = opened(context)
+    no_tls.data_received(b"\x10\x10\x00\x04MQTT\x05\x02\x00\x00\x00\x00\x03abc")
+    with pytest.raises(ssl.SSLError, match="wrong version number"):
+        await no_tls.handshake()
+    unharmed()
+    cancelled, _, its_wire = opened(context)
+    handshake = asyncio.create_task(cancelled.handshake())
+    await asyncio.sleep(0)
+    handshake.cancel()
+    await asyncio.gather(handshake, return_exceptions=True)
+    Client(authority, cancelled, its_wire).connect()
+    unharmed()
+    for damaged in (True, False):
+        ended, _, its_wire = opened(context)
+        leaving = Client(authority, ended, its_wire)
+        leaving.connect()
+        leaving.tls.write(b"last words")
+        data = bytearray(leaving.outgoing.read())
+        data[-1] ^= damaged
+        if not damaged:
+            with pytest.raises(ssl.SSLWantReadError):
+                leaving.tls.unwrap()
+            data += leaving.outgoing.read()
+        ended.data_received(bytes(data) + b"\x17\x03\x03\x00\x20 more")
+        unharmed()
+        ended.write(b"too late")
+        assert ended.encrypt(b"too late") == b""
+        unharmed()
+        ended.data_received(b"more")
+        ended.close()
+        unharmed()
