@@ -19,6 +19,7 @@ RESULTS = Path(__file__).resolve().parent / "results"
 PEERS = {
     "mqtt": "mosquitto",
     "connections": "mosquitto",
+    "tls": "mosquitto",
     "statestore": "redis-server",
     "statestore-keys": "redis-server",
     "core": "redis-server",

@@ -16,6 +16,7 @@ from benchmarks.keys import keys
 from benchmarks.mqtt import mqtt
 from benchmarks.spark import spark_source
 from benchmarks.statestore import many_keys, state_store
+from benchmarks.tls import tls
 from benchmarks.tube import tube
 from tests.ports import free_port
 
@@ -69,6 +70,7 @@ def _tls_connections(settings: Settings, count: int) -> list[Figure]:
 CASES: dict[str, Callable[[Settings], list[Figure]]] = {
     "mqtt": mqtt,
     "connections": connections,
+    "tls": tls,
     "statestore": state_store,
     "statestore-keys": many_keys,
     "core": core,

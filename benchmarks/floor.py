@@ -5,7 +5,11 @@ PUBLISH of the right size. It answers at once (``memory``), or after it has appe
 log would hold: one frame, filled up to whole sectors, for all requests that one turn of the loop (or the commit before)
 brought, in the loop (``inline``) or in a thread of its own (``thread``).
 
-Run as a program it is that server, and prints its port: ``python -m benchmarks.floor FOLDER memory|inline|thread``.
+Others answer CONNECT and PINGREQ over TLS, with OpenSSL's state between two memory BIOs (``tls``) or with uvloop's TLS
+transport (``loop-tls``).
+
+Run as a program it is that server, and prints its port: ``python -m benchmarks.floor FOLDER memory|inline|thread``,
+``python -m benchmarks.floor CERTIFICATE tls|loop-tls``.
 """
 
 from __future__ import annotations
@@ -14,20 +18,21 @@ import asyncio
 import os
 import queue
 import socket
+import ssl
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Final, cast
 
 import uvloop
 
 from benchmarks import servers
 from penstock.runtime.io.files import SECTOR, DirectFiles
 
-__all__ = ["floor"]
+__all__ = ["floor", "tls_floor"]
 
 FRAME_BYTES: Final = 61
 """Head of a frame, and the row of the clock in it."""
@@ -147,6 +152,50 @@ class Shell(asyncio.Protocol):
             os.write(self.descriptor, b"".join(answers))
 
 
+class Accepting(asyncio.Protocol):
+    """One MQTT connection that answers CONNECT and PINGREQ and closes after DISCONNECT."""
+
+    transport: asyncio.Transport
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        if answer := _ANSWERS.get(data[:1]):
+            self.transport.write(answer)
+        elif data[:1] == _DISCONNECT:
+            self.transport.close()
+
+
+class AcceptingTls(Accepting):
+    """The same over TLS, between a plain transport and the two BIOs."""
+
+    def __init__(self, context: ssl.SSLContext) -> None:
+        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
+        self._open = False
+
+    def data_received(self, data: bytes) -> None:
+        self._incoming.write(data)
+        try:
+            if not self._open:
+                self._tls.do_handshake()
+                self._open = True
+                self.transport.write(self._outgoing.read())
+            if self._incoming.pending:
+                request = self._tls.read(256)
+                if answer := _ANSWERS.get(request[:1]):
+                    self._tls.write(answer)
+                    self.transport.write(self._outgoing.read())
+                elif request[:1] in (_DISCONNECT, b""):
+                    self.transport.close()
+        except ssl.SSLWantReadError:
+            self.transport.write(self._outgoing.read())
+
+
+_ANSWERS: Final = {b"\x10": b"\x20\x03\x00\x00\x00", b"\xc0": b"\xd0\x00"}
+_DISCONNECT: Final = b"\xe0"
+
 _TAIL: Final = (
     b"\x03\x00\x18application/octet-stream\x26\x00\x06__stat\x00\x03200\x26\x00\x09__protVer\x00\x031.0"
     b"\x26\x00\x04__ts\x00\x20001700000000000:00001:StateStore\x02\x00\x00\x00\x0a"
@@ -161,15 +210,38 @@ def _length(size: int) -> bytes:
 def floor(way: str, folder: str) -> Iterator[tuple[str, int]]:
     """The server as a process of its own, with its file in ``folder``; yields host:port and the process id."""
     Path(folder).mkdir()
-    process = subprocess.Popen([sys.executable, "-m", "benchmarks.floor", folder, way], stdout=subprocess.PIPE)
+    with _process(folder, way) as (port, pid):
+        yield f"127.0.0.1:{port}", pid
+
+
+@contextmanager
+def tls_floor(way: str, certificate: str) -> Iterator[tuple[int, int]]:
+    """The server with TLS as a process of its own; yields port and process id. ``certificate``: PEM, with its key."""
+    with _process(certificate, way) as found:
+        yield found
+
+
+@contextmanager
+def _process(path: str, way: str) -> Iterator[tuple[int, int]]:
+    process = subprocess.Popen([sys.executable, "-m", "benchmarks.floor", path, way], stdout=subprocess.PIPE)
     with servers.ended(process):
         assert process.stdout is not None
-        yield f"127.0.0.1:{int(process.stdout.readline())}", process.pid
+        yield int(process.stdout.readline()), process.pid
 
 
-async def _serve(folder: Path, way: str) -> None:
-    log = None if way == "memory" else Log(folder, thread=way == "thread")
-    server = await asyncio.get_running_loop().create_server(lambda: Shell(log), "127.0.0.1", 0)
+async def _serve(path: Path, way: str) -> None:
+    loop = asyncio.get_running_loop()
+    if way in ("tls", "loop-tls"):
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.num_tickets = 1  # as penstock's listeners
+        context.load_cert_chain(path)
+        if way == "tls":
+            server = await loop.create_server(lambda: AcceptingTls(context), "127.0.0.1", 0)
+        else:
+            server = await loop.create_server(Accepting, "127.0.0.1", 0, ssl=context)
+    else:
+        log = None if way == "memory" else Log(path, thread=way == "thread")
+        server = await loop.create_server(lambda: Shell(log), "127.0.0.1", 0)
     print(server.sockets[0].getsockname()[1], flush=True)
     await server.serve_forever()
 
