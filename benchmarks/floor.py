@@ -226,7 +226,9 @@ def _process(path: str, way: str) -> Iterator[tuple[int, int]]:
     process = subprocess.Popen([sys.executable, "-m", "benchmarks.floor", path, way], stdout=subprocess.PIPE)
     with servers.ended(process):
         assert process.stdout is not None
-        yield int(process.stdout.readline()), process.pid
+        with process.stdout:
+            port = int(process.stdout.readline())
+        yield port, process.pid
 
 
 async def _serve(path: Path, way: str) -> None:
