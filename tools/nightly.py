@@ -26,7 +26,12 @@ from typing import Any
 
 from tools.suites import PYTEST, PYTHON, ROOT, first_lines
 
-PARTS = {**PYTEST, "docs": ["tests/docs"]}
+SIMULATION = "tests/simulation"
+PARTS = {
+    **{part: [path for path in paths if path != SIMULATION] for part, paths in PYTEST.items()},
+    "docs": ["tests/docs"],
+    "simulation": [SIMULATION],
+}
 """Name of each part to the folders of its tests."""
 
 MINUTES = 45.0

@@ -54,9 +54,13 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def time(self) -> float:
         return self._selector.now_s
 
-    def wall_ms(self) -> int:
-        """The wall clock of all nodes and clients, in ms."""
+    def true_ms(self) -> int:
+        """The time that histories are measured on, in ms; the clock of all clients."""
         return WALL_MS + int(self.time() * 1000)
+
+    def wall_ms(self) -> int:
+        """The wall clock of the node, in ms."""
+        return self.true_ms()
 
     def soon(self, most_s: float, call: Callable[..., object], *args: Any) -> asyncio.TimerHandle:
         """Call after a random delay; most are short."""

@@ -1,4 +1,4 @@
-"""A broker with its state store in a virtual loop, on a simulated disk, and the network between it and its clients.
+"""A broker with sessions and state store in a virtual loop, on a simulated disk, and the network to its clients.
 
 The listener accepts real sockets and writes to their descriptors, which no loop can replace. The network therefore
 begins one layer above: a connection is a ``ServerLink`` with a transport in memory, and without a descriptor, so that
@@ -14,7 +14,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol, cast
 
+from penstock.mqtt.persistence import Persistence
 from penstock.mqtt.server import MqttServer
+from penstock.mqtt.storage import _TABLES as MQTT_TABLES
+from penstock.mqtt.storage import SCHEMA as MQTT_SCHEMA
 from penstock.mqtt.transport.link import ServerLink
 from penstock.mqtt.transport.listener_settings import ListenerSettings, ListenerState
 from penstock.runtime.io import loop as runtime_loop
@@ -23,13 +26,13 @@ from penstock.runtime.io.wal import LoggedEnvironment
 from penstock.statestore.service.rows import TABLES
 from penstock.statestore.service.service import StateStoreService
 from penstock.statestore.service.storage import SCHEMA, Storage
-from penstock.statestore.service.writer import ChangeWriter
 from tests.simulation.disk import SimulatedDisk, TableEnvironment
 from tests.simulation.loop import VirtualLoop
 
 __all__ = ["Connection", "NetworkClient", "SimulatedNode"]
 
 PATH = Path("/simulated/statestore")
+MQTT_PATH = Path("/simulated/mqtt")
 SEGMENT_BYTES = 16 << 10
 """Small, so that segments are used again, and some commits fit into none."""
 
@@ -48,12 +51,36 @@ class SimulatedNode:
     def __init__(self, loop: VirtualLoop, disk: SimulatedDisk) -> None:
         self.loop = loop
         self.disk = disk
-        environment = SimulatedLog(loop, disk)
+        environment = SimulatedLog(loop, TableEnvironment(disk, PATH, TABLES, schema=SCHEMA), disk)
         self.service = StateStoreService(
             PATH, clock=loop.wall_ms, steady=self.steady_ms, storage=Storage(PATH, environment=environment)
         )
         writer = self.service._writer
-        writer.queue = SimulatedCommitQueue(loop, disk, self.service, writer)
+        writer.queue = SimulatedCommitQueue(
+            loop,
+            disk,
+            "statestore",
+            begin=writer._begin,
+            write=writer._write,
+            end=writer._end,
+            on_failure=self.service._failed,
+            answered=self.service._send_collected,
+            is_small=writer._is_small,
+        )
+        self.persistence = persistence = Persistence(MQTT_PATH)
+        log = SimulatedLog(loop, TableEnvironment(disk, MQTT_PATH, MQTT_TABLES, schema=MQTT_SCHEMA), disk)
+        persistence._store._environment = log
+        persistence._store._tables = log.tables
+        persistence._queue = SimulatedCommitQueue(
+            loop,
+            disk,
+            "mqtt",
+            begin=lambda: persistence.journal.cut(persistence._wall_offset()),
+            write=persistence._write,
+            end=persistence._committed,
+            on_failure=persistence._failed,
+            is_small=persistence._is_small,
+        )
         self.server = MqttServer(services=[self.service], clock=loop.wall_ms)
         self._listener = ListenerState(ListenerSettings(), self.server.limits)
         self._ports = 10_000
@@ -64,9 +91,14 @@ class SimulatedNode:
         """The clock of expiry."""
         return self.loop.wall_ms()
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether a part of the node commits nothing any more."""
+        return self.service.failure is not None or self.persistence.failure is not None
+
     async def start(self) -> None:
         await self.service.start(self.server.outlet)
-        self.server._run_in(self.loop)
+        await self.server.recover(self.persistence, steady=self.steady_ms)
 
     def accept(self, client: NetworkClient) -> Connection:
         """A connection of ``client``, open at once."""
@@ -91,6 +123,10 @@ class Connection:
         """Bytes that arrived while the server does not read."""
         self.reading = True
         self.is_cut = False
+        self.is_silent = False
+        self.ended_ms: int | None = None
+        """When either end, or the network, ended the connection."""
+        self.closed_by_server = False
         self.transport = MemoryTransport(self)
 
     def send(self, data: bytes) -> None:
@@ -104,20 +140,32 @@ class Connection:
         """Drop what is under way; both ends notice, each in its time."""
         if not self.is_cut:
             self.is_cut = True
+            self._end()
             self.transport.closing = True
             self._loop.soon(0.05, self._link.connection_lost, None)
             self._loop.soon(0.05, self._client.connection_lost)
+
+    def fall_silent(self) -> None:
+        """Drop what is under way and whatever is sent from now on; neither end notices."""
+        self.is_silent = True
+        self._end()
 
     def close(self) -> None:
         """The server closes: what it has sent still arrives."""
         if not self.transport.closing:
             self.transport.closing = True
+            self.closed_by_server = True
+            self._end()
             self._loop.call_at(self._arrival[False] + 0.001, self.cut)
 
     def resume(self) -> None:
         self.reading = True
         while self.reading and self._waiting:
             self._link.data_received(self._waiting.popleft())
+
+    def _end(self) -> None:
+        if self.ended_ms is None:
+            self.ended_ms = self._loop.true_ms()
 
     def _send(self, data: bytes, deliver: Callable[[bytes], None], *, to_server: bool) -> None:
         random = self._loop.random
@@ -132,7 +180,7 @@ class Connection:
             self._loop.call_at(arrival, deliver, piece)
 
     def _to_server(self, data: bytes) -> None:
-        if self.is_cut or self.transport.closing:
+        if self.is_cut or self.is_silent or self.transport.closing:
             return
         if self.reading and not self._waiting:
             self._link.data_received(data)
@@ -140,7 +188,7 @@ class Connection:
             self._waiting.append(data)
 
     def _to_client(self, data: bytes) -> None:
-        if not self.is_cut:
+        if not (self.is_cut or self.is_silent):
             self._client.data_received(data)
 
 
@@ -185,23 +233,13 @@ class MemoryTransport(asyncio.Transport):
 
 
 class SimulatedCommitQueue(CommitQueue[Any]):
-    """The queue of a state store, with a task of the loop as its thread.
+    """A commit queue with a task of the loop as its thread.
 
     A commit in the loop takes no virtual time; one in the thread ends after the time that its operations took.
     """
 
-    def __init__(
-        self, loop: VirtualLoop, disk: SimulatedDisk, service: StateStoreService, writer: ChangeWriter
-    ) -> None:
-        super().__init__(
-            "statestore",
-            begin=writer._begin,
-            write=writer._write,
-            end=writer._end,
-            on_failure=service._failed,
-            answered=service._send_collected,
-            is_small=writer._is_small,
-        )
+    def __init__(self, loop: VirtualLoop, disk: SimulatedDisk, name: str, **client: Any) -> None:
+        super().__init__(name, **client)
         self._simulated = loop
         self.clock = lambda: disk.spent_s
 
@@ -220,10 +258,10 @@ class SimulatedCommitQueue(CommitQueue[Any]):
 
 
 class SimulatedLog(LoggedEnvironment):
-    """The state store's log, with a task of the loop as its thread."""
+    """A write-ahead log with a task of the loop as its thread."""
 
-    def __init__(self, loop: VirtualLoop, disk: SimulatedDisk) -> None:
-        super().__init__(TableEnvironment(disk, PATH, TABLES, schema=SCHEMA), files=disk, segment_bytes=SEGMENT_BYTES)
+    def __init__(self, loop: VirtualLoop, tables: TableEnvironment, disk: SimulatedDisk) -> None:
+        super().__init__(tables, files=disk, segment_bytes=SEGMENT_BYTES)
         self._loop = loop
         self._hasty = False
 

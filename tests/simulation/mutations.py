@@ -1,0 +1,315 @@
+"""Bugs that the simulation must find, planted one at a time: ``python -m tests.simulation.mutations`` prints a table.
+
+Modules of the compiled core cannot be patched, so the bugs in ``ENGINE`` exist in the interpreted form only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+from penstock import compiled
+from penstock.errors import StorageError
+from penstock.mqtt import storage as mqtt_storage
+from penstock.mqtt.engine.model.inflight import Inflight
+from penstock.mqtt.engine.sessions.retained import Retained
+from penstock.mqtt.engine.sessions.session import Session
+from penstock.mqtt.engine.sessions.session_manager import SessionManager
+from penstock.runtime.io import wal
+from penstock.runtime.io.wal_frames import PUT, decode_operations, last_of
+from penstock.statestore.hlc import Hlc, StoreClock
+from penstock.statestore.service.storage import Storage
+from tests.simulation.history import Violation
+from tests.simulation.node import SimulatedCommitQueue, SimulatedNode
+from tests.simulation.run import simulate
+from tests.unit.runtime.recorded_disk import MemoryFile
+
+__all__ = ["ANY_FORM", "ENGINE", "MOST_SEEDS", "seeds_needed"]
+
+MOST_SEEDS = 20
+Plant = Callable[[pytest.MonkeyPatch], None]
+
+
+# In storage, logs and clocks: in either form of the core
+
+
+def answered_early(patch: pytest.MonkeyPatch) -> None:
+    """The state store answers before its commit."""
+    commit = Storage.commit
+
+    def later(self: Storage, *args: Any, **options: Any) -> None:
+        def commit_now() -> None:
+            with suppress(StorageError):  # a full or failed disk, which is not the bug
+                commit(self, *args, **options)
+
+        asyncio.get_running_loop().call_later(0.02, commit_now)
+
+    patch.setattr(Storage, "commit", later)
+
+
+def acknowledged_early(patch: pytest.MonkeyPatch) -> None:
+    """The broker acknowledges before its commit."""
+    commit = mqtt_storage.SessionStore.commit
+
+    def later(self: mqtt_storage.SessionStore, batch: Any) -> None:
+        def commit_now() -> None:
+            with suppress(StorageError):
+                commit(self, batch)
+
+        asyncio.get_running_loop().call_later(0.02, commit_now)
+
+    patch.setattr(mqtt_storage.SessionStore, "commit", later)
+
+
+def without_fsync(patch: pytest.MonkeyPatch) -> None:
+    """Files are written and not synced."""
+    patch.setattr(MemoryFile, "sync", lambda _self: None)
+
+
+def recovered_in_part(patch: pytest.MonkeyPatch) -> None:
+    """Recovery leaves out the first operation of each frame."""
+    patch.setattr(wal, "decode_operations", lambda body: list(decode_operations(body))[1:])
+
+
+def log_released_early(patch: pytest.MonkeyPatch) -> None:
+    """Frames that LMDB does not contain are taken for applied."""
+    patch.setattr(wal.LoggedEnvironment, "_write", lambda *_args: None)
+
+
+def frame_applied_twice(patch: pytest.MonkeyPatch) -> None:
+    """Operations are applied to LMDB once more after the next ones."""
+    write = wal.LoggedEnvironment._write
+    earlier: dict[int, Any] = {}
+
+    def twice(self: wal.LoggedEnvironment, transaction: Any, operations: Any) -> None:
+        write(self, transaction, operations)
+        write(self, transaction, earlier.get(id(self), ()))
+        earlier[id(self)] = list(operations)
+
+    patch.setattr(wal.LoggedEnvironment, "_write", twice)
+
+
+def first_operation_wins(patch: pytest.MonkeyPatch) -> None:
+    """Of several operations on a row the first is applied, not the last."""
+    patch.setattr(wal, "last_of", lambda operations: last_of(list(reversed(list(operations)))))
+
+
+def lost_wake_up(patch: pytest.MonkeyPatch) -> None:
+    """A commit that found no disk space is not tried again."""
+    patch.setattr(SimulatedCommitQueue, "_try_again", lambda *_args: None, raising=False)
+
+
+def key_expired_early(patch: pytest.MonkeyPatch) -> None:
+    """The clock of expiry runs at twice the speed."""
+    patch.setattr(SimulatedNode, "steady_ms", lambda self: 2 * self.loop.true_ms())
+
+
+def message_expired_early(patch: pytest.MonkeyPatch) -> None:
+    """Stored messages are ten minutes older than they are."""
+    encode = mqtt_storage._message
+    patch.setattr(mqtt_storage, "_message", lambda message, offset: encode(message, offset - 600_000))
+
+
+def _rows(patch: pytest.MonkeyPatch, name: str, change: Callable[[Any], Any]) -> None:
+    """Change the operations on a table of the broker; None: they are lost."""
+    operations = mqtt_storage._operations
+    index = mqtt_storage._TABLES.index(name)
+
+    def changed(batch: Any) -> list[Any]:
+        rows = [change(row) if row[1] == index else row for row in operations(batch)]
+        return [row for row in rows if row is not None]
+
+    patch.setattr(mqtt_storage, "_operations", changed)
+
+
+def lost_retained(patch: pytest.MonkeyPatch) -> None:
+    """Retained messages are not stored."""
+    _rows(patch, "retained", lambda _row: None)
+
+
+def lost_subscription(patch: pytest.MonkeyPatch) -> None:
+    """Subscriptions are not stored."""
+    _rows(patch, "subscriptions", lambda _row: None)
+
+
+def lost_identifier(patch: pytest.MonkeyPatch) -> None:
+    """Identifiers of received QoS 2 messages are not stored."""
+    _rows(patch, "incoming", lambda _row: None)
+
+
+def lost_release(patch: pytest.MonkeyPatch) -> None:
+    """That a QoS 2 message was released is not stored: it is sent again."""
+    _rows(patch, "progress", lambda _row: None)
+    delete = mqtt_storage._TABLES.index("deliveries")
+    operations = mqtt_storage._operations
+    patch.setattr(
+        mqtt_storage,
+        "_operations",
+        lambda batch: [row for row in operations(batch) if row[1] != delete or row[0] == PUT],
+    )
+
+
+def session_stored_late(patch: pytest.MonkeyPatch) -> None:
+    """Sessions are stored with the commit after the one that their CONNACK waits for."""
+    operations = mqtt_storage._operations
+    index = mqtt_storage._TABLES.index("sessions")
+    held: list[Any] = []
+
+    def late(batch: Any) -> list[Any]:
+        rows = operations(batch)
+        found = [row for row in rows if row[1] != index] + held
+        held[:] = [row for row in rows if row[1] == index]
+        return found
+
+    patch.setattr(mqtt_storage, "_operations", late)
+
+
+def deliveries_swapped(patch: pytest.MonkeyPatch) -> None:
+    """Stored messages change places with others near to them."""
+
+    def swapped(row: Any) -> Any:
+        return row[0], row[1], row[2][:-1] + bytes((row[2][-1] ^ 31,)), row[3]
+
+    _rows(patch, "deliveries", swapped)
+    _rows(patch, "progress", swapped)
+
+
+def lost_will(patch: pytest.MonkeyPatch) -> None:
+    """Wills are not stored with their sessions."""
+    encode = mqtt_storage.encode_session
+    patch.setattr(mqtt_storage, "encode_session", lambda row, offset: encode(row._replace(will=None), offset))
+
+
+# In the engines: interpreted only
+
+
+def will_without_delay(patch: pytest.MonkeyPatch) -> None:
+    """Wills are published when their connection ends."""
+    ended = SessionManager.connection_ended
+
+    def at_once(self: SessionManager, connection: Any, now: int) -> None:
+        if connection.session is not None and connection.session.will is not None:
+            connection.session.will.properties.will_delay_interval = None
+        ended(self, connection, now)
+
+    patch.setattr(SessionManager, "connection_ended", at_once)
+
+
+def session_expired_early(patch: pytest.MonkeyPatch) -> None:
+    """A session expires after a thousandth of its interval."""
+    ended = SessionManager.connection_ended
+
+    def early(self: SessionManager, connection: Any, now: int) -> None:
+        session = connection.session
+        ended(self, connection, now)
+        if session is not None and session.ends_at:
+            session.ends_at = now + session.expiry_s
+            self.broker.timers.arm(session, session.ends_at)
+
+    patch.setattr(SessionManager, "connection_ended", early)
+
+
+def identifier_forgotten(patch: pytest.MonkeyPatch) -> None:
+    """A session that is resumed forgets the identifiers of received QoS 2 messages."""
+    resume = SessionManager.resume_or_create
+
+    def forgetful(self: SessionManager, *args: Any, **options: Any) -> Any:
+        session, existed = resume(self, *args, **options)
+        session.incoming.clear()
+        return session, existed
+
+    patch.setattr(SessionManager, "resume_or_create", forgetful)
+
+
+def output_not_held(patch: pytest.MonkeyPatch) -> None:
+    """The steps of QoS 2 do not wait for their commit."""
+    patch.setattr(Session, "hold_output", lambda *_args: None)
+
+
+def sent_again_in_reverse(patch: pytest.MonkeyPatch) -> None:
+    """Messages in flight are sent again in reverse."""
+    values = Inflight.values
+    patch.setattr(Inflight, "values", lambda self: values(self)[::-1])
+
+
+def retained_kept(patch: pytest.MonkeyPatch) -> None:
+    """A retained message is not replaced by the next one."""
+    store = Retained.store
+
+    def first(self: Any, topic: str, message: Any, *args: Any) -> bool:
+        return bool(message.payload and self.get(topic) is not None) or store(self, topic, message, *args)
+
+    patch.setattr(Retained, "store", first)
+
+
+def version_compared_wrongly(patch: pytest.MonkeyPatch) -> None:
+    """A version is the time, also if the last one is not older."""
+
+    def next_version(self: StoreClock, now_ms: int, *_seen: int) -> Hlc:
+        self.wall_ms, self.counter = now_ms, 1
+        return Hlc(now_ms, 1, self.node)
+
+    patch.setattr(StoreClock, "next", next_version)
+
+
+ANY_FORM: list[Plant] = [
+    answered_early,
+    acknowledged_early,
+    without_fsync,
+    recovered_in_part,
+    log_released_early,
+    frame_applied_twice,
+    first_operation_wins,
+    lost_wake_up,
+    key_expired_early,
+    message_expired_early,
+    lost_retained,
+    lost_subscription,
+    lost_identifier,
+    lost_release,
+    session_stored_late,
+    deliveries_swapped,
+    lost_will,
+]
+ENGINE: list[Plant] = [
+    will_without_delay,
+    session_expired_early,
+    identifier_forgotten,
+    output_not_held,
+    sent_again_in_reverse,
+    retained_kept,
+    version_compared_wrongly,
+]
+
+
+def seeds_needed(plant: Plant, most: int = MOST_SEEDS) -> tuple[int, str]:
+    """The number of seeds, from 0 on, until one finds the bug, and the rule that was broken; 0: none did."""
+    with pytest.MonkeyPatch.context() as patch:
+        plant(patch)
+        for seed in range(most):
+            try:
+                simulate(seed)
+            except Violation as violation:
+                return seed + 1, str(violation)
+    return 0, "not found"
+
+
+def main() -> int:
+    """Print the table."""
+    plants = ANY_FORM + (ENGINE if compiled.form() == "interpreted" else [])
+    print("| planted bug | seeds | found by |\n| --- | --- | --- |")
+    missed = 0
+    for plant in plants:
+        seeds, rule = seeds_needed(plant)
+        missed += not seeds
+        print(f"| {(plant.__doc__ or '').rstrip('.')} | {seeds or 'none'} | {rule[:140]} |", flush=True)
+    return missed
+
+
+if __name__ == "__main__":
+    sys.exit(main())

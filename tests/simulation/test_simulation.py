@@ -1,0 +1,90 @@
+"""Nodes, simulated with many seeds: no seed breaks a rule, and planted bugs do."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from penstock import compiled
+from tests.simulation.history import Violation
+from tests.simulation.mutations import ANY_FORM, ENGINE, seeds_needed, without_fsync
+from tests.simulation.run import OPERATIONS, Failure, failure, report, simulate
+
+ROOT = Path(__file__).resolve().parents[2]
+SEEDS = 200 if compiled.form() == "compiled" else 50
+BLOCK = 10
+NIGHTLY_SEEDS = 20_000
+NIGHTLY_BLOCK = 100
+ONE_SEED = "from tests.simulation.run import simulate; print(simulate(7).trace)"
+
+
+@pytest.mark.parametrize("first", range(0, SEEDS, BLOCK))
+def test_no_seed_breaks_a_rule(first: int) -> None:
+    told: list[str] = []
+    assert report(range(first, first + BLOCK), tell=told.append), told
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("first", range(0, NIGHTLY_SEEDS, NIGHTLY_BLOCK))
+def test_none_of_many_seeds_breaks_a_rule(first: int) -> None:
+    told: list[str] = []
+    assert report(range(first, first + NIGHTLY_BLOCK), tell=told.append), told
+
+
+def test_a_seed_has_the_same_trace_in_two_processes_and_in_both_forms_of_the_core() -> None:
+    # Sets of strings have another order in each.
+    traces = {
+        subprocess.run(
+            [sys.executable, "-c", ONE_SEED],
+            cwd=ROOT,
+            env={
+                **os.environ,
+                "PYTHONHASHSEED": hash_seed,
+                "PENSTOCK_CORE": core,
+                "PYTHONPATH": os.pathsep.join(sys.path),
+            },
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout
+        for hash_seed, core in (("1", compiled.form()), ("2", "interpreted"))
+    }
+    assert traces == {simulate(7).trace + "\n"}
+    assert simulate(8).trace not in traces
+
+
+def test_a_seed_does_what_it_should() -> None:
+    results = [simulate(seed) for seed in range(8)]
+    for result in results:
+        assert result.answered > OPERATIONS * 0.3
+        assert result.notified > 50
+        assert result.acknowledged > OPERATIONS * 0.3
+        assert result.delivered > 1_000
+        assert result.cuts > 0
+    assert {fault for result in results for fault in result.faults} == {"slow", "full", "failing"}
+
+
+@pytest.mark.parametrize("plant", ANY_FORM + ENGINE, ids=lambda plant: plant.__name__)
+def test_planted_bugs_are_found(plant: Callable[[pytest.MonkeyPatch], None]) -> None:
+    if plant in ENGINE and compiled.form() != "interpreted":
+        pytest.skip("the compiled core cannot be patched")
+    seeds, reason = seeds_needed(plant)
+    assert seeds, reason
+
+
+def test_a_failing_seed_is_reported_with_a_short_schedule(monkeypatch: pytest.MonkeyPatch) -> None:
+    without_fsync(monkeypatch)
+    failed = next(found for seed in range(8) if (found := failure(seed, search_s=10.0)) is not None)
+    assert isinstance(failed, Failure)
+    assert failed.operations < OPERATIONS // 2
+    with pytest.raises(Violation):
+        simulate(failed.seed, failed.operations)
+    told: list[str] = []
+    assert not report([failed.seed], tell=told.append)
+    assert told[0].startswith(f"seed {failed.seed}, the first {failed.operations} operations of its schedule: ")
