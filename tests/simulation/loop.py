@@ -8,13 +8,13 @@ from concurrent.futures import Executor
 from random import Random
 from typing import Any, TypeVar, TypeVarTuple
 
-__all__ = ["Deadlock", "VirtualLoop"]
+__all__ = ["Deadlock", "MachineClock", "VirtualLoop"]
 
 T = TypeVar("T")
 Args = TypeVarTuple("Args")
 
 WALL_MS = 1_800_000_000_000
-"""The wall clock at time 0 of the loop."""
+"""The true time at time 0 of the loop."""
 
 
 class Deadlock(BaseException):
@@ -34,6 +34,36 @@ class _Clock:
         return []
 
     def close(self) -> None: ...
+
+
+class MachineClock:
+    """The clocks of the node's machine: they run slow, and the wall clock jumps."""
+
+    def __init__(self, slow: float = 0.0) -> None:
+        self._slow = slow
+        self._step_s = 0.0
+        self.true_s: Callable[[], float] = lambda: 0.0
+        """The true time, of the loop of this life."""
+
+    def elapsed_ns(self) -> int:
+        """A clock without jumps."""
+        return int(self.true_s() * (1.0 - self._slow) * 1e9)
+
+    def wall_ns(self) -> int:
+        """The wall clock, since 1970."""
+        return WALL_MS * 1_000_000 + self.elapsed_ns() + int(self._step_s * 1e9)
+
+    def steady_ms(self) -> int:
+        """The wall clock without its jumps, in ms."""
+        return WALL_MS + self.elapsed_ns() // 1_000_000
+
+    def step(self, seconds: float) -> None:
+        """Let the wall clock jump."""
+        self._step_s += seconds
+
+    def set_right(self) -> None:
+        """Take back all jumps, as a time server does while a machine boots."""
+        self._step_s = 0.0
 
 
 class VirtualLoop(asyncio.BaseEventLoop):
@@ -58,9 +88,9 @@ class VirtualLoop(asyncio.BaseEventLoop):
         """The time that histories are measured on, in ms; the clock of all clients."""
         return WALL_MS + int(self.time() * 1000)
 
-    def wall_ms(self) -> int:
-        """The wall clock of the node, in ms."""
-        return self.true_ms()
+    def pause(self, seconds: float) -> None:
+        """Let nothing run for a time: every timer that becomes due meanwhile is late."""
+        self._selector.now_s += seconds
 
     def soon(self, most_s: float, call: Callable[..., object], *args: Any) -> asyncio.TimerHandle:
         """Call after a random delay; most are short."""

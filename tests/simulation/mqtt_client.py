@@ -53,7 +53,7 @@ KEEP_ALIVE_S = 60
 NOTICED_S = 65.0
 """Time in which a node that runs notices that a connection was cut, also after a pause."""
 
-ALLOWED = {0x83: "the disk failed", 0x88: "unavailable", 0x8D: "keep alive", 0x8E: "taken over"}
+ALLOWED = {0x83: "the disk failed", 0x88: "unavailable", 0x8E: "taken over"}
 """Reason codes with which a broker may end a connection of these clients."""
 
 

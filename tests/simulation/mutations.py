@@ -106,7 +106,12 @@ def lost_wake_up(patch: pytest.MonkeyPatch) -> None:
 
 def key_expired_early(patch: pytest.MonkeyPatch) -> None:
     """The clock of expiry runs at twice the speed."""
-    patch.setattr(SimulatedNode, "steady_ms", lambda self: 2 * self.loop.true_ms())
+    patch.setattr(SimulatedNode, "steady_ms", lambda self: 2 * self.machine.steady_ms())
+
+
+def expiry_by_wall_clock(patch: pytest.MonkeyPatch) -> None:
+    """The clock of expiry jumps with the wall clock."""
+    patch.setattr(SimulatedNode, "steady_ms", lambda self: self.machine.wall_ns() // 1_000_000)
 
 
 def message_expired_early(patch: pytest.MonkeyPatch) -> None:
@@ -267,6 +272,7 @@ ANY_FORM: list[Plant] = [
     first_operation_wins,
     lost_wake_up,
     key_expired_early,
+    expiry_by_wall_clock,
     message_expired_early,
     lost_retained,
     lost_subscription,

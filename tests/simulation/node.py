@@ -21,13 +21,14 @@ from penstock.mqtt.storage import SCHEMA as MQTT_SCHEMA
 from penstock.mqtt.transport.link import ServerLink
 from penstock.mqtt.transport.listener_settings import ListenerSettings, ListenerState
 from penstock.runtime.io import loop as runtime_loop
+from penstock.runtime.io.clock import SteppedClock
 from penstock.runtime.io.commit_queue import CommitQueue
 from penstock.runtime.io.wal import LoggedEnvironment
 from penstock.statestore.service.rows import TABLES
 from penstock.statestore.service.service import StateStoreService
 from penstock.statestore.service.storage import SCHEMA, Storage
 from tests.simulation.disk import SimulatedDisk, TableEnvironment
-from tests.simulation.loop import VirtualLoop
+from tests.simulation.loop import MachineClock, VirtualLoop
 
 __all__ = ["Connection", "NetworkClient", "SimulatedNode"]
 
@@ -48,12 +49,14 @@ class NetworkClient(Protocol):
 class SimulatedNode:
     """One life of a node. It ends with the loop: nothing of it is closed, as when power is lost."""
 
-    def __init__(self, loop: VirtualLoop, disk: SimulatedDisk) -> None:
+    def __init__(self, loop: VirtualLoop, disk: SimulatedDisk, machine: MachineClock) -> None:
         self.loop = loop
         self.disk = disk
+        self.machine = machine
+        self.clock = SteppedClock(wall=machine.wall_ns, elapsed=machine.elapsed_ns)
         environment = SimulatedLog(loop, TableEnvironment(disk, PATH, TABLES, schema=SCHEMA), disk)
         self.service = StateStoreService(
-            PATH, clock=loop.wall_ms, steady=self.steady_ms, storage=Storage(PATH, environment=environment)
+            PATH, clock=self.clock, steady=self.steady_ms, storage=Storage(PATH, environment=environment)
         )
         writer = self.service._writer
         writer.queue = SimulatedCommitQueue(
@@ -81,7 +84,7 @@ class SimulatedNode:
             on_failure=persistence._failed,
             is_small=persistence._is_small,
         )
-        self.server = MqttServer(services=[self.service], clock=loop.wall_ms)
+        self.server = MqttServer(services=[self.service], clock=self.clock)
         self._listener = ListenerState(ListenerSettings(), self.server.limits)
         self._ports = 10_000
         # Stalls are measured on the clock of the process, which says nothing about virtual time.
@@ -89,7 +92,7 @@ class SimulatedNode:
 
     def steady_ms(self) -> int:
         """The clock of expiry."""
-        return self.loop.wall_ms()
+        return self.machine.steady_ms()
 
     @property
     def has_failed(self) -> bool:
@@ -97,6 +100,7 @@ class SimulatedNode:
         return self.service.failure is not None or self.persistence.failure is not None
 
     async def start(self) -> None:
+        self.clock.start()
         await self.service.start(self.server.outlet)
         await self.server.recover(self.persistence, steady=self.steady_ms)
 

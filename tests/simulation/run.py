@@ -21,7 +21,7 @@ from penstock.errors import PenstockError
 from tests.simulation import mqtt_client, statestore_client
 from tests.simulation.disk import PowerLoss, SimulatedDisk
 from tests.simulation.history import GET, History, Operation, Violation
-from tests.simulation.loop import Deadlock, VirtualLoop
+from tests.simulation.loop import Deadlock, MachineClock, VirtualLoop
 from tests.simulation.mqtt_client import MqttClient, MqttStep, RetainedReader, mqtt_step
 from tests.simulation.mqtt_history import AMPLE_MS, MqttHistory
 from tests.simulation.node import SimulatedNode
@@ -32,6 +32,11 @@ __all__ = ["OPERATIONS", "Failure", "Result", "failure", "report", "simulate"]
 OPERATIONS = 2_000
 QUIET_S = 2 * AMPLE_MS / 1000
 """Virtual time from the last operation to the end, in which everything is delivered."""
+SOON_S = (0.02, 0.05, 0.1, 0.2, 1.0, 5.0, 30.0, 100.0)
+"""Times after a start, most of them while many operations are under way."""
+PAUSES_S = (0.2, 3.0, 40.0)
+STEPS_S = (5.0, -5.0, 25.0, -25.0, 3_600.0, -3_600.0)
+"""Jumps of the wall clock. Those above 30 s are taken back after a minute, before they are followed."""
 LIFE_S = 10_000.0
 """Virtual time after which requests still without an answer have been forgotten."""
 
@@ -80,6 +85,9 @@ class Schedule:
         self.speed = random.choice((1.0, 1.0, 20.0))
         # After a failed sync nothing is written, so power would never be lost: it is, with the first request.
         self.range = range(begin, begin + random.randrange(5, 40))
+        self.slow_clock = random.choice((0.0, 0.0001))
+        self.pauses = [(random.choice(SOON_S), random.choice(PAUSES_S)) for _ in range(random.randrange(1, 4))]
+        self.steps_of_clock = [(random.choice(SOON_S), random.choice(STEPS_S)) for _ in range(random.randrange(1, 4))]
 
 
 class Simulation:
@@ -107,9 +115,10 @@ class Simulation:
                 self._mqtt_clients[step.client].steps.append(step)
         self._clients: list[StoreClient | MqttClient] = [self._auditor, *self._store_clients, *self._mqtt_clients]
         self._is_ending = False
+        self.machine = MachineClock(schedule.slow_clock)
         self.loop = VirtualLoop(random)
         self.disk = SimulatedDisk(random)
-        self.faults: list[str] = []
+        self.faults: list[str] = ["pause", "clock step"]
         if schedule.fault != "none":
             setattr(self.disk, schedule.fault, schedule.range)
             self.faults.append(schedule.fault)
@@ -180,7 +189,8 @@ class Simulation:
         disk.on_operation = lambda kind: self.history.note(f"disk {kind}")
         self._has_ended = self._is_ending = False
         try:
-            self.node = SimulatedNode(loop, disk)
+            self.machine.true_s = loop.time
+            self.node = SimulatedNode(loop, disk, self.machine)
             try:
                 loop.run_until_complete(self.node.start())
             except PenstockError as error:
@@ -190,6 +200,11 @@ class Simulation:
             self._reader.connect()
             for client in self._clients[1:]:
                 loop.soon(0.05, client.connect)
+            for at_s, seconds in self._schedule.pauses:
+                loop.call_later(at_s, loop.pause, seconds)
+            for at_s, seconds in self._schedule.steps_of_clock:
+                loop.call_later(at_s, self.machine.step, seconds)
+                loop.call_later(at_s + 60.0, self.machine.step, -seconds)
             loop.call_later(LIFE_S, self._forgotten)
             loop.run_forever()
         except PowerLoss as loss:
@@ -208,6 +223,7 @@ class Simulation:
             client.power_lost()
         start_s = self.loop.time() + self._random.choice((0.1, 5.0))
         self.loop.close()
+        self.machine.set_right()
         self.loop = VirtualLoop(self._random, start_s)
         self.disk = self.disk.after_power_loss()
         self.disk.speed = self._schedule.speed

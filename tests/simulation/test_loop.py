@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from tests.simulation.loop import Deadlock, VirtualLoop
+from tests.simulation.loop import WALL_MS, Deadlock, MachineClock, VirtualLoop
 
 
 def test_a_day_passes_at_once_and_in_order() -> None:
@@ -70,3 +70,27 @@ def test_an_exception_that_nobody_handles_stops_the_loop() -> None:
     loop.run_forever()
     assert loop.failures == ["planted"]
     loop.close()
+
+
+def test_a_pause_makes_timers_late() -> None:
+    loop = VirtualLoop(Random(0))
+    seen: list[float] = []
+    started = loop.time()
+    loop.call_later(1, loop.pause, 60)
+    loop.call_later(2, lambda: seen.append(loop.time() - started))
+    loop.call_later(3, loop.stop)
+    loop.run_forever()
+    assert seen == [pytest.approx(61)]
+    loop.close()
+
+
+def test_the_wall_clock_jumps_and_the_others_run_on() -> None:
+    machine = MachineClock(slow=0.01)
+    machine.true_s = lambda: 100.0
+    assert machine.steady_ms() == machine.wall_ns() // 1_000_000 == WALL_MS + 99_000
+    machine.step(-5.0)
+    assert machine.wall_ns() // 1_000_000 == WALL_MS + 94_000
+    assert machine.elapsed_ns() == 99_000_000_000
+    assert machine.steady_ms() == WALL_MS + 99_000
+    machine.set_right()
+    assert machine.wall_ns() // 1_000_000 == WALL_MS + 99_000

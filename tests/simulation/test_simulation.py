@@ -67,7 +67,13 @@ def test_a_seed_does_what_it_should() -> None:
         assert result.acknowledged > OPERATIONS * 0.3
         assert result.delivered > 1_000
         assert result.cuts > 0
-    assert {fault for result in results for fault in result.faults} == {"slow", "full", "failing"}
+    assert {fault for result in results for fault in result.faults} == {
+        "pause",
+        "clock step",
+        "slow",
+        "full",
+        "failing",
+    }
 
 
 @pytest.mark.parametrize("plant", ANY_FORM + ENGINE, ids=lambda plant: plant.__name__)
