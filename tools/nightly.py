@@ -26,11 +26,11 @@ from typing import Any
 
 from tools.suites import PYTEST, PYTHON, ROOT, first_lines
 
-SIMULATION = "tests/simulation"
+OWN = {"simulation": "tests/simulation", "fuzz": "tests/fuzz"}
 PARTS = {
-    **{part: [path for path in paths if path != SIMULATION] for part, paths in PYTEST.items()},
+    **{part: [path for path in paths if path not in OWN.values()] for part, paths in PYTEST.items()},
     "docs": ["tests/docs"],
-    "simulation": [SIMULATION],
+    **{part: [path] for part, path in OWN.items()},
 }
 """Name of each part to the folders of its tests."""
 
@@ -83,7 +83,8 @@ def read_report(report: Path, tests: Iterable[str]) -> Results:
         test = by_name.get(f"{case.get('classname', '')}::{case.get('name', '')}")
         if test is None:
             continue
-        outcome, message = "passed", ""
+        notes = {item.get("name"): item.get("value", "") for item in case.iter("property")}
+        outcome, message = "passed", notes.get("summary", "")
         for kind, name in (("skipped", "skipped"), ("failure", "failed"), ("error", "failed")):
             if (element := case.find(kind)) is not None:
                 outcome, message = name, first_lines(element.get("message", ""))

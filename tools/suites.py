@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PYTHON = sys.executable
 
 PYTEST = {
-    "unit": ["tests/architecture", "tests/unit", "tests/engine", "tests/conformance"],
+    "unit": ["tests/architecture", "tests/unit", "tests/engine", "tests/conformance", "tests/fuzz"],
     "faults": ["tests/faults", "tests/simulation"],
     "interop": ["tests/interop"],
     "end_to_end": ["tests/end_to_end"],

@@ -199,11 +199,11 @@ class FrameDecoder:
         while True:
             if not self._left:
                 position = self._whole(data, position, frames)
-                if position == end:
-                    self._need = 12
-                    return position
-                if end - position < 12:
-                    self._need = 12
+                have = end - position
+                if have < 12:
+                    # Each byte of the token is checked when it arrives: in one piece and in several, a violation is
+                    # found at the same byte.
+                    self._need = 12 if have >= 4 else have + 1
                     self._check_token(data[position : position + 4])
                     return position
                 self._head(data, position)
