@@ -15,9 +15,11 @@ from benchmarks.figures import Figure, Settings, alternate
 from benchmarks.keys import keys
 from benchmarks.mqtt import mqtt
 from benchmarks.spark import spark_source
+from benchmarks.spark_ceiling import spark_ceiling
 from benchmarks.statestore import many_keys, state_store
 from benchmarks.tls import tls
 from benchmarks.tube import tube
+from benchmarks.tube_floor import tube_floor
 from tests.ports import free_port
 
 __all__ = ["CASES", "Figure", "Settings"]
@@ -76,6 +78,8 @@ CASES: dict[str, Callable[[Settings], list[Figure]]] = {
     "core": core,
     "durable": durable,
     "tube": tube,
+    "tube-floor": tube_floor,
     "spark": spark_source,
+    "spark-ceiling": spark_ceiling,
     "keys": keys,
 }

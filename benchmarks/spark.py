@@ -33,7 +33,7 @@ from tests.interop.tube_java.server import JavaTube
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, DataFrameReader, SparkSession
 
-__all__ = ["spark_source"]
+__all__ = ["CEILING", "ROUNDS", "SIZES", "Source", "batch", "filled", "register", "spark_source"]
 
 SIZES = (100, 1024)
 ROUNDS = {100: 20, 1024: 8}
@@ -70,14 +70,14 @@ def spark_source(settings: Settings) -> list[Figure]:
         broker = None if peer is None else stack.enter_context(kafka(peer))
         spark = session("benchmarks", conf={} if peer is None else {"spark.jars": peer.spark_jars})
         stack.callback(spark.stop)
-        _register(spark)
+        register(spark)
         for size, topic in zip(SIZES, topics, strict=False):
             rows = ROUNDS[size] * MESSAGES
-            sources = _filled(spark, topic, size, ready["tube_master"], apache, broker)
+            sources = filled(spark, topic, size, ready["tube_master"], apache, broker)
             sources[PARQUET] = _stored(spark, sources["penstock"], folder / topic)
             sources[CEILING] = Source("ceiling", {"rows": str(rows), "size": str(size)}, rows, limit=None)
             batches: dict[str, Callable[[], Run]] = {
-                name: partial(_batch, spark, source) for name, source in sources.items()
+                name: partial(batch, spark, source) for name, source in sources.items()
             }
             drains: dict[str, Callable[[], Run]] = {
                 name: partial(_drain, spark, source) for name, source in sources.items() if source.limit
@@ -91,7 +91,7 @@ def spark_source(settings: Settings) -> list[Figure]:
     return figures
 
 
-def _register(spark: SparkSession) -> None:
+def register(spark: SparkSession) -> None:
     """Make the ceiling known, by value: workers need not find the benchmarks."""
     from pyspark import cloudpickle
 
@@ -121,7 +121,7 @@ def _streams(
     return streams(settings, spark, sources)
 
 
-def _filled(
+def filled(
     spark: SparkSession, topic: str, size: int, master: str, apache: JavaTube | None, broker: str | None
 ) -> dict[str, Source]:
     """The servers, each with the rows in ``topic``."""
@@ -157,7 +157,7 @@ def _timed(work: Callable[[], object], rows: int) -> Run:
     return Run(rows / (time.perf_counter() - started), (cpu_of_tree() - spent) / rows * 1e6)
 
 
-def _batch(spark: SparkSession, source: Source) -> Run:
+def batch(spark: SparkSession, source: Source) -> Run:
     """Rows a second of reading everything into nothing."""
     found = _loaded(spark.read, source)
     return _timed(lambda: found.write.format("noop").mode("overwrite").save(), source.rows)

@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -31,7 +31,7 @@ from tests.interop.tube_java.clients import JavaClients
 from tests.interop.tube_java.jars import prepare
 from tests.interop.tube_java.server import JavaTube
 
-__all__ = ["tube"]
+__all__ = ["APACHE", "IN_MEMORY", "Peer", "apache", "tube"]
 
 APACHE = "Apache TubeMQ"
 IN_MEMORY = "penstock, memory"
@@ -63,9 +63,9 @@ def tube(settings: Settings) -> list[Figure]:
         clients: dict[str, Loads] = {"": OurLoads()}
         if settings.tube_peer is not None:
             peers[APACHE] = Peer(settings.tube_peer, [])
-        elif (apache := stack.enter_context(_apache(topics))) is not None:
-            clients[", Java client"] = JavaLoads(apache[0])
-            peers[APACHE] = apache[1]
+        elif (found := stack.enter_context(apache(topics))) is not None:
+            clients[", Java client"] = JavaLoads(found[0])
+            peers[APACHE] = found[1]
         compare = partial(_compare, settings, figures)
         memory: dict[str, Peer] = {}
         if settings.durability != "memory":
@@ -175,7 +175,7 @@ def _new_topic(ready: Mapping[str, str], client: Loads) -> float:
 
 
 @contextmanager
-def _apache(topics: list[str]) -> Iterator[tuple[JavaClients, Peer] | None]:
+def apache(topics: Sequence[str]) -> Iterator[tuple[JavaClients, Peer] | None]:
     """Apache's client and server; None, with the reason on standard error, where they cannot be had."""
     try:
         jars = prepare()

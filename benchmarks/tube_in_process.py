@@ -22,6 +22,7 @@ from typing import Any, Final
 
 from penstock import compiled
 from penstock.runtime.io.files import Durability
+from penstock.runtime.io.loop import tune_process
 from penstock.tube.broker.broker import TubeBroker, TubeBrokerConnection
 from penstock.tube.codec.envelope import Request, encode_request
 from penstock.tube.codec.framing import encode_frame
@@ -183,6 +184,7 @@ def main() -> int:
     options = parser.parse_args()
     if options.instructions:
         return instructions(options)
+    tune_process()
     us, messages = asyncio.run(measure(options.case, options.size, options.reads, options.warm_up, options.stored))
     form = compiled.form()
     print(f"{options.case}, {options.size} B, {form}: {us:.2f} us of processor time per message, {messages} messages")

@@ -52,6 +52,11 @@ class JavaClients:
         self._reader.start()
         ready.result(30)
 
+    @property
+    def pid(self) -> int:
+        """The process of the JVM."""
+        return self._process.pid
+
     def produce(self, masters: str, topic: str, count: int, **options: object) -> Future[str]:
         """Send messages ``from_`` (0) to ``from_ + count``; see below.
 

@@ -22,6 +22,9 @@ class LogRead(ABC):
     __slots__ = ()
 
     messages: list[bytes]
+    """One for each message, or with ``joined`` in `LogStore.read` for several."""
+    count: int
+    """Number of messages."""
     next_offset: int
     """Offset at which the next read continues."""
     data_end: int
@@ -104,12 +107,14 @@ class LogStore(ABC):
         keys: Set[int] | None = None,
         max_bytes: int = 512 << 10,
         max_messages: int = 1 << 31,
+        joined: bool = False,
     ) -> LogRead:
         """Read messages of one partition from offset ``start`` up to ``end`` (at most and by default the durable end).
 
         At most ``max_bytes`` (in the reference's record sizes) and ``max_messages``, but at least one message if there
         is one; with ``keys`` only messages whose key code is among them. ``next_offset`` is behind the last message if
-        a limit stopped the read, else ``end``. ``start`` must be within ``[min_offset, durable_end]``.
+        a limit stopped the read, else ``end``. ``start`` must be within ``[min_offset, durable_end]``. ``joined``:
+        several messages may be returned as one item, which is faster.
         """
 
     @abstractmethod

@@ -86,9 +86,11 @@ _SCAN_RECORDS = 4096
 class StoredMessages(LogRead):
     """Result of a read of segments; `offsets` is computed from the base offsets and ordinals of the messages."""
 
-    __slots__ = ("_places", "damaged", "data_end", "from_disk", "messages", "next_offset")
+    __slots__ = ("_places", "count", "damaged", "data_end", "from_disk", "joined", "messages", "next_offset")
 
-    def __init__(self) -> None:
+    def __init__(self, *, joined: bool) -> None:
+        self.joined = joined
+        self.count = 0
         self.messages: list[bytes] = []
         self._places: list[tuple[int, array[int]]] = []
         self.next_offset = 0
@@ -106,6 +108,7 @@ class StoredMessages(LogRead):
     def add(self, base: int, ordinals: array[int], messages: list[bytes]) -> None:
         """Add ``messages`` with these ``ordinals`` in the segment that starts at offset ``base``."""
         self._places.append((base, ordinals))
+        self.count += len(ordinals)
         self.messages += messages
 
 
@@ -167,9 +170,10 @@ class LogReads(LogStore):
         keys: Set[int] | None = None,
         max_bytes: int = 512 << 10,
         max_messages: int = 1 << 31,
+        joined: bool = False,
     ) -> StoredMessages:
         limit = self.durable_end if end is None else min(end, self.durable_end)
-        read = StoredMessages()
+        read = StoredMessages(joined=joined)
         room = max_bytes
         examined = 0
         place = self._from(start)
@@ -186,9 +190,7 @@ class LogReads(LogStore):
             last = bisect_left(part.ordinals, (min(limit, segment.end) - segment.start) // INDEX_RECORD_BYTES)
             while first < last:
                 stop = last if keys is None else min(last, first + _FILTER_WINDOW)
-                chosen, taken = choose(
-                    part, first, stop, keys, room, max_messages - len(read.messages), bool(read.messages)
-                )
+                chosen, taken = choose(part, first, stop, keys, room, max_messages - read.count, read.count > 0)
                 if chosen:
                     self._gather(segment, part, chosen, read)
                 room -= taken
@@ -250,11 +252,11 @@ class LogReads(LogStore):
         if cold:
             read.from_disk = True
             wanted = _ordinals(part, places[:cold])
-            messages, damaged = segment.fetch(self._files, wanted)
-            if damaged:
-                self._note_damage(segment, wanted, messages, read)
-                wanted = array("I", [at for at, message in zip(wanted, messages, strict=True) if message is not None])
-            read.add(base, wanted, [message for message in messages if message is not None])
+            data = segment.fetch_joined(self._files, wanted) if read.joined else None
+            if data is None:
+                self._fetch(segment, wanted, read)
+            else:
+                read.add(base, wanted, [data])
         warm = places[cold:]
         if warm:
             if isinstance(warm, range):
@@ -262,6 +264,14 @@ class LogReads(LogStore):
             else:
                 in_memory = [part.wire[k - wire_from] for k in warm]
             read.add(base, _ordinals(part, warm), in_memory)
+
+    def _fetch(self, segment: Segment, wanted: array[int], read: StoredMessages) -> None:
+        """Append the messages of these ordinals to ``read``, from disk, and report those that are damaged."""
+        messages, damaged = segment.fetch(self._files, wanted)
+        if damaged:
+            self._note_damage(segment, wanted, messages, read)
+            wanted = array("I", [at for at, message in zip(wanted, messages, strict=True) if message is not None])
+        read.add(segment.start, wanted, [message for message in messages if message is not None])
 
     def _note_damage(
         self, segment: Segment, ordinals: Sequence[int], messages: Sequence[bytes | None], read: StoredMessages

@@ -52,6 +52,7 @@ __all__ = [
     "find_record",
     "intact",
     "messages_at",
+    "messages_joined",
     "scan",
 ]
 
@@ -89,6 +90,8 @@ _CRC_TABLE: Final = b"".join([_crc_entry(value).to_bytes(4, "big") for value in 
 _SHIFTS: Final[dict[int, int]] = {}
 """Results of `_shift_of`, by size."""
 _SHIFTS_KEPT: Final = 16_384
+_ALIKE: Final = 8
+"""Fewest messages of one size for which copying them at once pays."""
 COMPILED: Final = not __file__.endswith(".py")
 """Whether this is an extension module. Loops over bytes are fast there; interpreted, the functions of zlib are."""
 _HEAD = np.dtype([("sum", ">u4"), ("length", ">u4"), ("ordinal", ">u4")])
@@ -257,23 +260,18 @@ def _record_sum(
     The data in the message are not read again: their own CRC ``data_sum`` is combined with that of what precedes them,
     as ``crc32_combine`` of zlib does. ``shift`` is `_shift_of` their size.
     """
-    crc = seed ^ 0xFFFFFFFF
-    at: i64 = 0
-    size: i64 = len(rest)
-    while at < size:
-        crc = _table(crc ^ rest[at]) ^ crc >> 8
-        at += 1
-    size = len(message)
-    at = 0
-    before = size - tail_size - data_size
-    while at < before:
-        crc = _table(crc ^ message[at]) ^ crc >> 8
-        at += 1
-    crc = _product(shift, crc ^ 0xFFFFFFFF) ^ data_sum ^ 0xFFFFFFFF
-    at = size - tail_size
-    while at < size:
-        crc = _table(crc ^ message[at]) ^ crc >> 8
-        at += 1
+    size: i64 = len(message)
+    crc = _add_bytes(seed, rest, 0, len(rest))
+    crc = _add_bytes(crc, message, 0, size - tail_size - data_size)
+    crc = _product(shift, crc) ^ data_sum
+    return _add_bytes(crc, message, size - tail_size, size)
+
+
+def _add_bytes(crc: i64, data: bytes, start: i64, end: i64) -> i64:
+    """``crc32(data[start:end], crc)``."""
+    crc ^= 0xFFFFFFFF
+    for at in range(start, end):
+        crc = _table(crc ^ data[at]) ^ crc >> 8
     return crc ^ 0xFFFFFFFF
 
 
@@ -289,13 +287,12 @@ def _table(value: i64) -> i64:
 def _product(a: i64, b: i64) -> i64:
     """The product of two polynomials modulo that of CRC-32; the highest bit is the coefficient of x to the power 0."""
     product: i64 = 0
-    bit: i64 = 0x80000000
-    while a:
-        if a & bit:
-            product ^= b
-            a ^= bit
-        bit >>= 1
-        b = b >> 1 ^ _POLYNOMIAL if b & 1 else b >> 1
+    shift: i64 = 31
+    while shift >= 0:
+        # Without branches: a processor cannot predict bits of a CRC.
+        product ^= b & -(a >> shift & 1)
+        b = b >> 1 ^ _POLYNOMIAL & -(b & 1)
+        shift -= 1
     return product
 
 
@@ -428,6 +425,83 @@ def _messages_bytewise(
     return out
 
 
+def messages_joined(buffer: bytes, positions: list[int], ordinals: list[int], seeds: list[int]) -> bytes | None:
+    """Join what :func:`messages_at` returns; None if a record is not complete. ``seeds``: 32 bits of data offsets.
+
+    Adjacent records are verified together: the CRC-32 of all their bytes is compared with the one that follows from
+    theirs, by the rule of `_record_sum`. It finds what the single comparisons find, at half of their cost for small
+    messages. Adjacent messages of one size are copied at once. Loops over bytes: for the compiled form.
+    """
+    parts: list[bytes | memoryview] = []
+    view = memoryview(buffer)
+    available: i64 = len(buffer)
+    count: i64 = len(positions)
+    # Adjacent records: where they start and end, and the CRC-32 of them.
+    first: i64 = 0
+    end: i64 = -1
+    crc: i64 = 0
+    # The last of them, of one size: their number, the start of the first, the size of each and the end of its message.
+    alike: i64 = 0
+    alike_start: i64 = 0
+    alike_size: i64 = 0
+    alike_end: i64 = 0
+    shift: i64 = 0
+    for at in range(count):
+        start: i64 = positions[at]
+        ordinal: i64 = ordinals[at]
+        if start + _MIN_SIZE > available or _number(buffer, start + 8) != ordinal:
+            return None
+        length = _number(buffer, start + 4)
+        size = length & _SIZE_MASK
+        message_end = size - (length >> _SIZE_BITS)
+        if size < _MIN_SIZE or start + size > available or message_end <= HEADER_BYTES:
+            return None
+        if start != end:
+            if end >= 0 and crc32(view[first:end]) != crc:
+                return None
+            first, crc = start, 0
+        if start != end or size != alike_size or message_end != alike_end:
+            _add_alike(parts, view, alike_start, alike_size, alike_end, alike)
+            alike, alike_start, alike_size, alike_end = 0, start, size, message_end
+            shift = _shift_of(message_end - 4)
+        alike += 1
+        end = start + size
+        crc = _sum_behind(crc, _number(buffer, start), seeds[at], shift, size - message_end)
+    if end >= 0 and crc32(view[first:end]) != crc:
+        return None
+    _add_alike(parts, view, alike_start, alike_size, alike_end, alike)
+    return b"".join(parts)
+
+
+def _add_alike(
+    parts: list[bytes | memoryview], view: memoryview, start: i64, size: i64, message_end: i64, count: i64
+) -> None:
+    """Add the messages of ``count`` adjacent records of ``size`` bytes, each of which ends at ``message_end``."""
+    if count < _ALIKE:
+        for _ in range(count):
+            parts.append(view[start + HEADER_BYTES : start + message_end])
+            start += size
+    else:
+        rows = np.frombuffer(view, np.uint8, count * size, start).reshape(count, size)
+        parts.append(rows[:, HEADER_BYTES:message_end].tobytes())
+
+
+def _sum_behind(crc: i64, record_sum: i64, seed: i64, shift: i64, padding: i64) -> i64:
+    """CRC-32 of bytes with sum ``crc`` and, behind them, a complete record with sum ``record_sum``.
+
+    That sum began with ``seed``; ``shift`` is `_shift_of` the bytes that it covers, and ``padding`` follows them.
+    """
+    crc ^= 0xFFFFFFFF
+    crc = _table(crc ^ record_sum >> 24) ^ crc >> 8
+    crc = _table(crc ^ record_sum >> 16) ^ crc >> 8
+    crc = _table(crc ^ record_sum >> 8) ^ crc >> 8
+    crc = _table(crc ^ record_sum) ^ crc >> 8
+    crc = _product(shift, crc ^ 0xFFFFFFFF ^ seed) ^ record_sum ^ 0xFFFFFFFF
+    for _ in range(padding):
+        crc = _table(crc) ^ crc >> 8
+    return crc ^ 0xFFFFFFFF
+
+
 def _number(data: bytes, at: i64) -> i64:
     """The unsigned number of 32 bits at ``at``."""
     first: i64 = data[at]
@@ -447,11 +521,31 @@ def intact(records: bytes | memoryview, sizes: Numbers, places: Numbers) -> tupl
     heads = _heads(records, np.cumsum(sizes) - sizes)
     if not heads.can_be.all():
         return None
-    view = memoryview(records)
-    seeds = (places & 0xFFFFFFFF).tolist()
-    columns = ((heads.starts + 4).tolist(), heads.ends.tolist(), seeds)
-    found = [crc32(view[start:end], seed) for start, end, seed in zip(*columns, strict=True)]
-    return (heads.starts + HEADER_BYTES, heads.ends) if found == heads.sums.tolist() else None
+    sums, seeds = heads.sums.tolist(), (places & 0xFFFFFFFF).tolist()
+    whole: i64 = 0
+    if COMPILED:
+        covered = heads.ends - heads.starts - 4
+        whole = _sum_of_all(sums, seeds, covered.tolist(), (sizes - covered - 4).tolist())
+    # A sum of all that differs may be damage between the messages.
+    if not COMPILED or whole != crc32(records):
+        view = memoryview(records)
+        columns = ((heads.starts + 4).tolist(), heads.ends.tolist(), seeds)
+        if sums != [crc32(view[start:end], seed) for start, end, seed in zip(*columns, strict=True)]:
+            return None
+    return heads.starts + HEADER_BYTES, heads.ends
+
+
+def _sum_of_all(sums: list[int], seeds: list[int], covered: list[int], paddings: list[int]) -> i64:
+    """CRC-32 of adjacent records, from their own sums, which cover so many bytes; see :func:`_sum_behind`."""
+    crc: i64 = 0
+    last: i64 = -1
+    shift: i64 = 0
+    for at in range(len(sums)):
+        size: i64 = covered[at]
+        if size != last:
+            last, shift = size, _shift_of(size)
+        crc = _sum_behind(crc, sums[at], seeds[at], shift, paddings[at])
+    return crc
 
 
 def scan(buffer: bytes, data_start: int) -> Iterator[Stored]:

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from penstock.runtime.io.files import File, Files
 from penstock.tube.storage.index import INDEX_RECORD, INDEX_RECORD_BYTES, IndexArray, as_array
-from penstock.tube.storage.record import Run, messages_at
+from penstock.tube.storage.record import COMPILED, Run, messages_at, messages_joined
 
 if TYPE_CHECKING:
     from mypy_extensions import i64
@@ -213,6 +213,21 @@ class Segment:
                 raise
             out.extend([None] * (len(starts) - len(out)))
         return out, out.count(None)
+
+    def fetch_joined(self, files: Files, ordinals: Sequence[int]) -> bytes | None:
+        """Join what :meth:`fetch` returns; None if a message is damaged, or they are far apart in the file."""
+        starts, ends = self._places(ordinals)
+        if not COMPILED or ends[-1] - starts[0] > _RUN_BYTES:
+            return None
+        try:
+            with self._opened(files) as file:
+                buffer, positions = _gather(file, starts, ends)
+        except OSError as error:
+            if error.errno not in _GONE:
+                raise
+            return None
+        seeds = (starts + self.data_start) & 0xFFFFFFFF
+        return messages_joined(buffer, positions.tolist(), list(ordinals), seeds.tolist())
 
     def records(self, files: Files, ordinals: Sequence[int]) -> tuple[bytes, Numbers, Numbers] | None:
         """The records at ``ordinals`` (rising) one after the other, their sizes and their data offsets.

@@ -128,7 +128,9 @@ def test_reading_agrees_with_a_plain_list(limits: StoreLimits) -> None:
                     break
                 taken.append((offset, data))
                 used += 52 + len(data)
-            read = again.read(partition, start, end=stop, keys=keys, max_bytes=room, max_messages=most)
+            joined = random.random() < 0.5
+            read = again.read(partition, start, end=stop, keys=keys, max_bytes=room, max_messages=most, joined=joined)
+            assert read.count == len(taken)
             assert list(zip(read.offsets, payloads(read), strict=True)) == taken
             if len(taken) < len(own):
                 last = taken[-1][0] + 28
@@ -157,7 +159,8 @@ def test_old_messages_leave_memory_only_when_they_are_on_disk() -> None:
     assert payloads(store.read(1, 0, max_bytes=1 << 30)) == [bytes([n]) * 50_000 for n in range(1, 40, 3)]
 
 
-def test_damage_in_a_file_is_noticed_when_it_is_read() -> None:
+@pytest.mark.parametrize("joined", [False, True])
+def test_damage_in_a_file_is_noticed_when_it_is_read(*, joined: bool) -> None:
     disk = RecordedDisk()
     store = Store(disk, LOG, 0, limits=SMALL)
     for n in range(200):
@@ -167,8 +170,9 @@ def test_damage_in_a_file_is_noticed_when_it_is_read() -> None:
     name = next(path for path in sorted(disk.entries) if path.suffix == ".tube")
     disk.contents[disk.entries[name]][30] ^= 1
     again = Store(disk, LOG, 0, limits=SMALL)
-    read = again.read(0, 0, max_messages=10)
+    read = again.read(0, 0, max_messages=10, joined=joined)
     assert (read.damaged, read.offsets[0], again.damaged_reads) == ([0], 28, 1)
+    assert payloads(read) == [b"message %d" % n for n in range(1, 10)]
 
 
 def test_what_may_pass_is_not_taken_for_damage(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -73,7 +73,7 @@ class PendingRead(NamedTuple):
 
     def read(self) -> LogRead:
         """Read now. Raises OSError for a temporary failure, as `LogStore.read` does."""
-        return self.store.read(self.partition_id, self.start, keys=self.keys, max_bytes=self.room)
+        return self.store.read(self.partition_id, self.start, keys=self.keys, max_bytes=self.room, joined=True)
 
 
 class ReadAhead:
@@ -310,13 +310,11 @@ class FetchHandler:
         read = self.ahead.take(pending) or pending.read()
         if read.from_disk and read.next_offset < end:
             self.ahead.expect(pending._replace(start=read.next_offset), now_ms)
-        delivered = read.offsets[-1] + INDEX_RECORD_BYTES if manual and read.messages else 0
-        self._offsets.end_get(
-            key, read.next_offset - start, empty=not read.messages, manual=manual, delivered=delivered
-        )
-        if not read.messages and read.next_offset >= end and message.maxWaitMs > 0:
+        delivered = read.offsets[-1] + INDEX_RECORD_BYTES if manual and read.count else 0
+        self._offsets.end_get(key, read.next_offset - start, empty=not read.count, manual=manual, delivered=delivered)
+        if not read.count and read.next_offset >= end and message.maxWaitMs > 0:
             return store  # only messages of other consumers: the offset has moved, the get still waits
-        self.messages += len(read.messages)
+        self.messages += read.count
         if self.rules.limits:
             registration.meter.count(sum(map(len, read.messages)))
         body = get_success(
