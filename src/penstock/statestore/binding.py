@@ -31,11 +31,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, assert_never, final
 
-from librt.strings import BytesWriter, write_i16_be
-from mypy_extensions import i16, i64, mypyc_attr
+from librt.strings import BytesWriter
+from mypy_extensions import i64, mypyc_attr
 
 from penstock.mqtt.codec.packets import Publish
-from penstock.mqtt.codec.primitives import encode_size, encode_varint
+from penstock.mqtt.codec.primitives import encode_size, encode_varint, write_two_bytes
 from penstock.mqtt.codec.properties import Properties
 from penstock.mqtt.codec.property_blocks import HAS_CORRELATION, HAS_EXPIRY, PropertyBlock
 from penstock.mqtt.codec.reasons import ReasonCode
@@ -273,10 +273,7 @@ def response(ask: StoreRequest, answer: Answer, now_ms: int, out: BytesWriter) -
     out.truncate(0)
     out.write(encode_varint(len(before) + 2 + size + len(head) + length))
     out.write(before)
-    if size < 0x8000:  # the function takes numbers with a sign
-        write_i16_be(out, i16(size))
-    else:
-        out.write(encode_size(size))
+    write_two_bytes(out, size)
     out.write(correlation)
     out.write(head)
     if version is not None:

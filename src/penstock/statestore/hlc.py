@@ -8,6 +8,7 @@ Source: state store protocol, "Versioning and hybrid logical clocks"; Kulkarni e
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Final, final
 
 from librt.strings import read_i64_le
@@ -40,7 +41,8 @@ MAX_LEAD_MS: Final = 8
 
 _MAX_NUMBER: Final = 2**64 - 1
 _MAX_NUMBER_DIGITS: Final = 20
-_SHORT_DIGITS: Final = 18
+_PLAIN: Final = re.compile(rb"(\d{1,18}):(\d{1,18}):[\x00-9;-\x7f]+")
+"""A clock value whose numbers are short and whose node id is ASCII, as nearly all are."""
 _COUNTERS: Final = 256
 """Counters that are usual: those of versions rise in a burst only."""
 _COMPILED: Final = not __file__.endswith(".py")
@@ -342,18 +344,14 @@ def _has_colon_or_no_ascii(word: i64) -> bool:
 
 def _read_in_bulk(raw: bytes) -> tuple[int, int, int]:
     """Wall clock, counter and where the node id begins; -1, 0, 0 where ``raw`` is not a clock value in UTF-8."""
-    first = raw.find(b":")
-    second = raw.find(b":", first + 1)
-    if not (0 < first <= _SHORT_DIGITS and 1 < second - first <= _SHORT_DIGITS + 1):
+    found = _PLAIN.fullmatch(raw)
+    if found is None:
         return _read_long(raw)
-    wall, counter, node = raw[:first], raw[first + 1 : second], raw[second + 1 :]
-    if not wall.isdigit() or not counter.isdigit() or not _is_node(node):
-        return -1, 0, 0
-    return int(wall), int(counter), second + 1
+    return int(found[1]), int(found[2]), found.end(2) + 1
 
 
 def _read_long(raw: bytes) -> tuple[int, int, int]:
-    """:func:`_read_in_bulk` for numbers of any length."""
+    """:func:`_read_in_bulk` for numbers of any length and for node ids that are not ASCII."""
     parts = raw.split(b":", 2)
     if len(parts) != 3 or not _is_node(parts[2]):
         return -1, 0, 0

@@ -61,6 +61,16 @@ def test_the_whole_exchange_in_both_directions() -> None:
     assert subscriber.send(PubComp(message.packet_id)).take() == []
 
 
+def test_a_puback_for_a_qos2_message_does_not_complete_it() -> None:
+    bench, subscriber, publisher = pair()
+    for number in (1, 2):
+        publisher.send(Publish("a", b"%d" % number, 2, packet_id=number))
+    first, _ = subscriber.publishes()
+    assert refused(subscriber.send(PubAck(first.packet_id)).only()) == 0x82
+    again = back(bench, "s").publishes()
+    assert [(message.payload, message.dup) for message in again] == [(b"1", True), (b"2", True)]
+
+
 def test_a_repeat_before_pubrel_is_answered_and_not_delivered() -> None:
     _bench, subscriber, publisher = pair()
     for dup in (False, True, True):

@@ -18,6 +18,8 @@ from collections.abc import Callable
 from enum import Enum
 from typing import TYPE_CHECKING, Final, TypeVar
 
+from librt.strings import read_i16_be
+
 from penstock.errors import RemoteProtocolError
 from penstock.mqtt.codec.packets import (
     Auth,
@@ -136,7 +138,6 @@ class Decoder:
         "_role",
         "_start",
         "_topics",
-        "_type",
         "_types",
         "buffered",
         "error",
@@ -177,11 +178,10 @@ class Decoder:
         """Bytes of a packet that is not complete."""
         self._needed: i64 = 1
         self._data = b""
-        self._type: i64 = 0
         self._first: i64 = 0
         self._start: i64 = 0
         self._end: i64 = 0
-        """The current packet: its type and first byte; its body is ``_data[_start:_end]``."""
+        """The current packet: its first byte; its body is ``_data[_start:_end]``."""
         self.packet_id: i64 = 0
         """Identifier of the current packet if it is an acknowledgement in its short form, which has nothing else; 0 for
         another acknowledgement."""
@@ -231,18 +231,21 @@ class Decoder:
         data = self._data
         position = self._end
         size: i64 = len(data)
-        if position >= size:
-            self._data = b""
-            self._end = 0
-            return 0
-        first: i64 = data[position]
+        start = position + 2
+        if start > size:
+            if position >= size:
+                self._data = b""
+                return 0
+            if self._types[data[position]] == 0:
+                raise _not_accepted(data[position])
+            return self._keep(position, 2)
+        signed: int = read_i16_be(data, position)
+        head: i64 = signed
+        first = head >> 8 & 0xFF
+        length = head & 0xFF
         packet_type: i64 = self._types[first]
         if packet_type == 0:
             raise _not_accepted(first)
-        start = position + 2
-        if start > size:
-            return self._keep(position, 2)
-        length: i64 = data[position + 1]
         if length > 127:
             more: i64 = 0
             if start < size:
@@ -265,10 +268,9 @@ class Decoder:
         if _PUBACK <= packet_type <= _PUBCOMP:
             packet_id: i64 = 0
             if length == 2:
-                packet_id = data[start]
-                packet_id = packet_id << 8 | data[start + 1]
-            self.packet_id = packet_id
-        self._type = packet_type
+                signed = read_i16_be(data, start)
+                packet_id = signed
+            self.packet_id = packet_id & 0xFFFF
         self._first = first
         self._start = start
         self._end = end
@@ -284,7 +286,7 @@ class Decoder:
         Raises:
             RemoteProtocolError: with the reason code to answer with; nothing can be decoded after it.
         """
-        packet_type = self._type
+        packet_type = self._types[self._first]
         if packet_type == _PUBLISH:
             return self.publish()
         if _PUBACK <= packet_type <= _PUBCOMP and self.packet_id:
@@ -292,39 +294,20 @@ class Decoder:
         return self._decode_body(self._data, packet_type, self._start, self._end)
 
     def publish(self) -> Publish:
-        """Decode the current packet, a PUBLISH.
+        """Decode the current packet, a PUBLISH: topic, identifier (QoS 1, 2), properties, payload [section 3.3].
 
         Raises:
             RemoteProtocolError: as :meth:`packet`.
         """
-        if self.version == 5:
-            return self._publish(self._data, self._first, self._start, self._end)
-        return self._publish_311(self._data, self._first, self._start, self._end)
-
-    def discard(self) -> None:
-        """Forget the bytes that were not decoded: the connection has ended."""
-        self._data = b""
-        self._end = 0
-        self._pieces.clear()
-        self.buffered = 0
-
-    def _keep(self, position: i64, needed: i64) -> i64:
-        """Keep the beginning of a packet, which has at least ``needed`` bytes; return 0."""
-        rest = self._data[position:] if position else self._data
-        self._data = b""
-        self._end = 0
-        self._pieces.append(rest)
-        self.buffered = len(rest)
-        self._needed = needed
-        return 0
-
-    def _publish(self, data: bytes, first: i64, start: i64, end: i64) -> Publish:
-        """PUBLISH: topic, identifier (QoS 1, 2), properties, payload to the end [MQTT 5.0 section 3.3]."""
+        data, first, start, end = self._data, self._first, self._start, self._end
+        if self.version != 5:
+            return self._publish_311(data, first, start, end)
         position = start + 2
         if position > end:
             raise malformed("the packet ends within a field")
-        size: i64 = data[start]
-        size = size << 8 | data[start + 1]
+        signed: int = read_i16_be(data, start)
+        size: i64 = signed
+        size &= 0xFFFF
         position += size
         qos = first >> 1 & 3
         properties_start = position + 2 if qos else position
@@ -340,8 +323,9 @@ class Decoder:
             self._last_wire, self._last_topic = topic_wire, topic
         packet_id: i64 = 0
         if qos:
-            packet_id = data[position]
-            packet_id = packet_id << 8 | data[position + 1]
+            signed = read_i16_be(data, position)
+            packet_id = signed
+            packet_id &= 0xFFFF
             if packet_id == 0:
                 raise protocol_error("packet identifier 0 [MQTT-2.2.1-3]")
         length: i64 = data[properties_start]
@@ -379,6 +363,23 @@ class Decoder:
             publish.retain = first & 1 == 1
             publish.dup = first & 8 == 8
         return publish
+
+    def discard(self) -> None:
+        """Forget the bytes that were not decoded: the connection has ended."""
+        self._data = b""
+        self._end = 0
+        self._pieces.clear()
+        self.buffered = 0
+
+    def _keep(self, position: i64, needed: i64) -> i64:
+        """Keep the beginning of a packet, which has at least ``needed`` bytes; return 0."""
+        rest = self._data[position:] if position else self._data
+        self._data = b""
+        self._end = 0
+        self._pieces.append(rest)
+        self.buffered = len(rest)
+        self._needed = needed
+        return 0
 
     def _publish_311(self, data: bytes, first: i64, start: i64, end: i64) -> Publish:
         """PUBLISH of MQTT 3.1.1: topic, identifier (QoS 1, 2), payload to the end."""

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
-from librt.strings import BytesWriter
-from mypy_extensions import u8
+from librt.strings import BytesWriter, write_i16_be
 
 from penstock.errors import LocalProtocolError
 from penstock.mqtt.codec.packets import (
@@ -32,10 +31,8 @@ from penstock.mqtt.codec.packets import (
     Unsubscribe,
 )
 from penstock.mqtt.codec.primitives import (
-    COMPILED,
     encode_binary,
     encode_frame,
-    encode_size,
     encode_string,
     encode_varint,
 )
@@ -46,10 +43,9 @@ from penstock.mqtt.codec.reasons import ALLOWED, PacketType, reason_name
 if TYPE_CHECKING:
     from mypy_extensions import i64
 
-__all__ = ["encode", "encode_within", "head_size", "write_packet_id", "write_publish_head"]
+__all__ = ["encode", "encode_within", "head_size", "write_publish_head"]
 
 _PUBLISH_CONTEXT: Final = 1 << PacketType.PUBLISH
-_FIRST_BYTES: Final = [bytes((first,)) for first in range(256)]
 
 
 def head_size(remaining: i64) -> i64:
@@ -63,27 +59,13 @@ def head_size(remaining: i64) -> i64:
 
 def write_publish_head(out: BytesWriter, first: i64, remaining: i64) -> None:
     """Append the fixed header of a PUBLISH: ``first`` byte and Remaining Length."""
-    if not COMPILED:
-        out.write(_FIRST_BYTES[first] + encode_varint(remaining))
-    elif remaining < 128:
-        out.append(u8(first))
-        out.append(u8(remaining))
-    elif remaining < 16_384:
-        out.append(u8(first))
-        out.append(u8(remaining & 127 | 128))
-        out.append(u8(remaining >> 7))
+    if remaining < 128:
+        head: int = first << 8 | remaining  # positive: the type of PUBLISH is 3
+        write_i16_be(out, head)
     else:
-        out.append(u8(first))
+        byte: int = first
+        out.append(byte)
         out.write(encode_varint(remaining))
-
-
-def write_packet_id(out: BytesWriter, packet_id: i64) -> None:
-    """Append a packet identifier."""
-    if not COMPILED:
-        out.write(encode_size(packet_id))
-    else:
-        out.append(u8(packet_id >> 8))
-        out.append(u8(packet_id & 255))
 
 
 def encode(packet: Packet) -> bytes:

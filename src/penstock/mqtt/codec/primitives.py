@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from librt.strings import read_i64_le
+from librt.strings import BytesWriter, read_i64_le, write_i16_be
 
 from penstock.errors import LocalProtocolError, RemoteProtocolError
 
@@ -33,6 +33,7 @@ __all__ = [
     "protocol_error",
     "quoted",
     "shift",
+    "write_two_bytes",
 ]
 
 COMPILED: Final = not __file__.endswith(".py")
@@ -80,6 +81,12 @@ def encode_varint(value: int) -> bytes:
 def encode_size(size: int) -> bytes:
     """A length below 65,536 as two bytes."""
     return _SIZES[size] if size < 256 else size.to_bytes(2, "big")
+
+
+def write_two_bytes(out: BytesWriter, number: i64) -> None:
+    """Append a number below 65,536 as two bytes."""
+    signed: int = (number ^ 0x8000) - 0x8000
+    write_i16_be(out, signed)
 
 
 def length_size(block: bytes) -> int:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Final, final
 
-from librt.strings import read_i16_be, read_i32_le, read_i64_le
+from librt.strings import read_i16_be, read_i32_be, read_i32_le, read_i64_le
 from mypy_extensions import i64, mypyc_attr
 
 from penstock.errors import LocalProtocolError, RemoteProtocolError
@@ -211,7 +211,7 @@ class PropertyBlock:
     def user_property(self, name: bytes) -> bytes | None:
         """The value of the user property ``name``: empty where it is repeated, None where it is absent."""
         if not COMPILED:
-            return self._find_in_bulk(name)
+            return self._read_in_bulk().get(name)
         wanted: i64 = len(name)
         if not self.name_lengths >> (min(62, wanted)) & 1:
             return None
@@ -244,12 +244,8 @@ class PropertyBlock:
     ) -> tuple[bytes | None, bytes | None, bytes | None, bytes | None]:
         """The values of user properties with four different names, in one pass; ``usual`` is that of the first one."""
         if not COMPILED:
-            return (
-                self._find_in_bulk(first),
-                self._find_in_bulk(second),
-                self._find_in_bulk(third),
-                self._find_in_bulk(fourth),
-            )
+            pairs = self._read_in_bulk()
+            return pairs.get(first), pairs.get(second), pairs.get(third), pairs.get(fourth)
         one: bytes | None = None
         two: bytes | None = None
         three: bytes | None = None
@@ -280,22 +276,23 @@ class PropertyBlock:
                 four = wire[value_at:position] if four is None else b""
         return one, two, three, four
 
-    def _find_in_bulk(self, name: bytes) -> bytes | None:
-        """The second form of :meth:`user_property`: without loops over bytes."""
+    def _read_in_bulk(self) -> dict[bytes, bytes]:
+        """The second form of :meth:`user_property`, for all names: without loops over bytes."""
         pairs = self._pairs
         if pairs is None:
             pairs = self._pairs = {}
             wire, position = self.wire, self.user_at
-            while position < len(wire):
+            end = len(wire)
+            while position < end:
                 if wire[position] == _USER_PROPERTY:
                     middle = position + 3 + (wire[position + 1] << 8 | wire[position + 2])
                     stop = middle + 2 + (wire[middle] << 8 | wire[middle + 1])
-                    name_found = wire[position + 3 : middle]
-                    pairs[name_found] = b"" if name_found in pairs else wire[middle + 2 : stop]
+                    name = wire[position + 3 : middle]
+                    pairs[name] = b"" if name in pairs else wire[middle + 2 : stop]
                     position = stop
                 else:
                     position = _after(wire, position)
-        return pairs.get(name)
+        return pairs
 
 
 def _is_at(wire: bytes, position: i64, name: bytes) -> bool:
@@ -356,6 +353,8 @@ def decode_publish_properties(data: bytes, position: i64, end: i64) -> PropertyB
     begin = position
     seen: i64 = 0
     stop: i64
+    number: i64
+    signed: int
     while position < end:
         identifier: i64 = data[position]
         position += 1
@@ -374,8 +373,9 @@ def decode_publish_properties(data: bytes, position: i64, end: i64) -> PropertyB
         if identifier == 0x09 or identifier == 0x08 or identifier == 0x03:  # noqa: PLR1714 - compared as numbers
             stop = position + 2
             if stop <= end:
-                size: i64 = data[position]
-                stop += size << 8 | data[position + 1]
+                signed = read_i16_be(data, position)
+                number = signed
+                stop += number & 0xFFFF
             if stop > end:
                 raise malformed("a property ends within a field, or a length goes beyond the properties")
             if identifier == 0x09:
@@ -389,11 +389,9 @@ def decode_publish_properties(data: bytes, position: i64, end: i64) -> PropertyB
                 block.content_type_at = position
             position = stop
         elif identifier == 0x02 and position + 4 <= end:
-            number: i64 = data[position]
-            number = number << 8 | data[position + 1]
-            number = number << 8 | data[position + 2]
-            number = number << 8 | data[position + 3]
-            block.message_expiry_interval = number
+            signed = read_i32_be(data, position)
+            number = signed
+            block.message_expiry_interval = number & 0xFFFFFFFF
             position += 4
         elif identifier == 0x01 and position < end and data[position] <= 1:
             block.payload_format_indicator = data[position]
@@ -513,8 +511,9 @@ def _check_user_properties(block: PropertyBlock, data: bytes, position: i64, end
     while position < end and data[position] == _USER_PROPERTY:
         if position + 3 > end:
             raise malformed("a property ends within a field")
-        size: i64 = data[position + 1]
-        size = size << 8 | data[position + 2]
+        signed: int = read_i16_be(data, position + 1)
+        size: i64 = signed
+        size &= 0xFFFF
         if size < 256:
             zeros += 1
         if size & 255 == 0:
@@ -523,8 +522,9 @@ def _check_user_properties(block: PropertyBlock, data: bytes, position: i64, end
         position += 3 + size
         if position + 2 > end:
             raise malformed("a property ends within a field")
-        size = data[position]
-        size = size << 8 | data[position + 1]
+        signed = read_i16_be(data, position)
+        size = signed
+        size &= 0xFFFF
         if size < 256:
             zeros += 1
         if size & 255 == 0:

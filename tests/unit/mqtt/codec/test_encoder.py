@@ -11,7 +11,7 @@ from librt.strings import BytesWriter
 
 from penstock.errors import LocalProtocolError
 from penstock.mqtt.codec.decoder import Decoder
-from penstock.mqtt.codec.encoder import encode, encode_within, head_size, write_packet_id, write_publish_head
+from penstock.mqtt.codec.encoder import encode, encode_within, head_size, write_publish_head
 from penstock.mqtt.codec.packets import (
     Auth,
     ConnAck,
@@ -30,6 +30,7 @@ from penstock.mqtt.codec.packets import (
     Unsubscribe,
     Will,
 )
+from penstock.mqtt.codec.primitives import write_two_bytes
 from penstock.mqtt.codec.properties import ALLOWED_IN, WILL, Properties, PropertySpec, WireType
 from penstock.mqtt.codec.reasons import ALLOWED, PacketType
 from tests.unit.mqtt.codec.vectors import ROUND_TRIP_FILES, Vector, parametrize
@@ -190,7 +191,7 @@ def test_publish_head_is_the_fixed_header() -> None:
 @pytest.mark.parametrize("packet_id", [1, 255, 256, 32_768, 65_535])
 def test_packet_identifiers_are_two_bytes(packet_id: int) -> None:
     out = BytesWriter()
-    write_packet_id(out, packet_id)
+    write_two_bytes(out, packet_id)
     assert out.getvalue() == packet_id.to_bytes(2, "big")
 
 

@@ -122,7 +122,7 @@ def test_properties_of_a_publish_are_those_that_the_table_gives(block: bytes) ->
         for name in {"absent", *(name for name, _ in properties.user_properties)}:
             expected = _expected(properties, name)
             assert found.user_property(name.encode()) == expected
-            assert found._find_in_bulk(name.encode()) == expected
+            assert found._read_in_bulk().get(name.encode()) == expected
             assert found.four_user_properties(b"absent 1", b"", b"absent 2", b"absent 3", name.encode())[3] == expected
             for usual in (b"", b"a", expected or b"absent"):
                 of_four = found.four_user_properties(name.encode(), usual, b"absent 1", b"absent 2", b"absent 3")

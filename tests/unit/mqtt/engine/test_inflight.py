@@ -25,14 +25,41 @@ def test_identifiers_continue_after_those_of_an_earlier_process() -> None:
     assert [entry.packet_id for entry in inflight.values()] == [65_534, 65_535, 1]
 
 
-@given(st.lists(st.tuples(st.sampled_from(["send", "restore", "acknowledge", "clear"]), st.integers(1, 300))))
+def test_an_identifier_that_goes_round_skips_those_in_flight() -> None:
+    inflight = Inflight()
+    inflight.restore(1, InflightEntry())
+    inflight.restore(65_535, InflightEntry())
+    assert inflight.assign(InflightEntry()) == 2
+
+
+def test_an_entry_that_is_put_back_has_its_place_in_the_order() -> None:
+    inflight = Inflight()
+    entries = [InflightEntry() for _ in range(3)]
+    identifiers = [inflight.assign(entry) for entry in entries]
+    taken = inflight.take(identifiers[1])
+    assert taken is entries[1]
+    inflight.put_back(taken)
+    assert inflight.values() == entries
+    assert inflight.get(identifiers[1]) is taken
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["assign", "send", "restore", "acknowledge", "remove", "clear"]), st.integers(1, 300))
+    )
+)
 def test_like_a_dictionary(steps: list[tuple[str, int]]) -> None:
     """Also where identifiers share a slot."""
     inflight = Inflight()
     model: dict[int, InflightEntry] = {}
     for action, n in steps:
         packet_id = n * 64 + n % 7
-        if action == "send":
+        if action == "assign":
+            entry = InflightEntry()
+            packet_id = inflight.assign(entry)
+            assert packet_id not in model
+            model[packet_id] = entry
+        elif action == "send":
             packet_id = inflight.free_id()
             assert packet_id not in model
             model[packet_id] = InflightEntry()
@@ -42,9 +69,13 @@ def test_like_a_dictionary(steps: list[tuple[str, int]]) -> None:
             inflight.restore(packet_id, model[packet_id])
         elif action == "acknowledge" and model:
             packet_id = list(model)[n % len(model)]
-            entry = inflight.get(packet_id)
-            assert entry is model.pop(packet_id)
-            inflight.remove(entry)
+            assert inflight.take(packet_id) is model.pop(packet_id)
+            assert inflight.take(packet_id) is None
+        elif action == "remove" and model:
+            packet_id = list(model)[n % len(model)]
+            removed = inflight.get(packet_id)
+            assert removed is model.pop(packet_id)
+            inflight.remove(removed)
         elif action == "clear" and n % 10 == 0:
             inflight.clear()
             model.clear()

@@ -15,12 +15,13 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
-from librt.strings import BytesWriter
+from librt.strings import BytesWriter, write_i32_be
 from mypy_extensions import mypyc_attr
 
 from penstock.mqtt.codec.decoder import LARGEST_PACKET
-from penstock.mqtt.codec.encoder import encode_within, head_size, write_packet_id, write_publish_head
+from penstock.mqtt.codec.encoder import encode_within, head_size, write_publish_head
 from penstock.mqtt.codec.packets import Packet, PubAck, PubComp, PubRec, PubRel
+from penstock.mqtt.codec.primitives import write_two_bytes
 from penstock.mqtt.codec.properties import Properties
 from penstock.mqtt.codec.reasons import ReasonCode
 from penstock.mqtt.codec.version311 import encode_311
@@ -267,7 +268,7 @@ class PacketWriter(SessionConnection):
         write_publish_head(out, first, remaining)
         out.write(topic)
         if packet_id:
-            write_packet_id(out, packet_id)
+            write_two_bytes(out, packet_id)
         out.write(properties)
         out.write(payload)
         if alias and aliases is not None:
@@ -283,13 +284,12 @@ class PacketWriter(SessionConnection):
     def puback(self, packet_id: i64, code: i64, reason_string: str = "") -> None:
         """Answer a QoS 1 message."""
         if code == 0 or self.version != 5:
-            self._send_short(b"\x40\x02", packet_id)
+            self._send_short(0x40020000 | packet_id)
         elif code == _NO_SUBSCRIBERS and not reason_string and self.maximum_out >= 5:
             # The answer to every message that nobody wants.
-            out = self.out
-            out.write(b"\x40\x03")
-            write_packet_id(out, packet_id)
-            out.write(b"\x10")
+            head: int = 0x40030000 | packet_id
+            write_i32_be(self.out, head)
+            self.out.append(_NO_SUBSCRIBERS)
             self.stats.answers_sent += 1
             if not self.dirty:
                 self.mark()
@@ -300,21 +300,21 @@ class PacketWriter(SessionConnection):
     def pubrec(self, packet_id: int, code: int, reason_string: str = "") -> None:
         """Answer a QoS 2 message."""
         if code == 0 or self.version != 5:
-            self._send_short(b"\x50\x02", packet_id)
+            self._send_short(0x50020000 | packet_id)
         else:
             self.send(PubRec(packet_id, code, self.explained(reason_string or PUBLISH_REASONS.get(code, ""))))
 
     def pubrel(self, packet_id: int, code: int = 0) -> None:
         """Release a QoS 2 message of ours."""
         if code == 0 or self.version != 5:
-            self._send_short(b"\x62\x02", packet_id)
+            self._send_short(0x62020000 | packet_id)
         else:
             self.send(PubRel(packet_id, code, self.explained(IDENTIFIER_REASONS.get(code, ""))))
 
     def pubcomp(self, packet_id: int, code: int = 0) -> None:
         """Complete a QoS 2 message of the client."""
         if code == 0 or self.version != 5:
-            self._send_short(b"\x70\x02", packet_id)
+            self._send_short(0x70020000 | packet_id)
         else:
             self.send(PubComp(packet_id, code, self.explained(IDENTIFIER_REASONS.get(code, ""))))
 
@@ -322,11 +322,9 @@ class PacketWriter(SessionConnection):
         """Return a Reason String, unless the client requested no Problem Information [MQTT-3.1.2-29]."""
         return diagnosis(text) if self._problem_information else Properties()
 
-    def _send_short(self, head: bytes, packet_id: i64) -> None:
-        """Queue a packet with an identifier only."""
-        out = self.out
-        out.write(head)
-        write_packet_id(out, packet_id)
+    def _send_short(self, packet: int) -> None:
+        """Queue a packet with an identifier only, four bytes in the order of the wire."""
+        write_i32_be(self.out, packet)
         self.stats.answers_sent += 1
         if not self.dirty:
             self.mark()

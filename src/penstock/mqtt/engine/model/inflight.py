@@ -54,14 +54,16 @@ class Inflight:
 
     def assign(self, entry: InflightEntry) -> i64:
         """Add an entry under a free packet identifier, and return that."""
-        if self.count > self._mask:
-            self._grow()
-        packet_id = self.free_id()
-        slots, slot = self._slots, packet_id & self._mask
-        entry.packet_id = packet_id
-        entry.order = self._order
-        entry.next = slots[slot]
+        packet_id = self._last + 1
+        mask = self._mask
+        slots, slot = self._slots, packet_id & mask
+        if self.count > mask or packet_id > 65_535 or slots[slot] is not None:
+            packet_id = self.free_id()
+            self.add(packet_id, entry)
+            return packet_id
         slots[slot] = entry
+        entry.packet_id = self._last = packet_id
+        entry.order = self._order
         self._order += 1
         self.count += 1
         return packet_id
@@ -80,12 +82,16 @@ class Inflight:
 
     def add(self, packet_id: i64, entry: InflightEntry) -> None:
         """Add an entry under a free identifier."""
-        if self.count > self._mask:
-            self._grow()
-        slots, slot = self._slots, packet_id & self._mask
         entry.packet_id = packet_id
         entry.order = self._order
         self._order += 1
+        self.put_back(entry)
+
+    def put_back(self, entry: InflightEntry) -> None:
+        """Add an entry that was removed, with its identifier and its place in the order."""
+        if self.count > self._mask:
+            self._grow()
+        slots, slot = self._slots, entry.packet_id & self._mask
         entry.next = slots[slot]
         slots[slot] = entry
         self.count += 1
@@ -100,6 +106,20 @@ class Inflight:
         entry = self._slots[packet_id & self._mask]
         while entry is not None and entry.packet_id != packet_id:
             entry = entry.next
+        return entry
+
+    def take(self, packet_id: i64) -> InflightEntry | None:
+        """Remove and return the entry with that identifier; None for a free one."""
+        slots, slot = self._slots, packet_id & self._mask
+        entry = slots[slot]
+        if entry is not None and entry.packet_id == packet_id:
+            slots[slot] = entry.next
+            entry.next = None
+            self.count -= 1
+            return entry
+        entry = self.get(packet_id)
+        if entry is not None:
+            self.remove(entry)
         return entry
 
     def remove(self, entry: InflightEntry) -> None:

@@ -341,12 +341,12 @@ class Session(Subscriber):
             RemoteProtocolError: the message was sent at QoS 2.
         """
         inflight = self.inflight
-        delivery = cast("Delivery | None", inflight.get(packet_id))
+        delivery = cast("Delivery | None", inflight.take(packet_id))
         if delivery is None:
             return False
         if delivery.qos != 1:
+            inflight.put_back(delivery)  # the session outlives this connection
             raise protocol_error("PUBACK for a message sent at QoS 2")
-        inflight.remove(delivery)
         if inflight.bytes:
             self._leave_flight(delivery)
         if self.journal is not None:
