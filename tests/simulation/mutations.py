@@ -18,7 +18,6 @@ from penstock.errors import StorageError
 from penstock.mqtt import storage as mqtt_storage
 from penstock.mqtt.engine.model.inflight import Inflight
 from penstock.mqtt.engine.sessions.retained import Retained
-from penstock.mqtt.engine.sessions.session import Session
 from penstock.mqtt.engine.sessions.session_manager import SessionManager
 from penstock.runtime.io import wal
 from penstock.runtime.io.wal_frames import PUT, decode_operations, last_of
@@ -231,11 +230,6 @@ def identifier_forgotten(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(SessionManager, "resume_or_create", forgetful)
 
 
-def output_not_held(patch: pytest.MonkeyPatch) -> None:
-    """The steps of QoS 2 do not wait for their commit."""
-    patch.setattr(Session, "hold_output", lambda *_args: None)
-
-
 def sent_again_in_reverse(patch: pytest.MonkeyPatch) -> None:
     """Messages in flight are sent again in reverse."""
     values = Inflight.values
@@ -286,7 +280,6 @@ ENGINE: list[Plant] = [
     will_without_delay,
     session_expired_early,
     identifier_forgotten,
-    output_not_held,
     sent_again_in_reverse,
     retained_kept,
     version_compared_wrongly,
