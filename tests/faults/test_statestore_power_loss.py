@@ -27,6 +27,10 @@ ROWS = 1
 Rows = dict[bytes, bytes]
 
 
+class _Unfollowed(LoggedEnvironment):
+    def _follow(self) -> None: ...
+
+
 class Store:
     """A store whose log is on a recorded disk; LMDB follows when it is told to, or when the log has no place."""
 
@@ -34,8 +38,7 @@ class Store:
         environment = LmdbEnvironment(
             path, "rows", "owner of them", ("meta", "rows"), schema=1, durability=Durability.DURABLE
         )
-        self.environment = LoggedEnvironment(environment, files=disk, segment_bytes=6 * SECTOR)
-        self.environment._follow = lambda: None  # type: ignore[method-assign]
+        self.environment = _Unfollowed(environment, files=disk, segment_bytes=6 * SECTOR)
         self.found: Rows = dict(self.environment.open(self._load))
 
     def _load(self, transaction: lmdb.Transaction[bytes]) -> list[tuple[bytes, bytes]]:

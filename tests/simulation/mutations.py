@@ -19,12 +19,13 @@ from penstock.mqtt import storage as mqtt_storage
 from penstock.mqtt.engine.model.inflight import Inflight
 from penstock.mqtt.engine.sessions.retained import Retained
 from penstock.mqtt.engine.sessions.session_manager import SessionManager
-from penstock.runtime.io import wal
-from penstock.runtime.io.wal_frames import PUT, decode_operations, last_of
+from penstock.runtime.io.wal import LoggedEnvironment
+from penstock.runtime.io.wal_frames import PUT
 from penstock.statestore.hlc import Hlc, StoreClock
 from penstock.statestore.service.storage import Storage
+from tests.simulation import node
 from tests.simulation.history import Violation
-from tests.simulation.node import SimulatedCommitQueue, SimulatedNode
+from tests.simulation.node import SimulatedCommitQueue, SimulatedLog, SimulatedNode
 from tests.simulation.run import simulate
 from tests.unit.runtime.recorded_disk import MemoryFile
 
@@ -39,16 +40,16 @@ Plant = Callable[[pytest.MonkeyPatch], None]
 
 def answered_early(patch: pytest.MonkeyPatch) -> None:
     """The state store answers before its commit."""
-    commit = Storage.commit
 
-    def later(self: Storage, *args: Any, **options: Any) -> None:
-        def commit_now() -> None:
+    class LateStorage(Storage):
+        def commit(self, *args: Any, **options: Any) -> None:
+            asyncio.get_running_loop().call_later(0.02, self.commit_now, args, options)
+
+        def commit_now(self, args: Any, options: Any) -> None:
             with suppress(StorageError):  # a full or failed disk, which is not the bug
-                commit(self, *args, **options)
+                super().commit(*args, **options)
 
-        asyncio.get_running_loop().call_later(0.02, commit_now)
-
-    patch.setattr(Storage, "commit", later)
+    patch.setattr(node, "Storage", LateStorage)
 
 
 def acknowledged_early(patch: pytest.MonkeyPatch) -> None:
@@ -71,31 +72,42 @@ def without_fsync(patch: pytest.MonkeyPatch) -> None:
 
 
 def recovered_in_part(patch: pytest.MonkeyPatch) -> None:
-    """Recovery leaves out the first operation of each frame."""
-    patch.setattr(wal, "decode_operations", lambda body: list(decode_operations(body))[1:])
+    """Recovery leaves out every other operation."""
+    write = LoggedEnvironment._write
+
+    def in_part(self: LoggedEnvironment, transaction: Any, operations: Any) -> None:
+        recovers = not self._state.identity
+        write(self, transaction, operations[1::2] if recovers else operations)
+
+    patch.setattr(SimulatedLog, "_write", in_part)
 
 
 def log_released_early(patch: pytest.MonkeyPatch) -> None:
     """Frames that LMDB does not contain are taken for applied."""
-    patch.setattr(wal.LoggedEnvironment, "_write", lambda *_args: None)
+    patch.setattr(SimulatedLog, "_write", lambda *_args: None)
 
 
 def frame_applied_twice(patch: pytest.MonkeyPatch) -> None:
     """Operations are applied to LMDB once more after the next ones."""
-    write = wal.LoggedEnvironment._write
+    write = LoggedEnvironment._write
     earlier: dict[int, Any] = {}
 
-    def twice(self: wal.LoggedEnvironment, transaction: Any, operations: Any) -> None:
+    def twice(self: LoggedEnvironment, transaction: Any, operations: Any) -> None:
         write(self, transaction, operations)
         write(self, transaction, earlier.get(id(self), ()))
         earlier[id(self)] = list(operations)
 
-    patch.setattr(wal.LoggedEnvironment, "_write", twice)
+    patch.setattr(SimulatedLog, "_write", twice)
 
 
 def first_operation_wins(patch: pytest.MonkeyPatch) -> None:
     """Of several operations on a row the first is applied, not the last."""
-    patch.setattr(wal, "last_of", lambda operations: last_of(list(reversed(list(operations)))))
+    write = LoggedEnvironment._write
+
+    def reversed_order(self: LoggedEnvironment, transaction: Any, operations: Any) -> None:
+        write(self, transaction, operations[::-1])
+
+    patch.setattr(SimulatedLog, "_write", reversed_order)
 
 
 def lost_wake_up(patch: pytest.MonkeyPatch) -> None:

@@ -270,7 +270,7 @@ class SimulatedLog(LoggedEnvironment):
         self._hasty = False
 
     def _start_thread(self) -> None:
-        self._thread = cast(threading.Thread, self)
+        self._follower = cast(threading.Thread, self)
         self._haste = cast(threading.Event, self)
 
     def set(self) -> None:

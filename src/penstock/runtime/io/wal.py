@@ -23,6 +23,7 @@ from typing import Final, NamedTuple, TypeVar
 from zlib import crc32
 
 import lmdb
+from mypy_extensions import mypyc_attr
 
 from penstock.errors import OutOfSpaceError, StorageError
 from penstock.runtime.io.files import DirectFiles, DiskFullError, Durability, Files
@@ -41,8 +42,9 @@ _BEHIND_S: Final = 60.0
 24 KiB: at one commit per second, a delay of five seconds would write ten times as much as the log. A start applies
 these frames in a fraction of a second."""
 
-_RETRY_S: Final = 1.0
-"""Delay before a write to LMDB that found no disk space is retried."""
+_RETRY_S = 1.0
+"""Delay before a write to LMDB that found no disk space is retried. Not Final: tests shorten it in the compiled form
+too."""
 
 _STATE: Final = Struct(">8sIQ")  # identity, epoch, sequence of the last frame in LMDB; the crc32 of these follows
 
@@ -62,6 +64,7 @@ class _AppliedState(NamedTuple):
         return stored + crc32(stored).to_bytes(4, "big")
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class LoggedEnvironment:
     """``environment``, which is not open yet, with a log next to it for its durable commits.
 
@@ -92,7 +95,7 @@ class LoggedEnvironment:
         """LMDB had no disk space when it was last updated."""
         self._roomless = False
         """The disk had no room for one more segment when it was last tried."""
-        self._thread: threading.Thread | None = None
+        self._follower: threading.Thread | None = None
 
     def open(self, load: Callable[[lmdb.Transaction[bytes]], T]) -> T:
         """Open, apply the frames that LMDB does not contain, and return the result of ``load``.
@@ -134,17 +137,17 @@ class LoggedEnvironment:
 
     def _start_thread(self) -> None:
         """Have :meth:`_write_back` called in time. The simulator does without a thread."""
-        self._thread = threading.Thread(target=self._follow, name=f"log of {self._name}", daemon=True)
-        self._thread.start()
+        self._follower = threading.Thread(target=self._follow, name=f"log of {self._name}", daemon=True)
+        self._follower.start()
 
-    def commit(self, operations: Sequence[Operation], what: str, *, sync: bool = False) -> None:
+    def commit(self, operations: list[Operation], what: str, *, sync: bool = False) -> None:
         """Carry out ``operations``, all of them or none; durable if the environment is, or with ``sync``.
 
         Raises:
             OutOfSpaceError: nothing is committed; the same commit may be retried, and no other.
             StorageError: nothing is known to be on disk, and every later commit fails too.
         """
-        if self._thread is None:
+        if self._follower is None:
             self._environment.transact(
                 lambda transaction: self._write(transaction, operations), what, sync=sync, size=_size(operations)
             )
@@ -192,11 +195,11 @@ class LoggedEnvironment:
 
     def may_wait(self) -> bool:
         """True if the next commit may have to wait for LMDB."""
-        return self._thread is not None and self._segments.is_scarce()
+        return self._follower is not None and self._segments.is_scarce()
 
     def close(self) -> None:
         """Apply everything to LMDB, durably, and close; may be called twice."""
-        thread, self._thread = self._thread, None
+        thread, self._follower = self._follower, None
         try:
             if thread is not None:
                 self._closing = True

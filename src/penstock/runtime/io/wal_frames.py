@@ -58,7 +58,7 @@ class Frame(NamedTuple):
     body: bytes
 
 
-def encode_frame(identity: bytes, epoch: int, sequence: int, operations: Sequence[Operation]) -> bytes:
+def encode_frame(identity: bytes, epoch: int, sequence: int, operations: list[Operation]) -> bytes:
     """Encode a frame, filled up to whole sectors."""
     out = BytesWriter()
     for kind, table, key, value in operations:
@@ -73,7 +73,7 @@ def encode_frame(identity: bytes, epoch: int, sequence: int, operations: Sequenc
     body = out.getvalue()
     size = len(body)
     head = _HEAD.pack(identity, epoch, sequence, size)
-    checksum = _CHECKSUM.pack(crc32(body, crc32(head)))
+    checksum = crc32(body, crc32(head)).to_bytes(4, "big")
     return b"".join((head, checksum, body, _ZEROS[: -(_BODY_AT + size) % SECTOR]))
 
 

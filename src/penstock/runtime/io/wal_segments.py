@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -186,7 +186,7 @@ class FrameLog:
         self._epoch = epoch
         self.sequence = 0
 
-    def append(self, operations: Sequence[Operation]) -> bool:
+    def append(self, operations: list[Operation]) -> bool:
         """Append a frame and make it durable; False, and nothing is written, if it does not fit."""
         sequence = self.sequence + 1
         frame = encode_frame(self._identity, self._epoch, sequence, operations)

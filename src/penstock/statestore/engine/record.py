@@ -15,6 +15,8 @@ from mypy_extensions import mypyc_attr
 from penstock.statestore.hlc import Hlc
 
 if TYPE_CHECKING:
+    from mypy_extensions import i64
+
     from penstock.statestore.codec.dialects import Dialect
 
 __all__ = [
@@ -152,19 +154,27 @@ def encode_record(record: Record) -> bytes:
     _write_number(out, version.counter)
     if fence is None:
         out.write(_NO_CLOCK)
-        out.write(_SIZES.pack(len(node), 0, len(key)))
+        _write_sizes(out, len(node), 0, len(key))
         out.write(node)
     else:
         fence_node = fence.node.encode()
         _write_number(out, fence.wall_ms)
         _write_number(out, fence.counter)
-        out.write(_SIZES.pack(len(node), len(fence_node), len(key)))
+        _write_sizes(out, len(node), len(fence_node), len(key))
         out.write(node)
         out.write(fence_node)
     out.write(key)
     out.write(record.value)
     body = out.getvalue()
-    return _CHECKSUM.pack(crc32(body)) + body
+    return crc32(body).to_bytes(4, "big") + body
+
+
+def _write_sizes(out: BytesWriter, node_size: i64, fence_size: i64, key_size: i64) -> None:
+    """Write the lengths of node id, fence node id and key in two, two and four bytes."""
+    if node_size < 1 << 15:
+        write_i64_be(out, node_size << 48 | fence_size << 32 | key_size)
+    else:
+        out.write(_SIZES.pack(node_size, fence_size, key_size))
 
 
 def _write_number(out: BytesWriter, value: int) -> None:

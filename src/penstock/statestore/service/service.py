@@ -154,6 +154,8 @@ class StateStoreService(Service):
         self._max_waiting = options.max_waiting
         self._recent = RecentWrites()
         self._response_buffer = BytesWriter()
+        self._committed_ms = 0
+        """The time of the answers that a commit releases; 0: none does now."""
         self._read = 0
         """The read for which the next two are the time."""
         self._now_ms = 0
@@ -351,8 +353,7 @@ class StateStoreService(Service):
         if not message.read or message.read != self._read:
             # The clocks are read once for all requests of a read.
             self._read = message.read
-            clock = self._stepped_clock
-            self._now_ms = self._clock() if clock is None else clock.now()
+            self._now_ms = self._now()
             self._steady_ms = self._steady() if self._boot_offset < 0 else self._since_boot()
         now_ms = self._now_ms
         ask = read_request(
@@ -401,6 +402,10 @@ class StateStoreService(Service):
         else:
             self._answer(message, ask, answer, self._writer.waits_for(command.key), now_ms)
 
+    def _now(self) -> int:
+        clock = self._stepped_clock
+        return self._clock() if clock is None else clock.now()
+
     def _is_asked_to_keep(self, ask: StoreRequest) -> bool:
         if not self._may_ask:
             return False
@@ -444,10 +449,13 @@ class StateStoreService(Service):
         self._writer.trim(floor)
 
     def _collect(self) -> None:
+        """A commit has ended: its answers follow. The clock is read once for all of them."""
+        self._committed_ms = self._now()
         if self._responses.outlet is not None:
             self._responses.outlet.collect()
 
     def _send_collected(self) -> None:
+        self._committed_ms = 0
         if self._responses.outlet is not None:
             self._responses.outlet.send_collected()
 
@@ -471,7 +479,7 @@ class StateStoreService(Service):
         self, message: Inbound, ask: StoreRequest | RejectedRequest, answer: Answer | None, *, committed: bool
     ) -> None:
         """Let an answer go whose commit has ended."""
-        self._release(message, ask, answer, self._clock(), committed=committed)
+        self._release(message, ask, answer, self._committed_ms or self._now(), committed=committed)
 
     def _release(
         self,

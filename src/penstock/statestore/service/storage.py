@@ -21,6 +21,7 @@ from typing import Final, NamedTuple
 from zlib import crc32
 
 import lmdb
+from mypy_extensions import mypyc_attr
 
 from penstock.errors import StorageError
 from penstock.runtime.io.files import Durability
@@ -76,6 +77,7 @@ class StoredState(NamedTuple):
     lag: int = 0
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Storage:
     """The LMDB environment in the directory ``path``, created if it does not exist.
 

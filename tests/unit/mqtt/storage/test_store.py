@@ -24,7 +24,6 @@ from penstock.mqtt.engine.model.message import Message
 from penstock.mqtt.storage import SessionStore, digest_of, encode_message, number_key
 from penstock.runtime.io.files import Durability
 from penstock.runtime.io.lmdb_environment import LmdbEnvironment
-from penstock.runtime.io.wal import LoggedEnvironment
 
 OFFSET = 1_700_000_000_000
 TABLES = 9
@@ -259,7 +258,7 @@ def test_a_failed_commit_is_an_error_of_ours_and_leaves_the_last_one(
     def full(*_: object) -> None:
         raise lmdb.Error("mdb_txn_commit: Input/output error")
 
-    monkeypatch.setattr(LoggedEnvironment, "_write", full)
+    monkeypatch.setattr(LmdbEnvironment, "_carry_out", full)
     fill.journal.retained("other", fill.kept)
     with pytest.raises(StorageError, match="commit of 1 changes failed: mdb_txn_commit: Input/output"):
         store.commit(fill.cut())

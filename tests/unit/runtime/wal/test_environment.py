@@ -13,6 +13,7 @@ import lmdb
 import pytest
 
 from penstock.errors import OutOfSpaceError, StorageError
+from penstock.runtime.io import wal
 from penstock.runtime.io.files import DirectFile, DirectFiles, Durability
 from penstock.runtime.io.lmdb_environment import LmdbEnvironment
 from penstock.runtime.io.wal import LoggedEnvironment
@@ -26,15 +27,19 @@ def fails(*_: object) -> None:
     raise OSError(errno.EIO, "Input/output error")
 
 
+class _Unfollowed(LoggedEnvironment):
+    """LMDB is as it was when the environment was opened, until a commit or the end brings it up to date."""
+
+    def _follow(self) -> None: ...
+
+
 class _Store:
     """An environment and its rows; closed at the end of the test."""
 
     def __init__(self, path: Path, durability: Durability = Durability.DURABLE, *, follows: bool = False) -> None:
         environment = LmdbEnvironment(path, "notes", "owner of them", ("meta", "rows"), schema=1, durability=durability)
-        self.environment = LoggedEnvironment(environment, segment_bytes=SEGMENT)
-        if not follows:
-            # LMDB is then as it was when the environment was opened, until a commit or the end brings it up to date.
-            self.environment._follow = lambda: None  # type: ignore[method-assign]
+        kind = LoggedEnvironment if follows else _Unfollowed
+        self.environment = kind(environment, segment_bytes=SEGMENT)
         self.rows = dict(self.environment.open(self._load))
 
     def _load(self, transaction: lmdb.Transaction[bytes]) -> list[tuple[bytes, bytes]]:
@@ -44,7 +49,7 @@ class _Store:
         self.commit(*((PUT, ROWS, name.encode(), value.encode()) for name, value in rows.items()))
 
     def commit(self, *operations: Operation) -> None:
-        self.environment.commit(operations, "writing")
+        self.environment.commit(list(operations), "writing")
 
 
 @pytest.fixture
@@ -247,7 +252,7 @@ def test_after_lmdb_failed_nothing_is_committed(
                 store.put(b="x" * 2 * SEGMENT)
         else:
             store.environment._haste.set()
-            thread = store.environment._thread
+            thread = store.environment._follower
             assert thread is not None
             thread.join(20)
             assert not thread.is_alive()
@@ -449,7 +454,7 @@ def found_by_copy(path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[bytes, by
 def test_lmdb_without_disk_space_lets_commits_go_on_and_follows_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("penstock.runtime.io.wal._RETRY_S", 0.001)
+    monkeypatch.setitem(vars(wal), "_RETRY_S", 0.001)
     store = _Store(tmp_path / "a", follows=True)
     told: list[StorageError] = []
     store.environment.on_failure = told.append

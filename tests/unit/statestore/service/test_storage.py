@@ -242,9 +242,12 @@ def edit_while_open(storage: Storage, position: bytes) -> None:
 
 
 @pytest.mark.parametrize("durability", Durability)
-def test_after_an_abrupt_end_everything_is_there(tmp_path: Path, durability: Durability) -> None:
+def test_after_an_abrupt_end_everything_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, durability: Durability
+) -> None:
+    # Nothing changes while it is copied.
+    monkeypatch.setattr("penstock.runtime.io.wal.LoggedEnvironment._follow", lambda _: None)
     storage = Storage(tmp_path / "store")
-    storage._environment._follow = lambda: None  # type: ignore[method-assign]  # nothing changes while it is copied
     storage.open()
     storage.trim(Hlc(0, 5, ""))
     storage.note_steady("boot", 7)
