@@ -2,6 +2,10 @@
 
 All that one loop turn produced for a connection leaves in one write, also what other connections caused: the engine
 collects, :meth:`MqttServer._flush` runs once. System calls and wake-ups are what a broker costs, not Python.
+
+No connection delays others by more than its share of a loop turn, in bytes (:data:`LARGE_READ_BYTES`) and in work
+(``max_turn_work``). A connection that has used it is not read, and has its next turn after the loop has polled the
+others (:meth:`MqttServer._proceed`).
 """
 
 from __future__ import annotations
@@ -9,15 +13,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
+from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from penstock.mqtt.codec.reasons import ReasonCode, reason_name
 from penstock.mqtt.engine.broker import Broker
 from penstock.mqtt.engine.connections.connection import BrokerConnection
 from penstock.mqtt.engine.model.access import Access, Origin, Rights
 from penstock.mqtt.engine.model.journal import Recovered
-from penstock.mqtt.engine.model.limits import BrokerLimits
+from penstock.mqtt.engine.model.limits import TURN_SHARES, BrokerLimits
 from penstock.mqtt.engine.model.stats import BrokerStats
 from penstock.mqtt.engine.outlet import BrokerOutlet
 from penstock.mqtt.engine.sessions.recovery import restore
@@ -46,6 +51,10 @@ if TYPE_CHECKING:
 __all__ = ["BrokerLimits", "BrokerStats", "MqttServer"]
 
 logger = logging.getLogger("penstock.mqtt")
+
+LARGE_READ_BYTES: Final = 128 * 1024
+"""Size of a read after which a connection is not read again in the same turn. libuv reads up to 32 times while each
+read fills its buffer of 256,000 bytes, so that a client could send 8 MB before others are served."""
 
 
 class MqttServer(ServerLinkOwner):
@@ -91,6 +100,8 @@ class MqttServer(ServerLinkOwner):
         self.listeners: list[Listener] = []
         self._links: dict[SessionConnection, ServerLink] = {}
         self._inside: dict[SessionConnection, InProcessLink] = {}
+        self._deferred: deque[ServerLink] = deque()
+        """Connections that have used their share of a turn, the next one first."""
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0
         self._stalls: StallWatch | None = None
@@ -295,10 +306,58 @@ class MqttServer(ServerLinkOwner):
                 self._arm()
             if connection.holds and not link.reading_paused:
                 link.pause_reading()
+            if connection.unread or len(data) >= LARGE_READ_BYTES:
+                self._defer(link)
         except Exception:
             logger.exception("internal error; closing %r", connection)
-            self._broker.outbound.reading = None
-            link.abort()
+            self._abort(link)
+
+    def _defer(self, link: ServerLink) -> None:
+        """Continue with the connection in a later turn."""
+        if not link.deferred:
+            link.defer_reading()
+            self._deferred.append(link)
+            if len(self._deferred) == 1 and self._loop is not None:
+                self._loop.call_soon(self._proceed)
+
+    def _proceed(self) -> None:
+        """Give connections that have used their share another one, in turn, and read those that have no bytes left."""
+        deferred, broker = self._deferred, self._broker
+        now: i64 = int(self._time() * 1000)
+        wall_ms: i64 = self._clock()
+        end = broker.work + TURN_SHARES * broker.max_turn_work
+        for _ in range(len(deferred)):
+            if broker.work >= end:
+                break
+            link = deferred.popleft()
+            connection = link.connection
+            if connection is None or not link.deferred:  # closed meanwhile
+                continue
+            if connection.unread and self.receiving:
+                try:
+                    broker.outbound.reading = connection
+                    connection.proceed(now, wall_ms)
+                    broker.outbound.end_read()
+                except Exception:
+                    logger.exception("internal error; closing %r", connection)
+                    self._abort(link)
+                    continue
+                deferred.append(link)  # also when nothing is left: a read would be its second share of this turn
+                continue
+            link.deferred = False
+            if link.lost:
+                link.finish()
+            else:
+                link.resume_reading()
+        if deferred and self._loop is not None:
+            self._loop.call_soon(self._proceed)
+        if broker.timers.sooner:
+            self._arm()
+
+    def _abort(self, link: ServerLink) -> None:
+        """Close a connection after an error of ours."""
+        self._broker.outbound.reading = None
+        link.abort()
 
     def lost(self, link: ServerLink) -> None:
         """A connection is gone, in whatever state it was."""
@@ -330,8 +389,11 @@ class MqttServer(ServerLinkOwner):
         return connection
 
     def received_inside(self, connection: BrokerConnection, data: bytes) -> None:
-        """Bytes of a part of the node."""
-        connection.receive(data, self.now(), self._clock())
+        """Bytes of a part of the node, which has no share: it is no stranger."""
+        now, wall_ms = self.now(), self._clock()
+        connection.receive(data, now, wall_ms)
+        while connection.unread:
+            connection.proceed(now, wall_ms)
 
     def lost_inside(self, connection: BrokerConnection) -> None:
         """A connection inside the process is gone."""

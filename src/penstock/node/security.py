@@ -70,7 +70,7 @@ NODE_TOPICS: Final = ("clients/statestore/",)
 SOURCES_KEPT: Final = 1_000
 """Limit of cached permissions of publishers of retained messages. Each has up to 1 MB of cached decisions."""
 
-_READ_ONCE: Final = ("max_retained_messages", "max_retained_bytes", "queue_overflow")
+_READ_ONCE: Final = ("max_retained_messages", "max_retained_bytes", "max_turn_work", "queue_overflow")
 """Limits that the engine reads at the start only."""
 
 EXPIRY_WARNING_S: Final = 14 * 86_400

@@ -70,7 +70,10 @@ class Peer:
         return self
 
     def send_bytes(self, data: bytes) -> Peer:
+        """Send bytes; they are handled in as many turns as their work takes."""
         self.connection.receive(data, self.bench.now, 1_000_000 + self.bench.now)
+        while self.connection.unread:
+            self.connection.proceed(self.bench.now, 1_000_000 + self.bench.now)
         return self
 
     def take(self) -> list[Packet]:

@@ -209,8 +209,13 @@ class Decoder:
                 raise
         return packets
 
+    def has_more(self) -> bool:
+        """Return whether there are bytes behind the current packet."""
+        return self._end < len(self._data)
+
     def add(self, data: bytes) -> None:
-        """Add received bytes, after :meth:`next_type` returned 0."""
+        """Add received bytes. Cheap after :meth:`next_type` returned 0; before, the bytes behind the current packet are
+        copied."""
         if self.buffered:
             self._pieces.append(data)
             self.buffered += len(data)
@@ -219,6 +224,8 @@ class Decoder:
             data = b"".join(self._pieces)
             self._pieces.clear()
             self.buffered = 0
+        elif self._end < len(self._data):
+            data = self._data[self._end :] + data
         self._data = data
         self._end = 0
 

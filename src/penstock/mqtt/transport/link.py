@@ -82,10 +82,12 @@ class ServerLink(Sink):
         "anchor",
         "certificate",
         "connection",
+        "deferred",
         "descriptor",
         "group",
         "identity",
         "listener",
+        "lost",
         "opening",
         "port",
         "reading_paused",
@@ -105,6 +107,10 @@ class ServerLink(Sink):
         """The server's side is closed: received bytes are discarded until the peer closes its side."""
         self.reading_paused = False
         """Reading is paused because a service cannot accept more messages."""
+        self.deferred = False
+        """Reading is paused until a later turn: the connection has used its share of this one."""
+        self.lost = False
+        """The connection is closed, and received bytes are still to be handled."""
         self.listener = listener
         self.descriptor = -1
         """The socket's descriptor, to which :meth:`send_now` writes; set by the listener. -1 over WebSocket, and once
@@ -239,10 +245,17 @@ class ServerLink(Sink):
             or transport.is_closing()
             or self.reading_paused
             or self._full
+            or self.deferred
             or not self._server.receiving
         ):
             return
         transport.resume_reading()
+
+    def defer_reading(self) -> None:
+        """Pause reading until a later turn: the connection has used its share of this one."""
+        self.deferred = True
+        if self.transport is not None and not self.transport.is_closing():
+            self.transport.pause_reading()
 
     def pause_reading(self) -> None:
         """Pause reading until :meth:`resume_reading`, because a service cannot accept more messages."""
@@ -254,7 +267,11 @@ class ServerLink(Sink):
         """The connection is closed [asyncio]."""
         if self._abort is not None:
             self._abort.cancel()
-        self.finish()
+        if self.deferred and self.connection is not None and self.connection.unread:
+            self.lost = True  # its last packets, perhaps a DISCONNECT, were received before
+            self.descriptor = -1
+        else:
+            self.finish()
 
     def finish(self) -> None:
         """Notify the server, once, and drop references, so that no cycle waits for garbage collection."""
@@ -296,9 +313,12 @@ class ServerLink(Sink):
             self._abort = asyncio.get_running_loop().call_later(CLOSE_GRACE_S, transport.abort)
 
     def abort(self) -> None:
-        """Close at once, in any state."""
+        """Close at once, in any state; received bytes are discarded."""
         self.descriptor = -1
-        if self.transport is not None:
+        self.deferred = False
+        if self.lost:
+            self.finish()
+        elif self.transport is not None:
             self.transport.abort()
         elif self.opening is not None:
             self.opening.cancel()

@@ -17,6 +17,14 @@ def message(topic: str, payload: bytes = b"x", expiry: int | None = None) -> Mes
     return Message(Publish(topic, payload, properties=Properties(message_expiry_interval=expiry)), 0)
 
 
+def match(retained: Retained, topic_filter: str, now: int) -> list[Message]:
+    search = retained.search(topic_filter)
+    found: list[Message] = []
+    while not search.done:
+        found += search.find(1, now)
+    return found
+
+
 @given(st.lists(topics, max_size=10, unique=True), st.lists(topics, max_size=5), filters)
 def test_it_agrees_with_matches(stored: list[str], deleted: list[str], topic_filter: str) -> None:
     retained = Retained(100, 100_000)
@@ -25,7 +33,7 @@ def test_it_agrees_with_matches(stored: list[str], deleted: list[str], topic_fil
     for topic in deleted:
         assert retained.store(topic, message(topic, b""))
     kept = set(stored) - set(deleted)
-    found = [m.topic for m in retained.match(topic_filter, 0)]
+    found = [m.topic for m in match(retained, topic_filter, 0)]
     assert sorted(found) == sorted(t for t in kept if matches(topic_filter, t))
     assert retained.count == len(kept)
     for topic in kept:
@@ -52,7 +60,7 @@ def test_expired_ones_make_room() -> None:
     assert not retained.store("c", late[0])
     assert retained.store("d", late[1]), "nobody had asked for a"
     assert not retained.store("e", late[2]), "not before b expires"
-    assert [m.topic for m in retained.match("#", 2_000)] == ["b", "d"]
+    assert [m.topic for m in match(retained, "#", 2_000)] == ["b", "d"]
 
 
 def test_messages_that_expire_one_by_one_do_not_cost_a_walk_each() -> None:
@@ -80,6 +88,31 @@ def test_a_deep_topic_counts_with_its_levels() -> None:
 def test_expired_ones_go_when_met() -> None:
     retained = Retained(10, 10_000)
     retained.store("a", message("a", expiry=1))
-    assert len(retained.match("a", 999)) == 1
-    assert retained.match("a", 1000) == []
+    assert len(match(retained, "a", 999)) == 1
+    assert match(retained, "a", 1000) == []
     assert retained.count == 0
+
+
+def test_a_search_visits_no_more_levels_than_allowed_at_a_time() -> None:
+    retained = Retained(1_000, 1_000_000)
+    for n in range(300):
+        retained.store(f"plant/{n}/flow", message(f"plant/{n}/flow"))
+    search = retained.search("#")
+    steps = []
+    while not search.done:
+        steps.append(len(search.find(50, 0)))
+    assert sum(steps) == 300
+    assert max(steps) <= 50
+
+
+def test_a_message_stored_during_a_search_is_not_found() -> None:
+    retained = Retained(10, 10_000)
+    for topic in "abc":
+        retained.store(topic, message(topic))
+    search = retained.search("+")
+    assert [m.topic for m in search.find(2, 0)] == ["a"]
+    retained.store("b", message("b", b"replaced"))
+    retained.store("c", message("c", b""))
+    retained.store("d", message("d"))
+    assert search.find(10, 0) == []
+    assert search.done

@@ -46,6 +46,9 @@ if TYPE_CHECKING:
 
 __all__ = ["BrokerConnection"]
 
+FILTER_WORK: Final = 4
+"""Units of work for a topic filter of SUBSCRIBE or UNSUBSCRIBE."""
+
 _PUBLISH: Final = 3
 _PUBACK: Final = 4
 _PINGREQ: Final = 12
@@ -54,7 +57,17 @@ _PINGREQ: Final = 12
 class BrokerConnection(ConnectionState):
     """One network connection: the shell calls :meth:`receive`, and sends the output of :meth:`Broker.flush`."""
 
-    __slots__ = ("_access", "_deciding", "_handshake", "_origin", "_reauthentication", "_sessions", "decoder")
+    __slots__ = (
+        "_access",
+        "_credit",
+        "_deciding",
+        "_handshake",
+        "_origin",
+        "_reauthentication",
+        "_sessions",
+        "decoder",
+        "unread",
+    )
 
     def __init__(
         self,
@@ -79,11 +92,31 @@ class BrokerConnection(ConnectionState):
         self._reauthentication: Reauthentication | None = None
         self._deciding = False
         """Reading is held until the Access decides about CONNECT."""
+        self._credit: i64 = 0
+        """Work of the last packet beyond the share of its turn, as a negative number: later turns have less."""
+        self.unread = False
+        """The share of this turn ended before the received bytes: :meth:`proceed` is to be called in the next one."""
 
     # Input
 
     def receive(self, data: bytes, now: i64, wall_ms: i64) -> None:
-        """Handle received bytes. ``now``: monotonic ms; ``wall_ms``: wall clock, for the services."""
+        """Handle received bytes, within this turn's share of work; see :attr:`unread`.
+
+        ``now``: monotonic ms; ``wall_ms``: wall clock, for the services.
+        """
+        if self.closing:
+            return
+        self.stats.bytes_received += len(data)
+        self.decoder.add(data)
+        self.proceed(now, wall_ms)
+
+    def proceed(self, now: i64, wall_ms: i64) -> None:
+        """Handle bytes that were received before, within the share of another turn (deficit round robin).
+
+        What a packet takes beyond the share is subtracted from the next ones, so that a client with expensive packets
+        gets no more than others.
+        """
+        self.unread = False
         if self.closing:
             return
         self.last_received = now
@@ -92,15 +125,20 @@ class BrokerConnection(ConnectionState):
         broker.reading_since = now
         broker.reads += 1
         stats = self.stats
-        stats.bytes_received += len(data)
         decoder = self.decoder
         session = self.session
+        end = broker.work + broker.max_turn_work + self._credit
         try:
-            decoder.add(data)
             while not self.closing:
+                if broker.work >= end and decoder.has_more():
+                    self._credit = end - broker.work
+                    self.unread = True
+                    return
                 packet_type = decoder.next_type()
                 if packet_type == 0:
+                    self._credit = 0
                     return
+                broker.work += 1
                 stats.packets_received += 1
                 if session is None:
                     self._before_connack(decoder.packet(), now)
@@ -235,12 +273,14 @@ class BrokerConnection(ConnectionState):
         elif isinstance(packet, Subscribe):
             if self.bridge:
                 as_bridge(packet)
+            broker.work += FILTER_WORK * len(packet.subscriptions)
             codes = subscribe(broker, session, packet, now)
             session.hold_output(self)
             refused = next((code for code in codes if code >= 0x80), 0)
             self.send(SubAck(packet.packet_id, codes, self.explained(SUBSCRIPTION_REASONS.get(refused, ""))))
             subscribed(session, packet, now)
         elif isinstance(packet, Unsubscribe):
+            broker.work += FILTER_WORK * len(packet.topic_filters)
             codes = unsubscribe(broker, session, packet.topic_filters, now)
             session.hold_output(self)
             self.send(UnsubAck(packet.packet_id, codes))

@@ -26,6 +26,7 @@ from penstock.mqtt.codec.properties import Properties
 from penstock.mqtt.codec.reasons import ReasonCode
 from penstock.mqtt.codec.version311 import encode_311
 from penstock.mqtt.engine.connections.aliases import AliasesOut, with_alias
+from penstock.mqtt.engine.model.limits import TURN_SHARES
 from penstock.mqtt.engine.model.message import Message
 from penstock.mqtt.engine.sessions.core import BrokerCore
 from penstock.mqtt.engine.sessions.session import SessionConnection
@@ -148,6 +149,7 @@ class PacketWriter(SessionConnection):
         "stats",
         "throttled",
         "uncommitted",
+        "waits_for_turn",
     )
 
     def __init__(self, broker: BrokerCore, outbound: Outbound) -> None:
@@ -163,7 +165,9 @@ class PacketWriter(SessionConnection):
         self.sink: Sink | None = None
         """Transport for output that need not wait for the flush; None: all output waits."""
         self.throttled = False
-        """The output of this turn is full; the next turn continues."""
+        """The output of this turn is full; a later turn continues."""
+        self.waits_for_turn = False
+        """It is among the throttled connections of :class:`Outbound`."""
         self.out = BytesWriter()
         self.uncommitted: UncommittedOutput | None = None
         """Output that waits for its commit."""
@@ -199,13 +203,20 @@ class PacketWriter(SessionConnection):
 
     def end_throttle(self, now: int) -> None:
         """Continue to send messages in a new turn."""
-        self.throttled = False
+        self.throttled = self.waits_for_turn = False
         self._resume_output(now)
 
     def _resume_output(self, now: int) -> None:
         self.writable = self._full_since is None and not self.throttled
         if self.writable and self.session is not None and not self.closing:
             self.session.send_waiting(now)
+
+    def throttle(self) -> None:
+        """Send no more messages in this turn; a later one continues."""
+        self.throttled = True
+        self.writable = False
+        if not self.dirty:
+            self.mark()
 
     def take_output(self) -> bytes:
         """Remove and return the queued output."""
@@ -274,9 +285,9 @@ class PacketWriter(SessionConnection):
         if alias and aliases is not None:
             aliases.set(message.topic_wire, alias)
         if len(out) > self._max_output:
-            self.throttled = True
-            self.writable = False
+            self.throttle()
         self.stats.publishes_sent += 1
+        self.broker.work += 1 + (len(payload) >> 12)
         if not self.dirty:
             self.mark()
         return True
@@ -343,7 +354,7 @@ class Outbound:
         self._limits = broker.limits
         self._wake = wake
         self._dirty: list[PacketWriter] = []
-        self._throttled: list[PacketWriter] = []
+        self._throttled: deque[PacketWriter] = deque()
         self.ended: list[PacketWriter] = []
         """Connections that a service ended since the last flush."""
         self._uncommitted: dict[PacketWriter, None] = {}
@@ -368,7 +379,7 @@ class Outbound:
         if connection is None or not connection.dirty:
             return
         sink = connection.sink
-        if not len(connection.out) and not connection.closing:
+        if not len(connection.out) and not connection.closing and not connection.throttled:
             connection.dirty = False
         elif (
             sink is None
@@ -388,9 +399,12 @@ class Outbound:
                 self._broker.connection_ended(connection, now)
         throttled = self._throttled
         if throttled:
-            self._throttled = []
-            for connection in throttled:
-                connection.end_throttle(now)
+            broker = self._broker
+            end = broker.work + TURN_SHARES * broker.max_turn_work
+            for _ in range(len(throttled)):
+                if broker.work >= end:
+                    break
+                throttled.popleft().end_throttle(now)
         dirty = self._dirty
         self._dirty = []
         outputs: list[PendingWrite] = []
@@ -405,11 +419,17 @@ class Outbound:
                 continue
             connection.gate = 0
             if connection.throttled:
-                self._throttled.append(connection)
+                self._continue_later(connection)
             outputs.append((connection, data, connection.closing))
         if self._throttled:
             self._wake()
         return outputs
+
+    def _continue_later(self, connection: PacketWriter) -> None:
+        """Continue to send messages to a throttled connection in a later turn."""
+        if not connection.waits_for_turn:
+            connection.waits_for_turn = True
+            self._throttled.append(connection)
 
     def storage_failed(self, now: int) -> None:
         """End the connections whose output waits for a commit, because none will be done any more."""
@@ -429,7 +449,7 @@ class Outbound:
             connection.throttled = True
             connection.writable = False
         elif connection.throttled:
-            self._throttled.append(connection)
+            self._continue_later(connection)
 
     def _release_committed(self, outputs: list[PendingWrite]) -> None:
         """Append the output that waited for the last commit to ``outputs``."""
@@ -444,7 +464,7 @@ class Outbound:
                 if connection.gate <= self._committed:
                     connection.gate = 0
             if connection.throttled and uncommitted.bytes <= self._limits.max_output_bytes:
-                self._throttled.append(connection)
+                self._continue_later(connection)
             if data or done:
                 outputs.append((connection, data, connection.closing and done and not connection.dirty))
 

@@ -8,11 +8,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from annotated_types import Ge, Interval
 
-__all__ = ["BrokerLimits", "QueueOverflowPolicy", "RateLimitPolicy"]
+__all__ = ["TURN_SHARES", "BrokerLimits", "QueueOverflowPolicy", "RateLimitPolicy"]
+
+TURN_SHARES: Final = 4
+"""Shares of ``max_turn_work`` per loop iteration for all connections together that have used up their own, in input or
+in output: other clients wait no longer, however many they are. Four of 256 units take about a millisecond."""
 
 
 class QueueOverflowPolicy(StrEnum):
@@ -71,6 +75,10 @@ class BrokerLimits:
     """Maximum bytes in flight to one client, counting payloads of 4 KiB and more; one message is always allowed."""
     max_output_bytes: Annotated[int, Ge(1024)] = 1024 * 1024
     """Maximum bytes sent to one connection per loop iteration; the rest follows in the next one."""
+    max_turn_work: Annotated[int, Ge(16)] = 256
+    """Maximum work for one connection per loop iteration: one unit for each packet received and each message sent or
+    queued, and one for each 4 KiB of a message sent. A packet is handled as a whole; the rest follows in the next one,
+    after other connections."""
     write_stall_ms: Annotated[int, Ge(100)] = 120_000
     """Time in ms after which a client that does not read is disconnected (0x97)."""
     max_queued_messages: int = 10_000

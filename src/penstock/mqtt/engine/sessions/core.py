@@ -52,7 +52,11 @@ class BrokerCore(SessionOwner):
         report: Callable[[SessionConnection, int, str], None],
         report_merged: Callable[[str, int], None],
     ) -> None:
-        super().__init__(Retained(limits.max_retained_messages, limits.max_retained_bytes, journal), report_merged)
+        super().__init__(
+            Retained(limits.max_retained_messages, limits.max_retained_bytes, journal),
+            limits.max_turn_work,
+            report_merged,
+        )
         self.limits = limits
         self.stats = BrokerStats()
         self.topics = TopicNames()

@@ -11,7 +11,7 @@ from typing import Final
 from penstock.mqtt.engine.model.journal import Journal, Source
 from penstock.mqtt.engine.model.message import Message
 
-__all__ = ["Allows", "Retained"]
+__all__ = ["Allows", "Retained", "RetainedSearch"]
 
 LEVEL_BYTES: Final = 256
 """Bytes counted for each level of a topic: a deep topic with a short payload takes more memory than its bytes."""
@@ -28,12 +28,14 @@ Allows = Callable[[Source, str, int], bool]
 
 
 class _Level:
-    __slots__ = ("children", "message", "source")
+    __slots__ = ("children", "message", "number", "source")
 
     def __init__(self) -> None:
         self.children: dict[str, _Level] = {}
         self.message: Message | None = None
         self.source: Source | None = None
+        self.number = 0
+        """Number of the change that stored the message."""
 
 
 class Retained:
@@ -45,6 +47,7 @@ class Retained:
     __slots__ = (
         "_expiry",
         "_root",
+        "_stored",
         "_sweep_at",
         "allows",
         "bytes",
@@ -60,6 +63,8 @@ class Retained:
         self._expiry = 0
         """No message expires before this instant; 0: none expires."""
         self._sweep_at = 0
+        self._stored = 0
+        """Messages stored so far, replaced and deleted ones included."""
         self.count = 0
         self.bytes = 0
         self.journal = journal
@@ -98,6 +103,8 @@ class Retained:
             level = child
         level.message = message
         level.source = source
+        self._stored += 1
+        level.number = self._stored
         self.count, self.bytes = count, size
         self._record(topic, message, source)
         return True
@@ -127,41 +134,16 @@ class Retained:
             level = child
         return level
 
-    def match(self, topic_filter: str, now: int) -> list[Message]:
-        """Return the messages that match a topic filter, sorted by topic; expired ones are deleted."""
-        found: list[Message] = []
-        wanted = topic_filter.split("/")
-        root = self._root
-        pending = [(root, 0)]
-        while pending:
-            level, depth = pending.pop()
-            if depth == len(wanted):
-                if level.message is not None:
-                    found.append(level.message)
-                continue
-            name = wanted[depth]
-            if name == "#":
-                if level.message is not None:
-                    found.append(level.message)
-                pending += (
-                    (child, depth) for key, child in level.children.items() if level is not root or key[:1] != "$"
-                )
-            elif name == "+":
-                pending += (
-                    (child, depth + 1) for key, child in level.children.items() if level is not root or key[:1] != "$"
-                )
-            else:
-                child_of_name = level.children.get(name)
-                if child_of_name is not None:
-                    pending.append((child_of_name, depth + 1))
-        fresh: list[Message] = []
-        for message in found:
-            if message.expires_at and message.expires_at <= now:
-                self._delete(message.topic)
-            else:
-                fresh.append(message)
-        fresh.sort(key=lambda message: message.topic_wire[2:])
-        return fresh
+    def search(self, topic_filter: str) -> RetainedSearch:
+        """Begin a search for the messages that match a topic filter."""
+        return RetainedSearch(self, self._root, self._stored, topic_filter)
+
+    def delete_expired(self, message: Message, now: int) -> bool:
+        """Delete a stored message if it has expired; return whether it has."""
+        if not message.expires_at or message.expires_at > now:
+            return False
+        self._delete(message.topic)
+        return True
 
     def _record(self, topic: str, message: Message | None, source: Source | None = None) -> None:
         if self.journal is not None and not topic.startswith(_SYS_PREFIX):
@@ -212,6 +194,70 @@ class Retained:
             if path[i + 1].children or path[i + 1].message is not None:
                 break
             del path[i].children[levels[i]]
+
+
+class RetainedSearch:
+    """A search for the messages that match a topic filter, in steps, because a filter may match all of them.
+
+    Messages below one level are found in the order in which their topics were created. A message that is stored during
+    the search is left out: the subscription has received it when it was published.
+    """
+
+    __slots__ = ("_last", "_pending", "_retained", "_root", "_wanted")
+
+    def __init__(self, retained: Retained, root: _Level, last: int, topic_filter: str) -> None:
+        self._last = last
+        self._retained = retained
+        self._root = root
+        self._wanted = topic_filter.split("/")
+        self._pending: list[tuple[list[_Level], int]] = [([root], 0)]
+        """Levels to visit, the last one first, each list with the index of its part of the filter."""
+
+    @property
+    def done(self) -> bool:
+        """Whether all matching messages were found."""
+        return not self._pending
+
+    def find(self, limit: int, now: int) -> list[Message]:
+        """Visit at most ``limit`` levels of topics and return the messages found there; expired ones are deleted."""
+        found: list[Message] = []
+        pending, wanted = self._pending, self._wanted
+        for _ in range(limit):
+            if not pending:
+                break
+            levels, depth = pending[-1]
+            level = levels.pop()
+            if not levels:
+                pending.pop()
+            name = "" if depth == len(wanted) else wanted[depth]
+            message = level.message
+            if (
+                message is not None
+                and (depth == len(wanted) or name == "#")
+                and level.number <= self._last
+                and not self._retained.delete_expired(message, now)
+            ):
+                found.append(message)
+            if depth == len(wanted):
+                continue
+            if name in {"#", "+"}:
+                children = self._children(level)
+                if children:
+                    pending.append((children, depth if name == "#" else depth + 1))
+            else:
+                child = level.children.get(name)
+                if child is not None:
+                    pending.append(([child], depth + 1))
+        return found
+
+    def _children(self, level: _Level) -> list[_Level]:
+        """Return the levels below ``level`` that a wildcard matches, the first one last."""
+        if level is self._root:  # [MQTT-4.7.2-1]
+            children = [child for name, child in level.children.items() if name[:1] != "$"]
+        else:
+            children = list(level.children.values())
+        children.reverse()
+        return children
 
 
 def _cost(message: Message) -> int:

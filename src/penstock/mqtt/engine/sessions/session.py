@@ -23,7 +23,7 @@ from penstock.mqtt.engine.model.stats import BrokerStats
 from penstock.mqtt.engine.model.timers import Timed
 from penstock.mqtt.engine.routing.subscriptions import SessionSubscription, SharedGroup, Subscriber
 from penstock.mqtt.engine.sessions.message_queue import MessageQueue, QueueTotals
-from penstock.mqtt.engine.sessions.retained import Retained
+from penstock.mqtt.engine.sessions.retained import Retained, RetainedSearch
 from penstock.mqtt.engine.sessions.session_journal import SessionJournal
 from penstock.mqtt.service import Inbound
 
@@ -38,6 +38,9 @@ NEVER: Final = 0xFFFFFFFF
 LARGE: Final = 4096
 """Bytes of a payload from which on it counts towards ``max_inflight_bytes``."""
 
+SEARCH_STEP: Final = 8
+"""Levels of topics that are searched for retained messages for one unit of work."""
+
 NOTIFICATIONS_LOST: Final = "the client is too slow: a state store notification does not fit into its queue"
 """Reason String for observers that are disconnected."""
 
@@ -50,10 +53,13 @@ _NO_IDENTIFIERS: Final[set[int]] = set()
 class SessionOwner:
     """The broker, as its sessions see it."""
 
-    def __init__(self, retained: Retained, report_merged: Callable[[str, int], None]) -> None:
+    def __init__(self, retained: Retained, max_turn_work: int, report_merged: Callable[[str, int], None]) -> None:
         self.retained = retained
+        self.max_turn_work: i64 = max_turn_work
         self.report_merged = report_merged
         self.queue_totals = QueueTotals()
+        self.work: i64 = 0
+        """Work since the start, in the units of ``max_turn_work``."""
 
     def session_due(self, session: Session, now: int) -> None:
         """Handle the will delay or the expiry of an offline session."""
@@ -95,6 +101,10 @@ class SessionConnection(Timed):
 
         Returns False for a packet above the client's Maximum Packet Size, which then counts as delivered.
         """
+        raise NotImplementedError
+
+    def throttle(self) -> None:
+        """Send no more messages in this turn."""
         raise NotImplementedError
 
     def pubrel(self, packet_id: int, code: int = 0) -> None:
@@ -282,6 +292,7 @@ class Session(Subscriber):
 
     def _wait(self, delivery: Delivery, now: int) -> None:
         waiting = self.waiting
+        self._broker.work += 1
         added = waiting.add(delivery)
         if waiting.merged:
             merged, waiting.merged = waiting.merged, 0
@@ -424,7 +435,7 @@ class Session(Subscriber):
     def send_retained(self, subscription: SessionSubscription) -> None:
         """Send the retained messages of a subscription, with :meth:`send_waiting`."""
         if self.retained_delivery is None:
-            self.retained_delivery = RetainedDelivery(self, self._broker.retained)
+            self.retained_delivery = RetainedDelivery(self, self._broker)
         self.retained_delivery.add(subscription)
 
     def resume(self, now: int) -> None:
@@ -442,12 +453,20 @@ class Session(Subscriber):
         self.send_waiting(now)
 
     def send_waiting(self, now: int) -> None:
-        """Send queued messages while the connection is writable and the send quota allows it."""
+        """Send queued messages while the connection is writable and the send quota allows it.
+
+        At most the work of one turn; then the connection is throttled.
+        """
         connection = self.connection
         if connection is None:
             return
+        broker = self._broker
+        end = broker.work + broker.max_turn_work
         inflight, resend = self.inflight, self.resend
         while resend and connection.writable and inflight.count - len(resend) < connection.send_maximum:
+            if broker.work >= end:
+                connection.throttle()
+                return
             delivery = resend.popleft()
             first = 0x38 | delivery.qos << 1 | delivery.retain
             if not connection.send_publish(delivery.message, delivery.packet_id, first, delivery.identifiers, now):
@@ -460,10 +479,16 @@ class Session(Subscriber):
             self.resend = _NOTHING
         waiting = self.waiting
         while waiting.backlog and connection.writable and self.window_open(connection):
+            if broker.work >= end:
+                connection.throttle()
+                return
             self.send_queued(waiting.take(), connection, now)
         if self.retained_delivery is not None and self.retained_delivery.send(connection, now):
             self.retained_delivery = None
         while waiting.qos0 and connection.writable:
+            if broker.work >= end:
+                connection.throttle()
+                return
             delivery = waiting.take_qos0()
             message = delivery.message
             if message.expired(now):
@@ -511,14 +536,16 @@ class RetainedDelivery:
     They bypass the queue, which would drop those beyond its limits [MQTT 5.0 sections 3.3.1.3, 3.8.4].
     """
 
-    __slots__ = ("_found", "_retained", "_session", "_subscriptions")
+    __slots__ = ("_broker", "_found", "_search", "_session", "_subscriptions")
 
-    def __init__(self, session: Session, retained: Retained) -> None:
+    def __init__(self, session: Session, broker: SessionOwner) -> None:
         self._session = session
-        self._retained = retained
+        self._broker = broker
         self._subscriptions: dict[str, SessionSubscription] = {}
-        self._found: deque[Message] | None = None
-        """Remaining messages of the first subscription."""
+        self._search: RetainedSearch | None = None
+        """The search for messages of the first subscription."""
+        self._found: deque[Message] = deque()
+        """Messages that it found and that are to be sent."""
 
     def add(self, subscription: SessionSubscription) -> None:
         """Add a subscription; one that is being sent starts again."""
@@ -529,18 +556,28 @@ class RetainedDelivery:
         """Remove a subscription."""
         if topic_filter in self._subscriptions:
             if next(iter(self._subscriptions)) == topic_filter:
-                self._found = None
+                self._search = None
+                self._found.clear()
             del self._subscriptions[topic_filter]
 
     def send(self, connection: SessionConnection, now: int) -> bool:
         """Send messages while connection and send quota allow it; return True when all were sent."""
-        session, retained = self._session, self._retained
+        session, broker, found = self._session, self._broker, self._found
+        retained = broker.retained
+        end = broker.work + broker.max_turn_work
         while self._subscriptions:
             topic_filter, subscription = next(iter(self._subscriptions.items()))
-            if self._found is None:
-                self._found = deque(retained.match(topic_filter, now))
-            found = self._found
-            while found:
+            search = self._search
+            if search is None:
+                search = self._search = retained.search(topic_filter)
+            while found or not search.done:
+                if broker.work >= end:
+                    connection.throttle()
+                    return False
+                broker.work += 1
+                if not found:
+                    found.extend(search.find(SEARCH_STEP, now))
+                    continue
                 message = found[0]
                 qos = min(subscription.qos, message.qos)
                 if not connection.writable or (qos and not session.window_open(connection)):
@@ -554,6 +591,6 @@ class RetainedDelivery:
                     session.send_queued(Delivery(message, qos, 1, subscription.identifier, "", 0), connection, now)
                 else:
                     connection.send_publish(message, 0, 0x31, subscription.identifier, now)
-            self._found = None
+            self._search = None
             del self._subscriptions[topic_filter]
         return True

@@ -1,0 +1,209 @@
+"""Shares of a loop turn: counted packets of one client, while another one waits, without sockets and times."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any, cast
+
+import pytest
+
+from penstock.mqtt.codec.encoder import encode
+from penstock.mqtt.codec.packets import Connect, Disconnect, PingReq, Publish, Subscribe, Subscription, Will
+from penstock.mqtt.engine.model.limits import TURN_SHARES
+from penstock.mqtt.server import LARGE_READ_BYTES, BrokerLimits, MqttServer
+from penstock.mqtt.transport.link import ServerLink
+
+SHARE = 32
+PING = encode(PingReq())
+PONG = b"\xd0\x00"
+
+
+class Wire:
+    """The transport of a client that sends what it wants, and what came back."""
+
+    def __init__(self, server: MqttServer, client_id: str, **connect: Any) -> None:
+        self.written = b""
+        self.reading = True
+        self.closed = False
+        self.link = ServerLink(server, server.listeners[0], "127.0.0.1", 1, "127.0.0.1")
+        self.link.descriptor = -1
+        server.arrived(self.link)
+        self.link.connection_made(cast(asyncio.Transport, self))
+        self.link.data_received(encode(Connect(client_id, **connect)))
+
+    def pongs(self) -> int:
+        """The number of PINGRESPs since the last call."""
+        written, self.written = self.written, b""
+        return written.count(PONG)
+
+    # The transport
+
+    def write(self, data: bytes) -> None:
+        self.written += data
+
+    def pause_reading(self) -> None:
+        self.reading = False
+
+    def resume_reading(self) -> None:
+        self.reading = True
+
+    def is_reading(self) -> bool:
+        return self.reading
+
+    def is_closing(self) -> bool:
+        return self.closed
+
+    def close(self) -> None:
+        self.abort()
+
+    def abort(self) -> None:
+        if not self.closed:
+            self.closed = True
+            asyncio.get_running_loop().call_soon(self.link.connection_lost, None)
+
+    def can_write_eof(self) -> bool:
+        return False
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+    def get_extra_info(self, _name: str, default: object = None) -> object:
+        return default
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None: ...
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[MqttServer]:
+    server = MqttServer(limits=BrokerLimits(max_turn_work=SHARE))
+    await server.start("127.0.0.1", 0)
+    yield server
+    await server.close()
+
+
+async def turn() -> None:
+    """Let the loop run what is due now."""
+    await asyncio.sleep(0)
+
+
+async def connected(*wires: Wire) -> None:
+    for _ in range(3):
+        await turn()
+    for wire in wires:
+        assert wire.written[:1] == b"\x20"
+        wire.written = b""
+
+
+async def test_a_flood_is_handled_in_shares_and_others_are_served_between_them(server: MqttServer) -> None:
+    flood, good = Wire(server, "flood"), Wire(server, "good")
+    await connected(flood, good)
+    flood.link.data_received(PING * 10 * SHARE)
+    answered = 0
+    while answered < 10 * SHARE:
+        assert not flood.reading
+        good.link.data_received(PING)
+        before = answered
+        await turn()
+        await turn()  # the flush of what the first one handled
+        answered += flood.pongs()
+        assert answered - before <= 2 * SHARE
+        assert good.pongs() == 1
+    for _ in range(3):
+        await turn()
+    assert flood.reading
+    flood.link.data_received(PING)
+    for _ in range(2):
+        await turn()
+    assert flood.pongs() == 1
+
+
+async def test_a_client_at_its_share_is_read_without_a_pause(server: MqttServer) -> None:
+    wire = Wire(server, "c")
+    await connected(wire)
+    wire.link.data_received(PING * SHARE)
+    assert wire.reading
+    await turn()
+    assert wire.pongs() == SHARE
+
+
+async def test_a_large_read_is_the_only_one_of_its_turn(server: MqttServer) -> None:
+    wire = Wire(server, "c")
+    await connected(wire)
+    packet = encode(Publish("a", bytes(LARGE_READ_BYTES)))
+    wire.link.data_received(packet)
+    assert not wire.reading, "libuv would read again"
+    await turn()
+    assert wire.reading
+
+
+async def test_many_floods_together_have_a_bounded_part_of_a_turn(server: MqttServer) -> None:
+    floods = [Wire(server, f"flood{n}") for n in range(5 * TURN_SHARES)]
+    await connected(*floods)
+    for flood in floods:
+        flood.link.data_received(PING * 3 * SHARE)
+    await turn()
+    assert sum(flood.pongs() for flood in floods) <= (len(floods) + TURN_SHARES) * SHARE
+    total = 0
+    for _ in range(100):
+        await turn()
+        answered = [flood.pongs() for flood in floods]
+        assert max(answered) <= SHARE
+        assert sum(answered) <= TURN_SHARES * SHARE
+        total += sum(answered)
+    assert all(flood.reading for flood in floods)
+
+
+async def test_expensive_packets_count_with_their_deliveries(server: MqttServer) -> None:
+    receivers = [Wire(server, f"r{n}") for n in range(2 * SHARE)]
+    for receiver in receivers:
+        receiver.link.data_received(encode(Subscribe(1, [Subscription("a")])))
+    flood, cheap = Wire(server, "flood"), Wire(server, "cheap")
+    await connected(flood, cheap)
+    flood.link.data_received(encode(Publish("a", b"x")) * 10)
+    cheap.link.data_received(PING * 4 * SHARE)
+    for receiver in receivers:
+        receiver.written = b""
+    for _ in range(4):
+        await turn()
+    sent = receivers[0].written.count(encode(Publish("a", b"x")))
+    assert sent <= 2, "a message of more than two shares takes three turns"
+    assert cheap.pongs() >= 3 * SHARE
+    for _ in range(40):
+        await turn()
+    assert receivers[0].written.count(encode(Publish("a", b"x"))) == 10
+
+
+async def test_packets_received_before_the_end_of_a_connection_are_handled(server: MqttServer) -> None:
+    """A DISCONNECT behind a flood: no will is published, and no message is lost."""
+    observer = Wire(server, "observer")
+    observer.link.data_received(encode(Subscribe(1, [Subscription("#")])))
+    flood = Wire(server, "flood", will=Will("will", b"gone"))
+    await connected(observer, flood)
+    flood.link.data_received(encode(Publish("a", b"x")) * 5 * SHARE + encode(Disconnect()))
+    flood.closed = True
+    flood.link.connection_lost(None)
+    received = b""
+    for _ in range(40):
+        await turn()
+        received += observer.written
+        observer.written = b""
+    assert received.count(encode(Publish("a", b"x"))) == 5 * SHARE
+    assert b"will" not in received
+    assert server.stats.connections == 1
+
+
+async def test_an_aborted_connection_loses_its_share(server: MqttServer) -> None:
+    observer = Wire(server, "observer")
+    observer.link.data_received(encode(Subscribe(1, [Subscription("#")])))
+    flood = Wire(server, "flood")
+    await connected(observer, flood)
+    flood.link.data_received(encode(Publish("a", b"x")) * 5 * SHARE)
+    flood.link.abort()
+    received = b""
+    for _ in range(20):
+        await turn()
+        received += observer.written
+        observer.written = b""
+    assert received.count(encode(Publish("a", b"x"))) <= SHARE
+    assert server.stats.connections == 1
