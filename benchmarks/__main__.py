@@ -20,6 +20,7 @@ PEERS = {
     "mqtt": "mosquitto",
     "connections": "mosquitto",
     "tls": "mosquitto",
+    "isolation": "mosquitto",
     "statestore": "redis-server",
     "statestore-keys": "redis-server",
     "core": "redis-server",

@@ -12,6 +12,7 @@ from benchmarks.connections import connections_possible, memory_of_connections
 from benchmarks.core import core
 from benchmarks.durable import durable
 from benchmarks.figures import Figure, Settings, alternate
+from benchmarks.isolation import isolation
 from benchmarks.keys import keys
 from benchmarks.mqtt import mqtt
 from benchmarks.spark import spark_source
@@ -73,6 +74,7 @@ CASES: dict[str, Callable[[Settings], list[Figure]]] = {
     "mqtt": mqtt,
     "connections": connections,
     "tls": tls,
+    "isolation": isolation,
     "statestore": state_store,
     "statestore-keys": many_keys,
     "core": core,

@@ -1,0 +1,216 @@
+"""Latency of one client while another one floods the broker: penstock and Mosquitto, in turn.
+
+The client publishes 50 messages of QoS 1 a second to a topic of its own; measured is the time from PUBLISH to delivery.
+Floods run in processes of their own: see :data:`LOADS`.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import select
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from multiprocessing.synchronize import Event
+from typing import Final, NamedTuple
+
+from benchmarks import servers
+from benchmarks.figures import Figure, Settings
+from penstock.mqtt.codec.decoder import Decoder, Role
+from penstock.mqtt.codec.encoder import encode
+from penstock.mqtt.codec.packets import Connect, Packet, PubAck, Publish, Subscribe, Subscription, Unsubscribe
+
+__all__ = ["isolation"]
+
+INTERVAL_S: Final = 0.02
+"""Interval of the measured client's messages."""
+LATE_S: Final = 10.0
+"""Time after which an undelivered message is an error."""
+PAYLOAD: Final = b"x" * 1024
+RETAINED: Final = 20_000
+"""Retained messages of the load that subscribes to all of them."""
+
+
+class Peer:
+    """A connected client with a blocking socket."""
+
+    def __init__(self, address: str, client_id: str) -> None:
+        host, _, port = address.rpartition(":")
+        self.socket = socket.create_connection((host, int(port)), 10)
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._decoder = Decoder(role=Role.CLIENT)
+        self.send(Connect(client_id, keep_alive=0))
+        self.receive()
+
+    def send(self, *packets: Packet) -> None:
+        """Send packets in one piece."""
+        self.socket.sendall(b"".join(map(encode, packets)))
+
+    def receive(self) -> list[Packet]:
+        """Wait for bytes; the packets that are complete.
+
+        Raises:
+            ConnectionError: the broker closed the connection.
+        """
+        data = self.socket.recv(256 * 1024)
+        if not data:
+            raise ConnectionError("the broker closed the connection")
+        return self._decoder.feed(data)
+
+
+def flood_qos0(address: str, _window: int) -> None:
+    """Send messages of QoS 0 without a pause."""
+    peer = Peer(address, "flood")
+    data = encode(Publish("flood/x", PAYLOAD)) * 32
+    while True:
+        peer.socket.sendall(data)
+
+
+def flood_qos1(address: str, window: int) -> None:
+    """Keep ``window`` messages of QoS 1 in flight."""
+    peer = Peer(address, "flood")
+    packet_id, free = 0, window
+    while True:
+        numbers = [(packet_id + n) % 60_000 + 1 for n in range(free)]
+        packet_id = (packet_id + free) % 60_000
+        peer.send(*(Publish("flood/x", PAYLOAD, 1, packet_id=number) for number in numbers))
+        free = sum(isinstance(packet, PubAck) for packet in peer.receive())
+
+
+def flood_subscriptions(address: str, _window: int) -> None:
+    """Subscribe and unsubscribe, 100 filters in flight."""
+    peer = Peer(address, "flood")
+    filters = [f"flood/{n}/+" for n in range(100)]
+    changes = [Subscribe(n + 1, [Subscription(name)]) for n, name in enumerate(filters)]
+    undo = [Unsubscribe(n + 1, [name]) for n, name in enumerate(filters)]
+    while True:
+        for packets in (changes, undo):
+            peer.send(*packets)
+            answers = 0
+            while answers < len(packets):
+                answers += len(peer.receive())
+
+
+def flood_retained(address: str, _window: int) -> None:
+    """Store retained messages, then subscribe to all of them repeatedly."""
+    peer = Peer(address, "flood")
+    for n in range(RETAINED):
+        peer.send(Publish(f"retained/{n}", b"x" * 64, retain=True))
+    while True:
+        peer.send(Subscribe(1, [Subscription("retained/#")]))
+        received = 0
+        while received < RETAINED:
+            received += sum(isinstance(packet, Publish) for packet in peer.receive())
+
+
+def read_flood(address: str, pause_ms: int) -> None:
+    """Subscribe to the flood, and pause between reads."""
+    peer = Peer(address, f"subscriber-{pause_ms}")
+    peer.send(Subscribe(1, [Subscription("flood/#")]))
+    while peer.socket.recv(64 * 1024):
+        time.sleep(pause_ms / 1000)
+
+
+class Load(NamedTuple):
+    """A flood: the function of its client, its window, and whether a fast and a slow client subscribe to it."""
+
+    flood: Callable[[str, int], None]
+    window: int = 0
+    subscribers: bool = False
+
+
+LOADS: Final = {
+    "QoS 0": Load(flood_qos0),
+    "QoS 0, a slow and a fast subscriber": Load(flood_qos0, subscribers=True),
+    "QoS 1, 20 in flight": Load(flood_qos1, 20),
+    "QoS 1, 1,000 in flight": Load(flood_qos1, 1_000),
+    "QoS 1, 1,000 in flight, a slow and a fast subscriber": Load(flood_qos1, 1_000, subscribers=True),
+    "SUBSCRIBE and UNSUBSCRIBE": Load(flood_subscriptions),
+    f"SUBSCRIBE to {RETAINED:,} retained messages": Load(flood_retained),
+}
+
+
+def _run(function: Callable[[str, int], None], address: str, argument: int, started: Event) -> None:
+    started.set()
+    function(address, argument)
+
+
+@contextmanager
+def flooding(address: str, load: Load) -> Iterator[None]:
+    """Run the clients of a load."""
+    clients = [(load.flood, load.window)]
+    if load.subscribers:
+        clients += [(read_flood, 0), (read_flood, 50)]
+    context = multiprocessing.get_context("fork")
+    processes = []
+    for function, argument in clients:
+        started = context.Event()
+        process = context.Process(target=_run, args=(function, address, argument, started), daemon=True)
+        process.start()
+        started.wait(LATE_S)
+        processes.append(process)
+    try:
+        time.sleep(1)  # the flood fills its buffers
+        for process in processes:
+            if not process.is_alive():
+                raise SystemExit("a client of the flood has ended")
+        yield
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
+
+
+def latencies(address: str, seconds: float) -> list[float]:
+    """Times from PUBLISH to delivery in ms, sorted."""
+    peer = Peer(address, "measured")
+    peer.send(Subscribe(1, [Subscription("measured/x", 1)]))
+    peer.receive()
+    sent: dict[int, float] = {}
+    found: list[float] = []
+    due = time.perf_counter()
+    end = due + seconds
+    number = 0
+    while due < end or sent:
+        now = time.perf_counter()
+        if now >= due and due < end:
+            number += 1
+            sent[number] = now
+            peer.send(Publish("measured/x", number.to_bytes(4, "big"), 1, packet_id=number % 60_000 + 1))
+            due += INTERVAL_S
+        wait = due - now if due < end else LATE_S
+        if not select.select([peer.socket], [], [], max(0.0, wait))[0]:
+            if wait == LATE_S:
+                raise SystemExit(f"{len(sent)} messages were not delivered within {LATE_S:g} s")
+            continue
+        for packet in peer.receive():
+            if isinstance(packet, Publish):
+                found.append(1000 * (time.perf_counter() - sent.pop(int.from_bytes(packet.payload, "big"))))
+                peer.send(PubAck(packet.packet_id))
+    peer.socket.close()
+    return sorted(found)
+
+
+def isolation(settings: Settings) -> list[Figure]:
+    """The p50 and p99 of each load, in memory, a new server for each run."""
+    figures: list[Figure] = []
+    for name, load in LOADS.items():
+        of_load = {
+            (server, unit): Figure(name, server, unit)
+            for unit in ("p50 ms", "p99 ms")
+            for server in ("penstock", "mosquitto")
+        }
+        for _ in range(settings.repeats):
+            for server in ("penstock", "mosquitto"):
+                with ExitStack() as stack:
+                    if server == "penstock":
+                        address = stack.enter_context(servers.penstock("memory"))["mqtt"]
+                    else:
+                        address, _ = stack.enter_context(servers.mosquitto_process("max_inflight_messages 1024\n"))
+                    stack.enter_context(flooding(address, load))
+                    times = latencies(address, settings.seconds)
+                for unit, share in (("p50 ms", 0.5), ("p99 ms", 0.99)):
+                    of_load[server, unit].runs.append(times[int(len(times) * share)])
+        figures += of_load.values()
+    return figures
