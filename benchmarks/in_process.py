@@ -33,6 +33,7 @@ from penstock.mqtt.codec.packets import Connect, Publish, Subscribe, Subscriptio
 from penstock.mqtt.engine.broker import Broker
 from penstock.mqtt.engine.connections.connection import BrokerConnection
 from penstock.mqtt.engine.connections.output import PacketWriter, Sink
+from penstock.mqtt.engine.model.limits import BrokerLimits
 from penstock.mqtt.engine.outlet import BrokerOutlet
 from penstock.mqtt.server import MqttServer
 from penstock.runtime.io.clock import SteppedClock, monotonic_ms
@@ -230,7 +231,8 @@ def _packet(case: str, number: int, stamp: int) -> bytes:
 
 def fan_out(window: int, reads: int, warm_up: int) -> float:
     """Processor time of a delivery in us: the median of the reads of the publisher."""
-    broker = Broker(new_client_id=lambda: "generated")
+    limits = BrokerLimits(max_turn_work=window * RECEIVERS * 2)  # one share, so that one call of receive handles a read
+    broker = Broker(limits, new_client_id=lambda: "generated")
 
     def connect(client_id: str) -> tuple[BrokerConnection, _Transport]:
         connection = broker.open("in-process", 1)

@@ -32,6 +32,7 @@ HOT = (
     "property_blocks____check_user_properties",
     "property_blocks___PropertyBlock___user_property",
     "connection___BrokerConnection___receive",
+    "connection___BrokerConnection___proceed",
     "publish___handle_publish",
     "publish____answer_later",
     "publish____inbound",

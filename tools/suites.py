@@ -37,6 +37,7 @@ PYTEST = {
         "tests/conformance",
         "tests/unit/runtime",
         "tests/unit/tube/engine/test_ahead.py",
+        "tests/unit/tube/storage/test_meta.py",
         "tests/unit/node/test_node_mqtt.py",
         "tests/unit/cli/test_tube_offsets.py",
         "tests/simulation",

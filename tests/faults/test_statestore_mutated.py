@@ -89,6 +89,8 @@ async def visit(server: MqttServer, seed: int) -> None:
     ]
     for piece in pieces:
         connection.receive(piece, server.now(), 1_755_374_730_776)
+        while connection.unread:
+            connection.proceed(server.now(), 1_755_374_730_776)
         broker.flush(server.now())
         if rng.random() < 0.3:
             await asyncio.sleep(0)

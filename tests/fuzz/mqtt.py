@@ -203,6 +203,8 @@ def fuzz_broker(data: bytes) -> object:
             for piece in in_pieces(content, number) if number & 4 else [content]:
                 if not peer.closed:
                     peer.connection.receive(piece, now, 1_000_000 + now)
+                    while peer.connection.unread:
+                        peer.connection.proceed(now, 1_000_000 + now)
                 if number & 8:
                     flush()
         flush()

@@ -54,6 +54,8 @@ class Pair:
         data = self.engine.take()
         if data and self.connection is not None:
             self.connection.receive(data, self.bench.now, 0)
+            while self.connection.unread:
+                self.connection.proceed(self.bench.now, 0)
         return bool(data)
 
     def cut(self) -> None:

@@ -274,16 +274,16 @@ class CommitQueue(Generic[Batch]):
         started = self.clock()
         try:
             self._client_write(batch)
-        except StorageError as error:
-            failure = error
-        except DiskFullError as error:
+        except StorageError as storage_error:
+            failure = storage_error
+        except DiskFullError as full:
             failure = OutOfSpaceError(
                 f"{self.name}: a commit waits for disk space",
-                path=str(error.filename or ""),
-                why=f"{error.filename}: {error.strerror}",
+                path=str(full.filename or ""),
+                why=f"{full.filename}: {full.strerror}",
                 do="free space on the file system: it continues by itself",
             )
-            failure.__cause__ = error
+            failure.__cause__ = full
         except Exception as error:  # noqa: BLE001 - whatever went wrong, the batch is not known to be durable
             # The file is part of the reason alone: clients get the first line.
             file = getattr(error, "filename", None)

@@ -158,14 +158,14 @@ class LoggedEnvironment:
             return
         try:
             appended = self._frames.append(operations)
-        except DiskFullError as error:
+        except DiskFullError as full:
             # Where blocks are not overwritten in place. The frame is not whole, and the next one begins where it does.
             raise OutOfSpaceError(
                 f"{self._name} {self.path}: {what} waits for disk space",
-                path=str(error.filename or self.path),
-                why=f"{error.filename}: {error.strerror}",
+                path=str(full.filename or self.path),
+                why=f"{full.filename}: {full.strerror}",
                 do="free space on the file system: it continues by itself",
-            ) from error
+            ) from full
         except OSError as error:
             self._failure = self._error(error, f"{what} failed")
             raise self._failure from error
@@ -229,10 +229,10 @@ class LoggedEnvironment:
         try:
             self._apply("applying the log to LMDB")
             self._waits = False
-        except OutOfSpaceError as error:
+        except OutOfSpaceError as full:
             # Nothing is lost: commits continue while the log has room.
             if not self._waits:
-                _log.warning("the log is not written to LMDB for now path=%s: %s", self.path, error)
+                _log.warning("the log is not written to LMDB for now path=%s: %s", self.path, full)
             self._waits = True
         except StorageError as error:
             _log.critical("read-only path=%s: %s", self.path, error)
