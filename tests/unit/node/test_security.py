@@ -388,14 +388,14 @@ rules:
 
 
 async def retained_by(address: tuple[str, int], user: str = "bob") -> list[str]:
-    """The topics whose retained messages a new client gets."""
+    """The topics whose retained messages a new client gets, sorted."""
     found: list[str] = []
     client = MqttClient(*address, client_id="reader", username=user, password=user, reconnect=False)
     async with client:
         client.listen("#", lambda message: found.append(message.topic))
         await client.subscribe("#")
         await client.subscribe("nothing")  # what came before its answer would be here by now
-    return found
+    return sorted(found)
 
 
 async def test_a_retained_message_goes_only_while_its_publisher_may_publish_it(tmp_path: Path) -> None:
