@@ -7,9 +7,6 @@ else (reference pages, extension names, access) follows from the row.
 from __future__ import annotations
 
 import re
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -18,8 +15,8 @@ from penstock.statestore.codec.commands import COMMANDS, Command, Example, Exten
 from penstock.statestore.codec.dialects import SDK
 from penstock.statestore.engine.requests import Context
 from penstock.statestore.engine.store import Engine
+from tests.architecture.copies import ROOT, copy_tree, run_in
 
-ROOT = Path(__file__).resolve().parents[2]
 STATESTORE = ROOT / "src" / "penstock" / "statestore"
 NOW = 1_700_000_000_000
 
@@ -75,8 +72,7 @@ def test_the_client_sends_the_command(verb: Verb) -> None:
 
 def test_a_command_is_described_once(tmp_path: Path) -> None:
     """Reference pages, lists in other pages and names of the extension follow from a row, with parser and engine."""
-    for folder in ("src", "tools", "examples", "docs/reference", "docs/security"):
-        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    copy_tree(tmp_path, "src", "tools", "examples", "docs/reference", "docs/security")
     commands = tmp_path / "src" / "penstock" / "statestore" / "codec" / "commands.py"
     text = commands.read_text(encoding="utf-8")
     text = text.replace('    BATCH = "BATCH"\n', '    BATCH = "BATCH"\n    TESTED = "TESTED"\n')
@@ -102,12 +98,4 @@ def test_a_command_is_described_once(tmp_path: Path) -> None:
         "):\n"
         "    assert expected in pages[page](), (page, expected)\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=tmp_path,
-        env={"PYTHONPATH": f"{tmp_path / 'src'}:{tmp_path}", "PATH": ""},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    run_in(tmp_path, program)

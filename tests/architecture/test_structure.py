@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import re
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.architecture.copies import ROOT, copy_tree, run_in
 from tools import structure
 
-ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
 
 CIRCLES: list[int] = []
@@ -62,9 +59,7 @@ def test_the_page_fits_on_two_screens() -> None:
 
 def test_a_limit_is_one_field(tmp_path: Path) -> None:
     """A field of ``BrokerLimits`` is an option of the node with bounds and a description, and is in the reference."""
-    shutil.copytree(ROOT / "src", tmp_path / "src", ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copytree(ROOT / "tools", tmp_path / "tools", ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copytree(ROOT / "examples", tmp_path / "examples")
+    copy_tree(tmp_path, "src", "tools", "examples")
     limits = tmp_path / "src" / "penstock" / "mqtt" / "engine" / "model" / "limits.py"
     head, fields = limits.read_text(encoding="utf-8").split("    max_connections:", 1)
     limits.write_text(f"{head}{NEW_LIMIT}    max_connections:{fields}", encoding="utf-8")
@@ -80,15 +75,6 @@ def test_a_limit_is_one_field(tmp_path: Path) -> None:
         "        print(error.errors()[0]['type'])\n"
         "print(reference.configuration().partition('`max_tested`')[2][:200].replace('\\n', ' '))\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=tmp_path,
-        env={"PYTHONPATH": f"{tmp_path / 'src'}:{tmp_path}", "PATH": ""},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    shown = done.stdout.splitlines()
+    shown = run_in(tmp_path, program).splitlines()
     assert shown[:3] == ["7 8", "greater_than_equal", "less_than_equal"]
     assert "A limit that this test adds." in shown[3]

@@ -13,7 +13,7 @@ import typer
 
 from penstock.cli.options import Commands, StateStoreOptions, connects_to_store, duration_option
 from penstock.cli.output import escape, print_json, use_colour
-from penstock.statestore.options import OPTIONAL_EXTENSIONS
+from penstock.statestore.options import OPTIONAL_EXTENSIONS, optional_extension
 
 if TYPE_CHECKING:
     from penstock.runtime.io.files import Durability
@@ -39,9 +39,10 @@ class _Dialect(StrEnum):
 
 
 def _extension(name: str) -> str:
-    if name not in OPTIONAL_EXTENSIONS:
-        raise typer.BadParameter(f"{name!r} is not one of {', '.join(OPTIONAL_EXTENSIONS)}")
-    return name
+    try:
+        return optional_extension(name)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
 
 
 def _extensions_starting_with(incomplete: str) -> list[str]:

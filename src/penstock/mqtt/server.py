@@ -389,7 +389,7 @@ class MqttServer(ServerLinkOwner):
         return connection
 
     def received_inside(self, connection: BrokerConnection, data: bytes) -> None:
-        """Bytes of a part of the node, which has no share: it is no stranger."""
+        """Bytes of a part of the node, handled without the limit of a share: they are trusted."""
         now, wall_ms = self.now(), self._clock()
         connection.receive(data, now, wall_ms)
         while connection.unread:

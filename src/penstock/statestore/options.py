@@ -22,6 +22,7 @@ __all__ = [
     "PersistenceMode",
     "StoreOptions",
     "extensions_named",
+    "optional_extension",
 ]
 
 
@@ -116,6 +117,17 @@ EXTENSIONS: Final[Mapping[str, Extension]] = {
 
 OPTIONAL_EXTENSIONS: Final = tuple(name for name, extension in EXTENSIONS.items() if extension is not Extension.SCAN)
 """Extensions that are disabled by default; SCAN has an option of its own."""
+
+
+def optional_extension(name: str) -> str:
+    """Return ``name``, an extension that an operator can enable.
+
+    Raises:
+        ValueError: another name; the message lists the accepted ones.
+    """
+    if name not in OPTIONAL_EXTENSIONS:
+        raise ValueError(f"extension {name!r} is not one of {', '.join(OPTIONAL_EXTENSIONS)}")
+    return name
 
 
 def extensions_named(names: Iterable[str]) -> Extension:

@@ -21,19 +21,15 @@ from penstock.statestore.options import (
     PersistenceMode,
     StoreOptions,
     extensions_named,
+    optional_extension,
 )
 from penstock.tube.codec.strings import valid_topic
 
 __all__ = ["ExtensionName", "KeyResource", "PersistenceConfig", "StateStoreSection"]
 
 
-def _extension(name: str) -> str:
-    extensions_named([name])
-    return name
-
-
 ExtensionName = Annotated[
-    str, AfterValidator(_extension), Field(json_schema_extra={"enum": list[JsonValue](OPTIONAL_EXTENSIONS)})
+    str, AfterValidator(optional_extension), Field(json_schema_extra={"enum": list[JsonValue](OPTIONAL_EXTENSIONS)})
 ]
 """Name of an extension of the published protocol; SCAN has an option of its own."""
 
