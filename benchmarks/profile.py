@@ -30,7 +30,7 @@ def profile(request: str, *, clients: int, window: int, durability: str, seconds
         load = {"pid": ready["pid"], "keys": KEYS}
         generator.measure(ready["mqtt"], "statestore", op="fill", clients=10, window=10, **load)
         recorded = f"{folder}/perf.data"
-        command = ["perf", "record", "-q", "-e", "cpu-clock", "-F", str(HERTZ), "-p", ready["pid"], "-o", recorded]
+        command = ["perf", "record", "-q", "-e", "cpu-clock", "-F", str(HERTZ), "-p", str(ready["pid"]), "-o", recorded]
         with subprocess.Popen([*command, "--", "sleep", str(seconds)]) as sampling:
             measured = generator.measure(
                 ready["mqtt"], "statestore", op=request, clients=clients, window=window, seconds=seconds, **load
