@@ -21,6 +21,7 @@ PEERS = {
     "connections": "mosquitto",
     "tls": "mosquitto",
     "isolation": "mosquitto",
+    "scale": "mosquitto",
     "statestore": "redis-server",
     "statestore-keys": "redis-server",
     "core": "redis-server",
@@ -55,7 +56,7 @@ def main() -> int:
     parser.add_argument("--durability", choices=["durable", "flushed", "memory"], default="durable")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=2.0, help="length of a run")
-    parser.add_argument("--keys", type=int, default=1_000_000, help="keys of the case statestore-keys")
+    parser.add_argument("--keys", type=int, default=1_000_000, help="keys of the cases statestore-keys and scale")
     parser.add_argument("--tube-peer", metavar="HOST:PORT", help="master of an Apache TubeMQ with a topic demo")
     options = parser.parse_args()
     settings = Settings(options.durability, options.repeats, options.seconds, options.keys, options.tube_peer)

@@ -15,6 +15,7 @@ from benchmarks.figures import Figure, Settings, alternate
 from benchmarks.isolation import isolation
 from benchmarks.keys import keys
 from benchmarks.mqtt import mqtt
+from benchmarks.scale import scale
 from benchmarks.spark import spark_source
 from benchmarks.spark_ceiling import spark_ceiling
 from benchmarks.statestore import many_keys, state_store
@@ -75,6 +76,7 @@ CASES: dict[str, Callable[[Settings], list[Figure]]] = {
     "connections": connections,
     "tls": tls,
     "isolation": isolation,
+    "scale": scale,
     "statestore": state_store,
     "statestore-keys": many_keys,
     "core": core,

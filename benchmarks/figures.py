@@ -20,7 +20,7 @@ class Settings:
     repeats: int = 3
     seconds: float = 2.0
     keys: int = 1_000_000
-    """Keys of the case that loads many."""
+    """Keys of the cases that load many."""
     tube_peer: str | None = None
     """Masters of an Apache TubeMQ with a topic ``demo``, HOST:PORT."""
 

@@ -45,9 +45,11 @@ class Certificates(NamedTuple):
 
 
 def certificates(folder: str) -> Certificates:
-    """Certificates made for this run, in ``folder``."""
+    """Certificates made for this run, in ``folder``; that of the server serves clients, too, as user ``benchmark``."""
     authority, names = trustme.CA(), Certificates(f"{folder}/server.pem", f"{folder}/ca.pem")
-    authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(names.server)
+    authority.issue_cert("127.0.0.1", common_name="benchmark").private_key_and_cert_chain_pem.write_to_path(
+        names.server
+    )
     authority.cert_pem.write_to_path(names.authority)
     # Mosquitto reads them as a user of its own where it is started by root.
     Path(folder).chmod(0o755)
@@ -108,10 +110,11 @@ def penstock_in(
     process = subprocess.Popen(argv, stdout=subprocess.PIPE, env={**os.environ, "PENSTOCK_CORE": core})
     with ended(process):
         assert process.stdout is not None
-        line = process.stdout.readline()
-        if not line:
-            raise SystemExit("penstock up ended before it was ready")
-        yield json.loads(line)
+        with process.stdout:
+            line = process.stdout.readline()
+            if not line:
+                raise SystemExit("penstock up ended before it was ready")
+            yield json.loads(line)
 
 
 @contextmanager

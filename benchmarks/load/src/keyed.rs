@@ -61,10 +61,17 @@ impl Choice {
     }
 }
 
-fn set_command(size: usize) -> Vec<u8> {
-    let mut command = format!("*3\r\n$3\r\nSET\r\n${}\r\n{KEY}\r\n${size}\r\n", KEY.len()).into_bytes();
+/// SET of the key, which expires after `--expiry` milliseconds; 0: never.
+fn set_command(options: &Options) -> Vec<u8> {
+    let size = options.number("size", 64);
+    let expiry = options.number("expiry", 0).to_string();
+    let words = if expiry == "0" { 3 } else { 5 };
+    let mut command = format!("*{words}\r\n$3\r\nSET\r\n${}\r\n{KEY}\r\n${size}\r\n", KEY.len()).into_bytes();
     command.extend_from_slice(&vec![b'v'; size]);
     command.extend_from_slice(b"\r\n");
+    if words == 5 {
+        command.extend_from_slice(format!("$2\r\nPX\r\n${}\r\n{expiry}\r\n", expiry.len()).as_bytes());
+    }
     command
 }
 
@@ -161,7 +168,7 @@ pub async fn state_store(address: &str, options: &Options) -> io::Result<()> {
                 .map(|(k, v)| (k.to_string(), v))
                 .to_vec(),
         };
-        let set = Ask::new(&set_command(options.number("size", 64)), &properties, &stamp);
+        let set = Ask::new(&set_command(options), &properties, &stamp);
         let get = Ask::new(&get_command(), &properties, &stamp);
         links.push((link, set, get, Choice::new(options, n as u64)));
     }
@@ -177,7 +184,7 @@ pub async fn resp(address: &str, options: &Options) -> io::Result<()> {
     let run = Run::new();
     run.server.set(options.number("pid", 0));
     let size = options.number("size", 64);
-    let (set, get) = (set_command(size), get_command());
+    let (set, get) = (set_command(options), get_command());
     let (set_digits, get_digits) = (digits_at(&set), digits_at(&get));
     let found = 1 + size.to_string().len() + 2 + size + 2;
     let window = options.number("window", 1);

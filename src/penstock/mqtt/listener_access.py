@@ -190,7 +190,7 @@ class ListenerAccess:
             self._authorize(credentials, Principal(credentials.client_id), answer, now)
         else:
             claimed = credentials.username is not None and AuthenticationMethod.PASSWORD in self.methods
-            self._refuse(credentials, _BAD_PASSWORD if claimed else _REFUSED, answer, now)
+            self._refuse(credentials, _BAD_PASSWORD if claimed else _REFUSED, answer, now, self._missing(credentials))
 
     def allowed(self, principal: Someone, action: Action, topic: str, _qos: int, *, retain: bool) -> bool:  # noqa: ARG002 - Access
         """Whether the client is permitted to do ``action`` [Access]."""
@@ -280,14 +280,14 @@ class ListenerAccess:
             exchange = ScramExchange(users, secret=self._secret, nonce=secrets.token_urlsafe(18))
             first = exchange.first(data)
             if first is None:
-                self._refuse(credentials, _REFUSED, answer, now)
+                self._refuse(credentials, _REFUSED, answer, now, "invalid first message of SCRAM")
                 return
 
             def proceed(data: bytes | None, answer: Answer, now: int) -> None:
                 final = exchange.final(data or b"")
                 user = exchange.user
                 if final is None or user is None or (self.access_rules.users or {}).get(user.name) != user:
-                    self._refuse(credentials, _REFUSED, answer, now)
+                    self._refuse(credentials, _REFUSED, answer, now, "unknown user or wrong SCRAM proof")
                     return
                 principal = Principal(credentials.client_id, user=user.name)
                 self._authorize(credentials, principal, answer, now, credential=user, data=final)
@@ -296,7 +296,7 @@ class ListenerAccess:
         elif method == self.access_rules.token_method and AuthenticationMethod.TOKEN in self.methods:
             token = token_of(self.access_rules.tokens or {}, data)
             if token is None:
-                self._refuse(credentials, _REFUSED, answer, now)
+                self._refuse(credentials, _REFUSED, answer, now, "unknown token")
                 return
             principal = Principal(
                 credentials.client_id, user=token.user, groups=token.groups, attributes=token.attributes
@@ -315,7 +315,7 @@ class ListenerAccess:
                 answer(_BUSY, self._now())
             elif not right or user is None or (self.access_rules.users or {}).get(name) != user:
                 # The last: the user was changed while the check ran.
-                self._refuse(credentials, _BAD_PASSWORD, answer, self._now())
+                self._refuse(credentials, _BAD_PASSWORD, answer, self._now(), "unknown user or wrong password")
             else:
                 principal = Principal(
                     credentials.client_id, user=name, certificate=_certificate(credentials.origin).name
@@ -359,14 +359,21 @@ class ListenerAccess:
         principal = policy.describe(principal)
         return principal, policy.permissions(principal)
 
-    def _refuse(self, credentials: Credentials, refused: Refused, answer: Answer, now: int) -> None:
+    def _missing(self, credentials: Credentials) -> str:
+        """Why a client without a user name and password is not authenticated."""
+        if AuthenticationMethod.CERTIFICATE in self.methods and credentials.origin.certificate is not None:
+            return "its certificate has no name of the kind in the listener's tls.name (default: a common name)"
+        return f"no credentials for {', '.join(sorted(self.methods))}"
+
+    def _refuse(self, credentials: Credentials, refused: Refused, answer: Answer, now: int, why: str) -> None:
         self._stats.refused_credentials += 1
         _log.info(
-            "authentication failed: client %r, user %r, from %s on %s",
+            "authentication failed: client %r, user %r, from %s on %s: %s",
             credentials.client_id,
             credentials.username,
             credentials.origin.address,
             credentials.origin.listener,
+            why,
         )
         answer(refused, now)
 

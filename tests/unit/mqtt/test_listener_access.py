@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
 
 import pytest
 from scramp import ScramClient
@@ -118,6 +119,34 @@ def client_of(decision: Decision) -> AuthenticatedClient:
 async def test_methods(methods: list[AuthenticationMethod], credentials: Credentials, found: str | int) -> None:
     decision = await decide(access(*methods), credentials)
     assert (decision.reason_code if isinstance(decision, Refused) else client_of(decision).name) == found
+
+
+@pytest.mark.parametrize(
+    ("methods", "credentials", "reason"),
+    [
+        (
+            [AuthenticationMethod.CERTIFICATE],
+            Credentials(client_id="c", origin=Origin(certificate=Certificate(None, b"a"))),
+            "its certificate has no name of the kind in the listener's tls.name",
+        ),
+        (
+            [AuthenticationMethod.SCRAM, AuthenticationMethod.CERTIFICATE],
+            Credentials(client_id="c"),
+            "no credentials for certificate, scram",
+        ),
+        (
+            [AuthenticationMethod.PASSWORD],
+            Credentials(client_id="c", username="ann", password=b"wrong"),
+            "unknown user or wrong password",
+        ),
+    ],
+)
+async def test_the_log_says_why(
+    methods: list[AuthenticationMethod], credentials: Credentials, reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="penstock.mqtt")
+    assert isinstance(await decide(access(*methods), credentials), Refused)
+    assert reason in caplog.text
 
 
 async def test_who_authenticates_again_stays_the_same_object() -> None:

@@ -1,0 +1,269 @@
+"""Load and age: what many clients, keys and topics cost a broker, what stays of it, and how fast all come back.
+
+Two cases, each beside Mosquitto where it can do the same; for a million keys see ``statestore-keys``.
+
+* ``steady``: 1,000 clients that each publish once a second to themselves, alone and next to 9,000 idle clients, 10,000
+  retained topics and (penstock) ``--keys`` keys that expire; then everything leaves. Latency, memory, descriptors.
+* ``reconnect``: the broker is killed and started while 10,000 clients come back: anonymous, with a client certificate,
+  with SCRAM (penstock). Durable in penstock, so that sessions and subscriptions are there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import ssl
+import tempfile
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Final, NamedTuple, TypeVar
+
+import uvloop
+
+from benchmarks import generator, servers
+from benchmarks.connections import connections_possible, resident_bytes
+from benchmarks.crowd import Crowd, User, connect, traffic
+from benchmarks.figures import Figure, Settings
+from benchmarks.isolation import Peer
+from penstock.mqtt.codec.packets import Disconnect, Publish
+from penstock.security.passwords import edit_passwords, make_credential
+from tests.ports import free_port
+
+T = TypeVar("T")
+
+__all__ = [
+    "IDLE",
+    "USER",
+    "Process",
+    "Residue",
+    "Steady",
+    "client_tls",
+    "node",
+    "reconnect",
+    "residue",
+    "scale",
+    "steady",
+]
+
+BUSY: Final = 1_000
+IDLE: Final = 9_000
+"""With the busy ones 10,000, the default of ``max_connections``."""
+TOPICS: Final = 10_000
+USER: Final = User("operator", "correct horse battery staple")
+KEY_EXPIRY_S: Final = 10.0
+"""Expiry of the keys, beyond the time that setting them takes at ``FILLED_PER_S`` keys a second."""
+FILLED_PER_S: Final = 50_000
+SETTLE_S: Final = 3.0
+"""Time after the clients have left before memory and descriptors are read."""
+
+
+class Process(NamedTuple):
+    """A broker: host:port of its MQTT listener, and its process."""
+
+    address: str
+    pid: int
+
+
+class Residue(NamedTuple):
+    """What a broker holds: resident memory in bytes, file descriptors, threads."""
+
+    memory: int
+    descriptors: int
+    threads: int
+
+
+def residue(pid: int) -> Residue:
+    """What the process holds now."""
+    process = Path(f"/proc/{pid}")
+    return Residue(resident_bytes(pid), len(list((process / "fd").iterdir())), len(list((process / "task").iterdir())))
+
+
+class Steady(NamedTuple):
+    """Latencies in ms of the busy clients, alone and among all others; residues before, during and after."""
+
+    alone: list[float]
+    among: list[float]
+    before: Residue
+    during: Residue
+    after: Residue
+
+
+def steady(
+    server: Process, *, idle: int, busy: int, topics: int, keys: int, seconds: float, settle_s: float = SETTLE_S
+) -> Steady:
+    """One round, with keys that expire within it. The second round on one server says what the first one left."""
+    return _run(_steady(server, idle=idle, busy=busy, topics=topics, keys=keys, seconds=seconds, settle_s=settle_s))
+
+
+async def _steady(
+    server: Process, *, idle: int, busy: int, topics: int, keys: int, seconds: float, settle_s: float
+) -> Steady:
+    before = residue(server.pid)
+    crowd = Crowd(server.address, session_s=0)
+    await connect(crowd, range(busy))
+    clients = list(crowd.clients)
+    alone = await traffic(clients, seconds)
+    _retain(server.address, topics, b"x" * 64)
+    await connect(crowd, range(busy, busy + idle))
+    expiry_s = 0.0
+    if keys:
+        expiry_s = KEY_EXPIRY_S + keys / FILLED_PER_S
+        options = {"op": "fill", "clients": 20, "window": 50, "keys": keys, "expiry": int(expiry_s * 1000)}
+        await asyncio.to_thread(partial(generator.measure, server.address, "statestore", **options))
+    last = time.perf_counter() + expiry_s
+    during = residue(server.pid)
+    among = await traffic(clients, seconds)
+    crowd.leave()
+    _retain(server.address, topics, b"")
+    await asyncio.sleep(settle_s + max(0.0, last - time.perf_counter()))
+    return Steady(alone, among, before, during, residue(server.pid))
+
+
+def _retain(address: str, topics: int, payload: bytes) -> None:
+    """Store a retained message of ``payload`` in each topic; an empty one removes it."""
+    peer = Peer(address, "retainer")
+    for first in range(0, topics, 100):
+        numbers = range(first, min(first + 100, topics))
+        peer.send(*(Publish(f"topic/{n}", payload, 1, retain=True, packet_id=n - first + 1) for n in numbers))
+        answered = 0
+        while answered < len(numbers):
+            answered += len(peer.receive())
+    peer.send(Disconnect())
+    peer.socket.close()
+
+
+def reconnect(
+    start: Callable[[], AbstractContextManager[Process]],
+    count: int,
+    *,
+    tls: ssl.SSLContext | None = None,
+    user: User | None = None,
+) -> tuple[float, int]:
+    """Connect ``count`` clients, kill the broker, start it again; seconds from its start until all are back, and how
+    many found their session. ``start`` gives a broker over the same data each time and ends it."""
+    return _run(_reconnect(start, count, tls, user))
+
+
+async def _reconnect(
+    start: Callable[[], AbstractContextManager[Process]], count: int, tls: ssl.SSLContext | None, user: User | None
+) -> tuple[float, int]:
+    with start() as server:
+        crowd = Crowd(server.address, tls, user)
+        await connect(crowd, range(count))
+        os.kill(server.pid, 9)
+    crowd.leave()
+    began = time.perf_counter()
+    with start() as server:
+        crowd = Crowd(server.address, tls, user)
+        await connect(crowd, range(count))
+        seconds = time.perf_counter() - began
+        present = crowd.present
+        crowd.leave()
+    return seconds, present
+
+
+def scale(settings: Settings) -> list[Figure]:
+    """All cases; a new server for each run."""
+    figures: dict[tuple[str, str, str], Figure] = {}
+
+    def add(case: str, server: str, unit: str, value: float) -> None:
+        figures.setdefault((case, server, unit), Figure(case, server, unit)).runs.append(value)
+
+    idle = connections_possible(BUSY + IDLE) - BUSY
+    for _ in range(settings.repeats):
+        for name, start, keys in (("penstock", _penstock, settings.keys), ("mosquitto", _mosquitto, 0)):
+            with start() as server:
+                work = partial(steady, server, idle=idle, busy=BUSY, topics=TOPICS, keys=keys, seconds=settings.seconds)
+                first, second = work(), work()
+            for case, times in (("1,000 busy clients", first.alone), ("the same among all others", first.among)):
+                for unit, share in (("p50 ms", 0.5), ("p99 ms", 0.99)):
+                    add(case, name, unit, times[int(len(times) * share)])
+            for case, found in (
+                ("before", first.before),
+                ("with all", first.during),
+                ("after all have left", first.after),
+                ("after a second time", second.after),
+            ):
+                add(f"memory {case}", name, "MB", found.memory / 1e6)
+                add(f"descriptors {case}", name, "descriptors", found.descriptors)
+        for case, name, run in _reconnects():
+            seconds, present = run()
+            add(f"{BUSY + IDLE:,} {case} clients are back", name, "s", seconds)
+            if name == "penstock" and present != BUSY + IDLE:
+                raise SystemExit(f"{case}: {present} of {BUSY + IDLE} sessions were there after the restart")
+    return list(figures.values())
+
+
+def _reconnects() -> Iterator[tuple[str, str, Callable[[], tuple[float, int]]]]:
+    """Each way to authenticate and each server that has it; the files of a run are there until the next one."""
+    count = connections_possible(BUSY + IDLE)
+    for case in ("anonymous", "certificate", "SCRAM"):
+        for name in ("penstock", "mosquitto"):
+            if case == "SCRAM" and name == "mosquitto":
+                continue
+            with tempfile.TemporaryDirectory() as folder:
+                made = servers.certificates(folder)
+                port = free_port()
+                tls = client_tls(made) if case == "certificate" else None
+                user = USER if case == "SCRAM" else None
+                if name == "penstock":
+                    start = partial(node, folder, port, case, made)
+                else:
+                    start = partial(_restarted_mosquitto, port, made, secure=tls is not None)
+                yield case, name, partial(reconnect, start, count, tls=tls, user=user)
+
+
+def client_tls(made: servers.Certificates) -> ssl.SSLContext:
+    """A client that trusts the authority, and has a certificate of it."""
+    tls = ssl.create_default_context(cafile=made.authority)
+    tls.load_cert_chain(made.server)
+    return tls
+
+
+@contextmanager
+def _penstock() -> Iterator[Process]:
+    with servers.penstock("memory") as ready:
+        yield Process(ready["mqtt"], int(ready["pid"]))
+
+
+@contextmanager
+def _mosquitto() -> Iterator[Process]:
+    with servers.mosquitto_process() as found:
+        yield Process(*found)
+
+
+@contextmanager
+def node(folder: str, port: int, case: str, made: servers.Certificates) -> Iterator[Process]:
+    """A durable node over ``folder`` whose clients authenticate as ``case`` says, with this port."""
+    listener: dict[str, object] = {"bind": f"127.0.0.1:{port}"}
+    security: dict[str, object] = {}
+    if case == "certificate":
+        listener["transport"] = "tls"
+        listener["tls"] = {"certificate": made.server, "key": made.server, "client_ca": made.authority}
+    if case == "SCRAM":
+        path = Path(folder) / "passwords"
+        if not path.exists():
+            edit_passwords(path, lambda _: {USER.name: make_credential(USER.name, USER.password.encode())})
+        security["passwords"] = str(path)
+        listener["authentication"] = ["scram"]
+    with servers.penstock_in(folder, "durable", mqtt={"listeners": {"crowd": listener}}, security=security) as ready:
+        yield Process(f"127.0.0.1:{port}", int(ready["pid"]))
+
+
+@contextmanager
+def _restarted_mosquitto(port: int, made: servers.Certificates, *, secure: bool) -> Iterator[Process]:
+    listener = f"listener {port} 127.0.0.1\n"
+    if secure:
+        listener += (
+            f"certfile {made.server}\nkeyfile {made.server}\ncafile {made.authority}\nrequire_certificate true\n"
+        )
+    with servers.mosquitto_process(listener) as (_, pid):
+        yield Process(f"127.0.0.1:{port}", pid)
+
+
+def _run(work: Coroutine[None, None, T]) -> T:
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(work)

@@ -1,0 +1,64 @@
+"""Many clients, keys and topics: latency among them, what stays after they have left, and how fast all come back.
+
+The same loads are the benchmark case ``scale``, beside Mosquitto.
+"""
+
+from __future__ import annotations
+
+import shutil
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from benchmarks import generator, servers
+from benchmarks.connections import connections_possible
+from benchmarks.scale import BUSY, IDLE, USER, Process, client_tls, node, reconnect, steady
+from tests.ports import free_port
+from tests.tools import skip_or_fail
+
+
+def test_connections_and_topics_leave_nothing_behind() -> None:
+    with servers.penstock("memory") as ready:
+        server = Process(ready["mqtt"], int(ready["pid"]))
+        first, second = (
+            steady(server, idle=200, busy=20, topics=500, keys=0, seconds=0.5, settle_s=0.5) for _ in range(2)
+        )
+    assert first.during.descriptors == first.before.descriptors + 220
+    for found in (first.after, second.after):
+        assert found.descriptors == first.before.descriptors
+        assert found.threads == first.before.threads
+    assert second.after.memory - first.after.memory < 2e6
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(600)
+def test_ten_thousand_connections_a_million_keys_and_ten_thousand_topics() -> None:
+    if shutil.which("cargo") is None:
+        skip_or_fail(f"no load generator: {generator.missing()}")
+    idle = connections_possible(BUSY + IDLE) - BUSY
+    work = partial(steady, idle=idle, busy=BUSY, topics=10_000, keys=1_000_000, seconds=10.0)
+    with servers.penstock("memory") as ready:
+        server = Process(ready["mqtt"], int(ready["pid"]))
+        rounds = [work(server) for _ in range(3)]
+    base = rounds[0].before
+    for found in rounds:
+        assert found.after.descriptors == base.descriptors
+        assert found.after.threads == base.threads
+    # What the first round made the allocator keep is used again by the next ones.
+    loaded = max(found.during.memory for found in rounds) - base.memory
+    assert rounds[2].after.memory - rounds[1].after.memory < 0.02 * loaded
+    assert rounds[2].after.memory - base.memory < 0.25 * loaded
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("case", ["anonymous", "certificate", "SCRAM"])
+def test_ten_thousand_clients_are_back_after_a_restart(case: str, tmp_path: Path) -> None:
+    count = connections_possible(BUSY + IDLE)
+    made = servers.certificates(str(tmp_path))
+    start = partial(node, str(tmp_path), free_port(), case, made)
+    tls = client_tls(made) if case == "certificate" else None
+    seconds, present = reconnect(start, count, tls=tls, user=USER if case == "SCRAM" else None)
+    assert present == count
+    assert seconds < 20
