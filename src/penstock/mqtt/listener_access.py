@@ -360,7 +360,7 @@ class ListenerAccess:
         return principal, policy.permissions(principal)
 
     def _missing(self, credentials: Credentials) -> str:
-        """Why a client without a user name and password is not authenticated."""
+        """Return the reason for which a client without a user name and password is not authenticated."""
         if AuthenticationMethod.CERTIFICATE in self.methods and credentials.origin.certificate is not None:
             return "its certificate has no name of the kind in the listener's tls.name (default: a common name)"
         return f"no credentials for {', '.join(sorted(self.methods))}"
