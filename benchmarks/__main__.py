@@ -13,7 +13,7 @@ from benchmarks import generator, servers
 from benchmarks.cases import CASES
 from benchmarks.figures import Figure, Settings
 from benchmarks.machine import describe
-from benchmarks.tables import write_page
+from benchmarks.tables import write_pages
 
 RESULTS = Path(__file__).resolve().parent / "results"
 PEERS = {
@@ -22,6 +22,7 @@ PEERS = {
     "tls": "mosquitto",
     "isolation": "mosquitto",
     "scale": "mosquitto",
+    "capacity": "mosquitto",
     "statestore": "redis-server",
     "statestore-keys": "redis-server",
     "core": "redis-server",
@@ -75,7 +76,7 @@ def main() -> int:
         RESULTS.mkdir(exist_ok=True)
         result = {"machine": machine, "durability": settings.durability, "figures": [asdict(f) for f in figures]}
         (RESULTS / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-        write_page(RESULTS)
+        write_pages(RESULTS)
     return 0
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from functools import partial
 
 from benchmarks import servers
+from benchmarks.capacity import capacity
 from benchmarks.connections import connections_possible, memory_of_connections
 from benchmarks.core import core
 from benchmarks.durable import durable
@@ -77,6 +78,7 @@ CASES: dict[str, Callable[[Settings], list[Figure]]] = {
     "tls": tls,
     "isolation": isolation,
     "scale": scale,
+    "capacity": capacity,
     "statestore": state_store,
     "statestore-keys": many_keys,
     "core": core,

@@ -33,6 +33,7 @@ class Load(NamedTuple):
     p99_us: float | None
     cpu: float
     server_us: float | None = None
+    p999_us: float | None = None
 
 
 def missing() -> str | None:
@@ -69,4 +70,5 @@ def measure(address: str, mode: str, **options: object) -> Load:
     result = json.loads(done.stdout)
     if result["bad"]:
         raise SystemExit(f"{mode} on {address}: {result['bad']} wrong answers")
-    return Load(result["per_s"], result["p50_us"], result["p99_us"], result["cpu"], result.get("server_us"))
+    latencies = result["p50_us"], result["p99_us"]
+    return Load(result["per_s"], *latencies, result["cpu"], result.get("server_us"), result.get("p999_us"))

@@ -1,15 +1,18 @@
-"""The results that lie in a folder as one Markdown page, so that what is read is what was measured."""
+"""The results that lie in a folder as Markdown pages, so that what is read is what was measured.
+
+One page has all results beside those of the peers; the other says in the words of an operator what one node carries.
+"""
 
 from __future__ import annotations
 
 import json
 import statistics
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from benchmarks import generator
 
-__all__ = ["page", "write_page"]
+__all__ = ["capacity_page", "page", "write_pages"]
 
 HEAD = """# Results
 
@@ -17,10 +20,104 @@ Written by `python -m benchmarks` from the JSON beside it. The ratio is penstock
 """
 
 
-def write_page(folder: Path) -> None:
-    """Write ``README.md`` of ``folder`` anew from its results."""
+CAPACITY_PAGE: Final = Path(__file__).resolve().parent.parent / "docs" / "operations" / "capacity.md"
+
+CAPACITY_HEAD: Final = """# What one node carries
+
+<!-- Written by `python -m benchmarks` from benchmarks/results; run it again to change the figures. -->
+
+Medians of `python -m benchmarks`, in which the clients ran on the same machine and shared its cores with the node.
+They are meant for sizing: measure your own load before you rely on them.
+
+The event loop of a node uses one core; the kernel, commits, TLS clients and Spark use others. More than two cores
+therefore help the clients and pipelines on the same machine more than the node. A node accepts 10,000 connections by
+default ([`mqtt.limits.max_connections`](../reference/configuration.md)).
+"""
+
+CAPACITY: Final[dict[str, tuple[tuple[str, str, str, str], ...]]] = {
+    "MQTT": (
+        ("memory of an idle connection", "connections", "9999 idle connections", "bytes/connection"),
+        (
+            "the same with a subscription",
+            "connections",
+            "9999 idle connections with a subscription",
+            "bytes/connection",
+        ),
+        ("the same with TLS", "connections", "1999 idle TLS connections", "bytes/connection"),
+        ("QoS 1, one sender and one receiver, one in flight", "core", "QoS 1, 1:1, window 1", "messages/s"),
+        ("QoS 1, one sender and one receiver, 64 in flight", "core", "QoS 1, 1:1, window 64", "messages/s"),
+        ("QoS 1, one sender and 50 receivers, delivered", "core", "QoS 1, 1:50, window 64", "messages/s"),
+        ("requests with response, 16 pairs", "core", "request/response, 16 pairs", "messages/s"),
+    ),
+    "State store": (
+        ("SET in memory, 1 client", "core", "SET, 1 client", "requests/s"),
+        ("SET in memory, 50 clients", "core", "SET, 50 clients", "requests/s"),
+        ("GET, 50 clients", "core", "GET, 50 clients", "requests/s"),
+        ("durable SET, 1 client", "durable", "durable SET, 1 client", "requests/s"),
+        ("durable SET, 50 clients", "durable", "durable SET, 50 clients", "requests/s"),
+        ("memory of a key with 64 bytes", "statestore-keys", "memory of 1,000,000 keys", "bytes/key"),
+        ("start with a million keys", "statestore-keys", "start with 1,000,000 keys", "ms"),
+    ),
+    "TubeMQ, Apache's Java client": (
+        ("produce 100 B, durable", "tube-floor", "produce 100 B", "messages/s"),
+        ("produce 1 KiB, durable", "tube-floor", "produce 1024 B", "messages/s"),
+        ("consume 100 B from files", "tube-floor", "consume 100 B from files", "messages/s"),
+        ("consume 1 KiB from files", "tube-floor", "consume 1024 B from files", "messages/s"),
+    ),
+    "Return of 10,000 clients after the node was killed": (
+        ("anonymous", "scale", "10,000 anonymous clients are back", "s"),
+        ("with a client certificate", "scale", "10,000 certificate clients are back", "s"),
+        ("with SCRAM", "scale", "10,000 SCRAM clients are back", "s"),
+    ),
+}
+"""Rows by heading: words for the operator, benchmark, case, unit."""
+
+LATENCIES: Final = ("p50 ms", "p99 ms", "p99.9 ms")
+
+
+def write_pages(folder: Path) -> None:
+    """Write ``README.md`` of ``folder`` and the page about a node's capacity anew from the results in it."""
     results = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))}
     (folder / "README.md").write_text(page(results), encoding="utf-8")
+    CAPACITY_PAGE.write_text(capacity_page(results), encoding="utf-8")
+
+
+def capacity_page(results: dict[str, Any]) -> str:
+    """The page for operators; each figure with the machine that it was measured on."""
+    found = {
+        (name, figure["case"], figure["unit"]): statistics.median(figure["runs"])
+        for name, result in results.items()
+        for figure in result["figures"]
+        if figure["server"] == "penstock"
+    }
+    lines = [CAPACITY_HEAD]
+    for heading, rows in CAPACITY.items():
+        lines += [f"## {heading}", "", "| what | median | measured on |", "| --- | ---: | --- |"]
+        for words, name, case, measured in rows:
+            value = found.get((name, case, measured))
+            if value is None:  # this benchmark was not run yet
+                continue
+            unit = measured.partition("/")[0] if measured.startswith("bytes") else measured
+            lines.append(f"| {words} | {value:{_digits(value)}} {unit} | {_where(results[name])} |")
+        lines.append("")
+    lines += [
+        "## Latency at half load",
+        "",
+        "In ms. Half load is half of the rate that the same clients reach. While durable SETs run, the log of the",
+        "state store is applied to its database all the time.",
+        "",
+        "| load | p50 | p99 | p99.9 |",
+        "| --- | ---: | ---: | ---: |",
+    ]
+    cases = dict.fromkeys(case for name, case, unit in found if name == "capacity" and unit in LATENCIES)
+    for case in cases:
+        lines.append(f"| {case} | " + " | ".join(f"{found['capacity', case, unit]:.2f}" for unit in LATENCIES) + " |")
+    return "\n".join([*lines, *([f"\nMeasured on {_where(results['capacity'])}."] if cases else []), ""])
+
+
+def _where(result: dict[str, Any]) -> str:
+    machine = result["machine"]
+    return f"{machine['cpu']}, {machine['cores']} cores"
 
 
 def page(results: dict[str, Any]) -> str:
@@ -47,13 +144,17 @@ def page(results: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def _digits(value: float) -> str:
+    return ",.0f" if value >= 100 else ",.2f"
+
+
 def _row(figure: dict[str, Any], ours: list[float] | None) -> str:
     runs = figure["runs"]
     is_peer = figure["server"] != "penstock" and ours is not None
     ratio = f"{statistics.median(ours) / statistics.median(runs):.2f}" if is_peer and ours else ""
     if max(figure.get("generator_cpu") or [0.0]) > generator.BOUND:
         ratio += " (generator-bound)"
-    number = ",.0f" if statistics.median(runs) >= 100 else ",.2f"
+    number = _digits(statistics.median(runs))
     spread = f"{min(runs):{number}} - {max(runs):{number}}" if len(runs) > 1 else ""
     return (
         f"| {figure['case']} | {figure['server']} | {statistics.median(runs):{number}} | {spread} | {figure['unit']}"

@@ -4,8 +4,10 @@
 use std::collections::VecDeque;
 use std::io;
 use std::rc::Rc;
+use std::time::Duration;
 
 use tokio::task::spawn_local;
+use tokio::time::{interval_at, Instant, Interval};
 
 use crate::link::Link;
 use crate::modes::{answers, end, Task};
@@ -117,12 +119,17 @@ impl Ask {
     }
 }
 
-/// One client of the state store; `false` when it ran out of keys.
-async fn ask(run: Rc<Run>, mut link: Link, set: Ask, get: Ask, mut choice: Choice, window: usize) -> io::Result<()> {
+/// One client of the state store; it waits between its requests where `ticks` is given, and ends when it has no more keys.
+async fn ask(
+    run: Rc<Run>, mut link: Link, set: Ask, get: Ask, mut choice: Choice, window: usize, mut ticks: Option<Interval>,
+) -> io::Result<()> {
     let began = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).expect("a clock").as_millis() as u64;
     let started = run.now();
     let (mut id, mut number, mut free, mut waiting) = (0u16, 0u64, window, 0);
     while !run.stop.get() {
+        if let Some(ticks) = &mut ticks {
+            ticks.tick().await;
+        }
         for _ in 0..free {
             let Some((key, is_set)) = choice.next() else { break };
             id = if id == u16::MAX { 1 } else { id + 1 };
@@ -150,7 +157,7 @@ async fn ask(run: Rc<Run>, mut link: Link, set: Ask, get: Ask, mut choice: Choic
     link.flush().await
 }
 
-/// State store requests with the properties that the public SDKs send.
+/// State store requests with the properties that the public SDKs send; with `--rate` so many a second of all clients.
 pub async fn state_store(address: &str, options: &Options) -> io::Result<()> {
     let run = Run::new();
     run.server.set(options.number("pid", 0));
@@ -172,9 +179,13 @@ pub async fn state_store(address: &str, options: &Options) -> io::Result<()> {
         let get = Ask::new(&get_command(), &properties, &stamp);
         links.push((link, set, get, Choice::new(options, n as u64)));
     }
-    let window = options.number("window", 1);
-    let asking = links.into_iter().map(|(link, set, get, choice)| {
-        spawn_local(ask(run.clone(), link, set, get, choice, window))
+    let (window, rate, clients) = (options.number("window", 1), options.number("rate", 0), links.len());
+    let asking = links.into_iter().enumerate().map(|(n, (link, set, get, choice))| {
+        let ticks = (rate > 0).then(|| {
+            let pause = Duration::from_secs_f64(clients as f64 / rate as f64);
+            interval_at(Instant::now() + pause.mul_f64(n as f64 / clients as f64), pause)
+        });
+        spawn_local(ask(run.clone(), link, set, get, choice, window, ticks))
     });
     measure(run.clone(), "statestore", asking.collect(), options).await
 }

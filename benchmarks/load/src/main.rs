@@ -12,7 +12,7 @@ mod run;
 use std::process::ExitCode;
 
 const MODES: &str = "qos0, qos1 (--window --pairs --subscribers), rate (--rate), reqresp, statestore, resp (--op \
-                     set|get|mix|fill --clients --window --keys --expiry --pid); all: --size --seconds";
+                     set|get|mix|fill --clients --window --keys --expiry --rate --pid); all: --size --seconds";
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();

@@ -108,11 +108,12 @@ impl Run {
             n => times[((n as f64 * share) as usize).min(n - 1)].to_string(),
         };
         println!(
-            "{{\"mode\":\"{mode}\",\"per_s\":{:.1},\"seconds\":{taken:.3},\"p50_us\":{},\"p99_us\":{},\"max_us\":{},\
+            "{{\"mode\":\"{mode}\",\"per_s\":{:.1},\"seconds\":{taken:.3},\"p50_us\":{},\"p99_us\":{},\"p999_us\":{},\"max_us\":{},\
              \"cpu\":{busy:.3},\"server_us\":{server_us},\"bad\":{}}}",
             self.count.get() as f64 / taken,
             at(0.5),
             at(0.99),
+            at(0.999),
             at(1.0),
             self.bad.get(),
         );
