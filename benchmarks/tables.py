@@ -22,9 +22,9 @@ Written by `python -m benchmarks` from the JSON beside it. The ratio is penstock
 
 CAPACITY_PAGE: Final = Path(__file__).resolve().parent.parent / "docs" / "operations" / "capacity.md"
 
-CAPACITY_HEAD: Final = """# What one node carries
+CAPACITY_HEAD: Final = """# Size a node
 
-<!-- Written by `python -m benchmarks` from benchmarks/results; run it again to change the figures. -->
+<!-- Written by `python -m benchmarks` from benchmarks/results; run it again to change the page. -->
 
 Medians of `python -m benchmarks`, in which the clients ran on the same machine and shared its cores with the node.
 They are meant for sizing: measure your own load before you rely on them.
