@@ -96,7 +96,9 @@ def run(tests: list[str], seconds: float, root: Path = ROOT) -> Results:
     """Run ``tests`` in one pytest process for at most ``seconds``; the results of those that came to an end."""
     with tempfile.TemporaryDirectory() as scratch:
         report = Path(scratch) / "report.xml"
-        command = [PYTHON, "-m", "pytest", "-q", "-m", "nightly", f"--junit-xml={report}", *tests]
+        # A long test must not end the process, and with it the report of all others.
+        patience = ["-o", "faulthandler_timeout=0"]
+        command = [PYTHON, "-m", "pytest", "-q", "-m", "nightly", *patience, f"--junit-xml={report}", *tests]
         process = subprocess.Popen(command, cwd=root)
         try:
             process.wait(seconds)
