@@ -26,6 +26,7 @@ from functools import partial
 from typing import Final, NamedTuple
 
 from penstock.mqtt.codec.reasons import ReasonCode
+from penstock.mqtt.codec.topics import matches
 from penstock.mqtt.engine.model.access import Action, Answer, Challenge, Credentials, Granted, Origin, Refused
 from penstock.mqtt.engine.model.access import Principal as Someone
 from penstock.mqtt.engine.model.limits import BrokerLimits
@@ -147,7 +148,7 @@ class AccessStats:
 class ListenerAccess:
     """Authentication and authorization of one listener [Access].
 
-    ``node_topics``: prefixes of topics on which the node sends to a single client; they need no permission.
+    ``node_topics``: filters of topics on which only the node sends, to a single client; they need no permission.
     """
 
     def __init__(
@@ -203,7 +204,7 @@ class ListenerAccess:
         if action is Action.SUBSCRIBE:
             return permissions.may_subscribe(topic)
         if action is Action.RECEIVE:
-            return topic.startswith(self._node_topics) or permissions.may_receive(topic)
+            return permissions.may_receive(topic) or any(matches(each, topic) for each in self._node_topics)
         if action is Action.OBSERVE_REQUESTS:
             return permissions.may_observe_requests(topic)
         return permissions.may_pass_first(topic)

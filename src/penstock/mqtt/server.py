@@ -185,7 +185,7 @@ class MqttServer(ServerLinkOwner):
         gone: list[SessionConnection] = []
         for session in self._broker.sessions.values():
             link = None if session.connection is None else self._links.get(session.connection)
-            if session.connection is not None and link is not None and link.revoked:
+            if session.connection is not None and link is not None and not link.certificate_valid:
                 gone.append(session.connection)
                 continue
             client = None if session.rights is None else session.rights.principal

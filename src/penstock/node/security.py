@@ -53,7 +53,7 @@ from penstock.security.policy import NOTHING, Permissions, Policy, Principal
 from penstock.security.policy_file import load_policy
 from penstock.security.tokens import load_tokens
 from penstock.security.tube_key import tube_key
-from penstock.statestore.binding import INVOKE
+from penstock.statestore.binding import INVOKE, NOTIFY_TOPICS
 from penstock.statestore.codec.commands import Access as KeyAccess
 from penstock.statestore.engine.store import Context
 from penstock.tube.engine.access import ClientAccess, RightsOf
@@ -64,8 +64,9 @@ _log = logging.getLogger("penstock.security")
 
 DEFAULT_LISTENER: Final = "mqtt"
 
-NODE_TOPICS: Final = ("clients/statestore/",)
-"""Topics of state store notifications, which only an observer with the right to read the key may receive."""
+NODE_TOPICS: Final = NOTIFY_TOPICS
+"""Topics of state store notifications, which only an observer with the right to read the key may receive. Clients
+cannot publish there."""
 
 SOURCES_KEPT: Final = 1_000
 """Limit of cached permissions of publishers of retained messages. Each has up to 1 MB of cached decisions."""

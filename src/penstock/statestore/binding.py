@@ -50,6 +50,7 @@ from penstock.statestore.hlc import Hlc
 __all__ = [
     "ANSWER_TOPICS",
     "INVOKE",
+    "NOTIFY_TOPICS",
     "OLDER_INVOKE",
     "RejectedRequest",
     "StoreRequest",
@@ -72,11 +73,9 @@ INVOKE: Final = f"{_STORE}/command/invoke"
 OLDER_INVOKE: Final = "$services/statestore/_any_/command/invoke/request"
 _OWN_PREFIX: Final = f"clients/{_STORE}"
 _NOTIFY: Final = "/command/notify/"
-ANSWER_TOPICS: Final = (
-    "clients/+/services/statestore/#",
-    "clients/+/statestore/#",
-    f"{_OWN_PREFIX}/+{_NOTIFY}#",
-)
+NOTIFY_TOPICS: Final = (f"{_OWN_PREFIX}/+{_NOTIFY}#",)
+"""Topic filters of notifications."""
+ANSWER_TOPICS: Final = ("clients/+/services/statestore/#", "clients/+/statestore/#", *NOTIFY_TOPICS)
 """Topic filters of all response and notify topics that SDKs use; only the store publishes to them."""
 
 CONTENT_TYPE: Final = "application/octet-stream"

@@ -20,9 +20,11 @@ from penstock.mqtt.listener_access import (
     ListenerAccess,
     PasswordChecks,
 )
+from penstock.node.security import NODE_TOPICS
 from penstock.security.passwords import make_credential
 from penstock.security.policy_file import parse_policy
 from penstock.security.tokens import Token
+from penstock.statestore.binding import notify_topic
 
 ANN = make_credential("ann", b"secret")
 TOKEN = Token("robot", frozenset({"robots"}), {"site": "berlin"})
@@ -56,7 +58,7 @@ def access(*methods: AuthenticationMethod, policy: bool = False) -> ListenerAcce
         PasswordChecks(),
         AccessStats(),
         now=lambda: 7,
-        node_topics=("clients/statestore/",),
+        node_topics=NODE_TOPICS,
     )
 
 
@@ -266,7 +268,8 @@ async def test_policies() -> None:
     assert not may(Action.SUBSCRIBE, "#")
     assert may(Action.RECEIVE, "to/ann/x")
     assert not may(Action.RECEIVE, "other")
-    assert may(Action.RECEIVE, "clients/statestore/v1/x")
+    assert may(Action.RECEIVE, notify_topic("other", b"k"))
+    assert not may(Action.RECEIVE, "clients/statestore/v1/x"), "clients may publish there"
     assert may(Action.HIGH_PRIORITY, "alarms")
     assert not may(Action.HIGH_PRIORITY, "to/ann/x")
     assert not may(Action.OBSERVE_REQUESTS, "to/ann/x")

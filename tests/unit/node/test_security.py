@@ -314,6 +314,41 @@ async def test_an_authority_that_is_not_trusted_any_more_lets_nobody_finish(tmp_
             await writer.wait_closed()
 
 
+@pytest.mark.parametrize("authentication", [["certificate"], ["password"], ["anonymous"]])
+async def test_an_authority_that_is_not_trusted_any_more_ends_connections(
+    tmp_path: Path, authentication: list[str]
+) -> None:
+    old, new = Authority(tmp_path / "old"), Authority(tmp_path / "new")
+    certificate, key = old.issue("server", "127.0.0.1")
+    mine = old.issue("press-7")
+    trusted = tmp_path / "trusted.pem"
+    trusted.write_bytes(old.file.read_bytes())
+    put_user(tmp_path / "passwords", "ann", b"secret")
+    tls = {"certificate": str(certificate), "key": str(key), "client_ca": str(trusted)}
+    entry = {"bind": "127.0.0.1:0", "transport": "tls", "tls": tls, "authentication": authentication}
+    security_files = {"passwords": str(tmp_path / "passwords")}
+    async with serving(mqtt={"listeners": {"secure": entry}}, security=security_files) as (security, bound):
+        client = MqttClient.from_url(
+            f"mqtts://ann:secret@127.0.0.1:{bound['secure'][1]}",
+            client_id="press-7",
+            tls=TlsOptions(ca_file=old.file, cert_file=mine[0], key_file=mine[1]),
+            reconnect=False,
+        )
+        ended: list[str] = []
+        client.on_disconnected(lambda error: ended.append(str(error)))
+        await client.connect()
+        assert security.reload(lambda: security.config)
+        assert client.connected
+        trusted.write_bytes(old.file.read_bytes() + new.file.read_bytes())
+        assert security.reload(lambda: security.config)
+        assert client.connected
+        trusted.write_bytes(new.file.read_bytes())
+        assert security.reload(lambda: security.config)
+        await until(lambda: bool(ended))
+        assert "0x87" in ended[0]
+        await client.disconnect()
+
+
 async def test_new_certificates_and_limits_without_a_restart(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     old, new = Authority(tmp_path / "old"), Authority(tmp_path / "new")
     certificate, key = old.issue("server", "127.0.0.1")

@@ -11,6 +11,7 @@ import base64
 import hashlib
 import hmac
 import ipaddress
+import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple, Protocol
 
@@ -23,6 +24,8 @@ _SIGNED_PIECES = 4  # user, timestamp, nonce, signature: what a Java client send
 _TOKEN_PIECES = 3  # user, end, proof
 _WINDOW_MS = 20_000
 """Largest difference between a signature's time and the clock of the server."""
+_TIME = re.compile(r"[0-9]{1,19}")
+_NONCE = re.compile(r"-?[0-9]{1,19}")
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
@@ -177,7 +180,7 @@ class ClientAccess:
         if len(pieces) == _SIGNED_PIECES:
             user = self._signer(pieces, now)
             return None if user is None else (user, int(pieces[1]) + _WINDOW_MS)
-        if len(pieces) != _TOKEN_PIECES or not pieces[1].isdecimal() or pieces[0] not in self._users:
+        if len(pieces) != _TOKEN_PIECES or not _TIME.fullmatch(pieces[1]) or pieces[0] not in self._users:
             return None
         end = int(pieces[1])
         good = hmac.compare_digest(token.encode(), self._token(pieces[0], end).encode())
@@ -188,7 +191,7 @@ class ClientAccess:
             return None
         user, timestamp, nonce, signature = pieces
         key = self._users.get(user)
-        if key is None or not timestamp.isdecimal() or not nonce.lstrip("-").isdecimal():
+        if key is None or not _TIME.fullmatch(timestamp) or not _NONCE.fullmatch(nonce):
             return None
         good = hmac.compare_digest(signature.encode(), sign(user, key, int(timestamp), int(nonce)).encode())
         return user if good and abs(now - int(timestamp)) <= _WINDOW_MS else None

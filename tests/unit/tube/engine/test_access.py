@@ -50,11 +50,16 @@ def test_the_reference_sample_of_a_signature() -> None:
         with_token("usr x y"),
         with_token("usr 1 2 3"),
         with_token("a b c d e"),
+        with_token(f"usr {'9' * 5_000} AAAA"),
+        with_token(f"usr {'9' * 5_000} 7 AAAA"),
+        with_token(f"usr {NOW} --7 AAAA"),
+        with_token(f"usr {NOW} {'9' * 5_000} AAAA"),
         shared_pb2.MasterCertificateInfo(),
     ],
 )
 def test_who_is_not_let_in(info: shared_pb2.MasterCertificateInfo) -> None:
     assert access().admit(info, "10.0.0.1", "group", NOW) is None
+    assert access().admit_token(info.authorizedToken, "10.0.0.1", "group", NOW) is None
 
 
 def test_a_signature_gives_a_token_that_any_server_with_the_users_takes() -> None:

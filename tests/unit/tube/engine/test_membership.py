@@ -119,6 +119,19 @@ def test_unreadable_texts_are_not_taken() -> None:
     assert membership.config.topics == (TOPIC,)
 
 
+@pytest.mark.parametrize("name", ["../../etc", "a/b", "/tmp/log", "..", "demo\0", "x" * 65])
+def test_a_topic_name_that_is_no_file_name_is_not_taken(name: str) -> None:
+    membership = registered()
+    bad = heartbeat(
+        takeConfInfo=True, brokerDefaultConfInfo=DEFAULT, brokerTopicSetConfInfo=[TOPIC, TOPIC.replace("demo", name)]
+    )
+    with pytest.raises(RemoteProtocolError, match="a name is a letter"):
+        membership.receive(MethodId.BROKER_HEARTBEAT, bad)
+    assert membership.config.topics == (TOPIC,)
+    with pytest.raises(RemoteProtocolError, match="a name is a letter"):
+        BrokerConfig(1, 1, DEFAULT, (TOPIC.replace("demo", name),)).parsed()
+
+
 def test_removed_topics_are_reported_until_the_master_stops() -> None:
     membership = registered()
     order = heartbeat(removeTopicConfInfo=["old: : : : : : : : :2: : : : : "])

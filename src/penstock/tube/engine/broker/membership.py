@@ -18,7 +18,15 @@ from penstock.tube.codec.methods import MethodId
 from penstock.tube.codec.proto import master_pb2 as pb
 from penstock.tube.codec.proto import shared_pb2
 from penstock.tube.codec.schema import decode
-from penstock.tube.codec.strings import DEFAULT_BROKER_TLS_PORT, UNDEFINED, DefaultConfig, TopicConfig
+from penstock.tube.codec.strings import (
+    DEFAULT_BROKER_TLS_PORT,
+    OFFSET_HISTORY_TOPIC,
+    TOPIC_RULE,
+    UNDEFINED,
+    DefaultConfig,
+    TopicConfig,
+    valid_topic,
+)
 
 __all__ = ["BrokerConfig", "BrokerMembership", "MasterUpdate"]
 
@@ -41,9 +49,20 @@ class BrokerConfig:
         return cls(config_id, check_sum, default, tuple(topics))
 
     def parsed(self) -> tuple[DefaultConfig, list[TopicConfig]]:
-        """Parse the settings. Raises RemoteProtocolError if the master sent something unreadable."""
+        """Parse the settings.
+
+        Raises:
+            RemoteProtocolError: the master sent something unreadable, or a topic name that could leave the directory of
+                the log.
+        """
         default = DefaultConfig.parse(self.default) if self.default.strip() else DefaultConfig()
-        return default, [TopicConfig.parse(text) for text in self.topics]
+        topics = [TopicConfig.parse(text) for text in self.topics]
+        for each in topics:
+            if not valid_topic(each.topic) and each.topic != OFFSET_HISTORY_TOPIC:
+                raise RemoteProtocolError(
+                    f"tube: the master configured topic {each.topic[:100]!r}; a name is {TOPIC_RULE}"
+                )
+        return default, topics
 
 
 @dataclass(slots=True)
