@@ -177,7 +177,10 @@ class RuleService(Service):
     def receive(self, message: Inbound) -> None:
         """Append the message; acknowledge it when the log responds."""
         publish, stats = message.publish, self.stats
+        block = publish.property_block()
         size = len(publish.payload) + len(publish.topic) + _RECORD_OVERHEAD
+        if block is not None:  # user properties become headers
+            size += len(block.wire)
         stats.received += 1
         stats.bytes_received += len(publish.payload)
         if stats.pending_bytes + size > self.rule.max_pending_bytes and not self._make_wait(message, size):

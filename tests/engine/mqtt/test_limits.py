@@ -8,15 +8,18 @@ from penstock.mqtt.codec.packets import (
     ConnAck,
     Connect,
     Disconnect,
+    Packet,
     PingReq,
     PubAck,
     Publish,
     PubRec,
+    SubAck,
     Subscribe,
     Subscription,
     Unsubscribe,
     Will,
 )
+from penstock.mqtt.codec.primitives import MAX_FILTERS
 from penstock.mqtt.codec.properties import Properties
 from penstock.mqtt.engine.model.limits import BrokerLimits
 from tests.engine.mqtt.harness import Bench, Peer, RecordingService
@@ -84,12 +87,56 @@ def test_a_hundred_thousand_filters() -> None:
     bench = Bench(limits=BrokerLimits(max_subscriptions=1_000))
     peer = bench.connect("c")
     codes: list[int] = []
-    for start in range(0, 100_000, 20_000):
-        codes += peer.subscribe(*(f"f/{n}/#" for n in range(start, start + 20_000)))
+    for start in range(0, 100_000, 10_000):
+        codes += peer.subscribe(*(f"f/{n}/#" for n in range(start, start + 10_000)))
     assert codes == [1] * 1_000 + [0x97] * 99_000
     assert bench.broker.measure().subscriptions == 1_000
     peer.drop()
     assert bench.broker.measure().subscriptions == 0
+
+
+@pytest.mark.parametrize("version", [4, 5])
+@pytest.mark.parametrize(
+    "packet",
+    [
+        Subscribe(1, [Subscription("a")] * (MAX_FILTERS + 1)),
+        Unsubscribe(1, ["a"] * (MAX_FILTERS + 1)),
+    ],
+)
+def test_a_packet_with_too_many_filters_ends_the_connection(version: int, packet: Packet) -> None:
+    """It is handled as a whole: with a million filters it would stop the loop for seconds."""
+    bench = Bench()
+    peer = bench.connect("c", version=version)
+    peer.send(packet)
+    assert [p.reason_code for p in peer.take() if isinstance(p, Disconnect)] == ([0x97] if version == 5 else [])
+    assert peer.closed
+    assert bench.ended == [0x97]
+    assert bench.broker.measure().subscriptions == 0
+
+
+def test_user_properties_of_packets_without_a_message_are_bounded() -> None:
+    bench = Bench()
+    peer = bench.connect("c")
+    peer.send(Subscribe(1, [Subscription("a")], Properties(user_properties=[("n", "v")] * 1_000)))
+    assert isinstance(peer.only(), SubAck)
+    peer.send(PubAck(1, properties=Properties(user_properties=[("n", "v")] * 1_001)))
+    assert [p.reason_code for p in peer.take() if isinstance(p, Disconnect)] == [0x97]
+
+
+def test_user_properties_of_a_message_are_bounded() -> None:
+    service = RecordingService("#")
+    bench = Bench(service, limits=BrokerLimits(max_user_properties=2))
+    peer = bench.connect("c")
+    few, many = (Properties(user_properties=[("n", "v")] * n) for n in (2, 3))
+    for packet_id, properties in enumerate((few, many), start=1):
+        for qos in range(3):
+            peer.send(Publish("a", b"", qos, packet_id=packet_id * 3 + qos if qos else 0, properties=properties))
+            for message in service.taken:
+                message.settle()
+    codes = [p.reason_code for p in peer.take() if isinstance(p, PubAck | PubRec)]
+    assert codes == [0, 0, 0x97, 0x97]
+    assert [m.publish.qos for m in service.taken] == [0, 1, 2]
+    assert bench.broker.stats.dropped_refused == 1
 
 
 def test_remembered_routes_are_bounded_by_their_receivers(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -298,6 +298,14 @@ def test_waiting_messages_are_bounded_and_refused_where_that_was_chosen(log: Log
     rule.disconnected("dev")
 
 
+def test_user_properties_of_waiting_messages_count(log: Log, broker: Broker) -> None:
+    rule = service(log, broker, small(when_full="refuse"))
+    large = Properties(user_properties=[("n", "v" * 10_000)])
+    rule.receive(broker.inbound(Publish("plant/1/a", b"", 1, packet_id=1, properties=large)))
+    assert not log.records
+    assert [code for code, _ in broker.settled] == [ReasonCode.QUOTA_EXCEEDED]
+
+
 def test_who_sends_more_than_may_wait_is_not_read_until_half_of_it_is_gone(log: Log, broker: Broker) -> None:
     rule = service(log, broker, small())
     for text in "abcd":

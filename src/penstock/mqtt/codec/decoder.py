@@ -41,7 +41,7 @@ from penstock.mqtt.codec.packets import (
     Unsubscribe,
     Will,
 )
-from penstock.mqtt.codec.primitives import MAX_VARINT, Reader, malformed, protocol_error, quoted
+from penstock.mqtt.codec.primitives import MAX_VARINT, Reader, check_filter_count, malformed, protocol_error, quoted
 from penstock.mqtt.codec.properties import WILL, Properties
 from penstock.mqtt.codec.property_blocks import (
     HAS_SUBSCRIPTION_IDENTIFIER,
@@ -590,6 +590,7 @@ def _subscribe(data: bytes, position: int, end: int) -> Subscribe:
         if no_local and topic_filter.startswith(SHARE_PREFIX):
             raise protocol_error("No Local on a shared subscription [MQTT-3.8.3-4]")
         subscriptions.append(Subscription(topic_filter, qos, no_local, bool(options & 8), retain_handling))
+        check_filter_count(len(subscriptions))
     if not subscriptions:
         raise protocol_error("SUBSCRIBE without a topic filter [MQTT-3.8.3-2]")
     return Subscribe(packet_id, subscriptions, properties)
@@ -602,6 +603,7 @@ def _unsubscribe(data: bytes, position: int, end: int) -> Unsubscribe:
     filters: list[str] = []
     while reader.position < end:
         filters.append(_filter(reader))
+        check_filter_count(len(filters))
     if not filters:
         raise protocol_error("UNSUBSCRIBE without a topic filter [MQTT-3.10.3-2]")
     return Unsubscribe(packet_id, filters, properties)

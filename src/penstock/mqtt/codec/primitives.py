@@ -18,8 +18,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "COMPILED",
+    "MAX_FILTERS",
     "MAX_VARINT",
     "Reader",
+    "check_filter_count",
     "check_text",
     "decode_text",
     "encode_binary",
@@ -39,6 +41,8 @@ __all__ = [
 COMPILED: Final = not __file__.endswith(".py")
 """Whether this is an extension module. Loops over bytes are fast there; interpreted, bulk methods are."""
 
+MAX_FILTERS: Final = 10_000
+"""Most topic filters of one packet, which is handled as a whole; a packet of 4 MiB has room for a million."""
 MAX_VARINT: Final = 268_435_455
 _VARINTS: Final[list[bytes]] = [bytes((n,)) if n < 128 else bytes((n & 127 | 128, n >> 7)) for n in range(2048)]
 
@@ -58,6 +62,12 @@ def malformed(what: str) -> RemoteProtocolError:
 def protocol_error(what: str) -> RemoteProtocolError:
     """The error for what decodes but must not be sent (0x82)."""
     return RemoteProtocolError(f"mqtt: protocol error: {what}", reason_code=0x82)
+
+
+def check_filter_count(count: int) -> None:
+    """Raise RemoteProtocolError (0x97) if a SUBSCRIBE or UNSUBSCRIBE has more than ``MAX_FILTERS`` filters."""
+    if count > MAX_FILTERS:
+        raise RemoteProtocolError(f"mqtt: more than {MAX_FILTERS} topic filters in one packet", reason_code=0x97)
 
 
 def encode_varint(value: int) -> bytes:

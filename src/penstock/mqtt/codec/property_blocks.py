@@ -24,7 +24,15 @@ from penstock.mqtt.codec.primitives import (
     protocol_error,
     shift,
 )
-from penstock.mqtt.codec.properties import ALLOWED_IN, BY_IDENTIFIER, PROPERTIES, Properties, PropertySpec, WireType
+from penstock.mqtt.codec.properties import (
+    ALLOWED_IN,
+    BY_IDENTIFIER,
+    PROPERTIES,
+    WILL,
+    Properties,
+    PropertySpec,
+    WireType,
+)
 from penstock.mqtt.codec.reasons import PacketType
 from penstock.mqtt.codec.topics import name_problem
 
@@ -88,7 +96,7 @@ def decode_properties(data: bytes, position: int, end: int, context: int) -> Pro
 
     Raises:
         RemoteProtocolError: 0x81 for an unknown or misplaced property or bytes that do not decode, 0x82 for a repeat or
-            a value out of range.
+            a value out of range, 0x97 for too many user properties outside of messages.
     """
     properties = Properties()
     rows = _ROWS[context]
@@ -103,6 +111,10 @@ def decode_properties(data: bytes, position: int, end: int, context: int) -> Pro
         if kind == _PAIR:
             stop = _pair_end(data, position, end)
             properties.user_properties.append(_pair(data[position:stop]))
+            if len(properties.user_properties) > MAX_USER_PROPERTIES and context not in (_PUBLISH, WILL):
+                raise RemoteProtocolError(
+                    f"mqtt: more than {MAX_USER_PROPERTIES} user properties in one packet", reason_code=0x97
+                )
             position = stop
             continue
         bit = 1 << identifier
@@ -166,12 +178,15 @@ class PropertyBlock:
         "seen",
         "topic_alias",
         "user_at",
+        "user_count",
         "wire",
     )
 
     def __init__(self, wire: bytes) -> None:
         self.wire = wire
         self.user_at: i64 = len(wire)
+        self.user_count: i64 = 0
+        """Number of user properties."""
         self.content_type_at: i64 = 0
         """Position of the Content Type in ``wire``; 0 without one."""
         self.name_lengths: i64 = 0
@@ -331,6 +346,10 @@ def _after(wire: bytes, position: i64) -> i64:
     size: i64 = wire[position]
     return position + 2 + (size << 8 | wire[position + 1])
 
+
+MAX_USER_PROPERTIES: Final = 1_000
+"""Most user properties of a packet that is not a message; each becomes two objects. CONNECT, with the will, is bounded
+by its size, PUBLISH by a limit of the broker."""
 
 _USER_PROPERTY: Final = 0x26
 HAS_EXPIRY: Final = 1 << 0x02
@@ -507,8 +526,10 @@ def _check_user_properties(block: PropertyBlock, data: bytes, position: i64, end
     """
     start = position
     zeros: i64 = 0
+    count: i64 = block.user_count
     lengths: i64 = block.name_lengths
     while position < end and data[position] == _USER_PROPERTY:
+        count += 1
         if position + 3 > end:
             raise malformed("a property ends within a field")
         signed: int = read_i16_be(data, position + 1)
@@ -533,6 +554,7 @@ def _check_user_properties(block: PropertyBlock, data: bytes, position: i64, end
         if position > end:
             raise malformed("a length goes beyond the properties")
     block.name_lengths = lengths
+    block.user_count = count
     if not is_plain(data, start, position, zeros):
         while start < position:
             middle = start + 3 + (data[start + 1] << 8 | data[start + 2])

@@ -31,6 +31,7 @@ from penstock.mqtt.codec.packets import (
 )
 from penstock.mqtt.codec.primitives import (
     Reader,
+    check_filter_count,
     encode_binary,
     encode_frame,
     encode_size,
@@ -187,6 +188,7 @@ def _subscribe(data: bytes, position: int, end: int) -> Subscribe:
         if qos > 2:
             raise malformed("a requested QoS is 0, 1 or 2")
         subscriptions.append(Subscription(topic_filter, qos))
+        check_filter_count(len(subscriptions))
     if not subscriptions:
         raise protocol_error("SUBSCRIBE without a topic filter")
     return Subscribe(packet_id, subscriptions)
@@ -207,6 +209,7 @@ def _unsubscribe(data: bytes, position: int, end: int) -> Unsubscribe:
     filters: list[str] = []
     while reader.position < end:
         filters.append(_filter(reader))
+        check_filter_count(len(filters))
     if not filters:
         raise protocol_error("UNSUBSCRIBE without a topic filter")
     return Unsubscribe(packet_id, filters)

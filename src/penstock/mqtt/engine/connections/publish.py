@@ -54,6 +54,8 @@ def handle_publish(connection: ConnectionState, session: Session, publish: Publi
             connection.resolve_alias(publish, block.topic_alias)
         if block.payload_format_indicator and not is_text(publish.payload):
             code = ReasonCode.PAYLOAD_FORMAT_INVALID
+        if block.user_count > broker.limits.max_user_properties:
+            code = ReasonCode.QUOTA_EXCEEDED
     qos = publish.qos
     if qos:
         packet_id = publish.packet_id

@@ -97,6 +97,8 @@ class BrokerLimits:
     """Maximum subscriptions of all sessions; beyond it SUBACK 0x97."""
     subscription_denied_code: Literal[0x87, 0x80] = 0x87
     """Reason code in SUBACK for a denied subscription: 0x87 (not authorized) or 0x80 (failure)."""
+    max_user_properties: Annotated[int, Interval(ge=0, le=1_000_000)] = 1_000
+    """Maximum user properties of a message; beyond it the message is refused with 0x97, or dropped at QoS 0."""
     max_topic_levels: Annotated[int, Ge(1)] = 128
     """Maximum levels of a topic name (PUBACK or CONNACK 0x90; dropped at QoS 0) or filter (SUBACK 0x8F)."""
     max_client_id_bytes: int = 65_535
