@@ -31,7 +31,7 @@ from penstock.spark.environment.java import find_java
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["SUBMITTED", "check_master", "configuration", "is_local", "quiet_java_options", "session"]
+__all__ = ["REDACTED", "SUBMITTED", "check_master", "configuration", "is_local", "quiet_java_options", "session"]
 
 SUBMITTED = "submitted"
 """Instead of a master: the process was started by ``spark-submit``, which has chosen it and started the JVM."""
@@ -42,6 +42,9 @@ _LOG_LEVELS = ("OFF", "FATAL", "ERROR", "WARN", "INFO", "DEBUG", "TRACE", "ALL")
 _CHECKPOINT_MANAGER = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 _JAR = Path(__file__).with_name("jvm") / "penstock.jar"
 _CLASS_PATHS = ("spark.driver.extraClassPath", "spark.executor.extraClassPath")
+REDACTED = r"(?i)secret|password|passwd|token|access[.]?key|credential|//[^/@\s]*:[^/@\s]*@"
+"""Options whose name, or text whose part, matches are shown as redacted by Spark's pages and event logs: those of
+Spark's default, and URLs with a password."""
 _RENAMING_SCHEMES = frozenset({"", "file", "hdfs"})
 
 
@@ -133,6 +136,7 @@ def configuration(
         "spark.app.name": app_name,
         "spark.master": master,
         "spark.sql.session.timeZone": "UTC",
+        "spark.redaction.regex": REDACTED,
         "spark.driver.extraJavaOptions": quiet_java_options(
             conf.pop("spark.driver.extraJavaOptions", ""), log_level.upper()
         ),

@@ -15,6 +15,7 @@ from penstock.cli.pipeline import spark_submit_main as submitted
 from penstock.cli.pipeline.submit import SubmitCommand, SubmitRequest, submit_line
 from penstock.demo.data import example
 from penstock.errors import ConfigError
+from penstock.spark.session import REDACTED
 
 
 def line(master: str, **changed: Any) -> SubmitCommand:
@@ -37,6 +38,7 @@ def test_a_standalone_cluster() -> None:
     assert options(found, "--conf") == [
         "spark.executorEnv.WATER_LAKE=/lake of water",
         "spark.sql.session.timeZone=UTC",
+        f"spark.redaction.regex={REDACTED}",
     ]
     assert found.argv[-3:] == ["/opt/penstock/submitted.py", "flows/p.yaml", "--once"]
     assert found.shell().splitlines()[0] == "WATER_LAKE='/lake of water' spark-submit \\"
@@ -191,3 +193,13 @@ def test_what_spark_submit_would_trace_is_told_before(
     monkeypatch.setenv("YARN_CONF_DIR", "/etc/hadoop")
     assert main(command) == 2
     assert "is not a Spark installation" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("place", ["environment", "conf"])
+def test_a_password_is_no_argument(place: str) -> None:
+    """Arguments are shown by ps, and options of Spark by its pages."""
+    name = "PLANT_BROKER" if place == "environment" else "spark.executorEnv.PLANT_BROKER"
+    with pytest.raises(ConfigError, match=f"{name} has a URL with a password") as raised:
+        line("spark://host:7077", **{place: {name: "mqtts://water:hunter2@edge-7:8883"}})
+    assert "hunter2" not in str(raised.value)
+    line("spark://host:7077", **{place: {name: "mqtts://edge-7:8883"}})

@@ -40,5 +40,13 @@ def test_files_that_cannot_be_used(text: str, words: str) -> None:
         parse_tokens(text)
 
 
+def test_a_token_in_place_of_its_digest_is_not_shown() -> None:
+    """`/readyz` and the log have the error of a reload."""
+    with pytest.raises(ConfigError) as raised:
+        parse_tokens("tokens: [{sha256: my-secret-token, user: a}]")
+    assert "a value that is not shown" in str(raised.value)
+    assert "my-secret-token" not in str(raised.value)
+
+
 def test_an_empty_file_lets_nobody_in() -> None:
     assert token_of(parse_tokens(""), b"x") is None

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,7 @@ def test_a_cluster_session_keeps_sparks_defaults() -> None:
     assert set(settings) == {
         "spark.app.name",
         "spark.master",
+        "spark.redaction.regex",
         "spark.sql.session.timeZone",
         "spark.driver.extraJavaOptions",
     }
@@ -115,3 +117,21 @@ def test_jars_are_files_not_downloads() -> None:
 def test_an_unknown_log_level_is_refused() -> None:
     with pytest.raises(ConfigError, match="log level 'quiet' is not one of Spark's"):
         configuration("app", "local", log_level="quiet")
+
+
+@pytest.mark.parametrize(
+    ("text", "hidden"),
+    [
+        ("mqtts://water:hunter2@edge-7:8883", True),
+        ("spark.ssl.keyPassword", True),
+        ("fs.s3a.access.key", True),
+        ("TUBE_TOKEN", True),
+        ("mqtts://edge-7:8883", False),
+        ("spark://a:7077,b:7077", False),
+        ("file:/opt/jars/a.jar", False),
+    ],
+)
+def test_options_with_passwords_are_redacted(text: str, *, hidden: bool) -> None:
+    """As Spark does it: where a part of name or value matches."""
+    settings = configuration("app", "local[2]")
+    assert (re.search(settings["spark.redaction.regex"], text) is not None) == hidden

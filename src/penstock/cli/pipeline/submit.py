@@ -30,6 +30,7 @@ ENVIRONMENT = "environment"
 
 
 _UPLOAD = "spark.kubernetes.file.upload.path"
+_PASSWORD = re.compile(r"//[^/@\s]*:[^/@\s]+@")
 _K8S = re.compile(r"k8s://(https?://)?[^/:]+:\d+/?")
 
 
@@ -101,6 +102,8 @@ def submit_line(request: SubmitRequest) -> SubmitCommand:
     Raises:
         ConfigError: what was asked for does not go together.
     """
+    from penstock.spark.session import REDACTED
+
     kind = kind_of(request.master)
     is_cluster = request.deploy_mode == "cluster"
     _check(request, kind)
@@ -129,8 +132,9 @@ def submit_line(request: SubmitRequest) -> SubmitCommand:
         if is_cluster:
             conf[driver + name] = value
         conf[f"spark.executorEnv.{name}"] = value
-    # Where penstock.spark.session would have set it: the JVM of the driver is started by spark-submit.
+    # Where penstock.spark.session would have set them: the JVM of the driver is started by spark-submit.
     conf["spark.sql.session.timeZone"] = "UTC"
+    conf["spark.redaction.regex"] = REDACTED
     if not is_cluster:
         if request.driver_python is not None:
             conf["spark.pyspark.driver.python"] = request.driver_python
@@ -206,6 +210,14 @@ def _check(request: SubmitRequest, kind: str) -> None:
     for name in request.environment:
         if not name.isidentifier() or not name.isascii():
             raise ConfigError(f"--env {name!r} is no name of a variable", option="env", do="write NAME=VALUE")
+    for name, value in {**request.environment, **request.conf}.items():
+        if _PASSWORD.search(value):
+            raise ConfigError(
+                f"{name} has a URL with a password",
+                option="env" if name in request.environment else "conf",
+                why="it would be an argument of spark-submit, which every user of the machine can see",
+                do="write the password to a file, and ${file:PATH} into the pipeline file",
+            )
 
 
 SparkMaster = Annotated[

@@ -26,7 +26,8 @@ __all__ = ["load", "parse", "validate"]
 Model = TypeVar("Model", bound=BaseModel)
 
 SHOWN_ERRORS = 10
-_SECRET = re.compile(r"password|passwd|secret|credential|api_?key|admin_token", re.IGNORECASE)
+_SECRET = re.compile(r"password|passwd|secret|credential|api_?key|admin_token|sha256", re.IGNORECASE)
+"""Options whose values no error shows. ``sha256``: of a token, in whose place the token itself may be by mistake."""
 _PLACE = re.compile(r":(\d+):(\d+)$")
 
 _UNITS = {
