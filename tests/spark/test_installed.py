@@ -61,9 +61,13 @@ spark.stop()
 
 @pytest.fixture
 def installed(tmp_path: Path) -> Path:
-    """The interpreter of an environment with penstock's wheel; all else comes from the environment of the tests."""
+    """The interpreter of an environment with penstock's wheel; all else comes from the environment of the tests.
+
+    The wheel without compiled code, which takes a second to build; tests/end_to_end/test_wheel.py has the other one.
+    """
     build = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(tmp_path)]
-    done = subprocess.run(build, cwd=ROOT, capture_output=True, text=True, check=False)
+    pure = {**os.environ, "PENSTOCK_BUILD": "pure"}
+    done = subprocess.run(build, cwd=ROOT, env=pure, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     (wheel,) = tmp_path.glob("penstock-*.whl")
     home = tmp_path / "environment"
