@@ -9,7 +9,7 @@ PINS := requirements/build.txt requirements/dev.txt pyproject.toml
 STAMP := .venv/.installed-$(shell cat $(PINS) | sha256sum | cut -c1-16)
 SUITES := $(BIN)/python tools/suites.py
 
-.PHONY: help setup core wheel system programs jars demo test fmt lint types unit faults interop end_to_end spark docs interpreted bench nightly simulate lock proto reference clean
+.PHONY: help setup core wheel system programs jars demo test fmt lint types unit faults interop end_to_end spark docs interpreted bench nightly simulate audit lock proto reference clean
 
 help: ## List the targets
 	@grep -hE '^[a-z_]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -68,6 +68,11 @@ nightly: setup ## Tests that repeat or wait: all, or one part (PART=unit|faults|
 
 simulate: core ## Simulate nodes under faults with the seeds FIRST to LAST: SEEDS=FIRST-LAST, or their number
 	@$(BIN)/python -m tests.simulation $(SEEDS)
+
+audit: setup ## Look for known vulnerabilities of the pinned requirements (needs the internet)
+	$(PYTHON) -m venv build/audit
+	build/audit/bin/pip install --quiet --disable-pip-version-check pip-audit
+	build/audit/bin/pip-audit --require-hashes --disable-pip -r requirements/build.txt -r requirements/dev.txt
 
 lock: ## Resolve requirements/*.in anew into pinned files with hashes
 	@bash tools/lock.sh "$(PYTHON)"

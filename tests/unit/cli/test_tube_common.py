@@ -56,6 +56,10 @@ def test_the_token_of_the_data_directory_here_goes_to_nodes_on_loopback_only(
     login = ("--username", "ann", "--password-file", str(secret))
     assert token(*login) == "", "a user has the rights of that user only"
     assert token(*login, "--admin-token", "given") == "given"
+    (tmp_path / "token").write_text("of the file\n")
+    assert token("--admin-token-file", str(tmp_path / "token")) == "of the file"
+    both = penstock("tube", "topic", "create", "water", "--admin-token-file", str(secret), "--admin-token", "given")
+    assert (both.status, "exclude each other" in both.err) == (2, True)
     assert token("--http", "192.0.2.7:8080") == ""
     assert token("--http", "192.0.2.7:8080", "--admin-token", "given") == "given"
     monkeypatch.setenv("PENSTOCK_ADMIN_TOKEN", "of the environment")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gzip
 import json
 import re
 from collections.abc import AsyncIterator, Mapping
@@ -258,3 +259,14 @@ async def test_closing_ends_it_and_can_be_repeated(node: Node) -> None:
     await node.server.close()
     with pytest.raises(OSError, match=r"refused|Connect call failed"):
         await asyncio.open_connection(*node.address)
+
+
+async def test_a_compressed_form_is_not_unpacked(node: Node) -> None:
+    reader, writer = await asyncio.open_connection(*node.address)
+    body = gzip.compress(b"method=" + b"x" * 1_000_000)
+    head = "POST /webapi.htm HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Encoding: gzip\r\n"
+    writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+    answer = await asyncio.wait_for(reader.read(), 10)
+    writer.close()
+    await writer.wait_closed()
+    assert "the form cannot be read" in json.loads(answer.partition(b"\r\n\r\n")[2])["errMsg"]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import socket
+import ssl
 import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -14,6 +16,8 @@ import pytest
 
 from penstock.errors import PenstockError
 from penstock.mqtt.client import MqttClient, TlsOptions
+from penstock.mqtt.codec.encoder import encode
+from penstock.mqtt.codec.packets import Connect
 from penstock.node.config.node import NodeConfig
 from penstock.node.node import Node
 from penstock.runtime.observability.metrics import Metrics
@@ -77,6 +81,31 @@ async def test_a_revoked_certificate_ends_its_connections_and_no_others(
             await site.client(bound["secure"], "press-7").connect()
         assert await stays.publish("a", qos=1) in (0, 0x10)
         await stays.disconnect()
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+async def test_a_resumed_tls_session_does_not_hide_a_revoked_certificate(
+    tmp_path: Path, version: ssl.TLSVersion
+) -> None:
+    """In a resumed session the client shows no certificate: nobody would look at the list."""
+    site = Site(tmp_path)
+    context = site.authority.client_context(site.cards["press-7"])
+    context.minimum_version = context.maximum_version = version
+
+    def visit(port: int, session: ssl.SSLSession | None) -> tuple[bytes, ssl.SSLSession | None]:
+        plain = socket.create_connection(("127.0.0.1", port), 10)
+        with context.wrap_socket(plain, server_hostname="127.0.0.1", session=session) as connection:
+            connection.sendall(encode(Connect("press-7")))
+            return connection.recv(4), connection.session
+
+    async with serving(mqtt=site.mqtt()) as (security, bound):
+        port = bound["secure"][1]
+        answer, session = await asyncio.to_thread(visit, port, None)
+        assert answer[:1] == b"\x20"
+        site.authority.revoke(site.list, site.cards["press-7"][0])
+        assert security.reload(lambda: security.config)
+        with pytest.raises((ssl.SSLError, ConnectionError)):
+            await asyncio.to_thread(visit, port, session)
 
 
 async def test_a_list_that_cannot_be_used_changes_nothing(tmp_path: Path) -> None:

@@ -174,11 +174,16 @@ class TubeConnectionOptions(MasterOptions):
     admin_token: Annotated[
         str | None,
         typer.Option(
-            help="Administration token. Default without --username, for a node on loopback: that of the data "
-            "directory (PENSTOCK_DATA_DIR, else ./penstock-data).",
+            help="Administration token; other users of this machine can read it in the list of processes, so prefer "
+            "--admin-token-file. Default without --username, for a node on loopback: that of the data directory "
+            "(PENSTOCK_DATA_DIR, else ./penstock-data).",
             envvar="PENSTOCK_ADMIN_TOKEN",
             metavar="TOKEN",
         ),
+    ] = None
+    admin_token_file: Annotated[
+        Path | None,
+        typer.Option(help="File with the administration token.", envvar="PENSTOCK_ADMIN_TOKEN_FILE", metavar="FILE"),
     ] = None
 
     def call(self, method: str, parameters: Mapping[str, str], **more: Any) -> list[dict[str, Any]]:
@@ -201,9 +206,16 @@ class TubeConnectionOptions(MasterOptions):
         With a user name the local token is not sent: the request has the permissions of that user.
         """
         from penstock.tube.client.web import WebLogin
+        from penstock.tube.master.admin_token import read_token
 
         client = self.client()
-        token = self.admin_token or ""
+        if self.admin_token and self.admin_token_file is not None:
+            raise ConfigError(
+                "--admin-token and --admin-token-file exclude each other",
+                option="--admin-token",
+                do="set one of the two",
+            )
+        token = self.admin_token or ("" if self.admin_token_file is None else read_token(self.admin_token_file))
         if not token and client["user"] is None:
             token = _local_token(address)
         return WebLogin(token, client["user"], client["password"] or "", client["tls"])

@@ -54,6 +54,15 @@ def test_scram_with_a_server_that_lies() -> None:
         client.answer(b"r=x")
 
 
+@pytest.mark.parametrize("iterations", [1, 4095, 10_000_001, 2**31])
+def test_scram_iterations_of_the_server_are_bounded(iterations: int) -> None:
+    """Few would give a false server a proof that is cheap to guess from, many would stop the event loop."""
+    client = ScramAuthentication("pump", "secret")
+    nonce = client.start().decode().partition("r=")[2]
+    with pytest.raises(RemoteProtocolError, match="invalid SCRAM message"):
+        client.answer(f"r={nonce}server,s=QUJD,i={iterations}".encode())
+
+
 def test_unknown_method() -> None:
     with pytest.raises(ConfigError, match="SCRAM-SHA-256"):
         ScramAuthentication("u", "p", "PLAIN")

@@ -203,3 +203,16 @@ async def test_a_reader_that_stops_is_held_back(server: tuple[MqttServer, str]) 
         assert link.transport is not None
         assert link.transport.get_write_buffer_size() < 4_000_000
         slow.transport.abort()
+
+
+async def test_compression_is_not_negotiated(server: tuple[MqttServer, str]) -> None:
+    """A small compressed frame would be a large packet, and the check of its length would come too late."""
+    _, url = server
+    async with connect(url + "/mqtt", subprotocols=MQTT, compression="deflate") as websocket:
+        assert websocket.response is not None
+        assert "Sec-WebSocket-Extensions" not in websocket.response.headers
+        await websocket.send(encode(Connect("web")))
+        await packets(websocket, 1)
+        assert websocket.transport is not None
+        websocket.transport.write(b"\xc2\x80\0\0\0\0")  # RSV1: a compressed frame
+        assert await closed(websocket) == 1002
