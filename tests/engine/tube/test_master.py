@@ -482,6 +482,7 @@ def test_request_that_cannot_be_served(service: int, method: int, payload: bytes
     [
         (TopicSetting("demo"), 402),
         (TopicSetting("1x"), 407),
+        (TopicSetting("../x"), 407),
         (TopicSetting(OFFSET_HISTORY_TOPIC), 407),
         (TopicSetting("more", 0), 407),
         (TopicSetting("more", 1, 0), 407),

@@ -1,8 +1,9 @@
 from __future__ import annotations
 
 import pytest
+from pydantic import TypeAdapter, ValidationError
 
-from penstock.pipelines.spec.values import Piece, duration_ms, pieces
+from penstock.pipelines.spec.values import Name, Piece, Stream, duration_ms, pieces
 
 
 @pytest.mark.parametrize(
@@ -45,3 +46,10 @@ def test_a_template_is_text_and_columns(template: str, parts: list[Piece]) -> No
 def test_a_template_that_is_none_is_refused(template: str) -> None:
     with pytest.raises(ValueError, match="expected"):
         pieces(template)
+
+
+@pytest.mark.parametrize("kind", [Name, Stream])
+@pytest.mark.parametrize("name", ["..", "../x", "a/b", "/a", "a\0", "a\n", "", "a" * 64, ".a", "a.json"])
+def test_a_name_is_a_file_name_of_the_state_directory(kind: object, name: str) -> None:
+    with pytest.raises(ValidationError, match="expected"):
+        TypeAdapter(kind).validate_python(name)

@@ -167,9 +167,9 @@ def test_ipv4(address: str, value: int) -> None:
 def test_names_and_ids() -> None:
     assert strings.partition_ids(3, 2) == [0, 1, 2, 10000, 10001, 10002]
     assert strings.valid_topic("t1")
-    assert not any(map(strings.valid_topic, ["t", "1t", "a-b", "a" * 65, "tä", ""]))
+    assert not any(map(strings.valid_topic, ["t", "1t", "a-b", "a" * 65, "tä", "", "../t", "t/t", "t\0"]))
     assert strings.valid_group("g-1")
-    assert not any(map(strings.valid_group, ["g", "1g", "g:1", "a" * 1025]))
+    assert not any(map(strings.valid_group, ["g", "1g", "g:1", "a" * 1025, "../g", "g/g", "g\n"]))
     assert strings.java_trim("\x01 a\u00a0\t") == "a\u00a0"
     assert strings.check_client_id("a-1") == "a-1"
     for bad in ("", " ", "a@b", "a#b", "a" * 1025):
