@@ -39,10 +39,9 @@ def blocks(path: Path) -> list[str]:
 
 def licence(name: str) -> str:
     metadata = importlib.metadata.metadata(name)
-    classifiers = [
-        c.removeprefix("License ::") for c in metadata.get_all("Classifier") or [] if c.startswith("License")
-    ]
-    return metadata.get("License-Expression") or "; ".join(classifiers) or (metadata.get("License") or "")[:100]
+    fields = {field: metadata.get_all(field) or [""] for field in ("License-Expression", "Classifier", "License")}
+    classifiers = [text.removeprefix("License ::") for text in fields["Classifier"] if text.startswith("License")]
+    return fields["License-Expression"][0] or "; ".join(classifiers) or fields["License"][0][:100]
 
 
 @pytest.mark.parametrize("path", PINNED, ids=lambda path: path.name)
