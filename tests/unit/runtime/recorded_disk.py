@@ -36,6 +36,11 @@ class MemoryFile:
         self._disk.before("write")
         self._disk.record(Op("write", self._path, position, data, inode=self._inode))
 
+    def allocate(self, position: int, size: int) -> None:
+        self._disk.before("write")
+        end = max(position, self.size())
+        self._disk.record(Op("write", self._path, end, bytes(max(position + size - end, 0)), inode=self._inode))
+
     def truncate(self, size: int) -> None:
         self._disk.before("truncate")
         self._disk.record(Op("truncate", self._path, size, inode=self._inode))

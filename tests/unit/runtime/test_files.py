@@ -31,6 +31,25 @@ def test_positions_growth_and_truncation(tmp_path: Path) -> None:
     assert files.open(tmp_path / "a" / "b" / "x").size() == 4
 
 
+@pytest.mark.parametrize("number", [0, errno.EOPNOTSUPP, errno.ENOSPC, errno.EIO])
+def test_allocated_bytes_are_zeros_and_keep_what_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    file = DirectFiles().create(tmp_path / "x")
+    file.write(0, b"1234")
+    if number:
+        monkeypatch.setattr(os, "posix_fallocate", fails_with(number))
+    if number in (0, errno.EOPNOTSUPP):
+        file.allocate(2, 6)
+        assert file.read(0, 100) == b"1234" + bytes(4)
+        file.allocate(0, 3)
+        assert file.size() == 8
+    else:
+        with pytest.raises(DiskFullError if number == errno.ENOSPC else OSError, match=str(tmp_path / "x")):
+            file.allocate(2, 6)
+        assert file.read(0, 100) == b"1234"
+
+
 def test_unbuffered_writes_are_read_back_and_the_others_pass_through_the_page_cache(tmp_path: Path) -> None:
     files = DirectFiles()
     files.create(tmp_path / "x").write(0, bytes(200 * SECTOR))

@@ -40,6 +40,9 @@ _UNBUFFERED_BYTES: Final = 64 << 10
 NO_SPACE: Final = frozenset((errno.ENOSPC, errno.EDQUOT))
 """Errors of a write that succeeds when there is space: full disk, or quota of the user."""
 
+_NOT_SUPPORTED: Final = frozenset((errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS))
+"""Errors of ``posix_fallocate`` on file systems that cannot allocate."""
+
 
 @mypyc_attr(native_class=False)
 class DiskFullError(OSError):
@@ -60,6 +63,13 @@ class File(Protocol):
 
         Raises:
             DiskFullError: no space. After another OSError the content of the file is unknown.
+        """
+
+    def allocate(self, position: int, size: int) -> None:
+        """Give the file blocks for ``size`` bytes from ``position``, its end or before; new bytes are zeros.
+
+        Raises:
+            DiskFullError: no space.
         """
 
     def truncate(self, size: int) -> None:
@@ -170,6 +180,18 @@ class DirectFile:
         # The disk has larger sectors, or the file system supports the flag only in open().
         self._close_direct()
         return 0
+
+    def allocate(self, position: int, size: int) -> None:
+        """With ``posix_fallocate``; if the system does not have it, writes zeros behind the end [File]."""
+        try:
+            if hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(self._fd, position, size)
+                return
+        except OSError as error:
+            if error.errno not in _NOT_SUPPORTED:
+                raise _named(error, self._path) from error
+        end = max(position, self.size())
+        self.write(end, bytes(max(position + size - end, 0)))
 
     def truncate(self, size: int) -> None:
         """With ``ftruncate`` [File]."""

@@ -39,8 +39,9 @@ class StoreLimits:
     A segment closes once an append reached ``segment_bytes`` of data or ``segment_records`` index records (the
     reference: 1 GiB, 700,000; penstock's are smaller because the newest one is read in full after a crash). The file is
     filled with zeros in advance, from ``fill_bytes_least`` up to ``fill_bytes_most`` at a time: an fdatasync within a
-    filled file takes half the time of one that extends it. Commits of ``fill_below_bytes`` and more extend it: the
-    zeros would cost the disk more than they save. ``tail_bytes`` of the newest messages stay in memory.
+    filled file takes half the time of one that extends it. While commits of ``fill_below_bytes`` and more occur, blocks
+    are only allocated: the zeros would cost the disk more than they save. ``tail_bytes`` of the newest messages stay in
+    memory.
     """
 
     segment_bytes: int = 64 << 20
@@ -109,7 +110,9 @@ class Store(LogReads):
             on_loss(loss)
         self._segments = segments
         self._starts = [segment.start for segment in segments]
-        self._filled = segments[-1].data_bytes if segments else 0
+        # Of the newest file: the end of its zeros, and its own; and the largest of the last commits, faded.
+        self._filled = self._extended = segments[-1].data_bytes if segments else 0
+        self._commit_bytes = 0
         self._pieces: list[_Piece] = []
         self._pending_bytes = 0
         self._marks: deque[int] = deque()
@@ -307,7 +310,7 @@ class Store(LogReads):
         segment.index_file = self._files.create(segment.index_path)
         segment.data_file = data_file
         self._files.sync_dir(self.directory)
-        self._filled = 0
+        self._filled = self._extended = 0
         if before is not None:
             before.sealed = True
 
@@ -323,17 +326,23 @@ class Store(LogReads):
     def _fill(self, segment: Segment, begin: int, size: int) -> None:
         """Extend the file for ``size`` bytes from ``begin`` on, which are written next."""
         end = begin + size
+        self._commit_bytes = max(size, self._commit_bytes * 7 // 8)
         if end <= self._filled:
             return
-        limits = self.limits
-        step = min(max(self._filled, limits.fill_bytes_least), limits.fill_bytes_most)
-        if size >= limits.fill_below_bytes:
-            step = 0
+        limits, file = self.limits, segment.data_file
+        assert file is not None
+        large = self._commit_bytes >= limits.fill_below_bytes
+        if large and end + _LEAST_TAIL <= self._extended:
+            return
+        step = min(max(self._extended, limits.fill_bytes_least), limits.fill_bytes_most)
         # Never exactly full: recovery takes a file that ends with its last message for one that was closed.
-        filled = max(min(end + step, limits.segment_bytes), end + _LEAST_TAIL)
-        assert segment.data_file is not None
-        segment.data_file.write(end, bytes(filled - end))
-        self._filled = filled
+        extended = max(min(end + step, limits.segment_bytes), end + _LEAST_TAIL)
+        if large:
+            file.allocate(begin, extended - begin)
+        else:
+            file.write(end, bytes(extended - end))
+            self._filled = extended
+        self._extended = max(extended, self._extended)
 
     def close(self) -> None:
         """Cut the filled tail, sync and close the files. Everything returned by `take` must have been written."""

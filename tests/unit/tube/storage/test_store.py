@@ -63,7 +63,7 @@ def test_memory_durability_is_seen_at_once() -> None:
     assert store.durable_end == 28
 
 
-def test_room_is_made_ahead_for_small_commits_only() -> None:
+def test_small_commits_fill_the_file_and_large_ones_allocate_blocks() -> None:
     disk = RecordedDisk()
     limits = StoreLimits(fill_bytes_least=1000, fill_bytes_most=2000, fill_below_bytes=500)
     store = Store(disk, LOG, 0, limits=limits)
@@ -75,13 +75,16 @@ def test_room_is_made_ahead_for_small_commits_only() -> None:
         assert segment.data_file is not None
         return segment.data_bytes, segment.data_file.size()
 
-    assert committed(500) == (500, 564)
-    assert committed(100) == (600, 1600)
-    assert committed(900) == (1500, 1600)  # there is room
-    assert committed(900) == (2400, 2464)
-    assert committed(100) == (2500, 4500)
+    assert committed(500) == (500, 1500)  # allocated
+    assert committed(100) == (600, 2100)  # filled
+    assert committed(900) == (1500, 2100)  # there is room
+    assert committed(900) == (2400, 4400)
+    # As if large for a while.
+    assert [committed(100) for _ in range(5)] == [(end, 4400) for end in (2500, 2600, 2700, 2800)] + [(2900, 4900)]
+    zeros = [op for op in disk.ops if op.kind == "write" and not any(op.data)]
+    assert [(op.position, len(op.data)) for op in zeros] == [(0, 1500), (600, 1500), (2100, 2300), (2900, 2000)]
     assert payloads(Store(disk, LOG, 0).read(0, 0, max_bytes=1 << 20)) == [
-        bytes(size - 52) for size in (500, 100, 900, 900, 100)
+        bytes(size - 52) for size in (500, 100, 900, 900, *[100] * 5)
     ]
 
 
