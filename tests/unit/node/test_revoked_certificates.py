@@ -20,6 +20,7 @@ from penstock.mqtt.codec.encoder import encode
 from penstock.mqtt.codec.packets import Connect
 from penstock.node.config.node import NodeConfig
 from penstock.node.node import Node
+from penstock.runtime.io.network import parse_address
 from penstock.runtime.observability.metrics import Metrics
 from tests.certificates import Authority
 from tests.unit.node.test_node import config, http
@@ -161,3 +162,35 @@ async def test_a_node_warns_and_is_ready_all_the_same(tmp_path: Path) -> None:
         assert f"{site.certificate}: ends on " in page
     finally:
         await node.close()
+
+
+async def test_http_and_tubemq_refuse_a_revoked_certificate(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    site.authority.revoke(site.list, site.cards["press-7"][0])
+    tube = {"tls": {**site.tls, "master_port": 0, "broker_port": 0}}
+    listener = {"bind": "127.0.0.1:0", "tls": site.tls}
+    node = Node(config(tmp_path / "data", http=listener, tube_broker_http=listener, tube=tube))
+    ready = await node.start()
+
+    def visit(address: str, name: str) -> bytes:
+        context = site.authority.client_context(site.cards[name])
+        plain = socket.create_connection(parse_address(address), 10)
+        with context.wrap_socket(plain, server_hostname="127.0.0.1") as connection:
+            connection.sendall(b"GET /livez HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+            return connection.recv(1)
+
+    try:
+        for address in (ready.http, ready.tube_broker_http, ready.tube_master_tls, ready.tube_broker_tls):
+            assert address is not None
+            await asyncio.to_thread(visit, address, "press-8")
+            with pytest.raises(ssl.SSLError, match="CERTIFICATE_REVOKED"):
+                await asyncio.to_thread(visit, address, "press-7")
+        assert await asyncio.to_thread(visit, ready.http, "press-8") == b"H"
+    finally:
+        await node.close()
+
+
+@pytest.mark.parametrize("section", ["http", "tube"])
+def test_lists_of_http_and_tubemq_need_an_authority(section: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="it needs `client_ca`"):
+        NodeConfig.model_validate({section: {"tls": {"certificate": "c", "key": "k", "revoked": str(tmp_path)}}})

@@ -113,6 +113,15 @@ class HttpTls(Section):
         default=None,
         description="PEM file: authorities of client certificates, which all clients and health probes then need",
     )
+    revoked: Path | None = Field(
+        default=None, description="PEM file: revocation lists, one for each authority of client certificates"
+    )
+
+    @model_validator(mode="after")
+    def _lists_are_of_somebody(self) -> HttpTls:
+        if self.revoked is not None and self.client_ca is None:
+            raise ValueError("`revoked` lists client certificates: it needs `client_ca`")
+        return self
 
     def files(self) -> TlsFiles:
         """Certificate files of the listener."""
@@ -120,6 +129,7 @@ class HttpTls(Section):
             certificate=self.certificate,
             key=self.key,
             client_ca=self.client_ca,
+            revoked=self.revoked,
             client_certificates=ClientCertificates.NONE if self.client_ca is None else ClientCertificates.REQUIRE,
         )
 

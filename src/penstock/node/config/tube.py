@@ -55,8 +55,19 @@ class TubeTls(Section):
     client_ca: Path | None = Field(
         default=None, description="PEM file: authorities of client certificates, which all clients then need"
     )
+    revoked: Path | None = Field(
+        default=None,
+        description="PEM file: revocation lists, one for each authority of client certificates; read at the start, as "
+        "the other files",
+    )
     master_port: int = Field(default=8716, ge=0, le=65535, description="TLS port of the master; 0 selects a free port")
     broker_port: int = Field(default=8124, ge=0, le=65535, description="TLS port of the broker; 0 selects a free port")
+
+    @model_validator(mode="after")
+    def _lists_are_of_somebody(self) -> TubeTls:
+        if self.revoked is not None and self.client_ca is None:
+            raise ValueError("`revoked` lists client certificates: it needs `client_ca`")
+        return self
 
     def beside(self, start: Start, port: int) -> Start:
         """Wrap ``start`` to open a TLS listener on ``port`` as well. Raises ConfigError if a file cannot be used."""
@@ -69,6 +80,7 @@ class TubeTls(Section):
             certificate=self.certificate,
             key=self.key,
             client_ca=self.client_ca,
+            revoked=self.revoked,
             client_certificates=ClientCertificates.REQUIRE if mutual else ClientCertificates.NONE,
         )
 
