@@ -54,6 +54,7 @@ _PATTERNS: Final = (
     "statestore/service/storage.py",
     "statestore/service/writer.py",
     "tube/codec/framing.py",
+    "tube/codec/range_columns.py",
     "tube/codec/varint.py",
     "tube/engine/interfaces.py",
     "tube/engine/sessions.py",

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
@@ -338,6 +338,8 @@ def _are_integers(texts: pa.Array[Any]) -> npt.NDArray[np.bool_]:
 
 def _bodies(data: bytes, starts: Numbers, ends: Numbers, flags: Numbers) -> Numbers:
     """Return the offsets of the bodies of messages, after valid attributes; ``starts`` itself if no message has any."""
+    if not flags.any():
+        return starts
     found = np.flatnonzero((flags & HAS_ATTRIBUTES != 0) & (ends - starts >= _LENGTH_BYTES))
     if not len(found):
         return starts
@@ -558,7 +560,7 @@ def _bytes_of(batch: MessageBatch) -> int:
 
 
 def _concatenated(columns: Sequence[Numbers]) -> Numbers:
-    return np.concatenate(columns)
+    return columns[0] if len(columns) == 1 else np.concatenate(columns)
 
 
 def _column(numbers: Numbers | np.typing.NDArray[np.int32], kind: pa.DataType) -> pa.Array[Any]:
@@ -575,6 +577,18 @@ def _repeated(text: str, rows: int) -> pa.Array[Any]:
     return pa.Array.from_buffers(pa.string(), rows, [None, pa.py_buffer(edges.data), pa.py_buffer(encoded * rows)])
 
 
+def _constant(value: str | int, rows: int) -> pa.Array[Any]:
+    """``value`` in each row, as text or 32 bits; the columns of all record batches share the memory."""
+    return _longest(value, 1 << rows.bit_length()).slice(0, rows)
+
+
+@lru_cache(16)
+def _longest(value: str | int, rows: int) -> pa.Array[Any]:
+    if isinstance(value, str):
+        return _repeated(value, rows)
+    return _column(np.full(rows, value, np.int32), pa.int32())
+
+
 def _record_batch(partition: TopicPartition, joined: Joined, columns: Sequence[str]) -> pa.RecordBatch:
     rows = len(joined)
     made: list[pa.Array[Any]] = []
@@ -586,18 +600,17 @@ def _record_batch(partition: TopicPartition, joined: Joined, columns: Sequence[s
         elif name == HEADERS:
             made.append(_one([_lists(headers, ids) for headers, ids in zip(joined.headers, joined.ids, strict=True)]))
         elif name == "topic":
-            made.append(_repeated(partition.topic, rows))
+            made.append(_constant(partition.topic, rows))
         elif name == "partition":
-            made.append(_column(np.full(rows, partition.partition, np.int32), pa.int32()))
+            made.append(_constant(partition.partition, rows))
         elif name == "broker":
-            made.append(_column(np.full(rows, partition.broker_id, np.int32), pa.int32()))
+            made.append(_constant(partition.broker_id, rows))
         elif name == "offset":
             made.append(_column(joined.offsets, pa.int64()))
         elif name == "timestamp":
             made.append(joined.timestamps())
         elif name == "timestampType":
-            kind = NO_TIME if joined.times is None else LOG_APPEND_TIME
-            made.append(_column(np.full(rows, kind, np.int32), pa.int32()))
+            made.append(_constant(NO_TIME if joined.times is None else LOG_APPEND_TIME, rows))
         else:
             made.append(_one([headers.header(header_of(name)) for headers in joined.headers]))
     return pa.RecordBatch.from_arrays(made, schema=arrow_schema(columns))

@@ -62,7 +62,7 @@ READ_OPTIONS: Mapping[str, str] = {
     "brokers (port 8080 of the first master)",
     "tubemq.group": "consumer group that publishes the offsets of a stream, for example to `penstock tube "
     "group lag`; empty: none (derived from groupIdPrefix)",
-    "tubemq.batchBytes": "maximum bytes of one response of penstock's brokers, 1 to 4194304 (1048576)",
+    "tubemq.batchBytes": "maximum bytes of one response of penstock's brokers, 1 to 4194304 (2097152)",
     "subscribe": "topics to read, comma-separated (one of subscribe, subscribePattern and assign is required)",
     "subscribePattern": "topics to read, as a Python regular expression for the whole name; new topics are "
     "included (see subscribe)",

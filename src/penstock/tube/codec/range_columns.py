@@ -13,17 +13,23 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 from zlib import crc32
 
 import numpy as np
 import numpy.typing as npt
+from librt.strings import BytesWriter, read_i64_le, write_i64_le
 
 from penstock.tube.codec.proto.broker_pb2 import RangeColumns
 from penstock.tube.codec.varint import decode_varint, encode_varint
 
+if TYPE_CHECKING:
+    from mypy_extensions import i64
+
 __all__ = [
+    "LEAST_BYTES",
     "Columns",
+    "MessageDecoder",
     "Numbers",
     "describe",
     "describe_records",
@@ -37,18 +43,31 @@ __all__ = [
     "take_apart",
 ]
 
-_MESSAGES, _ID, _CHECKSUM, _PAYLOAD, _FLAG = 0x22, 0x08, 0x10, 0x1A, 0x20
-_MARKER = (0xC0, 0x3E)
+COMPILED: Final = not __file__.endswith(".py")
+"""Whether this is an extension module. Loops over bytes are fast there; interpreted, numpy is."""
+_MESSAGES: Final = 0x22
+_ID: Final = 0x08
+_CHECKSUM: Final = 0x10
+_PAYLOAD: Final = 0x1A
+_FLAG: Final = 0x20
+_MARKER_1: Final = 0xC0
+_MARKER_2: Final = 0x3E
 """The tag of field 1000, the only one after the flag (`message.encode_marker`)."""
-_RECORDS = b"\xca\x3e"
+_RECORDS: Final = b"\xca\x3e"
 """The tag of field 1001 of a get response."""
-_LENGTH_DELIMITED = 2
-_ID_BYTES, _SUM_BYTES, _LENGTH_BYTES = 10, 5, 4
-"""Most bytes of the varints; payloads of 256 MiB and more do not occur."""
-_LEAST_BYTES = 10
+_LENGTH_DELIMITED: Final = 2
+_ID_BYTES: Final = 10
+"""Most bytes of the varints of ids and checksums."""
+_SUM_BYTES: Final = 5
+_LENGTH_BYTES: Final = 4
+"""Payloads of 256 MiB and more do not occur."""
+LEAST_BYTES: Final = 10
+"""Fewest bytes of a message."""
 
 Numbers: TypeAlias = npt.NDArray[np.int64]
 Words: TypeAlias = npt.NDArray[np.uint64]
+Octets: TypeAlias = npt.NDArray[np.uint8]
+Booleans: TypeAlias = npt.NDArray[np.bool_]
 
 _ONE, _THREE, _SEVEN, _FIFTY_SIX = (np.uint64(n) for n in (1, 3, 7, 56))
 _HIGH_BITS = np.uint64(0x8080808080808080)
@@ -66,7 +85,7 @@ class Columns(NamedTuple):
 
     starts: Numbers
     ends: Numbers
-    flags: npt.NDArray[np.uint8]
+    flags: Octets
     ids: Numbers
     sums: Numbers
 
@@ -153,8 +172,10 @@ def messages_start(answer: bytes) -> int:
 
 def take_apart(answer: bytes, begins: Numbers, ends: Numbers) -> Columns | None:
     """Decode messages at ``[begins[k], ends[k])`` of a get response, rising; None if they have another form."""
-    if not len(begins) or int((ends - begins).min()) < _LEAST_BYTES or int(ends[-1]) > len(answer):
+    if not len(begins) or int((ends - begins).min()) < LEAST_BYTES or int(ends[-1]) > len(answer):
         return None
+    if COMPILED:
+        return _take_apart_bytewise(answer, begins.astype("<i8").tobytes(), ends.astype("<i8").tobytes())
     data = np.frombuffer(answer, np.uint8)
     start = begins[0]
     inner, after_length, ok = _varint(answer, begins + 1, _LENGTH_BYTES)
@@ -173,10 +194,96 @@ def take_apart(answer: bytes, begins: Numbers, ends: Numbers) -> Columns | None:
     marked = np.flatnonzero(left)
     if len(marked):
         behind = payload_end[marked] + 2
-        ok[marked] &= (_at(data, behind) == _MARKER[0]) & (_at(data, behind + 1) == _MARKER[1])
+        ok[marked] &= (_at(data, behind) == _MARKER_1) & (_at(data, behind + 1) == _MARKER_2)
     if not ok.all():
         return None
     return Columns(payload_start, payload_end, flags, after_length + 1, after_id + 1)
+
+
+class MessageDecoder:
+    """Decodes messages one by one, by a loop over bytes; interpreted, :func:`take_apart` does the same with numpy."""
+
+    __slots__ = ("_ends", "_flags", "_ids", "_starts", "_sums")
+
+    def __init__(self) -> None:
+        self._starts = BytesWriter()
+        self._ends = BytesWriter()
+        self._flags = BytesWriter()
+        self._ids = BytesWriter()
+        self._sums = BytesWriter()
+
+    def add(self, answer: bytes, begin: i64, end: i64) -> bool:
+        """Decode the message at ``[begin, end)``, 10 bytes or more; False if it has another form."""
+        length, id_tag = _length_at(answer, begin + 1, end)
+        if answer[begin] != _MESSAGES or id_tag + length != end or answer[id_tag] != _ID:
+            return False
+        sum_tag = _after_varint(answer, id_tag + 1, end)
+        if sum_tag == end or answer[sum_tag] != _CHECKSUM:
+            return False
+        payload_tag = _after_varint(answer, sum_tag + 1, end)
+        if payload_tag == end or answer[payload_tag] != _PAYLOAD:
+            return False
+        length, start = _length_at(answer, payload_tag + 1, end)
+        stop = start + length
+        left = end - stop - 2
+        if left < 0 or answer[stop] != _FLAG or answer[stop + 1] >= 0x80:
+            return False
+        if left and (left == 1 or answer[stop + 2] != _MARKER_1 or answer[stop + 3] != _MARKER_2):
+            return False
+        write_i64_le(self._starts, start)
+        write_i64_le(self._ends, stop)
+        self._flags.append(answer[stop + 1])
+        write_i64_le(self._ids, id_tag + 1)
+        write_i64_le(self._sums, sum_tag + 1)
+        return True
+
+    def columns(self) -> Columns:
+        """The columns of the messages so far."""
+        return Columns(
+            np.frombuffer(self._starts.getvalue(), "<i8"),
+            np.frombuffer(self._ends.getvalue(), "<i8"),
+            np.frombuffer(self._flags.getvalue(), np.uint8),
+            np.frombuffer(self._ids.getvalue(), "<i8"),
+            np.frombuffer(self._sums.getvalue(), "<i8"),
+        )
+
+
+def _take_apart_bytewise(answer: bytes, begins: bytes, ends: bytes) -> Columns | None:
+    """As :func:`take_apart`; the positions are encoded."""
+    decoder = MessageDecoder()
+    count: i64 = len(begins)
+    at: i64 = 0
+    while at < count:
+        if not decoder.add(answer, read_i64_le(begins, at), read_i64_le(ends, at)):
+            return None
+        at += 8
+    return decoder.columns()
+
+
+def _length_at(answer: bytes, at: i64, end: i64) -> tuple[i64, i64]:
+    """The varint of up to four bytes at ``at``, and its end; beyond ``end`` if it does not end before it."""
+    value: i64 = 0
+    shift: i64 = 0
+    last = min(at + _LENGTH_BYTES, end)
+    while at < last:
+        byte: i64 = answer[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, at
+        shift += 7
+    return 0, end + 1
+
+
+def _after_varint(answer: bytes, at: i64, end: i64) -> i64:
+    """The end of the varint of up to ten bytes at ``at``; ``end`` if it does not end before it."""
+    last = min(at + _ID_BYTES, end)
+    while at < last:
+        byte: i64 = answer[at]
+        at += 1
+        if byte < 0x80:
+            return at
+    return end
 
 
 def sums_of(answer: bytes, columns: Columns) -> Numbers:
@@ -190,7 +297,7 @@ def ids_of(answer: bytes, columns: Columns) -> list[int]:
     return [number - (1 << 64) if number >> 63 else number for number in found]
 
 
-def _at(data: npt.NDArray[np.uint8], positions: Numbers) -> npt.NDArray[np.uint8]:
+def _at(data: Octets, positions: Numbers) -> Octets:
     return data[np.minimum(positions, len(data) - 1)]
 
 
@@ -212,7 +319,7 @@ def _last_byte(words: Words) -> tuple[Words, Words]:
     return bit, ((bit >> _SEVEN) * _BYTE_NUMBERS) >> _FIFTY_SIX
 
 
-def _varint(answer: bytes, positions: Numbers, most: int) -> tuple[Numbers, Numbers, npt.NDArray[np.bool_]]:
+def _varint(answer: bytes, positions: Numbers, most: int) -> tuple[Numbers, Numbers, Booleans]:
     """Varints at ``positions``, their ends, and whether they end within ``most`` bytes (up to 5)."""
     words = _words(answer, positions)
     bit, last = _last_byte(words)
@@ -223,7 +330,7 @@ def _varint(answer: bytes, positions: Numbers, most: int) -> tuple[Numbers, Numb
     return values.astype(np.int64), positions + last.astype(np.int64) + 1, (bit != 0) & (last < most)
 
 
-def _skip(answer: bytes, positions: Numbers) -> tuple[Numbers, npt.NDArray[np.bool_]]:
+def _skip(answer: bytes, positions: Numbers) -> tuple[Numbers, Booleans]:
     """Ends of the varints at ``positions`` (up to 10 bytes), and whether they end."""
     bit, last = _last_byte(_words(answer, positions))
     steps = last.astype(np.int64) + 1

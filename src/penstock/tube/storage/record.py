@@ -31,26 +31,27 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 from zlib import crc32
 
 import numpy as np
 import numpy.typing as npt
+from librt.strings import read_i32_be, read_i64_le
+from mypy_extensions import i64
 
+from penstock.tube.codec.range_columns import LEAST_BYTES, Columns, MessageDecoder, take_apart
 from penstock.tube.codec.strings import PARTITIONS_PER_STORE
 from penstock.tube.codec.varint import RisingVarints, encode_varint
-
-if TYPE_CHECKING:
-    from mypy_extensions import i64
 
 __all__ = [
     "HEADER_BYTES",
     "REFERENCE_OVERHEAD",
     "Run",
     "Stored",
+    "decode_records",
+    "decode_records_bytewise",
     "encode_run",
     "find_record",
-    "intact",
     "messages_at",
     "messages_joined",
     "scan",
@@ -90,6 +91,8 @@ _CRC_TABLE: Final = b"".join([_crc_entry(value).to_bytes(4, "big") for value in 
 _SHIFTS: Final[dict[int, int]] = {}
 """Results of `_shift_of`, by size."""
 _SHIFTS_KEPT: Final = 16_384
+_CRC_BYTES: Final = 64 << 10
+"""Bytes whose CRC-32 is computed before the records in them are decoded: a part of a processor's own cache."""
 _ALIKE: Final = 8
 """Fewest messages of one size for which copying them at once pays."""
 COMPILED: Final = not __file__.endswith(".py")
@@ -276,12 +279,7 @@ def _add_bytes(crc: i64, data: bytes, start: i64, end: i64) -> i64:
 
 
 def _table(value: i64) -> i64:
-    at = (value & 0xFF) << 2
-    first: i64 = _CRC_TABLE[at]
-    second: i64 = _CRC_TABLE[at + 1]
-    third: i64 = _CRC_TABLE[at + 2]
-    fourth: i64 = _CRC_TABLE[at + 3]
-    return first << 24 | second << 16 | third << 8 | fourth
+    return i64(read_i32_be(_CRC_TABLE, (value & 0xFF) << 2)) & 0xFFFFFFFF
 
 
 def _product(a: i64, b: i64) -> i64:
@@ -504,48 +502,68 @@ def _sum_behind(crc: i64, record_sum: i64, seed: i64, shift: i64, padding: i64) 
 
 def _number(data: bytes, at: i64) -> i64:
     """The unsigned number of 32 bits at ``at``."""
-    first: i64 = data[at]
-    second: i64 = data[at + 1]
-    third: i64 = data[at + 2]
-    fourth: i64 = data[at + 3]
-    return first << 24 | second << 16 | third << 8 | fourth
+    return i64(read_i32_be(data, at)) & 0xFFFFFFFF
 
 
-def intact(records: bytes | memoryview, sizes: Numbers, places: Numbers) -> tuple[Numbers, Numbers] | None:
-    """Start and end of each encoded message in ``records``, one after the other; None if a record is not intact.
+def decode_records(answer: bytes, start: int, sizes: Numbers, places: Numbers) -> Columns | None:
+    """Decode the messages of the adjacent records that ``answer`` consists of from ``start`` on.
 
-    ``places`` are the data offsets of the records: a complete record that belongs elsewhere is not accepted.
+    None if a record is not intact, or a message has another form than that of :func:`take_apart`. ``sizes`` are those
+    of the records and ``places`` their data offsets: a complete record that belongs elsewhere is not accepted.
     """
-    if not len(sizes) or int(sizes.min()) < _MIN_SIZE or int(sizes.sum()) != len(records):
+    if not len(sizes) or int(sizes.min()) < _MIN_SIZE or int(sizes.sum()) != len(answer) - start:
         return None
-    heads = _heads(records, np.cumsum(sizes) - sizes)
+    if COMPILED:
+        found = decode_records_bytewise(answer, start, sizes.astype("<i8").tobytes(), places.astype("<i8").tobytes())
+        if found is not None:
+            return found
+        # A sum of all that differs may be damage between the messages.
+    heads = _heads(answer, start + np.cumsum(sizes) - sizes)
     if not heads.can_be.all():
         return None
-    sums, seeds = heads.sums.tolist(), (places & 0xFFFFFFFF).tolist()
-    whole: i64 = 0
-    if COMPILED:
-        covered = heads.ends - heads.starts - 4
-        whole = _sum_of_all(sums, seeds, covered.tolist(), (sizes - covered - 4).tolist())
-    # A sum of all that differs may be damage between the messages.
-    if not COMPILED or whole != crc32(records):
-        view = memoryview(records)
-        columns = ((heads.starts + 4).tolist(), heads.ends.tolist(), seeds)
-        if sums != [crc32(view[start:end], seed) for start, end, seed in zip(*columns, strict=True)]:
-            return None
-    return heads.starts + HEADER_BYTES, heads.ends
+    view = memoryview(answer)
+    columns = ((heads.starts + 4).tolist(), heads.ends.tolist(), (places & 0xFFFFFFFF).tolist())
+    if heads.sums.tolist() != [crc32(view[begin:end], seed) for begin, end, seed in zip(*columns, strict=True)]:
+        return None
+    return take_apart(answer, heads.starts + HEADER_BYTES, heads.ends)
 
 
-def _sum_of_all(sums: list[int], seeds: list[int], covered: list[int], paddings: list[int]) -> i64:
-    """CRC-32 of adjacent records, from their own sums, which cover so many bytes; see :func:`_sum_behind`."""
-    crc: i64 = 0
+def decode_records_bytewise(answer: bytes, start: i64, sizes: bytes, places: bytes) -> Columns | None:
+    """As :func:`decode_records`, by a loop over bytes; None also if only bytes between the messages are not zero.
+
+    One CRC-32 of everything is compared with the one that follows from those of the records; see `_sum_behind`.
+    ``sizes`` (52 or more, up to the end of ``answer``) and ``places`` are encoded.
+    """
+    view = memoryview(answer)
+    available: i64 = len(answer)
+    decoder = MessageDecoder()
+    count: i64 = len(sizes)
+    place: i64 = 0
+    at = start
+    crc: i64 = 0  # of the records, from their own
+    whole: i64 = 0  # of the bytes before `read`
+    read = start
     last: i64 = -1
     shift: i64 = 0
-    for at in range(len(sums)):
-        size: i64 = covered[at]
-        if size != last:
-            last, shift = size, _shift_of(size)
-        crc = _sum_behind(crc, sums[at], seeds[at], shift, paddings[at])
-    return crc
+    while place < count:
+        size = read_i64_le(sizes, place)
+        if at + size > read:
+            stop = min(at + max(size, _CRC_BYTES), available)
+            whole = crc32(view[read:stop], whole)
+            read = stop
+        length = _number(answer, at + 4)
+        message_end = size - (length >> _SIZE_BITS)
+        if length & _SIZE_MASK != size or message_end < HEADER_BYTES + LEAST_BYTES:
+            return None
+        if message_end != last:
+            last, shift = message_end, _shift_of(message_end - 4)
+        seed = read_i64_le(places, place) & 0xFFFFFFFF
+        crc = _sum_behind(crc, _number(answer, at), seed, shift, size - message_end)
+        if not decoder.add(answer, at + HEADER_BYTES, at + message_end):
+            return None
+        at += size
+        place += 8
+    return decoder.columns() if crc == whole else None
 
 
 def scan(buffer: bytes, data_start: int) -> Iterator[Stored]:

@@ -255,9 +255,9 @@ class Segment:
 
     def _places(self, ordinals: Sequence[int]) -> tuple[Numbers, Numbers]:
         """Start and end of the records at ``ordinals`` in the data file."""
-        chosen = self.index()[np.asarray(ordinals, dtype=np.int64)]
-        starts = chosen["position"].astype(np.int64) - self.data_start
-        return starts, starts + chosen["size"]
+        index, chosen = self.index(), np.asarray(ordinals, dtype=np.int64)
+        starts = index["position"][chosen].astype(np.int64) - self.data_start  # whole index records are slow to choose
+        return starts, starts + index["size"][chosen]
 
     @contextmanager
     def _opened(self, files: Files) -> Iterator[File]:

@@ -11,7 +11,18 @@ from hypothesis import strategies as st
 
 from penstock.tube.codec.message import check_sum, encode_marker
 from penstock.tube.codec.proto import broker_pb2
-from penstock.tube.codec.range_columns import describe, ids_of, messages_start, numbers_of, sums_of, take_apart
+from penstock.tube.codec.range_columns import (
+    LEAST_BYTES,
+    Columns,
+    MessageDecoder,
+    Numbers,
+    describe,
+    ids_of,
+    messages_start,
+    numbers_of,
+    sums_of,
+    take_apart,
+)
 from tests.unit.tube.stored import encode_stored
 
 HEAD = broker_pb2.GetMessageResponseB2C(success=True, errCode=200, errMsg="OK!").SerializeToString()
@@ -29,6 +40,19 @@ def extension(parts: Sequence[bytes]) -> bytes:
     columns = describe(b"".join(parts), map(len, parts), numbers, [1 << 40 | n for n in numbers])
     answer = broker_pb2.RangeResponse(nextOffset=28, columns=columns)
     return broker_pb2.GetMessageResponseB2C(range=answer).SerializePartialToString()
+
+
+def one_by_one(answer: bytes, begins: Numbers, ends: Numbers) -> list[list[int]] | None:
+    """The columns as the compiled form finds them."""
+    decoder = MessageDecoder()
+    for begin, end in zip(begins.tolist(), ends.tolist(), strict=True):
+        if end - begin < LEAST_BYTES or not decoder.add(answer, begin, end):
+            return None
+    return lists(decoder.columns())
+
+
+def lists(columns: Columns | None) -> list[list[int]] | None:
+    return None if columns is None else [column.tolist() for column in columns]
 
 
 @given(MESSAGES)
@@ -57,6 +81,7 @@ def test_columns_are_what_the_parser_finds(messages: list[tuple[int, int, int, i
         assert columns is None
         return
     assert columns is not None
+    assert one_by_one(answer, ends - sizes, ends) == lists(columns)
     assert [(answer[begin:end], flag) for begin, end, flag in zip(*columns[:3], strict=True)] == [
         (m.payLoadData, m.flag) for m in parsed.messages
     ]
@@ -73,7 +98,10 @@ def test_other_bytes_are_left_to_the_parser_or_mean_the_same(data: bytes, at: in
     joined[at % len(joined)] = byte
     answer = HEAD + bytes(joined)
     ends = len(HEAD) + np.cumsum(sizes)
-    columns = take_apart(answer, ends - np.array(sizes), ends) if ends[-1] == len(answer) else None
+    begins = ends - np.array(sizes)
+    columns = take_apart(answer, begins, ends) if ends[-1] == len(answer) else None
+    if ends[-1] == len(answer):
+        assert one_by_one(answer, begins, ends) == lists(columns)
     if columns is None:
         return
     # Nothing but a number was changed.

@@ -15,9 +15,10 @@ from penstock.tube.storage.index import INDEX_RECORD
 from penstock.tube.storage.record import (
     HEADER_BYTES,
     Run,
+    decode_records,
+    decode_records_bytewise,
     encode_run,
     find_record,
-    intact,
     messages_at,
     messages_joined,
     scan,
@@ -178,15 +179,16 @@ def test_many_at_once_are_what_they_are_one_by_one(
     # The padding is verified with the messages: damage there needs a look at each.
     assert joined is None or joined == b"".join([message or b"damaged" for message in expected])
     sizes = np.diff([*places, len(buffer)])
-    spanned = intact(whole[len(junk) :], sizes, at + start)
+    columns = decode_records(whole, len(junk), sizes, at + start)
     alone = [find_record(whole, place, start) for place in places]
-    if len(whole) < len(buffer) or None in alone:
-        assert spanned is None
-    else:
-        assert spanned is not None
-        spans = [
-            (place - len(junk) + HEADER_BYTES, one.message_end - len(junk))
-            for place, one in zip(places, alone, strict=True)
-            if one
-        ]
-        assert list(zip(*spanned, strict=True)) == spans
+    if len(whole) < len(buffer) or None in alone or any(not 0 <= flag < 0x80 for _, flag in messages):
+        assert columns is None
+        return
+    assert columns is not None
+    spans = zip(columns.starts.tolist(), columns.ends.tolist(), columns.flags.tolist(), strict=True)
+    assert [(whole[begin:end], flag) for begin, end, flag in spans] == messages
+    # The compiled form; it does not accept damage in the padding, which the other ignores.
+    bytewise = decode_records_bytewise(whole, len(junk), sizes.tobytes(), (at + start).tobytes())
+    assert (bytewise is not None) == (whole[len(junk) :] == stored[len(junk) :])
+    if bytewise is not None:
+        assert [column.tolist() for column in bytewise] == [column.tolist() for column in columns]
