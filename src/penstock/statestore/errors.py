@@ -185,7 +185,6 @@ _BY_TEXT[StoreError.FENCE_LOWER.replace("lower version than", "lower version tha
 
 _STATUS: Final = {
     "400": "a part of the request is missing or malformed: see the text",
-    "408": "the request was not answered in time; repeat it",
     "415": "the store does not accept the content type: report it",
     "503": "the store is not ready; repeat the request",
     "505": "the store uses another version of the protocol; use a matching version of this client",

@@ -126,3 +126,44 @@ async def test_where_too_much_waits_it_is_acknowledged_all_the_same(tmp_path: Pa
     queue.finish()
     assert [code for _, code, _ in outlet.settled] == [0, 0]
     await service.close()
+
+
+@pytest.mark.parametrize(
+    ("write", "later", "answer"),
+    [
+        ("SET k mine", "SET k later", None),
+        ("SET k mine", "DEL k", None),
+        ("DEL k", "SET k later", None),
+        # The version of its key, or of all keys, shows that it was not carried out.
+        ("SET other mine", None, b"+OK\r\n"),
+        ("VDEL other v", None, b":1\r\n"),
+    ],
+)
+async def test_after_a_restart_it_is_not_carried_out_if_it_may_have_been(
+    tmp_path: Path, write: str, later: str | None, answer: bytes | None
+) -> None:
+    outlet, clock = FakeOutlet(), ManualClock()
+    service = await open_service(tmp_path, outlet, clock)
+    peer, other = Peer(service, outlet, clock), Peer(service, outlet, clock, "other")
+    for first in ("SET k first", "SET other v"):
+        other.ask(first)
+    clock.now_ms += 1000
+    stamp = f"{clock.now_ms}:0:c"
+    if later is not None:  # it is carried out, and its answer is lost
+        peer.send(write, ts=stamp)
+        other.ask(later)
+    other.ask("SET last v")
+    await service.close()
+    outlet.taken()
+    service = await open_service(tmp_path, outlet, clock)
+    peer, other = Peer(service, outlet, clock), Peer(service, outlet, clock, "other")
+    before = other.ask("GET k").payload
+    peer.send(write, ts=stamp, dup=True)
+    (told,) = outlet.taken()
+    assert told.user("__stat") == ("408" if answer is None else "200")
+    assert told.payload == (answer or b"")
+    assert other.ask("GET k").payload == before
+    # A write that is later than everything before the restart is carried out.
+    peer.send("SET k new", ts=f"{clock.now_ms + 1000}:0:c", dup=True)
+    assert [d.payload for d in outlet.taken()] == [b"+OK\r\n"]
+    await service.close()

@@ -32,6 +32,8 @@ __all__ = ["RequestClock", "RequestSender"]
 _log = logging.getLogger("penstock.statestore")
 
 _EXTENSION_NAMES: Final = {extension: name for name, extension in EXTENSIONS.items()}
+_TIMED_OUT: Final = "408"
+"""Status of a request that may have been executed."""
 _WARN_AGAIN_MS: Final = 3_600_000
 """A wrong clock is reported once per hour."""
 
@@ -185,6 +187,13 @@ class RequestSender:
         properties = message.properties
         command, key = named
         status = properties.user_property("__stat")
+        if status == _TIMED_OUT:
+            raise UnavailableError(
+                f"state store: no answer to {command} {as_text(key)} in time",
+                applied=None,
+                why=properties.user_property("__stMsg"),
+                do="read the key to see whether the request was executed, then repeat it",
+            )
         if status != "200":
             text, field = properties.user_property("__stMsg"), properties.user_property("__propName")
             raise status_refusal(command, key, status, text, field)

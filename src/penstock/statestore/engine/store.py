@@ -137,6 +137,11 @@ class Engine:
         """Bytes of all keys, values and their records."""
         return self.quotas.size
 
+    def version_of(self, key: bytes) -> Hlc | None:
+        """The version of ``key``; None if it does not exist."""
+        record = self._records.get(key)
+        return None if record is None else record.version
+
     def restore(self, records: Iterable[Record], clock: Hlc | None) -> None:
         """Take over what was stored; call once, before anything else.
 

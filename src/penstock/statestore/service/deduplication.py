@@ -6,15 +6,20 @@ and overwrite a newer value with an old one. The response to the first request w
 
 A request is identified by client, correlation data and timestamp: clients never use a timestamp twice, while some use
 the same correlation data for all requests. A request without a timestamp is not deduplicated.
+
+What was executed before a restart is not stored. It follows from the versions that are: a version is greater than the
+timestamp of its request, so a request whose timestamp is not less than all versions before the restart was not executed
+then, nor was one whose key still has an older version. Of others it is unknown. They are not executed, and the response
+has status 408.
 """
 
 from __future__ import annotations
 
 from typing import Final, final
 
-from penstock.statestore.hlc import parse_wire
+from penstock.statestore.hlc import Hlc, parse_position, parse_wire
 
-__all__ = ["RecentWrites"]
+__all__ = ["RecentWrites", "is_in_doubt"]
 
 _GENERATION: Final = 10_000
 """Writes per generation; the previous one is dropped. A client has 1024 requests in flight by default."""
@@ -66,3 +71,17 @@ class RecentWrites:
         """Whether the request was executed before."""
         noted = self._newer.stamp_of(client_id, correlation) or self._older.stamp_of(client_id, correlation)
         return noted is not None and stamp is not None and parse_wire(noted) == parse_wire(stamp)
+
+
+def is_in_doubt(stamp: bytes | None, recovered: Hlc, existing: Hlc | None) -> bool:
+    """Whether a repeated write may have been executed before the store started.
+
+    Args:
+        stamp: its timestamp.
+        recovered: the greatest version before the start.
+        existing: the present version of its key, None if there is no such key.
+    """
+    if stamp is None:
+        return False
+    position = parse_position(stamp)
+    return position < recovered.position and (existing is None or position < existing.position)

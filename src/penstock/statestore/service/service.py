@@ -37,6 +37,7 @@ from penstock.statestore.binding import (
     dialect_named,
     read_request,
     response,
+    status_response,
     topic_fits,
 )
 from penstock.statestore.codec.commands import Command, Verb, parse_payload
@@ -47,7 +48,7 @@ from penstock.statestore.engine.store import Engine
 from penstock.statestore.hlc import MAX_DRIFT_MS, Hlc
 from penstock.statestore.options import PersistenceMode, StoreOptions
 from penstock.statestore.service.changelog import ChangeLog
-from penstock.statestore.service.deduplication import RecentWrites
+from penstock.statestore.service.deduplication import RecentWrites, is_in_doubt
 from penstock.statestore.service.delivery import ResponseSender
 from penstock.statestore.service.interfaces import Capture, StoreAuthorizer, StoreStats
 from penstock.statestore.service.storage import NODE, Storage, StoredState
@@ -153,6 +154,8 @@ class StateStoreService(Service):
         self._armed_for: int | None = None
         self._max_waiting = options.max_waiting
         self._recent = RecentWrites()
+        self._recovered_clock = self._engine.clock
+        """The greatest version before the start."""
         self._response_buffer = BytesWriter()
         self._committed_ms = 0
         """The time of the answers that a commit releases; 0: none does now."""
@@ -275,6 +278,7 @@ class StateStoreService(Service):
         recovered = self.recovered = await asyncio.to_thread(self._storage.open)
         engine = self._engine
         engine.restore(recovered.records, recovered.clock)
+        self._recovered_clock = engine.clock
         engine.fences.restore(recovered.fences)
         self._keep_time(recovered)
         await self._changelog.open(recovered.floor)
@@ -390,6 +394,9 @@ class StateStoreService(Service):
             self._answer(message, ask, Answer(AnswerKind.ERROR, error=error), 0, now_ms)
             return
         if command.spec.checks_fence:  # it writes
+            if message.again and self._is_in_doubt(ask, command):
+                self._refuse(message, _in_doubt(ask, now_ms), now_ms)
+                return
             self._recent.note(context.client_id, ask.correlation, context.timestamp)
         answer, changes = self._engine.execute(command, context, now_ms, self._steady_ms)
         if changes:
@@ -511,6 +518,11 @@ class StateStoreService(Service):
         else:
             self._answer(message, refusal, None, 0, now_ms)
 
+    def _is_in_doubt(self, ask: StoreRequest, command: Command) -> bool:
+        """Whether a repeated write may have been executed before the start; of a BATCH no single key shows it."""
+        existing = None if command.writes else self._engine.version_of(command.key)
+        return is_in_doubt(ask.timestamp, self._recovered_clock, existing)
+
     def _notify(self, changes: list[Change], wait_for: int) -> None:
         """Tell the observers of ``changes``, now or with the commit ``wait_for``."""
         for change in changes:
@@ -575,6 +587,13 @@ class _WaitingNotifications(CommitWaiter):
         """Notify the observers; changes that were never committed are not shown."""
         if failure is None:
             self._service.notify(self._changes)
+
+
+def _in_doubt(ask: StoreRequest, now_ms: int) -> RejectedRequest:
+    """The answer to a repeated write that may have been executed before the store started: status 408, a timeout."""
+    fields = [("__stMsg", "the store was restarted, and may have executed the request before")]
+    answer = status_response(ask.response_topic, ask.correlation, ask.dialect, ask.expires_at, now_ms, 408, fields)
+    return RejectedRequest(0, "", answer)
 
 
 def _cannot_observe(message: Inbound, command: Command) -> StoreError | None:
