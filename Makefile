@@ -41,7 +41,7 @@ wheel: setup ## Build the wheels that are released, for this platform and withou
 system: ## Install the Debian packages that the interop tests use (needs apt and root)
 	@bash tools/system.sh requirements/debian.txt
 
-programs: setup ## Prepare the Java and Rust programs of the interop tests, in the user's cache folder
+programs: setup ## Prepare the Go, Java and Rust programs of the tests, in the user's cache folder
 	$(BIN)/python -m tests.interop.programs
 
 jars: setup ## Fetch Delta Lake for the installed Spark with Maven, once, into the user's cache folder

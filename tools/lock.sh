@@ -11,6 +11,7 @@ compile=("$work/venv/bin/pip-compile" --quiet --generate-hashes --no-emit-index-
 cd requirements
 "${compile[@]}" build.in -o build.txt
 "${compile[@]}" proto.in -o proto.txt
+"${compile[@]}" go.in -o go.txt
 for other in spark-*.in; do
   "${compile[@]}" "$other" -o "${other%.in}.txt"
 done

@@ -26,7 +26,7 @@ PYTHON = sys.executable
 
 PYTEST = {
     "unit": ["tests/architecture", "tests/unit", "tests/engine", "tests/conformance", "tests/fuzz"],
-    "faults": ["tests/faults", "tests/simulation"],
+    "faults": ["tests/faults", "tests/histories", "tests/simulation"],
     "interop": ["tests/interop"],
     "end_to_end": ["tests/end_to_end"],
     "spark": ["tests/spark"],

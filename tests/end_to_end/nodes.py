@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,11 +33,12 @@ def environment(**more: str) -> dict[str, str]:
 class RunningNode:
     """``penstock up --json`` on free ports in ``directory`` (its data directory is ``directory/data``).
 
-    The ports are the same at every start, so that clients find the node again.
+    The ports are the same at every start, so that clients find the node again. ``program`` runs penstock's commands.
     """
 
-    def __init__(self, directory: Path, config: str = "", *flags: str) -> None:
+    def __init__(self, directory: Path, config: str = "", *flags: str, program: Sequence[str] = PENSTOCK) -> None:
         self.directory = directory
+        self._program = program
         self.flags = list(flags)
         self.ready: dict[str, Any] = {}
         self._listen = [
@@ -52,7 +53,7 @@ class RunningNode:
         """Start the process and wait for its ready line."""
         with self.log.open("a", encoding="utf-8") as log:
             self.process = subprocess.Popen(
-                [*PENSTOCK, "up", "--json", *self._listen, *self.flags],
+                [*self._program, "up", "--json", *self._listen, *self.flags],
                 cwd=self.directory,
                 env=environment(),
                 stdin=subprocess.DEVNULL,

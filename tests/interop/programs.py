@@ -1,4 +1,4 @@
-"""Prepares the programs of other languages that the interop tests run: ``python -m tests.interop.programs``.
+"""Prepares the programs of other languages that tests run: ``python -m tests.interop.programs``.
 
 Resolves and builds into the user's cache folder, so that the tests themselves download nothing. The first time takes
 minutes; after that it is instant.
@@ -11,6 +11,7 @@ import sys
 
 import pytest
 
+from tests.histories import program as histories
 from tests.interop import test_statestore_rust as rust
 from tests.interop.tube_java.jars import prepare
 
@@ -22,7 +23,11 @@ BUILD_S = 900.0
 def main() -> int:
     """Prepare each; 1 if one cannot be prepared here, with the reason on standard error."""
     status = 0
-    for name, make in (("Apache TubeMQ", prepare), ("the Rust SDK", _rust)):
+    for name, make in (
+        ("the checker of histories", histories.prepare),
+        ("Apache TubeMQ", prepare),
+        ("the Rust SDK", _rust),
+    ):
         try:
             make()
         except (pytest.skip.Exception, pytest.fail.Exception) as reason:

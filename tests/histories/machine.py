@@ -1,0 +1,150 @@
+"""A node on a machine whose clock steps, whose disk becomes full and whose power fails.
+
+The node is a process like any other, whose standard library was changed before the node's modules were loaded. The
+system clock has an offset that the test writes to a file, and the disk is full while another file exists. Before each
+write of a log the bytes that it replaces are noted until the next ``fdatasync``; after ``kill -9``
+:meth:`Machine.lose_power` puts replaced sectors back, as a disk may that had a write cache. LMDB writes in C, so its
+transactions count as durable when they return, as in ``tests/faults/test_statestore_power_loss.py``. New names of files
+are kept.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import struct
+import sys
+import time
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from penstock.runtime.io.files import SECTOR
+
+__all__ = ["Machine", "boot"]
+
+ROOT = Path(__file__).resolve().parents[2]
+CLOCK, CACHE, FULL = "clock", "write-cache", "full"
+OFFSET = struct.Struct("<q")
+NOTE = struct.Struct("<BQQI")
+"""Kind, inode, position, size of the bytes that follow."""
+WRITE, SYNC = 0, 1
+SLOW_S = 0.004
+"""How long a sync waits, so that power fails during many of them."""
+
+
+class Machine:
+    """The machine of a node whose files are below ``directory``."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        start = (
+            f"import sys; sys.path.insert(0, {str(ROOT)!r})\n"
+            f"from tests.histories.machine import boot\nboot({str(directory)!r})\n"
+            "from penstock.cli.main import main\nsys.exit(main())"
+        )
+        self.program = [sys.executable, "-c", start]
+        self.set_clock(0)
+
+    def set_clock(self, offset_s: float) -> None:
+        """Set the machine's clock to ``offset_s`` seconds after the right time."""
+        draft = self.directory / f"{CLOCK}.new"
+        draft.write_bytes(OFFSET.pack(round(offset_s * 1e9)))
+        draft.replace(self.directory / CLOCK)
+
+    def fill_disk(self, *, full: bool) -> None:
+        """Let no log be written to, or again."""
+        if full:
+            (self.directory / FULL).touch()
+        else:
+            (self.directory / FULL).unlink()
+
+    def lose_power(self, random: Random, chance: float, *, obeys_sync: bool = True) -> int:
+        """After the node was killed: lose each sector that was not synced with ``chance``; how many were lost.
+
+        Without ``obeys_sync`` the disk has ignored every sync since the node was started.
+        """
+        lost = 0
+        files = {path.stat().st_ino: path for path in self.directory.rglob("*") if path.is_file()}
+        for inode, sectors in unsynced((self.directory / CACHE).read_bytes(), obeys_sync=obeys_sync).items():
+            if inode not in files:
+                continue
+            with files[inode].open("r+b") as file:
+                for sector, content in sectors.items():
+                    if random.random() < chance:
+                        file.seek(sector * SECTOR)
+                        file.write(content)
+                        lost += 1
+        (self.directory / CACHE).unlink()
+        return lost
+
+
+def unsynced(notes: bytes, *, obeys_sync: bool) -> dict[int, dict[int, bytes]]:
+    """Of each inode the sectors that no sync made durable, with what the disk has in their place."""
+    found: dict[int, dict[int, bytes]] = {}
+    at = 0
+    while at + NOTE.size <= len(notes):
+        kind, inode, position, size = NOTE.unpack_from(notes, at)
+        at += NOTE.size
+        if kind == SYNC:
+            if obeys_sync:
+                found.pop(inode, None)
+            continue
+        old = notes[at : at + size]
+        at += size
+        for start in range(0, len(old), SECTOR):
+            found.setdefault(inode, {}).setdefault((position + start) // SECTOR, old[start : start + SECTOR])
+    return found
+
+
+def boot(directory: str) -> None:
+    """Change this process, in which a node will run."""
+    _step_clock(os.path.join(directory, CLOCK))  # noqa: PTH118 - before anything else is loaded
+    notes = os.open(os.path.join(directory, CACHE), os.O_WRONLY | os.O_APPEND | os.O_CREAT)  # noqa: PTH118
+    pwrite, pwritev, fdatasync = os.pwrite, os.pwritev, os.fdatasync
+
+    full = os.path.join(directory, FULL)  # noqa: PTH118
+
+    def note(fd: int, position: int, size: int) -> None:
+        if os.access(full, os.F_OK):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        start = position - position % SECTOR
+        end = -(-(position + size) // SECTOR) * SECTOR
+        old = os.pread(fd, end - start, start)
+        if old:
+            os.write(notes, NOTE.pack(WRITE, os.fstat(fd).st_ino, start, len(old)) + old)
+
+    readable: dict[int, int] = {}
+
+    def reader_of(fd: int) -> int:
+        # A descriptor of O_DIRECT is for writing only.
+        inode = os.fstat(fd).st_ino
+        if inode not in readable:
+            readable[inode] = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
+        return readable[inode]
+
+    def noted_pwrite(fd: int, data: bytes | memoryview, position: int) -> int:
+        note(reader_of(fd), position, memoryview(data).nbytes)
+        return pwrite(fd, data, position)
+
+    def noted_pwritev(fd: int, data: Any, position: int) -> int:
+        note(reader_of(fd), position, sum(memoryview(part).nbytes for part in data))
+        return pwritev(fd, data, position)
+
+    def noted_fdatasync(fd: int) -> None:
+        time.sleep(SLOW_S)
+        fdatasync(fd)
+        os.write(notes, NOTE.pack(SYNC, os.fstat(fd).st_ino, 0, 0))
+
+    os.pwrite, os.pwritev, os.fdatasync = noted_pwrite, noted_pwritev, noted_fdatasync  # type: ignore[assignment]
+
+
+def _step_clock(path: str) -> None:
+    time_ns = time.time_ns
+
+    def stepped_ns() -> int:
+        with open(path, "rb") as file:  # noqa: PTH123 - on the path of every request
+            return time_ns() + int(OFFSET.unpack(file.read())[0])
+
+    time.time_ns = stepped_ns
+    time.time = lambda: stepped_ns() / 1e9

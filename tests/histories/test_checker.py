@@ -1,0 +1,46 @@
+"""The checker accepts histories that a correct store can have, and no others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.histories.program import check
+
+HISTORIES = sorted((Path(__file__).parents[1] / "vectors" / "histories" / "statestore").glob("*.jsonl"))
+LEGAL = [path for path in HISTORIES if path.stem.startswith("ok-")]
+# What an answer was, or for versions over all keys another message.
+REFUSALS = {
+    "version-falls-over-keys": "the version does not rise",
+    "one-version-twice": "two writes have one version",
+}
+
+
+@pytest.mark.parametrize("path", LEGAL, ids=lambda path: path.stem)
+def test_legal_histories_are_accepted(path: Path) -> None:
+    assert check(path).startswith("ok ")
+
+
+@pytest.mark.parametrize("path", [path for path in HISTORIES if path not in LEGAL], ids=lambda path: path.stem)
+def test_doctored_histories_are_refused(path: Path, tmp_path: Path) -> None:
+    refusal = REFUSALS.get(path.stem, "no order of the operations on key")
+    with pytest.raises(AssertionError, match=refusal):
+        check(path, tmp_path)
+    assert (tmp_path / "history.html").exists() == (path.stem not in REFUSALS)
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ("{", "unexpected end"),
+        ('{"client": 0, "words": ["SET", "k"], "call": 1}', "SET without a value"),
+        ('{"client": 0, "words": ["SCAN", "*"], "call": 1}', 'verb "SCAN"'),
+        ('{"client": 0, "words": ["GET", "k"], "call": 2, "return": 1, "answer": "$-1"}', "a time after the call"),
+    ],
+)
+def test_unreadable_histories_are_refused(tmp_path: Path, line: str, problem: str) -> None:
+    path = tmp_path / "history.jsonl"
+    path.write_text(line, encoding="utf-8")
+    with pytest.raises(AssertionError, match=problem):
+        check(path)
