@@ -1,4 +1,7 @@
-"""A broker in a process of its own, and two clients that keep their half of the protocol over its deaths."""
+"""A broker in a process of its own, and two clients that keep their half of the protocol over its deaths.
+
+The clients record a history.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +30,9 @@ from penstock.mqtt.codec.packets import (
     Subscription,
 )
 from penstock.mqtt.codec.properties import Properties
+from tests.histories.mqtt import MqttRecorder
 
-__all__ = ["BrokerProcess", "Reader", "Writer"]
+__all__ = ["BrokerProcess", "Peer", "Reader", "Writer"]
 
 DEADLINE_S = 30
 
@@ -85,7 +89,8 @@ class BrokerProcess:
 class Peer:
     """One client with a session that lasts; ``run`` ends with its connection."""
 
-    def __init__(self, client_id: str) -> None:
+    def __init__(self, history: MqttRecorder, client_id: str) -> None:
+        self.history = history
         self.client_id = client_id
         self.seen_before = False
         self.goodbye: Disconnect | None = None
@@ -146,8 +151,8 @@ class Writer(Peer):
     ``acknowledged`` are the messages that the broker took over: PUBACK or PUBREC came.
     """
 
-    def __init__(self, client_id: str, window: int = 8, topic: str = "t") -> None:
-        super().__init__(client_id)
+    def __init__(self, history: MqttRecorder, client_id: str, window: int = 8, topic: str = "t") -> None:
+        super().__init__(history, client_id)
         self.topic = topic
         self.window = window
         self.number = 0
@@ -174,7 +179,9 @@ class Writer(Peer):
         if not isinstance(packet, PubComp):
             publish = self.open[packet_id]
             if publish is not None:
-                self.acknowledged.add(publish.payload.decode())
+                text = publish.payload.decode()
+                self.acknowledged.add(text)
+                self.history.note("acknowledge", self.client_id, message=text)
         if isinstance(packet, PubRec):
             self.open[packet_id] = None
             self.send(PubRel(packet_id))
@@ -188,8 +195,9 @@ class Writer(Peer):
                 return
             self.number += 1
             qos = 1 + self.number % 2
-            payload = f"{self.client_id} {qos} {self.number}".encode()
-            publish = self.open[packet_id] = Publish(self.topic, payload, qos, packet_id=packet_id)
+            text = f"{self.client_id} {qos} {self.number}"
+            self.history.note("publish", self.client_id, message=text, topic=self.topic, qos=qos)
+            publish = self.open[packet_id] = Publish(self.topic, text.encode(), qos, packet_id=packet_id)
             self.send(publish)
 
     def _free_ids(self) -> Iterator[int]:
@@ -200,29 +208,38 @@ class Writer(Peer):
 class Reader(Peer):
     """Receives at QoS 2, and knows a repeat by its identifier until PUBREL."""
 
-    def __init__(self, client_id: str, topic_filter: str = "#") -> None:
-        super().__init__(client_id)
+    def __init__(self, history: MqttRecorder, client_id: str, topic_filter: str = "#") -> None:
+        super().__init__(history, client_id)
         self.topic_filter = topic_filter
         self.received: list[str] = []
         self.unreleased: set[int] = set()
         self.subscribed = asyncio.Event()
 
     def connected(self) -> None:
+        if not self.subscribed.is_set():
+            self.history.note("subscribe", self.client_id, filter=self.topic_filter, qos=2)
         self.send(Subscribe(1, [Subscription(self.topic_filter, 2, retain_handling=2)]))
 
     def handle(self, packet: Packet) -> None:
         if isinstance(packet, Publish):
             if packet.qos == 1:
-                self.received.append(packet.payload.decode())
+                self._receive(packet)
                 self.send(PubAck(packet.packet_id))
                 return
             if packet.packet_id not in self.unreleased:
                 self.unreleased.add(packet.packet_id)
-                self.received.append(packet.payload.decode())
+                self._receive(packet)
             self.send(PubRec(packet.packet_id))
         elif isinstance(packet, PubRel):
             self.unreleased.discard(packet.packet_id)
             self.send(PubComp(packet.packet_id))
         else:
             assert isinstance(packet, SubAck), packet
-            self.subscribed.set()
+            if not self.subscribed.is_set():
+                self.history.note("confirm", self.client_id)
+                self.subscribed.set()
+
+    def _receive(self, publish: Publish) -> None:
+        text = publish.payload.decode()
+        self.received.append(text)
+        self.history.note("receive", self.client_id, message=text, topic=publish.topic, qos=publish.qos)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.faults.mqtt_peers import BrokerProcess, Reader, Writer
+from tests.histories.mqtt import MqttRecorder, check
 
 DEADLINE_S = 30
 WRITERS = 3
@@ -21,28 +21,11 @@ async def until(holds: Callable[[], bool]) -> None:
             await asyncio.sleep(0.002)
 
 
-def check(writers: list[Writer], readers: list[Reader]) -> None:
-    """Compare what was acknowledged with what each reader got."""
-    for reader in readers:
-        counts = Counter(reader.received)
-        sent = {f"{w.client_id} {1 + n % 2} {n}" for w in writers for n in range(1, w.number + 1)}
-        assert counts.keys() <= sent
-        for writer in writers:
-            missing = writer.acknowledged - counts.keys()
-            assert not missing, (reader.client_id, sorted(missing)[:5])
-        twice = [text for text, count in counts.items() if count > 1 and text.split()[1] == "2"]
-        assert not twice, (reader.client_id, twice[:5])
-        for writer in writers:
-            for qos in ("1", "2"):
-                own = [text for text in dict.fromkeys(reader.received) if text.startswith(f"{writer.client_id} {qos} ")]
-                numbers = [int(text.split()[2]) for text in own]
-                assert numbers == sorted(numbers), (reader.client_id, writer.client_id, qos)
-
-
 async def kill_repeatedly(path: Path, durability: str, rounds: int) -> None:
     broker = BrokerProcess(path, durability)
-    writers = [Writer(f"w{n}") for n in range(WRITERS)]
-    steady, seldom = Reader("steady"), Reader("seldom")
+    history = MqttRecorder(path.with_name("history.jsonl"))
+    writers = [Writer(history, f"w{n}") for n in range(WRITERS)]
+    steady, seldom = Reader(history, "steady"), Reader(history, "seldom")
     for round_ in range(rounds):
         await broker.start()
         tasks = [asyncio.create_task(steady.run(broker.port))]
@@ -78,7 +61,8 @@ async def kill_repeatedly(path: Path, durability: str, rounds: int) -> None:
     await until(lambda: steady.received[-1] == seldom.received[-1] == marker)
     await broker.kill()
     await asyncio.gather(*tasks)
-    check(writers, [steady, seldom])
+    history.close()
+    check(history.path)
 
 
 @pytest.mark.parametrize("durability", ["durable", "flushed"])
@@ -96,13 +80,14 @@ async def test_acknowledged_messages_survive_many_deaths(tmp_path: Path) -> None
 async def test_a_full_disk_acknowledges_nothing_more_and_loses_nothing(tmp_path: Path) -> None:
     broker = BrokerProcess(tmp_path / "mqtt", "durable")
     await broker.start(largest_file=600_000)
-    reader = Reader("reader")
+    history = MqttRecorder(tmp_path / "history.jsonl")
+    reader = Reader(history, "reader")
     task = asyncio.create_task(reader.run(broker.port))
     async with asyncio.timeout(DEADLINE_S):
         await reader.subscribed.wait()
     reader.close()
     await task
-    writer = Writer("w0", window=20, topic="t" * 4000)
+    writer = Writer(history, "w0", window=20, topic="t" * 4000)
     await asyncio.wait_for(writer.run(broker.port), DEADLINE_S)
     assert writer.goodbye is not None
     assert writer.goodbye.reason_code == 0x83
@@ -119,4 +104,5 @@ async def test_a_full_disk_acknowledges_nothing_more_and_loses_nothing(tmp_path:
     await broker.kill()
     await asyncio.gather(*tasks)
     assert len(writer.acknowledged) == writer.number
-    check([writer], [reader])
+    history.close()
+    check(history.path)

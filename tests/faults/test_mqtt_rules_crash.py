@@ -9,7 +9,8 @@ from pathlib import Path
 from penstock.runtime.io.network import parse_address
 from tests.end_to_end.nodes import RunningNode
 from tests.faults.mqtt_peers import Reader, Writer
-from tests.faults.test_mqtt_crash import check, until
+from tests.faults.test_mqtt_crash import until
+from tests.histories.mqtt import MqttRecorder, check
 
 CONFIG = """
 rules:
@@ -20,7 +21,8 @@ ROUNDS = 2
 
 
 async def test_two_logs_and_a_death_between_them(tmp_path: Path) -> None:
-    writer, reader = Writer("w0", topic="plant/flow"), Reader("reader", "plant/#")
+    history = MqttRecorder(tmp_path / "history.jsonl")
+    writer, reader = Writer(history, "w0", topic="plant/flow"), Reader(history, "reader", "plant/#")
     with RunningNode(tmp_path, CONFIG) as node:
         port = parse_address(node.ready["mqtt"]).port
         for _ in range(ROUNDS):
@@ -38,7 +40,8 @@ async def test_two_logs_and_a_death_between_them(tmp_path: Path) -> None:
         for peer in (writer, reader):
             peer.close()
         await asyncio.gather(*tasks)
-        check([writer], [reader])
+        history.close()
+        check(history.path)
         rows = await asyncio.to_thread(node.rows, "tube", "consume", "water")
     logged = Counter(row["value"] for row in rows)
     assert writer.acknowledged <= logged.keys()

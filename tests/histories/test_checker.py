@@ -1,4 +1,4 @@
-"""The checker accepts histories that a correct store can have, and no others."""
+"""The checkers accept histories that a correct server can have, and no others."""
 
 from __future__ import annotations
 
@@ -6,10 +6,19 @@ from pathlib import Path
 
 import pytest
 
+from tests.histories import mqtt
 from tests.histories.program import check
+from tests.simulation.history import Violation
 
-HISTORIES = sorted((Path(__file__).parents[1] / "vectors" / "histories" / "statestore").glob("*.jsonl"))
-LEGAL = [path for path in HISTORIES if path.stem.startswith("ok-")]
+VECTORS = Path(__file__).parents[1] / "vectors" / "histories"
+
+
+def histories(kind: str, *, legal: bool) -> pytest.MarkDecorator:
+    """The legal or the doctored histories of one kind, as parameters."""
+    paths = [path for path in sorted((VECTORS / kind).glob("*.jsonl")) if path.stem.startswith("ok-") == legal]
+    return pytest.mark.parametrize("path", paths, ids=lambda path: path.stem)
+
+
 # What an answer was, or for versions over all keys another message.
 REFUSALS = {
     "version-falls-over-keys": "the version does not rise",
@@ -17,13 +26,13 @@ REFUSALS = {
 }
 
 
-@pytest.mark.parametrize("path", LEGAL, ids=lambda path: path.stem)
-def test_legal_histories_are_accepted(path: Path) -> None:
+@histories("statestore", legal=True)
+def test_legal_histories_of_the_state_store_are_accepted(path: Path) -> None:
     assert check(path).startswith("ok ")
 
 
-@pytest.mark.parametrize("path", [path for path in HISTORIES if path not in LEGAL], ids=lambda path: path.stem)
-def test_doctored_histories_are_refused(path: Path, tmp_path: Path) -> None:
+@histories("statestore", legal=False)
+def test_doctored_histories_of_the_state_store_are_refused(path: Path, tmp_path: Path) -> None:
     refusal = REFUSALS.get(path.stem, "no order of the operations on key")
     with pytest.raises(AssertionError, match=refusal):
         check(path, tmp_path)
@@ -44,3 +53,14 @@ def test_unreadable_histories_are_refused(tmp_path: Path, line: str, problem: st
     path.write_text(line, encoding="utf-8")
     with pytest.raises(AssertionError, match=problem):
         check(path)
+
+
+@histories("mqtt", legal=True)
+def test_legal_histories_of_mqtt_are_accepted(path: Path) -> None:
+    assert mqtt.check(path).startswith("ok ")
+
+
+@histories("mqtt", legal=False)
+def test_doctored_histories_of_mqtt_are_refused(path: Path) -> None:
+    with pytest.raises(Violation):
+        mqtt.check(path)

@@ -96,7 +96,7 @@ def matches(topic_filter: str, topic: str) -> bool:
     """Whether a filter of the simulation, shared or not, matches a topic; both have at most one wildcard, the last."""
     if topic_filter.startswith("$share/"):
         topic_filter = topic_filter.split("/", 2)[2]
-    if topic_filter.endswith("/#"):
+    if topic_filter.endswith("#"):
         return topic.startswith(topic_filter[:-1])
     if topic_filter.endswith("/+"):
         return topic.rpartition("/")[0] == topic_filter[:-2]
@@ -104,9 +104,13 @@ def matches(topic_filter: str, topic: str) -> bool:
 
 
 class MqttHistory:
-    """What the MQTT clients of one simulation have sent and received."""
+    """What the MQTT clients of one simulation have sent and received.
 
-    def __init__(self) -> None:
+    ``ample_ms``: how long a client must have been connected for messages to have arrived.
+    """
+
+    def __init__(self, ample_ms: int = AMPLE_MS) -> None:
+        self.ample_ms = ample_ms
         self.messages: dict[int, Message] = {}
         self.subscriptions: dict[int, Wanted] = {}
         self.acknowledged = 0
@@ -142,7 +146,11 @@ class MqttHistory:
         """The node lost power."""
         for will in self._wills:
             will.losses += 1
-            if will.why_not == "it was withdrawn" and will.sent_ms is not None and now_ms < will.sent_ms + AMPLE_MS:
+            if (
+                will.why_not == "it was withdrawn"
+                and will.sent_ms is not None
+                and now_ms < will.sent_ms + self.ample_ms
+            ):
                 will.why_not = ""  # nobody waits for this to be stored
 
     # Subscribers
@@ -257,7 +265,7 @@ class MqttHistory:
                     and wanted.confirmed_ms < sent_ms
                     and matches(wanted.topic_filter, message.topic)
                     and (message.number, wanted.identifier) not in self._received
-                    and _in_time(message, [wanted], acked_ms, now_ms)
+                    and self._in_time(message, [wanted], acked_ms, now_ms)
                 ):
                     raise Violation(f"{message}, sent at {sent_ms}, never arrived for {wanted}")
             for group, members in groups.items():
@@ -267,9 +275,23 @@ class MqttHistory:
                 if (
                     any(m.confirmed_ms is not None and m.confirmed_ms < sent_ms for m in involved)
                     and all(m.end_asked_ms is None and m.qos for m in involved)
-                    and _in_time(message, involved, acked_ms, now_ms)
+                    and self._in_time(message, involved, acked_ms, now_ms)
                 ):
                     raise Violation(f"{message}, sent at {sent_ms}, never arrived for a member of {group}")
+
+    def _in_time(self, message: Message, members: list[Wanted], acked_ms: int, now_ms: int) -> bool:
+        """Whether each of ``members`` was connected for ample time before the message expired."""
+        last_ms = now_ms
+        if message.expiry_s and message.sent_ms is not None:
+            last_ms = min(now_ms, message.sent_ms + message.expiry_s * 1000)
+        return all(
+            any(
+                min(last_ms, now_ms if window.end_ms is None else window.end_ms) - max(acked_ms, window.begin_ms)
+                >= self.ample_ms
+                for window in member.windows
+            )
+            for member in members
+        )
 
 
 def _has_one_publication(message: Message, members: list[Wanted], now_ms: int) -> bool:
@@ -281,18 +303,3 @@ def _has_one_publication(message: Message, members: list[Wanted], now_ms: int) -
     if sent_ms is None or (message.expiry_s and now_ms >= sent_ms + message.expiry_s * 1000):
         return False
     return all(member.confirmed_ms is not None and member.confirmed_ms < sent_ms for member in members)
-
-
-def _in_time(message: Message, members: list[Wanted], acked_ms: int, now_ms: int) -> bool:
-    """Whether each of ``members`` was connected for ample time before the message expired."""
-    last_ms = now_ms
-    if message.expiry_s and message.sent_ms is not None:
-        last_ms = min(now_ms, message.sent_ms + message.expiry_s * 1000)
-    return all(
-        any(
-            min(last_ms, now_ms if window.end_ms is None else window.end_ms) - max(acked_ms, window.begin_ms)
-            >= AMPLE_MS
-            for window in member.windows
-        )
-        for member in members
-    )

@@ -1,0 +1,91 @@
+"""Histories of MQTT clients under faults obey the delivery rules; ``tests/faults/test_mqtt_crash.py`` has kills."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from penstock.runtime.io.network import parse_address
+from tests.end_to_end.nodes import RunningNode
+from tests.faults.mqtt_peers import Peer, Reader, Writer
+from tests.faults.test_mqtt_crash import until
+from tests.histories.machine import Machine
+from tests.histories.mqtt import MqttRecorder, check
+from tests.histories.proxy import Proxy
+
+Noted = Callable[[str, object], None]
+LONG = [pytest.mark.nightly, pytest.mark.timeout(1200)]
+RETRY_S = 0.02
+
+
+async def connected(peer: Peer, port: int, ended: asyncio.Event) -> None:
+    """Connect again until ``ended``."""
+    while not ended.is_set():
+        await peer.run(port)
+        await asyncio.sleep(RETRY_S)
+
+
+async def record(directory: Path, port: int, fault: Callable[[int], Awaitable[None]], rounds: int) -> str:
+    """Record two publishers and two subscribers over ``fault`` in each round, and check what they received."""
+    history = MqttRecorder(directory / "history.jsonl")
+    writers = [Writer(history, f"w{number}") for number in range(2)]
+    readers = [Reader(history, f"r{number}") for number in range(2)]
+    ended = asyncio.Event()
+    tasks = [asyncio.create_task(connected(reader, port, ended)) for reader in readers]
+    await until(lambda: all(reader.subscribed.is_set() for reader in readers))
+    tasks += [asyncio.create_task(connected(writer, port, ended)) for writer in writers]
+    for round_ in range(rounds):
+        before = [len(writer.acknowledged) + 40 for writer in writers]
+        await until(lambda: all(len(w.acknowledged) >= b for w, b in zip(writers, before, strict=True)))
+        await fault(round_)
+    for writer in writers:
+        writer.last = writer.number
+    await until(lambda: not any(writer.open for writer in writers))
+    sent = set().union(*(writer.acknowledged for writer in writers))
+    await until(lambda: all(sent <= set(reader.received) and not reader.unreleased for reader in readers))
+    ended.set()
+    for peer in (*writers, *readers):
+        peer.close()
+    await asyncio.gather(*tasks)
+    history.close()
+    return check(history.path)
+
+
+@pytest.mark.parametrize("rounds", [10, pytest.param(500, marks=LONG)])
+async def test_connections_are_cut_and_the_node_is_paused(tmp_path: Path, rounds: int, record_property: Noted) -> None:
+    with RunningNode(tmp_path) as node:
+        target = parse_address(node.ready["mqtt"])
+        assert node.process is not None
+        process = node.process.pid
+        async with Proxy((target.host, target.port)) as proxy:
+
+            async def fault(round_: int) -> None:
+                if round_ % 5 == 4:
+                    os.kill(process, signal.SIGSTOP)
+                    await asyncio.sleep(0.2)
+                    proxy.cut()
+                    os.kill(process, signal.SIGCONT)
+                else:
+                    proxy.cut()
+
+            record_property("summary", await record(tmp_path, proxy.port, fault, rounds))
+
+
+@pytest.mark.parametrize("rounds", [2, pytest.param(60, marks=LONG)])
+async def test_power_loss(tmp_path: Path, rounds: int, record_property: Noted) -> None:
+    machine, random = Machine(tmp_path), Random(rounds)
+    with RunningNode(tmp_path, program=machine.program) as node:
+
+        async def fault(round_: int) -> None:
+            await asyncio.to_thread(node.kill)
+            machine.lose_power(random, (1.0, 0.5)[round_ % 2])
+            await asyncio.to_thread(node.start)
+
+        port = parse_address(node.ready["mqtt"]).port
+        record_property("summary", await record(tmp_path, port, fault, rounds))
