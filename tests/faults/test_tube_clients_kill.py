@@ -7,7 +7,6 @@ the position is stored with the result; afterwards everything moves again.
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
 import sqlite3
@@ -20,6 +19,7 @@ import pytest
 
 from penstock.tube.consumer import Consumer
 from penstock.tube.producer import Producer
+from tests.histories.tube import TubeRecorder, check
 from tests.unit.tube.servers import Tube, until
 
 _MASTER = """
@@ -53,7 +53,7 @@ async def main():
 
 asyncio.run(main())
 """
-# Prints each number once it is acknowledged.
+# Prints each number before it is sent, and again with a "+" once it is acknowledged.
 _PRODUCER = """
 import asyncio, sys
 from penstock.tube.producer import Producer
@@ -62,8 +62,9 @@ async def main():
     first = int(sys.argv[2])
     async with Producer(sys.argv[1], heartbeat_s=0.2, retry_s=0.05) as producer:
         async def send(number):
-            await producer.send("demo", b"%d" % number)
             print(number, flush=True)
+            await producer.send("demo", b"%d" % number)
+            print(f"+{number}", flush=True)
         number = first
         while True:
             await asyncio.gather(*(send(number + k) for k in range(50)))
@@ -78,7 +79,7 @@ from penstock.tube.consumer import Consumer
 
 async def main():
     db = sqlite3.connect(sys.argv[2])
-    db.execute("create table if not exists results (number integer)")
+    db.execute("create table if not exists results (partition text, offset integer, number integer)")
     db.execute("create table if not exists positions (partition text primary key, offset integer)")
     db.commit()
     def position(partition):
@@ -89,9 +90,10 @@ async def main():
         print("ready", flush=True)
         async for messages in consumer.batches():
             with db:
-                db.executemany("insert into results values (?)", [(int(m.data),) for m in messages])
                 last = messages[-1]
                 key = f"{last.broker_id}:{last.topic}:{last.partition}"
+                rows = [(key, m.offset, int(m.data)) for m in messages]
+                db.executemany("insert into results values (?, ?, ?)", rows)
                 db.execute("insert or replace into positions values (?, ?)", (key, last.offset + 28))
 
 asyncio.run(main())
@@ -148,12 +150,13 @@ async def cluster(path: Path) -> AsyncIterator[tuple[Program, Program, str]]:
         await master.kill()
 
 
-def results(path: Path) -> list[int]:
+def results(path: Path) -> list[tuple[str, int, int]]:
+    """Partition, offset and number of each effect, in their order."""
     if not path.exists():
         return []
     with sqlite3.connect(path, timeout=10) as db:
         try:
-            return [row[0] for row in db.execute("select number from results")]
+            return list(db.execute("select partition, offset, number from results order by rowid"))
         except sqlite3.OperationalError:  # not made yet
             return []
 
@@ -168,13 +171,24 @@ async def more_results(path: Path, count: int) -> None:
 async def test_kill_any_of_them(tmp_path: Path, rounds: int) -> None:
     table = tmp_path / "results.db"
     acknowledged: set[int] = set()
+    history = TubeRecorder(tmp_path / "history.jsonl")
+
+    def note(lines: list[str]) -> None:
+        for line in lines:
+            number = int(line)
+            if line[0] == "+":
+                acknowledged.add(number)
+                history.acknowledge("producer", number)
+            else:
+                history.send("producer", number, repeats=True)
+
     async with cluster(tmp_path) as (master, broker, masters):
         consumer = Program(_CONSUMER, masters, str(table))
         assert await consumer.start() == "ready"
         try:
             for round_ in range(rounds):
                 producer = Program(_PRODUCER, masters, str(round_ * 1_000_000))
-                acknowledged.add(int(await producer.start()))
+                note([await producer.start()])
                 await more_results(table, 200)
                 victim = (consumer, broker, master, producer)[round_ % 4]
                 printed = await victim.kill()
@@ -182,21 +196,31 @@ async def test_kill_any_of_them(tmp_path: Path, rounds: int) -> None:
                     await victim.start()
                     await more_results(table, 200)
                     printed = await producer.kill()
-                acknowledged |= {int(line) for line in printed}
+                note(printed)
             # Nothing is stuck: what is sent now arrives, and all that was acknowledged is there.
+            numbers = range(1_000_000_000, 1_000_000_100)
+            for number in numbers:
+                history.send("last", number)
             async with Producer(masters, idempotent=True) as last:
-                await last.send_all("demo", [b"%d" % -n for n in range(1, 101)])
-            acknowledged |= set(range(-100, 0))
-            await until(lambda: acknowledged <= set(results(table)), 30)
+                await last.send_all("demo", [b"%d" % number for number in numbers])
+            for number in numbers:
+                history.acknowledge("last", number)
+            acknowledged.update(numbers)
+            await until(lambda: acknowledged <= {number for _, _, number in results(table)}, 30)
         finally:
             await consumer.kill()
         found = results(table)
-        stored: list[int] = []
-        async with Consumer(masters, "auditor", ["demo"]) as auditor, asyncio.timeout(30):
+        stored: list[tuple[str, int, int]] = []
+        async with Consumer(masters, "auditor", ["demo"], with_offsets=True) as auditor, asyncio.timeout(30):
             async for messages in auditor.batches():
-                stored += [int(message.data) for message in messages]
+                for m in messages:
+                    assert m.offset is not None
+                    stored.append((f"{m.broker_id}:{m.topic}:{m.partition}", m.offset, int(m.data)))
                 if len(stored) >= len(found):
                     break
-    assert acknowledged <= set(stored)
-    # Each stored message had its effect once. (A message may be stored twice: its producer could not know.)
-    assert sorted(found) == sorted(stored), json.dumps({"effects": len(found), "stored": len(stored)})
+    for reader, rows in (("effects", found), ("auditor", stored)):
+        for partition, offset, number in rows:
+            history.read(reader, partition, offset, "last" if number in numbers else "producer", number)
+    history.close()
+    check(history.path, "effects", "auditor")
+    assert sorted(found) == sorted(stored)

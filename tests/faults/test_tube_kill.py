@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from penstock.tube.broker.broker import TubeBroker
+from tests.histories.tube import TubeRecorder, check
 from tests.unit.tube.broker_client import Client
 
 _BROKER = """
@@ -32,20 +33,35 @@ asyncio.run(main())
 IN_FLIGHT = 100
 
 
-async def produce(port: int, label: int, acknowledged: dict[int, bytes], enough: int) -> Client:
+PRODUCER = "producer"
+
+
+def payload(number: int) -> bytes:
+    return b"%d-" % number + b"x" * (number % 200)
+
+
+def number_of(data: bytes) -> int:
+    number = int(data.partition(b"-")[0])
+    assert data == payload(number), "a message is stored whole"
+    return number
+
+
+async def produce(port: int, round_: int, history: TubeRecorder, enough: int) -> Client:
     """Keep ``IN_FLIGHT`` sends open; returns when ``enough`` were acknowledged, with the rest still open."""
     client = await Client.connect(("127.0.0.1", port))
-    open_: dict[int, bytes] = {}
+    open_: dict[int, int] = {}
     count = done = 0
     while done < enough:
         while len(open_) < IN_FLIGHT:
-            data = b"%d-%d-" % (label, count) + b"x" * (count % 200)
-            open_[client.send(data, count % 3)] = data
+            number = round_ * 1_000_000 + count
+            history.send(PRODUCER, number, count % 3)
+            open_[client.send(payload(number), count % 3)] = number
             count += 1
         serial = next(iter(open_))
         answer = await client.answer(serial)
         assert answer.success
-        acknowledged[answer.appendOffset] = open_.pop(serial)
+        number = open_.pop(serial)
+        history.acknowledge(PRODUCER, number, number % 1_000_000 % 3, answer.appendOffset)
         done += 1
     return client
 
@@ -54,17 +70,20 @@ def start_broker(path: Path) -> subprocess.Popen[str]:
     return subprocess.Popen([sys.executable, "-c", _BROKER, str(path)], stdout=subprocess.PIPE, text=True)
 
 
-async def stored(path: Path) -> dict[int, bytes]:
+async def stored(path: Path, reader: str, history: TubeRecorder) -> dict[bytes, int]:
+    """Read everything as ``reader``; the offset of each message."""
     broker = TubeBroker(path)
     client = await Client.connect(await broker.start("127.0.0.1", 0))
     broker.create_topic("demo")
-    found: dict[int, bytes] = {}
+    found: dict[bytes, int] = {}
     for partition in range(3):
         at = 0
         while True:
             answer = await client.range(partition, startOffset=at, maxBytes=1 << 20)
             assert answer.success
-            found.update(zip(answer.range.messageOffsets, [m.payLoadData for m in answer.messages], strict=True))
+            for offset, message in zip(answer.range.messageOffsets, answer.messages, strict=True):
+                found[message.payLoadData] = offset
+                history.read(reader, partition, offset, PRODUCER, number_of(message.payLoadData))
             at = answer.range.nextOffset
             if at == answer.range.maxOffset:
                 break
@@ -83,56 +102,49 @@ def kill(broker: subprocess.Popen[str]) -> None:
 
 @pytest.mark.parametrize("rounds", [4, pytest.param(60, marks=[pytest.mark.nightly, pytest.mark.timeout(900)])])
 async def test_acknowledged_is_a_subset_of_recovered(tmp_path: Path, rounds: int) -> None:
-    acknowledged: dict[int, bytes] = {}
+    history = TubeRecorder(tmp_path / "history.jsonl")
     for round_ in range(rounds):
         broker = start_broker(tmp_path)
         try:
             assert broker.stdout is not None
             port = int(await asyncio.to_thread(broker.stdout.readline))
-            client = await produce(port, round_, acknowledged, 500 + 137 * (round_ % 7))
+            client = await produce(port, round_, history, 500 + 137 * (round_ % 7))
         finally:
             kill(broker)
         await client.close()
-        found = await stored(tmp_path)
-        assert {offset: found.get(offset) for offset in acknowledged} == acknowledged
-        # What was not acknowledged may have been stored too: then it is whole, and nothing else is.
-        extra = [data for offset, data in found.items() if offset not in acknowledged]
-        assert len(extra) <= (round_ + 1) * IN_FLIGHT
-        assert all(data.rstrip(b"x").count(b"-") == 2 for data in extra)
-        assert in_order(found)
+        await stored(tmp_path, f"reader {round_}", history)
+    history.close()
+    check(history.path, f"reader {rounds - 1}")
 
 
-def in_order(found: dict[int, bytes]) -> bool:
-    """Whether each partition holds each round's messages in the order in which they were sent."""
-    sent: dict[int, list[tuple[int, int]]] = {0: [], 1: [], 2: []}
-    for _, data in sorted(found.items()):
-        label, count, _ = data.split(b"-")
-        sent[int(count) % 3].append((int(label), int(count)))
-    return all(numbers == sorted(set(numbers)) for numbers in sent.values())
+CONFIRM = b""
+RESUME = None
 
 
-async def confirm_some(port: int, group_sees: list[bytes], batches: int) -> tuple[int, list[bytes]]:
-    """Read ``batches`` gets of partition 0 and confirm each; the confirmed offset and one more batch, not confirmed."""
+async def confirm_some(port: int, batches: int, seen: list[bytes | None]) -> int:
+    """Read ``batches`` gets of partition 0 and confirm each, and one more, not confirmed; the confirmed offset."""
     client = await Client.connect(("127.0.0.1", port))
-    offset = (await client.register()).currOffset
+    offset: int = (await client.register()).currOffset
+    seen.append(RESUME)
     for _ in range(batches):
         got = await client.get()
         if not got.success:
             break
-        group_sees += [message.payLoadData for message in got.messages]
+        seen += [message.payLoadData for message in got.messages]
         confirmed = await client.confirm()
         assert confirmed.success
+        seen.append(CONFIRM)
         offset = confirmed.currOffset
-    open_ = await client.get()
+    seen += [message.payLoadData for message in (await client.get()).messages]
     await client.close()
-    return offset, [message.payLoadData for message in open_.messages] if open_.success else []
+    return offset
 
 
 @pytest.mark.parametrize("rounds", [3, pytest.param(60, marks=[pytest.mark.nightly, pytest.mark.timeout(900)])])
 async def test_consumers_go_on_where_they_confirmed(tmp_path: Path, rounds: int) -> None:
-    seen: list[bytes] = []
-    acknowledged: dict[int, bytes] = {}
-    confirmed, unconfirmed = 0, list[bytes]()
+    history = TubeRecorder(tmp_path / "history.jsonl")
+    seen: list[bytes | None] = []
+    confirmed = 0
     for round_ in range(rounds):
         broker = start_broker(tmp_path)
         try:
@@ -140,15 +152,21 @@ async def test_consumers_go_on_where_they_confirmed(tmp_path: Path, rounds: int)
             port = int(await asyncio.to_thread(broker.stdout.readline))
             client = await Client.connect(("127.0.0.1", port))
             assert (await client.register()).currOffset == confirmed
-            again = await client.get()
-            texts = [message.payLoadData for message in again.messages]
-            assert texts[: len(unconfirmed)] == unconfirmed, "what was not confirmed comes again, first"
+            seen.append(RESUME)
+            seen += [message.payLoadData for message in (await client.get()).messages]
             await client.close()
-            client = await produce(port, round_, acknowledged, 200)
-            confirmed, unconfirmed = await confirm_some(port, seen, round_ % 3)
+            client = await produce(port, round_, history, 200)
+            confirmed = await confirm_some(port, round_ % 3, seen)
         finally:
             kill(broker)
         await client.close()
-    found = await stored(tmp_path)
-    mine = [data for _, data in sorted(found.items()) if int(data.split(b"-")[1]) % 3 == 0]
-    assert seen == mine[: len(seen)], "each once and in order, over all restarts"
+    offsets = await stored(tmp_path, "reader", history)
+    for data in seen:  # a plain GET does not tell offsets
+        if data is RESUME:
+            history.resume("group", 0)
+        elif data == CONFIRM:
+            history.confirm("group", 0)
+        else:
+            history.read("group", 0, offsets[data], PRODUCER, number_of(data))
+    history.close()
+    check(history.path, "reader")

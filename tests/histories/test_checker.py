@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.histories import mqtt
+from tests.histories import mqtt, tube
 from tests.histories.program import check
 from tests.simulation.history import Violation
 
@@ -64,3 +64,14 @@ def test_legal_histories_of_mqtt_are_accepted(path: Path) -> None:
 def test_doctored_histories_of_mqtt_are_refused(path: Path) -> None:
     with pytest.raises(Violation):
         mqtt.check(path)
+
+
+@histories("tubemq", legal=True)
+def test_legal_histories_of_tubemq_are_accepted(path: Path) -> None:
+    assert tube.check(path).startswith("ok ")
+
+
+@histories("tubemq", legal=False)
+def test_doctored_histories_of_tubemq_are_refused(path: Path) -> None:
+    with pytest.raises(Violation):
+        tube.check(path, "r")
