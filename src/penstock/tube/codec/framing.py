@@ -160,30 +160,38 @@ class FrameDecoder:
         """
         if self.error is not None:
             raise self.error.copy()
-        self._have += len(data)
-        if self._chunks or self._have < self._need:
-            self._chunks.append(data)
-            if self._have < self._need:
-                return []
-            data = b"".join(self._chunks)
-            self._chunks = []
         frames: list[tuple[int, bytes]] = []
+        position, end = 0, len(data)
         try:
-            used = self._parse(data, frames)
+            while self._chunks:
+                # Only what completes them is joined with them: most of ``data`` is not copied.
+                missing = self._need - self._have
+                if end - position < missing:
+                    self._have += end - position
+                    self._chunks.append(data[position:])
+                    return frames
+                self._chunks.append(data[position : position + missing])
+                position += missing
+                joined = b"".join(self._chunks)
+                self._keep(joined, self._parse(joined, 0, frames))
+            self._keep(data, self._parse(data, position, frames))
         except RemoteProtocolError as error:
             self.error = error.copy()
             if not frames:
                 raise
-            return frames
-        rest = data[used:] if used else data
-        self._have = len(rest)
-        if rest:
-            self._chunks = [rest]
         return frames
 
-    def _parse(self, data: bytes, frames: list[tuple[int, bytes]]) -> int:
-        """Parse ``data`` as far as possible; returns the bytes used and sets ``_need`` for the next step."""
-        position, end = 0, len(data)
+    def _keep(self, data: bytes, used: int) -> None:
+        """Keep ``data`` from ``used`` on for the next step."""
+        self._have = len(data) - used
+        self._chunks = [data[used:]] if self._have else []
+
+    def _parse(self, data: bytes, position: int, frames: list[tuple[int, bytes]]) -> int:
+        """Parse ``data`` from ``position`` on as far as possible; returns where it stopped.
+
+        Sets ``_need``, the bytes from there on that the next step takes.
+        """
+        end = len(data)
         while True:
             if not self._left:
                 position = self._whole(data, position, frames)

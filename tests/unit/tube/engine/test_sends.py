@@ -216,7 +216,7 @@ def test_what_repeats_is_one_object_and_a_sum_is_not_remembered() -> None:
 def test_the_answers_are_protobuf_s(first_id: int, time_ms: int, offset: int) -> None:
     bodies = encode_sent(first_id, time_ms, offset, 20_000)
     assert len(bodies) == 20_000
-    for number in [*range(300), *range(16_200, 16_500), 19_999]:
+    for number in [*range(300), *range(950, 970), *range(16_200, 16_500), 19_999]:
         expected = pb.SendMessageResponseB2P(
             success=True,
             errCode=200,

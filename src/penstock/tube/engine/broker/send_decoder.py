@@ -30,6 +30,7 @@ _LONGEST: Final = 1024  # bytes of one entry: with the number of entries it limi
 _SHAPES: Final = 8192  # entries for whole requests: requests of a partition with data of equal length share one
 _STARTS: Final = 4  # offsets of the data that are tried for requests of one length
 _STORED: Final = b"\x08\x01\x10\xc8\x01\x1a"  # success, errCode 200, errMsg
+_DIGITS: Final = [b"%03d" % number for number in range(1000)]
 _FIXED_BYTES: Final = 10  # these, the length of errMsg, requireAuth false and the tag of messageId
 
 
@@ -81,7 +82,7 @@ class SendDecoder:
             return None
         for start in starts:
             shape = self._shapes.get(body[:start])
-            if shape is not None and shape.end + len(shape.rest) == len(body) and body.endswith(shape.rest):
+            if shape is not None and body[shape.end :] == shape.rest:
                 return shape.send, body[start : shape.end]
         return None
 
@@ -250,18 +251,28 @@ def encode_sent(first_id: i64, time_ms: int, first_offset: i64, count: int) -> l
     numbers, offsets = RisingVarints(), RisingVarints()
     bodies: list[bytes] = []
     before: i64 = -1
-    head = b""
+    head = upper = b""
+    thousands: i64 = -1
     message_id, message_offset = first_id, first_offset
     for _ in range(count):
-        text = str(message_id).encode()
+        # Of the digits mostly the last three change.
+        if message_id < 1000:
+            upper, digits = str(message_id).encode(), b""
+        else:
+            digits = _DIGITS[message_id % 1000]
+            if message_id // 1000 != thousands:
+                thousands = message_id // 1000
+                upper = str(thousands).encode()
         number = numbers.encode(message_id)
         offset = offsets.encode(message_offset)
-        size: i64 = len(text) + len(number) + len(offset)  # no part ever becomes shorter: the sum shows every change
+        size: i64 = (
+            len(upper) + len(digits) + len(number) + len(offset)
+        )  # no part ever becomes shorter: the sum shows every change
         if size != before:
             before = size
             head = response_head(MethodId.SEND_MESSAGE, _FIXED_BYTES + len(time) + size)
-            head = b"%b%b%b" % (head, _STORED, encode_varint(len(text)))
-        bodies.append(b"%b%b\x20\x00\x28%b%b%b" % (head, text, number, time, offset))
+            head = b"%b%b%b" % (head, _STORED, encode_varint(len(upper) + len(digits)))
+        bodies.append(b"%b%b%b\x20\x00\x28%b%b%b" % (head, upper, digits, number, time, offset))
         message_id += 1
         message_offset += INDEX_RECORD_BYTES
     return bodies
