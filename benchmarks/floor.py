@@ -5,11 +5,11 @@ PUBLISH of the right size. It answers at once (``memory``), or after it has appe
 log would hold: one frame, filled up to whole sectors, for all requests that one turn of the loop (or the commit before)
 brought, in the loop (``inline``) or in a thread of its own (``thread``).
 
-Others answer CONNECT and PINGREQ over TLS, with OpenSSL's state between two memory BIOs (``tls``) or with uvloop's TLS
-transport (``loop-tls``).
+Others answer CONNECT and PINGREQ: over TCP (``tcp``), and over TLS with OpenSSL's state between two memory BIOs
+(``tls``) or with uvloop's TLS transport (``loop-tls``).
 
 Run as a program it is that server, and prints its port: ``python -m benchmarks.floor FOLDER memory|inline|thread``,
-``python -m benchmarks.floor CERTIFICATE tls|loop-tls``.
+``python -m benchmarks.floor CERTIFICATE tcp|tls|loop-tls``.
 """
 
 from __future__ import annotations
@@ -216,7 +216,8 @@ def floor(way: str, folder: str) -> Iterator[tuple[str, int]]:
 
 @contextmanager
 def tls_floor(way: str, certificate: str) -> Iterator[tuple[int, int]]:
-    """The server with TLS as a process of its own; yields port and process id. ``certificate``: PEM, with its key."""
+    """The server of connections as a process of its own; yields port and process id. ``certificate``: PEM, with its
+    key."""
     with _process(certificate, way) as found:
         yield found
 
@@ -233,7 +234,9 @@ def _process(path: str, way: str) -> Iterator[tuple[int, int]]:
 
 async def _serve(path: Path, way: str) -> None:
     loop = asyncio.get_running_loop()
-    if way in ("tls", "loop-tls"):
+    if way == "tcp":
+        server = await loop.create_server(Accepting, "127.0.0.1", 0)
+    elif way in ("tls", "loop-tls"):
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.num_tickets = 1  # as penstock's listeners
         context.load_cert_chain(path)

@@ -7,6 +7,9 @@ read. Measured is what the shell calls for a read, in memory; a durable request 
 ``--through server`` sends the reads over a TCP connection and measures all that the event loop calls for them: how much
 of it is outside of ``BrokerConnection.receive`` is printed, too.
 ``fanout`` is a broker alone: messages of one client to 50 others, whose PUBACKs come back; measured is one delivery.
+``connect`` is a server to which another process connects, ``--window`` times at once: CONNECT, CONNACK, PINGREQ,
+PINGRESP, DISCONNECT, end. Measured is everything that the process of the server executes for a connection; with
+``--through floor`` it is a uvloop server that answers these packets and knows nothing else.
 ``--instructions`` runs the same under ``valgrind --tool=callgrind`` and prints instructions per request and function:
 what else runs on the machine does not move them. It needs the compiled core and valgrind.
 """
@@ -27,6 +30,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Final
 
+from benchmarks.floor import Accepting
 from penstock import compiled
 from penstock.mqtt.codec.encoder import encode
 from penstock.mqtt.codec.packets import Connect, Publish, Subscribe, Subscription
@@ -61,6 +65,7 @@ ARGUMENTS: Final[dict[str, Callable[[bytes], list[bytes]]]] = {
 """Cases: the commands; ``fenced``: a SET with a fencing token; ``qos1``: a message that one client receives; ``ping``:
 PINGREQ."""
 FANOUT: Final = "fanout"
+CONNECT: Final = "connect"
 RECEIVERS: Final = 50
 """Subscribers of ``fanout``."""
 KEYS: Final = 1000
@@ -276,6 +281,59 @@ def fan_out(window: int, reads: int, warm_up: int) -> float:
     return sorted(times)[len(times) // 2] / window / RECEIVERS / 1000
 
 
+async def connections(window: int, reads: int, warm_up: int, *, floor: bool) -> float:
+    """Processor time of a connection in us, over all ``reads``."""
+    if floor:
+        listening = await asyncio.get_running_loop().create_server(Accepting, "127.0.0.1", 0)
+        port = listening.sockets[0].getsockname()[1]
+    else:
+        server = MqttServer(clock=SteppedClock().now)
+        _, port = await server.start("127.0.0.1", 0)
+    command = [sys.executable, "-c", _CLIENTS, str(port), str(window), str(warm_up), str(reads)]
+    clients = await asyncio.create_subprocess_exec(*command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert clients.stdin is not None
+    assert clients.stdout is not None
+    await clients.stdout.readline()  # the warm-up is over
+    gc.collect()
+    gc.freeze()
+    started = time.process_time_ns()
+    clients.stdin.write(b"\n")
+    await clients.stdout.readline()
+    spent = time.process_time_ns() - started
+    clients.stdin.close()
+    await clients.wait()
+    if floor:
+        listening.close()
+    else:
+        await server.close()
+    return spent / window / max(1, reads) / 1000
+
+
+_CLIENTS: Final = """
+import socket, sys
+port, window, warm_up, reads = map(int, sys.argv[1:])
+connect = [b"\\x10\\x15\\x00\\x04MQTT\\x05\\x02\\x00\\x3c\\x00\\x00\\x08in-%05d" % number for number in range(window)]
+
+def turn():
+    clients = [socket.create_connection(("127.0.0.1", port)) for _ in range(window)]
+    for sent, kind in ((connect, 0x20), ([b"\\xc0\\x00"] * window, 0xd0)):
+        for client, packet in zip(clients, sent):
+            client.sendall(packet)
+        for client in clients:
+            assert client.recv(256)[0] == kind
+    for client in clients:
+        client.sendall(b"\\xe0\\x00")
+        client.close()
+
+for count in (warm_up, reads):
+    for _ in range(count):
+        turn()
+    print(flush=True)
+    sys.stdin.readline()
+"""
+"""The clients of ``connect``, as a process of their own, which valgrind does not follow."""
+
+
 def instructions(options: argparse.Namespace) -> int:
     """Run this module under callgrind and print what it found."""
     with tempfile.TemporaryDirectory() as folder:
@@ -283,8 +341,10 @@ def instructions(options: argparse.Namespace) -> int:
         for reads in (options.warm_up, options.warm_up + options.reads):
             # Two runs: the difference is what the measured reads cost.
             out = Path(folder) / f"callgrind.{reads}"
-            command = ["valgrind", "--tool=callgrind", f"--callgrind-out-file={out}", "--collect-atstart=no"]
-            command += [f"--toggle-collect={each}" for each in MEASURED[options.through]]
+            command = ["valgrind", "--tool=callgrind", f"--callgrind-out-file={out}"]
+            if options.case != CONNECT:
+                command += ["--collect-atstart=no"]
+                command += [f"--toggle-collect={each}" for each in MEASURED[options.through]]
             command += [sys.executable, "-m", "benchmarks.in_process", "--through", options.through]
             command += ["--case", options.case, "--durability", options.durability, "--window", str(options.window)]
             command += ["--warm-up", "0", "--reads", str(reads)]
@@ -307,7 +367,7 @@ def instructions(options: argparse.Namespace) -> int:
         for name in sorted(whole, key=lambda name: -whole[name])[: options.top]:
             if "CPyDef" in name:
                 print(f"{own.get(name, 0.0):9.0f} {whole[name]:9.0f}  {name}")
-        if options.through == "server":
+        if options.through == "server" and options.case != CONNECT:
             inside = sum(count for name, count in whole.items() if fnmatch(name, RECEIVE))
             print(f"outside of the engine's receive: {sum(own.values()) - inside:,.0f} instructions per request")
         print(f"{options.case}: {sum(own.values()):,.0f} instructions per request ({requests} requests)")
@@ -330,22 +390,27 @@ def _difference(before: list[str], after: list[str], requests: int) -> dict[str,
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--case", choices=[*ARGUMENTS, FANOUT, "all"], default="set")
+    parser.add_argument("--case", choices=[*ARGUMENTS, FANOUT, CONNECT, "all"], default="set")
     parser.add_argument("--durability", choices=[each.value for each in Durability], default="memory")
     parser.add_argument("--window", type=int, default=16, help="requests in a read")
     parser.add_argument("--reads", type=int, default=0, help="default: 2000, with --instructions 40")
     parser.add_argument("--warm-up", type=int, default=100, help="reads before those that are measured")
     parser.add_argument("--instructions", action="store_true")
     parser.add_argument("--top", type=int, default=40, help="functions to print")
-    parser.add_argument("--through", choices=list(MEASURED), default="engine", help="what is called for a read")
+    parser.add_argument("--through", choices=[*MEASURED, "floor"], default="engine", help="what is called for a read")
     options = parser.parse_args()
+    if options.through == "floor" and options.case != CONNECT:
+        parser.error("only the case connect has a floor")
     if options.instructions:
         options.reads = options.reads or 40
         return instructions(options)
     options.reads = options.reads or 2000
-    for case in [*ARGUMENTS, FANOUT] if options.case == "all" else [options.case]:
+    for case in [*ARGUMENTS, FANOUT, CONNECT] if options.case == "all" else [options.case]:
         if case == FANOUT:
             us = fan_out(options.window, options.reads, options.warm_up)
+        elif case == CONNECT:
+            floor = options.through == "floor"
+            us = run(connections(options.window, options.reads, options.warm_up, floor=floor))
         else:
             us = run(measure(case, options))
         print(f"{case}, {options.durability}, {compiled.form()}: {us:.2f} us of processor time per request")

@@ -1,8 +1,9 @@
 """What TLS costs a broker: processor time of its process for a connection and for a request, beside Mosquitto.
 
 All servers have the same certificate (ECDSA P-256) and take turns. One client opens connections one after the other:
-TCP, a TLS 1.3 handshake in full or with a session ticket, CONNECT, CONNACK, DISCONNECT. The inverse of the time is what
-one core accepts in a second. The floors answer CONNECT and know nothing else (``benchmarks.floor``).
+TCP, a TLS 1.3 handshake in full or with a session ticket, CONNECT, CONNACK, DISCONNECT; and the same without TLS. The
+inverse of the time is what one core accepts in a second. The floors answer CONNECT and know nothing else
+(``benchmarks.floor``).
 """
 
 from __future__ import annotations
@@ -54,13 +55,19 @@ def tls(settings: Settings) -> list[Figure]:
         listeners = {"listeners": {"secure": {"bind": f"127.0.0.1:{port}", "transport": "tls", "tls": files}}}
         ready = stack.enter_context(servers.penstock("memory", mqtt=listeners))
         settings_of_peer = f"listener {their_port} 127.0.0.1\ncertfile {made.server}\nkeyfile {made.server}\n"
-        _, their_pid = stack.enter_context(servers.mosquitto_process(settings_of_peer))
+        their_address, their_pid = stack.enter_context(servers.mosquitto_process(settings_of_peer))
         ours, theirs = Server(port, int(ready["pid"])), Server(their_port, their_pid)
         floors = {
             name: Server(*stack.enter_context(tls_floor(way, made.server)))
             for name, way in (("floor", "tls"), ("floor, uvloop's TLS", "loop-tls"))
         }
-        figures: list[Figure] = []
+        plain = {
+            "penstock": Server(int(ready["mqtt"].rpartition(":")[2]), ours.pid),
+            "mosquitto": Server(int(their_address.rpartition(":")[2]), their_pid),
+            "floor": Server(*stack.enter_context(tls_floor("tcp", made.server))),
+        }
+        runners = {name: partial(tcp_connections, server, settings.seconds) for name, server in plain.items()}
+        figures = alternate(settings, "connection without TLS", "us of CPU/connection", runners)
         for case, resumed in (("full TLS handshake", False), ("resumed TLS handshake", True)):
             runners = {
                 name: partial(connections, server, made.authority, settings.seconds, resumed=resumed)
@@ -74,6 +81,25 @@ def tls(settings: Settings) -> list[Figure]:
             timed = {name: _run(partial(run, options, settings.seconds)) for name, run in measured.items()}
             figures += alternate(settings, case, "us of CPU/request", timed)
         return figures
+
+
+def tcp_connections(server: Server, seconds: float) -> float:
+    """Processor time of the server per connection without TLS, us."""
+    for _ in range(WARM):
+        _connect_tcp(server.port)
+    count, end, before = 0, time.monotonic() + seconds, cpu_seconds([server.pid])
+    while time.monotonic() < end:
+        _connect_tcp(server.port)
+        count += 1
+    return (cpu_seconds([server.pid]) - before) / count * 1e6
+
+
+def _connect_tcp(port: int) -> None:
+    with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
+        connection.sendall(CONNECT)
+        if connection.recv(256)[:1] != b"\x20":
+            raise SystemExit("the server did not accept the connection")
+        connection.sendall(DISCONNECT)
 
 
 def connections(server: Server, authority: str, seconds: float, *, resumed: bool) -> float:
