@@ -39,6 +39,7 @@ PYTEST = {
         "tests/unit/tube/engine/test_ahead.py",
         "tests/unit/tube/storage/test_meta.py",
         "tests/unit/node/test_node_mqtt.py",
+        "tests/unit/node/test_tls_alerts.py",
         "tests/unit/cli/test_tube_offsets.py",
         "tests/simulation",
     ],

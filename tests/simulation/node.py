@@ -19,7 +19,8 @@ from penstock.mqtt.server import MqttServer
 from penstock.mqtt.storage import _TABLES as MQTT_TABLES
 from penstock.mqtt.storage import SCHEMA as MQTT_SCHEMA
 from penstock.mqtt.transport.link import ServerLink
-from penstock.mqtt.transport.listener_settings import ListenerSettings, ListenerState
+from penstock.mqtt.transport.listener_settings import ListenerSettings
+from penstock.mqtt.transport.listener_state import ListenerState
 from penstock.runtime.io import loop as runtime_loop
 from penstock.runtime.io.clock import SteppedClock
 from penstock.runtime.io.commit_queue import CommitQueue

@@ -32,15 +32,10 @@ from penstock.mqtt.in_process import InProcessLink
 from penstock.mqtt.listener_access import AuthenticatedClient, Certificate
 from penstock.mqtt.persistence import Persistence
 from penstock.mqtt.service import Service
-from penstock.mqtt.transport.connection_limits import (
-    Abortable,
-    ConnectionLimiter,
-    ConnectionLimits,
-    ConnectionLimitStats,
-)
+from penstock.mqtt.transport.connection_limits import Abortable, ConnectionLimiter, ConnectionLimitStats
 from penstock.mqtt.transport.link import CLOSE_GRACE_S, ServerLink, ServerLinkOwner
 from penstock.mqtt.transport.listener import Listener
-from penstock.mqtt.transport.listener_settings import ListenerSettings
+from penstock.mqtt.transport.listener_settings import ConnectionLimits, ListenerSettings
 from penstock.runtime.io.clock import wall_clock_ms
 from penstock.runtime.io.loop import StallWatch, after_reading, joins_writes, watch_stalls
 from penstock.runtime.observability.logs import LogLimiter
@@ -227,7 +222,7 @@ class MqttServer(ServerLinkOwner):
             self._stalls.remove(self._stalled)
         for listener in self.listeners:
             listener.close()
-            await listener.cancel_handshakes()
+            listener.abort_handshakes()
         self._broker.shut_down(self.now())
         self._flush()
         if self.persistence is not None:  # what waits for its commit leaves before goodbye
@@ -235,7 +230,7 @@ class MqttServer(ServerLinkOwner):
             self._flush()
         for link in list(self._links.values()):
             link.close(linger=False)
-        if self._links:
+        if self.connection_limiter.connections:
             try:
                 async with asyncio.timeout(CLOSE_GRACE_S):
                     await self._empty.wait()
@@ -284,7 +279,6 @@ class MqttServer(ServerLinkOwner):
             if self._joins_writes:
                 connection.sink = link
             self._links[connection] = link
-            self._empty.clear()
             if self._broker.timers.sooner:
                 self._arm()
         return connection
@@ -299,7 +293,10 @@ class MqttServer(ServerLinkOwner):
             outbound = self._broker.outbound
             outbound.reading = connection
             connection.receive(data, now, self._wall_ms)
-            outbound.end_read()
+            if connection.left and outbound.end_connection():
+                link.close(linger=False)
+            else:
+                outbound.end_read()
             if link.unauthenticated and connection.session is not None:
                 self._known(link)
             if self._broker.timers.sooner:
@@ -365,13 +362,13 @@ class MqttServer(ServerLinkOwner):
         for limiter in (listener.connection_limiter, self.connection_limiter):
             limiter.closed(link, link.group)
         listener.stats.connections -= 1
+        if self._closing and not self.connection_limiter.connections:
+            self._empty.set()
         connection = link.connection
         if connection is not None:
             logger.debug("%r is gone", connection)
             connection.lost(self.now())
             self._links.pop(connection, None)
-            if not self._links:
-                self._empty.set()
             if self._broker.timers.sooner:
                 self._arm()
         for each in self.listeners:
@@ -435,7 +432,7 @@ class MqttServer(ServerLinkOwner):
             if link.unauthenticated and connection.session is not None:
                 self._known(link)
             if close:
-                link.close()
+                link.close(linger=not connection.left)
             elif link.reading_paused and not connection.holds:
                 link.resume_reading()
         if self._broker.timers.sooner:

@@ -37,6 +37,19 @@ def test_connack_announces_what_differs_from_the_protocols_defaults() -> None:
     )
 
 
+def test_connack_has_the_limits_of_now() -> None:
+    bench = Bench(limits=BrokerLimits(receive_maximum=10))
+    for most in (10, 20, 20):
+        bench.broker.limits.receive_maximum = most
+        bench.connect()
+        assert bench.connack.properties.receive_maximum == most
+    bench.broker.limits.max_topic_aliases = 0
+    bench.connect()
+    assert bench.connack == ConnAck(
+        properties=Properties(receive_maximum=20, maximum_packet_size=bench.broker.limits.max_packet_size)
+    )
+
+
 def test_an_empty_client_id_is_assigned_and_unique() -> None:
     bench = Bench()
     bench.connect("assigned-1")

@@ -9,7 +9,7 @@ import pytest
 
 from penstock.errors import ConfigError
 from penstock.mqtt.engine.model.limits import BrokerLimits
-from penstock.mqtt.transport.connection_limits import ConnectionLimits
+from penstock.mqtt.transport.listener_settings import ConnectionLimits
 from penstock.mqtt.transport.tls import ClientCertificates
 from penstock.node.config.mqtt import MqttLimits, Tls, broker_limits, network_limits
 from penstock.node.config.node import NodeConfig, load_config

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import ipaddress
 from collections import OrderedDict
-from dataclasses import dataclass
 from enum import Enum
 from typing import Final, Generic, Protocol, TypeVar
+
+from penstock.mqtt.transport.listener_settings import ConnectionLimits
 
 __all__ = [
     "Abortable",
     "ConnectionLimitStats",
     "ConnectionLimiter",
-    "ConnectionLimits",
     "ConnectionRefusal",
     "address_group",
 ]
@@ -34,21 +34,6 @@ class Abortable(Protocol):
     def abort(self) -> None:
         """Close at once."""
         ...
-
-
-@dataclass(slots=True, kw_only=True)
-class ConnectionLimits:
-    """Limits of network connections, of one listener or of all. 0: no limit."""
-
-    max_connections_per_address: int = 0
-    """Maximum connections from one address (IPv6: from one /64); beyond it CONNECT is refused with 0x97."""
-    max_unauthenticated: int = 2_000
-    """Maximum connections without an accepted CONNECT; beyond it the oldest of the address with the most is
-    closed."""
-    connect_rate_per_address: int = 0
-    """Maximum connections per second from one address; beyond it 0x9F. 0: no limit."""
-    connect_burst_per_address: int = 0
-    """Maximum burst of connections after a pause; 0: the number for one second."""
 
 
 class ConnectionLimitStats:

@@ -12,7 +12,7 @@ from mypy_extensions import mypyc_attr
 from penstock.mqtt.engine.connections.output import Sink
 from penstock.mqtt.engine.model.limits import BrokerLimits
 from penstock.mqtt.transport.connection_limits import Abortable, ConnectionLimiter
-from penstock.mqtt.transport.listener_settings import ListenerState
+from penstock.mqtt.transport.listener_state import ListenerState
 from penstock.mqtt.transport.tls import certificate_of, trust_anchor
 from penstock.mqtt.transport.tls_transport import TlsTransport
 from penstock.security.certificates import certificate_identity, name_in_certificate
@@ -72,6 +72,7 @@ class ServerLink(Sink):
 
     __slots__ = (
         "_abort",
+        "_aborted",
         "_buffered",
         "_finished",
         "_full",
@@ -88,7 +89,6 @@ class ServerLink(Sink):
         "identity",
         "listener",
         "lost",
-        "opening",
         "port",
         "reading_paused",
         "transport",
@@ -98,6 +98,8 @@ class ServerLink(Sink):
     def __init__(self, server: ServerLinkOwner, listener: ListenerState, address: str, port: int, group: str) -> None:
         self._server = server
         self._abort: asyncio.TimerHandle | None = None
+        self._aborted = False
+        """It was aborted before the event loop had opened its transport."""
         self._buffered = False
         """The transport was written to, so that its write buffer may have bytes."""
         self._full = False
@@ -120,8 +122,6 @@ class ServerLink(Sink):
         self.group = group
         self.unauthenticated = True
         """Its CONNECT was not accepted yet."""
-        self.opening: asyncio.Task[None] | None = None
-        """Opens the transport and does the TLS handshake; None afterwards."""
         self.connection: BrokerConnection | None = None
         self.transport: asyncio.Transport | None = None
         self.certificate: str | None = None
@@ -153,6 +153,9 @@ class ServerLink(Sink):
         """Set up the transport, read the client certificate and open the connection in the engine [asyncio]."""
         transport = cast(asyncio.Transport, transport)  # uvloop's is one, without being a subclass
         self.transport = transport
+        if self._aborted:
+            transport.abort()
+            return
         transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
         tls = self.listener.tls
         ssl_object = transport.get_extra_info("ssl_object")
@@ -168,11 +171,16 @@ class ServerLink(Sink):
         given: object = transport
         if isinstance(given, TlsTransport):
             self._tls = given
+            self.listener.handshakes.pop(given, None)
         elif ssl_object is not None:
             self.descriptor = -1
         self.connection = self._server.opened(self)
         if self.connection is None:
             self.abort()
+
+    def begin_handshake(self, transport: TlsTransport) -> None:
+        """The TLS handshake begins: :meth:`abort` has to end it."""
+        self._tls = transport
 
     def as_protocol(self) -> asyncio.Protocol:
         """Return the link as the event loops' type."""
@@ -277,6 +285,8 @@ class ServerLink(Sink):
         """Notify the server, once, and drop references, so that no cycle waits for garbage collection."""
         if not self._finished:
             self._finished = True
+            if self._tls is not None:
+                self.listener.handshakes.pop(self._tls, None)
             self._server.lost(self)
             if self.connection is not None:
                 self.connection.sink = None
@@ -287,8 +297,8 @@ class ServerLink(Sink):
         """Close after the write buffer was sent; abort after a grace period if the peer does not read.
 
         Only the sending direction is closed first: bytes that arrive on a closed socket reset the connection, and a
-        client in the middle of sending would not read the DISCONNECT. ``linger`` False closes both directions. The
-        TLS transport does the same: it sends close_notify and reads until the peer closes.
+        client in the middle of sending would not read the DISCONNECT. ``linger`` False closes both directions, for a
+        client that sends nothing more. The TLS transport sends close_notify and always reads until the peer closes.
         """
         transport = self.transport
         if transport is None or transport.is_closing():
@@ -296,6 +306,8 @@ class ServerLink(Sink):
         self.descriptor = -1
         if not linger or self.unauthenticated or not transport.can_write_eof():
             transport.close()
+            if self._tls is None and not (self._buffered and self._waits()):
+                return  # it ends in the next turn
         elif not self._lingering:
             self._lingering = True
             try:
@@ -320,5 +332,7 @@ class ServerLink(Sink):
             self.finish()
         elif self.transport is not None:
             self.transport.abort()
-        elif self.opening is not None:
-            self.opening.cancel()
+        elif self._tls is not None:
+            self._tls.abort()
+        else:
+            self._aborted = True

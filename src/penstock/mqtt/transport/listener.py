@@ -3,6 +3,8 @@
 It does not use the event loop's server, for two reasons: connections over a limit are refused before the TLS handshake,
 which costs a millisecond; and at the limit of descriptors new connections wait in the kernel's queue instead of being
 dropped, without a busy loop of failing accepts.
+
+A connection has neither a task nor a timer of its own: together they cost as much as CONNECT.
 """
 
 from __future__ import annotations
@@ -13,13 +15,15 @@ import logging
 import os
 import resource
 import socket
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from typing import Final, cast
 
 from penstock.mqtt.transport.connection_limits import address_group
 from penstock.mqtt.transport.link import ServerLink, ServerLinkOwner
-from penstock.mqtt.transport.listener_settings import ListenerSettings, ListenerState, Transport
+from penstock.mqtt.transport.listener_settings import ListenerSettings, Transport
+from penstock.mqtt.transport.listener_state import ListenerState
 from penstock.mqtt.transport.tls_transport import TlsTransport
+from penstock.runtime.io.network import accept
 from penstock.runtime.io.tls import handshake_failure
 
 __all__ = ["Listener", "RefusingLink"]
@@ -58,9 +62,8 @@ class Listener(ListenerState):
         self._loop: asyncio.AbstractEventLoop | None = None
         self._refusing = 0
         self._resume_timer: asyncio.TimerHandle | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._accepted: set[socket.socket] = set()
-        """Sockets that were accepted and not passed to the event loop yet."""
+        self._handshake_timer: asyncio.TimerHandle | None = None
+        """One for all TLS handshakes, for the one that began first; it may be over."""
         self._max_descriptor = 0
         self._closed = False
 
@@ -112,12 +115,13 @@ class Listener(ListenerState):
             listening.close()
         self._sockets.clear()
 
-    async def cancel_handshakes(self) -> None:
-        """Cancel the TLS handshakes in progress and wait for their end."""
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+    def abort_handshakes(self) -> None:
+        """Abort the TLS handshakes in progress."""
+        for transport in list(self.handshakes):
+            transport.abort()
+        if self._handshake_timer is not None:
+            self._handshake_timer.cancel()
+            self._handshake_timer = None
 
     def connection_closed(self) -> None:
         """A descriptor may be free: resume accepting if paused."""
@@ -145,17 +149,19 @@ class Listener(ListenerState):
     def _listen(self) -> None:
         assert self._loop is not None
         for listening in self._sockets:
-            self._loop.add_reader(listening.fileno(), self._accept, listening)
+            self._loop.add_reader(listening.fileno(), self._accept, listening, int(listening.family))
 
     def _stop_listening(self) -> None:
         if self._loop is not None:
+            # uvloop returns None where asyncio returns False: compiled code accepts that as an object only.
+            remove: Callable[[int], object] = self._loop.remove_reader
             for listening in self._sockets:
-                self._loop.remove_reader(listening.fileno())
+                remove(listening.fileno())
 
-    def _accept(self, listening: socket.socket) -> None:
+    def _accept(self, listening: socket.socket, family: int) -> None:
         for _ in range(ACCEPT_AT_ONCE):
             try:
-                client, peer = listening.accept()
+                client, address, port = accept(listening, family)
             except (BlockingIOError, InterruptedError):
                 return
             except ConnectionAbortedError:
@@ -165,8 +171,7 @@ class Listener(ListenerState):
                     raise
                 self._pause()
                 return
-            client.settimeout(0)
-            self._open_connection(client, str(peer[0]), int(peer[1]))
+            self._open_connection(client, address, port)
             if client.fileno() >= self._max_descriptor:
                 self._pause()
                 return
@@ -188,52 +193,54 @@ class Listener(ListenerState):
         else:
             link = ServerLink(self._server, self, address, port, group)
         link.descriptor = client.fileno()
-        self._accepted.add(client)
         self._server.arrived(link)
-        link.opening = self._start(self._open(link, client))
-        link.opening.add_done_callback(lambda _: self._opened(link, client))
-
-    async def _open(self, link: ServerLink, client: socket.socket) -> None:
-        assert self._loop is not None
-        self._accepted.discard(client)
+        protocol = link.as_protocol()
         tls = self.tls
+        if tls is not None:
+            transport = TlsTransport(protocol, tls, lambda error: self._failed(link, error))
+            protocol = transport.as_protocol()
+            self._begin_handshake(link, transport)
         try:
-            if tls is None:
-                await self._loop.connect_accepted_socket(link.as_protocol, client)
-            else:
-                transport = TlsTransport(link.as_protocol(), tls)
-                await self._loop.connect_accepted_socket(transport.as_protocol, client)
-                await self._handshake(link, transport)
+            self._connect(protocol, client)
         except OSError as error:
             self._failed(link, error)
+            client.close()
+            link.finish()
 
-    async def _handshake(self, link: ServerLink, transport: TlsTransport) -> None:
+    def _connect(self, protocol: asyncio.Protocol, client: socket.socket) -> None:
+        """Pass an accepted socket to the event loop, which calls ``connection_made`` in its next turn.
+
+        The loop's coroutine awaits one future. It runs here up to there, and to its end when that is done.
+
+        Raises:
+            OSError: the socket cannot be used.
+        """
         assert self._loop is not None
-        timer = self._loop.call_later(TLS_HANDSHAKE_S, transport.time_out)
-        try:
-            await transport.handshake()
-        except TimeoutError:
-            self._failed(link, TimeoutError(f"the TLS handshake took longer than {TLS_HANDSHAKE_S:g} s"))
-        except OSError as error:
-            self._failed(link, error)
-            await transport.wait_closed()
-        finally:
-            timer.cancel()
-            if link.transport is None:
-                transport.abort()
+        opening = self._loop.connect_accepted_socket(lambda: protocol, client).__await__()
+        waiter: asyncio.Future[object] = next(opening)
+        waiter.add_done_callback(lambda _: next(opening, None))
 
-    def _failed(self, link: ServerLink, error: OSError) -> None:
+    def _begin_handshake(self, link: ServerLink, transport: TlsTransport) -> None:
+        assert self._loop is not None
+        link.begin_handshake(transport)
+        self.handshakes[transport] = self._server.now() + int(TLS_HANDSHAKE_S * 1000)
+        if self._handshake_timer is None:
+            self._handshake_timer = self._loop.call_later(TLS_HANDSHAKE_S, self._end_handshakes)
+
+    def _end_handshakes(self) -> None:
+        """Abort TLS handshakes that take too long."""
+        assert self._loop is not None
+        self._handshake_timer = None
+        now = self._server.now()
+        for transport, deadline in list(self.handshakes.items()):
+            if now < deadline:
+                self._handshake_timer = self._loop.call_later((deadline - now) / 1000, self._end_handshakes)
+                return
+            transport.end_handshake(TimeoutError(f"the TLS handshake took longer than {TLS_HANDSHAKE_S:g} s"))
+
+    def _failed(self, link: ServerLink, error: Exception) -> None:
         self.stats.tls_failures += self.tls is not None
         logger.info("%s: no connection: %s", link.name, handshake_failure(error))
-
-    def _opened(self, link: ServerLink, client: socket.socket) -> None:
-        """Clean up after :meth:`_open`, which did not run if the link was aborted in the turn that accepted it."""
-        link.opening = None
-        if client in self._accepted:
-            self._accepted.discard(client)
-            client.close()
-        if link.transport is None:
-            link.finish()
 
     def _refuse(self, client: socket.socket, reason_code: int) -> None:
         """Answer with the reason over plain TCP, for a few connections at a time; otherwise close."""
@@ -241,25 +248,14 @@ class Listener(ListenerState):
             client.close()
             return
         self._refusing += 1
-        self._start(self._open_to_refuse(client, reason_code))
-
-    async def _open_to_refuse(self, client: socket.socket, reason_code: int) -> None:
-        assert self._loop is not None
-
-        def done() -> None:
-            self._refusing -= 1
-
         try:
-            await self._loop.connect_accepted_socket(lambda: RefusingLink(reason_code, done), client)
+            self._connect(RefusingLink(reason_code, self._refused).as_protocol(), client)
         except OSError:
-            done()
+            client.close()
+            self._refused()
 
-    def _start(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
-        assert self._loop is not None
-        task: asyncio.Task[None] = self._loop.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
+    def _refused(self) -> None:
+        self._refusing -= 1
 
     def _pause(self) -> None:
         """Stop accepting: new connections wait in the kernel's queue, existing ones are not affected."""
@@ -295,7 +291,7 @@ class Listener(ListenerState):
         self._listen()
 
 
-class RefusingLink(asyncio.Protocol):
+class RefusingLink:
     """A refused TCP connection: answers its CONNECT with the reason code, then closes."""
 
     __slots__ = ("_data", "_done", "_reason_code", "_timer", "_transport")
@@ -306,6 +302,10 @@ class RefusingLink(asyncio.Protocol):
         self._data = b""
         self._transport: asyncio.Transport | None = None
         self._timer: asyncio.TimerHandle | None = None
+
+    def as_protocol(self) -> asyncio.Protocol:
+        """Return the link as the event loops' type."""
+        return cast(asyncio.Protocol, self)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Limit the time to send CONNECT [asyncio]."""
@@ -325,6 +325,15 @@ class RefusingLink(asyncio.Protocol):
         elif level:  # 3.1.1, a bridge, unknown: MQTT 3.1.1 has no better code than "server unavailable"
             self._transport.write(b"\x20\x02\x00\x03")
         self._transport.close()
+
+    def eof_received(self) -> None:
+        """Let the transport close: the peer closed its side [asyncio]."""
+
+    def pause_writing(self) -> None:
+        """The answer is a few bytes [asyncio]."""
+
+    def resume_writing(self) -> None:
+        """The answer is a few bytes [asyncio]."""
 
     def connection_lost(self, _exc: Exception | None) -> None:
         """Notify the listener [asyncio]."""

@@ -1,4 +1,4 @@
-"""Settings of a listener, and the state that its connections share."""
+"""Settings of a listener."""
 
 from __future__ import annotations
 
@@ -6,16 +6,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from penstock.mqtt.engine.model.access import Access
-from penstock.mqtt.engine.model.limits import BrokerLimits
-from penstock.mqtt.transport.connection_limits import (
-    Abortable,
-    ConnectionLimiter,
-    ConnectionLimits,
-    ConnectionLimitStats,
-)
-from penstock.mqtt.transport.tls import ServerTls, TlsFiles
+from penstock.mqtt.transport.tls import TlsFiles
 
-__all__ = ["ListenerSettings", "ListenerState", "ListenerStats", "Transport"]
+__all__ = ["ConnectionLimits", "ListenerSettings", "Transport"]
 
 
 class Transport(StrEnum):
@@ -37,6 +30,21 @@ class Transport(StrEnum):
         return self in (Transport.WS, Transport.WSS)
 
 
+@dataclass(slots=True, kw_only=True)
+class ConnectionLimits:
+    """Limits of network connections, of one listener or of all. 0: no limit."""
+
+    max_connections_per_address: int = 0
+    """Maximum connections from one address (IPv6: from one /64); beyond it CONNECT is refused with 0x97."""
+    max_unauthenticated: int = 2_000
+    """Maximum connections without an accepted CONNECT; beyond it the oldest of the address with the most is
+    closed."""
+    connect_rate_per_address: int = 0
+    """Maximum connections per second from one address; beyond it 0x9F. 0: no limit."""
+    connect_burst_per_address: int = 0
+    """Maximum burst of connections after a pause; 0: the number for one second."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListenerSettings:
     """Settings of a listener. ``origins`` and ``path`` apply to WebSocket, ``tls`` to TLS.
@@ -55,70 +63,3 @@ class ListenerSettings:
     access: Access | None = None
     max_connections: int = 0
     limits: ConnectionLimits = field(default_factory=lambda: ConnectionLimits(max_unauthenticated=0))
-
-
-class ListenerStats:
-    """Counters of a listener since the start; ``connections`` and ``paused`` are current values."""
-
-    __slots__ = ("accepted", "connections", "paused", "pauses", "refused", "tls_failures", "websocket_rejected")
-
-    def __init__(self) -> None:
-        self.accepted = 0
-        self.refused = 0
-        """Connections refused because of a limit, of this listener or of all."""
-        self.tls_failures = 0
-        """Failed TLS handshakes."""
-        self.websocket_rejected = 0
-        """Refused WebSocket handshakes."""
-        self.pauses = 0
-        """Times that it stopped accepting connections because no file descriptor was free."""
-        self.paused = 0
-        """1 while it accepts no connections."""
-        self.connections = 0
-
-
-class ListenerState:
-    """Current settings, certificates, limits and counters of a listener, which its connections refer to."""
-
-    def __init__(self, settings: ListenerSettings, broker_limits: BrokerLimits) -> None:
-        self._broker_limits = broker_limits
-        self.stats = ListenerStats()
-        self.connection_limit_stats = ConnectionLimitStats()
-        self.connection_limiter: ConnectionLimiter[Abortable] = ConnectionLimiter(
-            settings.limits, self.connection_limit_stats, max_connections=settings.max_connections
-        )
-        self.settings = settings
-        self.tls = self.read_tls(settings)
-
-    @staticmethod
-    def read_tls(settings: ListenerSettings) -> ServerTls | None:
-        """Read the certificate files; None without TLS.
-
-        Raises:
-            ConfigError: a file cannot be used.
-        """
-        if settings.tls is None or not settings.transport.encrypted:
-            return None
-        return ServerTls(settings.tls, protocol="http/1.1" if settings.transport.websocket else "mqtt")
-
-    def apply(self, settings: ListenerSettings, tls: ServerTls | None) -> None:
-        """Use these settings for new connections. Address and transport are not changed."""
-        self.settings = settings
-        self.tls = tls
-        self.connection_limiter.limits = settings.limits
-        self.connection_limiter.max_connections = settings.max_connections
-
-    @property
-    def name(self) -> str:
-        """The name in logs and metrics."""
-        return self.settings.name
-
-    @property
-    def max_connect_size(self) -> int:
-        """The most bytes that are buffered for a client before its CONNECT was accepted."""
-        return self._broker_limits.max_connect_size
-
-    @property
-    def max_packet_size(self) -> int:
-        """The largest packet of a client whose CONNECT was accepted."""
-        return self._broker_limits.max_packet_size

@@ -13,8 +13,8 @@ the connection. A failed handshake ends with an alert (see :mod:`penstock.runtim
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import ssl
+from collections.abc import Callable
 from typing import Any, Final, cast
 
 from penstock.mqtt.transport.tls import ServerTls
@@ -31,13 +31,14 @@ class TlsTransport:
     It has the methods of ``asyncio.Transport`` and ``asyncio.Protocol`` that are used here without being one: a
     compiled class has only compiled base classes.
 
-    The caller awaits :meth:`handshake`, limits its time by :meth:`time_out` and calls :meth:`abort` if it fails. At its
-    end, ``protocol.connection_made`` is called.
+    ``protocol.connection_made`` is called after the handshake. If that fails, ``failed`` is called with the reason,
+    once, unless :meth:`abort` was called before; the caller limits its time by :meth:`end_handshake`.
+    ``protocol.connection_lost`` is called at the end of the connection, also without a handshake.
     """
 
-    __slots__ = ("_closing", "_incoming", "_open", "_outgoing", "_protocol", "_socket", "_tls", "_waiter")
+    __slots__ = ("_closing", "_failed", "_incoming", "_open", "_outgoing", "_protocol", "_socket", "_tls")
 
-    def __init__(self, protocol: asyncio.Protocol, tls: ServerTls) -> None:
+    def __init__(self, protocol: asyncio.Protocol, tls: ServerTls, failed: Callable[[Exception], None]) -> None:
         self._protocol = protocol
         self._incoming = tls.incoming
         self._outgoing = tls.outgoing
@@ -46,38 +47,26 @@ class TlsTransport:
         self._open = False
         """The handshake is complete."""
         self._closing = False
-        self._waiter: asyncio.Future[None] | None = asyncio.get_running_loop().create_future()
-        """Done at the end of the handshake; after a failed one, at the end of the connection."""
+        self._failed: Callable[[Exception], None] | None = failed
+        """None once the handshake has succeeded or failed."""
 
     def as_protocol(self) -> asyncio.Protocol:
         """Return the transport as the event loops' type of a protocol."""
         return cast(asyncio.Protocol, self)
 
-    async def handshake(self) -> None:
-        """Wait for the end of the handshake; once.
-
-        Raises:
-            OSError: it failed (``ssl.SSLError``; the client gets an alert), or the client closed the connection.
-            TimeoutError: :meth:`time_out` was called.
-        """
-        await self._wait()
-
-    async def wait_closed(self) -> None:
-        """After a failed handshake, wait until the client closes: closing first could discard the alert."""
-        if not self._closing:
-            self._waiter = asyncio.get_running_loop().create_future()
-            with contextlib.suppress(OSError):
-                await self._wait()
-
-    def time_out(self) -> None:
-        """End :meth:`handshake` or :meth:`wait_closed`."""
-        self._give_up(TimeoutError())
+    def end_handshake(self, error: Exception) -> None:
+        """Close at once for ``error`` if the handshake has not succeeded."""
+        if not self._open:
+            self._fail(error)
+            self.abort()
 
     # The protocol of the socket's transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Wait for the client's first message [asyncio]."""
         self._socket = cast(asyncio.Transport, transport)  # uvloop's is one, without being a subclass
+        if self._closing:
+            self._socket.abort()
 
     def data_received(self, data: bytes) -> None:
         """Decrypt; the plaintext of one call is handed on in one piece [asyncio]."""
@@ -120,11 +109,10 @@ class TlsTransport:
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The connection is closed [asyncio]."""
-        self._closing = True
-        if self._open:
-            self._protocol.connection_lost(exc)
-        else:
-            self._give_up(exc or ConnectionResetError("the peer left during the handshake"))
+        if not self._closing:
+            self._closing = True
+            self._fail(exc or ConnectionResetError("the peer left during the handshake"))
+        self._protocol.connection_lost(exc)
 
     # The transport of ``protocol``
 
@@ -174,6 +162,7 @@ class TlsTransport:
     def abort(self) -> None:
         """Close at once."""
         self._closing = True
+        self._failed = None
         if self._socket is not None:
             self._socket.abort()
 
@@ -219,32 +208,26 @@ class TlsTransport:
         except ssl.SSLWantReadError:
             self.send_encrypted(self._outgoing.read())
             failure, self._tls.failure = self._tls.failure, None
-            if failure is not None:
-                self._give_up(failure)
+            if failure is not None:  # the client closes: closing first could discard the alert
+                self._fail(failure)
             return False
         except ssl.SSLError as error:  # no TLS: no alert
             self._outgoing.read()
-            self._give_up(error)
+            self._fail(error)
             self.abort()
             return False
         self.send_encrypted(self._outgoing.read())
-        if self._waiter is None or self._waiter.done():  # cancelled in this turn
+        if self._closing:  # aborted in this turn
             return False
         self._open = True
-        self._waiter.set_result(None)
+        self._failed = None
         return True
 
-    def _give_up(self, error: Exception) -> None:
-        """The handshake failed."""
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_exception(error)
-
-    async def _wait(self) -> None:
-        assert self._waiter is not None
-        try:
-            await self._waiter
-        finally:
-            self._waiter = None
+    def _fail(self, error: Exception) -> None:
+        """Report that the handshake failed, once."""
+        failed, self._failed = self._failed, None
+        if failed is not None:
+            failed(error)
 
     def _decrypt(self, pieces: list[bytes]) -> bool:
         """Append what can be decrypted now to ``pieces``; whether the client has closed its side."""

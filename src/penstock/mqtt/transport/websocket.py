@@ -22,7 +22,7 @@ from websockets.server import ServerProtocol
 from websockets.typing import Subprotocol
 
 from penstock.mqtt.transport.link import ServerLink, ServerLinkOwner
-from penstock.mqtt.transport.listener_settings import ListenerState
+from penstock.mqtt.transport.listener_state import ListenerState
 
 __all__ = ["WebSocketLink"]
 

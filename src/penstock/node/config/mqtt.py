@@ -19,8 +19,7 @@ from pydantic import AfterValidator, BaseModel, Field, create_model, model_valid
 
 from penstock.mqtt.engine.model.limits import BrokerLimits
 from penstock.mqtt.listener_access import AuthenticationMethod
-from penstock.mqtt.transport.connection_limits import ConnectionLimits
-from penstock.mqtt.transport.listener_settings import Transport
+from penstock.mqtt.transport.listener_settings import ConnectionLimits, Transport
 from penstock.mqtt.transport.tls import ClientCertificates, TlsFiles
 from penstock.node.config.listeners import AddressText, ListenerSection, Section, bind
 from penstock.security.certificates import CertificateName

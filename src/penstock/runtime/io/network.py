@@ -13,6 +13,7 @@ from penstock.errors import PenstockError, UnavailableError
 __all__ = [
     "Address",
     "ConnectionFailure",
+    "accept",
     "bind_error",
     "connection_failure",
     "in_use",
@@ -22,6 +23,28 @@ __all__ = [
     "tls_alert_failure",
     "without_secret",
 ]
+
+
+_ACCEPTED: Final[dict[int, type[socket.socket]]] = {
+    family: type("AcceptedSocket", (socket.socket,), {"__slots__": (), "family": family, "type": socket.SOCK_STREAM})
+    for family in (socket.AF_INET, socket.AF_INET6)
+}
+"""Classes of accepted sockets, by family. A :class:`socket.socket` converts its family and type to enums whenever they
+are read: five times for a new connection, which took as long as the system calls."""
+
+
+def accept(listening: socket.socket, family: int) -> tuple[socket.socket, str, int]:
+    """Accept a connection of a listening TCP socket of ``family``, an IP family, without blocking.
+
+    Returns its socket, and address and port of the peer.
+
+    Raises:
+        OSError: as :meth:`socket.socket.accept`.
+    """
+    descriptor, peer = listening._accept()  # type: ignore[attr-defined] # noqa: SLF001 - accept() without conversions
+    accepted = _ACCEPTED[family](family, socket.SOCK_STREAM, socket.IPPROTO_TCP, descriptor)
+    accepted.settimeout(0)
+    return accepted, peer[0], peer[1]
 
 
 class Address(NamedTuple):

@@ -5,8 +5,9 @@ from __future__ import annotations
 from penstock.mqtt.engine.broker import Broker
 from penstock.mqtt.engine.connections.connection import BrokerConnection
 from penstock.mqtt.engine.model.limits import BrokerLimits
-from penstock.mqtt.transport.connection_limits import ConnectionLimiter, ConnectionLimits, ConnectionLimitStats
+from penstock.mqtt.transport.connection_limits import ConnectionLimiter, ConnectionLimitStats
 from penstock.mqtt.transport.link import ServerLink, ServerLinkOwner
+from penstock.mqtt.transport.listener_settings import ConnectionLimits
 
 __all__ = ["LinkOwner"]
 

@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 
 from penstock.mqtt.transport.connection_limits import (
     ConnectionLimiter,
-    ConnectionLimits,
     ConnectionLimitStats,
     ConnectionRefusal,
     address_group,
 )
+from penstock.mqtt.transport.listener_settings import ConnectionLimits
 
 
 def admission(*, max_connections: int = 0, **limits: int) -> ConnectionLimiter[int]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -13,8 +12,11 @@ from hypothesis import strategies as st
 
 from penstock.mqtt.codec.encoder import encode
 from penstock.mqtt.codec.packets import Connect
+from penstock.mqtt.engine.model.limits import BrokerLimits
 from penstock.mqtt.transport.link import ServerLink
 from penstock.mqtt.transport.listener import RefusingLink
+from penstock.mqtt.transport.listener_settings import ListenerSettings
+from penstock.mqtt.transport.listener_state import ListenerState
 from tests.unit.mqtt.transport.link_owner import LinkOwner
 
 VERSION_5 = encode(Connect("c" * 200))
@@ -91,7 +93,7 @@ class SocketWire(Wire):
 
 @pytest.mark.parametrize("encrypted", [False, True], ids=["plain", "TLS of the event loop"])
 def test_what_is_sent_now_goes_past_an_empty_transport_and_behind_a_full_one(*, encrypted: bool) -> None:
-    listener: Any = SimpleNamespace(tls=None, name="mqtt")
+    listener = ListenerState(ListenerSettings(), BrokerLimits())
     with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as client:
         tcp, _ = server.accept()
         with tcp:

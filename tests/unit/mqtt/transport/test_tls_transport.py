@@ -7,12 +7,14 @@ import contextlib
 import socket
 import ssl
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
+from penstock.mqtt.engine.model.limits import BrokerLimits
 from penstock.mqtt.transport.link import ServerLink
+from penstock.mqtt.transport.listener_settings import ListenerSettings
+from penstock.mqtt.transport.listener_state import ListenerState
 from penstock.mqtt.transport.tls import ServerTls, TlsFiles
 from penstock.mqtt.transport.tls_transport import TlsTransport
 from tests.certificates import Authority
@@ -62,6 +64,7 @@ class Received(asyncio.Protocol):
     """The protocol above TLS; it answers each piece that it gets."""
 
     def __init__(self) -> None:
+        self.failures: list[Exception] = []
         self.events: list[str] = []
         self.data = b""
         self.pieces = 0
@@ -134,7 +137,7 @@ def context(authority: Authority) -> ServerTls:
 
 def opened(context: ServerTls) -> tuple[TlsTransport, Received, Socket]:
     received, wire = Received(), Socket()
-    transport = TlsTransport(received, context)
+    transport = TlsTransport(received, context, received.failures.append)
     transport.connection_made(cast(asyncio.Transport, wire))
     return transport, received, wire
 
@@ -144,7 +147,6 @@ async def test_bytes_of_any_size_in_both_directions(authority: Authority, contex
     transport, received, wire = opened(context)
     client = Client(authority, transport, wire)
     client.connect(step)
-    await transport.handshake()
     assert received.events == ["made"]
     sent = bytes(range(256)) * (16 if step == 1 else 1024)
     client.tls.write(sent[:50])
@@ -160,16 +162,18 @@ async def test_bytes_of_any_size_in_both_directions(authority: Authority, contex
 
 
 async def test_what_is_sent_now_is_encrypted_and_in_order(authority: Authority, context: ServerTls) -> None:
-    listener: Any = SimpleNamespace(tls=context, name="mqtt")
+    listener = ListenerState(ListenerSettings(), BrokerLimits())
+    listener.tls = context
     with socket.create_server(("127.0.0.1", 0)) as server:
         there = socket.create_connection(server.getsockname())
         here, _ = server.accept()
+    failures: list[Exception] = []
     with here, there:
         here.setblocking(False)
         link = ServerLink(LinkOwner(), listener, "127.0.0.1", 1, "g")
         link.descriptor = here.fileno()
         wire = Socket()
-        transport = TlsTransport(link.as_protocol(), context)
+        transport = TlsTransport(link.as_protocol(), context, failures.append)
         transport.connection_made(cast(asyncio.Transport, wire))
         client = Client(authority, transport, wire)
         client.connect()
@@ -270,25 +274,46 @@ async def test_a_failed_handshake_is_an_alert_and_then_silence(authority: Author
     with pytest.raises(ssl.SSLWantReadError):
         tls.do_handshake()
     transport.data_received(outgoing.read())
-    with pytest.raises(ssl.SSLError, match="unsupported protocol"):
-        await transport.handshake()
+    (failure,) = received.failures
+    assert "unsupported protocol" in str(failure)
     incoming.write(wire.written)
     with pytest.raises(ssl.SSLError, match="protocol version"):
         tls.do_handshake()
     transport.data_received(b"whatever")
     assert not wire.is_closing()
     transport.connection_lost(None)
-    await transport.wait_closed()
-    assert received.events == []
+    assert received.failures == [failure]
+    assert received.events == ["lost"]
 
 
 async def test_a_client_that_leaves_during_the_handshake(context: ServerTls) -> None:
     transport, received, _ = opened(context)
     transport.eof_received()
     transport.connection_lost(None)
-    with pytest.raises(ConnectionResetError):
-        await transport.handshake()
-    assert received.events == []
+    assert [type(failure) for failure in received.failures] == [ConnectionResetError]
+    assert received.events == ["lost"]
+
+
+async def test_a_handshake_that_takes_too_long(authority: Authority, context: ServerTls) -> None:
+    transport, received, wire = opened(context)
+    transport.end_handshake(TimeoutError())
+    transport.connection_lost(None)
+    assert [type(failure) for failure in received.failures] == [TimeoutError]
+    assert (received.events, wire.closed) == (["lost"], True)
+    in_time, received, wire = opened(context)
+    Client(authority, in_time, wire).connect()
+    in_time.end_handshake(TimeoutError())
+    assert (received.failures, wire.closed) == ([], False)
+
+
+async def test_a_connection_that_is_aborted_before_the_socket_is_open(context: ServerTls) -> None:
+    received, wire = Received(), Socket()
+    transport = TlsTransport(received, context, received.failures.append)
+    transport.abort()
+    transport.connection_made(cast(asyncio.Transport, wire))
+    assert wire.closed
+    transport.connection_lost(None)
+    assert (received.failures, received.events) == ([], ["lost"])
 
 
 async def test_connections_share_two_bios_that_are_empty_between_calls(
@@ -311,17 +336,20 @@ async def test_connections_share_two_bios_that_are_empty_between_calls(
         assert received.data[before:] == b"x" * 100
 
     unharmed()
-    no_tls, _, _ = opened(context)
+    no_tls, failed, _ = opened(context)
     no_tls.data_received(b"\x10\x10\x00\x04MQTT\x05\x02\x00\x00\x00\x00\x03abc")
-    with pytest.raises(ssl.SSLError, match="wrong version number"):
-        await no_tls.handshake()
+    assert "wrong version number" in str(failed.failures[0])
     unharmed()
-    cancelled, _, its_wire = opened(context)
-    handshake = asyncio.create_task(cancelled.handshake())
-    await asyncio.sleep(0)
-    handshake.cancel()
-    await asyncio.gather(handshake, return_exceptions=True)
-    Client(authority, cancelled, its_wire).connect()
+    aborted, failed, its_wire = opened(context)
+    its_client = Client(authority, aborted, its_wire)
+    with pytest.raises(ssl.SSLWantReadError):
+        its_client.tls.do_handshake()
+    its_client.exchange()
+    with contextlib.suppress(ssl.SSLWantReadError):
+        its_client.tls.do_handshake()
+    aborted.abort()
+    aborted.data_received(its_client.outgoing.read())
+    assert (failed.failures, failed.events) == ([], [])
     unharmed()
     for damaged in (True, False):
         ended, _, its_wire = opened(context)

@@ -6,7 +6,6 @@ afterwards [MQTT 5.0 section 4.13].
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from penstock.errors import RemoteProtocolError
@@ -52,6 +51,7 @@ FILTER_WORK: Final = 4
 _PUBLISH: Final = 3
 _PUBACK: Final = 4
 _PINGREQ: Final = 12
+_DISCONNECT: Final = 14
 
 
 class BrokerConnection(ConnectionState):
@@ -149,6 +149,8 @@ class BrokerConnection(ConnectionState):
                     session.acknowledge(decoder.packet_id, now)
                 elif packet_type == _PINGREQ and decoder.is_empty():
                     self._answer_ping()
+                elif packet_type == _DISCONNECT and decoder.is_empty():
+                    self._leave(session, now)
                 else:
                     self._other(session, decoder.packet(), now)
         except RemoteProtocolError as e:
@@ -307,7 +309,7 @@ class BrokerConnection(ConnectionState):
             if running is not None:
                 raise protocol_error("a re-authentication within another")
             check_method(packet, credentials.method)
-            again = replace(credentials, data=packet.properties.authentication_data, previous=session.rights.principal)
+            again = credentials.renew(packet.properties.authentication_data, session.rights.principal)
             self._reauthentication = Reauthentication(self, self._access, again, self._reauthenticated)
             self._reauthentication.begin(now)
         elif running is None:
@@ -329,7 +331,16 @@ class BrokerConnection(ConnectionState):
                 raise protocol_error("Session Expiry Interval on DISCONNECT after 0 on CONNECT")
             session.expiry_s = min(expiry, self.broker.limits.max_session_expiry_s)
         if packet.reason_code == 0:
-            session.will = None  # [MQTT-3.1.2-10], [MQTT-3.14.4-3]
+            self._leave(session, now)
+        else:
+            self.left = True
+            self.close()
+            self._sessions.connection_ended(self, now)
+
+    def _leave(self, session: Session, now: int) -> None:
+        """Handle an orderly DISCONNECT."""
+        session.will = None  # [MQTT-3.1.2-10], [MQTT-3.14.4-3]
+        self.left = True
         self.close()
         self._sessions.connection_ended(self, now)
 

@@ -9,8 +9,10 @@ Source: MQTT 5.0 sections 3.1.4, 3.15, 4.12.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Final
 
 from penstock.errors import RemoteProtocolError
+from penstock.mqtt.codec.encoder import encode
 from penstock.mqtt.codec.packets import Auth, ConnAck, Connect, Disconnect, Packet, Will
 from penstock.mqtt.codec.primitives import protocol_error
 from penstock.mqtt.codec.properties import Properties
@@ -251,8 +253,12 @@ def open_session(
         sessions.update_persistence(session, packet)
         if journal.awaited_changes != awaited_changes:
             connection.gate = journal.number
-    answer = _capabilities(limits, handshake, session, keep_alive_s, granted)
-    if not connection.send(ConnAck(present, 0, answer)):
+    usual = b""
+    if connection.version == 5 and _is_usual(limits, handshake, session, keep_alive_s):
+        usual = _usual_connack(limits, present=present)
+    if usual and len(usual) <= connection.maximum_out:
+        connection.send_encoded(usual)
+    elif not connection.send(ConnAck(present, 0, _capabilities(limits, handshake, session, keep_alive_s, granted))):
         # A smaller Maximum Packet Size leaves no room for properties that the client must know.
         session.will = None
         connection.close()
@@ -277,18 +283,49 @@ def _will_problem(will: Will, rights: Rights | None, topic_refusal: int) -> tupl
     return None
 
 
+_USUAL_CONNACKS: Final[dict[tuple[bool, int, int, int], bytes]] = {}
+"""Encoded CONNACKs whose properties are limits alone, by Session Present and these limits: to encode one costs as much
+as the rest of CONNECT."""
+
+
+def _is_usual(limits: BrokerLimits, handshake: Handshake, session: Session, keep_alive_s: int) -> bool:
+    """Return whether CONNACK has no properties but limits: those of :func:`_limit_properties`."""
+    packet = handshake.packet
+    asked = packet.properties
+    return not (
+        handshake.assigned
+        or session.expiry_s != (asked.session_expiry_interval or 0)
+        or keep_alive_s != packet.keep_alive
+        or (asked.request_response_information and limits.response_information)
+        or asked.authentication_method is not None
+    )
+
+
+def _usual_connack(limits: BrokerLimits, *, present: bool) -> bytes:
+    key = (present, limits.max_packet_size, limits.receive_maximum, limits.max_topic_aliases)
+    data = _USUAL_CONNACKS.get(key)
+    if data is None:
+        data = _USUAL_CONNACKS[key] = encode(ConnAck(present, 0, _limit_properties(limits)))
+    return data
+
+
+def _limit_properties(limits: BrokerLimits) -> Properties:
+    answer = Properties(maximum_packet_size=limits.max_packet_size)
+    if limits.receive_maximum < 65_535:
+        answer.receive_maximum = limits.receive_maximum
+    if limits.max_topic_aliases:
+        answer.topic_alias_maximum = limits.max_topic_aliases
+    return answer
+
+
 def _capabilities(
     limits: BrokerLimits, handshake: Handshake, session: Session, keep_alive_s: int, granted: Granted | None
 ) -> Properties:
     """Return the properties of CONNACK: those that differ from the protocol's defaults."""
     asked = handshake.packet.properties
-    answer = Properties(maximum_packet_size=limits.max_packet_size)
+    answer = _limit_properties(limits)
     if handshake.assigned:
         answer.assigned_client_identifier = session.client_id  # [MQTT-3.1.3-7]
-    if limits.receive_maximum < 65_535:
-        answer.receive_maximum = limits.receive_maximum
-    if limits.max_topic_aliases:
-        answer.topic_alias_maximum = limits.max_topic_aliases
     if session.expiry_s != (asked.session_expiry_interval or 0):
         answer.session_expiry_interval = session.expiry_s
     if keep_alive_s != handshake.packet.keep_alive:

@@ -142,6 +142,7 @@ class PacketWriter(SessionConnection):
         "broker",
         "dirty",
         "holds",
+        "left",
         "maximum_out",
         "out",
         "outbound",
@@ -173,6 +174,8 @@ class PacketWriter(SessionConnection):
         """Output that waits for its commit."""
         self.dirty = False
         """There is output to flush."""
+        self.left = False
+        """The client sent DISCONNECT, after which it sends nothing."""
         self.holds = 0
         """Reasons not to read, for example a service that is busy; while it is not 0 the shell reads nothing."""
         self._full_since: int | None = None
@@ -242,11 +245,15 @@ class PacketWriter(SessionConnection):
                 return False
         else:
             data = encode_311(packet)
+        self.send_encoded(data)
+        return True
+
+    def send_encoded(self, data: bytes) -> None:
+        """Queue a packet other than PUBLISH that the client accepts."""
         self.out.write(data)
         self.stats.answers_sent += 1
         if not self.dirty:
             self.mark()
-        return True
 
     def send_publish(self, message: Message, packet_id: i64, first: i64, identifiers: bytes, now: i64) -> bool:
         """Queue a PUBLISH: ``first`` is its first byte (type, DUP, QoS, RETAIN); ``packet_id`` 0 at QoS 0.
@@ -390,6 +397,18 @@ class Outbound:
             self.mark(connection)
         else:
             sink.send_now(connection.take_output())
+
+    def end_connection(self) -> bool:
+        """Whether the connection whose input was handled can be closed at once, without :meth:`flush`.
+
+        Its client sent DISCONNECT, and has all output. :meth:`end_read` has nothing to do then.
+        """
+        connection = self.reading
+        if connection is None or not connection.left or len(connection.out) or connection.uncommitted is not None:
+            return False
+        connection.dirty = False
+        self.reading = None
+        return True
 
     def flush(self, now: int) -> list[PendingWrite]:
         """Return the output to write, one piece per connection [Broker.flush]."""

@@ -75,22 +75,25 @@ UNKNOWN: Final[Principal] = _Unknown()
 rights are not known."""
 
 
-@dataclass(slots=True, kw_only=True, frozen=True)
 class Origin:
     """Origin of a connection. ``certificate``: the one that TLS verified, in a form that shell and Access agree on.
 
-    ``listener`` and ``address`` (of the peer, without its port) may be empty.
+    ``listener`` and ``address`` (of the peer, without its port) may be empty. Not changed after its creation. Neither
+    this class nor :class:`Credentials` is a dataclass: every connection has one of both, and creating the dataclasses
+    took a tenth of its instructions.
     """
 
-    listener: str = ""
-    address: str = ""
-    certificate: object | None = None
+    __slots__ = ("address", "certificate", "listener")
+
+    def __init__(self, *, listener: str = "", address: str = "", certificate: object | None = None) -> None:
+        self.listener = listener
+        self.address = address
+        self.certificate = certificate
 
 
 LOCAL: Final = Origin()
 
 
-@dataclass(slots=True, kw_only=True)
 class Credentials:
     """Credentials of a CONNECT. ``client_id`` is final: assigned already where the client had none.
 
@@ -98,17 +101,57 @@ class Credentials:
     ``data`` is new; the granted principal must have its name, and may be the same object with updated attributes.
     """
 
-    client_id: str
-    username: str | None = None
-    password: bytes | None = field(default=None, repr=False)
-    method: str | None = None
-    data: bytes | None = field(default=None, repr=False)
-    origin: Origin = LOCAL
-    protocol_version: int = 5
-    user_properties: Sequence[tuple[str, str]] = ()
-    previous: Principal | None = None
-    withdraw: Callable[[], None] | None = field(default=None, repr=False, compare=False)
-    """Set by an Access that answers later: called once if the connection ends before that, to save the work."""
+    __slots__ = (
+        "client_id",
+        "data",
+        "method",
+        "origin",
+        "password",
+        "previous",
+        "protocol_version",
+        "user_properties",
+        "username",
+        "withdraw",
+    )
+
+    def __init__(
+        self,
+        *,
+        client_id: str,
+        username: str | None = None,
+        password: bytes | None = None,
+        method: str | None = None,
+        data: bytes | None = None,
+        origin: Origin = LOCAL,
+        protocol_version: int = 5,
+        user_properties: Sequence[tuple[str, str]] = (),
+        previous: Principal | None = None,
+    ) -> None:
+        self.client_id = client_id
+        self.username = username
+        self.password = password
+        self.method = method
+        self.data = data
+        self.origin = origin
+        self.protocol_version = protocol_version
+        self.user_properties = user_properties
+        self.previous = previous
+        self.withdraw: Callable[[], None] | None = None
+        """Set by an Access that answers later: called once if the connection ends before that, to save the work."""
+
+    def renew(self, data: bytes | None, previous: Principal) -> Credentials:
+        """Return the credentials of a re-authentication."""
+        return Credentials(
+            client_id=self.client_id,
+            username=self.username,
+            password=self.password,
+            method=self.method,
+            data=data,
+            origin=self.origin,
+            protocol_version=self.protocol_version,
+            user_properties=self.user_properties,
+            previous=previous,
+        )
 
 
 @dataclass(slots=True)

@@ -26,6 +26,8 @@ def deliver_shared(member: SessionSubscription, group: SharedGroup, message: Mes
 
 def share_out(session: Session, now: int) -> None:
     """Move undelivered messages of a disconnected session to connected members; of an ending one to any member."""
+    if not session.inflight.count and not session.waiting.reliable:
+        return
     inflight = [d for d in session.deliveries() if d.share and d.qos == 1]
     waiting = [d for d in session.waiting.reliable if d.share]
     if inflight or waiting:
