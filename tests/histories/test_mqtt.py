@@ -19,7 +19,6 @@ from tests.histories.machine import Machine
 from tests.histories.mqtt import MqttRecorder, check
 from tests.histories.proxy import Proxy
 
-Noted = Callable[[str, object], None]
 LONG = [pytest.mark.nightly, pytest.mark.timeout(1200)]
 RETRY_S = 0.02
 
@@ -58,7 +57,9 @@ async def record(directory: Path, port: int, fault: Callable[[int], Awaitable[No
 
 
 @pytest.mark.parametrize("rounds", [10, pytest.param(500, marks=LONG)])
-async def test_connections_are_cut_and_the_node_is_paused(tmp_path: Path, rounds: int, record_property: Noted) -> None:
+async def test_connections_are_cut_and_the_node_is_paused(
+    tmp_path: Path, rounds: int, request: pytest.FixtureRequest
+) -> None:
     with RunningNode(tmp_path) as node:
         target = parse_address(node.ready["mqtt"])
         assert node.process is not None
@@ -74,11 +75,11 @@ async def test_connections_are_cut_and_the_node_is_paused(tmp_path: Path, rounds
                 else:
                     proxy.cut()
 
-            record_property("summary", await record(tmp_path, proxy.port, fault, rounds))
+            request.node.user_properties.append(("summary", await record(tmp_path, proxy.port, fault, rounds)))
 
 
 @pytest.mark.parametrize("rounds", [2, pytest.param(60, marks=LONG)])
-async def test_power_loss(tmp_path: Path, rounds: int, record_property: Noted) -> None:
+async def test_power_loss(tmp_path: Path, rounds: int, request: pytest.FixtureRequest) -> None:
     machine, random = Machine(tmp_path), Random(rounds)
     with RunningNode(tmp_path, program=machine.program) as node:
 
@@ -88,4 +89,4 @@ async def test_power_loss(tmp_path: Path, rounds: int, record_property: Noted) -
             await asyncio.to_thread(node.start)
 
         port = parse_address(node.ready["mqtt"]).port
-        record_property("summary", await record(tmp_path, port, fault, rounds))
+        request.node.user_properties.append(("summary", await record(tmp_path, port, fault, rounds)))

@@ -10,7 +10,6 @@ import asyncio
 import os
 import resource
 import signal
-from collections.abc import Callable
 from pathlib import Path
 from random import Random
 
@@ -23,7 +22,6 @@ from tests.histories.program import check
 from tests.histories.proxy import Proxy
 from tests.histories.store import Load, Recorder, read_all, record
 
-Noted = Callable[[str, object], None]
 LONG = [pytest.mark.nightly, pytest.mark.timeout(1200)]
 MANY = pytest.param(60, marks=LONG)
 STEPS_S = (20, 3600, -25)
@@ -44,15 +42,15 @@ def process_of(node: RunningNode) -> int:
     return node.process.pid
 
 
-def verify(recorder: Recorder, path: Path, note: Noted) -> None:
+def verify(recorder: Recorder, path: Path, request: pytest.FixtureRequest) -> None:
     """Check the history; the checker's line becomes the summary of a nightly test."""
     assert recorder.answered > 300
     assert recorder.refused == []
-    note("summary", check(path, path.parent))
+    request.node.user_properties.append(("summary", check(path, path.parent)))
 
 
 @pytest.mark.parametrize("rounds", [2, MANY])
-async def test_killed_and_started_again(tmp_path: Path, rounds: int, record_property: Noted) -> None:
+async def test_killed_and_started_again(tmp_path: Path, rounds: int, request: pytest.FixtureRequest) -> None:
     history = tmp_path / "history.jsonl"
     with RunningNode(tmp_path) as node:
 
@@ -63,11 +61,11 @@ async def test_killed_and_started_again(tmp_path: Path, rounds: int, record_prop
                 await load.more(20)
 
         recorder = await record(history, url_of(node), fault)
-    verify(recorder, history, record_property)
+    verify(recorder, history, request)
 
 
 @pytest.mark.parametrize("rounds", [2, MANY])
-async def test_paused(tmp_path: Path, rounds: int, record_property: Noted) -> None:
+async def test_paused(tmp_path: Path, rounds: int, request: pytest.FixtureRequest) -> None:
     history = tmp_path / "history.jsonl"
     with RunningNode(tmp_path) as node:
 
@@ -81,11 +79,11 @@ async def test_paused(tmp_path: Path, rounds: int, record_property: Noted) -> No
                 await load.more(20)
 
         recorder = await record(history, url_of(node), fault)
-    verify(recorder, history, record_property)
+    verify(recorder, history, request)
 
 
 @pytest.mark.parametrize("rounds", [15, pytest.param(1500, marks=LONG)])
-async def test_connections_are_cut_and_held(tmp_path: Path, rounds: int, record_property: Noted) -> None:
+async def test_connections_are_cut_and_held(tmp_path: Path, rounds: int, request: pytest.FixtureRequest) -> None:
     history = tmp_path / "history.jsonl"
     with RunningNode(tmp_path) as node:
         target = parse_address(node.ready["mqtt"])
@@ -103,11 +101,11 @@ async def test_connections_are_cut_and_held(tmp_path: Path, rounds: int, record_
                     await load.more(3)
 
             recorder = await record(history, f"mqtt://127.0.0.1:{proxy.port}", fault)
-    verify(recorder, history, record_property)
+    verify(recorder, history, request)
 
 
 @pytest.mark.parametrize("rounds", [1, pytest.param(12, marks=LONG)])
-async def test_clock_steps(tmp_path: Path, rounds: int, record_property: Noted) -> None:
+async def test_clock_steps(tmp_path: Path, rounds: int, request: pytest.FixtureRequest) -> None:
     history = tmp_path / "history.jsonl"
     machine = Machine(tmp_path)
     with RunningNode(tmp_path, program=machine.program) as node:
@@ -123,7 +121,7 @@ async def test_clock_steps(tmp_path: Path, rounds: int, record_property: Noted) 
                 await load.more(20)
 
         recorder = await record(history, url_of(node), fault)
-    verify(recorder, history, record_property)
+    verify(recorder, history, request)
 
 
 async def lose_power(directory: Path, history: Path, rounds: int, *, obeys_sync: bool) -> tuple[Recorder, int]:
@@ -143,11 +141,11 @@ async def lose_power(directory: Path, history: Path, rounds: int, *, obeys_sync:
 
 
 @pytest.mark.parametrize("rounds", [2, MANY])
-async def test_power_loss(tmp_path: Path, rounds: int, record_property: Noted) -> None:
+async def test_power_loss(tmp_path: Path, rounds: int, request: pytest.FixtureRequest) -> None:
     history = tmp_path / "history.jsonl"
     recorder, lost = await lose_power(tmp_path, history, rounds, obeys_sync=True)
     assert lost
-    verify(recorder, history, record_property)
+    verify(recorder, history, request)
 
 
 async def test_a_disk_that_ignores_syncs_is_noticed(tmp_path: Path) -> None:
@@ -161,7 +159,7 @@ async def test_a_disk_that_ignores_syncs_is_noticed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("rounds", [2, MANY])
-async def test_full_disk(tmp_path: Path, rounds: int, record_property: Noted) -> None:
+async def test_full_disk(tmp_path: Path, rounds: int, request: pytest.FixtureRequest) -> None:
     """Writes wait until there is space again."""
     history = tmp_path / "history.jsonl"
     machine = Machine(tmp_path)
@@ -175,10 +173,10 @@ async def test_full_disk(tmp_path: Path, rounds: int, record_property: Noted) ->
                 await load.more(10)
 
         recorder = await record(history, url_of(node), fault)
-    verify(recorder, history, record_property)
+    verify(recorder, history, request)
 
 
-async def test_failed_writes(tmp_path: Path, record_property: Noted) -> None:
+async def test_failed_writes(tmp_path: Path, request: pytest.FixtureRequest) -> None:
     """The store is read-only until it is started on a disk that works."""
     history = tmp_path / "history.jsonl"
     with RunningNode(tmp_path) as node, Recorder(history) as recorder:
@@ -192,4 +190,4 @@ async def test_failed_writes(tmp_path: Path, record_property: Noted) -> None:
         async with Load(recorder, url_of(node), seed=1) as load:
             await load.more(40)
         await read_all(recorder, url_of(node))
-    verify(recorder, history, record_property)
+    verify(recorder, history, request)
