@@ -15,6 +15,7 @@ from penstock.mqtt.codec.packets import Publish, PubRel
 from penstock.mqtt.codec.primitives import protocol_error
 from penstock.mqtt.codec.reasons import ReasonCode
 from penstock.mqtt.engine.connections.connection_state import ConnectionState, PendingAck
+from penstock.mqtt.engine.model.limits import BrokerLimits
 from penstock.mqtt.engine.sessions.session import Session
 from penstock.mqtt.engine.sessions.session_journal import PROCESSED, ROUTED
 from penstock.mqtt.service import Inbound, Service
@@ -54,7 +55,7 @@ def handle_publish(connection: ConnectionState, session: Session, publish: Publi
             connection.resolve_alias(publish, block.topic_alias)
         if block.payload_format_indicator and not is_text(publish.payload):
             code = ReasonCode.PAYLOAD_FORMAT_INVALID
-        if block.user_count > broker.limits.max_user_properties:
+        if block.user_count and _too_many_user_properties(broker.limits, block.user_count):
             code = ReasonCode.QUOTA_EXCEEDED
     qos = publish.qos
     if qos:
@@ -103,6 +104,10 @@ def handle_publish(connection: ConnectionState, session: Session, publish: Publi
         connection.puback(packet_id, code)
     else:
         connection.pubrec(packet_id, code)
+
+
+def _too_many_user_properties(limits: BrokerLimits, count: i64) -> bool:
+    return count > limits.max_user_properties
 
 
 def _answer_later(
