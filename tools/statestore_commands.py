@@ -11,11 +11,18 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from librt.strings import BytesWriter
-
 from penstock.mqtt.codec.packets import Publish
 from penstock.mqtt.codec.properties import Properties
-from penstock.statestore.binding import INVOKE, OLDER_INVOKE, StoreRequest, notification, read_request, response
+from penstock.statestore.binding import (
+    INVOKE,
+    OLDER_INVOKE,
+    StoreRequest,
+    answer_payload,
+    answer_properties,
+    notification,
+    read_request,
+    response,
+)
 from penstock.statestore.codec.commands import (
     COMMANDS,
     EXAMPLE_TIME_MS,
@@ -180,9 +187,8 @@ class Store:
         else:
             answer, changes = self.engine.execute(command, ask, self.now, self.now)
             self.changes += changes
-        message = response(ask, answer, self.now, BytesWriter())
-        assert message is not None
-        return message
+        payload = answer_payload(answer, ask.dialect)
+        return response(ask.response_topic, payload, answer_properties(ask, answer, 0))
 
     def _request(self, asked: Asked) -> Publish:
         dialect = self.dialect

@@ -15,7 +15,7 @@ import pytest
 
 from penstock.mqtt.codec.packets import Publish
 from penstock.mqtt.engine.model.journal import Journal, Recovered, SessionRow
-from penstock.mqtt.engine.model.message import Message
+from penstock.mqtt.engine.model.message import Message, message_of
 from penstock.mqtt.storage import SessionStore
 from penstock.runtime.io.lmdb_environment import LmdbEnvironment
 from tests.unit.runtime.recorded_disk import RecordedDisk, after_power_loss
@@ -61,13 +61,13 @@ class Client:
             chance, payload = self.random.random(), b"%d " % commit + bytes(self.random.randrange(300))
             topic = f"t/{self.random.randrange(8)}"
             if chance < 0.4:
-                kept = Message(Publish(topic, payload, 1, retain=True), 0) if chance < 0.3 else None
+                kept = message_of(Publish(topic, payload, 1, retain=True), 0) if chance < 0.3 else None
                 self.journal.retained(topic, kept)
                 retained.pop(topic, None)
                 if kept is not None:
                     retained[topic] = payload
             elif chance < 0.8 or not self.waiting:
-                message = Message(Publish(topic, payload, 1), 0)
+                message = message_of(Publish(topic, payload, 1), 0)
                 number = self.journal.queue(SESSION, message, 1, 0, b"", 0, awaited=True)
                 self.waiting[number] = message
                 deliveries[number] = payload

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from librt.strings import BytesWriter
-
 from penstock.errors import RemoteProtocolError
 from penstock.mqtt.codec.decoder import Decoder
 from penstock.mqtt.codec.encoder import encode
 from penstock.mqtt.codec.packets import Publish
 from penstock.mqtt.codec.properties import Properties
-from penstock.statestore.binding import StoreRequest, notification, read_request, response
+from penstock.statestore.binding import (
+    StoreRequest,
+    answer_payload,
+    answer_properties,
+    notification,
+    read_request,
+    response,
+)
 from penstock.statestore.codec import resp3
 from penstock.statestore.codec.commands import Extension, parse_payload
 from penstock.statestore.codec.dialects import DIALECTS
@@ -74,8 +79,8 @@ def fuzz_requests(data: bytes) -> object:
         else:
             answer, found = engine.execute(command, ask, now, now)
             changes = list(found)
-        message = response(ask, answer, now, BytesWriter())
-        assert message is not None
+        payload = answer_payload(answer, ask.dialect)
+        message = response(ask.response_topic, payload, answer_properties(ask, answer, 0))
         message.packet_id = 1  # the session chooses it
         assert Decoder().feed(encode(message))
         for change in changes:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
-from mypy_extensions import mypyc_attr
+from mypy_extensions import i64, mypyc_attr
 
 from penstock.mqtt.codec.packets import Publish
 
@@ -188,11 +188,24 @@ class Outlet:
         """Route ``message`` as a message of the node."""
         raise NotImplementedError
 
-    def respond(self, client_id: str, message: Publish, request: Inbound | None = None) -> bool:
-        """Route ``message``, a message of the node, to the matching subscriptions of that client only.
+    def respond(
+        self,
+        client_id: str,
+        topic: str,
+        payload: bytes,
+        properties_wire: bytes,
+        expiry_s: i64,
+        request: Inbound | None = None,
+    ) -> bool:
+        """Send a message of the node, of QoS 1, to the matching subscriptions of that client only.
 
-        No Local does not apply, and shared subscriptions do not count. ``request`` is settled before the message is
-        sent. False, and not settled, if the client has no session or no matching subscription; see :meth:`unheard`.
+        ``properties_wire`` is the encoded property block with its length; ``expiry_s`` the Message Expiry Interval in
+        it, 0 if there is none. No Local does not apply, and shared subscriptions do not count. ``request`` is settled
+        before the message is sent. False, and not settled, if the client has no session or no matching subscription;
+        see :meth:`unheard`.
+
+        Raises:
+            LocalProtocolError: the topic cannot be sent.
         """
         raise NotImplementedError
 

@@ -31,11 +31,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, assert_never, final
 
-from librt.strings import BytesWriter
 from mypy_extensions import i64, mypyc_attr
 
 from penstock.mqtt.codec.packets import Publish
-from penstock.mqtt.codec.primitives import encode_size, encode_varint, write_two_bytes
+from penstock.mqtt.codec.primitives import encode_size, encode_varint
 from penstock.mqtt.codec.properties import Properties
 from penstock.mqtt.codec.property_blocks import HAS_CORRELATION, HAS_EXPIRY, PropertyBlock
 from penstock.mqtt.codec.reasons import ReasonCode
@@ -54,6 +53,8 @@ __all__ = [
     "OLDER_INVOKE",
     "RejectedRequest",
     "StoreRequest",
+    "answer_payload",
+    "answer_properties",
     "client_response_topic",
     "dialect_named",
     "dialect_of",
@@ -64,6 +65,7 @@ __all__ = [
     "read_request",
     "request",
     "response",
+    "seconds_left",
     "status_response",
     "topic_fits",
 ]
@@ -220,44 +222,44 @@ def read_request(
     )
 
 
-def response(ask: StoreRequest, answer: Answer, now_ms: int, out: BytesWriter) -> Publish | None:
-    """The message that carries ``answer``; None where the request's expiry is used up.
+def seconds_left(ask: StoreRequest, now_ms: int) -> i64:
+    """The Message Expiry Interval of an answer that leaves now; 0: none, -1: that of the request is used up."""
+    if not ask.expires_at:
+        return 0
+    # Rounded up: the answer may not be lost for the part of a second that nobody counts.
+    left_s: i64 = (ask.expires_at - now_ms + 999) // 1000
+    return left_s if left_s > 0 else -1
 
-    ``out`` is a buffer of the caller's thread, written anew: one of its own costs as much as four pieces in it.
-    """
-    dialect = ask.dialect
-    version = answer.version
+
+def answer_payload(answer: Answer, dialect: Dialect) -> bytes:
+    """The payload of the response that carries ``answer``."""
     kind = answer.kind
     if kind is _OK:
-        payload = OK
-    elif kind is _VALUE:
-        payload = encode_bulk(answer.value)
-    elif kind is _MISSING:
-        payload = MISSING
-    elif kind is _NOT_MET:
-        payload = dialect.condition_not_met
-    elif kind is _COUNT:
-        payload = encode_integer(answer.count)
-        if not dialect.delete_version:
-            version = answer.previous
-    elif kind is _PAYLOAD:
-        payload = answer.value
-    elif kind is _ERROR:
+        return OK
+    if kind is _VALUE:
+        return encode_bulk(answer.value)
+    if kind is _MISSING:
+        return MISSING
+    if kind is _NOT_MET:
+        return dialect.condition_not_met
+    if kind is _COUNT:
+        return encode_integer(answer.count)
+    if kind is _PAYLOAD:
+        return answer.value
+    if kind is _ERROR:
         assert answer.error is not None
-        payload = encode_error(dialect.fence_lower if answer.error is StoreError.FENCE_LOWER else answer.error)
-    else:
-        assert_never(kind)
-    message = Publish(ask.response_topic, payload, 1)
-    left_s: i64 = 0
-    if ask.expires_at:
-        # Rounded up: the answer may not be lost for the part of a second that nobody counts.
-        left_s = (ask.expires_at - now_ms + 999) // 1000
-        if left_s <= 0:
-            return None
-        message.expiry_s = left_s
-    before = _BEFORE_CORRELATION[left_s] if left_s < _COMMON else _before_correlation(left_s)
+        return encode_error(dialect.fence_lower if answer.error is StoreError.FENCE_LOWER else answer.error)
+    assert_never(kind)
+
+
+def answer_properties(ask: StoreRequest, answer: Answer, expiry_s: i64) -> bytes:
+    """The property block, with its length, of the response that carries ``answer``."""
+    dialect = ask.dialect
+    version = answer.version
+    if answer.kind is _COUNT and not dialect.delete_version:
+        version = answer.previous
+    before = _BEFORE_CORRELATION[expiry_s] if expiry_s < _COMMON else _before_correlation(expiry_s)
     correlation = ask.correlation
-    size: i64 = len(correlation)
     head = dialect.status_head
     seconds = milliseconds = rest = b""
     length: i64 = 0
@@ -269,18 +271,24 @@ def response(ask: StoreRequest, answer: Answer, now_ms: int, out: BytesWriter) -
             seconds = str(version).encode()
             length = len(seconds)
         head = dialect.answer_heads[length] if length < HEADS else dialect.answer_head + encode_size(length)
-    out.truncate(0)
-    out.write(encode_varint(len(before) + 2 + size + len(head) + length))
-    out.write(before)
-    write_two_bytes(out, size)
-    out.write(correlation)
-    out.write(head)
-    if version is not None:
-        out.write(seconds)
-        out.write(milliseconds)
-        out.write(rest)
-    message.properties_wire = out.getvalue()
-    return message
+    size: i64 = len(correlation)
+    return b"%b%b%b%b%b%b%b%b" % (
+        encode_varint(len(before) + 2 + size + len(head) + length),
+        before,
+        encode_size(size),
+        correlation,
+        head,
+        seconds,
+        milliseconds,
+        rest,
+    )
+
+
+def response(topic: str, payload: bytes, properties_wire: bytes) -> Publish:
+    """A response as a PUBLISH, for all but the session of its client in this broker."""
+    publish = Publish(topic, payload, 1)
+    publish.properties_wire = properties_wire
+    return publish
 
 
 def status_response(
@@ -411,8 +419,6 @@ def _message(
     )
     message = Publish(topic, payload, 1, properties=properties)
     message.properties_wire = _property_wire(left, correlation, user)
-    if left is not None:
-        message.expiry_s = left
     return message
 
 

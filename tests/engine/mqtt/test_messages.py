@@ -369,7 +369,7 @@ def test_an_answer_of_the_node_waits_like_any_message() -> None:
     peer = bench.connect("c", expiry=100, receive_maximum=1)
     peer.subscribe(Subscription("answers/c", 1))
     for n in range(3):
-        assert bench.broker.respond("c", Publish("answers/c", b"%d" % n, 1), bench.now)
+        assert bench.broker.respond("c", "answers/c", b"%d" % n, b"\0", 0, bench.now)
     (first,) = peer.publishes()
     peer.drop()
     back = bench.connect("c", expiry=100, clean_start=False)

@@ -71,7 +71,7 @@ def test_the_node_publishes_there_and_clients_everywhere_else() -> None:
     bench, victim = bench_with_victim()
     peer = bench.connect("other")
     bench.broker.publish(Publish(ANSWERS, b"published", 1), bench.now)
-    assert bench.broker.respond("victim", Publish(ANSWERS, b"answer", 1), bench.now)
+    assert bench.broker.respond("victim", ANSWERS, b"answer", b"\0", 0, bench.now)
     assert [m.payload for m in victim.publishes()] == [b"published", b"answer"]
     for topic in ("clients/victim/response", "clients/victim/services/other", "clients/victim/x/statestore/y"):
         peer.send(Publish(topic, b""))

@@ -13,7 +13,7 @@ from penstock.mqtt.codec.topics import validate_topic_name
 from penstock.mqtt.service import Inbound, Outlet
 from penstock.runtime.io.commit_queue import CommitQueue, CommitWaiter
 from penstock.runtime.io.files import Durability
-from penstock.statestore.binding import INVOKE
+from penstock.statestore.binding import INVOKE, response
 from penstock.statestore.codec.resp3 import encode_array
 from penstock.statestore.engine.record import Change
 from penstock.statestore.hlc import Hlc, parse
@@ -75,8 +75,18 @@ class FakeOutlet(Outlet):
     def publish(self, message: Publish) -> None:
         raise AssertionError(f"the store publishes nothing for everybody: {message}")
 
-    def respond(self, client_id: str, message: Publish, request: Inbound | None = None) -> bool:
-        validate_topic_name(message.topic)
+    def respond(
+        self,
+        client_id: str,
+        topic: str,
+        payload: bytes,
+        properties_wire: bytes,
+        expiry_s: int,
+        request: Inbound | None = None,
+    ) -> bool:
+        validate_topic_name(topic)
+        message = response(topic, payload, properties_wire)
+        assert (message.properties.message_expiry_interval or 0) == expiry_s
         if client_id in self.gone:
             return False
         if request is not None:

@@ -20,10 +20,9 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from librt.strings import BytesWriter
 
 from penstock.mqtt.client import MqttClient
-from penstock.statestore.binding import StoreRequest, read_request, request, response
+from penstock.statestore.binding import StoreRequest, answer_payload, answer_properties, read_request, request, response
 from penstock.statestore.client.client import Expiry, StateStoreClient
 from penstock.statestore.client.observations import Entry
 from penstock.statestore.client.requests import RequestSender
@@ -204,8 +203,8 @@ class StoreMachine(RuleBasedStateMachine):
         command = parse_payload(publish.payload, self.engine.extensions)
         assert isinstance(command, Command)
         self.asked_by_client.add(command.verb)
-        message = response(asked, self.execute(command, asked), self.wall, BytesWriter())
-        assert message is not None
+        answer = self.execute(command, asked)
+        message = response("", answer_payload(answer, SDK), answer_properties(asked, answer, 10))
         version = message.properties.user_property("__ts")
         return message.payload, None if version is None else parse_version(version)
 

@@ -45,6 +45,7 @@ from penstock.mqtt.codec.primitives import MAX_VARINT, Reader, check_filter_coun
 from penstock.mqtt.codec.properties import WILL, Properties
 from penstock.mqtt.codec.property_blocks import (
     HAS_SUBSCRIPTION_IDENTIFIER,
+    LastResponseTopic,
     decode_publish_properties,
     read_properties,
 )
@@ -131,6 +132,7 @@ class Decoder:
         "_end",
         "_first",
         "_largest",
+        "_last_response_topic",
         "_last_topic",
         "_last_wire",
         "_needed",
@@ -173,6 +175,7 @@ class Decoder:
         self._last_wire = b""
         self._last_topic = ""
         """Topic of the last PUBLISH: it is that of the next one nearly always."""
+        self._last_response_topic = LastResponseTopic()
         self._pieces: list[bytes] = []
         self.buffered: i64 = 0
         """Bytes of a packet that is not complete."""
@@ -356,7 +359,7 @@ class Decoder:
             if properties_end > end:
                 raise malformed("the property length goes beyond the packet")
             wire = data[properties_start:properties_end]
-            properties = decode_publish_properties(wire, block, block + length)
+            properties = decode_publish_properties(wire, block, block + length, self._last_response_topic)
             if properties.seen & HAS_SUBSCRIPTION_IDENTIFIER and self._role is Role.SERVER:
                 raise protocol_error("Subscription Identifier in a PUBLISH of a client [MQTT-3.3.4-6]")
             publish = Publish(topic, data[properties_end:end], qos)

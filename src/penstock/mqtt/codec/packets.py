@@ -50,15 +50,13 @@ class Publish:
 
     ``topic_wire`` and ``properties_wire`` are the bytes of the topic with its length and of the property block with its
     length, where they are known; they let a broker forward without encoding again. ``block`` has the properties of a
-    packet that was decoded, as bytes; :attr:`properties` makes text of them when it is first read. Code that writes
-    ``properties_wire`` instead of properties sets ``expiry_s`` to the Message Expiry Interval among them; -1: none.
+    packet that was decoded, as bytes; :attr:`properties` makes text of them when it is first read.
     """
 
     __slots__ = (
         "_properties",
         "block",
         "dup",
-        "expiry_s",
         "packet_id",
         "payload",
         "properties_wire",
@@ -89,7 +87,6 @@ class Publish:
         self.block: PropertyBlock | None = None
         self.topic_wire = b""
         self.properties_wire = b""
-        self.expiry_s: i64 = -1
 
     @property
     def properties(self) -> Properties:

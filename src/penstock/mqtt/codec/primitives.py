@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from librt.strings import BytesWriter, read_i64_le, write_i16_be
+from librt.strings import BytesWriter, read_i32_le, read_i64_le, write_i16_be
 
 from penstock.errors import LocalProtocolError, RemoteProtocolError
 
@@ -29,6 +29,7 @@ __all__ = [
     "encode_size",
     "encode_string",
     "encode_varint",
+    "is_at",
     "is_plain",
     "length_size",
     "malformed",
@@ -160,6 +161,35 @@ def is_plain(data: bytes, position: i64, end: i64, zeros: i64) -> bool:
         return False
     filled = (filled & 0x00FF00FF00FF00FF) + (filled >> 8 & 0x00FF00FF00FF00FF)
     return end - position - zeros == filled * 0x0001000100010001 >> 48 & 0xFFFF
+
+
+def is_at(data: bytes, position: i64, piece: bytes) -> bool:
+    """Whether ``data`` has ``piece`` at ``position``; the caller knows that as many bytes follow.
+
+    For short pieces. Compiled, words that may overlap are compared; from about 48 bytes on a slice costs less.
+    """
+    if not COMPILED:
+        return data.startswith(piece, position)
+    size: i64 = len(piece)
+    if size >= 8:
+        at: i64 = 0
+        last = size - 8
+        while at < last:
+            if read_i64_le(data, position + at) != read_i64_le(piece, at):
+                return False
+            at += 8
+        return read_i64_le(data, position + last) == read_i64_le(piece, last)
+    if size >= 4:
+        last = size - 4
+        return read_i32_le(data, position) == read_i32_le(piece, 0) and (
+            read_i32_le(data, position + last) == read_i32_le(piece, last)
+        )
+    at = 0
+    while at < size:
+        if data[position + at] != piece[at]:
+            return False
+        at += 1
+    return True
 
 
 def check_text(data: bytes, position: i64, end: i64) -> None:

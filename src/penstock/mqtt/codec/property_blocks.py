@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Final, final
 
-from librt.strings import read_i16_be, read_i32_be, read_i32_le, read_i64_le
+from librt.strings import read_i16_be, read_i32_be
 from mypy_extensions import i64, mypyc_attr
 
 from penstock.errors import LocalProtocolError, RemoteProtocolError
@@ -19,6 +19,7 @@ from penstock.mqtt.codec.primitives import (
     encode_binary,
     encode_string,
     encode_varint,
+    is_at,
     is_plain,
     malformed,
     protocol_error,
@@ -42,6 +43,7 @@ __all__ = [
     "HAS_SUBSCRIPTION_IDENTIFIER",
     "HAS_TOPIC_ALIAS",
     "HAS_USER_PROPERTY",
+    "LastResponseTopic",
     "PropertyBlock",
     "block_of",
     "decode_properties",
@@ -265,6 +267,11 @@ class PropertyBlock:
         two: bytes | None = None
         three: bytes | None = None
         four: bytes | None = None
+        first_size: i64 = len(first)
+        usual_size: i64 = len(usual)
+        second_size: i64 = len(second)
+        third_size: i64 = len(third)
+        fourth_size: i64 = len(fourth)
         wire = self.wire
         end: i64 = len(wire)
         position = self.user_at
@@ -276,18 +283,18 @@ class PropertyBlock:
             name_at = position + 3
             value_at = name_at + size + 2
             position = value_at + (i64(read_i16_be(wire, value_at - 2)) & 0xFFFF)
-            if size == len(first) and _is_at(wire, name_at, first):
+            if size == first_size and is_at(wire, name_at, first):
                 if one is not None:
                     one = b""
-                elif position - value_at == len(usual) and _is_at(wire, value_at, usual):
+                elif position - value_at == usual_size and is_at(wire, value_at, usual):
                     one = usual
                 else:
                     one = wire[value_at:position]
-            elif size == len(second) and _is_at(wire, name_at, second):
+            elif size == second_size and is_at(wire, name_at, second):
                 two = wire[value_at:position] if two is None else b""
-            elif size == len(third) and _is_at(wire, name_at, third):
+            elif size == third_size and is_at(wire, name_at, third):
                 three = wire[value_at:position] if three is None else b""
-            elif size == len(fourth) and _is_at(wire, name_at, fourth):
+            elif size == fourth_size and is_at(wire, name_at, fourth):
                 four = wire[value_at:position] if four is None else b""
         return one, two, three, four
 
@@ -308,25 +315,6 @@ class PropertyBlock:
                 else:
                     position = _after(wire, position)
         return pairs
-
-
-def _is_at(wire: bytes, position: i64, name: bytes) -> bool:
-    """Whether ``wire`` has ``name`` at ``position``; it has as many bytes from there on."""
-    size: i64 = len(name)
-    at: i64 = 0
-    while at + 8 <= size:
-        if read_i64_le(wire, position + at) != read_i64_le(name, at):
-            return False
-        at += 8
-    if at + 4 <= size:
-        if read_i32_le(wire, position + at) != read_i32_le(name, at):
-            return False
-        at += 4
-    while at < size:
-        if wire[position + at] != name[at]:
-            return False
-        at += 1
-    return True
 
 
 def _after(wire: bytes, position: i64) -> i64:
@@ -360,10 +348,23 @@ HAS_USER_PROPERTY: Final = 1 << 0x26
 """Bits of :attr:`PropertyBlock.seen`."""
 
 
-def decode_publish_properties(data: bytes, position: i64, end: i64) -> PropertyBlock:
+@final
+@mypyc_attr(acyclic=True)
+class LastResponseTopic:
+    """The last response topic of a client, as sent and as text: its next request nearly always has the same."""
+
+    __slots__ = ("text", "wire")
+
+    def __init__(self) -> None:
+        self.wire = b""
+        self.text = ""
+
+
+def decode_publish_properties(data: bytes, position: i64, end: i64, last: LastResponseTopic) -> PropertyBlock:
     """Check the properties of a PUBLISH in ``data[position:end]``, and read those that a broker needs.
 
     Accepts and refuses what :func:`decode_properties` does, with the same errors; a property test compares the two.
+    ``last``: of the connection that the packet came over.
 
     Raises:
         RemoteProtocolError: as :func:`decode_properties`.
@@ -400,9 +401,11 @@ def decode_publish_properties(data: bytes, position: i64, end: i64) -> PropertyB
             if identifier == 0x09:
                 block.correlation_data = data[position + 2 : stop]
             elif identifier == 0x08:
-                raw = data[position + 2 : stop]
-                topic = _response_topics.get(raw)
-                block.response_topic = _response_topic(raw) if topic is None else topic
+                wire = data[position + 2 : stop]
+                if len(wire) == 0 or wire != last.wire:
+                    last.text = _response_topic(wire)
+                    last.wire = wire
+                block.response_topic = last.text
             else:
                 check_text(data, position + 2, stop)
                 block.content_type_at = position

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import final
 
+from mypy_extensions import i64
+
 from penstock.mqtt.codec.packets import Publish
 from penstock.mqtt.engine.broker import Broker
 from penstock.mqtt.service import Inbound, Outlet
@@ -31,15 +33,23 @@ class BrokerOutlet(Outlet):
         """
         self._broker.publish(message, self._now())
 
-    def respond(self, client_id: str, message: Publish, request: Inbound | None = None) -> bool:
-        """Route a message of the node itself to that client's matching subscriptions; False where there is none.
+    def respond(
+        self,
+        client_id: str,
+        topic: str,
+        payload: bytes,
+        properties_wire: bytes,
+        expiry_s: i64,
+        request: Inbound | None = None,
+    ) -> bool:
+        """Send a message of the node to that client's matching subscriptions; False where there is none [Outlet].
 
         Raises:
-            LocalProtocolError: the topic or the properties cannot be sent.
+            LocalProtocolError: the topic cannot be sent.
         """
         broker = self._broker
-        now = broker.reading_since if broker.outbound.reading is not None else self._now()
-        return broker.respond(client_id, message, now, request)
+        now: i64 = broker.reading_since if broker.outbound.reading is not None else self._now()
+        return broker.respond(client_id, topic, payload, properties_wire, expiry_s, now, request)
 
     def unheard(self, client_id: str, topic: str) -> str:
         """Return the reason why :meth:`respond` did not reach the client."""

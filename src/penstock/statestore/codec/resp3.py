@@ -98,7 +98,8 @@ def encode_array(elements: Sequence[bytes]) -> bytes:
 
 def encode_bulk(value: bytes) -> bytes:
     """``value`` as a bulk string: the answer to a GET that found the key."""
-    return b"".join(bulk_pieces(value))
+    size = len(value)
+    return b"%b%b\r\n" % (_BULK_HEADS[size] if size < _HEADS else b"$%d\r\n" % size, value)
 
 
 Pieces = tuple[bytes, bytes, bytes]

@@ -26,7 +26,7 @@ from penstock.mqtt.codec.reasons import ReasonCode
 from penstock.mqtt.service import Inbound, Outlet
 from penstock.runtime.io.clock import monotonic_ms
 from penstock.runtime.observability.logs import LogLimiter
-from penstock.statestore.binding import INVOKE, dialect_of, request, status_response
+from penstock.statestore.binding import INVOKE, dialect_of, request, response, status_response
 from penstock.statestore.codec.commands import Verb, parse_payload
 from penstock.statestore.hlc import Hlc
 from penstock.statestore.service.service import StateStoreService
@@ -184,11 +184,19 @@ class Attachment(Outlet):
         """Publish a message of the store."""
         self._send(message, "")
 
-    def respond(self, _client_id: str, message: Publish, request: Inbound | None = None) -> bool:
+    def respond(
+        self,
+        _client_id: str,
+        topic: str,
+        payload: bytes,
+        properties_wire: bytes,
+        _expiry_s: int,
+        request: Inbound | None = None,
+    ) -> bool:
         """Publish a response; the broker delivers it to the subscribers of the response topic."""
         if request is not None:
             request.settle()
-        self._send(message, "")
+        self._send(response(topic, payload, properties_wire), "")
         return True
 
     def unheard(self, _client_id: str, _topic: str) -> str:

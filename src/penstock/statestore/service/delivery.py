@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import logging
 
+from mypy_extensions import i64
+
 from penstock.errors import LocalProtocolError
 from penstock.mqtt.codec.packets import Publish
 from penstock.mqtt.codec.reasons import ReasonCode
 from penstock.mqtt.service import OTHERS_TOPIC, SHARED_TOPIC, Inbound, Outlet
 from penstock.runtime.io.clock import monotonic_ms
 from penstock.runtime.observability.logs import LogLimiter
-from penstock.statestore.binding import notification, topic_fits
+from penstock.statestore.binding import notification, response, topic_fits
 from penstock.statestore.codec.dialects import Dialect
 from penstock.statestore.engine.record import Change
 from penstock.statestore.service.interfaces import StoreStats
@@ -39,30 +41,37 @@ class ResponseSender:
         if self.outlet is not None:
             self.outlet.copy_to_subscribers(client_id, request)
 
-    def answer(self, request: Inbound, message: Publish | None) -> None:
-        """Send the response to the client of ``request``: its subscriptions with No Local get it too.
+    def answer_rejected(self, request: Inbound, message: Publish) -> None:
+        """Send the response to a rejected request."""
+        expiry_s = message.properties.message_expiry_interval or 0
+        self.answer(request, message.topic, message.payload, message.properties_wire, expiry_s)
 
-        The request is settled before the response leaves: with 0x10 and the reason where no subscription of the client
-        matches.
+    def answer(self, request: Inbound, topic: str, payload: bytes, properties_wire: bytes, expiry_s: i64) -> None:
+        """Send a response to the client of ``request``: its subscriptions with No Local get it too.
+
+        Arguments as of :meth:`Outlet.respond`. The request is settled before the response leaves: with 0x10 and the
+        reason where no subscription of the client matches.
         """
         outlet = self.outlet
-        if message is None or outlet is None:
+        if outlet is None:
             request.settle()
             return
         client_id = request.client_id
         try:
-            heard = outlet.respond(client_id, message, request)
+            heard = outlet.respond(client_id, topic, payload, properties_wire, expiry_s, request)
         except LocalProtocolError as error:
             request.settle()
             self._stats.unanswered += 1
-            _log.warning("no answer on topic=%r: %s", message.topic, error)
+            _log.warning("no answer on topic=%r: %s", topic, error)
             return
         if heard:
             self._stats.responses += 1
         else:
-            request.settle(ReasonCode.NO_MATCHING_SUBSCRIBERS, self.unanswered(client_id, message.topic))
+            request.settle(ReasonCode.NO_MATCHING_SUBSCRIBERS, self.unanswered(client_id, topic))
         if self.requests_observed:
-            outlet.copy_to_subscribers(client_id, message)
+            copy = response(topic, payload, properties_wire)
+            copy.replace_properties(copy.properties)  # read, so that the copy expires as well
+            outlet.copy_to_subscribers(client_id, copy)
 
     def unanswered(self, client_id: str, topic: str) -> str:
         """Count and log a response without receiver; return the reason."""

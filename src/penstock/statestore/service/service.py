@@ -20,8 +20,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
-from librt.strings import BytesWriter
-
 from penstock.errors import StorageError
 from penstock.mqtt.codec.reasons import ReasonCode
 from penstock.mqtt.service import Inbound, Outlet, Service
@@ -34,9 +32,11 @@ from penstock.statestore.binding import (
     OLDER_INVOKE,
     RejectedRequest,
     StoreRequest,
+    answer_payload,
+    answer_properties,
     dialect_named,
     read_request,
-    response,
+    seconds_left,
     status_response,
     topic_fits,
 )
@@ -156,7 +156,6 @@ class StateStoreService(Service):
         self._recent = RecentWrites()
         self._recovered_clock = self._engine.clock
         """The greatest version before the start."""
-        self._response_buffer = BytesWriter()
         self._committed_ms = 0
         """The time of the answers that a commit releases; 0: none does now."""
         self._read = 0
@@ -372,7 +371,7 @@ class StateStoreService(Service):
         policy = self._policy
         if policy is not None and isinstance(ask, StoreRequest) and not policy.may_answer_on(ask, ask.response_topic):
             ask = RejectedRequest(ReasonCode.NOT_AUTHORIZED, "the client may not subscribe to its own response topic")
-        if isinstance(ask, RejectedRequest):
+        if not isinstance(ask, StoreRequest):
             self._refuse(message, ask, now_ms)
             return
         context = ask
@@ -501,11 +500,18 @@ class StateStoreService(Service):
         if answer is not None and not committed:
             message.settle(ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR, StoreError.READ_ONLY)
             answer = Answer(AnswerKind.ERROR, error=StoreError.READ_ONLY)
-        if isinstance(ask, RejectedRequest):
+        if not isinstance(ask, StoreRequest):
             message.settle(ask.reason_code, ask.reason)
-            self._responses.answer(message, ask.response)
+            if ask.response is not None:
+                self._responses.answer_rejected(message, ask.response)
         elif answer is not None:
-            self._responses.answer(message, response(ask, answer, now_ms, self._response_buffer))
+            expiry_s = seconds_left(ask, now_ms)
+            if expiry_s < 0:
+                message.settle()
+            else:
+                payload = answer_payload(answer, ask.dialect)
+                properties = answer_properties(ask, answer, expiry_s)
+                self._responses.answer(message, ask.response_topic, payload, properties, expiry_s)
             if answer.missed is not None:
                 for change in answer.missed:
                     self._responses.notify(message.client_id, ask.dialect, change)

@@ -18,6 +18,7 @@ from penstock.mqtt.codec.properties import (
     context_of,
 )
 from penstock.mqtt.codec.property_blocks import (
+    LastResponseTopic,
     block_of,
     decode_properties,
     decode_publish_properties,
@@ -105,10 +106,10 @@ def test_properties_of_a_publish_are_those_that_the_table_gives(block: bytes) ->
         refusal = error
     if refusal is not None:
         with pytest.raises(RemoteProtocolError) as raised:
-            decode_publish_properties(data, start, len(data))
+            decode_publish_properties(data, start, len(data), LastResponseTopic())
         assert raised.value.reason_code == refusal.reason_code
         return
-    for found in (decode_publish_properties(data, start, len(data)), block_of(properties)):
+    for found in (decode_publish_properties(data, start, len(data), LastResponseTopic()), block_of(properties)):
         for spec in ALLOWED_IN[_PUBLISH]:
             value = getattr(properties, spec.attribute)
             assert (found.seen >> spec.identifier & 1 == 1) is (value not in (None, [])), spec.name

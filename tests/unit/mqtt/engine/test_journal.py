@@ -5,7 +5,7 @@ from __future__ import annotations
 from penstock.mqtt.codec.packets import Publish
 from penstock.mqtt.codec.properties import Properties
 from penstock.mqtt.engine.model.journal import Journal, SessionRow, Stage, SubscriptionRow
-from penstock.mqtt.engine.model.message import Message
+from penstock.mqtt.engine.model.message import Message, message_of
 
 
 def session(number: int = 1, *, awaited: bool = True) -> SessionRow:
@@ -37,7 +37,7 @@ def test_a_batch_holds_the_last_state_of_each_key_and_the_next_begins_empty() ->
 
 def test_a_delivery_that_is_done_before_the_commit_leaves_no_trace() -> None:
     journal = Journal()
-    message = Message(Publish("t", b"x", 1), 0)
+    message = message_of(Publish("t", b"x", 1), 0)
     journal.done(queue(journal, message, packet_id=4), message)
     assert journal.waiting == 0
     assert journal.urgent, "whoever published it still waits for this commit"
@@ -45,7 +45,7 @@ def test_a_delivery_that_is_done_before_the_commit_leaves_no_trace() -> None:
 
 def test_a_delivery_that_was_committed_is_taken_back_by_the_next_commit() -> None:
     journal = Journal()
-    message = Message(Publish("t", b"x", 1), 0)
+    message = message_of(Publish("t", b"x", 1), 0)
     number = queue(journal, message)
     assert journal.cut(0).deliveries == {number: (1, 0, 1, 0, b"", 0, "", message)}
     journal.sent(1, number, 3, awaited=False)
@@ -57,7 +57,7 @@ def test_a_delivery_that_was_committed_is_taken_back_by_the_next_commit() -> Non
 
 def test_after_pubrec_only_the_progress_stays() -> None:
     journal = Journal()
-    message = Message(Publish("t", b"x", 2), 0)
+    message = message_of(Publish("t", b"x", 2), 0)
     number = queue(journal, message, packet_id=3)
     journal.cut(0)
     journal.released(1, number, 3, message, awaited=True)
@@ -70,7 +70,7 @@ def test_after_pubrec_only_the_progress_stays() -> None:
 
 def test_a_shared_message_is_stored_once_and_goes_with_its_last_delivery() -> None:
     journal = Journal()
-    message = Message(Publish("t", b"x", 1), 0)
+    message = message_of(Publish("t", b"x", 1), 0)
     message.stored = -1
     first, second = queue(journal, message), queue(journal, message)
     batch = journal.cut(0)
@@ -99,7 +99,7 @@ def test_what_a_restart_found_keeps_its_progress_and_its_numbers() -> None:
 def test_only_what_asks_for_it_is_promised_where_nothing_else_waits() -> None:
     journal = Journal(durable_acknowledgements=False)
     plain, asked = (
-        Message(Publish("t", b"x", 1, retain=True, properties=Properties(user_properties=pairs)), 0)
+        message_of(Publish("t", b"x", 1, retain=True, properties=Properties(user_properties=pairs)), 0)
         for pairs in ([("aio-persistence", "false")], [("x", ""), ("aio-persistence", "true")])
     )
     journal.retained("t", plain)

@@ -9,7 +9,7 @@ from penstock.mqtt.codec.encoder import encode
 from penstock.mqtt.codec.packets import Publish
 from penstock.mqtt.codec.primitives import encode_frame
 from penstock.mqtt.codec.properties import Properties
-from penstock.mqtt.engine.model.message import Message, identifier_block
+from penstock.mqtt.engine.model.message import Message, identifier_block, message_of
 
 
 def as_sent(message: Message, identifiers: bytes, now: int) -> Publish:
@@ -29,7 +29,7 @@ def test_identifiers_are_added_to_any_block(*, received: bool, size: int) -> Non
         (decoded,) = Decoder().feed(encode(publish))
         assert isinstance(decoded, Publish)
         publish = decoded
-    message = Message(publish, 0)
+    message = message_of(publish, 0)
     assert as_sent(message, b"", 0) == publish
     sent = as_sent(message, identifier_block((1, 300, 268_435_455)), 0)
     assert sent.properties.subscription_identifiers == [1, 300, 268_435_455]
@@ -37,7 +37,7 @@ def test_identifiers_are_added_to_any_block(*, received: bool, size: int) -> Non
 
 
 def test_expiry_counts_down_in_whole_seconds() -> None:
-    message = Message(Publish("a", b"", properties=Properties(message_expiry_interval=10)), 5_000)
+    message = message_of(Publish("a", b"", properties=Properties(message_expiry_interval=10)), 5_000)
     assert message.expires_at == 15_000
     block = identifier_block([7])
     sent = [as_sent(message, block, now).properties for now in (5_000, 5_999, 6_000, 14_999)]
@@ -47,6 +47,6 @@ def test_expiry_counts_down_in_whole_seconds() -> None:
 
 def test_what_belongs_to_the_publishers_connection_ends_here() -> None:
     properties = Properties(topic_alias=3, subscription_identifiers=[9], content_type="x")
-    message = Message(Publish("a", b"", properties=properties), 0)
+    message = message_of(Publish("a", b"", properties=properties), 0)
     assert as_sent(message, b"", 0).properties == Properties(content_type="x")
     assert properties.topic_alias == 3

@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 from penstock.mqtt.codec.packets import Publish
 from penstock.mqtt.codec.properties import Properties
 from penstock.mqtt.codec.topics import matches
-from penstock.mqtt.engine.model.message import Message
+from penstock.mqtt.engine.model.message import Message, message_of
 from penstock.mqtt.engine.sessions.retained import Retained
 from tests.unit.mqtt.engine.test_subscriptions import filters, topics
 
 
 def message(topic: str, payload: bytes = b"x", expiry: int | None = None) -> Message:
-    return Message(Publish(topic, payload, properties=Properties(message_expiry_interval=expiry)), 0)
+    return message_of(Publish(topic, payload, properties=Properties(message_expiry_interval=expiry)), 0)
 
 
 def match(retained: Retained, topic_filter: str, now: int) -> list[Message]:
@@ -56,7 +56,7 @@ def test_expired_ones_make_room() -> None:
     retained = Retained(2, 10_000)
     retained.store("a", message("a", expiry=1))
     retained.store("b", message("b", expiry=60))
-    late = [Message(Publish(topic, b"x"), now) for topic, now in (("c", 999), ("d", 1_000), ("e", 2_000))]
+    late = [message_of(Publish(topic, b"x"), now) for topic, now in (("c", 999), ("d", 1_000), ("e", 2_000))]
     assert not retained.store("c", late[0])
     assert retained.store("d", late[1]), "nobody had asked for a"
     assert not retained.store("e", late[2]), "not before b expires"
@@ -66,10 +66,10 @@ def test_expired_ones_make_room() -> None:
 def test_messages_that_expire_one_by_one_do_not_cost_a_walk_each() -> None:
     retained = Retained(3, 10_000)
     for n, name in enumerate("abc"):
-        retained.store(name, Message(Publish(name, b"x", properties=Properties(message_expiry_interval=1)), n * 100))
+        retained.store(name, message_of(Publish(name, b"x", properties=Properties(message_expiry_interval=1)), n * 100))
 
     def keep(topic: str, now: int) -> bool:
-        return retained.store(topic, Message(Publish(topic, b"x"), now))
+        return retained.store(topic, message_of(Publish(topic, b"x"), now))
 
     assert keep("d", 1_000), "a is gone"
     assert not keep("e", 1_100), "b is, and nobody has looked since"

@@ -9,7 +9,7 @@ import pytest
 from penstock.mqtt.codec.packets import Publish
 from penstock.mqtt.engine.broker import Broker
 from penstock.mqtt.engine.model.limits import BrokerLimits, QueueOverflowPolicy
-from penstock.mqtt.engine.model.message import Message
+from penstock.mqtt.engine.model.message import message_of
 from penstock.mqtt.engine.sessions.session import Session
 
 
@@ -20,7 +20,7 @@ def offline(**limits: Any) -> Session:
 
 def put(session: Session, *payloads: bytes, qos: int = 1) -> None:
     for payload in payloads:
-        session.deliver(Message(Publish("a", payload, qos), 0), qos, 0, b"", 0)
+        session.deliver(message_of(Publish("a", payload, qos), 0), qos, 0, b"", 0)
 
 
 @pytest.mark.parametrize(

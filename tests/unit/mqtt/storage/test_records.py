@@ -21,7 +21,7 @@ from penstock.mqtt.engine.model.journal import (
     Stage,
     SubscriptionRow,
 )
-from penstock.mqtt.engine.model.message import Message, identifier_block
+from penstock.mqtt.engine.model.message import Message, identifier_block, message_of
 
 OFFSET = 1_700_000_000_000
 
@@ -67,7 +67,7 @@ def test_instants_follow_the_wall_clock_from_one_run_to_the_next() -> None:
     found = records.decode_session(7, records.encode_session(row, OFFSET), OFFSET + 4_500)
     assert found is not None
     assert (found.ends_at, found.will_at) == (500, 1)
-    message = Message(MESSAGES[0], 1_000)
+    message = message_of(MESSAGES[0], 1_000)
     moved = records.decode_message(records.encode_message(message, OFFSET), OFFSET + 4_500)
     assert moved is not None
     assert moved.accepted_at == -3_500
@@ -82,7 +82,7 @@ def test_a_subscription_comes_back(identifier: bytes) -> None:
 
 @pytest.mark.parametrize("publish", MESSAGES, ids=lambda publish: publish.topic)
 def test_a_message_comes_back_alone_and_with_its_delivery(publish: Publish) -> None:
-    message = Message(publish, 1_000)
+    message = message_of(publish, 1_000)
     assert records.decode_message(records.encode_message(message, OFFSET), OFFSET) == row_of(message)
     identifiers = identifier_block([3])
     own = records.encode_delivery(9, 0, 2, 1, identifiers, 65_535, "$share/ü/#", message, OFFSET)
@@ -93,7 +93,7 @@ def test_a_message_comes_back_alone_and_with_its_delivery(publish: Publish) -> N
 
 @pytest.mark.parametrize("publish", MESSAGES, ids=lambda publish: publish.topic)
 def test_a_retained_message_comes_back_with_its_publisher(publish: Publish) -> None:
-    message = Message(publish, 1_000)
+    message = message_of(publish, 1_000)
     for source in (Source("user:ännchen", "c/1"), Source("", ""), None):
         stored = records.encode_retained(message, source, OFFSET)
         assert records.decode_message(stored, OFFSET) == row_of(message)._replace(source=source)
@@ -101,7 +101,7 @@ def test_a_retained_message_comes_back_with_its_publisher(publish: Publish) -> N
 
 
 def test_a_shared_message_is_found_by_its_number_or_the_delivery_is_lost() -> None:
-    message = Message(MESSAGES[0], 5)
+    message = message_of(MESSAGES[0], 5)
     stored = records.encode_delivery(9, 77, 1, 0, b"", 0, "", message, OFFSET)
     assert len(stored) < 40
     assert records.shared_of(stored) == 77
@@ -122,13 +122,13 @@ DECODERS: list[tuple[bytes, Callable[[bytes], Any]]] = [
         records.encode_subscription(SubscriptionRow(1, "a/#", 1, False, True, b"\x0b\x01")),
         records.decode_subscription,
     ),
-    (records.encode_message(Message(MESSAGES[2], 1), OFFSET), lambda raw: records.decode_message(raw, OFFSET)),
+    (records.encode_message(message_of(MESSAGES[2], 1), OFFSET), lambda raw: records.decode_message(raw, OFFSET)),
     (
-        records.encode_retained(Message(MESSAGES[2], 1), Source("user:a", "c"), OFFSET),
+        records.encode_retained(message_of(MESSAGES[2], 1), Source("user:a", "c"), OFFSET),
         lambda raw: records.decode_message(raw, OFFSET),
     ),
     (
-        records.encode_delivery(1, 0, 1, 0, b"\x0b\x01", 3, "$share/g/t", Message(MESSAGES[2], 1), OFFSET),
+        records.encode_delivery(1, 0, 1, 0, b"\x0b\x01", 3, "$share/g/t", message_of(MESSAGES[2], 1), OFFSET),
         lambda raw: records.decode_delivery(1, raw, OFFSET, {}),
     ),
     (records.encode_progress(1, 2, 1), lambda raw: records.decode_progress(1, raw)),

@@ -20,7 +20,7 @@ from penstock.mqtt.engine.model.journal import (
     Stage,
     SubscriptionRow,
 )
-from penstock.mqtt.engine.model.message import Message
+from penstock.mqtt.engine.model.message import message_of
 from penstock.mqtt.storage import SessionStore, digest_of, encode_message, number_key
 from penstock.runtime.io.files import Durability
 from penstock.runtime.io.lmdb_environment import LmdbEnvironment
@@ -62,10 +62,10 @@ class Fill:
 
     def __init__(self) -> None:
         self.journal = journal = Journal()
-        self.shared = Message(Publish("a/shared", b"s" * 100, 1), 1_000)
+        self.shared = message_of(Publish("a/shared", b"s" * 100, 1), 1_000)
         self.shared.stored = -1
-        self.own = Message(Publish("a/own", b"o", 2), 1_001)
-        self.kept = Message(Publish("a/kept", b"k", 0, retain=True), 1_002)
+        self.own = message_of(Publish("a/own", b"o", 2), 1_001)
+        self.kept = message_of(Publish("a/kept", b"k", 0, retain=True), 1_002)
         self.sessions = [journal.new_number(), journal.new_number()]
         for number in self.sessions:
             journal.session(session(number))
@@ -120,7 +120,7 @@ def test_a_small_durable_commit_writes_at_most_one_page_to_the_disk(tmp_path: Pa
     store.open(OFFSET)
     before = written()
     for number in range(100):
-        journal.retained(f"plant/{number}", Message(Publish(f"plant/{number}", b"x" * 43, 1, retain=True), 0))
+        journal.retained(f"plant/{number}", message_of(Publish(f"plant/{number}", b"x" * 43, 1, retain=True), 0))
         store.commit(journal.cut(OFFSET))
     store.close()  # with everything that LMDB has not got yet
     assert written() - before <= 100 * 4096
@@ -153,7 +153,7 @@ def test_a_directory_without_a_log_is_opened_and_then_refused_by_the_version_bef
 
     before = of_schema_1()
     before.open(lambda _: None)
-    message = encode_message(Message(Publish("a/kept", b"k", 0, retain=True), 1_002), OFFSET)
+    message = encode_message(message_of(Publish("a/kept", b"k", 0, retain=True), 1_002), OFFSET)
     before.transact(lambda t: t.put(digest_of("a/kept"), message, db=before.tables["retained"]), "writing")
     before.close()
     assert [row.payload for row in open_at(tmp_path).retained] == [b"k"]
@@ -208,7 +208,7 @@ def test_a_message_that_no_delivery_names_is_removed(tmp_path: Path) -> None:
     store = SessionStore(tmp_path)
     store.open(OFFSET)
     batch = Batch(1)
-    batch.messages[5] = Message(Publish("t", b"x", 1), 0)
+    batch.messages[5] = message_of(Publish("t", b"x", 1), 0)
     store.commit(batch)
     store.close()
     assert open_at(tmp_path).next_number == 6
@@ -222,12 +222,12 @@ def test_the_map_grows_and_keeps_its_size(tmp_path: Path) -> None:
     journal.session(session(journal.new_number()))
     for n in range(40):
         for _ in range(20):
-            journal.queue(1, Message(Publish("t", bytes((n,)) * 4000, 1), 0), 1, 0, b"", 0, awaited=True)
+            journal.queue(1, message_of(Publish("t", bytes((n,)) * 4000, 1), 0), 1, 0, b"", 0, awaited=True)
         store.commit(journal.cut(OFFSET))
     store.close()
     again = SessionStore(tmp_path, map_bytes=256 * 1024)
     assert len(again.open(OFFSET).deliveries) == 800
-    journal.retained("t", Message(Publish("t", b"more", 0), 0))
+    journal.retained("t", message_of(Publish("t", b"more", 0), 0))
     again.commit(journal.cut(OFFSET))
     again.close()
 

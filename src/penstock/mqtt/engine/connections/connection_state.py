@@ -230,7 +230,8 @@ class ConnectionState(PacketWriter):
             self.release()
 
     def _send_answer(self, answer: PendingAck) -> None:
-        self.gate = max(self.gate, answer.gate)
+        if answer.gate:
+            self.gate = max(self.gate, answer.gate)
         if answer.qos == 2:
             self.pubrec(answer.packet_id, answer.reason_code, answer.reason_string)
         else:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from penstock.mqtt.codec.properties import Properties
 
-__all__ = ["RELEASED", "Delivery", "Message", "Notification", "identifier_block"]
+__all__ = ["RELEASED", "Delivery", "Message", "Notification", "identifier_block", "message_of"]
 
 _CONTEXT: Final = 1 << PacketType.PUBLISH
 _ENDS_HERE: Final = HAS_TOPIC_ALIAS | HAS_SUBSCRIPTION_IDENTIFIER
@@ -64,19 +64,33 @@ class Message:
         "urgent",
     )
 
-    def __init__(self, publish: Publish, now: i64) -> None:
-        self.topic = publish.topic
-        self.qos: i64 = publish.qos
-        self.retain = publish.retain
-        self.payload = publish.payload
-        topic_wire = publish.topic_wire
-        self.topic_wire = topic_wire if len(topic_wire) > 0 else encode_string(publish.topic, "the topic")
+    def __init__(
+        self,
+        topic: str,
+        topic_wire: bytes,
+        payload: bytes,
+        properties_wire: bytes,
+        qos: i64,
+        now: i64,
+        *,
+        retain: bool = False,
+        expires_at: i64 = 0,
+    ) -> None:
+        self.topic = topic
+        self.qos: i64 = qos
+        self.retain = retain
+        self.payload = payload
+        self.topic_wire = topic_wire if len(topic_wire) > 0 else encode_string(topic, "the topic")
         self.accepted_at: i64 = now
-        self.expires_at: i64 = 0
+        self.expires_at: i64 = expires_at
         self.stored = 0
         self.receivers = 0
         self.urgent = False
         self._properties: Properties | None = None
+        self.properties_wire = properties_wire
+
+    def take_properties(self, publish: Publish) -> None:
+        """Have the properties of ``publish``, without those of the publisher's connection."""
         wire = publish.properties_wire
         block = publish.block
         if len(wire) == 0:
@@ -86,12 +100,10 @@ class Message:
         if block is not None:
             seen = block.seen
             if seen & HAS_EXPIRY:
-                self.expires_at = now + block.message_expiry_interval * 1000
+                self.expires_at = self.accepted_at + block.message_expiry_interval * 1000
             if seen & _ENDS_HERE:
                 self._properties = _without_aliases(publish.properties)
                 wire = encode_properties(self._properties, _CONTEXT)
-        elif publish.expiry_s >= 0:
-            self.expires_at = now + publish.expiry_s * 1000
         self.properties_wire = wire
 
     @property
@@ -126,6 +138,19 @@ class Message:
         return wire
 
 
+def message_of(publish: Publish, now: i64) -> Message:
+    """Make a message of a PUBLISH that was accepted at ``now``.
+
+    Raises:
+        LocalProtocolError: the topic or the properties cannot be sent.
+    """
+    wire = publish.properties_wire
+    message = Message(publish.topic, publish.topic_wire, publish.payload, wire, publish.qos, now, retain=publish.retain)
+    if publish.block is not None or len(wire) == 0:
+        message.take_properties(publish)
+    return message
+
+
 def _without_aliases(properties: Properties) -> Properties:
     """Copy properties without Topic Alias and Subscription Identifiers of the publisher."""
     properties = properties.copy()
@@ -146,11 +171,12 @@ class Notification(Message):
     __slots__ = ("deletes",)
 
     def __init__(self, publish: Publish, now: i64, *, deletes: bool) -> None:
-        super().__init__(publish, now)
+        super().__init__(publish.topic, publish.topic_wire, publish.payload, b"", publish.qos, now)
+        self.take_properties(publish)
         self.deletes = deletes
 
 
-RELEASED: Final = Message(Publish("released"), 0)
+RELEASED: Final = message_of(Publish("released"), 0)
 """Replaces the message of a QoS 2 delivery after its PUBREL, which needs no payload any more [MQTT-4.3.3-6]."""
 
 

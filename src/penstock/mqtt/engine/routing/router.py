@@ -84,7 +84,7 @@ class Route:
         self.targets = targets
         self.shared = shared
         self.services = [] if refusal else services
-        self.refusal = refusal
+        self.refusal: i64 = refusal
         self.nobody = not targets and not shared
         self.receivers = len(targets) + sum(len(target.members) for target in shared)
         self.many = len(targets) + len(shared) > 1

@@ -17,7 +17,7 @@ from penstock.mqtt.codec.topics import validate_topic_name
 from penstock.mqtt.engine.model.access import Rights, has_high_priority
 from penstock.mqtt.engine.model.journal import Journal, Source
 from penstock.mqtt.engine.model.limits import BrokerLimits, QueueOverflowPolicy
-from penstock.mqtt.engine.model.message import Message, Notification
+from penstock.mqtt.engine.model.message import Message, Notification, message_of
 from penstock.mqtt.engine.model.stats import BrokerStats
 from penstock.mqtt.engine.model.sys_topics import SysTopics
 from penstock.mqtt.engine.model.timers import Timers
@@ -35,6 +35,11 @@ __all__ = ["BrokerCore"]
 
 NODE: Final = "penstock"
 """Client identifier of messages that the node itself publishes, for the services that receive them."""
+
+
+# Members of an IntEnum are objects: compared with numbers by Python code.
+_NOT_AUTHORIZED: Final = 0x87
+_NO_MATCHING_SUBSCRIBERS: Final = 0x10
 
 
 class BrokerCore(SessionOwner):
@@ -129,7 +134,7 @@ class BrokerCore(SessionOwner):
             LocalProtocolError: the topic or the properties cannot be sent.
         """
         validate_topic_name(publish.topic)
-        message = Message(publish, now)
+        message = message_of(publish, now)
         if publish.retain and not self.retained.store(publish.topic, message):
             raise LocalProtocolError("mqtt: no room for another retained message", do="raise max_retained_messages")
         route = self.router.route(publish.topic)
@@ -138,25 +143,34 @@ class BrokerCore(SessionOwner):
             if not service.exclusive:  # clients send requests to those; a response must not come back as a request
                 service.receive(Inbound(publish, NODE, now + self.wall_offset))
 
-    def respond(self, client_id: str, publish: Publish, now: int, request: Inbound | None = None) -> bool:
+    def respond(
+        self,
+        client_id: str,
+        topic: str,
+        payload: bytes,
+        properties_wire: bytes,
+        expiry_s: i64,
+        now: i64,
+        request: Inbound | None = None,
+    ) -> bool:
         """Route a message of the node itself to one session's subscriptions; False where none matches [Outlet.respond].
 
         Raises:
-            LocalProtocolError: the topic or the properties cannot be sent.
+            LocalProtocolError: the topic cannot be sent.
         """
-        route = self._routes.get(publish.topic)
+        route = self._routes.get(topic)
         if route is None:
-            validate_topic_name(publish.topic)
-            route = self.router.route(publish.topic)
+            validate_topic_name(topic)
+            route = self.router.route(topic)
         for target in route.targets:
             session = target.session
             if session.client_id == client_id:
                 if request is not None:
                     request.settle()
-                publish.topic_wire = route.topic_wire  # the next response to the client need not encode it again
-                message = Message(publish, now)
-                route.topic_wire = message.topic_wire
-                session.deliver(message, min(target.qos, publish.qos), 0, target.identifiers, now)
+                expires_at = now + expiry_s * 1000 if expiry_s else 0
+                message = Message(topic, route.topic_wire, payload, properties_wire, 1, now, expires_at=expires_at)
+                route.topic_wire = message.topic_wire  # the next response to the client need not encode it again
+                session.deliver(message, min(target.qos, 1), 0, target.identifiers, now)
                 return True
         return False
 
@@ -191,7 +205,7 @@ class BrokerCore(SessionOwner):
         For exclusive services that have this enabled.
         """
         topic = publish.topic
-        message = Message(publish, now)
+        message = message_of(publish, now)
         for target in self.router.route(topic).targets:
             session = target.session
             rights = session.rights
@@ -199,7 +213,7 @@ class BrokerCore(SessionOwner):
                 session.deliver(message, min(target.qos, publish.qos), 0, target.identifiers, now)
 
     def _publish_sys_topic(self, topic: str, text: str, now: int) -> None:
-        message = Message(Publish(topic, text.encode(), retain=True), now)
+        message = message_of(Publish(topic, text.encode(), retain=True), now)
         self.retained.store(topic, message)
         self.fan_out(self.router.route(topic), message, None, now)
 
@@ -214,11 +228,11 @@ class BrokerCore(SessionOwner):
         if route is None:
             route = self.router.route(publish.topic)
         if route.exclusive:
-            if route.refusal == ReasonCode.NOT_AUTHORIZED:
+            if route.refusal == _NOT_AUTHORIZED:
                 self.stats.refused_unauthorized += 1
             return route.services, route.refusal
         if route.nobody and not publish.retain:
-            return route.services, 0 if route.services else ReasonCode.NO_MATCHING_SUBSCRIBERS
+            return route.services, 0 if route.services else _NO_MATCHING_SUBSCRIBERS
         message = _message(publish, publisher, now)
         if self.out_of_space and self._must_store(route, publish, publisher):
             self.stats.refused_out_of_space += 1
@@ -280,7 +294,7 @@ class BrokerCore(SessionOwner):
 
 
 def _message(publish: Publish, publisher: Session, now: i64) -> Message:
-    message = Message(publish, now)
+    message = message_of(publish, now)
     block = publish.block
     if block is not None and block.seen & HAS_USER_PROPERTY:
         message.urgent = has_high_priority(publish, publisher.rights)

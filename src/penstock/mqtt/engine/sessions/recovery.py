@@ -6,9 +6,7 @@ reconnect before. The broker's next tick handles expired sessions and wills, whe
 
 from __future__ import annotations
 
-from penstock.mqtt.codec.packets import Publish, Subscription
-from penstock.mqtt.codec.property_blocks import decode_properties
-from penstock.mqtt.codec.reasons import PacketType
+from penstock.mqtt.codec.packets import Subscription
 from penstock.mqtt.engine.model.journal import DeliveryRow, MessageRow, ProgressRow, Recovered, SessionRow, Stage
 from penstock.mqtt.engine.model.message import RELEASED, Delivery, Message
 from penstock.mqtt.engine.routing.subscriptions import SessionSubscription
@@ -125,19 +123,12 @@ class _Deliveries:
 
 
 def _message(row: MessageRow) -> Message:
-    wire = row.properties_wire
-    start = 1
-    while wire[start - 1] > 127:
-        start += 1
-    properties = decode_properties(wire, start, len(wire), 1 << PacketType.PUBLISH) if len(wire) > 1 else None
-    publish = Publish(row.topic_wire[2:].decode(), row.payload, row.qos, retain=row.retain, properties=properties)
-    publish.topic_wire = row.topic_wire
-    publish.properties_wire = wire
-    if properties is not None and properties.message_expiry_interval is not None:
-        publish.expiry_s = properties.message_expiry_interval
-    message = Message(publish, row.accepted_at)
-    if message.expires_at or (properties is not None and properties.message_expiry_interval == 0):
-        message.expires_at = max(message.expires_at, 1)  # before the clock's zero; 0 means never
+    topic = row.topic_wire[2:].decode()
+    message = Message(
+        topic, row.topic_wire, row.payload, row.properties_wire, row.qos, row.accepted_at, retain=row.retain
+    )
+    if len(row.properties_wire) > 1 and (interval := message.properties.message_expiry_interval) is not None:
+        message.expires_at = max(row.accepted_at + interval * 1000, 1)  # before the clock's zero; 0 means never
     return message
 
 
