@@ -60,6 +60,7 @@ async def test_killed_and_started_again(tmp_path: Path, rounds: int, request: py
                 await asyncio.to_thread(node.kill)
                 await asyncio.to_thread(node.start)
                 await load.more(20)
+                load.change_keys()
 
         recorder = await record(history, url_of(node), fault)
     verify(recorder, history, request)
@@ -78,6 +79,7 @@ async def test_paused(tmp_path: Path, rounds: int, request: pytest.FixtureReques
                 finally:
                     os.kill(process_of(node), signal.SIGCONT)
                 await load.more(20)
+                load.change_keys()
 
         recorder = await record(history, url_of(node), fault)
     verify(recorder, history, request)
@@ -97,6 +99,7 @@ async def test_connections_are_cut_and_held(tmp_path: Path, rounds: int, request
                         await asyncio.sleep(0.05)
                         proxy.cut()
                         proxy.release()
+                        load.change_keys()
                     else:
                         proxy.cut()
                     await load.more(3)
@@ -120,6 +123,7 @@ async def test_clock_steps(tmp_path: Path, rounds: int, request: pytest.FixtureR
                 await asyncio.to_thread(node.kill)
                 await asyncio.to_thread(node.start)
                 await load.more(20)
+                load.change_keys()
 
         recorder = await record(history, url_of(node), fault)
     verify(recorder, history, request)
@@ -137,6 +141,7 @@ async def lose_power(directory: Path, history: Path, rounds: int, *, obeys_sync:
                 lost += machine.lose_power(random, CHANCES[round_ % len(CHANCES)], obeys_sync=obeys_sync)
                 await asyncio.to_thread(node.start)
                 await load.more(10)
+                load.change_keys()
 
         return await record(history, url_of(node), fault), lost
 
@@ -172,6 +177,7 @@ async def test_full_disk(tmp_path: Path, rounds: int, request: pytest.FixtureReq
                 await asyncio.sleep(0.8)
                 machine.fill_disk(full=False)
                 await load.more(10)
+                load.change_keys()
 
         recorder = await record(history, url_of(node), fault)
     verify(recorder, history, request)
