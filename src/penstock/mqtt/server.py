@@ -34,7 +34,7 @@ from penstock.mqtt.persistence import Persistence
 from penstock.mqtt.service import Service
 from penstock.mqtt.transport.connection_limits import Abortable, ConnectionLimiter, ConnectionLimitStats
 from penstock.mqtt.transport.link import CLOSE_GRACE_S, ServerLink, ServerLinkOwner
-from penstock.mqtt.transport.listener import Listener
+from penstock.mqtt.transport.listener import HANDSHAKE_WORK, Listener
 from penstock.mqtt.transport.listener_settings import ConnectionLimits, ListenerSettings
 from penstock.runtime.io.clock import wall_clock_ms
 from penstock.runtime.io.loop import StallWatch, after_reading, joins_writes, watch_stalls
@@ -96,7 +96,11 @@ class MqttServer(ServerLinkOwner):
         self._links: dict[SessionConnection, ServerLink] = {}
         self._inside: dict[SessionConnection, InProcessLink] = {}
         self._deferred: deque[ServerLink] = deque()
-        """Connections that have used their share of a turn, the next one first."""
+        """Connections that have used their share of a turn, and those whose CONNECT waits, the next one first."""
+        self._turn_at: i64 = -1
+        """The time of the last turn in which a connection without CONNACK was read, ms of the loop's clock."""
+        self._turn_end: i64 = 0
+        """The work of the broker from which such connections wait for the next turn."""
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0
         self._stalls: StallWatch | None = None
@@ -309,6 +313,22 @@ class MqttServer(ServerLinkOwner):
             logger.exception("internal error; closing %r", connection)
             self._abort(link)
 
+    def defers(self, link: ServerLink, work: int) -> bool:
+        """Whether bytes of a connection without CONNACK wait: such connections have ``TURN_SHARES`` of a turn together.
+
+        All reads of a turn see one time, that of the loop. Where two turns have the same one, they share.
+        """
+        now: i64 = int(self._time() * 1000)
+        broker = self._broker
+        if now != self._turn_at:
+            self._turn_at = now
+            self._turn_end = broker.work + TURN_SHARES * broker.max_turn_work
+        if broker.work < self._turn_end and not link.deferred:
+            broker.work += work
+            return False
+        self._defer(link)
+        return True
+
     def _defer(self, link: ServerLink) -> None:
         """Continue with the connection in a later turn."""
         if not link.deferred:
@@ -327,10 +347,10 @@ class MqttServer(ServerLinkOwner):
             if broker.work >= end:
                 break
             link = deferred.popleft()
-            connection = link.connection
-            if connection is None or not link.deferred:  # closed meanwhile
+            if not link.deferred:  # closed meanwhile
                 continue
-            if connection.unread and self.receiving:
+            connection = link.connection
+            if connection is not None and connection.unread and self.receiving:
                 try:
                     broker.outbound.reading = connection
                     connection.proceed(now, wall_ms)
@@ -340,6 +360,11 @@ class MqttServer(ServerLinkOwner):
                     self._abort(link)
                     continue
                 deferred.append(link)  # also when nothing is left: a read would be its second share of this turn
+                continue
+            if link.early and self.receiving:
+                if connection is None:
+                    broker.work += HANDSHAKE_WORK
+                link.proceed()
                 continue
             link.deferred = False
             if link.lost:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from itertools import pairwise
 from typing import Any, cast
 
 import pytest
 
 from penstock.mqtt.codec.encoder import encode
 from penstock.mqtt.codec.packets import Connect, Disconnect, PingReq, Publish, Subscribe, Subscription, Will
+from penstock.mqtt.engine.connections.connection import CONNECT_WORK
 from penstock.mqtt.engine.model.limits import TURN_SHARES
 from penstock.mqtt.server import LARGE_READ_BYTES, BrokerLimits, MqttServer
 from penstock.mqtt.transport.link import ServerLink
@@ -88,7 +90,7 @@ async def turn() -> None:
 
 
 async def connected(*wires: Wire) -> None:
-    for _ in range(3):
+    for _ in range(100):
         await turn()
     for wire in wires:
         assert wire.written[:1] == b"\x20"
@@ -206,4 +208,46 @@ async def test_an_aborted_connection_loses_its_share(server: MqttServer) -> None
         received += observer.written
         observer.written = b""
     assert received.count(encode(Publish("a", b"x"))) <= SHARE
+    assert server.stats.connections == 1
+
+
+async def test_connects_wait_while_others_are_served(server: MqttServer) -> None:
+    good = Wire(server, "good")
+    await connected(good)
+    crowd = [Wire(server, f"c{n}") for n in range(40)]
+    answered = [sum(wire.written[:1] == b"\x20" for wire in crowd)]
+    while answered[-1] < len(crowd):
+        assert len(answered) < 200
+        good.link.data_received(PING)
+        for _ in range(2):
+            await turn()
+        assert good.pongs() == 1
+        answered.append(sum(wire.written[:1] == b"\x20" for wire in crowd))
+    steps = [after - before for before, after in pairwise([0, *answered])]
+    # Two turns between counts; before the first, one in which they were read.
+    assert max(steps) <= 3 * (TURN_SHARES * SHARE // CONNECT_WORK + 1), steps
+    assert all(wire.reading for wire in crowd)
+
+
+async def test_what_follows_a_connect_that_waits_keeps_its_order(server: MqttServer) -> None:
+    """Also of a client that has left: it did not wait for CONNACK."""
+    observer = Wire(server, "observer")
+    observer.link.data_received(encode(Subscribe(1, [Subscription("#")])))
+    await connected(observer)
+    crowd = [Wire(server, f"c{n}", will=Will("will", b"gone")) for n in range(20)]
+    for n, wire in enumerate(crowd):
+        for m in range(3):
+            wire.link.data_received(encode(Publish("a", bytes((n, m)))))
+        wire.link.data_received(encode(Disconnect()))
+        wire.closed = True
+        wire.link.connection_lost(None)
+    received = b""
+    for _ in range(200):
+        await turn()
+        received += observer.written
+        observer.written = b""
+    for n in range(len(crowd)):
+        found = [received.index(encode(Publish("a", bytes((n, m))))) for m in range(3)]
+        assert found == sorted(found)
+    assert b"will" not in received
     assert server.stats.connections == 1

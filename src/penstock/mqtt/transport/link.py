@@ -59,6 +59,10 @@ class ServerLinkOwner:
         """Bytes of MQTT were received."""
         raise NotImplementedError
 
+    def defers(self, link: ServerLink, work: int) -> bool:
+        """Whether bytes of a connection without CONNACK wait for a later turn; False: handle them, ``work`` units."""
+        raise NotImplementedError
+
     def lost(self, link: ServerLink) -> None:
         """The connection is closed; called once, also if it was never opened."""
         raise NotImplementedError
@@ -85,6 +89,7 @@ class ServerLink(Sink):
         "connection",
         "deferred",
         "descriptor",
+        "early",
         "group",
         "identity",
         "listener",
@@ -111,6 +116,8 @@ class ServerLink(Sink):
         """Reading is paused because a service cannot accept more messages."""
         self.deferred = False
         """Reading is paused until a later turn: the connection has used its share of this one."""
+        self.early = b""
+        """Bytes of a TLS handshake, or before CONNACK, that wait for a later turn."""
         self.lost = False
         """The connection is closed, and received bytes are still to be handled."""
         self.listener = listener
@@ -188,8 +195,34 @@ class ServerLink(Sink):
 
     def data_received(self, data: bytes) -> None:
         """Pass received bytes to the broker [asyncio]."""
-        if self.connection is not None and not self._lingering:
+        if self.connection is not None and not self._lingering and not (self.unauthenticated and self.defers(data)):
             self._server.received(self.connection, self, data)
+
+    def defers(self, data: bytes, work: int = 0) -> bool:
+        """Keep bytes of a TLS handshake, or before CONNACK, for a later turn if this one is full; whether it is.
+
+        Otherwise ten thousand clients that connect at the same time would delay all others until the last of them has
+        its CONNACK.
+        """
+        if not self._server.defers(self, work):
+            return False
+        self.early += data
+        return True
+
+    def proceed(self) -> None:
+        """Handle the bytes that :meth:`defers` kept, in the turn that they waited for."""
+        data, self.early = self.early, b""
+        self.deferred = False
+        if self.connection is not None:
+            self._server.received(self.connection, self, data)
+        elif self._tls is not None:
+            self._tls.receive(data)
+        if self.deferred:
+            return
+        if self.lost:
+            self.finish()
+        else:
+            self.resume_reading()
 
     def eof_received(self) -> None:
         """Let the transport close: the peer closed its side [asyncio]."""
@@ -247,23 +280,23 @@ class ServerLink(Sink):
     def resume_reading(self) -> None:
         """Resume reading unless another reason to pause remains."""
         self.reading_paused = self.connection is not None and self.connection.holds > 0
-        transport = self.transport
-        if (
-            transport is None
-            or transport.is_closing()
-            or self.reading_paused
-            or self._full
-            or self.deferred
-            or not self._server.receiving
-        ):
+        if self.reading_paused or self._full or self.deferred or not self._server.receiving:
             return
-        transport.resume_reading()
+        transport = self.transport
+        if transport is not None:
+            if not transport.is_closing():
+                transport.resume_reading()
+        elif self._tls is not None:  # in its handshake
+            self._tls.resume_reading()
 
     def defer_reading(self) -> None:
         """Pause reading until a later turn: the connection has used its share of this one."""
         self.deferred = True
-        if self.transport is not None and not self.transport.is_closing():
-            self.transport.pause_reading()
+        if self.transport is not None:
+            if not self.transport.is_closing():
+                self.transport.pause_reading()
+        elif self._tls is not None:  # in its handshake
+            self._tls.pause_reading()
 
     def pause_reading(self) -> None:
         """Pause reading until :meth:`resume_reading`, because a service cannot accept more messages."""
@@ -275,7 +308,7 @@ class ServerLink(Sink):
         """The connection is closed [asyncio]."""
         if self._abort is not None:
             self._abort.cancel()
-        if self.deferred and self.connection is not None and self.connection.unread:
+        if self.deferred and self.connection is not None and (self.connection.unread or self.early):
             self.lost = True  # its last packets, perhaps a DISCONNECT, were received before
             self.descriptor = -1
         else:
@@ -292,6 +325,7 @@ class ServerLink(Sink):
                 self.connection.sink = None
             self.connection = self.transport = self._tls = self._abort = None
             self.descriptor = -1
+            self.deferred = False
 
     def close(self, *, linger: bool = True) -> None:
         """Close after the write buffer was sent; abort after a grace period if the peer does not read.

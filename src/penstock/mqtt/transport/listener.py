@@ -31,7 +31,7 @@ __all__ = ["Listener", "RefusingLink"]
 logger = logging.getLogger("penstock.mqtt")
 
 BACKLOG: Final = 1024
-ACCEPT_AT_ONCE: Final = 64
+ACCEPT_AT_ONCE: Final = 16
 """Connections accepted per loop turn, so that existing connections are served in between."""
 RESUME_S: Final = 0.25
 """Interval at which a paused listener looks for a free descriptor; it also does when a connection is closed."""
@@ -40,6 +40,8 @@ RESERVED_DESCRIPTORS: Final = 64
 REFUSING_AT_ONCE: Final = 64
 """Refused connections that are answered at the same time; further ones are closed without an answer."""
 TLS_HANDSHAKE_S: Final = 10.0
+HANDSHAKE_WORK: Final = 128
+"""Units of work for a message of a TLS handshake (see ``max_turn_work``)."""
 REFUSAL_S: Final = 2.0
 """Time for a refused connection to send the CONNECT that is answered with the reason."""
 
@@ -197,7 +199,9 @@ class Listener(ListenerState):
         protocol = link.as_protocol()
         tls = self.tls
         if tls is not None:
-            transport = TlsTransport(protocol, tls, lambda error: self._failed(link, error))
+            transport = TlsTransport(
+                protocol, tls, lambda error: self._failed(link, error), lambda data: link.defers(data, HANDSHAKE_WORK)
+            )
             protocol = transport.as_protocol()
             self._begin_handshake(link, transport)
         try:

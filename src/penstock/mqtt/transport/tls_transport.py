@@ -33,13 +33,21 @@ class TlsTransport:
 
     ``protocol.connection_made`` is called after the handshake. If that fails, ``failed`` is called with the reason,
     once, unless :meth:`abort` was called before; the caller limits its time by :meth:`end_handshake`.
-    ``protocol.connection_lost`` is called at the end of the connection, also without a handshake.
+    ``protocol.connection_lost`` is called at the end of the connection, also without a handshake. ``defers`` is asked
+    with each message of the handshake; if it returns True, its owner calls :meth:`receive` in a later turn.
     """
 
-    __slots__ = ("_closing", "_failed", "_incoming", "_open", "_outgoing", "_protocol", "_socket", "_tls")
+    __slots__ = ("_closing", "_defers", "_failed", "_incoming", "_open", "_outgoing", "_protocol", "_socket", "_tls")
 
-    def __init__(self, protocol: asyncio.Protocol, tls: ServerTls, failed: Callable[[Exception], None]) -> None:
+    def __init__(
+        self,
+        protocol: asyncio.Protocol,
+        tls: ServerTls,
+        failed: Callable[[Exception], None],
+        defers: Callable[[bytes], bool] = lambda _: False,
+    ) -> None:
         self._protocol = protocol
+        self._defers = defers
         self._incoming = tls.incoming
         self._outgoing = tls.outgoing
         self._tls = tls.context.wrap_bio(self._incoming, self._outgoing, server_side=True)
@@ -69,7 +77,12 @@ class TlsTransport:
             self._socket.abort()
 
     def data_received(self, data: bytes) -> None:
-        """Decrypt; the plaintext of one call is handed on in one piece [asyncio]."""
+        """Decrypt [asyncio]."""
+        if self._open or not self._defers(data):
+            self.receive(data)
+
+    def receive(self, data: bytes) -> None:
+        """Decrypt; the plaintext of one call is handed on in one piece."""
         incoming = self._incoming
         pieces: list[bytes] = []
         opened = ended = False
@@ -182,12 +195,12 @@ class TlsTransport:
 
     def pause_reading(self) -> None:
         """Leave bytes in the socket."""
-        if self._socket is not None:
+        if self._socket is not None and not self._socket.is_closing():
             self._socket.pause_reading()
 
     def resume_reading(self) -> None:
         """Read from the socket again."""
-        if self._socket is not None:
+        if self._socket is not None and not self._socket.is_closing():
             self._socket.resume_reading()
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:

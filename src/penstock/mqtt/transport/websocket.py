@@ -84,8 +84,8 @@ class WebSocketLink(ServerLink):
                 elif event.opcode is Opcode.TEXT:  # [MQTT-6.0.0-1]
                     protocol.fail(CloseCode.UNSUPPORTED_DATA, "MQTT is binary")
                     break
-        if pieces and self.connection is not None:
-            self._server.received(self.connection, self, b"".join(pieces) if len(pieces) > 1 else pieces[0])
+        if pieces:
+            super().data_received(b"".join(pieces) if len(pieces) > 1 else pieces[0])
         self._send()
 
     def eof_received(self) -> None:

@@ -47,6 +47,8 @@ __all__ = ["BrokerConnection"]
 
 FILTER_WORK: Final = 4
 """Units of work for a topic filter of SUBSCRIBE or UNSUBSCRIBE."""
+CONNECT_WORK: Final = 64
+"""Units of work for CONNECT, and for each packet of enhanced authentication before CONNACK."""
 
 _PUBLISH: Final = 3
 _PUBACK: Final = 4
@@ -141,6 +143,7 @@ class BrokerConnection(ConnectionState):
                 broker.work += 1
                 stats.packets_received += 1
                 if session is None:
+                    broker.work += CONNECT_WORK
                     self._before_connack(decoder.packet(), now)
                     session = self.session
                 elif packet_type == _PUBLISH:
