@@ -6,10 +6,12 @@ Floods run in processes of their own: see :data:`LOADS`.
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 import select
 import socket
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from multiprocessing.synchronize import Event
@@ -20,6 +22,8 @@ from benchmarks.figures import Figure, Settings
 from penstock.mqtt.codec.decoder import Decoder, Role
 from penstock.mqtt.codec.encoder import encode
 from penstock.mqtt.codec.packets import Connect, Packet, PubAck, Publish, Subscribe, Subscription, Unsubscribe
+from penstock.statestore.blocking import Client
+from penstock.tube.blocking import Producer
 
 __all__ = ["isolation"]
 
@@ -104,6 +108,54 @@ def flood_retained(address: str, _window: int) -> None:
             received += sum(isinstance(packet, Publish) for packet in peer.receive())
 
 
+def flood_connects(address: str, count: int) -> None:
+    """Connect ``count`` clients at the same time, close them, repeatedly."""
+    host, _, port = address.rpartition(":")
+    requests = [encode(Connect(f"flood-{n}")) for n in range(count)]
+    while True:
+        with ExitStack() as stack:
+            connections = [
+                stack.enter_context(socket.create_connection((host, int(port)), LATE_S)) for _ in range(count)
+            ]
+            for connection, request in zip(connections, requests, strict=True):
+                connection.sendall(request)
+            for connection in connections:
+                if connection.recv(256)[:1] != b"\x20":
+                    raise ConnectionError("no CONNACK")
+
+
+def flood_filters(address: str, count: int) -> None:
+    """Subscribe to ``count`` filters in one packet, and unsubscribe."""
+    peer = Peer(address, "flood")
+    filters = [f"flood/{n}/+" for n in range(count)]
+    packets = Subscribe(1, [Subscription(name) for name in filters]), Unsubscribe(2, filters)
+    while True:
+        for packet in packets:
+            peer.send(packet)
+            while not peer.receive():
+                pass
+
+
+def flood_sets(address: str, size: int) -> None:
+    """Set a value of ``size`` bytes, one request in flight."""
+    with Client(f"mqtt://{address}") as store:
+        while True:
+            store.set("flood", b"x" * size)
+
+
+def flood_log(address: str, _window: int) -> None:
+    """Append records of 1 KiB to a topic as fast as the broker takes them."""
+    with Producer(address) as producer:
+        producer.send_all("flood", itertools.repeat(PAYLOAD))
+
+
+def flood_http(address: str, _window: int) -> None:
+    """Ask for all metrics, without a pause."""
+    while True:
+        with urllib.request.urlopen(f"http://{address}/metrics", timeout=LATE_S) as response:
+            response.read()
+
+
 def read_flood(address: str, pause_ms: int) -> None:
     """Subscribe to the flood, and pause between reads."""
     peer = Peer(address, f"subscriber-{pause_ms}")
@@ -113,11 +165,13 @@ def read_flood(address: str, pause_ms: int) -> None:
 
 
 class Load(NamedTuple):
-    """A flood: the function of its client, its window, and whether a fast and a slow client subscribe to it."""
+    """A flood: the function of its client, its window or size, whether a fast and a slow client subscribe to it, and
+    the listener that it is for: ``mqtt`` or, without a peer, another one or the state store of penstock."""
 
     flood: Callable[[str, int], None]
     window: int = 0
     subscribers: bool = False
+    listener: str = "mqtt"
 
 
 LOADS: Final = {
@@ -128,6 +182,11 @@ LOADS: Final = {
     "QoS 1, 1,000 in flight, a slow and a fast subscriber": Load(flood_qos1, 1_000, subscribers=True),
     "SUBSCRIBE and UNSUBSCRIBE": Load(flood_subscriptions),
     f"SUBSCRIBE to {RETAINED:,} retained messages": Load(flood_retained),
+    "SUBSCRIBE and UNSUBSCRIBE with 1,000 filters": Load(flood_filters, 1_000),
+    "500 clients connect at once": Load(flood_connects, 500),
+    "SETs of 256 KiB": Load(flood_sets, 256 * 1024, listener="store"),
+    "TubeMQ sends of 1 KiB": Load(flood_log, listener="tube_master"),
+    "HTTP requests of all metrics": Load(flood_http, listener="http"),
 }
 
 
@@ -196,19 +255,18 @@ def isolation(settings: Settings) -> list[Figure]:
     """The p50 and p99 of each load, in memory, a new server for each run."""
     figures: list[Figure] = []
     for name, load in LOADS.items():
-        of_load = {
-            (server, unit): Figure(name, server, unit)
-            for unit in ("p50 ms", "p99 ms")
-            for server in ("penstock", "mosquitto")
-        }
+        names = ("penstock", "mosquitto") if load.listener == "mqtt" else ("penstock",)
+        of_load = {(server, unit): Figure(name, server, unit) for unit in ("p50 ms", "p99 ms") for server in names}
         for _ in range(settings.repeats):
-            for server in ("penstock", "mosquitto"):
+            for server in names:
                 with ExitStack() as stack:
                     if server == "penstock":
-                        address = stack.enter_context(servers.penstock("memory"))["mqtt"]
+                        ready = stack.enter_context(servers.penstock("memory", ["flood"]))
+                        address, flooded = ready["mqtt"], ready.get(load.listener, ready["mqtt"])
                     else:
                         address, _ = stack.enter_context(servers.mosquitto_process("max_inflight_messages 1024\n"))
-                    stack.enter_context(flooding(address, load))
+                        flooded = address
+                    stack.enter_context(flooding(flooded, load))
                     times = latencies(address, settings.seconds)
                 for unit, share in (("p50 ms", 0.5), ("p99 ms", 0.99)):
                     of_load[server, unit].runs.append(times[int(len(times) * share)])
