@@ -15,7 +15,7 @@ import pytest
 from penstock.mqtt.client import MqttClient
 from penstock.mqtt.codec.encoder import encode
 from penstock.mqtt.codec.packets import Connect, Disconnect, Publish
-from penstock.mqtt.server import MqttServer
+from penstock.mqtt.server import BrokerLimits, MqttServer
 from penstock.mqtt.transport.listener_settings import ConnectionLimits, ListenerSettings, Transport
 from penstock.mqtt.transport.tls import ClientCertificates, TlsFiles
 from tests.certificates import Authority
@@ -311,3 +311,37 @@ async def test_a_client_in_the_middle_of_sending_reads_why_its_tls_connection_en
                 writer.close()
         while server.connection_limiter.connections:
             await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("others_leave", [False, True])
+async def test_handshakes_wait_for_later_turns(authority: Authority, others_leave: bool) -> None:
+    """With so small a share a turn has room for one message of a handshake."""
+    server = MqttServer(limits=BrokerLimits(max_turn_work=16))
+    address = await server.listen(tls_settings(authority, client_certificates=ClientCertificates.OPTIONAL))
+    context = authority.client_context()
+    if others_leave:
+        hello = ssl.MemoryBIO()
+        with contextlib.suppress(ssl.SSLWantReadError):
+            context.wrap_bio(ssl.MemoryBIO(), hello, server_hostname="127.0.0.1").do_handshake()
+        first_message = hello.read()
+        for _ in range(20):
+            with socket.create_connection(address) as connection:
+                connection.sendall(first_message)
+
+    async def client(number: int) -> bytes:
+        reader, writer = await asyncio.open_connection(*address, ssl=context)
+        writer.write(encode(Connect(f"c{number}")))
+        answer = await reader.readexactly(2)
+        writer.transport.abort()
+        return answer
+
+    clients = asyncio.gather(*map(client, range(40)))
+    longest = 0
+    async with asyncio.timeout(DEADLINE_S):
+        while not clients.done():
+            longest = max(longest, len(server._deferred))
+            await asyncio.sleep(0)
+    assert {answer[0] for answer in await clients} == {0x20}
+    assert longest > 5
+    await until(lambda: not server._deferred and server.connection_limiter.connections == 0)
+    await server.close()

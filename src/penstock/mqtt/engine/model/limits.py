@@ -16,7 +16,8 @@ __all__ = ["TURN_SHARES", "BrokerLimits", "QueueOverflowPolicy", "RateLimitPolic
 
 TURN_SHARES: Final = 4
 """Shares of ``max_turn_work`` per loop iteration for all connections together that have used up their own, in input or
-in output: other clients wait no longer, however many they are. Four of 256 units take about a millisecond."""
+in output, and for all without CONNACK: other clients wait no longer, however many they are. Four of 256 units take
+about a millisecond."""
 
 
 class QueueOverflowPolicy(StrEnum):
@@ -77,8 +78,8 @@ class BrokerLimits:
     """Maximum bytes sent to one connection per loop iteration; the rest follows in the next one."""
     max_turn_work: Annotated[int, Ge(16)] = 256
     """Maximum work for one connection per loop iteration: one unit for each packet received and each message sent or
-    queued, and one for each 4 KiB of a message sent. A packet is handled as a whole; the rest follows in the next one,
-    after other connections."""
+    queued, one for each 4 KiB of a message sent, 64 for CONNECT. A packet is handled as a whole; the rest follows in
+    the next one, after other connections."""
     write_stall_ms: Annotated[int, Ge(100)] = 120_000
     """Time in ms after which a client that does not read is disconnected (0x97)."""
     max_queued_messages: int = 10_000
