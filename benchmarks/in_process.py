@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import gc
+import math
 import re
 import socket
 import subprocess
@@ -76,6 +77,8 @@ MEASURED: Final = {
     "server": ("CPyPy_*ServerLink___data_received", "CPyPy_*MqttServer____flush"),
 }
 """What is measured: the functions that the shell or the event loop calls."""
+COMMIT: Final = "CPyPy_*CommitQueue____turn_ended"
+"""The function of a durable commit that the event loop calls."""
 
 
 class _Transport(Sink):
@@ -182,6 +185,8 @@ async def measure(case: str, options: argparse.Namespace) -> float:
     warm_up: int = options.warm_up
     with tempfile.TemporaryDirectory() as folder:
         store = StateStoreService(Path(folder) / "store", Durability(options.durability))
+        # Commits run in the loop, also where callgrind makes the disk look slow.
+        store._writer.queue.inline_s = math.inf  # noqa: SLF001 - no setting of an operator
         client = _Server(store) if options.through == "server" else _Engine(store)
         await store.start(client.outlet)
         await client.open()
@@ -343,8 +348,9 @@ def instructions(options: argparse.Namespace) -> int:
             out = Path(folder) / f"callgrind.{reads}"
             command = ["valgrind", "--tool=callgrind", f"--callgrind-out-file={out}"]
             if options.case != CONNECT:
+                measured = MEASURED[options.through] + (COMMIT,) * (options.durability == Durability.DURABLE)
                 command += ["--collect-atstart=no"]
-                command += [f"--toggle-collect={each}" for each in MEASURED[options.through]]
+                command += [f"--toggle-collect={each}" for each in measured]
             command += [sys.executable, "-m", "benchmarks.in_process", "--through", options.through]
             command += ["--case", options.case, "--durability", options.durability, "--window", str(options.window)]
             command += ["--warm-up", "0", "--reads", str(reads)]

@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import struct
 
-from penstock.runtime.io.wal_frames import DELETE, PUT, SECTOR, decode_operations, encode_frame, frames_in, last_of
+from penstock.runtime.io.wal_frames import (
+    DELETE,
+    PUT,
+    SECTOR,
+    decode_operations,
+    encode_frame,
+    encode_operations,
+    frames_in,
+    last_of,
+)
 from tests.fuzz.pieces import records
 
 IDENTITY = b"identity"
@@ -13,7 +21,7 @@ OPERATIONS = [
     [(PUT, 0, b"k%d" % n, bytes([n]) * (n * 97)), (DELETE, 1, b"gone", b"")] + [(PUT, 1, b"x", IDENTITY)] * (n % 3)
     for n in range(8)
 ]
-FRAMES = [encode_frame(IDENTITY, 1, n + 1, operations) for n, operations in enumerate(OPERATIONS)]
+FRAMES = [encode_frame(IDENTITY, 1, n + 1, encode_operations(operations)) for n, operations in enumerate(OPERATIONS)]
 SEGMENT = b"".join(FRAMES) + bytes(2 * SECTOR)
 STARTS = [sum(map(len, FRAMES[:n])) for n in range(len(FRAMES))]
 
@@ -44,6 +52,6 @@ def fuzz_frames(data: bytes) -> object:
             assert operations == OPERATIONS[sequence - 1]
         last_of(operations)
     list(frames_in(data, IDENTITY))
-    with contextlib.suppress(struct.error):  # a body whose checksum is right is never like this
+    with contextlib.suppress(IndexError):  # a body whose checksum is right is never like this
         last_of(decode_operations(data))
     return sorted(found)

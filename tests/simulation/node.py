@@ -23,7 +23,7 @@ from penstock.mqtt.transport.listener_settings import ListenerSettings
 from penstock.mqtt.transport.listener_state import ListenerState
 from penstock.runtime.io import loop as runtime_loop
 from penstock.runtime.io.clock import SteppedClock
-from penstock.runtime.io.commit_queue import CommitQueue
+from penstock.runtime.io.commit_queue import CommitClient, CommitQueue
 from penstock.runtime.io.wal import LoggedEnvironment
 from penstock.statestore.service.rows import TABLES
 from penstock.statestore.service.service import StateStoreService
@@ -60,31 +60,12 @@ class SimulatedNode:
             PATH, clock=self.clock, steady=self.steady_ms, storage=Storage(PATH, environment=environment)
         )
         writer = self.service._writer
-        writer.queue = SimulatedCommitQueue(
-            loop,
-            disk,
-            "statestore",
-            begin=writer._begin,
-            write=writer._write,
-            end=writer._end,
-            on_failure=self.service._failed,
-            answered=self.service._send_collected,
-            is_small=writer._is_small,
-        )
+        writer.queue = SimulatedCommitQueue(loop, disk, "statestore", writer)
         self.persistence = persistence = Persistence(MQTT_PATH)
         log = SimulatedLog(loop, TableEnvironment(disk, MQTT_PATH, MQTT_TABLES, schema=MQTT_SCHEMA), disk)
         persistence._store._environment = log
         persistence._store._tables = log.tables
-        persistence._queue = SimulatedCommitQueue(
-            loop,
-            disk,
-            "mqtt",
-            begin=lambda: persistence.journal.cut(persistence._wall_offset()),
-            write=persistence._write,
-            end=persistence._committed,
-            on_failure=persistence._failed,
-            is_small=persistence._is_small,
-        )
+        persistence._queue = SimulatedCommitQueue(loop, disk, "mqtt", persistence)
         self.server = MqttServer(services=[self.service], clock=self.clock)
         self._listener = ListenerState(ListenerSettings(), self.server.limits)
         self._ports = 10_000
@@ -243,8 +224,8 @@ class SimulatedCommitQueue(CommitQueue[Any]):
     A commit in the loop takes no virtual time; one in the thread ends after the time that its operations took.
     """
 
-    def __init__(self, loop: VirtualLoop, disk: SimulatedDisk, name: str, **client: Any) -> None:
-        super().__init__(name, **client)
+    def __init__(self, loop: VirtualLoop, disk: SimulatedDisk, name: str, client: CommitClient[Any]) -> None:
+        super().__init__(name, client)
         self._simulated = loop
         self.clock = lambda: disk.spent_s
 

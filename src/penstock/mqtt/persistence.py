@@ -19,7 +19,7 @@ from typing import Final
 from penstock.errors import StorageError
 from penstock.mqtt.engine.model.journal import Batch, Journal, Recovered
 from penstock.mqtt.storage import SessionStore
-from penstock.runtime.io.commit_queue import CommitQueue
+from penstock.runtime.io.commit_queue import CommitClient, CommitQueue
 from penstock.runtime.io.files import Durability
 
 __all__ = ["WRITE_BEHIND_S", "Persistence"]
@@ -36,7 +36,7 @@ _WRITE_BEHIND_CHANGES: Final = 50_000
 """Changes written behind at most before a commit begins: a transaction must stay short."""
 
 
-class Persistence:
+class Persistence(CommitClient[Batch]):
     """Sessions and retained messages in the directory ``path``; the broker engine records changes in ``journal``.
 
     ``await open()``, pass the journal to the engine, then :meth:`start`. Call everything in the loop's thread.
@@ -46,14 +46,7 @@ class Persistence:
         self.durability = durability
         self.journal = Journal(durable_acknowledgements=durability is not Durability.MEMORY)
         self._store = SessionStore(path, durability)
-        self._queue: CommitQueue[Batch] = CommitQueue(
-            "mqtt",
-            begin=lambda: self.journal.cut(self._wall_offset()),
-            write=self._write,
-            end=self._committed,
-            on_failure=self._failed,
-            is_small=self._is_small,
-        )
+        self._queue: CommitQueue[Batch] = CommitQueue("mqtt", self)
         self._on_committed: Callable[[], None] = lambda: None
         self._on_failure: Callable[[StorageError], None] = lambda _error: None
         self._wall_offset: Callable[[], int] = lambda: 0
@@ -149,21 +142,29 @@ class Persistence:
         self._is_open = False
         await asyncio.to_thread(self._store.close)
 
-    def _write(self, batch: Batch) -> None:
+    def begin_commit(self) -> Batch:
+        """Take what the journal has collected [CommitClient]."""
+        return self.journal.cut(self._wall_offset())
+
+    def write_commit(self, batch: Batch) -> None:
+        """In one transaction [CommitClient]."""
         self._store.commit(batch)
 
-    def _is_small(self, batch: Batch) -> bool:
+    def is_small_commit(self, batch: Batch) -> bool:
+        """Whether it is a few writes into the page cache [CommitClient]."""
         # A batch is empty when all of it was taken back.
         return len(batch) <= (_INLINE_CHANGES if self.durability is Durability.FLUSHED else 0)
 
-    def _committed(self, batch: Batch, failure: StorageError | None) -> None:
+    def end_commit(self, batch: Batch, failure: StorageError | None) -> None:
+        """Let the broker send what waited for it [CommitClient]."""
         if failure is None:
             self.commits += bool(batch)
             self.changes += len(batch)
             self.journal.committed = batch.number
             self._on_committed()
 
-    def _failed(self, failure: StorageError) -> None:
+    def commits_failed(self, failure: StorageError) -> None:
+        """Acknowledge nothing for persistent sessions any more [CommitClient]."""
         logger.critical("nothing is acknowledged for kept sessions any more path=%s: %s", self._store.path, failure)
         self.journal.failure = failure.what
         self._on_failure(failure)

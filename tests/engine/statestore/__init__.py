@@ -11,7 +11,7 @@ from penstock.mqtt.codec.packets import Publish
 from penstock.mqtt.codec.properties import Properties
 from penstock.mqtt.codec.topics import validate_topic_name
 from penstock.mqtt.service import Inbound, Outlet
-from penstock.runtime.io.commit_queue import CommitQueue, CommitWaiter
+from penstock.runtime.io.commit_queue import CommitClient, CommitQueue, CommitWaiter
 from penstock.runtime.io.files import Durability
 from penstock.statestore.binding import INVOKE, response
 from penstock.statestore.codec.resp3 import encode_array
@@ -137,7 +137,7 @@ class ManualQueue(CommitQueue[Any]):
     """
 
     def __init__(self) -> None:
-        super().__init__("manual", begin=lambda: None, write=lambda _: None, end=lambda _, _failure: None)
+        super().__init__("manual", CommitClient())
         self.groups = False
         self._service: StateStoreService | None = None
         self._collects = False
@@ -192,7 +192,7 @@ class ManualQueue(CommitQueue[Any]):
             self._collects = False
             self.number += 1
             assert self._service is not None
-            self._begun.append(self._service._writer._begin())
+            self._begun.append(self._service._writer.begin_commit())
 
     def finish(self, count: int | None = None, failure: StorageError | None = None) -> None:
         """End the first ``count`` commits, or all."""
@@ -202,7 +202,7 @@ class ManualQueue(CommitQueue[Any]):
         for commit in batch:
             self.ended += 1
             assert self._service is not None
-            self._service._writer._end(commit, failure)
+            self._service._writer.end_commit(commit, failure)
             for waiter in self._by_number.pop(self.ended, []):
                 waiter.commit_ended(failure)
 

@@ -71,7 +71,7 @@ async def test_nothing_is_answered_before_its_sync(
     peer = Peer(port)
     done: list[str] = []
     early: list[bool] = []
-    write, sync = os.pwritev, os.fdatasync
+    write, sync = os.pwrite, os.fdatasync
 
     def watched_write(*given: object) -> int:
         done.append("write")
@@ -86,7 +86,7 @@ async def test_nothing_is_answered_before_its_sync(
     try:
         await peer.exchange(encode(Connect(CLIENT, keep_alive=0)), 0)
         await peer.exchange(encode(Subscribe(1, [Subscription(client_response_topic(CLIENT))])), 0)
-        monkeypatch.setattr(os, "pwritev", watched_write)
+        monkeypatch.setattr(os, "pwrite", watched_write)
         monkeypatch.setattr(os, "fdatasync", watched_sync)
         before = queue.commits
         for first in range(1, SETS + 1, window):

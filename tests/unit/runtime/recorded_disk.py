@@ -12,6 +12,8 @@ from pathlib import Path
 from random import Random
 from typing import NamedTuple
 
+from penstock.runtime.io.files import File
+
 
 class Op(NamedTuple):
     kind: str  # create write truncate sync rename remove sync_dir make_dir note
@@ -23,7 +25,7 @@ class Op(NamedTuple):
     value: object = None
 
 
-class MemoryFile:
+class MemoryFile(File):
     def __init__(self, disk: RecordedDisk, path: Path, inode: int) -> None:
         self._disk = disk
         self._path = path

@@ -12,7 +12,7 @@ import pytest
 
 from penstock.errors import OutOfSpaceError, StorageError
 from penstock.runtime.io import commit_queue
-from penstock.runtime.io.commit_queue import CommitQueue, CommitWaiter
+from penstock.runtime.io.commit_queue import CommitClient, CommitQueue, CommitWaiter
 from penstock.runtime.io.files import DiskFullError
 
 Done = Callable[[StorageError | None], None]
@@ -28,7 +28,7 @@ class Told(CommitWaiter):
         self._done(failure)
 
 
-class Numbers:
+class Numbers(CommitClient[list[int]]):
     """A client whose changes are numbers; a batch is a list of them."""
 
     def __init__(
@@ -41,20 +41,26 @@ class Numbers:
     ) -> None:
         self.taken: list[list[int]] = []
         self._changes: list[int] = []
-        self.queue: CommitQueue[list[int]] = CommitQueue(
-            name,
-            begin=self._begin,
-            write=lambda batch: (commit(batch), None)[1],
-            end=lambda _, _failure: None,
-            on_failure=on_failure,
-            is_small=is_small,
-        )
+        self._commit = commit
+        self._on_failure = on_failure
+        self._is_small = is_small
+        self.queue: CommitQueue[list[int]] = CommitQueue(name, self)
         self.queue.start()
 
-    def _begin(self) -> list[int]:
+    def begin_commit(self) -> list[int]:
         taken, self._changes = self._changes, []
         self.taken.append(taken)
         return taken
+
+    def is_small_commit(self, batch: list[int]) -> bool:
+        return self._is_small is not None and self._is_small(batch)
+
+    def write_commit(self, batch: list[int]) -> None:
+        self._commit(batch)
+
+    def commits_failed(self, failure: StorageError) -> None:
+        if self._on_failure is not None:
+            self._on_failure(failure)
 
     def change(self, number: int) -> None:
         self._changes.append(number)
@@ -332,22 +338,25 @@ async def test_answers_of_a_commit_are_sent_together_after_it(inline_s: float) -
     """Also where one fails: what the others collected is sent, and the next commit is not kept waiting."""
     happened: list[str] = []
 
-    def begins() -> str:
-        happened.append("begin")
-        return "batch"
+    class Client(CommitClient[str]):
+        def begin_commit(self) -> str:
+            happened.append("begin")
+            return "batch"
 
-    def sends() -> None:
-        happened.append("sent")
-        raise RuntimeError("a defect")
+        def is_small_commit(self, _batch: str) -> bool:
+            return True
 
-    queue: CommitQueue[str] = CommitQueue(
-        "t",
-        begin=begins,
-        write=lambda _: happened.append("write"),
-        end=lambda _, _failure: happened.append("end"),
-        answered=sends,
-        is_small=lambda _: True,
-    )
+        def write_commit(self, _batch: str) -> None:
+            happened.append("write")
+
+        def end_commit(self, _batch: str, _failure: StorageError | None) -> None:
+            happened.append("end")
+
+        def send_answers(self) -> None:
+            happened.append("sent")
+            raise RuntimeError("a defect")
+
+    queue: CommitQueue[str] = CommitQueue("t", Client())
     queue.inline_s, queue.expected_s = inline_s, inline_s / 2
     queue.start()
     for _ in range(2):

@@ -67,16 +67,18 @@ def test_unbuffered_writes_are_read_back_and_the_others_pass_through_the_page_ca
     assert (tmp_path / "x").read_bytes() == content
 
 
-@pytest.mark.parametrize("refuses", ["open", "pwritev"])
+@pytest.mark.parametrize("refuses", ["open", "pwrite"])
 def test_where_unbuffered_writes_are_refused_the_page_cache_is_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refuses: str
 ) -> None:
     (tmp_path / "x").write_bytes(bytes(2 * SECTOR))
-    real_open = os.open
+    real = getattr(os, refuses)
+    refusals: list[int] = []
 
     def refused(*arguments: Any) -> int:
-        if refuses == "open" and not arguments[1] & os.O_DIRECT:
-            return real_open(*arguments)
+        if refusals if refuses == "pwrite" else not arguments[1] & os.O_DIRECT:
+            return int(real(*arguments))
+        refusals.append(errno.EINVAL)
         raise OSError(errno.EINVAL, "Invalid argument")
 
     monkeypatch.setattr(os, refuses, refused)
@@ -85,7 +87,29 @@ def test_where_unbuffered_writes_are_refused_the_page_cache_is_used(
         file.write(position, b"a" * SECTOR)
     file.sync()
     file.close()
+    assert refusals
     assert (tmp_path / "x").read_bytes() == b"a" * 2 * SECTOR
+
+
+def test_a_durable_write_is_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "x").write_bytes(bytes(SECTOR))
+    happened: list[str] = []
+    real: dict[str, Any] = {"pwrite": os.pwrite, "fdatasync": os.fdatasync}
+
+    def noted(name: str) -> Any:
+        def call(*arguments: Any) -> Any:
+            happened.append(name)
+            return real[name](*arguments)
+
+        return call
+
+    for name in real:
+        monkeypatch.setattr(os, name, noted(name))
+    file = DirectFiles().open_unbuffered(tmp_path / "x")
+    file.write_durably(0, b"a" * SECTOR)
+    assert happened == ["pwrite", "fdatasync"]
+    assert (tmp_path / "x").read_bytes() == b"a" * SECTOR
+    file.close()
 
 
 def test_names_rename_remove(tmp_path: Path) -> None:

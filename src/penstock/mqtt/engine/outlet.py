@@ -18,12 +18,14 @@ __all__ = ["BrokerOutlet"]
 class BrokerOutlet(Outlet):
     """The outlet of a broker. ``now``: ms of the clock on which its deadlines run; ``write``: writes the output."""
 
-    __slots__ = ("_broker", "_now", "_write")
+    __slots__ = ("_broker", "_collecting_since", "_now", "_write")
 
     def __init__(self, broker: Broker, now: Callable[[], int], write: Callable[[], None]) -> None:
         self._broker = broker
         self._now = now
         self._write = write
+        self._collecting_since = 0
+        """The time for all that is collected now, 0 = nothing is."""
 
     def publish(self, message: Publish) -> None:
         """Route a message of the node itself: to subscribers, retained, and to rules. No Local does not apply.
@@ -48,7 +50,11 @@ class BrokerOutlet(Outlet):
             LocalProtocolError: the topic cannot be sent.
         """
         broker = self._broker
-        now: i64 = broker.reading_since if broker.outbound.reading is not None else self._now()
+        now: i64
+        if broker.outbound.reading is not None:
+            now = broker.reading_since
+        else:
+            now = self._collecting_since or self._now()
         return broker.respond(client_id, topic, payload, properties_wire, expiry_s, now, request)
 
     def unheard(self, client_id: str, topic: str) -> str:
@@ -73,10 +79,12 @@ class BrokerOutlet(Outlet):
     def collect(self) -> None:
         """Keep output for :meth:`send_collected`, instead of asking for a flush in the next turn [Outlet]."""
         self._broker.outbound.collects = True
+        self._collecting_since = self._now()
 
     def send_collected(self) -> None:
         """Write the output of all connections [Outlet]."""
         outbound = self._broker.outbound
         outbound.collects = False
+        self._collecting_since = 0
         if outbound.has_output:
             self._write()

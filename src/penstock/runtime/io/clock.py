@@ -128,6 +128,11 @@ class SteppedClock:
         """The same as calling the object."""
         return (self._elapsed() + self._offset) // 1_000_000
 
+    def now_and_boot_ms(self) -> tuple[int, int]:
+        """:meth:`now` and :func:`boot_ms`, from one reading of the clock that never steps."""
+        elapsed = self._elapsed()
+        return (elapsed + self._offset) // 1_000_000, elapsed // 1_000_000
+
     def _elapsed(self) -> int:
         given = self._given_elapsed
         return _read_clock(_BOOT_CLOCK) if given is None else given()

@@ -4,14 +4,14 @@ A client of the queue changes its state in memory, in the event loop. What promi
 acknowledgement, an answer, a notification) has to wait for a commit. Commits are numbered from 1, run one at a time,
 and end in the order of their numbers. A change belongs to the commit ``number`` of that moment, the next one to begin:
 
-    changes ──▶ request() ──▶ begin()          ──▶ write(batch)      ──▶ end(batch, failure), then the waiters
+    changes ──▶ request() ──▶ begin_commit()   ──▶ write_commit()    ──▶ end_commit(), then the waiters
     in the loop               in the loop:         in the loop or        in the loop
                               takes all changes    in a thread
 
 Grouping needs no timer. A requested commit begins at the end of the loop turn, or when the running commit has ended,
-and ``begin`` takes all that has been changed until then. So a slow disk makes commits larger, not the queue longer, and
-at most two commits are unfinished: one that runs and one that collects. ``request_within`` is for changes that nobody
-waits for (write-behind): their commit begins some time later, or with the next one that somebody requests.
+and ``begin_commit`` takes all that has been changed until then. So a slow disk makes commits larger, not the queue
+longer, and at most two commits are unfinished: one that runs and one that collects. ``request_within`` is for changes
+that nobody waits for (write-behind): their commit begins some time later, or with the next one that somebody requests.
 
 Inline or in the thread. Passing a commit to the thread and back costs as much as a small commit on a fast disk. So a
 commit runs in the loop if its client calls the batch small and the disk has been fast: the longest of the last commits,
@@ -19,19 +19,21 @@ faded by a tenth with each commit since, took less than ``inline_s``. A disk tha
 that its commits run in the thread until it has been fast for a while. At the start nothing is known about the disk, and
 the first commit runs in the thread.
 
-No space. A commit that finds the disk full remains the running one: nothing of it was synced, so ``write`` gets the
-same batch again every second, in the thread, until it succeeds, and the next commit waits behind it. At a shutdown
+No space. A commit that finds the disk full remains the running one: nothing of it was synced, so ``write_commit`` gets
+the same batch again every second, in the thread, until it succeeds, and the next commit waits behind it. At a shutdown
 :meth:`CommitQueue.give_up` makes it a failure.
 
 Failure. **After a commit has failed, nothing is acknowledged any more.** The kernel reports a failed fsync once, and
 may have dropped the dirty pages: a second fsync would succeed and prove nothing, and a change that builds on a lost one
 must not be acknowledged either. So the first failure is final for the life of the process. That commit and every later
 one end with it, nothing is written any more, and the node has to be restarted, which recovers what is on the disk. The
-same holds for a failure that another thread reports (:meth:`CommitQueue.fail_soon`) and for any exception in ``write``.
+same holds for a failure that another thread reports (:meth:`CommitQueue.fail_soon`) and for any exception in
+``write_commit``.
 
-The order at the end of a commit matters. ``end`` comes before the waiters: a request that a waiter causes must see the
-commit as done. The next commit begins before both if it runs in the thread (the disk does not wait for Python), and
-after both if it runs in the loop (answers do not wait for the disk). A waiter that fails does not keep others waiting.
+The order at the end of a commit matters. ``end_commit`` comes before the waiters: a request that a waiter causes must
+see the commit as done. The next commit begins before both if it runs in the thread (the disk does not wait for Python),
+and after both if it runs in the loop (answers do not wait for the disk). A waiter that fails does not keep others
+waiting.
 """
 
 from __future__ import annotations
@@ -49,7 +51,7 @@ from mypy_extensions import mypyc_attr
 from penstock.errors import OutOfSpaceError, StorageError
 from penstock.runtime.io.files import DiskFullError
 
-__all__ = ["INLINE_S", "CommitQueue", "CommitWaiter"]
+__all__ = ["INLINE_S", "CommitClient", "CommitQueue", "CommitWaiter"]
 
 _log = logging.getLogger("penstock.runtime")
 
@@ -74,33 +76,43 @@ class CommitWaiter:
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
+class CommitClient(Generic[Batch]):
+    """The client of a commit queue. A base class and no set of functions: compiled code calls its methods directly."""
+
+    def begin_commit(self) -> Batch:
+        """Take the changes for a commit. Also called when the commit cannot be written, after a failure."""
+        raise NotImplementedError
+
+    def is_small_commit(self, _batch: Batch) -> bool:
+        """Whether ``batch`` may be committed in the loop if the disk is fast."""
+        return False
+
+    def write_commit(self, batch: Batch) -> None:
+        """Make ``batch`` as durable as the client promises; any exception is a failure."""
+        raise NotImplementedError
+
+    def end_commit(self, batch: Batch, failure: StorageError | None) -> None:
+        """Called after ``write_commit``, before the waiters, with the failure if there is one."""
+
+    def commits_failed(self, failure: StorageError) -> None:
+        """Called once, with the first failure."""
+
+    def send_answers(self) -> None:
+        """Called after the waiters of a commit: send at once what they collected."""
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
 class CommitQueue(Generic[Batch]):
-    """Commits the changes of one client. Everything but ``write`` and :meth:`fail_soon` runs in the loop's thread.
+    """Commits the changes of one client. Everything but ``write_commit`` and :meth:`fail_soon` runs in the loop's
+    thread.
 
     The queue itself has no limit: every waiter belongs to a request whose peer waits for the answer, so the limits of
     the protocols on requests in flight bound it.
 
-    Args:
-        name: for the thread and in errors.
-        begin: takes the changes for a commit. It is also called when the commit cannot be written, after a failure.
-        write: makes a batch as durable as the client promises; any exception is a failure.
-        end: called after ``write``, with the failure if there is one.
-        on_failure: called once, with the first failure.
-        answered: called after the waiters of a commit; sends at once what they collected.
-        is_small: whether a batch may be committed in the loop if the disk is fast; None: never.
+    ``name``: for the thread and in errors.
     """
 
-    def __init__(
-        self,
-        name: str,
-        *,
-        begin: Callable[[], Batch],
-        write: Callable[[Batch], None],
-        end: Callable[[Batch, StorageError | None], None],
-        on_failure: Callable[[StorageError], None] | None = None,
-        answered: Callable[[], None] | None = None,
-        is_small: Callable[[Batch], bool] | None = None,
-    ) -> None:
+    def __init__(self, name: str, client: CommitClient[Batch]) -> None:
         self.name = name
         self.number = 1
         """The commit that changes of now belong to."""
@@ -121,12 +133,7 @@ class CommitQueue(Generic[Batch]):
         self.clock: Callable[[], float] = time.monotonic
         self._last_failure: StorageError | None = None
         """Of the commit that ended last."""
-        self._client_begin = begin
-        self._client_write = write
-        self._client_end = end
-        self._on_failure = on_failure
-        self._answered = answered
-        self._is_small = is_small
+        self._client = client
         self._requested = False
         self._last_is_small = False
         """Whether the commit that began last may run in the loop."""
@@ -140,6 +147,8 @@ class CommitQueue(Generic[Batch]):
         self._jobs: queue.SimpleQueue[Batch | None] = queue.SimpleQueue()
         self._worker: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._on_turn_end: Callable[[], None] = self._turn_ended
+        """Made once: a bound method is an object."""
         self._idle: asyncio.Event | None = None
         """Set when nothing runs; made by a drain that waits."""
 
@@ -170,7 +179,7 @@ class CommitQueue(Generic[Batch]):
             assert self._loop is not None, "start() comes first"
             self._requested = True
             if not self.running:
-                self._loop.call_soon(self._turn_ended)
+                self._loop.call_soon(self._on_turn_end)
         return self.number
 
     def request_within(self, seconds: float) -> None:
@@ -253,8 +262,8 @@ class CommitQueue(Generic[Batch]):
             self._timer = None
         self.number += 1
         self._running_waiters, self._waiters = self._waiters, []
-        batch = self._client_begin()
-        self._last_is_small = self._is_small is not None and self._is_small(batch)
+        batch = self._client.begin_commit()
+        self._last_is_small = self._client.is_small_commit(batch)
         return batch
 
     def _is_fast(self) -> bool:
@@ -273,7 +282,7 @@ class CommitQueue(Generic[Batch]):
         failure: StorageError | None = None
         started = self.clock()
         try:
-            self._client_write(batch)
+            self._client.write_commit(batch)
         except StorageError as storage_error:
             failure = storage_error
         except DiskFullError as full:
@@ -300,8 +309,7 @@ class CommitQueue(Generic[Batch]):
     def _fail(self, failure: StorageError) -> None:
         if self.failure is None:
             self.failure = failure
-            if self._on_failure is not None:
-                self._on_failure(failure)
+            self._client.commits_failed(failure)
 
     def _stall(self, batch: Batch, failure: StorageError) -> None:
         """Write the running batch again later, in the thread."""
@@ -337,7 +345,7 @@ class CommitQueue(Generic[Batch]):
             requested = False
             self._jobs.put(self._begin())
         try:
-            self._client_end(batch, failure)
+            self._client.end_commit(batch, failure)
         except Exception:  # noqa: BLE001 - the waiters, and the end of the store, must not wait for ever
             _log.exception("%s: internal error after a commit", self.name)
         for waiter in waiters:
@@ -345,14 +353,13 @@ class CommitQueue(Generic[Batch]):
                 waiter.commit_ended(failure)
             except Exception:  # noqa: BLE001 - nor may one answer keep the others waiting
                 _log.exception("%s: internal error after a commit", self.name)
-        if self._answered is not None:
-            try:
-                self._answered()
-            except Exception:  # noqa: BLE001 - nor may the next commit wait for ever
-                _log.exception("%s: internal error after a commit", self.name)
+        try:
+            self._client.send_answers()
+        except Exception:  # noqa: BLE001 - nor may the next commit wait for ever
+            _log.exception("%s: internal error after a commit", self.name)
         if requested:
             assert self._loop is not None
-            self._loop.call_soon(self._turn_ended)
+            self._loop.call_soon(self._on_turn_end)
         elif self._idle is not None and not (self._requested or self.running):
             self._idle.set()
             self._idle = None

@@ -52,11 +52,18 @@ class DiskFullError(OSError):
     """
 
 
-class File(Protocol):
-    """An open file that is read and written at absolute byte positions."""
+@mypyc_attr(allow_interpreted_subclasses=True)
+class File:
+    """An open file that is read and written at absolute byte positions.
+
+    A base class and no Protocol: compiled code calls its methods directly.
+    """
+
+    __slots__ = ()
 
     def read(self, position: int, size: int) -> bytes:
         """At most ``size`` bytes from ``position``; fewer only at the end of the file."""
+        raise NotImplementedError
 
     def write(self, position: int, data: bytes) -> None:
         """Write all of ``data`` to the page cache, not yet durable. The file grows as needed.
@@ -64,6 +71,12 @@ class File(Protocol):
         Raises:
             DiskFullError: no space. After another OSError the content of the file is unknown.
         """
+        raise NotImplementedError
+
+    def write_durably(self, position: int, data: bytes) -> None:
+        """``write``, then ``sync``."""
+        self.write(position, data)
+        self.sync()
 
     def allocate(self, position: int, size: int) -> None:
         """Give the file blocks for ``size`` bytes from ``position``, its end or before; new bytes are zeros.
@@ -71,18 +84,23 @@ class File(Protocol):
         Raises:
             DiskFullError: no space.
         """
+        raise NotImplementedError
 
     def truncate(self, size: int) -> None:
         """Cut the file to ``size`` bytes; durable after ``sync``."""
+        raise NotImplementedError
 
     def sync(self) -> None:
         """Make content and size durable. After an error both are unknown."""
+        raise NotImplementedError
 
     def size(self) -> int:
         """Length in bytes."""
+        raise NotImplementedError
 
     def close(self) -> None:
         """Close the descriptor; may be called twice."""
+        raise NotImplementedError
 
 
 class Files(Protocol):
@@ -118,7 +136,7 @@ class Files(Protocol):
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-class DirectFile:
+class DirectFile(File):
     """A file of the operating system; ``direct``: a second descriptor, opened with ``O_DIRECT``.
 
     Errors have the ``path``.
@@ -131,8 +149,8 @@ class DirectFile:
         self._path = None if path is None else str(path)
         self._direct = direct
         self._aligned: mmap.mmap | None = None
-        self._views: dict[int, tuple[memoryview]] = {}
-        """The beginnings of the aligned buffer that were written, by their size."""
+        self._views: list[memoryview | None] = []
+        """The beginnings of the aligned buffer that were written, by their number of sectors."""
 
     def read(self, position: int, size: int) -> bytes:
         """With ``pread``, repeated after a short read [File]."""
@@ -168,12 +186,13 @@ class DirectFile:
         aligned = self._aligned
         if aligned is None:
             aligned = self._aligned = mmap.mmap(-1, _UNBUFFERED_BYTES)
+            self._views = [None] * (_UNBUFFERED_BYTES // SECTOR + 1)
         aligned[:size] = data
-        view = self._views.get(size)
+        view = self._views[size // SECTOR]
         if view is None:
-            view = self._views[size] = (memoryview(aligned)[:size],)
+            view = self._views[size // SECTOR] = memoryview(aligned)[:size]
         try:
-            return os.pwritev(self._direct, view, position)
+            return os.pwrite(self._direct, view, position)
         except OSError as error:
             if error.errno != errno.EINVAL:
                 raise

@@ -16,7 +16,8 @@ from __future__ import annotations
 import logging
 import secrets
 import threading
-from collections.abc import Callable, Iterable, Sequence
+import time
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from struct import Struct
 from typing import Final, NamedTuple, TypeVar
@@ -28,7 +29,7 @@ from mypy_extensions import mypyc_attr
 from penstock.errors import OutOfSpaceError, StorageError
 from penstock.runtime.io.files import DirectFiles, DiskFullError, Durability, Files
 from penstock.runtime.io.lmdb_environment import LmdbEnvironment
-from penstock.runtime.io.wal_frames import Operation, decode_operations, last_of
+from penstock.runtime.io.wal_frames import Operation, decode_operations, encode_operations, last_of
 from penstock.runtime.io.wal_segments import FrameLog, Segments
 
 __all__ = ["SEGMENT_BYTES", "LoggedEnvironment"]
@@ -45,6 +46,9 @@ these frames in a fraction of a second."""
 _RETRY_S = 1.0
 """Delay before a write to LMDB that found no disk space is retried. Not Final: tests shorten it in the compiled form
 too."""
+
+_DECODED_BYTES: Final = 64 << 10
+"""Bytes of operations that are decoded before other threads may run."""
 
 _STATE: Final = Struct(">8sIQ")  # identity, epoch, sequence of the last frame in LMDB; the crc32 of these follows
 
@@ -141,23 +145,27 @@ class LoggedEnvironment:
         self._follower.start()
 
     def commit(self, operations: list[Operation], what: str, *, sync: bool = False) -> None:
-        """Carry out ``operations``, all of them or none; durable if the environment is, or with ``sync``.
+        """:meth:`commit_body` of ``operations``."""
+        self.commit_body(encode_operations(operations), what, sync=sync)
+
+    def commit_body(self, body: bytes, what: str, *, sync: bool = False) -> None:
+        """Carry out the operations in ``body``, all of them or none; durable if the environment is, or with ``sync``.
+
+        ``body`` is encoded as that of a frame; ``what`` describes the commit in errors.
 
         Raises:
             OutOfSpaceError: nothing is committed; the same commit may be retried, and no other.
             StorageError: nothing is known to be on disk, and every later commit fails too.
         """
         if self._follower is None:
-            self._environment.transact(
-                lambda transaction: self._write(transaction, operations), what, sync=sync, size=_size(operations)
-            )
+            self._transact(body, what, sync=sync)
             return
         if self._failure is not None:
             raise self._failure
-        if not operations:
+        if not body:
             return
         try:
-            appended = self._frames.append(operations)
+            appended = self._frames.append(body)
         except DiskFullError as full:
             # Where blocks are not overwritten in place. The frame is not whole, and the next one begins where it does.
             raise OutOfSpaceError(
@@ -170,11 +178,17 @@ class LoggedEnvironment:
             self._failure = self._error(error, f"{what} failed")
             raise self._failure from error
         if not appended:
-            self._apply(what, operations)
+            self._apply(what, body)
             self._haste.set()  # there may be room for another segment
             return
         if self._frames.hasty:
             self._haste.set()
+
+    def _transact(self, body: bytes, what: str, *, sync: bool) -> None:
+        operations = decode_operations(body)
+        self._environment.transact(
+            lambda transaction: self._write(transaction, operations), what, sync=sync, size=len(body)
+        )
 
     def read(self, look: Callable[[lmdb.Transaction[bytes]], T]) -> T:
         """Return the result of ``look`` in one transaction, after everything committed was applied to LMDB.
@@ -253,16 +267,23 @@ class LoggedEnvironment:
                 _log.warning("no room for the log, commits are slower path=%s: %s", self.path, error)
             self._roomless = True
 
-    def _apply(self, what: str, more: Sequence[Operation] = ()) -> None:
+    def _apply(self, what: str, more: bytes = b"") -> None:
         """Apply everything that is pending to LMDB, durably; ``more`` is a commit that did not fit into the log."""
         with self._applying:
             if self._failure is not None:
                 raise self._failure
-            pending, size, sequence = self._frames.take()
-            operations = [*pending, *more] if more else pending
-            if not operations:
+            pending, sequence = self._frames.take()
+            if not pending and not more:
                 return
             sequence += bool(more)
+            operations: list[Operation] = []
+            size = decoded = 0
+            for body in [*pending, more]:
+                operations += decode_operations(body)
+                size += len(body)
+                if size - decoded > _DECODED_BYTES:
+                    decoded = size
+                    time.sleep(0)  # the event loop waits for the interpreter meanwhile
             state = self._state._replace(applied=sequence)
 
             def write(transaction: lmdb.Transaction[bytes]) -> None:
@@ -270,16 +291,16 @@ class LoggedEnvironment:
                 transaction.put(b"log", state.encode(), db=self.tables["meta"])
 
             try:
-                self._environment.transact(write, what, size=_size(operations))
+                self._environment.transact(write, what, size=size)
             except OutOfSpaceError:
-                self._frames.put_back(pending, size)
+                self._frames.put_back(pending)
                 raise
             except StorageError as error:
                 # The pages that LMDB would continue from may be gone; the next start recovers from the log.
                 self._failure = error
                 raise
             if more:
-                self._frames.sequence = sequence
+                self._frames.skip()
             self._segments.release(sequence)
 
     def _write(self, transaction: lmdb.Transaction[bytes], operations: Sequence[Operation]) -> None:
@@ -349,8 +370,3 @@ class LoggedEnvironment:
             why="acknowledged changes cannot be read any more, or files of different copies were mixed",
             do="restore the whole directory from one copy" + way,
         )
-
-
-def _size(operations: Iterable[Operation]) -> int:
-    """Bytes of the rows to put."""
-    return sum(len(key) + len(value) for _, _, key, value in operations)

@@ -13,7 +13,7 @@ from struct import Struct
 from typing import TYPE_CHECKING, Final, NamedTuple
 from zlib import crc32
 
-from librt.strings import BytesWriter, write_i64_be
+from librt.strings import BytesWriter, read_i64_be, write_i32_be, write_i64_be
 
 from penstock.runtime.io.files import SECTOR
 
@@ -29,8 +29,14 @@ __all__ = [
     "Operation",
     "decode_operations",
     "encode_frame",
+    "encode_operations",
+    "frame_bytes",
     "frames_in",
     "last_of",
+    "write_operation",
+    "write_put",
+    "write_u32",
+    "write_u64",
 ]
 
 PUT: Final = 0
@@ -46,8 +52,12 @@ Operation = tuple[int, int, bytes, bytes]
 _HEAD: Final = Struct(">8sIQI")
 _CHECKSUM: Final = Struct(">I")
 _BODY_AT: Final = _HEAD.size + _CHECKSUM.size
-_OPERATION: Final = Struct(">BBHI")
+_OPERATION_BYTES: Final = 8
+_SIGNED: Final = 1 << 60
+"""Numbers below are the same with and without a sign."""
 _ZEROS: Final = bytes(SECTOR)
+_crc32: Final = crc32
+"""A name of this module: compiled code looks up an imported one at each call."""
 
 
 class Frame(NamedTuple):
@@ -58,23 +68,61 @@ class Frame(NamedTuple):
     body: bytes
 
 
-def encode_frame(identity: bytes, epoch: int, sequence: int, operations: list[Operation]) -> bytes:
-    """Encode a frame, filled up to whole sectors."""
+def write_put(out: BytesWriter, table: i64, key: bytes, value_size: i64) -> None:
+    """Begin a PUT in the body of a frame; the caller then writes the ``value_size`` bytes of the value."""
+    key_size: i64 = len(key)
+    write_i64_be(out, table << 48 | key_size << 32 | value_size)
+    out.write(key)
+
+
+def write_operation(out: BytesWriter, kind: i64, table: i64, key: bytes, value: bytes) -> None:
+    """Write an operation into the body of a frame."""
+    key_size: i64 = len(key)
+    value_size: i64 = len(value)
+    write_i64_be(out, kind << 56 | table << 48 | key_size << 32 | value_size)
+    out.write(key)
+    out.write(value)
+
+
+def encode_operations(operations: Sequence[Operation]) -> bytes:
+    """Encode operations as the body of a frame."""
     out = BytesWriter()
     for kind, table, key, value in operations:
-        # Kind, table and both sizes, as _OPERATION has them.
-        first: i64 = kind
-        second: i64 = table
-        key_size: i64 = len(key)
-        value_size: i64 = len(value)
-        write_i64_be(out, first << 56 | second << 48 | key_size << 32 | value_size)
-        out.write(key)
-        out.write(value)
-    body = out.getvalue()
-    size = len(body)
-    head = _HEAD.pack(identity, epoch, sequence, size)
-    checksum = crc32(body, crc32(head)).to_bytes(4, "big")
-    return b"".join((head, checksum, body, _ZEROS[: -(_BODY_AT + size) % SECTOR]))
+        write_operation(out, kind, table, key, value)
+    return out.getvalue()
+
+
+def write_u32(out: BytesWriter, number: int) -> None:
+    """Write four bytes, without a sign."""
+    write_i32_be(out, number - (1 << 32) if number >= 1 << 31 else number)
+
+
+def write_u64(out: BytesWriter, number: int) -> None:
+    """Write eight bytes, without a sign."""
+    if number < _SIGNED:
+        write_i64_be(out, number)
+    else:
+        out.write(number.to_bytes(8, "big"))
+
+
+def frame_bytes(body_size: i64) -> i64:
+    """Bytes of a frame with its zeros."""
+    size = _BODY_AT + body_size
+    return size + -size % SECTOR
+
+
+def encode_frame(identity: bytes, epoch: int, sequence: int, body: bytes) -> bytes:
+    """Encode a frame, filled up to whole sectors."""
+    size: i64 = len(body)
+    out = BytesWriter()
+    out.write(identity)
+    write_u32(out, epoch)
+    write_u64(out, sequence)
+    write_u32(out, size)
+    write_u32(out, _crc32(body, _crc32(out.getvalue())))
+    out.write(body)
+    out.write(_ZEROS[: -(_BODY_AT + size) % SECTOR])
+    return out.getvalue()
 
 
 def frames_in(data: bytes, identity: bytes) -> Iterator[Frame]:
@@ -104,13 +152,14 @@ def _size_of_frame(data: bytes, at: int) -> int:
 def decode_operations(body: bytes) -> list[Operation]:
     """Decode the operations of a frame whose checksum is correct."""
     operations: list[Operation] = []
-    at = 0
-    while at < len(body):
-        kind, table, key_size, value_size = _OPERATION.unpack_from(body, at)
-        key_at = at + _OPERATION.size
-        value_at = key_at + key_size
-        at = value_at + value_size
-        operations.append((kind, table, body[key_at:value_at], body[value_at:at]))
+    at: i64 = 0
+    end: i64 = len(body)
+    while at < end:
+        head = read_i64_be(body, at)
+        key_at = at + _OPERATION_BYTES
+        value_at = key_at + (head >> 32 & 0xFFFF)
+        at = value_at + (head & 0xFFFFFFFF)
+        operations.append((head >> 56 & 0xFF, head >> 48 & 0xFF, body[key_at:value_at], body[value_at:at]))
     return operations
 
 

@@ -17,7 +17,7 @@ from typing import Final
 from mypy_extensions import mypyc_attr
 
 from penstock.runtime.io.files import File, Files
-from penstock.runtime.io.wal_frames import Frame, Operation, encode_frame, frames_in
+from penstock.runtime.io.wal_frames import Frame, encode_frame, frame_bytes, frames_in
 
 __all__ = ["SEGMENTS", "FrameLog", "Segments"]
 
@@ -82,8 +82,7 @@ class Segments:
             segment = self._next(len(frame))
             if segment is None:
                 return False
-        segment.file.write(segment.end, frame)
-        segment.file.sync()
+        segment.file.write_durably(segment.end, frame)
         segment.end += len(frame)
         segment.last = sequence
         return True
@@ -161,10 +160,11 @@ class Segments:
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class FrameLog:
-    """Appends commits to ``segments``, and keeps their operations until LMDB contains them.
+    """Appends commits to ``segments``, and keeps their bodies until LMDB contains them.
 
-    One thread at a time appends; another one may take what is pending meanwhile. ``hasty_bytes``: size of pending
-    frames above which they are to be applied.
+    One thread at a time appends; another one may take what is pending meanwhile. There is no lock, which would cost as
+    much as the encoding of a row: appending to a list and cutting off its beginning are atomic, and no number is
+    changed by two threads at once. ``hasty_bytes``: size of pending frames above which they are to be applied.
     """
 
     def __init__(self, segments: Segments, hasty_bytes: int) -> None:
@@ -172,46 +172,59 @@ class FrameLog:
         self._hasty_bytes = hasty_bytes
         self._identity = b""
         self._epoch = 0
-        self._lock = threading.Lock()
-        """Protects the three attributes below."""
         self.sequence = 0
         """Sequence of the last commit."""
-        self.pending: list[Operation] = []
-        """Operations in frames that LMDB does not contain."""
-        self._pending_bytes = 0
+        self.pending: list[bytes] = []
+        """Bodies of the frames that LMDB does not contain."""
+        self._taken = 0
+        """Sequence of the last commit that is not pending."""
+        self._appended_bytes = 0
+        self._taken_bytes = 0
 
     def start(self, identity: bytes, epoch: int) -> None:
         """Begin a new epoch, after everything was applied."""
         self._identity = identity
         self._epoch = epoch
-        self.sequence = 0
+        self.sequence = self._taken = 0
 
-    def append(self, operations: list[Operation]) -> bool:
+    def append(self, body: bytes) -> bool:
         """Append a frame and make it durable; False, and nothing is written, if it does not fit."""
         sequence = self.sequence + 1
-        frame = encode_frame(self._identity, self._epoch, sequence, operations)
+        frame = encode_frame(self._identity, self._epoch, sequence, body)
         if not self._segments.append(frame, sequence):
             return False
-        with self._lock:
-            self.sequence = sequence
-            self.pending.extend(operations)
-            self._pending_bytes += len(frame)
+        self.sequence = sequence
+        self._appended_bytes += len(frame)
+        self.pending.append(body)
         return True
 
     @property
     def hasty(self) -> bool:
         """Whether the pending operations should be applied soon."""
-        return self._pending_bytes > self._hasty_bytes or self._segments.is_scarce()
+        return self._appended_bytes - self._taken_bytes > self._hasty_bytes or self._segments.is_scarce()
 
-    def take(self) -> tuple[list[Operation], int, int]:
-        """Remove and return the pending operations; with the size of their frames, and the last sequence."""
-        with self._lock:
-            operations, self.pending = self.pending, []
-            size, self._pending_bytes = self._pending_bytes, 0
-            return operations, size, self.sequence
+    def take(self) -> tuple[list[bytes], int]:
+        """Remove and return the pending bodies, with the sequence of the last one."""
+        bodies = self.pending[:]
+        del self.pending[: len(bodies)]
+        self._taken += len(bodies)
+        self._taken_bytes += _frames_bytes(bodies)
+        return bodies, self._taken
 
-    def put_back(self, operations: list[Operation], size: int) -> None:
+    def put_back(self, bodies: list[bytes]) -> None:
         """Undo :meth:`take`, for operations that could not be applied."""
-        with self._lock:
-            self.pending = operations + self.pending
-            self._pending_bytes += size
+        self._taken -= len(bodies)
+        self._taken_bytes -= _frames_bytes(bodies)
+        self.pending[:0] = bodies
+
+    def skip(self) -> None:
+        """Count a commit that LMDB contains without a frame; nothing is pending."""
+        self.sequence += 1
+        self._taken += 1
+
+
+def _frames_bytes(bodies: list[bytes]) -> int:
+    size = 0
+    for body in bodies:
+        size += frame_bytes(len(body))
+    return size

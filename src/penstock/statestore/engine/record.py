@@ -30,6 +30,7 @@ __all__ = [
     "digest_of",
     "encode_change",
     "encode_record",
+    "encode_record_body",
 ]
 
 RECORD_BYTES: Final = 260
@@ -139,13 +140,33 @@ _CHECKED_HEAD: Final = Struct(">IQQQQQHHI")
 _HEAD_END: Final = _CHECKED_HEAD.size
 
 
+_MAX_DIGESTS: Final = 4096
+_MAX_DIGEST_KEY: Final = 256
+_digests: Final[dict[bytes, bytes]] = {}
+"""Digests of keys of at most :data:`_MAX_DIGEST_KEY` bytes: many are set again soon. Emptied at
+:data:`_MAX_DIGESTS`."""
+
+
 def digest_of(key: bytes) -> bytes:
     """The name under which ``key`` is stored: LMDB keys are at most 511 bytes, keys of the store are not."""
-    return blake2b(key, digest_size=32).digest()
+    digest = _digests.get(key)
+    if digest is None:
+        digest = blake2b(key, digest_size=32).digest()
+        if len(key) <= _MAX_DIGEST_KEY:
+            if len(_digests) >= _MAX_DIGESTS:
+                _digests.clear()
+            _digests[key] = digest
+    return digest
 
 
 def encode_record(record: Record) -> bytes:
     """``record`` in its stored form, checksummed, the whole key included."""
+    body = encode_record_body(record)
+    return crc32(body).to_bytes(4, "big") + body
+
+
+def encode_record_body(record: Record) -> bytes:
+    """The stored form of ``record`` after the checksum."""
     key, version, fence = record.key, record.version, record.fence
     node = version.node.encode() if not record.owner else f"{version.node}\0{record.owner}".encode()
     out = BytesWriter()
@@ -165,8 +186,7 @@ def encode_record(record: Record) -> bytes:
         out.write(fence_node)
     out.write(key)
     out.write(record.value)
-    body = out.getvalue()
-    return crc32(body).to_bytes(4, "big") + body
+    return out.getvalue()
 
 
 def _write_sizes(out: BytesWriter, node_size: i64, fence_size: i64, key_size: i64) -> None:

@@ -6,6 +6,7 @@ If the policies permit observing requests, other subscribers get copies of reque
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 from mypy_extensions import i64
 
@@ -13,7 +14,7 @@ from penstock.errors import LocalProtocolError
 from penstock.mqtt.codec.packets import Publish
 from penstock.mqtt.codec.reasons import ReasonCode
 from penstock.mqtt.service import OTHERS_TOPIC, SHARED_TOPIC, Inbound, Outlet
-from penstock.runtime.io.clock import monotonic_ms
+from penstock.runtime.io.clock import SteppedClock, monotonic_ms
 from penstock.runtime.observability.logs import LogLimiter
 from penstock.statestore.binding import notification, response, topic_fits
 from penstock.statestore.codec.dialects import Dialect
@@ -26,15 +27,47 @@ _log = logging.getLogger("penstock.statestore")
 
 
 class ResponseSender:
-    """Sends responses and notifications. ``outlet``: None while stopped; ``requests_observed``: send copies, too."""
+    """Sends responses and notifications. ``outlet``: None while stopped; ``requests_observed``: send copies, too.
 
-    __slots__ = ("_stats", "_unanswered_log", "outlet", "requests_observed")
+    ``clock``: wall clock in ms.
+    """
 
-    def __init__(self, stats: StoreStats) -> None:
+    __slots__ = (
+        "_clock",
+        "_stats",
+        "_stepped_clock",
+        "_unanswered_log",
+        "committed_ms",
+        "outlet",
+        "requests_observed",
+    )
+
+    def __init__(self, stats: StoreStats, clock: Callable[[], int]) -> None:
         self._stats = stats
+        self._clock = clock
+        self._stepped_clock = clock if isinstance(clock, SteppedClock) else None
+        self.committed_ms = 0
+        """The time of the answers that a commit releases; 0: none does now."""
         self._unanswered_log = LogLimiter()
         self.outlet: Outlet | None = None
         self.requests_observed = False
+
+    def now(self) -> int:
+        """The wall clock, in ms."""
+        clock = self._stepped_clock
+        return self._clock() if clock is None else clock.now()
+
+    def begin_answers(self) -> None:
+        """A commit has ended: its answers follow. The clock is read once for all of them."""
+        self.committed_ms = self.now()
+        if self.outlet is not None:
+            self.outlet.collect()
+
+    def end_answers(self) -> None:
+        """Send the answers of a commit."""
+        self.committed_ms = 0
+        if self.outlet is not None:
+            self.outlet.send_collected()
 
     def copy_request(self, client_id: str, request: Publish) -> None:
         """Send a copy of a request to permitted subscribers."""

@@ -132,6 +132,7 @@ class StateStoreService(Service):
             secret=secrets.token_bytes(16),
         )
         self._storage = storage or Storage(path, durability)
+        self._responses = ResponseSender(self.stats, clock)
         self._changelog = ChangeLog(self._storage, self._engine, options, capture, self._trim)
         self._engine.logs_changes = self._changelog.wanted
         self._writer = ChangeWriter(
@@ -142,12 +143,10 @@ class StateStoreService(Service):
             clock=lambda: self._engine.clock,
             on_logged=self._changelog.logged,
             on_failure=self._failed,
-            answering=self._collect,
-            answered=self._send_collected,
+            responses=self._responses,
         )
         self._may_ask = options.persistence.mode is PersistenceMode.CUSTOM and bool(options.persistence.property_name)
         self._asks = options.persistence.property_name.encode(), options.persistence.property_value.encode()
-        self._responses = ResponseSender(self.stats)
         self._serving = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -156,8 +155,6 @@ class StateStoreService(Service):
         self._recent = RecentWrites()
         self._recovered_clock = self._engine.clock
         """The greatest version before the start."""
-        self._committed_ms = 0
-        """The time of the answers that a commit releases; 0: none does now."""
         self._read = 0
         """The read for which the next two are the time."""
         self._now_ms = 0
@@ -356,8 +353,13 @@ class StateStoreService(Service):
         if not message.read or message.read != self._read:
             # The clocks are read once for all requests of a read.
             self._read = message.read
-            self._now_ms = self._now()
-            self._steady_ms = self._steady() if self._boot_offset < 0 else self._since_boot()
+            stepped = self._stepped_clock
+            if self._boot_offset < 0 or stepped is None:
+                self._now_ms = self._responses.now()
+                self._steady_ms = self._steady()
+            else:
+                self._now_ms, boot = stepped.now_and_boot_ms()
+                self._steady_ms = boot + self._boot_offset
         now_ms = self._now_ms
         ask = read_request(
             message.publish,
@@ -408,10 +410,6 @@ class StateStoreService(Service):
         else:
             self._answer(message, ask, answer, self._writer.waits_for(command.key), now_ms)
 
-    def _now(self) -> int:
-        clock = self._stepped_clock
-        return self._clock() if clock is None else clock.now()
-
     def _is_asked_to_keep(self, ask: StoreRequest) -> bool:
         if not self._may_ask:
             return False
@@ -454,17 +452,6 @@ class StateStoreService(Service):
     def _trim(self, floor: Hlc) -> None:
         self._writer.trim(floor)
 
-    def _collect(self) -> None:
-        """A commit has ended: its answers follow. The clock is read once for all of them."""
-        self._committed_ms = self._now()
-        if self._responses.outlet is not None:
-            self._responses.outlet.collect()
-
-    def _send_collected(self) -> None:
-        self._committed_ms = 0
-        if self._responses.outlet is not None:
-            self._responses.outlet.send_collected()
-
     def _failed(self, failure: StorageError) -> None:
         self._engine.read_only = True
         _log.critical("read-only path=%s: %s", self._storage.path, failure)
@@ -485,7 +472,7 @@ class StateStoreService(Service):
         self, message: Inbound, ask: StoreRequest | RejectedRequest, answer: Answer | None, *, committed: bool
     ) -> None:
         """Let an answer go whose commit has ended."""
-        self._release(message, ask, answer, self._committed_ms or self._now(), committed=committed)
+        self._release(message, ask, answer, self._responses.committed_ms or self._responses.now(), committed=committed)
 
     def _release(
         self,

@@ -21,13 +21,14 @@ from typing import Final, NamedTuple
 from zlib import crc32
 
 import lmdb
+from librt.strings import BytesWriter
 from mypy_extensions import mypyc_attr
 
 from penstock.errors import StorageError
 from penstock.runtime.io.files import Durability
 from penstock.runtime.io.lmdb_environment import INITIAL_MAP_BYTES, LmdbEnvironment
 from penstock.runtime.io.wal import LoggedEnvironment
-from penstock.runtime.io.wal_frames import DELETE, PUT
+from penstock.runtime.io.wal_frames import DELETE, PUT, encode_operations, write_operation
 from penstock.statestore.engine.record import CHANGE_BYTES, Change, Record, decode_change, decode_record
 from penstock.statestore.hlc import Hlc
 from penstock.statestore.service.interfaces import LogPage, LogTail
@@ -43,9 +44,10 @@ from penstock.statestore.service.rows import (
     put_fence,
     put_logged,
     put_record,
-    rows_of,
     version_at,
     version_key,
+    write_clock,
+    write_rows,
 )
 
 __all__ = ["NODE", "SCHEMA", "Storage", "StoredState"]
@@ -129,14 +131,15 @@ class Storage:
         """
         if not changes and clock is None:
             return
-        operations = rows_of(changes, log=log)
+        out = BytesWriter()
+        write_rows(out, changes, log=log)
         if floor is not None:
-            operations += drop_changes(floor)
-        operations.append(put_clock(b"clock", clock or changes[-1].version))
+            out.write(encode_operations(drop_changes(floor)))
+        write_clock(out, clock or changes[-1].version)
         lag = self._lag
         if lag is not None:
-            operations.append((PUT, META, b"lag", _LAG.pack(lag, crc32(b"%d" % lag))))
-        self._environment.commit(operations, f"commit of {len(changes)} changes")
+            write_operation(out, PUT, META, b"lag", _LAG.pack(lag, crc32(b"%d" % lag)))
+        self._environment.commit_body(out.getvalue(), "commit of changes")
         if lag is not None and self._lag == lag:
             self._lag = None
 

@@ -15,11 +15,12 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from penstock.errors import StorageError
-from penstock.runtime.io.commit_queue import CommitQueue, CommitWaiter
+from penstock.runtime.io.commit_queue import CommitClient, CommitQueue, CommitWaiter
 from penstock.runtime.io.files import Durability
 from penstock.statestore.engine.record import Change, Record
 from penstock.statestore.hlc import Hlc
 from penstock.statestore.options import KeyPersistence, PersistenceMode
+from penstock.statestore.service.delivery import ResponseSender
 from penstock.statestore.service.storage import Storage
 
 __all__ = ["ChangeWriter"]
@@ -53,12 +54,11 @@ class _Commit:
         """The log of changes is dropped up to this version."""
 
 
-class ChangeWriter:
+class ChangeWriter(CommitClient[_Commit]):
     """Commits changes, passed in the order of their versions. Call everything in the loop's thread.
 
     ``logs``: every change goes into the log of changes too; ``on_logged`` gets them after their commit. ``clock``
-    returns the greatest version that was given. ``answering`` and ``answered`` are called before and after the answers
-    that waited for a commit.
+    returns the greatest version that was given. ``responses`` sends the answers that waited for a commit.
     """
 
     def __init__(
@@ -71,8 +71,7 @@ class ChangeWriter:
         clock: Callable[[], Hlc],
         on_logged: Callable[[Sequence[Change]], None],
         on_failure: Callable[[StorageError], None],
-        answering: Callable[[], None],
-        answered: Callable[[], None],
+        responses: ResponseSender,
     ) -> None:
         self._storage = storage
         self._memory = durability is Durability.MEMORY
@@ -82,16 +81,9 @@ class ChangeWriter:
         self._logs = logs
         self._clock = clock
         self._on_logged = on_logged
-        self._answering = answering
-        self.queue: CommitQueue[_Commit] = CommitQueue(
-            "statestore",
-            begin=self._begin,
-            write=self._write,
-            end=self._end,
-            on_failure=on_failure,
-            answered=answered,
-            is_small=None if self._memory else self._is_small,
-        )
+        self._on_failure = on_failure
+        self._responses = responses
+        self.queue: CommitQueue[_Commit] = CommitQueue("statestore", self)
         self._next = _Commit(1)
         self._behind: dict[bytes | Hlc, Change] = {}
         """Changes to be written behind: by key, so that of many changes the last is written; by version those that
@@ -197,7 +189,7 @@ class ChangeWriter:
     def answer_leaves(self, number: int, client_id: str) -> None:
         """An answer that waited for the commit ``number`` is about to be sent."""
         self.waiting -= 1
-        if self._last_answer.get(client_id) == number:
+        if self._last_answer.get(client_id, 0) == number:
             del self._last_answer[client_id]
 
     def add_notifications(self, number: int, notifications: CommitWaiter) -> None:
@@ -206,7 +198,8 @@ class ChangeWriter:
 
     # Commits
 
-    def _begin(self) -> _Commit:
+    def begin_commit(self) -> _Commit:
+        """Take the changes, those written behind first [CommitClient]."""
         commit, self._next = self._next, _Commit(self.queue.number)
         if self._behind:
             commit.behind = len(self._behind)
@@ -218,19 +211,23 @@ class ChangeWriter:
         commit.floor, self._trim_to = self._trim_to, None
         return commit
 
-    def _is_small(self, commit: _Commit) -> bool:
+    def is_small_commit(self, commit: _Commit) -> bool:
+        """Whether its values are few bytes, and somebody waits for it [CommitClient]."""
+        if self._memory:
+            return False
         size = 0
         for change in commit.changes:
             if change.record is not None:
                 size += len(change.record.value)
         return size <= _INLINE_BYTES and not self._storage.may_wait()
 
-    def _write(self, commit: _Commit) -> None:
-        """One transaction; runs in the thread or in the loop."""
+    def write_commit(self, commit: _Commit) -> None:
+        """In one transaction [CommitClient]."""
         self._storage.commit(commit.changes, log=self._logs, clock=commit.clock, floor=commit.floor)
 
-    def _end(self, commit: _Commit, failure: StorageError | None) -> None:
-        self._answering()
+    def end_commit(self, commit: _Commit, failure: StorageError | None) -> None:
+        """Show the values of the keys that wait for no later commit [CommitClient]."""
+        self._responses.begin_answers()
         self._behind_running -= commit.behind
         if failure is not None:
             return  # the keys stay uncommitted for ever: the values in memory must never be shown
@@ -244,6 +241,14 @@ class ChangeWriter:
                     del uncommitted[change.key]
         if self._logs:
             self._on_logged(commit.changes)
+
+    def commits_failed(self, failure: StorageError) -> None:
+        """Pass it on [CommitClient]."""
+        self._on_failure(failure)
+
+    def send_answers(self) -> None:
+        """Send the answers of a commit at once [CommitClient]."""
+        self._responses.end_answers()
 
     # Written behind
 

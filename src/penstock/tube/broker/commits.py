@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 from penstock.errors import PenstockError, StorageError
-from penstock.runtime.io.commit_queue import CommitQueue, CommitWaiter
+from penstock.runtime.io.commit_queue import CommitClient, CommitQueue, CommitWaiter
 from penstock.tube.broker.maintenance import Maintenance
 from penstock.tube.codec.codes import ErrCode
 from penstock.tube.codec.envelope import encode_response
@@ -104,7 +104,7 @@ class _Durable(CommitWaiter):
             self.future.set_exception(failure)
 
 
-class Commits:
+class Commits(CommitClient[_PendingCommit]):
     """The commits of one broker; created in the loop that they run in.
 
     ``failed`` is called with the first failure, ``lost`` with a text for staged rows that turned out to be lost.
@@ -139,14 +139,7 @@ class Commits:
         """The next commit stores the committed offsets of groups."""
         self._closed = False
         self._loop = asyncio.get_running_loop()
-        self.queue: CommitQueue[_PendingCommit] = CommitQueue(
-            name,
-            begin=self._begin,
-            write=lambda pending: disk.commit([pending.commit]),
-            end=self._end,
-            on_failure=self._fail,
-            is_small=self._is_small,
-        )
+        self.queue: CommitQueue[_PendingCommit] = CommitQueue(name, self)
         self.queue.start()
         disk.meta.when_failed(self.queue.fail_soon)
 
@@ -251,8 +244,8 @@ class Commits:
         if not self._closed:
             self._show([store for store in self._engine.dirty_stores if store.immediate])
 
-    def _begin(self) -> _PendingCommit:
-        """Take everything that was changed until now, and the responses that wait for it."""
+    def begin_commit(self) -> _PendingCommit:
+        """Take everything that was changed until now, and the responses that wait for it [CommitClient]."""
         engine, maintenance = self._engine, self._maintenance
         commit, self.next = self.next, StorageCommit()
         pending = _PendingCommit(commit, self._responses)
@@ -280,7 +273,12 @@ class Commits:
             self._show(immediate)
         return pending
 
-    def _is_small(self, pending: _PendingCommit) -> bool:
+    def write_commit(self, pending: _PendingCommit) -> None:
+        """Write and sync logs and offsets [CommitClient]."""
+        self._disk.commit([pending.commit])
+
+    def is_small_commit(self, pending: _PendingCommit) -> bool:
+        """Whether it only appends little, and need not wait [CommitClient]."""
         return pending.only_appends_little() and not (pending.commit.offsets and self._disk.meta.may_wait())
 
     def _show(self, stores: Sequence[LogStore]) -> None:
@@ -297,7 +295,7 @@ class Commits:
         except OSError as error:
             # Decided but unreadable: nothing may follow it; a restart carries it out.
             what = f"tube: staged rows cannot be read: {error.strerror}"
-            self._fail(StorageError(what, path=str(error.filename or self._disk.directory)))
+            self.commits_failed(StorageError(what, path=str(error.filename or self._disk.directory)))
 
     def _answer_published(self, responses: list[_Response]) -> None:
         """Let responses to commits of staged rows leave with the commit of their last rows."""
@@ -312,8 +310,8 @@ class Commits:
                 self._lost(text)
             publishing.lost.clear()
 
-    def _end(self, pending: _PendingCommit, failure: StorageError | None) -> None:
-        """Show readers what is committed now, and send the responses."""
+    def end_commit(self, pending: _PendingCommit, failure: StorageError | None) -> None:
+        """Show readers what is committed now, and send the responses [CommitClient]."""
         engine, commit = self._engine, pending.commit
         now = self._clock()
         if failure is None:
@@ -343,9 +341,10 @@ class Commits:
             touched[address] = None
         self._engine.ready.clear()
 
-    def _fail(self, error: StorageError) -> None:
-        self.failure = self._engine.checks.failure = error
-        self._failed(error)
+    def commits_failed(self, failure: StorageError) -> None:
+        """Refuse everything from now on [CommitClient]."""
+        self.failure = self._engine.checks.failure = failure
+        self._failed(failure)
 
 
 def _unavailable(method: int, error: StorageError) -> bytes:

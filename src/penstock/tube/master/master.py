@@ -11,7 +11,7 @@ from typing import Any
 
 from penstock.errors import StorageError, UnavailableError
 from penstock.runtime.io.clock import steady_clock, wall_clock_ms
-from penstock.runtime.io.commit_queue import CommitQueue, CommitWaiter
+from penstock.runtime.io.commit_queue import CommitClient, CommitQueue, CommitWaiter
 from penstock.runtime.io.loop import StallWatch, after_reading, watch_stalls
 from penstock.runtime.observability.logs import error_fields
 from penstock.tube.admin import master as admin
@@ -48,7 +48,7 @@ _STARTS = frozenset(
 )
 
 
-class TubeMaster:
+class TubeMaster(CommitClient[list[Setting | Removal]]):
     """A TubeMQ master. ``data_dir`` holds its topics; sessions and assignments are in memory, as in the reference.
 
     Use: ``await start(host, port)``, later ``await close()``.
@@ -104,9 +104,7 @@ class TubeMaster:
             self._listeners.stop()
             store.close()
             raise
-        self._queue = CommitQueue(
-            "tube-master", begin=self._take_unstored, write=store.put, end=lambda _, _failure: None
-        )
+        self._queue = CommitQueue("tube-master", self)
         self._queue.start()
         self._stalls = watch_stalls(self._stalled)
         return bound
@@ -242,9 +240,15 @@ class TubeMaster:
         queue.wait(queue.request(), stored)
         return stored.future
 
-    def _take_unstored(self) -> list[Setting | Removal]:
+    def begin_commit(self) -> list[Setting | Removal]:
+        """Take the settings that are not stored [CommitClient]."""
         taken, self._unstored = self._unstored, []
         return taken
+
+    def write_commit(self, settings: list[Setting | Removal]) -> None:
+        """Store them [CommitClient]."""
+        assert self._store is not None
+        self._store.put(settings)
 
     def _answer(self, request: Request, context: RequestContext) -> bytes:
         body = self.engine.answer(request, context)

@@ -15,6 +15,7 @@ from penstock.runtime.io.wal_frames import (
     Operation,
     decode_operations,
     encode_frame,
+    encode_operations,
     frames_in,
 )
 
@@ -27,6 +28,11 @@ OPERATIONS: list[Operation] = [
     (PUT, 255, b"", b"end"),
 ]
 
+
+def framed(identity: bytes, epoch: int, sequence: int, written: list[Operation]) -> bytes:
+    return encode_frame(identity, epoch, sequence, encode_operations(written))
+
+
 operations = st.lists(
     st.tuples(st.sampled_from([PUT, DELETE, DROP]), st.integers(0, 255), st.binary(max_size=600), st.binary())
 )
@@ -34,7 +40,7 @@ operations = st.lists(
 
 @given(operations, st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1))
 def test_a_frame_comes_back_as_it_was(written: list[Operation], epoch: int, sequence: int) -> None:
-    data = encode_frame(ME, epoch, sequence, written)
+    data = framed(ME, epoch, sequence, written)
     assert len(data) % SECTOR == 0
     (frame,) = frames_in(data, ME)
     assert (frame.epoch, frame.sequence, decode_operations(frame.body)) == (epoch, sequence, written)
@@ -46,8 +52,8 @@ def numbers(data: bytes) -> list[int]:
 
 
 def test_frames_are_found_between_anything_else() -> None:
-    first, second = encode_frame(ME, 1, 1, OPERATIONS), encode_frame(ME, 1, 2, [])
-    foreign = encode_frame(b"somebody", 1, 3, OPERATIONS)
+    first, second = framed(ME, 1, 1, OPERATIONS), framed(ME, 1, 2, [])
+    foreign = framed(b"somebody", 1, 3, OPERATIONS)
     assert numbers(bytes(SECTOR) + first + foreign + bytes(3 * SECTOR) + second + bytes(SECTOR)) == [1, 2]
     # Not at a sector: written by nobody.
     assert numbers(b"x" + first + second) == []
@@ -56,7 +62,7 @@ def test_frames_are_found_between_anything_else() -> None:
 
 
 def test_a_frame_torn_at_any_byte_is_none() -> None:
-    before, written = encode_frame(ME, 1, 1, []), encode_frame(ME, 1, 2, OPERATIONS)
+    before, written = framed(ME, 1, 1, []), framed(ME, 1, 2, OPERATIONS)
     for size in range(len(written.rstrip(b"\0"))):
         assert numbers(before + written[:size] + bytes(len(written) - size)) == [1]
         assert numbers(before + written[:size]) == [1]
@@ -67,7 +73,7 @@ def test_a_frame_torn_at_any_byte_is_none() -> None:
 
 
 def test_a_flipped_bit_anywhere_is_noticed_and_harms_no_other_frame() -> None:
-    frames = [encode_frame(ME, 1, number, OPERATIONS) for number in (1, 2, 3)]
+    frames = [framed(ME, 1, number, OPERATIONS) for number in (1, 2, 3)]
     zeros_from = len(frames[1].rstrip(b"\0"))
     for position in range(len(frames[1])):
         for bit in (0x01, 0x80):
@@ -78,31 +84,31 @@ def test_a_flipped_bit_anywhere_is_noticed_and_harms_no_other_frame() -> None:
 
 
 def test_what_is_left_of_older_frames_is_told_by_its_numbers() -> None:
-    old = b"".join(encode_frame(ME, 1, number, OPERATIONS) for number in range(1, 6))
-    new = encode_frame(ME, 1, 6, [])
-    assert len(new) < len(encode_frame(ME, 1, 1, OPERATIONS))
+    old = b"".join(framed(ME, 1, number, OPERATIONS) for number in range(1, 6))
+    new = framed(ME, 1, 6, [])
+    assert len(new) < len(framed(ME, 1, 1, OPERATIONS))
     assert numbers(new + old[len(new) :]) == [6, 2, 3, 4, 5]
 
 
 def test_a_value_that_looks_like_a_frame_is_none() -> None:
-    forged = encode_frame(b"guessed!", 1, 7, [(PUT, 0, b"k", b"forged")])
+    forged = framed(b"guessed!", 1, 7, [(PUT, 0, b"k", b"forged")])
     value = bytes(SECTOR - 100) + forged * 3
-    frame = encode_frame(ME, 1, 1, [(PUT, 0, b"k", value)])
+    frame = framed(ME, 1, 1, [(PUT, 0, b"k", value)])
     assert numbers(frame) == [1]
     assert numbers(bytes(SECTOR) + frame[SECTOR:]) == []  # torn, so that its value is looked through
     # Even with the identity it is none within a frame that is whole.
-    known = encode_frame(ME, 1, 7, [(PUT, 0, b"k", b"forged")])
-    inside = encode_frame(ME, 1, 1, [(PUT, 0, b"k", bytes(SECTOR - 37) + known)])
+    known = framed(ME, 1, 7, [(PUT, 0, b"k", b"forged")])
+    inside = framed(ME, 1, 1, [(PUT, 0, b"k", bytes(SECTOR - 37) + known)])
     assert inside[SECTOR:].startswith(ME)
     assert numbers(inside) == [1]
 
 
 @pytest.mark.parametrize("size", [0, 1, 7, 8, 27, 28, 511])
 def test_less_than_a_frame_is_none(size: int) -> None:
-    assert list(frames_in(encode_frame(ME, 1, 1, OPERATIONS)[:size], ME)) == []
+    assert list(frames_in(framed(ME, 1, 1, OPERATIONS)[:size], ME)) == []
     assert list(frames_in(ME + b"\xff" * 24, ME)) == []
 
 
 def test_an_empty_frame_has_no_operations() -> None:
-    assert list(frames_in(encode_frame(ME, 2, 3, []), ME)) == [Frame(2, 3, b"")]
+    assert list(frames_in(framed(ME, 2, 3, []), ME)) == [Frame(2, 3, b"")]
     assert decode_operations(b"") == []

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.runtime.io.wal_frames import PUT, SECTOR, encode_frame
+from penstock.runtime.io.wal_frames import PUT, SECTOR, encode_frame, encode_operations
 from penstock.runtime.io.wal_segments import Segments
 from tests.unit.runtime.recorded_disk import RecordedDisk
 
@@ -16,7 +16,7 @@ HERE = Path("/store")
 
 
 def frame(sequence: int, sectors: int = 1) -> bytes:
-    encoded = encode_frame(ME, 1, sequence, [(PUT, 0, b"", bytes(SECTOR * (sectors - 1) + 1))])
+    encoded = encode_frame(ME, 1, sequence, encode_operations([(PUT, 0, b"", bytes(SECTOR * (sectors - 1) + 1))]))
     assert len(encoded) == SECTOR * sectors
     return encoded
 

@@ -15,6 +15,8 @@ from penstock.runtime.io.lmdb_environment import LmdbEnvironment
 from penstock.statestore.engine.record import Change, Record
 from penstock.statestore.hlc import Hlc
 from penstock.statestore.options import KeyPersistence
+from penstock.statestore.service.delivery import ResponseSender
+from penstock.statestore.service.interfaces import StoreStats
 from penstock.statestore.service.storage import NODE, Storage
 from penstock.statestore.service.writer import ChangeWriter
 
@@ -80,8 +82,7 @@ class _Writing:
             clock=lambda: self.clock,
             on_logged=lambda _: None,
             on_failure=self.failed.append,
-            answering=lambda: None,
-            answered=lambda: None,
+            responses=ResponseSender(StoreStats(), lambda: 0),
         )
 
     async def __aenter__(self) -> _Writing:

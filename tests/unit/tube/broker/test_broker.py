@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 
 from penstock.errors import PenstockError, RefusedError, StorageError
-from penstock.runtime.io.files import DirectFiles, Durability
+from penstock.runtime.io.files import DirectFile, DirectFiles, Durability
 from penstock.tube.broker.broker import AppendResult, TubeBroker
 from penstock.tube.codec.envelope import Request, encode_request
 from penstock.tube.codec.framing import BEGIN_TOKEN, encode_frame
@@ -330,16 +330,17 @@ async def test_what_comes_while_a_commit_runs_is_answered_by_one_write(tmp_path:
             return slowed(super().create(path))
 
     def slowed(file: Any) -> Any:
-        class Slowed:
-            def __getattr__(self, name: str) -> Any:
-                return getattr(file, name)
+        class Slowed(DirectFile):
+            __slots__ = ()
 
             def sync(self) -> None:
                 begun.set()
                 assert gate.wait(20)
-                file.sync()
+                super().sync()
 
-        return Slowed()
+        made = Slowed(file._fd)
+        file._fd = -1
+        return made
 
     async with running(tmp_path, files=Slow()) as (broker, client):
         broker.commits.queue.inline_s = 0.0  # in the thread, however fast the disk is

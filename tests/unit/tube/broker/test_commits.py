@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from penstock.runtime.io.files import DirectFiles, Durability
+from penstock.runtime.io.files import DirectFile, DirectFiles, Durability
 from penstock.tube.storage.meta import MetaStore
 from tests.unit.tube.broker_client import running
 
@@ -31,15 +31,16 @@ class Watched(DirectFiles):
     def _watch(self, file: Any) -> Any:
         threads = self.threads
 
-        class File:
-            def __getattr__(self, name: str) -> Any:
-                return getattr(file, name)
+        class WatchedFile(DirectFile):
+            __slots__ = ()
 
             def sync(self) -> None:
                 threads.append(threading.current_thread().name)
-                file.sync()
+                super().sync()
 
-        return File()
+        watched = WatchedFile(file._fd)
+        file._fd = -1
+        return watched
 
 
 async def test_small_appends_are_committed_in_the_loop_and_all_else_in_the_thread(

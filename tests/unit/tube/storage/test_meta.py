@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 
 import lmdb
 import pytest
 
 from penstock.errors import StorageError
-from penstock.runtime.io.wal_frames import Operation
 from penstock.runtime.io.wal_segments import FrameLog
 from penstock.tube.storage.meta import GroupOffset, MetaStore
 
@@ -66,7 +64,7 @@ def test_nothing_of_a_commit_that_failed_is_there(tmp_path: Path, monkeypatch: p
     store.commit([GroupOffset("a", "t", 0, 1, 1)], b"old", {"note": b"1"})
 
     class Full(FrameLog):
-        def append(self, operations: Sequence[Operation]) -> bool:
+        def append(self, body: bytes) -> bool:
             raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patched:
