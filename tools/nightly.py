@@ -24,7 +24,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from tools.suites import PYTEST, PYTHON, ROOT, first_lines
+from tools.suites import ENVIRONMENT, PYTEST, PYTHON, ROOT, first_lines
 
 OWN = {"simulation": "tests/simulation", "fuzz": "tests/fuzz"}
 PARTS = {
@@ -33,6 +33,9 @@ PARTS = {
     **{part: [path] for part, path in OWN.items()},
 }
 """Name of each part to the folders of its tests."""
+
+SUMMARIES = "benchmarks/results/nightly"
+"""Folder of the summaries."""
 
 MINUTES = 45.0
 """The longest run of a part."""
@@ -45,11 +48,13 @@ Results = dict[str, dict[str, Any]]
 
 
 def commit(root: Path = ROOT) -> str:
-    """Short name of the commit that runs, or ``unknown`` outside a checkout."""
-    asked = subprocess.run(
-        ["git", "describe", "--always", "--dirty"], cwd=root, capture_output=True, text=True, check=False
-    )
-    return asked.stdout.strip() or "unknown"
+    """Short name of the commit that runs, with ``-dirty`` if files differ; ``unknown`` outside a checkout."""
+
+    def git(*arguments: str) -> str:
+        return subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, check=False).stdout.strip()
+
+    changed = git("status", "--porcelain", "--untracked-files=no", "--", ".", f":!{SUMMARIES}")
+    return (git("describe", "--always") or "unknown") + ("-dirty" if changed else "")
 
 
 def collect(paths: Iterable[str], root: Path = ROOT) -> list[str]:
@@ -92,14 +97,17 @@ def read_report(report: Path, tests: Iterable[str]) -> Results:
     return found
 
 
-def run(tests: list[str], seconds: float, root: Path = ROOT) -> Results:
-    """Run ``tests`` in one pytest process for at most ``seconds``; the results of those that came to an end."""
+def run(part: str, tests: list[str], seconds: float, root: Path = ROOT) -> Results:
+    """Run ``tests`` in one pytest process for at most ``seconds``; the results of those that came to an end.
+
+    Those of the part ``interpreted`` run on the interpreted core.
+    """
     with tempfile.TemporaryDirectory() as scratch:
         report = Path(scratch) / "report.xml"
         # A long test must not end the process, and with it the report of all others.
         patience = ["-o", "faulthandler_timeout=0"]
         command = [PYTHON, "-m", "pytest", "-q", "-m", "nightly", *patience, f"--junit-xml={report}", *tests]
-        process = subprocess.Popen(command, cwd=root)
+        process = subprocess.Popen(command, cwd=root, env={**os.environ, **ENVIRONMENT.get(part, {})})
         try:
             process.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -122,7 +130,7 @@ def run_part(part: str, cursor: Path, seconds: float, root: Path = ROOT) -> tupl
         results, left = {}, tests
     if left:
         here = commit(root)
-        results |= {test: {**result, "commit": here} for test, result in run(left, seconds, root).items()}
+        results |= {test: {**result, "commit": here} for test, result in run(part, left, seconds, root).items()}
     cursor.parent.mkdir(parents=True, exist_ok=True)
     cursor.write_text(json.dumps(results, indent=1), encoding="utf-8")
     return tests, results
@@ -162,7 +170,7 @@ def main() -> int:
         tests, results = run_part(part, cursor, options.minutes * 60)
         lines = summary(part, tests, results)
         print("\n".join(lines), f"this run: {time.monotonic() - started:.0f} s", sep="\n", flush=True)
-        target = ROOT / "benchmarks" / "results" / "nightly" / f"{part}.md"
+        target = ROOT / SUMMARIES / f"{part}.md"
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text("\n".join([f"# Nightly tests: {part}", "", "```", *lines, "```", ""]), encoding="utf-8")
         failed = failed or any(result["outcome"] == "failed" for result in results.values())
