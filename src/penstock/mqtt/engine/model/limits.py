@@ -77,9 +77,9 @@ class BrokerLimits:
     max_output_bytes: Annotated[int, Ge(1024)] = 1024 * 1024
     """Maximum bytes sent to one connection per loop iteration; the rest follows in the next one."""
     max_turn_work: Annotated[int, Ge(16)] = 256
-    """Maximum work for one connection per loop iteration: one unit for each packet received and each message sent or
-    queued, one for each 4 KiB of a message sent, 64 for CONNECT. A packet is handled as a whole; the rest follows in
-    the next one, after other connections."""
+    """Maximum work for one connection per loop iteration: one unit for each packet received, for each eight receivers
+    of its message and for each 4 KiB sent to one; one for each message that is queued, or sent from a queue; 64 for
+    CONNECT. A packet is handled as a whole; the rest follows in the next one, after other connections."""
     write_stall_ms: Annotated[int, Ge(100)] = 120_000
     """Time in ms after which a client that does not read is disconnected (0x97)."""
     max_queued_messages: int = 10_000
