@@ -24,10 +24,11 @@ from typing import Final, NamedTuple, TypeVar
 import uvloop
 
 from benchmarks import generator, servers
-from benchmarks.connections import connections_possible, resident_bytes
+from benchmarks.connections import connections_possible
 from benchmarks.crowd import Crowd, User, connect, traffic
 from benchmarks.figures import Figure, Settings
 from benchmarks.isolation import Peer
+from benchmarks.statestore import own_memory
 from penstock.mqtt.codec.packets import Disconnect, Publish
 from penstock.security.passwords import edit_passwords, make_credential
 from tests.ports import free_port
@@ -41,6 +42,7 @@ __all__ = [
     "Residue",
     "Steady",
     "client_tls",
+    "memory_node",
     "node",
     "reconnect",
     "residue",
@@ -50,7 +52,8 @@ __all__ = [
 
 BUSY: Final = 1_000
 IDLE: Final = 9_000
-"""With the busy ones 10,000, the default of ``max_connections``."""
+LIMITS: Final = {"max_connections": 11_000}
+"""More than the default of 10,000: the clients that fill the store and the topics are connected at the same time."""
 TOPICS: Final = 10_000
 USER: Final = User("operator", "correct horse battery staple")
 KEY_EXPIRY_S: Final = 10.0
@@ -68,7 +71,7 @@ class Process(NamedTuple):
 
 
 class Residue(NamedTuple):
-    """What a broker holds: resident memory in bytes, file descriptors, threads."""
+    """What a broker holds: resident memory without pages of files in bytes, file descriptors, threads."""
 
     memory: int
     descriptors: int
@@ -78,7 +81,7 @@ class Residue(NamedTuple):
 def residue(pid: int) -> Residue:
     """What the process holds now."""
     process = Path(f"/proc/{pid}")
-    return Residue(resident_bytes(pid), len(list((process / "fd").iterdir())), len(list((process / "task").iterdir())))
+    return Residue(own_memory(pid), len(list((process / "fd").iterdir())), len(list((process / "task").iterdir())))
 
 
 class Steady(NamedTuple):
@@ -174,7 +177,7 @@ def scale(settings: Settings) -> list[Figure]:
 
     idle = connections_possible(BUSY + IDLE) - BUSY
     for _ in range(settings.repeats):
-        for name, start, keys in (("penstock", _penstock, settings.keys), ("mosquitto", _mosquitto, 0)):
+        for name, start, keys in (("penstock", memory_node, settings.keys), ("mosquitto", _mosquitto, 0)):
             with start() as server:
                 work = partial(steady, server, idle=idle, busy=BUSY, topics=TOPICS, keys=keys, seconds=settings.seconds)
                 first, second = work(), work()
@@ -224,8 +227,9 @@ def client_tls(made: servers.Certificates) -> ssl.SSLContext:
 
 
 @contextmanager
-def _penstock() -> Iterator[Process]:
-    with servers.penstock("memory") as ready:
+def memory_node() -> Iterator[Process]:
+    """A node in memory mode."""
+    with servers.penstock("memory", mqtt={"limits": LIMITS}) as ready:
         yield Process(ready["mqtt"], int(ready["pid"]))
 
 

@@ -18,7 +18,7 @@ from penstock.statestore.engine.record import Change, Record
 from penstock.statestore.hlc import Hlc
 from penstock.statestore.service.storage import NODE, Storage
 
-__all__ = ["many_keys", "state_store"]
+__all__ = ["many_keys", "own_memory", "state_store"]
 
 KEYS: Final = 1000
 """Keys that requests are made for."""

@@ -13,14 +13,13 @@ import pytest
 
 from benchmarks import generator, servers
 from benchmarks.connections import connections_possible
-from benchmarks.scale import BUSY, IDLE, USER, Process, client_tls, node, reconnect, steady
+from benchmarks.scale import BUSY, IDLE, USER, client_tls, memory_node, node, reconnect, steady
 from tests.ports import free_port
 from tests.tools import skip_or_fail
 
 
 def test_connections_and_topics_leave_nothing_behind() -> None:
-    with servers.penstock("memory") as ready:
-        server = Process(ready["mqtt"], int(ready["pid"]))
+    with memory_node() as server:
         first, second = (
             steady(server, idle=200, busy=20, topics=500, keys=0, seconds=0.5, settle_s=0.5) for _ in range(2)
         )
@@ -38,8 +37,7 @@ def test_ten_thousand_connections_a_million_keys_and_ten_thousand_topics() -> No
         skip_or_fail(f"no load generator: {generator.missing()}")
     idle = connections_possible(BUSY + IDLE) - BUSY
     work = partial(steady, idle=idle, busy=BUSY, topics=10_000, keys=1_000_000, seconds=10.0)
-    with servers.penstock("memory") as ready:
-        server = Process(ready["mqtt"], int(ready["pid"]))
+    with memory_node() as server:
         rounds = [work(server) for _ in range(3)]
     base = rounds[0].before
     for found in rounds:
