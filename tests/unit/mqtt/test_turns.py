@@ -39,6 +39,11 @@ class Wire:
         written, self.written = self.written, b""
         return written.count(PONG)
 
+    def leave(self) -> None:
+        """Close the connection as the client, at once."""
+        self.closed = True
+        self.link.connection_lost(None)
+
     # The transport
 
     def write(self, data: bytes) -> None:
@@ -87,6 +92,16 @@ async def server() -> AsyncIterator[MqttServer]:
 async def turn() -> None:
     """Let the loop run what is due now."""
     await asyncio.sleep(0)
+
+
+async def received_by(wire: Wire, *, turns: int) -> bytes:
+    """What a client receives in so many turns."""
+    received = b""
+    for _ in range(turns):
+        await turn()
+        received += wire.written
+        wire.written = b""
+    return received
 
 
 async def connected(*wires: Wire) -> None:
@@ -184,13 +199,8 @@ async def test_packets_received_before_the_end_of_a_connection_are_handled(serve
     flood = Wire(server, "flood", will=Will("will", b"gone"))
     await connected(observer, flood)
     flood.link.data_received(encode(Publish("a", b"x")) * 5 * SHARE + encode(Disconnect()))
-    flood.closed = True
-    flood.link.connection_lost(None)
-    received = b""
-    for _ in range(40):
-        await turn()
-        received += observer.written
-        observer.written = b""
+    flood.leave()
+    received = await received_by(observer, turns=40)
     assert received.count(encode(Publish("a", b"x"))) == 5 * SHARE
     assert b"will" not in received
     assert server.stats.connections == 1
@@ -203,11 +213,7 @@ async def test_an_aborted_connection_loses_its_share(server: MqttServer) -> None
     await connected(observer, flood)
     flood.link.data_received(encode(Publish("a", b"x")) * 5 * SHARE)
     flood.link.abort()
-    received = b""
-    for _ in range(20):
-        await turn()
-        received += observer.written
-        observer.written = b""
+    received = await received_by(observer, turns=20)
     assert received.count(encode(Publish("a", b"x"))) <= SHARE
     assert server.stats.connections == 1
 
@@ -240,13 +246,8 @@ async def test_what_follows_a_connect_that_waits_keeps_its_order(server: MqttSer
         for m in range(3):
             wire.link.data_received(encode(Publish("a", bytes((n, m)))))
         wire.link.data_received(encode(Disconnect()))
-        wire.closed = True
-        wire.link.connection_lost(None)
-    received = b""
-    for _ in range(200):
-        await turn()
-        received += observer.written
-        observer.written = b""
+        wire.leave()
+    received = await received_by(observer, turns=200)
     for n in range(len(crowd)):
         found = [received.index(encode(Publish("a", bytes((n, m))))) for m in range(3)]
         assert found == sorted(found)
