@@ -1,4 +1,4 @@
-"""Load and age: what many clients, keys and topics cost a broker, what stays of it, and how fast all come back.
+"""Scale: resource usage and latency of a broker with many clients, keys and topics, and how fast clients reconnect.
 
 Two cases, each beside Mosquitto where it can do the same; for a million keys see ``statestore-keys``.
 
@@ -36,22 +36,25 @@ from tests.ports import free_port
 T = TypeVar("T")
 
 __all__ = [
+    "BUSY",
     "IDLE",
     "USER",
     "Process",
-    "Residue",
     "Steady",
+    "Usage",
     "client_tls",
     "memory_node",
     "node",
     "reconnect",
-    "residue",
     "scale",
     "steady",
+    "usage",
 ]
 
 BUSY: Final = 1_000
+"""Clients that publish."""
 IDLE: Final = 9_000
+"""Clients that do nothing."""
 LIMITS: Final = {"max_connections": 11_000}
 """More than the default of 10,000: the clients that fill the store and the topics are connected at the same time."""
 TOPICS: Final = 10_000
@@ -70,7 +73,7 @@ class Process(NamedTuple):
     pid: int
 
 
-class Residue(NamedTuple):
+class Usage(NamedTuple):
     """What a broker holds: resident memory without pages of files in bytes, file descriptors, threads."""
 
     memory: int
@@ -78,20 +81,20 @@ class Residue(NamedTuple):
     threads: int
 
 
-def residue(pid: int) -> Residue:
+def usage(pid: int) -> Usage:
     """What the process holds now."""
     process = Path(f"/proc/{pid}")
-    return Residue(own_memory(pid), len(list((process / "fd").iterdir())), len(list((process / "task").iterdir())))
+    return Usage(own_memory(pid), len(list((process / "fd").iterdir())), len(list((process / "task").iterdir())))
 
 
 class Steady(NamedTuple):
-    """Latencies in ms of the busy clients, alone and among all others; residues before, during and after."""
+    """Latencies in ms of the busy clients, alone and among all others; usage before, during and after."""
 
     alone: list[float]
     among: list[float]
-    before: Residue
-    during: Residue
-    after: Residue
+    before: Usage
+    during: Usage
+    after: Usage
 
 
 def steady(
@@ -104,7 +107,7 @@ def steady(
 async def _steady(
     server: Process, *, idle: int, busy: int, topics: int, keys: int, seconds: float, settle_s: float
 ) -> Steady:
-    before = residue(server.pid)
+    before = usage(server.pid)
     crowd = Crowd(server.address, session_s=0)
     await connect(crowd, range(busy))
     clients = list(crowd.clients)
@@ -117,12 +120,12 @@ async def _steady(
         options = {"op": "fill", "clients": 20, "window": 50, "keys": keys, "expiry": int(expiry_s * 1000)}
         await asyncio.to_thread(partial(generator.measure, server.address, "statestore", **options))
     last = time.perf_counter() + expiry_s
-    during = residue(server.pid)
+    during = usage(server.pid)
     among = await traffic(clients, seconds)
     crowd.leave()
     _retain(server.address, topics, b"")
     await asyncio.sleep(settle_s + max(0.0, last - time.perf_counter()))
-    return Steady(alone, among, before, during, residue(server.pid))
+    return Steady(alone, among, before, during, usage(server.pid))
 
 
 def _retain(address: str, topics: int, payload: bytes) -> None:
