@@ -52,7 +52,7 @@ class Message:
     ended: Callable[[], int | None] = lambda: None
     """Of a will: when its connection ended, also if its client has not noticed yet."""
     losses: int = 0
-    """Losses of power since a will was stored."""
+    """Losses of power since a will was stored, or before a QoS 2 message was acknowledged."""
 
     def __str__(self) -> str:
         kind = "will" if self.is_will else "message"
@@ -144,6 +144,10 @@ class MqttHistory:
 
     def power_lost(self, now_ms: int) -> None:
         """The node lost power."""
+        for message in self.messages.values():
+            if not message.is_will and message.qos == 2 and message.acked_ms is None:
+                # Deliveries with QoS 0 do not wait for the commit, and the publisher sends the message again.
+                message.losses += 1
         for will in self._wills:
             will.losses += 1
             if (

@@ -73,6 +73,18 @@ def test_qos_2_arrives_once_and_qos_1_may_be_repeated() -> None:
         received(made, 3, 0)
 
 
+def test_after_a_loss_of_power_an_unacknowledged_qos_2_message_may_be_repeated_with_qos_0() -> None:
+    made = history()
+    sent(made, 1, 2)
+    received(made, 1, 0)
+    made.power_lost(11)
+    received(made, 1, 0)
+    made.acknowledge(made.messages[1], 12)
+    made.power_lost(13)
+    with pytest.raises(Violation, match="delivered again"):
+        received(made, 1, 0)
+
+
 def test_first_deliveries_are_in_order() -> None:
     made = history()
     for number in (1, 2):

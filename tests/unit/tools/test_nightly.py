@@ -17,7 +17,8 @@ pytestmark = pytest.mark.nightly
 
 class TestFirst:
     @pytest.mark.parametrize("text", ["a::b", "c[d]"])
-    def test_passes(self, text):
+    def test_passes(self, text, record_property):
+        record_property("summary", f"saw {text}")
         assert text
 
 
@@ -37,7 +38,7 @@ def test_is_skipped():
 
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = nightly: x\n", encoding="utf-8")
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = nightly: x\nfilterwarnings = error\n", encoding="utf-8")
     folder = tmp_path / "tests" / "slow"
     folder.mkdir(parents=True)
     (folder / "test_slow.py").write_text(TESTS, encoding="utf-8")
@@ -50,7 +51,10 @@ def test_an_interrupted_part_continues_with_the_test_that_was_interrupted(root: 
     tests, results = nightly.run_part("slow", cursor, 60.0, root)
     first = [f"tests/slow/test_slow.py::TestFirst::test_passes[{text}]" for text in ("a::b", "c[d]")]
     assert tests[:2] == first
-    assert {test: result["outcome"] for test, result in results.items()} == dict.fromkeys(first, "passed")
+    assert {test: (result["outcome"], result["message"]) for test, result in results.items()} == {
+        first[0]: ("passed", "saw a::b"),
+        first[1]: ("passed", "saw c[d]"),
+    }
     (root / "second-run").touch()
     _, results = nightly.run_part("slow", cursor, 60.0, root)
     assert [result["outcome"] for result in results.values()] == ["passed", "passed", "passed", "failed", "skipped"]
