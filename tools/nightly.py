@@ -104,8 +104,8 @@ def run(part: str, tests: list[str], seconds: float, root: Path = ROOT) -> Resul
     """
     with tempfile.TemporaryDirectory() as scratch:
         report = Path(scratch) / "report.xml"
-        # A long test must not end the process, and with it the report of all others. Reports of the family xunit2 have no
-        # place for what a test recorded.
+        # A long test must not end the process, and with it the report of all others. Reports of the family xunit2 have
+        # no place for what a test recorded.
         options = ["-o", "faulthandler_timeout=0", "-o", "junit_family=xunit1"]
         command = [PYTHON, "-m", "pytest", "-q", "-m", "nightly", *options, f"--junit-xml={report}", *tests]
         process = subprocess.Popen(command, cwd=root, env={**os.environ, **ENVIRONMENT.get(part, {})})
