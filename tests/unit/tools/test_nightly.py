@@ -38,7 +38,9 @@ def test_is_skipped():
 
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = nightly: x\nfilterwarnings = error:record_property\n", encoding="utf-8")
+    (tmp_path / "pytest.ini").write_text(
+        "[pytest]\nmarkers = nightly: x\nfilterwarnings = error:record_property\n", encoding="utf-8"
+    )
     folder = tmp_path / "tests" / "slow"
     folder.mkdir(parents=True)
     (folder / "test_slow.py").write_text(TESTS, encoding="utf-8")
