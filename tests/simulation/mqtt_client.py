@@ -186,7 +186,7 @@ class MqttClient:
         """Subscriptions of a session that has ended."""
         self._has_session = False
         self._lost_ms: int | None = None
-        """First loss of a connection since the last CONNACK."""
+        """First loss of a connection since the last CONNACK, or DISCONNECT."""
         self._old_wills: list[tuple[Message, int, bool]] = []
         """Wills of ended connections whose delay may still run, with their delay and whether the node must notice."""
 
@@ -448,6 +448,8 @@ class MqttClient:
             loop.call_later(step.away_s, self._replace, attachment)
         elif step.kind == "disconnect":
             attachment.disconnects = True
+            # The session expires from here on, also while output that waits for a full disk keeps the connection.
+            self._lost_ms = loop.true_ms()
             attachment.send(Disconnect())
         else:
             attachment.connection.cut()
