@@ -168,11 +168,26 @@ def build(*, release: bool = False) -> Path:
             (new / file).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(Path(work) / file, new / file)
         shutil.copytree(Path(work) / "build", new / "build", ignore=shutil.ignore_patterns("*.o", "*.so", "*.json"))
-    manifest = {"modules": modules, "sources": sources, "files": files, "release": release}
+    manifest = {
+        "checkout": str(ROOT),
+        "modules": modules,
+        "sources": sources,
+        "files": files,
+        "release": release,
+    }
     (new / compiled.MANIFEST).write_text(json.dumps(manifest, indent=1))
     shutil.rmtree(folder, ignore_errors=True)
     new.rename(folder)
+    remove_abandoned(folder.parent)
     return folder
+
+
+def remove_abandoned(builds: Path) -> None:
+    """Delete the builds in this folder whose checkout does not exist any more."""
+    for manifest in builds.glob(f"*/{forms().MANIFEST}"):
+        checkout = json.loads(manifest.read_text()).get("checkout")
+        if checkout and not Path(checkout).exists():
+            shutil.rmtree(manifest.parent, ignore_errors=True)
 
 
 def is_release() -> bool:
@@ -194,6 +209,7 @@ def main() -> int:
     if missing:
         print(f"core: not compiled, it runs interpreted: {missing}", file=sys.stderr)
         return int(options.require)
+    print("core: compiling, for one to three minutes (a release: six) and without further messages", flush=True)
     try:
         folder = build(release=options.release)
     except RuntimeError as error:

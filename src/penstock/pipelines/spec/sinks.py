@@ -1,4 +1,17 @@
-"""The sinks of a pipeline file."""
+"""The sinks of a pipeline file.
+
+To add a kind of sink:
+
+* here its model, a field of :class:`Sink` and its name in ``SINK_KINDS`` and in the docstring of :class:`Sink`. A field
+  ``path`` is the directory that the sink writes, for replays and checks of paths;
+* ``SINK_DESCRIPTIONS`` in ``description.py``: target, delivery guarantee, fencing;
+* ``SINK_COLUMNS`` in ``columns.py``: the columns that it accepts; ``_chains`` in ``loader.py``, if it cannot replace
+  rows of a window;
+* ``DELIVERY`` in ``penstock.pipelines.sinks.delivery``: writer, rows that cannot be written, check before the start. A
+  sink of files commits as ``sinks/table.py`` does, which is for Parquet only;
+* ``build`` in ``penstock.pipelines.run.queries``, if the types of its columns must not change;
+* ``COMPARISONS`` in ``penstock.pipelines.ledger.reconcile``: how its rows are counted.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,18 @@
 """The commands of the state store as data: names, arity, access, documentation; and the parser of their arguments.
 
 ``COMMANDS``, at the end, is the one table that the parser, the engine, the documentation and the tests read. To add a
-command: a member of :class:`Verb`, its :class:`Extension`, a branch of :func:`_parse`, and a row of the table.
+command:
+
+* a member of :class:`Verb`, a branch of :func:`_parse`, and a row of the table: arity, access, syntax, and the text and
+  examples of its page. The access of a command that returns a value or reveals it, for example by a length, includes
+  reading;
+* if the protocol's own document lacks it, a member of :class:`Extension`; a new option of a command is a row of
+  ``OPTION_EXTENSIONS``;
+* a branch of ``_carry_out`` in ``statestore/engine/store.py``. Answers are made in ``statestore/engine/requests.py``:
+  ``VALUE`` and ``MISSING`` for a value, ``COUNT`` for deleted keys, ``PAYLOAD`` for other numbers. There,
+  ``fence_prefix`` has to know each command with ``needs_timestamp``, and ``encode_answers`` each verb of ``_WRITES``;
+* a method of ``statestore/client/client.py``, and its blocking form in ``BlockingCommands``;
+* a rule of ``tests/engine/statestore/test_model.py``.
 
 An argument list becomes a :class:`Command` or the error that it deserves; when several errors apply the first of
 syntax, command, arity and key length is given, and the engine checks the rest (authorisation, time stamp, token,

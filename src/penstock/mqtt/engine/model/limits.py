@@ -1,7 +1,20 @@
 """Limits of the broker. The text of each names the response to a client that exceeds it.
 
 The annotation of a field gives the values that are accepted: the range of the protocol, and the smallest useful value;
-an integer without one is 0 or more. Option, check and reference follow from the fields.
+an integer without one is 0 or more. Option, check and reference follow from the fields. Each use of what is limited
+enforces the limit, in the package ``penstock.mqtt``:
+
+* connections: ``engine/broker.py``; of an address or listener ``transport/connection_limits.py``;
+* CONNECT: ``engine/connections/connection.py`` (``_before_connack``, ``_accepted``); sessions, and what one client or
+  principal has: ``engine/sessions/session_manager.py`` (``refusal``); topic and properties of a will:
+  ``engine/connections/handshake.py`` (``_will_problem``); checks of passwords: ``listener_access.py``;
+* packets: ``codec/decoder.py``; topic names: ``engine/routing/router.py`` (``route``); received messages:
+  ``engine/connections/publish.py`` (``handle_publish``), their properties: ``codec/property_blocks.py``;
+* subscriptions: ``engine/sessions/subscribing.py``; queues: ``engine/sessions/message_queue.py``;
+* one retained message: ``engine/sessions/core.py`` (``route``); all: ``engine/sessions/retained.py`` (``store``);
+* the work of a loop iteration: ``server.py`` (``_proceed``), ``engine/connections/connection.py`` (``proceed``).
+
+A limit that is read at the start only is listed in ``node/security.py`` (``_READ_ONCE``).
 """
 
 from __future__ import annotations

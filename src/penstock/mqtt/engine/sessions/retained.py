@@ -1,5 +1,12 @@
 """Retained messages: the last one of each topic, found by topic filter.
 
+A PUBLISH with RETAIN may be refused by ``connections/publish.py`` and ``routing/router.py``; ``route`` in ``core.py``
+stores it here, or deletes the last one if the payload is empty. SUBSCRIBE (``subscribing.py``) decides whether retained
+messages are sent, ``RetainedDelivery`` in ``session.py`` sends them; ``Retained.delivers`` and ``node/security.py``
+withhold those whose publisher lost its rights. A copy in the queue of an offline session expires in
+``Session.send_queued``. ``mqtt/bridge.py`` publishes those of other brokers. On disk they are changes of the journal
+(``model/journal.py``), written by ``mqtt/storage.py`` and read by ``recovery.py``.
+
 Source: MQTT 5.0 section 3.3.1.3.
 """
 
