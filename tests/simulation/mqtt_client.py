@@ -51,7 +51,7 @@ WINDOW = 8
 PING_S = 30.0
 KEEP_ALIVE_S = 60
 NOTICED_S = 65.0
-"""Time in which a node that runs notices that a connection was cut, also after a pause."""
+"""Time in which a node notices that a connection was cut; pauses are not counted."""
 
 ALLOWED = {0x83: "the disk failed", 0x88: "unavailable", 0x8E: "taken over"}
 """Reason codes with which a broker may end a connection of these clients."""
@@ -187,8 +187,9 @@ class MqttClient:
         self._has_session = False
         self._lost_ms: int | None = None
         """First loss of a connection since the last CONNACK, or DISCONNECT."""
-        self._old_wills: list[tuple[Message, int, bool]] = []
-        """Wills of ended connections whose delay may still run, with their delay and whether the node must notice."""
+        self._old_wills: list[tuple[Message, int, bool, float]] = []
+        """Wills of ended connections whose delay may still run, with their delay, whether the node must notice, and the
+        length of all pauses before."""
 
     @property
     def is_done(self) -> bool:
@@ -208,11 +209,13 @@ class MqttClient:
         if self._clean:
             for wanted in self._wanted.values():
                 wanted.end_asked_ms = wanted.end_asked_ms or now_ms
-        for will, delay_s, must_notice in self._old_wills:
+        for will, delay_s, must_notice, paused_s in self._old_wills:
             assert will.sent_ms is not None
             if self._clean:
                 will.sent_ms = min(will.sent_ms, now_ms)
-            elif delay_s and must_notice and now_ms > will.sent_ms + NOTICED_S * 1000:
+                continue
+            noticed_s = NOTICED_S + simulation.paused_s - paused_s
+            if delay_s and must_notice and now_ms > will.sent_ms + noticed_s * 1000:
                 will.acked_ms = now_ms
         attachment = self.attachment = _Attachment(self, simulation.node.accept, now_ms)
         packet = Connect(self.name, self._clean, KEEP_ALIVE_S)
@@ -275,7 +278,7 @@ class MqttClient:
             will.acked_ms = will.sent_ms + AMPLE_MS // 2
         is_noticed = connection.is_cut and not connection.is_silent
         must_notice = is_noticed and is_stored and not (power or attachment.disconnects)
-        self._old_wills.append((will, delay_s, must_notice))
+        self._old_wills.append((will, delay_s, must_notice, self._simulation.paused_s))
 
     # Packets
 
@@ -319,7 +322,7 @@ class MqttClient:
         if not present:
             self._session_ended(now_ms)
         else:
-            for will, delay_s, _ in self._old_wills:
+            for will, delay_s, *_ in self._old_wills:
                 if delay_s and will.sent_ms is not None and attachment.sent_ms < will.sent_ms:
                     will.why_not = "its client had resumed the session before its delay passed"
         self._old_wills.clear()

@@ -97,6 +97,8 @@ class Simulation:
         self.history = History()
         self.mqtt = MqttHistory()
         self.cuts = 0
+        self.paused_s = 0.0
+        """Time in which nothing ran."""
         self._numbers = 0
         self._random = random = Random(seed)
         self._schedule = schedule = Schedule(seed)
@@ -174,6 +176,10 @@ class Simulation:
     def _is_done(self) -> bool:
         return all(client.is_done for client in self._clients)
 
+    def _pause(self, seconds: float) -> None:
+        self.paused_s += seconds
+        self.loop.pause(seconds)
+
     def _quiet(self) -> None:
         self._is_ending = False
         if self._is_done:
@@ -201,7 +207,7 @@ class Simulation:
             for client in self._clients[1:]:
                 loop.soon(0.05, client.connect)
             for at_s, seconds in self._schedule.pauses:
-                loop.call_later(at_s, loop.pause, seconds)
+                loop.call_later(at_s, self._pause, seconds)
             for at_s, seconds in self._schedule.steps_of_clock:
                 loop.call_later(at_s, self.machine.step, seconds)
                 loop.call_later(at_s + 60.0, self.machine.step, -seconds)
