@@ -108,6 +108,7 @@ class Simulation(Protocol):
     mqtt: MqttHistory
     loop: VirtualLoop
     node: SimulatedNode
+    paused_s: float
 
     def next_number(self) -> int: ...
 
