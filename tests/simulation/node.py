@@ -70,7 +70,7 @@ class SimulatedNode:
         self._listener = ListenerState(ListenerSettings(), self.server.limits)
         self._ports = 10_000
         # Stalls are measured on the clock of the process, which says nothing about virtual time.
-        runtime_loop._watches[loop] = runtime_loop.StallWatch(loop, loop.time)
+        self._stalls = runtime_loop._watches[loop] = runtime_loop.StallWatch(loop, loop.time)
 
     def steady_ms(self) -> int:
         """The clock of expiry."""

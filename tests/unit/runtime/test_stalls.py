@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
 import time
+import weakref
 from collections.abc import Callable
 
 import pytest
@@ -49,6 +51,18 @@ async def test_the_servers_of_a_loop_share_a_watch() -> None:
     assert watch_stalls(two.append) is watch
     watch.remove(one.append)
     watch.remove(two.append)
+
+
+def test_a_watch_does_not_keep_a_closed_loop() -> None:
+    stalls: list[int] = []
+
+    async def main() -> tuple[weakref.ref[object], StallWatch]:
+        return weakref.ref(asyncio.get_running_loop()), watch_stalls(stalls.append)
+
+    loop, watch = asyncio.run(main())
+    del watch
+    gc.collect()
+    assert loop() is None
 
 
 @pytest.mark.parametrize(

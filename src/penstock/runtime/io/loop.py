@@ -29,7 +29,7 @@ import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import CancelledError, Future
 from typing import Any, Concatenate, Final, ParamSpec, Protocol, TypeVar
-from weakref import WeakKeyDictionary
+from weakref import WeakValueDictionary
 
 from penstock.errors import LocalProtocolError
 
@@ -310,7 +310,8 @@ class StallWatch:
             told(int(grace_s * 1000))
 
 
-_watches: WeakKeyDictionary[asyncio.AbstractEventLoop, StallWatch] = WeakKeyDictionary()
+_watches: WeakValueDictionary[asyncio.AbstractEventLoop, StallWatch] = WeakValueDictionary()
+"""The servers of a loop own its watch. A watch refers to its loop, so the loop must not be what keeps it."""
 
 
 def watch_stalls(told: Callable[[int], None]) -> StallWatch:
