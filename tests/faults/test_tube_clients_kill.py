@@ -168,10 +168,11 @@ async def more_results(path: Path, count: int) -> None:
 
 
 @pytest.mark.parametrize("rounds", [4, pytest.param(40, marks=[pytest.mark.nightly, pytest.mark.timeout(900)])])
-async def test_kill_any_of_them(tmp_path: Path, rounds: int) -> None:
+async def test_kill_any_of_them(tmp_path: Path, rounds: int, request: pytest.FixtureRequest) -> None:
     table = tmp_path / "results.db"
     acknowledged: set[int] = set()
     history = TubeRecorder(tmp_path / "history.jsonl")
+    request.addfinalizer(history.close)  # also after a failure, which must not fail a later test
 
     def note(lines: list[str]) -> None:
         for line in lines:
