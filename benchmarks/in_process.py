@@ -74,7 +74,7 @@ RECEIVE: Final = "CPyDef_*connection___BrokerConnection___receive"
 """The function in the C that mypyc makes that handles one read."""
 MEASURED: Final = {
     "engine": (RECEIVE,),
-    "server": ("CPyPy_*ServerLink___data_received", "CPyPy_*MqttServer____flush"),
+    "server": ("CPyPy_*ServerLink___data_received", "CPyPy_*MqttServer____next_turn"),
 }
 """What is measured: the functions that the shell or the event loop calls."""
 COMMIT: Final = "CPyPy_*CommitQueue____turn_ended"

@@ -101,6 +101,10 @@ class MqttServer(ServerLinkOwner):
         """The time of the last turn in which a connection without CONNACK was read, ms of the loop's clock."""
         self._turn_end: i64 = 0
         """The work of the broker from which such connections wait for the next turn."""
+        self._awake = False
+        """The loop will call :meth:`_next_turn`."""
+        self._urgent = False
+        """A connection published that has not used its share: the output does not wait for those that have."""
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0
         self._stalls: StallWatch | None = None
@@ -294,21 +298,25 @@ class MqttServer(ServerLinkOwner):
             if now != self._read_at:  # the reads of a millisecond have one time
                 self._read_at = now
                 self._wall_ms = self._clock()
-            outbound = self._broker.outbound
+            broker = self._broker
+            outbound = broker.outbound
             outbound.reading = connection
+            published = broker.stats.publishes_received
             connection.receive(data, now, self._wall_ms)
             if connection.left and outbound.end_connection():
                 link.close(linger=False)
             else:
-                outbound.end_read()
+                outbound.end_read(unread=connection.unread)
             if link.unauthenticated and connection.session is not None:
                 self._known(link)
-            if self._broker.timers.sooner:
+            if broker.timers.sooner:
                 self._arm()
             if connection.holds and not link.reading_paused:
                 link.pause_reading()
             if connection.unread or len(data) >= LARGE_READ_BYTES:
                 self._defer(link)
+            elif broker.stats.publishes_received != published:
+                self._urgent = True
         except Exception:
             logger.exception("internal error; closing %r", connection)
             self._abort(link)
@@ -334,8 +342,7 @@ class MqttServer(ServerLinkOwner):
         if not link.deferred:
             link.defer_reading()
             self._deferred.append(link)
-            if len(self._deferred) == 1 and self._loop is not None:
-                self._loop.call_soon(self._proceed)
+            self._wake()
 
     def _proceed(self) -> None:
         """Give connections that have used their share another one, in turn, and read those that have no bytes left."""
@@ -354,7 +361,7 @@ class MqttServer(ServerLinkOwner):
                 try:
                     broker.outbound.reading = connection
                     connection.proceed(now, wall_ms)
-                    broker.outbound.end_read()
+                    broker.outbound.end_read(unread=connection.unread)
                 except Exception:
                     logger.exception("internal error; closing %r", connection)
                     self._abort(link)
@@ -371,8 +378,8 @@ class MqttServer(ServerLinkOwner):
                 link.finish()
             else:
                 link.resume_reading()
-        if deferred and self._loop is not None:
-            self._loop.call_soon(self._proceed)
+        if deferred:
+            self._wake()
         if broker.timers.sooner:
             self._arm()
 
@@ -413,6 +420,7 @@ class MqttServer(ServerLinkOwner):
     def received_inside(self, connection: BrokerConnection, data: bytes) -> None:
         """Bytes of a part of the node, handled without the limit of a share: they are trusted."""
         now, wall_ms = self.now(), self._clock()
+        self._urgent = True
         connection.receive(data, now, wall_ms)
         while connection.unread:
             connection.proceed(now, wall_ms)
@@ -438,8 +446,24 @@ class MqttServer(ServerLinkOwner):
         self._joins_writes = joins_writes(loop)
 
     def _wake(self) -> None:
-        if self._loop is not None:
-            self._loop.call_soon(self._flush)
+        """Have :meth:`_next_turn` called once the loop has polled."""
+        if not self._awake and self._loop is not None:
+            self._awake = True
+            self._loop.call_soon(self._next_turn)
+
+    def _next_turn(self) -> None:
+        """Write the output of the last turn, and give the connections that have used their share another one.
+
+        The share comes first, so that what both produce for a receiver is one write; but not if others published.
+        """
+        self._awake = False
+        urgent, self._urgent = self._urgent, False
+        if urgent:
+            self._flush()
+        if self._deferred:
+            self._proceed()
+        if not urgent:
+            self._flush()
 
     def _flush(self) -> None:
         """Write what the engine collected, one write a connection; have what it recorded committed."""

@@ -59,6 +59,20 @@ def test_what_was_said_before_the_read_leaves_first() -> None:
     assert [data for _, data, _ in broker.flush(0)] == [b""]
 
 
+def test_output_of_a_read_that_is_not_finished_is_left_to_the_flush() -> None:
+    broker, connection, sink, wakes = _connected()
+    broker.outbound.reading = connection
+    connection.receive(encode(PingReq()), 0, 0)
+    broker.outbound.end_read(unread=True)
+    assert sink.sent == []
+    assert len(wakes) == 1
+    broker.outbound.reading = connection
+    connection.receive(encode(PingReq()), 0, 0)
+    broker.outbound.end_read()
+    assert sink.sent == [2 * PINGRESP]
+    assert [data for _, data, _ in broker.flush(0)] == [b""]
+
+
 def test_the_end_of_a_connection_is_left_to_the_flush() -> None:
     broker, connection, sink, wakes = _connected()
     _read(broker, connection, encode(PingReq()) + encode(Disconnect()))

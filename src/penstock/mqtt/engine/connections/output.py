@@ -377,10 +377,12 @@ class Outbound:
         """Whether connections have output to flush."""
         return bool(self._dirty)
 
-    def end_read(self) -> None:
+    def end_read(self, *, unread: bool = False) -> None:
         """Send the output of the connection whose input was handled, if nothing holds it.
 
-        One write for all packets of a read, without the work of :meth:`flush`.
+        One write for all packets of a read, without the work of :meth:`flush`. ``unread``: the rest of the read is
+        handled in the next turn, so the output waits for the flush: a client with a full window would otherwise send it
+        in parts from then on, and receivers would get it in as many writes.
         """
         connection, self.reading = self.reading, None
         if connection is None or not connection.dirty:
@@ -392,6 +394,7 @@ class Outbound:
             sink is None
             or connection.closing
             or connection.throttled
+            or unread
             or connection.gate  # also while earlier output waits for its commit
         ):
             self.mark(connection)
