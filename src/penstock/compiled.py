@@ -42,6 +42,7 @@ _PATTERNS: Final = (
     "runtime/io/clock.py",
     "runtime/io/commit_queue.py",
     "runtime/io/files.py",
+    "runtime/io/turns.py",
     "runtime/io/wal.py",
     "runtime/io/wal_frames.py",
     "runtime/io/wal_segments.py",

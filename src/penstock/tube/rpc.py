@@ -1,8 +1,10 @@
 """The server side of connections, for master and broker: listeners, frames in, responses out, limits per peer.
 
 All responses of one loop turn are sent with one write. A peer that does not read its responses is not read either,
-and disconnected after a while. A peer that sends many requests at once gets a few megabytes of responses per turn, so
-that others are served in between.
+and disconnected after a while.
+
+A connection has a share of each loop turn (:data:`TURN_WORK`), which it does not exceed by more than one request: the
+rest of what was received waits, and nothing more is read, until it gets another share (:class:`TurnQueue`).
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from typing import Final, cast
 from penstock.errors import RemoteProtocolError
 from penstock.runtime.io.loop import after_reading
 from penstock.runtime.io.tls import HANDSHAKE_FAILED, handshake_failure
+from penstock.runtime.io.turns import LARGE_READ_BYTES, TURN_SHARES, TurnQueue
 from penstock.tube.codec import exceptions
 from penstock.tube.codec.envelope import Request, decode_request, encode_error
 from penstock.tube.codec.framing import FrameDecoder, encode_frame, encode_frames, encode_parts
@@ -94,8 +97,11 @@ def _bound(server: asyncio.Server) -> tuple[str, int]:
 # --- connections ---
 
 
-TURN_BYTES = 4 << 20
-"""Responses of one connection in one loop turn: the largest single response, or some thousand small ones."""
+TURN_WORK: Final = 1024
+"""Share of a connection in a loop turn, in units of about a microsecond: one for each 4 KiB received or sent, and for
+each sent message of a request for one; :data:`REQUEST_WORK` for another request."""
+REQUEST_WORK: Final = 32
+"""Work of a request that does not send one message; one unit more for each 256 bytes of it: batches have many rows."""
 STALLED_S = 60.0
 """Time after which a peer that reads nothing is disconnected: it is gone, or holds memory on purpose."""
 _SMALL_FRAME = 1 << 20
@@ -105,7 +111,7 @@ class Peers:
     """The open connections of a server, and their incomplete frames.
 
     ``held`` counts the bytes of incomplete frames. ``max_connections`` and ``max_partial_frame_bytes`` are those of
-    `TubeLimits`; frames of up to a megabyte are always accepted.
+    `TubeLimits`; frames of up to a megabyte are always accepted. ``work``: done since the start, see `TURN_WORK`.
     """
 
     def __init__(self, name: str, limits: TubeLimits) -> None:
@@ -115,6 +121,10 @@ class Peers:
         self.max_partial_frame_bytes = limits.max_partial_frame_bytes
         self.held = 0
         self.refused = 0
+        self.work = 0
+        self.turns: TurnQueue[ServerConnection] = TurnQueue(
+            ServerConnection.take_turn, lambda: self.work, TURN_SHARES * TURN_WORK
+        )
 
     def refuse(self, reason: str) -> None:
         """Count and log a connection that is closed because of its peer's behavior."""
@@ -138,10 +148,15 @@ class ServerConnection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._frames: deque[tuple[int, bytes]] = deque()
         self._out: list[bytes] = []
-        self._out_bytes = 0
         self._full = False
         self._stopped = False
         self._stalled: asyncio.TimerHandle | None = None
+        self._credit = 0
+        """Work of the last request beyond the share of its turn, as a negative number: later turns have less."""
+        self._deferred = False
+        """It has used its share of this turn, and is not read until it has had another one."""
+        self._ending = False
+        """To be closed, or lost, once the requests that were received before are answered."""
 
     def __repr__(self) -> str:
         return f"<{self._peers.name}, client {self.place}>"  # an event loop logs it when a connection breaks
@@ -150,14 +165,19 @@ class ServerConnection(asyncio.Protocol):
         """Answer a frame."""
         raise NotImplementedError
 
-    def receive_frames(self, frames: deque[tuple[int, bytes]]) -> None:
-        """Answer frames from the front of ``frames`` while the responses of this turn have room."""
-        receive = self.receive
-        while frames and self._out_bytes < TURN_BYTES:
-            receive(*frames.popleft())
+    def receive_frames(self, frames: deque[tuple[int, bytes]], end: int) -> None:
+        """Answer frames from the front of ``frames`` until the work of `Peers` is ``end``."""
+        peers = self._peers
+        while frames and peers.work < end:
+            serial, body = frames.popleft()
+            peers.work += REQUEST_WORK + (len(body) >> 8)
+            self.receive(serial, body)
 
     def answer_collected(self) -> None:
         """Answer requests that `receive` only collected; called before the turn's responses are sent."""
+
+    def ended(self) -> None:
+        """Called once, when the connection is lost and the requests received before are answered."""
 
     def on_turn_end(self) -> None:
         """Called when everything that could be answered in this turn was answered."""
@@ -187,12 +207,20 @@ class ServerConnection(asyncio.Protocol):
 
     def connection_lost(self, _exc: Exception | None) -> None:
         self._transport = None
+        self._drained()
+        if self._frames and not self._full:
+            self._ending = True  # handled in turns: they were received before
+        else:
+            self._end()
+
+    def _end(self) -> None:
+        self._deferred = False
         self._frames.clear()
         self._out.clear()
         self._peers.held -= self._held
         self._held = 0
         self._peers.open.discard(self)
-        self._drained()
+        self.ended()
 
     def pause_writing(self) -> None:
         self._full = True
@@ -203,9 +231,8 @@ class ServerConnection(asyncio.Protocol):
         self._full = False
         self._drained()
         if self._frames:
-            asyncio.get_running_loop().call_soon(self._work)
-        else:
-            self._steer()
+            self._defer()
+        self._steer()
 
     def data_received(self, data: bytes) -> None:
         try:
@@ -216,14 +243,22 @@ class ServerConnection(asyncio.Protocol):
         if not self._frames:
             self.arrived_ms = self.now_ms()
         self._frames.extend(frames)
-        if frames:
+        self._peers.work += len(data) >> 12
+        if frames and not self._deferred:
             self._work()
         if error is not None:
             # The reference does not answer a broken frame; data after it cannot be understood.
             self._peers.refuse(error.what)
-            self.close()
+            self._stopped = True
+            if self._frames:
+                self._ending = True
+            else:
+                self.close()
         else:
             self._hold()
+        if self._frames or len(data) >= LARGE_READ_BYTES:
+            self._defer()
+        self._steer()
 
     # Responses
 
@@ -237,7 +272,7 @@ class ServerConnection(asyncio.Protocol):
 
     def _put(self, frame: bytes) -> None:
         self._out.append(frame)
-        self._out_bytes += len(frame)
+        self._peers.work += len(frame) >> 12
 
     def put_all(self, serials: list[int], bodies: list[bytes]) -> None:
         """As :meth:`put` for each."""
@@ -250,7 +285,6 @@ class ServerConnection(asyncio.Protocol):
             self.bytes_out += len(data)
             self._transport.write(data)
         self._out.clear()
-        self._out_bytes = 0
 
     def stop(self) -> None:
         """Accept no more requests; responses are still sent."""
@@ -269,24 +303,47 @@ class ServerConnection(asyncio.Protocol):
             self._transport.abort()
 
     def _work(self) -> None:
+        """Answer requests within a share."""
         if self._full:
             return  # resume_writing continues
-        frames = self._frames
-        self.receive_frames(frames)
+        frames, peers = self._frames, self._peers
+        end = peers.work + TURN_WORK + self._credit
+        self.receive_frames(frames, end)
         self.answer_collected()
         self.flush()
+        self._credit = min(end - peers.work, 0) if frames else 0
         self.on_turn_end()
-        if frames and not self._full:
-            asyncio.get_running_loop().call_soon(self._work)
-        self._steer()
+
+    def _defer(self) -> None:
+        """Continue in a later turn."""
+        if not self._deferred:
+            self._deferred = True
+            self._peers.turns.add(self)
+
+    def take_turn(self) -> bool:
+        """Answer requests within another share, or read again; whether it waits for another turn [TurnQueue]."""
+        if not self._deferred:  # lost meanwhile
+            return False
+        if self._frames and not self._full:
+            self._work()
+            return True  # also when nothing is left: a read would be its second share of this turn
+        self._deferred = False
+        if self._frames or not self._ending:
+            self._steer()
+        elif self._transport is None:
+            self._end()
+        else:
+            self.close()
+        return False
 
     def _steer(self) -> None:
-        """Read only while the peer reads its responses and no earlier request is unanswered."""
+        """Read only while the peer reads its responses, no earlier request is unanswered and its share is not used."""
         transport = self._transport
         if transport is None or transport.is_closing():
             return
-        if self._full or self._frames or self._stopped:
-            transport.pause_reading()
+        if self._full or self._deferred or self._frames or self._stopped:
+            if transport.is_reading():
+                transport.pause_reading()
         elif not transport.is_reading():
             transport.resume_reading()
 
@@ -335,8 +392,7 @@ class AnsweringProtocol(ServerConnection):
         self._clock = clock
         self._lost = lost
 
-    def connection_lost(self, exc: Exception | None) -> None:
-        super().connection_lost(exc)
+    def ended(self) -> None:
         if self._lost is not None:
             self._lost(self.place)
 

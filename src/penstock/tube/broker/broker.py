@@ -40,7 +40,7 @@ from penstock.tube.engine.broker_engine import AppendResult, BrokerEngine
 from penstock.tube.engine.limits import DEFAULT_LIMITS, TubeLimits
 from penstock.tube.engine.sessions import RequestContext
 from penstock.tube.engine.transactions.staging import StagingLimits
-from penstock.tube.rpc import TURN_BYTES, Listeners, Peers, ServerConnection
+from penstock.tube.rpc import REQUEST_WORK, Listeners, Peers, ServerConnection
 from penstock.tube.storage.broker_storage import BrokerStorage
 from penstock.tube.storage.store import Store, StoreLimits
 
@@ -479,8 +479,7 @@ class TubeBrokerConnection(ServerConnection):
     def now_ms(self) -> int:
         return self._broker.clock()
 
-    def connection_lost(self, exc: Exception | None) -> None:
-        super().connection_lost(exc)
+    def ended(self) -> None:
         self._broker.engine.connection_closed(self)
 
     def data_received(self, data: bytes) -> None:
@@ -488,11 +487,16 @@ class TubeBrokerConnection(ServerConnection):
         self._broker.bytes_in += len(data)
         super().data_received(data)
 
-    def receive_frames(self, frames: deque[tuple[int, bytes]]) -> None:
-        while frames and self._out_bytes < TURN_BYTES:
-            self._broker.requests += self._sends.collect(frames)
-            if frames:
-                self.receive(*frames.popleft())
+    def receive_frames(self, frames: deque[tuple[int, bytes]], end: int) -> None:
+        broker, peers = self._broker, self._peers
+        while frames and peers.work < end:
+            sends = self._sends.collect(frames, end - peers.work)
+            broker.requests += sends
+            peers.work += sends
+            if frames and peers.work < end:
+                serial, body = frames.popleft()
+                peers.work += REQUEST_WORK + (len(body) >> 8)
+                self.receive(serial, body)
 
     def receive(self, serial: int, body: bytes) -> None:
         broker, sends = self._broker, self._sends

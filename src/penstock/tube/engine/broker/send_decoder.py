@@ -205,10 +205,12 @@ class SendCollector:
         """The timeout of all of them; to change while there are none."""
         self._decoder = decoder
 
-    def collect(self, frames: deque[tuple[int, bytes]]) -> int:
-        """Take known sends with this timeout from the front of ``frames``; returns how many."""
+    def collect(self, frames: deque[tuple[int, bytes]], most: int) -> int:
+        """Take at most ``most`` known sends with this timeout from the front of ``frames``; returns how many."""
         count = 0
         for serial, body in frames:
+            if count == most:
+                break
             found = self._decoder.recognise(body)
             if found is None or found[0].timeout != self.timeout:
                 break
