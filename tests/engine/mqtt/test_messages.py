@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from penstock.mqtt.codec.encoder import encode
 from penstock.mqtt.codec.packets import (
     Disconnect,
+    Packet,
     PingReq,
     PingResp,
     PubAck,
@@ -23,6 +26,29 @@ from penstock.mqtt.codec.packets import (
 from penstock.mqtt.codec.properties import Properties
 from penstock.mqtt.engine.model.limits import BrokerLimits, QueueOverflowPolicy
 from tests.engine.mqtt.harness import Bench, RecordingService
+
+
+@pytest.mark.parametrize("qos", [0, 1, 2])
+@pytest.mark.parametrize("size", [0, 100, 200, 2000])
+@pytest.mark.parametrize("properties", [Properties(), Properties(content_type="t" * 40, message_expiry_interval=60)])
+def test_a_message_to_many_is_what_each_would_get_alone(qos: int, size: int, properties: Properties) -> None:
+    """Receivers of every kind: it is encoded once for most of them."""
+    clients: list[dict[str, Any]] = [{}, {}, {"version": 4}, {"topic_alias_maximum": 5}, {"maximum_packet_size": 150}]
+    subscriptions = [(2, 0), (1, 0), (0, 0), (2, 3)]
+
+    def received(kinds: list[tuple[dict[str, Any], int, int]]) -> list[list[Packet]]:
+        bench = Bench()
+        peers = []
+        for number, (client, granted, identifier) in enumerate(kinds):
+            peers.append(bench.connect(f"c{number}", **client))
+            peers[-1].subscribe(Subscription("a/b", granted), identifier=0 if client.get("version") else identifier)
+        sender = bench.connect("p")
+        sender.send(Publish("a/b", bytes(size), qos, packet_id=7, properties=properties))
+        sender.send(Publish("a/b", bytes(size), qos, packet_id=8, properties=properties))
+        return [peer.take() for peer in peers]
+
+    kinds = [(client, *subscription) for client in clients for subscription in subscriptions]
+    assert received(kinds) == [received([kind])[0] for kind in kinds]
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from penstock.mqtt.codec.encoder import encode
 from penstock.mqtt.codec.packets import Publish
 from penstock.mqtt.codec.primitives import encode_frame
 from penstock.mqtt.codec.properties import Properties
-from penstock.mqtt.engine.model.message import Message, identifier_block, message_of
+from penstock.mqtt.engine.model.message import RELEASED, DeliveryPool, Message, identifier_block, message_of
 
 
 def as_sent(message: Message, identifiers: bytes, now: int) -> Publish:
@@ -50,3 +50,20 @@ def test_what_belongs_to_the_publishers_connection_ends_here() -> None:
     message = message_of(Publish("a", b"", properties=properties), 0)
     assert as_sent(message, b"", 0).properties == Properties(content_type="x")
     assert properties.topic_alias == 3
+
+
+def test_an_acknowledged_delivery_is_used_again_without_what_it_had() -> None:
+    pool = DeliveryPool()
+    first = pool.create(message_of(Publish("a", b"x"), 0), 2, 1, b"\x0b\x01", "$share/g/a")
+    first.number = 5
+    other = pool.create(message_of(Publish("a", b"y"), 0), 1, 0, b"", "")
+    pool.recycle(first)
+    pool.recycle(other)
+    assert first.message is RELEASED
+    message = message_of(Publish("b", b"z"), 1)
+    again = [pool.create(message, 1, 0, b"", "") for _ in range(3)]
+    assert again[:2] == [other, first]
+    for delivery in again:
+        assert delivery.message is message
+        assert (delivery.qos, delivery.retain, delivery.identifiers, delivery.share) == (1, 0, b"", "")
+        assert (delivery.number, delivery.next) == (0, None)

@@ -260,6 +260,39 @@ class PacketWriter(SessionConnection):
 
         False when it is larger than the client accepts: then it counts as delivered [MQTT-3.1.2-24], [MQTT-3.1.2-25].
         """
+        out = self.out
+        encoded = message.encoded
+        if (
+            encoded is not None
+            and encoded.first == first
+            and self.version == 5
+            and self.aliases_out is None
+            and len(identifiers) == 0
+        ):
+            size: i64 = len(encoded.before)
+            size += len(encoded.after)
+            if packet_id:
+                size += 2
+            if size > self.maximum_out:
+                self.stats.dropped_too_large += 1
+                return False
+            out.write(encoded.before)
+            if packet_id:
+                write_two_bytes(out, packet_id)
+            out.write(encoded.after)
+            self.broker.work += 1
+        elif not self._encode_publish(message, packet_id, first, identifiers, now):
+            self.stats.dropped_too_large += 1
+            return False
+        if len(out) > self._max_output:
+            self.throttle()
+        self.stats.publishes_sent += 1
+        if not self.dirty:
+            self.mark()
+        return True
+
+    def _encode_publish(self, message: Message, packet_id: i64, first: i64, identifiers: bytes, now: i64) -> bool:
+        """Encode a PUBLISH for this connection; return False for one that is larger than the client accepts."""
         topic = message.topic_wire
         payload = message.payload
         aliases = self.aliases_out
@@ -276,11 +309,13 @@ class PacketWriter(SessionConnection):
                 topic = b"\x00\x00"
             if alias:
                 properties = with_alias(properties, alias)
-        remaining: i64 = len(topic) + len(properties) + len(payload)
+        size: i64 = len(payload)
+        remaining = size
+        remaining += len(topic)
+        remaining += len(properties)
         if packet_id:
             remaining += 2
         if remaining + head_size(remaining) > self.maximum_out:
-            self.stats.dropped_too_large += 1
             return False
         out = self.out
         write_publish_head(out, first, remaining)
@@ -291,12 +326,7 @@ class PacketWriter(SessionConnection):
         out.write(payload)
         if alias and aliases is not None:
             aliases.set(message.topic_wire, alias)
-        if len(out) > self._max_output:
-            self.throttle()
-        self.stats.publishes_sent += 1
-        self.broker.work += 1 + (len(payload) >> 12)
-        if not self.dirty:
-            self.mark()
+        self.broker.work += 1 + (size >> 12)
         return True
 
     def puback(self, packet_id: i64, code: i64, reason_string: str = "") -> None:

@@ -7,10 +7,12 @@ length, the property block with its length, the payload. A receiver adds the fix
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Final, final
+from typing import TYPE_CHECKING, Final, cast, final
 
+from librt.strings import BytesWriter
 from mypy_extensions import mypyc_attr
 
+from penstock.mqtt.codec.encoder import write_publish_head
 from penstock.mqtt.codec.packets import Publish
 from penstock.mqtt.codec.primitives import encode_string, encode_varint, length_size
 from penstock.mqtt.codec.property_blocks import (
@@ -28,9 +30,13 @@ if TYPE_CHECKING:
 
     from penstock.mqtt.codec.properties import Properties
 
-__all__ = ["RELEASED", "Delivery", "Message", "Notification", "identifier_block", "message_of"]
+__all__ = ["RELEASED", "Delivery", "DeliveryPool", "Message", "Notification", "identifier_block", "message_of"]
 
 _CONTEXT: Final = 1 << PacketType.PUBLISH
+_SPARE_DELIVERIES: Final = 4096
+"""Unused deliveries of a broker, half a megabyte at most."""
+_LARGEST_ENCODED: Final = 1024
+"""Bytes of a payload up to which :meth:`Message.encode` copies it."""
 _ENDS_HERE: Final = HAS_TOPIC_ALIAS | HAS_SUBSCRIPTION_IDENTIFIER
 """Properties of one connection: those of the publisher are not forwarded."""
 
@@ -47,11 +53,13 @@ class Message:
     ``urgent``: it passes the first bound of a queue that is full, since its publisher may have it hurry.
     ``stored`` and ``receivers`` are the journal's: 0 = stored with each delivery, -1 = to be stored once for all, else
     the number under which it is stored, and for how many deliveries.
+    ``encoded``: the PUBLISH for most receivers while it is sent to many.
     """
 
     __slots__ = (
         "_properties",
         "accepted_at",
+        "encoded",
         "expires_at",
         "payload",
         "properties_wire",
@@ -88,6 +96,7 @@ class Message:
         self.urgent = False
         self._properties: Properties | None = None
         self.properties_wire = properties_wire
+        self.encoded: EncodedPublish | None = None
 
     def take_properties(self, publish: Publish) -> None:
         """Have the properties of ``publish``, without those of the publisher's connection."""
@@ -105,6 +114,14 @@ class Message:
                 self._properties = _without_aliases(publish.properties)
                 wire = encode_properties(self._properties, _CONTEXT)
         self.properties_wire = wire
+
+    def encode(self) -> None:
+        """Encode the PUBLISH that most of many receivers get, for the time of the loop over them.
+
+        Without effect where properties change with time, and for large payloads: they would be copied once more.
+        """
+        if not self.expires_at and len(self.payload) <= _LARGEST_ENCODED:
+            self.encoded = EncodedPublish(self)
 
     @property
     def properties(self) -> Properties:
@@ -136,6 +153,31 @@ class Message:
             header = length_size(wire)
             wire = encode_varint(len(wire) - header + len(identifiers)) + wire[header:] + identifiers
         return wire
+
+
+@final
+@mypyc_attr(acyclic=True, free_list_len=1)
+class EncodedPublish:
+    """A PUBLISH in MQTT 5.0 at the message's QoS, with its own properties only: all but the packet identifier.
+
+    ``first`` is its first byte; ``before`` and ``after`` are the bytes around the identifier, or all at QoS 0.
+    """
+
+    __slots__ = ("after", "before", "first")
+
+    def __init__(self, message: Message) -> None:
+        topic, after = message.topic_wire, message.properties_wire + message.payload
+        qos = message.qos
+        remaining: i64 = len(topic)
+        remaining += len(after)
+        if qos:
+            remaining += 2
+        out = BytesWriter()
+        self.first: i64 = 0x30 | qos << 1
+        write_publish_head(out, self.first, remaining)
+        out.write(topic)
+        self.before = out.getvalue()
+        self.after = after
 
 
 def message_of(publish: Publish, now: i64) -> Message:
@@ -206,3 +248,40 @@ class Delivery(InflightEntry):
         self.message = RELEASED
         self.identifiers = b""
         self.share = ""
+
+
+class DeliveryPool:
+    """Creates deliveries from acknowledged ones: a new object costs several times as much as its use.
+
+    mypyc keeps one free object of a class, and thousands are acknowledged after thousands were sent.
+    """
+
+    __slots__ = ("_count", "_spare")
+
+    def __init__(self) -> None:
+        self._spare: Delivery | None = None
+        self._count: i64 = 0
+
+    def create(self, message: Message, qos: i64, retain: i64, identifiers: bytes, share: str) -> Delivery:
+        """Return a delivery that is not stored."""
+        delivery = self._spare
+        if delivery is None:
+            return Delivery(message, qos, retain, identifiers, share, 0)
+        self._spare = cast("Delivery | None", delivery.next)
+        self._count -= 1
+        delivery.next = None
+        delivery.message = message
+        delivery.qos = qos
+        delivery.retain = retain
+        delivery.identifiers = identifiers
+        delivery.share = share
+        delivery.number = 0
+        return delivery
+
+    def recycle(self, delivery: Delivery) -> None:
+        """Keep a delivery for :meth:`create` to which nothing else refers."""
+        if self._count < _SPARE_DELIVERIES:
+            delivery.release()
+            delivery.next = self._spare
+            self._spare = delivery
+            self._count += 1

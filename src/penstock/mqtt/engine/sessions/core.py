@@ -265,6 +265,7 @@ class BrokerCore(SessionOwner):
         retain: i64
         if route.many:
             message.stored = -1  # once for all receivers
+            message.encode()
         for target in route.targets:
             session = target.session
             chosen = target.as_publisher if session is publisher else target
@@ -275,6 +276,7 @@ class BrokerCore(SessionOwner):
             if message.retain and chosen.retain_as_published:  # [MQTT-3.3.1-12], [MQTT-3.3.1-13]
                 retain = 1
             session.deliver(message, min(granted, qos), retain, chosen.identifiers, now)  # [MQTT-3.8.4-8]
+        message.encoded = None  # it may wait in queues
         for shared in route.shared:
             member = shared.group.choose(message, shared.members)
             if member is not None:

@@ -18,7 +18,7 @@ from penstock.mqtt.codec.reasons import ReasonCode
 from penstock.mqtt.engine.model.inflight import Inflight
 from penstock.mqtt.engine.model.journal import SessionRow
 from penstock.mqtt.engine.model.limits import BrokerLimits, QueueOverflowPolicy
-from penstock.mqtt.engine.model.message import RELEASED, Delivery, Message, Notification
+from penstock.mqtt.engine.model.message import RELEASED, Delivery, DeliveryPool, Message, Notification
 from penstock.mqtt.engine.model.stats import BrokerStats
 from penstock.mqtt.engine.model.timers import Timed
 from penstock.mqtt.engine.routing.subscriptions import SessionSubscription, SharedGroup, Subscriber
@@ -58,6 +58,7 @@ class SessionOwner:
         self.max_turn_work: i64 = max_turn_work
         self.report_merged = report_merged
         self.queue_totals = QueueTotals()
+        self.delivery_pool = DeliveryPool()
         self.work: i64 = 0
         """Work since the start, in the units of ``max_turn_work``."""
 
@@ -277,7 +278,7 @@ class Session(Subscriber):
             number = 0 if journal is None else journal.queue(message, qos, retain, identifiers, share, 0)
             self._wait(Delivery(message, qos, retain, identifiers, share, number), now)
             return
-        delivery = Delivery(message, qos, retain, identifiers, share, 0)
+        delivery = self._broker.delivery_pool.create(message, qos, retain, identifiers, share)
         packet_id = inflight.assign(delivery)
         if not connection.send_publish(message, packet_id, 0x30 | qos << 1 | retain, identifiers, now):
             inflight.remove(delivery)
@@ -360,13 +361,18 @@ class Session(Subscriber):
             raise protocol_error("PUBACK for a message sent at QoS 2")
         if inflight.bytes:
             self._leave_flight(delivery)
-        if self.journal is not None:
-            self.journal.done(delivery)
         if self.resend is not _NOTHING:
+            if self.journal is not None:
+                self.journal.done(delivery)
             if delivery in self.resend:  # late, for a message of an earlier connection
                 self.resend.remove(delivery)
             self.send_waiting(now)
-        elif self.waiting.backlog or self.retained_delivery is not None:
+            return True
+        if self.journal is not None:
+            self.journal.done(delivery)
+        else:
+            self._broker.delivery_pool.recycle(delivery)
+        if self.waiting.backlog or self.retained_delivery is not None:
             self.send_waiting(now)
         return True
 
