@@ -115,7 +115,7 @@ def test_nobody_there_is_status_1(node: RunningNode) -> None:
         assert b"Traceback" not in done.stderr
 
 
-def test_what_is_staged_is_shown_settled_and_let_go(node: RunningNode) -> None:
+def test_what_is_staged_is_shown_resolved_and_deleted(node: RunningNode) -> None:
     node.out("tube", "topic", "create", "squares")
     master = str(node.ready["tube_master"])
 
@@ -147,7 +147,7 @@ def test_what_is_staged_is_shown_settled_and_let_go(node: RunningNode) -> None:
     refused = node.penstock("tube", "staged", "delete", "dead")
     assert refused.returncode == 1
     assert b"is prepared" in refused.stderr
-    assert b"last committed batch: 7" in node.penstock("tube", "staged", "settle", "dead").stderr
+    assert b"last committed batch: 7" in node.penstock("tube", "staged", "resolve", "dead").stderr
     assert [row["value"] for row in node.rows("tube", "consume", "squares")] == ["dead"]
     assert b"1 attempts of query left" in node.penstock("tube", "staged", "delete", "left").stderr
     assert node.rows("tube", "staged", "list") == []

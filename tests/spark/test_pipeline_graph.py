@@ -110,7 +110,11 @@ def test_sources_are_joined_and_ways_part_and_meet_again(setup_of: Callable[...,
     assert sorted(found) == sorted(
         [(name, x, None) for name, x in low.items()] + [(name, x, True) for name, x in high.items()]
     )
-    again = [x for x in dead_letters.letters(setup.lake / "dead") if x.source == "history" and x.place != null.place]
+    again = [
+        x
+        for x in dead_letters.letters(setup.lake / "dead")
+        if x.source == "history" and x.coordinates != null.coordinates
+    ]
     assert [(x.id, x.code, x.value) for x in again] == [(null.id, "schema.null", null.value)]
     (account,) = reconcile(setup.pipeline, setup.state, source_count(setup.pipeline, setup.state))
     assert (account.off, account.unknown) == ((), ())
@@ -182,7 +186,7 @@ def test_late_records_have_a_sink_of_their_own(setup_of: Callable[..., Setup]) -
 
 def test_a_directory_that_is_not_there_is_told_before_spark_starts(setup_of: Callable[..., Setup]) -> None:
     setup = setup_of(FILE)
-    with pytest.raises(ConfigError, match="there is no such directory"):
+    with pytest.raises(ConfigError, match="the directory does not exist"):
         setup.run()
 
 

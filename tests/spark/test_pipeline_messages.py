@@ -108,8 +108,8 @@ def test_rows_become_messages_once(
 
     letters = {(letter["id"], letter["step"]): letter["reason"] for letter in setup.dead() if letter["id"] in "abcdef"}
     assert letters == {
-        ("c", "sink:alarms"): f"the topic {name}/{{place}} has a null in it",
-        ("e", "sink:alarms"): f"nothing can be published to the topic {name}/x/#",
+        ("c", "sink:alarms"): f"a column of the topic {name}/{{place}} is null",
+        ("e", "sink:alarms"): f"{name}/x/# is not a valid topic",
         ("f", "sink:alarms"): "the value is null",
     }
     sums = {sink: setup.ledger.sums(sink) for sink in ("records", "alarms", "seen")}

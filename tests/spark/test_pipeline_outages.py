@@ -209,11 +209,11 @@ def test_while_the_store_of_lookups_is_down_each_policy_is_followed(
         setup.send(*(record(n) for n in range(50, 100)))
         for sink in ("rows", "passed"):
             until(done(setup, sink, 100), f"{sink} to go on", alive=alive)
-        until(lambda: _said(setup, "taking it back"), "the lease to run out", alive=alive)
+        until(lambda: _said(setup, "reacquiring it"), "the lease to run out", alive=alive)
         assert setup.ledger.sums("waited").read < 100
         threading.Event().wait(outage_s)
         other.start()
-        until(lambda: _said(setup, "no other run has had it"), "the lease to be taken back", alive=alive)
+        until(lambda: _said(setup, "no other run has held it"), "the lease to be taken back", alive=alive)
         until(done(setup, "waited", 100), "what waited for the store", alive=alive)
     tokens = {e["fencing_token"] for e in setup.events if e["event"] == "batch"}
     assert len(tokens) == 1, "the token is that of the whole run"

@@ -25,7 +25,7 @@ from penstock.pipelines.sinks.table import files, read
 from penstock.pipelines.spec import loader
 from penstock.pipelines.spec.pipeline import Pipeline
 from penstock.pipelines.spec.values import REDRIVE, REDRIVE_STEP, lease_key
-from penstock.pipelines.state_dir.replay import begun, plan_replay
+from penstock.pipelines.state_dir.replay import existing_replay, plan_replay
 from penstock.tube.record import Record
 from tests.spark.node import Node
 from tests.spark.pipelines import Setup, Shared
@@ -149,7 +149,7 @@ def test_a_file_that_changed_is_followed_or_refused(setup: Setup, node: Node, ne
         run(("flow DOUBLE", "flow FLOAT"))
     setup.send(message("m4", 4))
     table = f'  - name: rows\n    from: once\n    table: {{path: "{setup.lake}/rows"}}\n'
-    with pytest.raises(ConfigError, match="remember has columns of other types") as raised:
+    with pytest.raises(ConfigError, match="state of its dedupe and windows has columns of other types") as raised:
         run((table, ""), ("flow DOUBLE", "flow FLOAT"))
     assert "give the sink a new name" in str(raised.value)
 
@@ -239,7 +239,7 @@ def test_it_is_stopped_from_elsewhere_and_a_second_run_is_told_who_holds_the_lea
             second.run(wait_s=0.0)
         except UnavailableError as error:
             refused.append(str(error))
-        results.append(lease.stop_run(broker, name, timeout_s=60.0, answer_s=10.0, told=lambda _: None))
+        results.append(lease.stop_run(broker, name, timeout_s=60.0, answer_s=10.0, on_requested=lambda _: None))
 
     class ElsewhereAfterFirst(list[dict[str, Any]]):
         def append(self, event: dict[str, Any]) -> None:
@@ -291,7 +291,7 @@ def test_a_stretch_is_replayed_twice_beside_the_run_with_equal_rows(setup: Setup
                 emit=setup.events.append,
                 stop=threading.Event(),
             )
-            again, state, _ = begun(setup.pipeline, tmp_path / name)
+            again, state, _ = existing_replay(setup.pipeline, tmp_path / name)
             (account,) = reconcile(again, state, source_count(again, state))
             assert (account.off, account.unknown) == ((), ())
             assert (account.sums.read, account.sums.out, account.sums.dead, account.sums.duplicates) == (153, 151, 1, 1)
@@ -310,7 +310,7 @@ def test_a_table_of_another_checkpoint_is_refused(setup: Setup, tmp_path: Path) 
     setup.send(message("a", 1))
     setup.run()
     setup.state = tmp_path / "other-state"
-    with pytest.raises(PenstockError, match="wrote from another checkpoint"):
+    with pytest.raises(PenstockError, match="wrote with another checkpoint"):
         setup.run()
 
 
@@ -320,10 +320,10 @@ def test_the_books_balance_and_a_dead_letter_is_driven_through_again(setup: Setu
     assert [x["id"] for x in setup.dead()] == ["broken"]
     (letter,) = dead_letters.letters(setup.lake / "dead")
     assert asyncio.run(dead_letters.redrive(setup.lake / "dead", [letter], setup.pipeline.inputs, setup.state)) == 1
-    assert dead_letters.redriven(setup.lake / "dead") == {letter.place}
+    assert dead_letters.redriven(setup.lake / "dead") == {letter.coordinates}
     setup.run()
     # It failed once more, and is a letter of its own with the same id.
-    again = [x for x in dead_letters.letters(setup.lake / "dead") if x.place != letter.place]
+    again = [x for x in dead_letters.letters(setup.lake / "dead") if x.coordinates != letter.coordinates]
     assert [(x.id, x.key, x.value) for x in again] == [("broken", b"k", b'{"branch": "b"')]
     marks = {REDRIVE: b"1", REDRIVE_STEP: b"parsed"}
     assert dict(again[0].headers) == {"id": b"broken", "site": b"north", **marks}

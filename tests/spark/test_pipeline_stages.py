@@ -16,7 +16,7 @@ from penstock.pipelines.sinks.delivery import key_changes, mark_unwritable
 from penstock.pipelines.spec.pipeline import PlanNode
 from penstock.pipelines.spec.sinks import Sink, StateStoreSink
 from penstock.pipelines.spec.steps import Step
-from penstock.pipelines.steps.expressions import sure
+from penstock.pipelines.steps.expressions import mark_failed_conditions
 from penstock.pipelines.steps.stages import Lookup, apply, into_window
 
 SOURCE = (
@@ -277,7 +277,7 @@ def test_rows_on_which_a_condition_of_the_state_store_sink_fails_are_told(spark:
     parsed = apply(rows(spark, GOOD, GOOD.replace(b"1.5", b"0")), steps(PARSE), no_lookup)
     entries: Any = [{"key": "a/{note}", "when": "3 / flow > 1", "value": ["flow"]}]
     sink = StateStoreSink.model_validate({"entries": entries})
-    marked = sure(parsed, "sink:s", [entry.when for entry in sink.entries]).orderBy("_source.offset")
+    marked = mark_failed_conditions(parsed, "sink:s", [entry.when for entry in sink.entries]).orderBy("_source.offset")
     assert [row["_dead"] and row["_dead"]["code"] for row in marked.collect()] == [None, "expression.failed"]
     assert marked.columns == parsed.columns
     # Of windows, which are not marked, a condition that fails does not hold.
@@ -355,7 +355,7 @@ def test_a_statement_computes_columns_and_the_rest_is_carried_along(spark: Spark
         ("SELECT row_number() OVER (ORDER BY flow) AS n FROM parsed", "does more than compute columns"),
         ("SELECT count(*) AS n FROM parsed", "cannot be built"),
         ("SELECT flow FROM parsed UNION ALL SELECT flow FROM parsed", "cannot be built"),
-        ("SELECT *, 1 AS _mine FROM parsed", "names that start with '_' belong to the pipeline"),
+        ("SELECT *, 1 AS _mine FROM parsed", "names that start with '_' are reserved"),
         ("SELECT nope FROM parsed", "`nope` cannot be resolved"),
         ("SELECT flow FROM elsewhere", "`elsewhere` cannot be found"),
     ],

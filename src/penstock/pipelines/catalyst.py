@@ -1,8 +1,8 @@
 """Spark classes that are not public: plans and expressions as nodes, and the objects of Python data sources.
 
-SQL has a ``try_`` function for some expressions only: to try any other expression, the plan that Spark analyzed has to
-be changed. No other module uses such classes, so that a new version of Spark is checked in one place. The classes are
-the same in Spark 4.1 to 4.3.
+SQL has a ``try_`` function for some expressions only; other expressions are tried by changing the plan that Spark
+analyzed. No other module uses these classes, so a new version of Spark is checked in one place. The classes are the
+same in Spark 4.1 to 4.3.
 """
 
 from __future__ import annotations
@@ -18,33 +18,33 @@ _SAFE_MAP = "java.util.concurrent.ConcurrentHashMap"
 
 
 class Catalyst:
-    """Makes expressions and plans of one session."""
+    """Builds expressions and plans in one session."""
 
     def __init__(self, spark: SparkSession) -> None:
         self._spark = spark
         self._jvm: Any = spark._jvm
 
     def tried(self, expression: Any) -> Any:
-        """``expression``, null where it fails: what Spark makes of ``try_add`` and its like."""
+        """Return ``expression`` wrapped so that a failure yields null, as in ``try_add``."""
         return self._jvm.org.apache.spark.sql.catalyst.expressions.TryEval(expression)
 
     def widens(self, cast: Any) -> bool:
-        """True if a cast accepts every value."""
+        """Return True if the cast cannot fail for any value."""
         casts = self._jvm.org.apache.spark.sql.catalyst.expressions.Cast
         return bool(casts.canUpCast(cast.child().dataType(), cast.dataType()))
 
     def with_children(self, expression: Any, children: Sequence[Any]) -> Any:
-        """``expression`` of other ``children``."""
+        """Return ``expression`` with its children replaced."""
         return expression.withNewChildren(self._jvm.PythonUtils.toSeq(list(children)))
 
-    def with_part(self, plan: Any, position: int, part: Any) -> Any:
-        """``plan`` with another ``position``-th part; how many parts there are differs between versions."""
+    def with_argument(self, plan: Any, position: int, part: Any) -> Any:
+        """Return ``plan`` with the constructor argument at ``position`` replaced; the arity depends on the version."""
         parts = list(_all(plan.productIterator()))
         parts[position] = part
-        return self.made_of(plan, parts)
+        return self.rebuilt(plan, parts)
 
-    def made_of(self, node: Any, parts: Sequence[Any]) -> Any:
-        """A node of the kind of ``node``, of other parts."""
+    def rebuilt(self, node: Any, parts: Sequence[Any]) -> Any:
+        """Return a node of the class of ``node``, built from other constructor arguments."""
         gateway: Any = self._spark.sparkContext._gateway
         made = gateway.new_array(self._jvm.Object, len(parts))
         for position, part in enumerate(parts):
@@ -52,7 +52,7 @@ class Catalyst:
         return node.makeCopy(made)
 
     def rows(self, like: DataFrame, plan: Any) -> DataFrame:
-        """The rows of ``plan``."""
+        """Return a DataFrame for ``plan``."""
         session = self._spark._jsparkSession
         return type(like)(self._jvm.org.apache.spark.sql.classic.Dataset.ofRows(session, plan), self._spark)
 
@@ -78,12 +78,12 @@ def make_thread_safe(spark: SparkSession, source: str) -> None:
 
 
 def analyzed(rows: DataFrame) -> Any:
-    """The plan of ``rows``, with names resolved."""
+    """Return the analyzed logical plan of ``rows``."""
     return rows._jdf.queryExecution().analyzed()
 
 
 def shape(rows: DataFrame) -> tuple[str, str]:
-    """The names of the topmost node of the plan of ``rows`` and of the one below; the same twice where it has none."""
+    """Return the class names of the plan's root and of its child; the root's name twice if it has no child."""
     plan = analyzed(rows)
     top = str(plan.nodeName())
     below = plan.children()
@@ -91,7 +91,7 @@ def shape(rows: DataFrame) -> tuple[str, str]:
 
 
 def kind(expression: Any) -> str:
-    """The name of the class of ``expression``."""
+    """Return the class name of ``expression``."""
     return str(expression.getClass().getSimpleName())
 
 
@@ -106,6 +106,6 @@ def _all(iterator: Any) -> Iterator[Any]:
 
 
 def is_delta_table(spark: SparkSession, path: str) -> bool:
-    """Return True if ``path`` has a Delta table. Delta's class is public in Java; its Python package is not needed."""
+    """Return True if ``path`` is a Delta table. Delta's class is public in Java; its Python package is not needed."""
     jvm: Any = spark._jvm
     return bool(jvm.io.delta.tables.DeltaTable.isDeltaTable(spark._jsparkSession, path))

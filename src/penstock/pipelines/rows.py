@@ -1,17 +1,17 @@
-"""Rows of a pipeline: the columns of each kind of source, and metadata that says if a row is alive, filtered or dead.
+"""Rows of a pipeline: the columns of each kind of source, and metadata columns: is a row live, filtered or dead.
 
-In columns that start with ``_``:
+Names of metadata columns start with ``_``:
 
-    _id        the record's id (header ``id``; its place where it has none)
-    _source    struct: source (its name in the file), topic, broker, partition, offset, timestamp (when the source took
-               it), headers, key, value. Of a file: topic is its path, offset the byte (or row) where the record starts
-    _dead      struct: step, code, reason, and again where another way of the same record tells it; null while alive
-    _filtered  the name of the filter that left it out; null while the row is alive
-    _path      only after a concat of ways that part behind one source: which ways the row took
-    _redrive   struct: number, step; of a dead letter that was sent again, null for other rows
+    _id        the record's id (header ``id``; without this header, its coordinates)
+    _source    struct: source (its name in the file), topic, broker, partition, offset, timestamp (when the source
+               received it), headers, key, value. For files, topic is the path, and offset the record's byte (or row)
+    _dead      struct: step, code, reason, and again (True if another path of the same record reports it); null: live
+    _filtered  name of the filter that excluded the row; null: live
+    _path      only after a concat of branches of one source: the branches that the row passed
+    _redrive   struct: number, step, for a redriven dead letter; null for other rows
 
-Rows are marked, never removed, so that every record read can be counted. Windows are the exception: only rows that
-are alive go into them. A window itself has its ``_id`` alone, and the other columns where a sink may refuse it.
+Rows are marked, never removed, so that every record read can be counted. Windows are the exception: only live rows are
+aggregated. A window has the column ``_id``, and the other metadata columns only if a sink may reject it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pyspark.sql.types import TimestampType
 
 from penstock.errors import ConfigError
 from penstock.pipelines.spec.sources import SOURCE, FilesSource, MqttSource, Source, StateStoreSource, TubeOptions
-from penstock.pipelines.spec.values import REDRIVE, REDRIVE_STEP, pieces
+from penstock.pipelines.spec.values import REDRIVE, REDRIVE_STEP, template_parts
 from penstock.spark.tube.options import HEADER_PREFIX
 
 __all__ = [
@@ -52,15 +52,15 @@ INTERNAL = ("_id", "_source", "_dead", "_filtered", "_path", "_redrive")
 MARKS = ("_source", "_dead", "_filtered")
 """Columns that :func:`windows_as_rows` adds."""
 _FIRST_FIELDS = ("topic", "broker", "partition", "offset", "timestamp")
-"""Columns of all sources, besides headers, key and value."""
+"""Columns of all sources, in addition to headers, key and value."""
 _NO_HEADERS = "CAST(NULL AS ARRAY<STRUCT<key: STRING, value: BINARY>>)"
 
 
 def rows_of(source: DataFrame, name: str = SOURCE, *extra: Column) -> DataFrame:
-    """The rows as the source ``name`` gives them (columns of the ``tubemq`` source), with ``extra`` data.
+    """Return rows for the records of the source ``name`` (columns of the ``tubemq`` source), with ``extra`` columns.
 
-    Without the column headers, those of ``_source`` are null. The place that identifies a record without an id holds
-    the name of the source, unless it is the only one.
+    Without a column of headers, the headers in ``_source`` are null. The coordinates that identify a record without an
+    id include the name of the source, unless it is the only one.
     """
     place = sf.format_string("%s/%d:%d@%d", "topic", "broker", "partition", "offset")
     if name != SOURCE:
@@ -80,8 +80,8 @@ def rows_of(source: DataFrame, name: str = SOURCE, *extra: Column) -> DataFrame:
 def windows_as_rows(windows: DataFrame, name: str) -> DataFrame:
     """Add the metadata columns of rows to ``windows`` of the step ``name``, for windows that become dead letters.
 
-    Source and topic are the name of the step, the place is the instant (ms since 1970) at which the window starts, the
-    timestamp that of its end, and the value the window as JSON.
+    Source and topic are the name of the step, the offset is the start of the window in ms since 1970, the timestamp is
+    its end, and the value is the window as JSON.
     """
     edges = [sf.split_part("_id", sf.lit("-"), sf.lit(n)).try_cast("bigint") for n in (1, 2)]
     value = sf.to_json(sf.struct(*data_columns(windows)), {"ignoreNullFields": "false"})
@@ -100,13 +100,13 @@ def windows_as_rows(windows: DataFrame, name: str) -> DataFrame:
 
 
 def _unmarked() -> list[Column]:
-    """The marks of a row that is alive."""
+    """Return the metadata columns of a live row."""
     nothing = "CAST(NULL AS STRUCT<step: STRING, code: STRING, reason: STRING, again: BOOLEAN>)"
     return [sf.expr(nothing).alias("_dead"), sf.lit(None).cast("string").alias("_filtered")]
 
 
 def header(records: DataFrame, name: str) -> Column:
-    """Text of the first header ``name``; null if there is none.
+    """Return the text of the first header ``name``; null without such a header.
 
     Read from the column ``header.NAME`` if the source of ``records`` has one, else from the array of headers, which
     costs Spark more than all other work on a row.
@@ -118,22 +118,22 @@ def header(records: DataFrame, name: str) -> Column:
 
 
 def alive() -> Column:
-    """True for a row that is neither dead nor filtered."""
+    """Return a condition: the row is neither dead nor filtered."""
     return sf.col("_dead").isNull() & sf.col("_filtered").isNull()
 
 
 def internal_columns(rows: DataFrame) -> list[str]:
-    """The internal columns of ``rows``."""
+    """Return the names of the metadata columns of ``rows``."""
     return [column for column in INTERNAL if column in rows.columns]
 
 
 def data_columns(rows: DataFrame) -> list[str]:
-    """The columns that are the user's."""
+    """Return the names of the user's columns."""
     return [column for column in rows.columns if column not in INTERNAL]
 
 
 def mark_dead(rows: DataFrame, step: str, failures: Sequence[tuple[str, Column]]) -> DataFrame:
-    """Mark rows that are alive as dead by the first of ``failures``, pairs of code and reason, with a reason."""
+    """Mark live rows as dead if one of ``failures`` (code, reason) has a non-null reason; the first one counts."""
     causes = [
         sf.when(
             reason.isNotNull(),
@@ -152,13 +152,13 @@ def mark_dead(rows: DataFrame, step: str, failures: Sequence[tuple[str, Column]]
 
 
 def too_large(size: Column, most: int) -> Column:
-    """Reason why a value of ``size`` bytes is not sent; null if it is."""
-    return sf.when(size > most, sf.format_string(f"the value has %d bytes, at most {most} are sent", size))
+    """Return the reason for rejecting a value of ``size`` bytes; null if it can be sent."""
+    return sf.when(size > most, sf.format_string(f"the value has %d bytes, at most {most} are allowed", size))
 
 
 def key_column(rows: DataFrame, template: str) -> Column:
-    """Key of a row by ``template``; null if one of its columns is null. Timestamps are in ISO 8601, UTC."""
-    return sf.concat(*(_key_text(rows, text) if column else sf.lit(text) for text, column in pieces(template)))
+    """Fill in the key ``template``; null if one of its columns is null. Timestamps are in ISO 8601, UTC."""
+    return sf.concat(*(_key_text(rows, text) if column else sf.lit(text) for text, column in template_parts(template)))
 
 
 def _key_text(rows: DataFrame, column: str) -> Column:
@@ -168,18 +168,18 @@ def _key_text(rows: DataFrame, column: str) -> Column:
 
 
 def refuse_internal(name: str, columns: Sequence[str]) -> None:
-    """Refuse columns of step ``name`` with names that are reserved for the pipeline."""
+    """Reject columns of step ``name`` whose names are reserved."""
     bad = [column for column in columns if column.startswith("_")]
     if bad:
         raise ConfigError(
-            f"step {name!r} makes a column {bad[0]!r}",
-            why="names that start with '_' belong to the pipeline",
-            do="give it another name",
+            f"step {name!r} creates a column {bad[0]!r}",
+            why="names that start with '_' are reserved",
+            do="rename the column",
         )
 
 
 def header_names(source: Source | TubeOptions) -> tuple[str, ...]:
-    """Headers that the rows of ``source`` are made of, which its reader need not look for in each row."""
+    """Return the headers that rows of ``source`` need as columns, so that the reader extracts them once."""
     names = ("id", REDRIVE, REDRIVE_STEP)
     if isinstance(source, StateStoreSource):
         return (*names, "operation", "version", "writer", "expires-at")
@@ -187,7 +187,7 @@ def header_names(source: Source | TubeOptions) -> tuple[str, ...]:
 
 
 def source_rows(name: str, source: Source | TubeOptions, records: DataFrame) -> DataFrame:
-    """``records`` (columns of the ``tubemq`` source) of the source ``name`` as rows."""
+    """Convert ``records`` (columns of the ``tubemq`` source) of the source ``name`` to rows."""
     if isinstance(source, FilesSource):
         return rows_of(records, name, sf.col("topic").alias("file"))
     if isinstance(source, StateStoreSource):
@@ -196,25 +196,25 @@ def source_rows(name: str, source: Source | TubeOptions, records: DataFrame) -> 
         return rows_of(records, name)
     rows = rows_of(records, name, header(records, "mqtt.topic").alias("mqtt_topic"))
     wanted = sf.coalesce(sf.col("mqtt_topic").rlike(filter_pattern(source.topic_filter)), sf.lit(False))
-    # Marked, not removed: what the tube counted must be found again in the sums.
+    # Marked, not removed: the ledger must account for every record that TubeMQ counts.
     return rows.withColumn("_filtered", sf.when(~wanted, sf.lit(name)))
 
 
 def filter_pattern(topic_filter: str) -> str:
-    """A regular expression for the topic names that an MQTT topic filter matches ([MQTT-4.7])."""
+    """Convert an MQTT topic filter to a regular expression for topic names ([MQTT-4.7])."""
     levels = topic_filter.split("/")
-    # [MQTT-4.7.2-1]: a wildcard at the start does not match topics of the server's own.
+    # [MQTT-4.7.2-1]: a leading wildcard does not match topics that start with $.
     pattern = "(?!\\$)" if levels[0] in ("+", "#") else ""
     for number, level in enumerate(levels):
         if level == "#":
-            # It includes the level above: a/# matches a.
+            # The wildcard includes the parent level: a/# matches a.
             return rf"\A{pattern}(?:{'/' if number else ''}(?s:.*))?\z" if number else rf"\A{pattern}(?s:.*)\z"
         pattern += ("/" if number else "") + ("[^/]*" if level == "+" else re.escape(level))
     return rf"\A{pattern}\z"
 
 
 def change_rows(records: DataFrame, name: str, source: StateStoreSource) -> DataFrame:
-    """The rows of ``records`` (columns of the ``tubemq`` source) of the source ``name``.
+    """Convert ``records`` (columns of the ``tubemq`` source) of the source ``name`` to rows.
 
     Filtered keys and operations are marked, not removed: the ledger accounts for every record that was read.
     """
@@ -236,10 +236,10 @@ def change_rows(records: DataFrame, name: str, source: StateStoreSource) -> Data
 
 
 def glob_pattern(glob: str) -> str:
-    """A regular expression (Java's) for the keys that a glob of the state store matches, character by character.
+    """Convert a glob of the state store to a Java regular expression.
 
-    ``*`` any text, ``?`` one character, ``[ab]`` and ``[0-9]`` one of a class, ``[!ab]`` one that is not in it. A ``]``
-    that comes first in a class belongs to it, and a ``[`` that is never closed stands for itself.
+    ``*`` matches any text, ``?`` one character, ``[ab]`` and ``[0-9]`` one character of a class, ``[!ab]`` one that is
+    not in the class. A ``]`` at the start of a class is a member of it, and an unclosed ``[`` is literal.
     """
     pattern, place = "", 0
     while place < len(glob):
@@ -257,7 +257,7 @@ def glob_pattern(glob: str) -> str:
 
 
 def _class(members: str, *, negated: bool) -> str:
-    """A class; a range whose ends are the wrong way round is empty."""
+    """Return a character class; a reversed range is empty."""
     parts: list[str] = []
     place = 0
     while place < len(members):

@@ -53,7 +53,7 @@ def test_plan_tells_what_a_run_would_change(
     layout.checkpoint(state, "alarms").mkdir(parents=True)
     text = example("pipeline.yaml").read_text()
     assert main(["pipeline", "plan", str(example("pipeline.yaml"))]) == 0
-    assert "  + sink readings: begins with the first record of its sources" in capsys.readouterr().out
+    assert "  + sink readings: starts with the first record of its sources" in capsys.readouterr().out
     (tmp_path / "p.yaml").write_text(text.replace("emit: closed", "emit: changes").replace("3 hours", "5 hours"))
     assert main(["pipeline", "plan", "p.yaml", "--json"]) == 1
     changes = {change["what"]: change["mark"] for change in json.loads(capsys.readouterr().out)["changes"]}
@@ -71,7 +71,7 @@ def test_plan_tells_what_each_query_does(capsys: pytest.CaptureFixture[str]) -> 
     assert main(["pipeline", "plan", str(example("pipeline.yaml"))]) == 0
     out = capsys.readouterr().out
     assert "query readings: source -> readings -> plausible -> limited -> judged -> once -> sink" in out
-    assert "broken records: counted as dead, kept as dead letters by this query" in out
+    assert "invalid records: counted as dead, kept as dead letters by this query" in out
     assert "sink: statestore mqtt://127.0.0.1:1883: water/alarms/{branch}/{window_start} while kind IS NOT NULL" in out
     assert main(["pipeline", "plan", "--json", str(example("pipeline.yaml"))]) == 0
     found = json.loads(capsys.readouterr().out)
@@ -144,13 +144,13 @@ def test_a_replay_needs_a_target_of_its_own(tmp_path: Path, capsys: pytest.Captu
     for options, words in [
         (["--from", "2024-05-01"], "a replay needs a target of its own"),
         (["--live"], "a replay needs a target of its own"),
-        (["--into", str(tmp_path / "a"), "--to", "never"], "is no offset or time"),
+        (["--into", str(tmp_path / "a"), "--to", "never"], "is not an offset or time"),
         (["--into", str(tmp_path / "a"), "--state-dir", "s"], "a replay has its own"),
     ]:
         assert main([*command, *options]) == 2
         assert words in capsys.readouterr().err
     assert main(["pipeline", "reconcile", str(example("pipeline.yaml")), "--into", str(tmp_path)]) == 2
-    assert "holds no replay" in capsys.readouterr().err
+    assert "contains no replay" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

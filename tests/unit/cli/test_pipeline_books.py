@@ -138,7 +138,7 @@ def test_status_of_a_replay(
     assert main([*command, "--state-dir", str(books.state)]) == 2
     assert "--state-dir and --into" in capsys.readouterr().err
     assert main([*command[:-2], str(tmp_path / "none")]) == 2
-    assert "holds no replay" in capsys.readouterr().err
+    assert "contains no replay" in capsys.readouterr().err
 
 
 def test_dead_letters_of_a_replay(books: Books, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

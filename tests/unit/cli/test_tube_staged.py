@@ -26,5 +26,5 @@ def test_a_broker_that_is_away_stops_nobody(penstock: Command, web: Web) -> None
 
 
 def test_misuse(penstock: Command) -> None:
-    for wrong in (["list", "--force"], ["delete"], ["delete", "--force"], ["settle"], ["settle", "q", "--force"]):
+    for wrong in (["list", "--force"], ["delete"], ["delete", "--force"], ["resolve"], ["resolve", "q", "--force"]):
         assert penstock("tube", "staged", *wrong).status == 2

@@ -113,9 +113,9 @@ def init(
 ) -> None:
     """Create a commented pipeline file and a test case for it. Existing files are not overwritten."""
     from penstock.pipelines.spec.loader import load
-    from penstock.pipelines.testing.cases import cases_beside, load_cases
+    from penstock.pipelines.testing.cases import cases_path, load_cases
 
-    cases = cases_beside(file)
+    cases = cases_path(file)
     for path in (file, cases):
         if path.exists():
             raise ConfigError(f"{path} is there already", option="file", do="name another file")
@@ -200,7 +200,7 @@ def _valid(file: Path) -> _Valid:
     Raises:
         ConfigError: it is not valid.
     """
-    from penstock.pipelines.spec.description import way
+    from penstock.pipelines.spec.description import query_path
     from penstock.pipelines.spec.loader import load
     from penstock.pipelines.spec.pipeline import plan
 
@@ -215,7 +215,7 @@ def _valid(file: Path) -> _Valid:
     plans = plan(pipeline)
     return _Valid(
         f"pipeline {pipeline.name!r} is valid",
-        [f"{way(sink_plan)} -> {sink_plan.sink.name}" for sink_plan in plans],
+        [f"{query_path(sink_plan)} -> {sink_plan.sink.name}" for sink_plan in plans],
         {"pipeline": pipeline.name, "sinks": {p.sink.name: [step.name for step in p.steps] for p in plans}},
     )
 
@@ -309,10 +309,10 @@ def run_cases(
     as a diff, expected rows with -, actual rows with +. Exit status 1 if a case fails.
     """
     from penstock.pipelines.spec.loader import load
-    from penstock.pipelines.testing.cases import cases_beside, load_cases
+    from penstock.pipelines.testing.cases import cases_path, load_cases
 
     pipeline = load(file)
-    chosen = load_cases(cases or cases_beside(file), pipeline)
+    chosen = load_cases(cases or cases_path(file), pipeline)
     if only:
         unknown = set(only) - {case.name for case in chosen}
         if unknown:

@@ -180,7 +180,7 @@ def dead_list(file: File, into: Into = None, as_json: Json = False) -> None:
     for letter in letters(path):
         count = counts.setdefault((letter.step, letter.code, letter.reason), [0, 0])
         count[0] += 1
-        count[1] += letter.place in again
+        count[1] += letter.coordinates in again
     rows: list[dict[str, str | int | None]] = [
         {"step": step, "code": code, "reason": reason, "letters": total, "sent_again": sent}
         for (step, code, reason), (total, sent) in sorted(counts.items())
@@ -217,14 +217,14 @@ def dead_show(
                     "reason": letter.reason,
                     "place": f"{letter.topic} {letter.broker}:{letter.partition}@{letter.offset}",
                     "timestamp": letter.timestamp.isoformat(),
-                    "sent_again": letter.place in again,
+                    "sent_again": letter.coordinates in again,
                     **bytes_fields("key", letter.key),
                     "headers": [[name, shown(value)] for name, value in letter.headers],
                     **bytes_fields("value", letter.value),
                 }
             )
             continue
-        sent = " (sent again)" if letter.place in again else ""
+        sent = " (sent again)" if letter.coordinates in again else ""
         code = f" ({letter.code})" if letter.code else ""
         sys.stdout.write(f"{letter.id}: {letter.step}: {letter.reason}{code}{sent}\n")
         sys.stdout.write(f"  {_place(letter, pipeline)}, {letter.timestamp:%Y-%m-%d %H:%M:%S} UTC\n")
@@ -263,7 +263,7 @@ def dead_redrive(
             f"{_letters(kept)} of windows {'is' if kept == 1 else 'are'} not sent: a window has no source record; "
             "correct the sink, and later changes of the window are written"
         )
-    chosen = [letter for letter in wanted if letter.place not in again]
+    chosen = [letter for letter in wanted if letter.coordinates not in again]
     if only and len(chosen) < len(wanted):
         note(f"{_letters(len(wanted) - len(chosen))} sent again before: --repeat sends it once more")
     state = state_of(pipeline.name, state_dir)

@@ -12,7 +12,7 @@ import typer
 from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
-    from penstock.pipelines.state_dir.replay import Begun
+    from penstock.pipelines.state_dir.replay import RunLocation
 
 __all__ = [
     "Conf",
@@ -80,23 +80,23 @@ def state_of(name: str, given: Path | None) -> Path:
     return state
 
 
-def run_of(file: Path, state_dir: Path | None, into: Path | None) -> Begun:
+def run_of(file: Path, state_dir: Path | None, into: Path | None) -> RunLocation:
     """The pipeline, its state directory and the name of its lease, or those of its replay ``into``.
 
     Raises:
         ConfigError: the file is not valid, or ``into`` has no replay.
     """
     from penstock.pipelines.spec.loader import load
-    from penstock.pipelines.state_dir.replay import Begun, begun
+    from penstock.pipelines.state_dir.replay import RunLocation, existing_replay
 
     pipeline = load(file)
     if into is None:
-        return Begun(pipeline, state_of(pipeline.name, state_dir), pipeline.name)
+        return RunLocation(pipeline, state_of(pipeline.name, state_dir), pipeline.name)
     if state_dir is not None:
         raise ConfigError(
             "--state-dir and --into exclude each other", option="--into", do="omit --state-dir: a replay has its own"
         )
-    return begun(pipeline, into)
+    return existing_replay(pipeline, into)
 
 
 def options_of_spark(given: list[str]) -> dict[str, str]:

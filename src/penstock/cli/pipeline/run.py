@@ -187,7 +187,7 @@ def stop(
         if not as_json:
             note(f"pipeline {name}: asked {holder} to stop")
 
-    stopped = lease.stop_run(broker, name, timeout_s=timeout, answer_s=_ANSWER_S, told=told)
+    stopped = lease.stop_run(broker, name, timeout_s=timeout, answer_s=_ANSWER_S, on_requested=told)
     if as_json:
         print_json({"pipeline": name, "run": stopped.run, "stopped": stopped.clean, "why": stopped.why})
     elif stopped.run is None:

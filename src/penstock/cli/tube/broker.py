@@ -338,7 +338,7 @@ _STAGED_COLUMNS = ["query", "batch", "broker", "task", "rows", "bytes", "state",
 
 Query = Annotated[str, typer.Argument(help="Name of the query, as in `tube staged list`.", metavar="QUERY")]
 
-staged_app = Commands("List, delete and settle the staged rows of exactly-once writes.")
+staged_app = Commands("List, delete and resolve the staged rows of exactly-once writes.")
 
 
 @staged_app.add("penstock tube staged list", name="list")
@@ -367,9 +367,9 @@ def staged_delete(
     note(f"{sum(int(row['attempts']) for row in gone)} attempts of query {query} were deleted")
 
 
-@staged_app.add("penstock tube staged settle lake-writer", name="settle")
+@staged_app.add("penstock tube staged resolve lake-writer", name="resolve")
 @connects
-def staged_settle(query: Query, tube: TubeConnectionOptions) -> None:
+def staged_resolve(query: Query, tube: TubeConnectionOptions) -> None:
     """Complete the last batch of a QUERY that no longer runs: commit it on all brokers or on none.
 
     A run of the query that is still alive is fenced.
@@ -378,10 +378,10 @@ def staged_settle(query: Query, tube: TubeConnectionOptions) -> None:
 
     concerned = {broker.id: broker for broker, row in _staged(tube) if row["queryName"] == query}
     if not concerned:
-        note(f"query {query} has nothing staged")
+        note(f"query {query} has no staged rows")
         return
-    committed = asyncio.run(_settle(query, list(concerned.values()), tube))
-    note(f"query {query} was settled; last committed batch: {committed if committed >= 0 else 'none'}")
+    committed = asyncio.run(_resolve(query, list(concerned.values()), tube))
+    note(f"query {query} was resolved; last committed batch: {committed if committed >= 0 else 'none'}")
 
 
 def _staged(tube: TubeConnectionOptions) -> list[tuple[BrokerRow, dict[str, Any]]]:
@@ -392,7 +392,7 @@ def _staged(tube: TubeConnectionOptions) -> list[tuple[BrokerRow, dict[str, Any]
     ]
 
 
-async def _settle(query: str, concerned: list[BrokerRow], tube: TubeConnectionOptions) -> int:
+async def _resolve(query: str, concerned: list[BrokerRow], tube: TubeConnectionOptions) -> int:
     from penstock.tube import exactly_once
     from penstock.tube.codec.strings import BrokerInfo
     from penstock.tube.exactly_once import BatchId

@@ -1,1 +1,1 @@
-"""Accounts of a run: the ledger of each batch, reconciliation with the log, dead letters, effects of a changed file."""
+"""Accounting: the ledger of all batches, reconciliation with the log, dead letters, effects of a changed file."""

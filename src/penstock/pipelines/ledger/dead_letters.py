@@ -1,9 +1,9 @@
-"""Read the dead letters in the table of a pipeline, and send them to their source again.
+"""Read the dead letters in the table of a pipeline, and redrive them to their sources.
 
-A letter keeps the record as it was: value, key and headers. Sent again it has the same id, and a header that counts, so
-that a dedupe accepts it once more. A record of TubeMQ is sent to its topic again; one of a file to a file of the
-source's inbox, which is read like the others. Redriven records are noted next to the table, after TubeMQ or the
-disk has acknowledged it: a crash between the two sends it once more, never not at all.
+A dead letter stores the unchanged record: value, key and headers. A redriven record has the same id, and a header with
+the number of redrives, so that a dedupe accepts it. A TubeMQ record is sent to its topic; a record of a file is written
+to a file in the source's inbox, which is read like the others. Redriven records are noted next to the table after
+TubeMQ or the disk has acknowledged them: a crash in between may redrive a record twice, but never loses it.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from penstock.spark.tube.options import SourceOptions
 from penstock.tube.producer import Producer
 from penstock.tube.record import Record
 
-__all__ = ["DeadLetter", "Place", "letters", "redrive", "redriven", "warning_of_copies"]
+__all__ = ["Coordinates", "DeadLetter", "letters", "redrive", "redriven", "warning_of_copies"]
 
 _NOTE = re.compile(r"[0-9]+\.json")
-Place = tuple[str, int, int, int]
+Coordinates = tuple[str, int, int, int]
 """Topic, broker, partition and offset of the record."""
 
 
 class DeadLetter(NamedTuple):
     """One record that a step could not process.
 
-    ``code`` is the kind of failure (``parse.not_json``), ``source`` the name of the source; both are empty in letters
-    of older versions.
+    ``code`` is the kind of failure (``parse.not_json``), ``source`` the name of the source; both are empty in dead
+    letters of older versions.
     """
 
     step: str
@@ -60,16 +60,16 @@ class DeadLetter(NamedTuple):
     value: bytes
 
     @property
-    def place(self) -> Place:
-        """Topic, partition and offset of the record."""
+    def coordinates(self) -> Coordinates:
+        """Topic, broker, partition and offset of the record."""
         return self.topic, self.broker, self.partition, self.offset
 
 
 def letters(path: Path) -> Iterator[DeadLetter]:
-    """The letters of the dead letter table at ``path``, in the order in which they were written.
+    """Yield the dead letters in the table at ``path``, in write order.
 
     Raises:
-        StorageError: a committed file is gone.
+        StorageError: a committed file is missing.
     """
     import pyarrow.parquet as pq
 
@@ -80,22 +80,22 @@ def letters(path: Path) -> Iterator[DeadLetter]:
 
 def _letter(row: dict[str, Any]) -> DeadLetter:
     headers = [(header["key"], header["value"] or b"") for header in row["headers"] or ()]
-    # Tables of older versions have no key, no code and no source.
+    # Tables of older versions lack key, code and source.
     values = {name: row.get(name) for name in DeadLetter._fields} | {"headers": headers}
     return DeadLetter(**values | {name: values[name] or "" for name in ("code", "source")})
 
 
-def redriven(path: Path) -> set[Place]:
-    """The places of the letters that were sent again."""
+def redriven(path: Path) -> set[Coordinates]:
+    """Return the coordinates of the redriven records."""
     return set(_redriven_since(path))
 
 
-def _redriven_since(path: Path) -> dict[Place, int]:
-    """The places of the letters that were sent again, each with the time (ms) from which on its source has a copy."""
-    found: dict[Place, int] = {}
+def _redriven_since(path: Path) -> dict[Coordinates, int]:
+    """Map the coordinates of redriven records to the time (ms since 1970) after which the source has a copy."""
+    found: dict[Coordinates, int] = {}
     for found_note in listed(path / "_redriven", _NOTE):
         note = read_json(path / "_redriven" / found_note[0])
-        # Notes of older versions have no time; their name is the time at which all copies were acknowledged.
+        # Notes of older versions lack the time; their file name is the time at which all copies were acknowledged.
         since_ms = int(note.get("since_ms", int(found_note[0].removesuffix(".json")) // 1_000_000))
         for t, b, p, o in note["places"]:
             found.setdefault((str(t), int(b), int(p), int(o)), since_ms)
@@ -103,52 +103,54 @@ def _redriven_since(path: Path) -> dict[Place, int]:
 
 
 def warning_of_copies(path: Path, inputs: Mapping[str, Source], span: Span) -> str | None:
-    """Return a warning if a replay of ``span`` reads records together with the copies that a redrive made of them.
+    """Return a warning if a replay of ``span`` reads records together with their redriven copies; otherwise None.
 
     The live run wrote a row for the copy only, since the record itself was a dead letter. If the corrected pipeline
-    accepts both, the replay writes two rows, because a dedupe passes the copy deliberately. None if there are no such
-    records. Dead letters of files have no copies in a replay, which has its own inbox.
+    accepts both, the replay writes two rows, because a dedupe deliberately passes the copy. Dead letters of files have
+    no copies in a replay, which has its own inbox.
     """
     since = _redriven_since(path)
     if not since:
         return None
     repeated = [
-        since[letter.place]
+        since[letter.coordinates]
         for letter in letters(path)
-        if letter.place in since
+        if letter.coordinates in since
         and isinstance(inputs.get(letter.source or next(iter(inputs))), TubeOptions)
         and not _is_before(letter, span.begin)
         and (span.end == "latest" or _is_before(letter, span.end))
-        and not (isinstance(span.end, Times) and isinstance(span.end.at, int) and span.end.at <= since[letter.place])
+        and not (
+            isinstance(span.end, Times) and isinstance(span.end.at, int) and span.end.at <= since[letter.coordinates]
+        )
     ]
     if not repeated:
         return None
     first = datetime.fromtimestamp(min(repeated) / 1000, UTC).isoformat(timespec="milliseconds")
     records = "1 record" if len(repeated) == 1 else f"{len(repeated)} records"
     return (
-        f"{records} of this part became dead letters and were sent again (pipeline dead-letter redrive), so "
-        f"it may contain each twice, and the replay writes both; to omit the copies, replay --to {first} or earlier"
+        f"{records} in this range became dead letters and were redriven (pipeline dead-letter redrive), so the range "
+        f"may contain each twice, and the replay writes both; to omit the copies, replay --to {first} or earlier"
     )
 
 
-def _is_before(letter: DeadLetter, place: Wanted) -> bool:
-    """Return True if the record of ``letter`` is known to precede ``place``."""
-    if isinstance(place, Times):
-        at = place.at
+def _is_before(letter: DeadLetter, coordinates: Wanted) -> bool:
+    """Return True if the record of ``letter`` is known to precede ``coordinates``."""
+    if isinstance(coordinates, Times):
+        at = coordinates.at
         return isinstance(at, int) and letter.timestamp.timestamp() * 1000 < at
-    if isinstance(place, str):
+    if isinstance(coordinates, str):
         return False
-    named = place.get(letter.topic, {})
+    named = coordinates.get(letter.topic, {})
     offset = named.get(f"{letter.broker}:{letter.partition}", named.get(str(letter.partition)))
     return offset is not None and offset >= 0 and letter.offset < offset
 
 
 async def redrive(path: Path, chosen: Sequence[DeadLetter], inputs: Mapping[str, Source], state: Path) -> int:
-    """Send ``chosen`` to their sources ``inputs`` again, with the ids they had; how many were acknowledged and noted.
+    """Send ``chosen`` to their sources ``inputs`` again, with unchanged ids; return the number acknowledged and noted.
 
     Raises:
-        ConfigError: the source of a letter is no longer in the file, or takes nothing back; nothing was sent.
-        PenstockError: one was not acknowledged; nothing is noted, so all of them may be sent once more.
+        ConfigError: the file no longer has the source of a dead letter, or the source is read-only; nothing was sent.
+        PenstockError: a record was not acknowledged; nothing is noted, so all of them may be sent once more.
     """
     if not chosen:
         return 0
@@ -156,7 +158,7 @@ async def redrive(path: Path, chosen: Sequence[DeadLetter], inputs: Mapping[str,
     for letter in chosen:
         by_source.setdefault(letter.source or next(iter(inputs)), []).append(letter)
     for name in by_source:
-        _check_takes_back(name, inputs)
+        _check_writable(name, inputs)
     since_ms = time.time_ns() // 1_000_000
     for name, mine in by_source.items():
         source = inputs[name]
@@ -166,25 +168,25 @@ async def redrive(path: Path, chosen: Sequence[DeadLetter], inputs: Mapping[str,
         else:
             _into_inbox(layout.inbox(state, name), mine)
     note = path / "_redriven" / f"{time.time_ns()}.json"
-    write_json(note, {"places": [letter.place for letter in chosen], "since_ms": since_ms})
+    write_json(note, {"places": [letter.coordinates for letter in chosen], "since_ms": since_ms})
     return len(chosen)
 
 
-def _check_takes_back(name: str, inputs: Mapping[str, Source]) -> None:
+def _check_writable(name: str, inputs: Mapping[str, Source]) -> None:
     source = inputs.get(name)
     if source is None:
         raise ConfigError(
             f"the source {name!r} of a dead letter is not in the file",
             option="sources",
-            do=f"bring it back, or choose letters of {', '.join(inputs)}",
+            do=f"add it again, or select dead letters of {', '.join(inputs)}",
         )
     if isinstance(source, StateStoreSource):
         raise ConfigError(
-            f"the source {name!r} takes no records back: only the node may write to the topic of its changes",
-            do="set the key again (penstock kv set), which is a change of its own",
+            f"records cannot be redriven to the source {name!r}: only the node may write to the topic of its changes",
+            do="set the key again (penstock kv set), which creates a new change",
         )
     if not isinstance(source, TubeOptions | FilesSource):
-        raise ConfigError(f"the source {name!r} takes no records back: it is made of the {source.format}")
+        raise ConfigError(f"records cannot be redriven to the source {name!r}: its format is {source.format}")
 
 
 async def _into_topics(source: TubeOptions, letters: Sequence[DeadLetter]) -> None:
@@ -192,13 +194,13 @@ async def _into_topics(source: TubeOptions, letters: Sequence[DeadLetter]) -> No
     async with Producer(source.master, **login.client()) as producer:
         by_topic: dict[str, list[Record]] = {}
         for letter in letters:
-            by_topic.setdefault(letter.topic, []).append(_again(letter))
+            by_topic.setdefault(letter.topic, []).append(_redriven_record(letter))
         for topic, records in by_topic.items():
             await producer.send_all(topic, records)
 
 
 def _into_inbox(directory: Path, letters: Sequence[DeadLetter]) -> None:
-    """One file of JSON lines, in place when it is whole: the name of a file is what makes it a record."""
+    """Write one file of JSON lines and rename it when it is complete, since the source reads every named file."""
     directory.mkdir(parents=True, exist_ok=True)
     name = f"{time.time_ns()}.jsonl"
     temporary = directory / f".{name}.tmp"
@@ -217,13 +219,13 @@ def _into_inbox(directory: Path, letters: Sequence[DeadLetter]) -> None:
 
 
 def _marked(letter: DeadLetter) -> list[tuple[str, bytes]]:
-    """The headers of ``letter``, and how often and for which step it is sent again."""
+    """Return the headers of ``letter``, with the number of redrives and the step that rejected it."""
     times = [int(value) for name, value in letter.headers if name == REDRIVE and value.isdigit()]
     kept = [(name, value) for name, value in letter.headers if name not in (REDRIVE, REDRIVE_STEP)]
     return [*kept, (REDRIVE, b"%d" % (max(times, default=0) + 1)), (REDRIVE_STEP, letter.step.encode())]
 
 
-def _again(letter: DeadLetter) -> Record:
+def _redriven_record(letter: DeadLetter) -> Record:
     record = record_of(letter.value, letter.key, _marked(letter))
     record.id = letter.id
     return record

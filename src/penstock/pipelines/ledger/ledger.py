@@ -2,8 +2,8 @@
 
     <state>/ledger/<sink>/<batch>.json
 
-A batch that runs again writes the same file again, so that sums over the files count each batch once. For a query of
-single rows ``read = out + dead + filtered + duplicates``; a query of windows counts what went into the windows.
+A repeated batch replaces its file, so sums over the files count each batch once. For a query of single rows,
+``read = out + dead + filtered + duplicates``; a query of windows counts the rows that were added to windows.
 """
 
 from __future__ import annotations
@@ -36,19 +36,20 @@ class LedgerEntry:
     dead: int
     filtered: int
     duplicates: int | None
-    """Copies of a record that was seen before; None where windows hide how many went into them."""
+    """Duplicates dropped by a dedupe; None if they are unknown because of windows."""
     late: int
-    """Events that the window left out, being older than the watermark by which Spark drops."""
+    """Events that the window dropped because they were older than the watermark."""
     late_watermark_ms: int
     watermark_ms: int
     fencing_token: str
     letters: int | None = None
-    """Dead letters that this batch wrote; None in books of before they were counted apart from ``dead``, which counts
-    those too that another query or another way writes."""
+    """Dead letters that this batch wrote; None in entries of older versions. ``dead`` also counts dead letters that
+    another query or another path writes."""
     table: str | None = None
-    """The table that has the rows in ``out``, as the file called it then; None for other sinks, and in older books."""
+    """Path of the table with the rows in ``out``, as in the pipeline file at the time; None for other sinks, and in
+    entries of older versions."""
     letters_table: str | None = None
-    """The same of the dead letters."""
+    """Path of the dead letter table at the time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +65,7 @@ class Counts:
     late: int = 0
 
     def plus(self, entry: LedgerEntry) -> Self:
-        """The counts with one more batch."""
+        """Return the counts plus one batch."""
         return replace(
             self,
             batches=self.batches + 1,
@@ -79,12 +80,12 @@ class Counts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sums(Counts):
-    """The counts of a query over all its batches, and the dead letters it wrote; None where books do not say."""
+    """Counts of a query over all its batches, and its dead letters; None if an entry of an older version lacks them."""
 
     letters: int | None = 0
 
     def plus(self, entry: LedgerEntry) -> Self:
-        """The sums with one more batch."""
+        """Return the sums plus one batch."""
         letters = None if self.letters is None or entry.letters is None else self.letters + entry.letters
         return replace(Counts.plus(self, entry), letters=letters)
 
@@ -96,20 +97,20 @@ class Ledger:
         self.path = path
 
     def write(self, entry: LedgerEntry) -> None:
-        """Record ``entry``; the same batch again replaces it."""
+        """Write ``entry``; an entry of the same batch is replaced."""
         write_json(self._path(entry.sink, entry.batch), asdict(entry))
 
     def entries(self, sink: str) -> list[LedgerEntry]:
-        """The batches of ``sink`` in order; none where it has not run."""
+        """Return the entries of ``sink`` in order; empty if it has not run."""
         return [_entry(self._path(sink, batch)) for batch in sorted(self._batches(sink))]
 
     def last(self, sink: str) -> LedgerEntry | None:
-        """The newest batch of ``sink``; None where it has not run."""
+        """Return the newest entry of ``sink``; None if it has not run."""
         newest = max(self._batches(sink), default=None)
         return None if newest is None else _entry(self._path(sink, newest))
 
     def sums(self, sink: str) -> Sums:
-        """The counts of ``sink`` over all its batches."""
+        """Return the counts of ``sink`` over all its batches."""
         total = Sums()
         for entry in self.entries(sink):
             total = total.plus(entry)

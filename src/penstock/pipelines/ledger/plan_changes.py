@@ -1,7 +1,7 @@
-"""Compare a pipeline file with the run before it: the changes that ``penstock pipeline plan`` shows.
+"""Compare a pipeline file with the last run: the changes that ``penstock pipeline plan`` shows.
 
-Each run keeps the plan that it carries out in its state directory. Against that, and against what the checkpoints can
-follow, the file is compared, without Spark.
+Each run stores its plan in the state directory. The file is compared with this plan, and with the changes that the
+checkpoints support. Spark is not used.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from penstock.pipelines.ledger.ledger import Ledger
 from penstock.pipelines.spec.description import as_data
 from penstock.pipelines.spec.pipeline import Pipeline
 from penstock.pipelines.state_dir import layout
-from penstock.pipelines.state_dir.checkpoint import misfits
+from penstock.pipelines.state_dir.checkpoint import incompatible_sinks
 from penstock.pipelines.state_dir.layout import read_json, write_json
 
 __all__ = ["ADDED", "CHANGED", "KEPT", "REFUSED", "REMOVED", "PlanChange", "changes", "remember"]
@@ -32,7 +32,7 @@ class PlanChange(NamedTuple):
 
 
 def remember(pipeline: Pipeline, state: Path) -> None:
-    """Keep the plan of ``pipeline``, which is about to be run."""
+    """Store the plan of ``pipeline`` before a run."""
     write_json(layout.plan(state), as_data(pipeline))
 
 
@@ -46,7 +46,7 @@ def changes(pipeline: Pipeline, state: Path) -> list[PlanChange] | None:
     try:
         before = read_json(layout.plan(state))
     except FileNotFoundError:
-        # Nobody ran there, or a version that kept no plan: what can be said of the sinks is said all the same.
+        # No run yet, or a run of a version that stored no plan: the sinks are compared with their checkpoints only.
         if not layout.owner(state).exists():
             return None
         before = now
@@ -82,7 +82,7 @@ def _compared(kind: str, were: Mapping[str, Any], are: Mapping[str, Any], text_o
 
 def _sinks(pipeline: Pipeline, state: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[PlanChange]:
     ledger = Ledger(layout.ledger(state))
-    refused = misfits(pipeline, state)
+    refused = incompatible_sinks(pipeline, state)
     were = {query["sink"]: f"{query['kind']} {query['does']}" for query in before.get("queries", ())}
     for query in now["queries"]:
         name, is_ = query["sink"], f"{query['kind']} {query['does']}"
@@ -90,7 +90,7 @@ def _sinks(pipeline: Pipeline, state: Path, before: Mapping[str, Any], now: Mapp
         if name in refused:
             yield PlanChange(REFUSED, f"sink {name}", f"{refused[name].what}; {refused[name].why}")
         elif not layout.checkpoint(state, name).exists():
-            yield PlanChange(ADDED, f"sink {name}", "begins with the first record of its sources")
+            yield PlanChange(ADDED, f"sink {name}", "starts with the first record of its sources")
         else:
             text = "continues where it ended" if last is None else f"continues after batch {last.batch}"
             if (was := were.get(name, is_)) == is_:
@@ -101,7 +101,7 @@ def _sinks(pipeline: Pipeline, state: Path, before: Mapping[str, Any], now: Mapp
         yield PlanChange(
             REMOVED,
             f"sink {name}",
-            "is not written any more; what it wrote stays, and a sink of this name continues where it ended",
+            "is not written any more; its data is not deleted, and a sink with this name continues where it ended",
         )
 
 

@@ -1,7 +1,7 @@
 """Reconcile a pipeline: compare its ledger with the log, the tables and the checkpoints.
 
-Numbers that a run reported are not trusted: the brokers count the records of a range, and the rows of a table are
-counted in its files. The unfinished batch of an active run is ignored.
+Reported counts are not trusted: the brokers count the records of a range, and the rows of a table are counted in its
+files. The unfinished batch of an active run is ignored.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Count = Callable[[str, Offsets, Offsets], int]
 
 
 class Account(NamedTuple):
-    """Sums of one query, with the differences (``off``) and what cannot be checked (``unknown``)."""
+    """Sums of one query, with differences (``off``) and facts that cannot be checked (``unknown``)."""
 
     sink: str
     sums: Sums
@@ -37,14 +37,14 @@ class Account(NamedTuple):
 
 
 def source_count(pipeline: Pipeline, state: Path) -> Count:
-    """Asks the sources of ``pipeline``: the brokers of tubes, the files themselves."""
+    """Return a function that counts records at the sources of ``pipeline``: TubeMQ brokers, files."""
     from penstock.pipelines.sources.sources import Sources
 
     return Sources(pipeline, state).count
 
 
 def reconcile(pipeline: Pipeline, state: Path, count: Count) -> list[Account]:
-    """The account of each sink, in the order of the file.
+    """Return the account of each sink, in the order of the file.
 
     Raises:
         UnavailableError: TubeMQ does not answer.
@@ -70,13 +70,13 @@ def reconcile(pipeline: Pipeline, state: Path, count: Count) -> list[Account]:
             try:
                 off += _read(sink_plan, entries, sums, count)
             except DataLossError as error:
-                unknown.append(f"the source cannot be counted from the first batch on: {error.what}")
+                unknown.append(f"the source cannot be counted from the first batch: {error.what}")
         accounts.append(Account(name, sums, tuple(off), tuple(unknown)))
     return accounts
 
 
 def _chain(entries: list[LedgerEntry]) -> Iterator[str]:
-    """Each batch begins where the one before it ended."""
+    """Check that each batch begins at the end of the previous one."""
     for before, entry in itertools.pairwise(entries):
         if entry.batch != before.batch + 1:
             yield f"after batch {before.batch} comes batch {entry.batch}"
@@ -110,8 +110,8 @@ def _read(sink_plan: SinkPlan, entries: list[LedgerEntry], sums: Sums, count: Co
 def _whole(entries: list[LedgerEntry]) -> tuple[Offsets, Offsets]:
     """Return the start and end offsets of all batches together.
 
-    A topic or partition that was added later begins at its first named offset; one that is no longer read ends at its
-    last.
+    A topic or partition that was added later begins at its first offset in the ledger; one that is no longer read ends
+    at its last.
     """
     start: Offsets = {}
     end: Offsets = {}
@@ -132,13 +132,13 @@ class QueryEntries(NamedTuple):
     entries: list[LedgerEntry]
 
     def written(self, sink: Sink) -> Iterator[tuple[LedgerEntry, int]]:
-        """Entries with the number of rows that their batch wrote to ``sink``, which may be one for late records."""
+        """Yield entries with the number of rows their batch wrote to ``sink``, which may be a sink of late records."""
         for entry in self.entries:
             yield entry, entry.out if sink is self.sink_plan.sink else entry.late
 
 
 class Comparison(NamedTuple):
-    """Differences between the ledger and a target, and what cannot be checked."""
+    """Differences between the ledger and a target, and facts that cannot be checked."""
 
     off: list[str]
     unknown: list[str]
@@ -156,7 +156,7 @@ def _compare_table(sink: Sink, query: QueryEntries) -> Comparison:
     late = sink is not query.sink_plan.sink
     expected = {table.path: 0}
     for entry, rows in query.written(sink):
-        # The sink may have had another table when the batch was written. The ledger does not name those of late rows.
+        # The sink may have had another table when the batch was written. The ledger has no tables of late rows.
         path = table.path if late else entry.table or table.path
         expected[path] = expected.get(path, 0) + rows
     what = "late" if late else "out"
@@ -165,8 +165,8 @@ def _compare_table(sink: Sink, query: QueryEntries) -> Comparison:
 
 COMPARISONS: Mapping[str, Callable[[Sink, QueryEntries], Comparison] | None] = {
     "table": _compare_table,
-    # These keep no rows that could be counted: a key has its newest value only, a topic has records of other writers
-    # and loses old ones to retention, a broker deletes a delivered message.
+    # These targets have no rows to count: a key has its newest value only, a topic has records of other producers and
+    # deletes old ones, a broker deletes delivered messages.
     "statestore": None,
     "tubemq": None,
     "mqtt": None,
@@ -207,10 +207,10 @@ def _delta(table: TableSink, writer: str, written: dict[int, int]) -> Comparison
             if first and batch < min(found, default=batch + 1):
                 older += 1
             else:
-                off.append(f"{table.path} lacks batch {batch}, the ledger has {count} rows of it")
+                off.append(f"{table.path} lacks batch {batch}, which has {count} rows in the ledger")
         elif table.mode == "append" and found[batch] != count:
-            off.append(f"{table.path} got {found[batch]} rows of batch {batch}, the ledger has {count}")
-    unknown = [f"the log of {table.path} begins at version {first}: {older} batches are older"] if older else []
+            off.append(f"{table.path} has {found[batch]} rows of batch {batch}, the ledger has {count}")
+    unknown = [f"the log of {table.path} starts at version {first}: {older} batches are older"] if older else []
     return Comparison(off, unknown)
 
 
@@ -229,4 +229,4 @@ def _parquet(table: str, writer: str, expected: int, what: str) -> Iterator[str]
     if not missing:
         held = sum(pq.ParquetFile(path / name).metadata.num_rows for commit in mine for name in commit.files)
         if held != committed:
-            yield f"{path} holds {held} rows, {committed} were committed"
+            yield f"{path} has {held} rows, {committed} were committed"

@@ -1,1 +1,1 @@
-"""Run a pipeline: start its queries, process batches, report progress, hold the lease, write back under its token."""
+"""Run a pipeline: start its queries, process batches, report progress, hold the lease, write back with its token."""

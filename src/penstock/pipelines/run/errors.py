@@ -1,4 +1,4 @@
-"""Errors of queries, extracted from Spark's tracebacks; the driver's session, signals and log filters."""
+"""Errors of queries, extracted from Spark's tracebacks; Spark session, signals and log filters of the driver."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 __all__ = [
-    "AWAY",
     "BROKEN",
     "BUSY",
     "DRAIN_S",
     "FULL",
-    "Passing",
+    "UNAVAILABLE",
+    "RetryPolicy",
     "cause",
     "ended",
     "has_ended",
-    "is_named_by_spark",
-    "is_of_other_state",
-    "own_signals",
-    "own_words",
-    "passing",
-    "spark_of",
+    "is_incompatible_state",
+    "is_spark_condition",
+    "pipeline_session",
+    "retry_policy",
+    "shield_signals",
     "stacks",
+    "suppress_client_logs",
     "whole",
 ]
 
@@ -71,7 +71,7 @@ def cause(text: str) -> tuple[str, str]:
         return "", str(conditions[-1]).rstrip(" ;")
     lines = [line.strip(" \t:") for line in text.splitlines() if line.strip() and not line.startswith(_CALLING)]
     deeper = [line for line in lines if line.startswith("Caused by:")]
-    return "", " / ".join([*lines[:1], *deeper[-1:]]) or "the query ended without a reason"
+    return "", " / ".join([*lines[:1], *deeper[-1:]]) or "the query ended without an error message"
 
 
 def whole(error: BaseException) -> str:
@@ -96,7 +96,7 @@ def stacks(error: BaseException) -> str:
     return "\n\n".join(dict.fromkeys(filter(None, parts)))
 
 
-class Passing(NamedTuple):
+class RetryPolicy(NamedTuple):
     """A failure that may be temporary: how long to retry, and the hint if it persists.
 
     ``apart_s``: pause between the restarts of several queries.
@@ -107,31 +107,31 @@ class Passing(NamedTuple):
     apart_s: float = 0.0
 
 
-AWAY = Passing(120.0, "start the node, then the run")
+UNAVAILABLE = RetryPolicy(120.0, "start the node, then the run")
 """Something that the query needs is unavailable."""
-FULL = Passing(120.0, "make room for its state and tables, then start it: it continues from its checkpoints")
+FULL = RetryPolicy(120.0, "free space for its state and tables, then start it: it continues from its checkpoints")
 """A disk is full."""
-BUSY = Passing(600.0, "give the machine more room, or fewer pipelines and sinks, then start the run", 5.0)
+BUSY = RetryPolicy(600.0, "use a larger machine, or fewer pipelines and sinks, then start the run", 5.0)
 """The machine is too busy to start Spark's processes. Ending the run would not help, but restarting all queries at the
 same time would add to the load."""
 
 
-def passing(kind: str, words: str, text: str) -> Passing | None:
-    """Classify a failure that may be temporary; ``kind`` and ``words`` are the cause within its whole ``text``."""
+def retry_policy(kind: str, words: str, text: str) -> RetryPolicy | None:
+    """Classify a failure that may be temporary; ``kind`` and ``words`` are the cause extracted from ``text``."""
     if kind == UnavailableError.__name__:
-        return AWAY
+        return UNAVAILABLE
     if _FULL.search(text) is not None:
         return FULL
     return BUSY if not kind and _BUSY.search(words) is not None else None
 
 
-def is_of_other_state(words: str) -> bool:
-    """Return True if the cause is that a query's state has columns of other types than the query."""
+def is_incompatible_state(words: str) -> bool:
+    """Return True if the cause is a query state whose column types differ from those of the query."""
     return _OTHER_STATE.match(words) is not None
 
 
-def is_named_by_spark(words: str) -> bool:
-    """Return True if a cause is a Spark error condition, which is mostly about data or SQL."""
+def is_spark_condition(words: str) -> bool:
+    """Return True if the cause is a Spark error condition, which usually concerns data or SQL."""
     return _SPARKS.match(words) is not None
 
 
@@ -144,8 +144,8 @@ _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 
 
 @contextmanager
-def own_signals() -> Iterator[None]:
-    """Block SIGTERM for processes started inside; one that arrives meanwhile is delivered to this process at the end.
+def shield_signals() -> Iterator[None]:
+    """Block SIGTERM for processes started inside; a pending SIGTERM is delivered to this process at the end.
 
     Spark's SIGINT handler, which would end the process in the middle of a batch, is replaced by the previous one.
     """
@@ -159,7 +159,9 @@ def own_signals() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def spark_of(name: str, master: str, conf: Mapping[str, str] | None, state: Path, *, delta: bool) -> SparkSession:
+def pipeline_session(
+    name: str, master: str, conf: Mapping[str, str] | None, state: Path, *, delta: bool
+) -> SparkSession:
     """Return the session of the pipeline ``name``. ``conf`` overrides these settings; ``delta`` adds Delta's jars.
 
     Raises:
@@ -167,11 +169,11 @@ def spark_of(name: str, master: str, conf: Mapping[str, str] | None, state: Path
     """
     settings = {
         "spark.sql.streaming.stopTimeout": f"{int(DRAIN_S * 1000)}",
-        # A Python worker has 15 s to start and connect otherwise: on a busy machine a batch fails, again and again.
+        # By default a Python worker has 15 s to start and connect: on a busy machine every batch would fail.
         "spark.python.authenticate.socketTimeout": "60s",
-        # On a cluster Spark draws over what the run says.
+        # On a cluster, Spark's progress bar would overwrite the output of the run.
         "spark.ui.showConsoleProgress": "false",
-        # Instants, which every reader of Parquet takes for such; the default has no zone.
+        # Timestamps in UTC, which every Parquet reader understands; Spark's default has no time zone.
         "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
         **(conf or {}),
     }
@@ -179,12 +181,12 @@ def spark_of(name: str, master: str, conf: Mapping[str, str] | None, state: Path
         settings |= delta_settings(settings)
     if master != SUBMITTED:
         settings[_JAVA_OPTIONS] = f"{settings.get(_JAVA_OPTIONS, '')} -Xrs".strip()
-    with own_signals():
+    with shield_signals():
         return session(f"penstock-{name}", master, settings, checkpoint=str(state), log_level="FATAL")
 
 
 @contextmanager
-def own_words() -> Iterator[None]:
+def suppress_client_logs() -> Iterator[None]:
     """Suppress Py4J's traceback of a lost connection and the state store client's warning of a lost lease.
 
     A run reports both itself, with its reaction.
@@ -209,14 +211,14 @@ def _is_not_of_a_lease(record: logging.LogRecord) -> bool:
 
 def has_ended(error: BaseException) -> bool:
     """Return True if ``error``, one of ``BROKEN``, means that Spark's Java process has ended."""
-    # A call that the process went under gets an error without any trace of Java's.
+    # If the process ends during a call, the call fails without a Java stack trace.
     return isinstance(error, (Py4JNetworkError, ConnectionError)) or (
         type(error) is Py4JError and "Trace:" not in str(error)
     )
 
 
 def ended() -> UnavailableError:
-    """Return the error for the user of a pipeline."""
+    """Return the error to show when Spark's Java process has ended."""
     return UnavailableError(
         "Spark's Java process has ended",
         why="it was killed, or the machine ran out of memory",

@@ -1,11 +1,11 @@
 """The state store keys of a run: its lease, its status, and the request to stop.
 
-    penstock/pipeline/<name>/lease   the id of the run that may write; expires where nobody renews it
-    penstock/pipeline/<name>/run     JSON of that run: where it runs, since when, how far it is, how it ended
-    penstock/pipeline/<name>/stop    the id of the run that is asked to stop
+    penstock/pipeline/<name>/lease   id of the run that may write; expires unless it is renewed
+    penstock/pipeline/<name>/run     status of that run as JSON: host, start time, progress, result
+    penstock/pipeline/<name>/stop    id of the run that is requested to stop
 
-All three are plain keys, so that they work on any store of the protocol and from any machine that reaches it. A request
-names one run: it says nothing to the run that comes after it, and expires.
+All three are plain keys, so they work on any state store that speaks the protocol and from any machine that can reach
+it. A request to stop contains the id of one run: it does not affect later runs, and expires.
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ T = TypeVar("T")
 
 RUNNING, STOPPED, FAILED = "running", "stopped", "failed"
 STOP_TTL_MS = 600_000
-"""Milliseconds after which a request without an answer expires; longer than any drain."""
-LAST_WORDS_S = 5.0
-"""A run writes how it ended before it gives the lease back; on a store that notifies late the two may cross."""
+"""Milliseconds after which an unanswered request expires; longer than any drain."""
+FINAL_STATUS_S = 5.0
+"""Seconds to wait for the final status, which a run writes before it releases the lease; a store with delayed
+notifications may reorder the two."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,7 @@ class RunRecord:
     progress: Mapping[str, Any] = field(default_factory=dict)
 
     def encode(self) -> str:
-        """As the value of the key."""
+        """Encode as the value of the key."""
         return json.dumps(asdict(self), ensure_ascii=False)
 
     @classmethod
@@ -68,8 +69,8 @@ class RunRecord:
 class Holder(NamedTuple):
     """The run that holds the lease; None: no run.
 
-    ``left_ms``: until the lease expires, if the store reports it. ``record``: status of the holder, or without a
-    holder, that of the last run; None if there is none.
+    ``left_ms``: time until the lease expires, if the store reports it. ``record``: status of the holder or, without a
+    holder, of the last run; None without a status.
     """
 
     run: str | None
@@ -87,7 +88,7 @@ class Holder(NamedTuple):
 
 
 class Stopped(NamedTuple):
-    """Result of a request to stop: ``run`` is the run that was asked; None if no run holds the lease.
+    """Result of a request to stop: ``run`` is the run that received it; None if no run holds the lease.
 
     ``known``: True if the store has a record of the pipeline.
     """
@@ -99,7 +100,7 @@ class Stopped(NamedTuple):
 
 
 def lease_holder(broker: str, pipeline: str, timeout_s: float) -> Holder:
-    """The current holder of the lease of ``pipeline``.
+    """Return the current holder of the lease of ``pipeline``.
 
     Raises:
         UnavailableError: the store does not answer within ``timeout_s``.
@@ -113,7 +114,7 @@ def lease_holder(broker: str, pipeline: str, timeout_s: float) -> Holder:
 
 
 async def read_holder(client: StateStoreClient, pipeline: str) -> Holder:
-    """The holder of the lease of ``pipeline``, read through ``client``."""
+    """Read the holder of the lease of ``pipeline`` through ``client``."""
     key = lease_key(pipeline)
     entry, said = await client.get(key), await client.get(run_key(pipeline))
     record = None if said is None else RunRecord.decode(said.value)
@@ -123,7 +124,7 @@ async def read_holder(client: StateStoreClient, pipeline: str) -> Holder:
     try:
         left_ms = (await client.expiry(key)).left_ms
     except RefusedError:
-        # A store without the extension does not tell.
+        # A store without the extension does not report the time.
         left_ms = None
     return Holder(run, left_ms, record if record is not None and record.run == run else None)
 
@@ -134,12 +135,12 @@ def stop_run(
     *,
     timeout_s: float,
     answer_s: float,
-    told: Callable[[Holder], None],
+    on_requested: Callable[[Holder], None],
 ) -> Stopped:
-    """Ask the run that holds the lease of ``pipeline`` to stop, and wait until it has given the lease back.
+    """Request the run that holds the lease of ``pipeline`` to stop, and wait until it has released the lease.
 
-    ``told`` is called once, with the run that was asked. ``answer_s`` is how long the store may take to answer,
-    ``timeout_s`` how long the run may take to finish its batches.
+    ``told`` is called once, with the run that received the request. ``answer_s`` is the timeout for answers of the
+    store, ``timeout_s`` the time in which the run must finish its batches.
 
     Raises:
         UnavailableError: the store does not answer, or the run still holds the lease after ``timeout_s``.
@@ -153,7 +154,7 @@ def stop_run(
                 return Stopped(None, clean=True, known=holder.record is not None)
             async with client.observe(lease_key(pipeline)) as changes:
                 await client.set(stop_key(pipeline), holder.run, ttl_ms=STOP_TTL_MS, timeout_s=answer_s)
-                told(holder)
+                on_requested(holder)
                 try:
                     async with asyncio.timeout(timeout_s):
                         if changes.entry is not None and changes.entry.value == holder.run.encode():
@@ -163,8 +164,8 @@ def stop_run(
                 except TimeoutError:
                     raise UnavailableError(
                         f"{holder} has not stopped within {timeout_s:g} s",
-                        why="it finishes the batches under way first, or its host does not answer",
-                        do="wait longer with --timeout; it stays asked to stop",
+                        why="it finishes its active batches first, or its host does not respond",
+                        do="wait longer with --timeout; the request to stop stays valid",
                     ) from None
             return await _last_record(client, pipeline, holder.run)
 
@@ -172,10 +173,10 @@ def stop_run(
 
 
 async def _last_record(client: StateStoreClient, pipeline: str, run: str) -> Stopped:
-    """Return the outcome of ``run``. The status of a run that died still says that it is running."""
+    """Return the outcome of ``run``. The status of a crashed run is still `running`."""
     record: RunRecord | None = None
     with suppress(TimeoutError):
-        async with asyncio.timeout(LAST_WORDS_S), client.observe(run_key(pipeline)) as changes:
+        async with asyncio.timeout(FINAL_STATUS_S), client.observe(run_key(pipeline)) as changes:
             value = None if changes.entry is None else changes.entry.value
             record = None if value is None else RunRecord.decode(value)
             if record is not None and (record.run, record.state) == (run, RUNNING):
@@ -184,11 +185,11 @@ async def _last_record(client: StateStoreClient, pipeline: str, run: str) -> Sto
                     if record is None or (record.run, record.state) != (run, RUNNING):
                         break
     if record is None or record.run != run:
-        # A later run has written over it: this one has let go in between.
+        # A later run has overwritten the status: this one has released the lease in between.
         return Stopped(run, clean=True)
     if record.state == STOPPED:
         return Stopped(run, clean=True)
-    return Stopped(run, clean=False, why=record.why or "its lease expired: it died, or lost the state store")
+    return Stopped(run, clean=False, why=record.why or "its lease expired: it crashed, or lost the state store")
 
 
 @asynccontextmanager
@@ -210,5 +211,5 @@ async def _in_time(work: Coroutine[Any, Any, T], broker: str, timeout_s: float) 
     except TimeoutError:
         raise UnavailableError(
             f"the state store at {without_secret(broker)} did not answer within {timeout_s:g} s",
-            do="start the node, or look there",
+            do="start the node, or check it",
         ) from None

@@ -29,9 +29,9 @@ __all__ = [
     "COUNTERS",
     "MEANINGS",
     "Progress",
+    "ProgressMonitor",
     "RunningBatch",
     "SinkProgress",
-    "Watch",
     "figures",
     "now_text",
     "of_spark",
@@ -40,7 +40,7 @@ __all__ = [
 ]
 
 RATE_S: Final = 10.0
-"""Rates are over the last so many seconds."""
+"""Period in seconds over which rates are calculated."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,32 +71,32 @@ class SinkProgress(Counts):
 COUNTERS: Final = (*(f.name for f in fields(Counts)), "restarts")
 
 MEANINGS: Final = {
-    "batches": "Micro-batches that this run has carried out.",
-    "read": "Records of the sources that these batches read; a record that comes on several ways counts on each.",
-    "out": "Rows, messages or, for windows in the state store, requests that went into the sink.",
+    "batches": "Micro-batches that this run has completed.",
+    "read": "Source records that these batches read; a record read on several paths counts once for each.",
+    "out": "Rows, messages or, for windows in the state store, requests written to the sink.",
     "dead": "Records that a step or the sink could not process.",
-    "filtered": "Records that a filter, a source or the sink's condition left out.",
-    "duplicates": "Copies that a dedupe left out; 0 where windows hide how many went into them.",
-    "late": "Events that came too late for the window.",
-    "restarts": "How often the sink's query was started again after an error.",
-    "batch": "Number of the last batch that was carried out.",
-    "rows_per_second": f"Records read a second, over the last {RATE_S:g} s.",
-    "batch_seconds": "How long the last batch took from end to end.",
-    "lag_records": "Records that the sources have and the sink has not.",
-    "lag_seconds": "Age of the oldest of them, by the time at which the source took it.",
-    "waiting_records": "Records of the lag that are in no batch yet.",
-    "waiting_seconds": "Age of the oldest of them.",
-    "in_batch_records": "Records of the lag that are in the batch under way; 0 between batches.",
-    "in_batch_seconds": "How long the batch under way has been running; 0 between batches.",
-    "behind_seconds": "How far the watermark is behind the clock: closed windows come that late.",
-    "state_rows": "Rows that Spark keeps for dedupes and windows.",
-    "state_bytes": "Memory that these rows take.",
+    "filtered": "Records that a filter, a source or the sink's condition excluded.",
+    "duplicates": "Duplicates that a dedupe dropped; 0 if they are unknown because of windows.",
+    "late": "Events that were too late for the window.",
+    "restarts": "Restarts of the sink's query after an error.",
+    "batch": "Number of the last completed batch.",
+    "rows_per_second": f"Records read per second, over the last {RATE_S:g} s.",
+    "batch_seconds": "Duration of the last batch.",
+    "lag_records": "Records in the sources that the sink has not finished.",
+    "lag_seconds": "Age of the oldest of these records since the source received it.",
+    "waiting_records": "Records of the lag that are not in a batch yet.",
+    "waiting_seconds": "Age of the oldest of these records.",
+    "in_batch_records": "Records of the lag that are in the active batch; 0 between batches.",
+    "in_batch_seconds": "Time since the active batch started; 0 between batches.",
+    "behind_seconds": "Delay of the watermark behind the clock, and so of closed windows.",
+    "state_rows": "Rows in Spark's state for dedupes and windows.",
+    "state_bytes": "Memory that these rows use.",
 }
 """Help text of each metric."""
 
 
 def figures(sink: SinkProgress) -> dict[str, int | float]:
-    """The numbers of ``sink`` as metrics: what is not known is left out, ``_s`` is written out."""
+    """Return the metrics of ``sink`` by name, without unknown values; the suffix ``_s`` becomes ``_seconds``."""
     named = {name.removesuffix("_s") + "_seconds" if _is_seconds(name) else name: v for name, v in asdict(sink).items()}
     return {name.replace("rows_per_s", "rows_per_second"): v for name, v in named.items() if v is not None}
 
@@ -106,7 +106,7 @@ def _is_seconds(name: str) -> bool:
 
 
 class Progress:
-    """Adds up what the batches of a run report. ``now`` is a clock in seconds that never jumps."""
+    """Sums over the batches of a run. ``now`` is the time of a monotonic clock in seconds."""
 
     def __init__(self, sinks: list[str], now: float) -> None:
         self._counts = dict.fromkeys(sinks, Counts())
@@ -115,16 +115,16 @@ class Progress:
         self._read: dict[str, deque[tuple[float, int]]] = {sink: deque() for sink in sinks}
         self._started = now
         self.latest: Mapping[str, SinkProgress] = {sink: SinkProgress() for sink in sinks}
-        """The newest snapshot. Replaced as a whole, so that other threads may read it."""
+        """The newest snapshot; replaced atomically, so that other threads may read it."""
 
     def finished(self, entry: LedgerEntry, now: float) -> None:
-        """A batch is done."""
+        """Add a finished batch."""
         self._counts[entry.sink] = self._counts[entry.sink].plus(entry)
         self._last[entry.sink] = entry
         self._read[entry.sink].append((now, entry.read))
 
     def restarted(self, sink: str) -> None:
-        """A query was started again after an error."""
+        """Count a restart of the query of ``sink``."""
         self._restarts[sink] += 1
 
     def measure(
@@ -137,10 +137,11 @@ class Progress:
         running_batch: Mapping[str, float],
         queries: Mapping[str, Mapping[str, Any]],
     ) -> Mapping[str, SinkProgress]:
-        """A new snapshot.
+        """Take a new snapshot.
 
-        ``lags`` is what each query has not finished, ``waiting`` what of that is in no batch, ``running_batch`` since
-        when (on the clock of ``now``) a batch runs, ``queries`` what Spark says of the last one (:func:`of_spark`).
+        ``lags``: unfinished records of each query; ``waiting``: those of them that are not in a batch;
+        ``running_batch``: start of the active batch, on the clock of ``now``; ``queries``: Spark's values for the last
+        batch (:func:`of_spark`).
         """
         self.latest = {
             sink: self._sink(sink, now, wall_ms, lags.get(sink), waiting.get(sink), running_batch.get(sink), queries)
@@ -190,7 +191,7 @@ def _seconds(lag: Lag | None) -> float | None:
 
 
 def of_spark(progress: Mapping[str, Any]) -> dict[str, int | float]:
-    """Batch time and state size out of a ``StreamingQueryProgress``; of a trigger that found nothing no time."""
+    """Extract batch time and state size from a ``StreamingQueryProgress``; no time for a trigger without data."""
     operators = progress.get("stateOperators") or []
     took = progress["durationMs"]
     return {
@@ -221,7 +222,7 @@ class _Collector:
 
 
 def render(pipeline: str, read: Read) -> bytes:
-    """The page of a scrape."""
+    """Render the metrics in the Prometheus text format."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Collector(pipeline, read))
     return generate_latest(registry)
@@ -229,10 +230,10 @@ def render(pipeline: str, read: Read) -> bytes:
 
 @contextmanager
 def serve(address: tuple[str, int] | None, pipeline: str, read: Read) -> Iterator[str | None]:
-    """Serve ``/metrics`` at ``address`` inside the block; gives ``HOST:PORT`` as bound, or None without an address.
+    """Serve ``/metrics`` at ``address`` inside the block; yields the bound ``HOST:PORT``, or None without an address.
 
     Raises:
-        ConfigError: the address cannot be listened on.
+        ConfigError: the server cannot listen on the address.
     """
     if address is None:
         yield None
@@ -243,13 +244,13 @@ def serve(address: tuple[str, int] | None, pipeline: str, read: Read) -> Iterato
 
 MEASURE_S = 1.0
 ANSWER_S = 0.3
-"""Seconds to wait for answers about the log; after that the previous values are shown."""
-TELL_S = 5.0
+"""Seconds to wait for the lag of the sources; after that the previous values are used."""
+PUBLISH_S = 5.0
 """Seconds between writes of the status in the state store."""
 
 
 def now_text() -> str:
-    """The time now, ISO 8601, UTC, in seconds."""
+    """Return the current time, ISO 8601, UTC, in seconds."""
     return datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
@@ -261,10 +262,10 @@ class RunningBatch(NamedTuple):
     end: Offsets
 
 
-class Watch:
-    """The progress of one run, all in the run's own thread; ``latest`` may be read from others.
+class ProgressMonitor:
+    """Monitors the progress of one run in the run's thread; only ``latest`` may be read from other threads.
 
-    ``tell`` puts a record where others see it, ``show`` is given the fields of a ``progress`` event every
+    ``publish`` publishes the status of the run; ``show`` is called with the fields of a ``progress`` event every
     ``progress_s`` seconds (0: never).
     """
 
@@ -273,20 +274,20 @@ class Watch:
         meter: SourceMeter,
         record: RunRecord,
         *,
-        tell: Callable[[RunRecord], None],
+        publish: Callable[[RunRecord], None],
         show: Callable[[dict[str, Any]], None],
         progress_s: float,
     ) -> None:
         self.record = record
         self._meter = meter
-        self._tell = tell
+        self._publish = publish
         self._show = show
         self._progress_s = progress_s
         self._progress = Progress([], 0.0)
         self._ends: dict[str, Offsets] = {}
-        self._said: dict[str, dict[str, Any]] = {}
+        self._by_query: dict[str, dict[str, Any]] = {}
         self._asked: dict[str, RunningBatch] = {}
-        self._next_ask = self._next_look = self._next_tell = self._next_show = 0.0
+        self._next_ask = self._next_look = self._next_publish = self._next_show = 0.0
 
     @property
     def latest(self) -> Mapping[str, SinkProgress]:
@@ -294,7 +295,7 @@ class Watch:
         return self._progress.latest
 
     def start(self, ends: Mapping[str, Offsets]) -> None:
-        """The queries run; ``ends`` is where each of them has come to."""
+        """Start to measure; ``ends`` are the current offsets of the queries."""
         now = time.monotonic()
         self._ends = dict(ends)
         self._progress = Progress(list(ends), now)
@@ -302,18 +303,18 @@ class Watch:
         self._meter.start()
 
     def finished(self, entry: LedgerEntry) -> None:
-        """A batch is done."""
+        """Add a finished batch."""
         self._progress.finished(entry, time.monotonic())
         self._ends[entry.sink] = entry.end
 
     def restarted(self, sink: str) -> None:
-        """A query failed and is started again."""
+        """Count a restart of the query of ``sink``."""
         self._progress.restarted(sink)
 
-    def look(
+    def poll(
         self, queries: Mapping[str, StreamingQuery | None], running_batch: Mapping[str, RunningBatch | None]
     ) -> None:
-        """Measure, where it is time to; called as often as one likes."""
+        """Measure, publish and report if it is time to; may be called at any rate."""
         now = time.monotonic()
         if now >= self._next_ask:
             self._next_ask = now + MEASURE_S
@@ -322,40 +323,42 @@ class Watch:
             self._next_look = now + ANSWER_S
         if now < self._next_look:
             return
-        # Of the moment of the question: what has been finished since would be taken for waiting.
+        # Use the batches that ran at the time of the request: batches finished since would be counted as waiting.
         self._next_look = self._next_ask + ANSWER_S
-        self._hear(queries)
-        snapshot = self._take(now, self._asked)
+        self._update_spark_progress(queries)
+        snapshot = self._snapshot(now, self._asked)
         progress = _as_data(snapshot)
-        if now >= self._next_tell:
-            self._next_tell = now + TELL_S
-            self._tell(replace(self.record, at=now_text(), progress=progress))
+        if now >= self._next_publish:
+            self._next_publish = now + PUBLISH_S
+            self._publish(replace(self.record, at=now_text(), progress=progress))
         if self._progress_s and now >= self._next_show:
             self._next_show = now + self._progress_s
             self._show({"at": now_text(), **progress})
 
     def close(self, queries: Mapping[str, StreamingQuery | None], state: str, why: str) -> RunRecord:
-        """Measure for the last time; the run's last record."""
-        self._hear(queries)
+        """Measure for the last time, and return the final status of the run."""
+        self._update_spark_progress(queries)
         self._meter.close(self._ends)
         if self._ends:
-            self._take(time.monotonic(), {})
+            self._snapshot(time.monotonic(), {})
             if self._progress_s:
                 self._show({"at": now_text(), **_as_data(self.latest)})
         return replace(self.record, at=now_text(), state=state, why=why, progress=_as_data(self.latest))
 
-    def _hear(self, queries: Mapping[str, StreamingQuery | None]) -> None:
-        """Spark's current progress, completed with the last known values that it omits."""
-        self._said |= {name: self._said.get(name, {}) | _said_by_spark(query) for name, query in queries.items()}
+    def _update_spark_progress(self, queries: Mapping[str, StreamingQuery | None]) -> None:
+        """Read Spark's current progress; values that it omits keep their last known value."""
+        self._by_query |= {
+            name: self._by_query.get(name, {}) | _spark_progress(query) for name, query in queries.items()
+        }
 
-    def _take(self, now: float, running_batch: Mapping[str, RunningBatch]) -> Mapping[str, SinkProgress]:
+    def _snapshot(self, now: float, running_batch: Mapping[str, RunningBatch]) -> Mapping[str, SinkProgress]:
         return self._progress.measure(
             now,
             wall_clock_ms(),
             lags={name: self._meter.lag_of(name) for name in self._ends},
             waiting={name: self._meter.lag_of(planned(name)) for name in running_batch},
             running_batch={name: batch.since for name, batch in running_batch.items()},
-            queries=self._said,
+            queries=self._by_query,
         )
 
 
@@ -363,6 +366,6 @@ def _as_data(snapshot: Mapping[str, SinkProgress]) -> dict[str, Any]:
     return {"sinks": {name: asdict(sink) for name, sink in snapshot.items()}}
 
 
-def _said_by_spark(query: StreamingQuery | None) -> dict[str, Any]:
+def _spark_progress(query: StreamingQuery | None) -> dict[str, Any]:
     progress = None if query is None else query.lastProgress
     return {} if progress is None else of_spark(progress)

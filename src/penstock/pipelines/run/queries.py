@@ -1,7 +1,7 @@
 """Streaming queries of a pipeline, one per sink, and the processing of their micro-batches.
 
-Spark calls ``SinkBatches`` for each batch (``foreachBatch``), and after a failure again with the same batch id and the
-same rows: the rows go to the sink, the broken ones to the dead letters, the counts to the ledger.
+Spark calls ``SinkBatches`` for each batch (``foreachBatch``), and again after a failure, with the same batch id and the
+same rows. It writes valid rows to the sink, dead rows to the dead letter table, and counts to the ledger.
 """
 
 from __future__ import annotations
@@ -144,14 +144,14 @@ class SinkBatches:
 
     def _range(self, batch: int) -> tuple[Offsets, Offsets]:
         start, end = self.checkpoint.range(batch)
-        # What a source had given nothing of yet begins where the query began.
+        # A source without data before this batch begins at the start of the query.
         return self._context.source.start(self.plan.sink.name) | (start or {}), end
 
     def _read(self, start: Offsets, end: Offsets) -> int:
         return self._context.source.count(self.plan.sink.name, start, end)
 
     def _rows(self, rows: DataFrame, batch: int, start: Offsets, end: Offsets) -> LedgerEntry:
-        # Cached: the rows come out of stateful operators, which must run once, and are used three times.
+        # Cached: the rows are used three times, but the stateful operators that produce them must run once.
         rows = mark_unwritable(rows, self.plan.sink).persist()
         try:
             counts = _count(rows)
@@ -165,7 +165,7 @@ class SinkBatches:
 
     def _windows(self, rows: DataFrame, batch: int, start: Offsets, end: Offsets) -> LedgerEntry:
         plan = self.plan
-        # Cached, as above: a window must not be computed once to be counted and once to be sent.
+        # Cached, as above: counting and sending must not compute the windows twice.
         windows = mark_unwritable(windows_as_rows(rows, plan.window_name), plan.sink).persist()
         try:
             found = _count(windows)
@@ -186,7 +186,7 @@ class SinkBatches:
         """Count the rows that this batch added to windows, its late events, and its dead letters.
 
         The windows do not contain these numbers, and Spark counts partial aggregates, so the batch's records are read
-        again and compared with the watermark that Spark used. ``refused``: windows with dead ones among them.
+        again and compared with the watermark that Spark used. ``refused``: windows, some of which are dead.
         """
         plan = self.plan
         streams = self._context.source.batches(spark, plan.sink.name, start, end)
@@ -196,7 +196,7 @@ class SinkBatches:
         assert window is not None
         records = into_window(streams, plan.nodes, self._context.with_lookup)
         watermark = self.checkpoint.late_watermark_ms(batch)
-        # Late copies of one event are one late event; `<=`, since an event at the watermark is dropped too.
+        # Late duplicates of an event count once; `<=`, since an event at the watermark is dropped too.
         place = last_end_ms(window, deduped=any(step.dedupe is not None for step in plan.steps))
         is_late = alive() & (place <= sf.lit(watermark)) if watermark else sf.expr("false")
         late = sf.count_distinct(sf.when(is_late, sf.struct(*record_identity(records)))).alias("late")
@@ -278,7 +278,7 @@ def _counted(found: Row) -> _Counts:
 FIRST_PAUSE_S = 0.25
 LONGEST_PAUSE_S = 5.0
 
-# Spark's Python side prints every error of analysis as a line of JSON with both stacks; ours says it once, as an error.
+# PySpark logs every analysis error as a line of JSON with both stacks; the run reports it once, as an error.
 logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
 
 
@@ -309,7 +309,7 @@ class BuiltQuery:
         """Start the query, from the end of its checkpoint if it has one."""
         writer = (
             self.rows.writeStream.queryName(self.name)
-            # Windows are brought out whenever they change, the last one too, unless only closed ones are wanted.
+            # Update mode emits windows whenever they change, also the last one; append mode only closed windows.
             .outputMode("update" if self.plan.changes_windows else "append")
             .option("checkpointLocation", str(self.checkpoint.path))
             .foreachBatch(self.batches)
@@ -328,7 +328,7 @@ def build(pipeline: Pipeline, spark: SparkSession, state: Path, context: RunCont
     built = []
     for sink_plan in plan(pipeline):
         sink = sink_plan.sink
-        checkpoint = Checkpoint(layout.checkpoint(state, sink.name), labels(sink_plan.ways))
+        checkpoint = Checkpoint(layout.checkpoint(state, sink.name), labels(sink_plan.inputs))
         query = BuiltQuery(
             sink_plan,
             partial(_build_rows, spark, sink_plan, context),
@@ -373,8 +373,8 @@ class RunningQuery:
 def check_nothing_dropped(running: RunningQuery) -> None:
     """Fail if Spark dropped records that arrived before the dedupe's watermark, which would be lost for the table.
 
-    It happens if partitions are read far apart: one is days behind while another, up to date, has advanced the
-    watermark. The next batch reports it, or the end of the run; the records are still in the log.
+    It happens if partitions are read far apart: one is days behind while another one that is up to date has advanced
+    the watermark. The next batch or the end of the run reports it; the records are still in the log.
     """
     if running.built.plan.windowed or running.query is None:
         return
@@ -386,6 +386,6 @@ def check_nothing_dropped(running: RunningQuery) -> None:
     if dropped:
         raise DataLossError(
             f"sink {running.built.name!r}: {dropped} records arrived longer than `within` before others already read",
-            why="one partition is read far behind another, and the dedupe took its records for too old",
+            why="one partition is read far behind another, so the dedupe dropped its records as too old",
             do="raise the dedupe's `within` above that distance, and run again with a new state directory and table",
         )

@@ -1,4 +1,4 @@
-"""Run a pipeline: take the lease, start its queries, keep them going, stop between batches."""
+"""Run a pipeline: acquire the lease, start its queries, restart them after errors, stop between batches."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ from penstock.pipelines.run.errors import (
     cause,
     ended,
     has_ended,
-    is_named_by_spark,
-    is_of_other_state,
-    own_words,
-    passing,
-    spark_of,
+    is_incompatible_state,
+    is_spark_condition,
+    pipeline_session,
+    retry_policy,
     stacks,
+    suppress_client_logs,
     whole,
 )
 from penstock.pipelines.run.lease import FAILED, STOPPED, RunRecord
-from penstock.pipelines.run.progress import Watch, now_text, serve
+from penstock.pipelines.run.progress import ProgressMonitor, now_text, serve
 from penstock.pipelines.run.queries import (
     BatchBarrier,
     FinishedBatch,
@@ -51,7 +51,7 @@ from penstock.pipelines.sources.sources import Sources
 from penstock.pipelines.spec.pipeline import Pipeline
 from penstock.pipelines.spec.values import BROKER_VARIABLE, MASTER_VARIABLE, duration_ms, names_setting
 from penstock.pipelines.state_dir import layout
-from penstock.pipelines.state_dir.checkpoint import ANEW, Offsets, check_shapes
+from penstock.pipelines.state_dir.checkpoint import START_OVER, Offsets, check_shapes
 from penstock.pipelines.state_dir.layout import claim, ready_directory
 from penstock.pipelines.state_dir.replay import Span
 from penstock.pipelines.steps.lookups import lookups
@@ -67,18 +67,18 @@ __all__ = ["LEASE_WAIT_S", "Event", "Options", "run"]
 
 Event = dict[str, Any]
 
-MEND = "fix the cause and start the pipeline again: it continues from its checkpoints"
+FIX_AND_RESTART = "fix the cause and start the pipeline again: it continues from its checkpoints"
 LEASE_WAIT_S = 60.0
-"""Seconds to wait for the lease. A driver that died keeps it until it expires, a running one keeps renewing it."""
+"""Seconds to wait for the lease. The lease of a crashed driver expires; a running driver renews its lease."""
 NAMED_TRIES = 3
-"""Consecutive retries of an error condition of Spark, which is mostly about data or SQL and does not pass."""
+"""Consecutive retries after a Spark error condition, which usually concerns data or SQL and is permanent."""
 STRANGE_TRIES = 8
-"""The same for any other error of Spark's own: half a minute, since such a state may pass."""
+"""Consecutive retries after any other error of Spark, over about half a minute, since it may be temporary."""
 PROGRESS_S = 10.0
 """Seconds between progress reports without an observer."""
 LONGEST_WAIT_S = 1e8
 POLL_S = 0.1
-UNTOLD = frozenset({"start", "end", "table", "letters_table"})
+UNREPORTED = frozenset({"start", "end", "table", "letters_table"})
 """Fields of a ledger entry that are not reported."""
 
 
@@ -95,7 +95,7 @@ class Options:
     span: Span | None = None
     lease: str | None = None
     warnings: Sequence[str] = ()
-    """Warnings of the caller that the run reports."""
+    """Warnings that the run reports for its caller."""
 
 
 class _PipelineRun:
@@ -116,42 +116,42 @@ class _PipelineRun:
         self._queries: dict[str, RunningQuery] = {}
         self._run = uuid.uuid4().hex[:12]
         self._store = WriteBack(
-            pipeline.statestore.broker, options.lease or pipeline.name, run_id=self._run, told=self._warn
+            pipeline.statestore.broker, options.lease or pipeline.name, run_id=self._run, warn=self._warn
         )
-        self._watch = Watch(
+        self._watch = ProgressMonitor(
             self._source.meter(wall_clock_ms),
             RunRecord(self._run, platform.node(), os.getpid(), now_text()),
-            tell=self._store.publish,
-            show=lambda fields: self._tell_event("progress", **fields),
+            publish=self._store.publish,
+            show=lambda fields: self._emit_event("progress", **fields),
             progress_s=options.progress_s,
         )
 
     def execute(self) -> None:
         pipeline, store = self._pipeline, self._store
-        self._tell_event("starting", state_dir=str(self._state))
+        self._emit_event("starting", state_dir=str(self._state))
         check_shapes(pipeline, self._state)
         try:
-            # A wrong address or topic is told now, not when Spark has started.
+            # Report a wrong address or topic now, not after Spark has started.
             check_master(self._options.spark_master)
             with names_setting("statestore.broker", BROKER_VARIABLE):
                 store.connect()
             with names_setting("master of the source", MASTER_VARIABLE):
                 self._source.check()
             for text in [*self._options.warnings, *check_sinks(self._pipeline)]:
-                self._tell_event("warning", text=text)
+                self._emit_event("warning", text=text)
             with serve(self._options.metrics, pipeline.name, lambda: self._watch.latest) as address:
                 if address is not None:
-                    self._tell_event("metrics", address=address)
-                self._hold_lease_and_work()
+                    self._emit_event("metrics", address=address)
+                self._run_with_lease()
         finally:
             store.close()
 
-    def _hold_lease_and_work(self) -> None:
-        token, waiting = self._begin_to_acquire()
+    def _run_with_lease(self) -> None:
+        token, waiting = self._start_to_acquire()
         options = self._options
         try:
-            # Both take seconds: Spark to start, the lease to expire where the run before us died.
-            spark = spark_of(
+            # Both may take seconds: the start of Spark, and the expiry of the lease of a crashed run.
+            spark = pipeline_session(
                 self._pipeline.name,
                 options.spark_master,
                 options.spark_conf,
@@ -169,22 +169,22 @@ class _PipelineRun:
             if waiting is not None:
                 waiting.cancel()
 
-    def _begin_to_acquire(self) -> tuple[Hlc | None, Future[Hlc] | None]:
+    def _start_to_acquire(self) -> tuple[Hlc | None, Future[Hlc] | None]:
         """Try to acquire the lease: return the token, or report its holder and return a future for the token."""
         token = self._store.try_acquire()
         if token is not None:
-            self._say_who_holds()
+            self._publish_holder()
             return token, None
         holder, wait_s = self._store.holder(), min(self._options.wait_s, LONGEST_WAIT_S)
         if wait_s <= 0:
             raise UnavailableError(
-                f"pipeline {self._pipeline.name!r} is run by {holder.run or 'another run'} already",
+                f"pipeline {self._pipeline.name!r} is already run by {holder.run or 'another run'}",
                 applied=False,
                 why=None if holder.run is None else f"{holder} holds the lease",
-                do="stop it first (penstock pipeline stop), or wait for its end with --wait SECONDS",
+                do="stop it first (penstock pipeline stop), or wait until it ends with --wait SECONDS",
             )
         record = holder.record
-        self._tell_event(
+        self._emit_event(
             "waiting",
             holder=holder.run,
             host=None if record is None else record.host,
@@ -203,11 +203,11 @@ class _PipelineRun:
             if self._stop.wait(POLL_S):
                 return None
         token = waiting.result()
-        self._say_who_holds()
+        self._publish_holder()
         return token
 
-    def _say_who_holds(self) -> None:
-        """Publish the run's record at once: Spark may take a minute to start, and others may ask before that."""
+    def _publish_holder(self) -> None:
+        """Publish the status of the run immediately, since Spark may take a minute to start."""
         self._watch.record = replace(self._watch.record, since=now_text())
         self._store.publish(self._watch.record)
 
@@ -228,7 +228,7 @@ class _PipelineRun:
         try:
             self._queries = {q.name: RunningQuery(q) for q in build(pipeline, spark, self._state, context)}
             remember(pipeline, self._state)
-            self._tell_event(
+            self._emit_event(
                 "started",
                 fencing_token=str(token),
                 fenced=fenced,
@@ -236,11 +236,11 @@ class _PipelineRun:
                 sinks=list(self._queries),
             )
             for text in self._source.doubts:
-                self._tell_event("warning", text=text)
+                self._emit_event("warning", text=text)
             self._watch.start({name: self._reached(name) for name in self._queries})
             self._supervise()
-            if self._was_asked():
-                self._tell_event("stopping")
+            if self._stop_requested():
+                self._emit_event("stopping")
             self._drain()
             self._report()
             for running in self._queries.values():
@@ -252,22 +252,22 @@ class _PipelineRun:
         except BROKEN as error:
             if not has_ended(error):
                 _, words = cause(whole(error))
-                raise PenstockError(f"Spark cannot carry out {pipeline.name!r}: {words}", do=MEND) from error
+                raise PenstockError(f"Spark cannot run {pipeline.name!r}: {words}", do=FIX_AND_RESTART) from error
             self._queries = {}
-            if not self._was_asked():
+            if not self._stop_requested():
                 gone = ended()
                 why = gone.what
                 raise gone from error
-            # Whoever stopped us has ended Java, too. Nothing is lost by that, and nothing to be mended.
-            self._tell_event(
-                "warning", text="Spark was ended with the run: the batch under way is the next run's first"
+            # The signal that stopped this run has ended Java, too. Nothing is lost.
+            self._emit_event(
+                "warning", text="Spark ended together with the run: the next run starts with the active batch"
             )
             state = STOPPED
         finally:
             self._drain()
             store.publish_last(self._watch.close(self._running_queries(), state, why))
 
-    def _tell_event(self, event: str, **fields: Any) -> None:
+    def _emit_event(self, event: str, **fields: Any) -> None:
         self._emit({"event": event, "pipeline": self._pipeline.name, "run": self._run, **fields})
 
     def _reached(self, sink: str) -> Offsets:
@@ -280,14 +280,14 @@ class _PipelineRun:
             if self._store.lost.is_set():
                 raise PenstockError(
                     f"the run of {self._pipeline.name!r} lost its lease and stops",
-                    why="another run has taken it over, or the state store was unavailable for too long",
-                    do="see which run holds the lease (penstock pipeline status); if none does, start it again: it "
+                    why="another run has acquired it, or the state store was unavailable for too long",
+                    do="check which run holds the lease (penstock pipeline status); if none does, start it again: it "
                     "continues from its checkpoints",
                 )
             for running in self._queries.values():
-                self._look_after(running)
+                self._check_query(running)
             self._report()
-            self._watch.look(
+            self._watch.poll(
                 self._running_queries(),
                 {name: running.built.batches.running_batch for name, running in self._queries.items()},
             )
@@ -297,13 +297,13 @@ class _PipelineRun:
         return {name: running.query for name, running in self._queries.items()}
 
     def _is_over(self) -> bool:
-        return self._was_asked() or all(running.ended for running in self._queries.values())
+        return self._stop_requested() or all(running.ended for running in self._queries.values())
 
-    def _was_asked(self) -> bool:
-        """True after a request to stop, by signal or through the state store."""
+    def _stop_requested(self) -> bool:
+        """Return True after a request to stop, by signal or through the state store."""
         return self._stop.is_set() or self._store.stop_asked.is_set()
 
-    def _look_after(self, running: RunningQuery) -> None:
+    def _check_query(self, running: RunningQuery) -> None:
         if running.ended:
             return
         if running.query is None:
@@ -333,9 +333,9 @@ class _PipelineRun:
         )
 
     def _keep_stack(self, running: RunningQuery, error: BaseException) -> None:
-        """Store the whole error for developers: events and messages have its cause only."""
+        """Store the whole error for developers: events and error messages have its cause only."""
         path = layout.failure(self._state, running.built.name)
-        # On a full disk the failure itself is reported all the same.
+        # The failure is reported even if the disk is full.
         with suppress(OSError):
             path.parent.mkdir(exist_ok=True)
             path.write_text(f"{now_text()} run {self._run}\n{stacks(error)}\n", encoding="utf-8")
@@ -344,51 +344,51 @@ class _PipelineRun:
         """Schedule a restart of the query after a pause if the failure may be temporary; otherwise end the run."""
         kind, words = cause(text)
         name = running.built.name
-        if is_of_other_state(words):
+        if is_incompatible_state(words):
             raise ConfigError(
-                f"sink {name!r}: what its dedupe and windows remember has columns of other types than they have now",
+                f"sink {name!r}: the state of its dedupe and windows has columns of other types than they have now",
                 option=f"sinks.{name}",
                 why=words,
-                do=ANEW,
+                do=START_OVER,
             )
         now = time.monotonic()
         running.failing_since = running.failing_since or now
-        # An error of Spark's own may be gone at the next try, which gets a new plan; a batch is idempotent, so trying
-        # is safe. Errors of penstock say whether another try helps.
-        may_pass = passing(kind, words, text)
-        if may_pass is FULL and not kind:
-            words = f"a disk is full, that of {str(self._state)!r} or of a table: {words}"
-        running.strange += not kind and may_pass is None
-        tries = NAMED_TRIES if is_named_by_spark(words) else STRANGE_TRIES
-        if may_pass is None and (kind or running.strange > tries):
+        # An error of Spark may not occur in the next attempt, which gets a new plan; batches are idempotent, so a retry
+        # is safe. Errors of penstock tell if a retry helps.
+        policy = retry_policy(kind, words, text)
+        if policy is FULL and not kind:
+            words = f"the disk of {str(self._state)!r} or of a table is full: {words}"
+        running.strange += not kind and policy is None
+        tries = NAMED_TRIES if is_spark_condition(words) else STRANGE_TRIES
+        if policy is None and (kind or running.strange > tries):
             raise PenstockError(
                 f"sink {name!r}: {words}",
                 why=None
                 if kind
-                else f"{running.strange} tries in a row failed; the stack is in "
+                else f"{running.strange} consecutive attempts failed; the stack is in "
                 f"{str(layout.failure(self._state, name))!r}",
-                # An error of ours brings its own remedy.
-                do=None if "\n  do: " in words else MEND,
+                # Errors of penstock contain their own hint.
+                do=None if "\n  do: " in words else FIX_AND_RESTART,
             )
-        if may_pass is not None and now - running.failing_since > may_pass.limit_s:
+        if policy is not None and now - running.failing_since > policy.limit_s:
             raise UnavailableError(
-                f"sink {name!r}: {words}", why=f"nothing worked for {may_pass.limit_s:g} s", do=may_pass.do
+                f"sink {name!r}: {words}", why=f"all attempts failed for {policy.limit_s:g} s", do=policy.do
             )
         waiting = sum(other.query is None and not other.ended for other in self._queries.values())
-        in_s = running.backoff.failed() + (0.0 if may_pass is None else may_pass.apart_s * waiting)
+        in_s = running.backoff.failed() + (0.0 if policy is None else policy.apart_s * waiting)
         running.query = None
-        running.rebuild = may_pass is None
+        running.rebuild = policy is None
         running.restarts += 1
         self._watch.restarted(name)
         running.restart_at = now + in_s
         self._emit({"event": "retry", "sink": name, "in_s": in_s, "restarts": running.restarts, "why": words})
 
     def _warn(self, text: str) -> None:
-        """Runs in the thread of the state store client."""
+        """Queue a warning event. Called in the thread of the state store client."""
         self._done.put({"event": "warning", "pipeline": self._pipeline.name, "run": self._run, "text": text})
 
     def _show(self, sink: str, batch: int, rows: list[str]) -> None:
-        """Runs in Spark's threads; the main thread emits the event."""
+        """Queue the rows of a console sink. Called in Spark's threads; the main thread emits the event."""
         if rows:
             self._done.put({"event": "rows", "sink": sink, "batch": batch, "rows": rows})
 
@@ -406,11 +406,11 @@ class _PipelineRun:
             running.progressed()
             check_nothing_dropped(running)
             self._watch.finished(entry)
-            shown = {name: value for name, value in asdict(entry).items() if name not in UNTOLD}
+            shown = {name: value for name, value in asdict(entry).items() if name not in UNREPORTED}
             self._emit({"event": "batch", **shown, "took_s": round(found.took_s, 3)})
 
     def _drain(self) -> None:
-        """Stop each query between two batches: start no batch, and let the current one finish and commit."""
+        """Stop each query between two batches: start no new batch, and let the active one finish and commit."""
         self._barrier.close(DRAIN_S)
         for running in self._queries.values():
             query = running.query
@@ -423,7 +423,7 @@ class _PipelineRun:
 
     @staticmethod
     def _is_settled(running: RunningQuery, query: StreamingQuery) -> bool:
-        """Return True if Spark has committed the last finished batch, or never will."""
+        """Return True if Spark has committed the last finished batch, or cannot any more."""
         last = running.built.batches.last_finished
         return last is None or running.built.checkpoint.is_committed(last) or not query.isActive
 
@@ -436,29 +436,29 @@ def run(
     emit: Callable[[Event], None],
     stop: threading.Event,
 ) -> None:
-    """Run ``pipeline`` until ``stop`` is set, or a client asks the run to stop (``lease.stop_run``).
+    """Run ``pipeline`` until ``stop`` is set, or a client requests the run to stop (``lease.stop_run``).
 
-    ``options``: ``available_now`` ends it after the records that exist now; ``wait_s`` is how long to wait for the
-    lease that another run holds (0: not at all); ``progress_s`` is the interval of ``progress`` events (0: none);
-    ``metrics`` the host and port to serve Prometheus metrics on. Of a replay: the ``span`` to read, and the name of
-    the ``lease`` where it is not the pipeline's own.
+    ``options``: ``available_now`` ends the run after the records that exist now; ``wait_s`` is the time to wait for a
+    lease that another run holds (0: do not wait); ``progress_s`` is the interval of ``progress`` events (0: none);
+    ``metrics`` is the host and port on which Prometheus metrics are served. For a replay: the ``span`` to read, and the
+    name of the ``lease`` if it is not that of the pipeline.
 
-    ``emit`` gets events in the calling thread: ``starting``, ``metrics`` (their address), ``waiting`` (who holds the
-    lease), ``started`` (with the fencing token), ``warning`` (``text``), ``batch`` (the ledger's counts, and
+    ``emit`` is called with events in the calling thread: ``starting``, ``metrics`` (their address), ``waiting`` (holder
+    of the lease), ``started`` (with the fencing token), ``warning`` (``text``), ``batch`` (the ledger's counts, and
     ``took_s``), ``progress`` (:class:`~penstock.pipelines.run.progress.SinkProgress` of each sink), ``rows`` (of a
-    console sink, as JSON), ``retry``, ``stopping`` (when asked to), ``stopped``. Checkpoints, ledger and starts are
-    kept under ``state``; a run with the same directory continues where the last one ended.
+    console sink, as JSON), ``retry``, ``stopping`` (after a request), ``stopped``. Checkpoints, ledger and start
+    offsets are stored under ``state``; a run with the same directory continues where the last one ended.
 
     Raises:
-        ConfigError: the state directory is another pipeline's, the file changed so that its checkpoints cannot follow,
-            a step cannot be built, or metrics cannot be served there.
-        StorageError: the state directory, or that of a table, cannot be written to.
-        UnavailableError: node or tube stayed away, or another run holds the lease.
-        DataLossError: a dedupe by arrival left records out, see its message.
-        PenstockError: the lease was lost, or a query failed for good.
+        ConfigError: the state directory belongs to another pipeline, the checkpoints do not support a change of the
+            file, a step cannot be built, or metrics cannot be served at the address.
+        StorageError: the state directory, or that of a table, is not writable.
+        UnavailableError: the node or TubeMQ remained unavailable, or another run holds the lease.
+        DataLossError: a dedupe by arrival dropped records, see its message.
+        PenstockError: the lease was lost, or a query failed permanently.
     """
     ready_directory(state)
     claim(state, pipeline.name)
-    with own_words():
+    with suppress_client_logs():
         _PipelineRun(pipeline, emit, stop, options or Options(), state).execute()
     emit({"event": "stopped", "pipeline": pipeline.name})

@@ -1,6 +1,6 @@
 """Fenced write-back: hold one lease, and write to the state store with its version as the fencing token.
 
-The driver's callbacks are plain threads of Spark's, the clients are asyncio: a loop in a thread of its own joins them.
+Spark calls the driver in plain threads, but the clients use asyncio: they run on an event loop in a separate thread.
 """
 
 from __future__ import annotations
@@ -34,22 +34,23 @@ _log = logging.getLogger("penstock.pipelines")
 _OBSERVE_AGAIN_S = 1.0
 
 LEASE_MS = 10_000
-"""Seconds until another run may take the lease of a driver that died."""
+"""Milliseconds until another run may acquire the lease of a crashed driver."""
 CONNECT_TIMEOUT_S = 30.0
 FENCE_TIMEOUT_S = 60.0
 WRITE_TIMEOUT_S = 60.0
-"""For a batch of a few changes; the client reports an unreachable store long before."""
+"""Timeout for a batch of a few changes; the client reports an unreachable store long before."""
 SLOW_CHANGE_S = 0.01
-"""More for each change: otherwise a batch that takes a slow store longer would be aborted and repeated indefinitely."""
+"""Additional seconds for each change; otherwise a large batch would be aborted and repeated indefinitely on a slow
+store."""
 CLOSE_TIMEOUT_S = 5.0
 OUTAGE_S = 600.0
-"""Seconds that the state store may be unavailable; no other run gets the lease, unless the network is partitioned."""
+"""Seconds that the state store may be unavailable; no other run gets the lease unless the network is partitioned."""
 _ASK_AGAIN_S = 0.5
-TELL_TIMEOUT_S = 5.0
+STATUS_TIMEOUT_S = 5.0
 
 
 def collapse(changes: Iterable[KeyWrite]) -> dict[str | bytes, list[KeyWrite]]:
-    """The changes of each key in their order, with deletes that follow a delete left out: they would do nothing."""
+    """Group the changes by key, in order, without a delete that follows another delete of the key."""
     found: dict[str | bytes, list[KeyWrite]] = {}
     for change in changes:
         of_key = found.setdefault(change.key, [])
@@ -61,10 +62,10 @@ def collapse(changes: Iterable[KeyWrite]) -> dict[str | bytes, list[KeyWrite]]:
 class WriteBack:
     """Holds the lease of ``pipeline`` from ``acquire`` to ``close`` and writes for its run.
 
-    ``lost`` is set when the lease is lost: another run has held it since, and the store refuses our token as soon as
-    that one has written; or the store was away for ``OUTAGE_S``. A lease that only ran out in a shorter outage is taken
-    back under the same token. ``stop_asked`` is set when somebody asks this run to stop. ``told`` is given words for
-    people, in a thread of ours.
+    ``lost`` is set when the lease is lost: another run has held it since, and the store rejects this run's token once
+    the other run has written; or the store was unavailable for ``OUTAGE_S``. A lease that expired in a shorter outage
+    is reacquired with the same token. ``stop_asked`` is set by a request to stop this run. ``warn`` is called with
+    warnings for the user, in the client's thread.
     """
 
     def __init__(
@@ -73,7 +74,7 @@ class WriteBack:
         pipeline: str,
         *,
         run_id: str | None = None,
-        told: Callable[[str], None] = lambda _: None,
+        warn: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.pipeline = pipeline
         self.lost = threading.Event()
@@ -88,11 +89,11 @@ class WriteBack:
         self._watches: list[asyncio.Task[None]] = []
         self._publishing: Future[None] | None = None
         self._record: RunRecord | None = None
-        self._told = told
+        self._warn = warn
 
     @property
     def token(self) -> Hlc:
-        """The fencing token of the run: the version of the SET that took the lease."""
+        """Fencing token of the run: the version of the SET that acquired the lease."""
         if self._token is None:
             raise UnavailableError(f"the run of {self.pipeline!r} holds no lease", applied=False)
         return self._token
@@ -101,14 +102,14 @@ class WriteBack:
         """Connect to the broker of the state store.
 
         Raises:
-            UnavailableError: nobody answers there.
+            UnavailableError: the broker does not answer.
             RefusedError: the broker refused the connection.
         """
         self._thread = LoopThread("penstock-writeback")
         self._run(self._connect(), CONNECT_TIMEOUT_S)
 
     def holder(self) -> Holder:
-        """The run that holds the lease now.
+        """Return the run that holds the lease now.
 
         Raises:
             UnavailableError: the store does not answer.
@@ -116,7 +117,7 @@ class WriteBack:
         return self._run(self._holder(), CONNECT_TIMEOUT_S)
 
     def try_acquire(self) -> Hlc | None:
-        """Take the lease if it is free: the token of the run, or None where another run holds it.
+        """Acquire the lease if it is free: return the token of the run, or None if another run holds the lease.
 
         Raises:
             UnavailableError: the store does not answer.
@@ -124,48 +125,48 @@ class WriteBack:
         return self._run(self._try_acquire(), CONNECT_TIMEOUT_S)
 
     def acquire(self, timeout_s: float) -> Hlc:
-        """Wait for the lease, which a run before us may hold until it expires; the token of the run.
+        """Wait for the lease, which a previous run may hold until it expires; return the token of the run.
 
         Raises:
-            UnavailableError: the lease was held by another run all the time, or the store does not answer.
+            UnavailableError: another run held the lease all the time, or the store does not answer.
         """
         return self._run(self._acquire(timeout_s), timeout_s + 10.0)
 
     def acquiring(self, timeout_s: float) -> Future[Hlc]:
-        """The same without waiting here; a future that is cancelled leaves the lease to others."""
+        """Like ``acquire``, but return a future; if it is cancelled, the lease is not acquired."""
         assert self._thread is not None, "connect() comes first"
         return self._thread.submit(self._acquire(timeout_s))
 
     def publish(self, record: RunRecord) -> None:
-        """Let others see ``record``, if the store is there; left out while the one before it is under way."""
+        """Publish the status ``record`` if the store is reachable; skipped while the previous write is in progress."""
         if self._publishing is None or self._publishing.done():
             assert self._thread is not None, "connect() comes first"
             self._publishing = self._thread.submit(self._publish(record))
 
     def publish_last(self, record: RunRecord) -> None:
-        """As ``publish``, and wait until the store has it or does not answer: what ``stop`` waits for."""
+        """Like ``publish``, but wait until the store has the status or does not answer; ``stop`` waits for it."""
         with suppress(PenstockError):
-            self._run(self._publish(record), TELL_TIMEOUT_S)
+            self._run(self._publish(record), STATUS_TIMEOUT_S)
 
     def fence(self, prefixes: Sequence[str]) -> list[str]:
-        """Raise the run's token over all keys that start with ``prefixes``, missing ones too; those where it is raised.
+        """Fence all keys that start with ``prefixes``, including missing keys; return the prefixes that were fenced.
 
         A store without the extension refuses; its keys are then fenced one by one, as they are written.
 
         Raises:
             UnavailableError: the store did not answer.
-            PenstockError: the store refused the token: a later run has raised its own.
+            PenstockError: the store refused the token: a later run has fenced the prefix.
         """
         return self._run(self._fence(prefixes), FENCE_TIMEOUT_S) if prefixes else []
 
     def write(self, changes: Sequence[KeyWrite]) -> int:
         """Apply ``changes``, in order for each key; return the number of requests. Returns after all are answered.
 
-        Nothing is begun while the lease is not held: a run that was paused for longer must not write where a later one
-        has deleted, with the key its fence.
+        Does not write while the lease is not held: after a pause that outlasted the lease, a later run may have deleted
+        a key together with its fence.
 
         Raises:
-            UnavailableError: the store did not answer, or the lease is not held; what of it was applied is unknown, and
+            UnavailableError: the store did not answer, or the lease is not held; some changes may be applied, and all
                 may be sent again.
             PenstockError: the store refused the token: a later run has written.
         """
@@ -174,7 +175,7 @@ class WriteBack:
         return self._run(self._write(collapse(changes)), WRITE_TIMEOUT_S + SLOW_CHANGE_S * len(changes))
 
     def close(self) -> None:
-        """Give the lease back and disconnect. Never raises: the lease expires by itself."""
+        """Release the lease and disconnect. Never raises: the lease expires by itself."""
         if self._thread is None:
             return
         with suppress(PenstockError, OSError):
@@ -224,24 +225,24 @@ class WriteBack:
         self._lease = lease
         self._watches = [
             asyncio.create_task(self._keep(lease), name="lease-watch"),
-            asyncio.create_task(self._tell_when_asked_to_stop(), name="stop-watch"),
+            asyncio.create_task(self._observe_stop_requests(), name="stop-watch"),
         ]
         return token
 
     async def _keep(self, lease: Lease) -> None:
         while True:
             await lease.lost.wait()
-            self._told(f"the lease was not renewed in time ({lease.lost_why}); taking it back")
+            self._warn(f"the lease was not renewed in time ({lease.lost_why}); reacquiring it")
             if not await self._is_taken_back(lease):
                 self.lost.set()
                 return
-            self._told("the lease is held again, and no other run has had it")
+            self._warn("the lease was reacquired; no other run has held it")
 
     async def _is_taken_back(self, lease: Lease) -> bool:
-        """Return True if ``lease`` was regained and no other run held it in between.
+        """Reacquire ``lease``; return True if no other run held it in between.
 
-        The token stays that of the whole run. A run in between has written its record under a later one, so that the
-        store refuses ours.
+        The token of the run does not change. A run in between has written its status with a later token, so the store
+        rejects this one.
         """
         assert self._client is not None
         loop = asyncio.get_running_loop()
@@ -249,7 +250,7 @@ class WriteBack:
         record = self._record or RunRecord(self.run_id)
         while loop.time() < give_up:
             try:
-                if lease.token is None and await lease.try_acquire(timeout_s=TELL_TIMEOUT_S) is None:
+                if lease.token is None and await lease.try_acquire(timeout_s=STATUS_TIMEOUT_S) is None:
                     return False
                 await self._write_record(record)
             except UnavailableError:
@@ -260,8 +261,8 @@ class WriteBack:
                 return True
         return False
 
-    async def _tell_when_asked_to_stop(self) -> None:
-        """Observe the key by which others ask; a broken connection is the client's to mend."""
+    async def _observe_stop_requests(self) -> None:
+        """Observe the key for requests to stop; the client restores a broken connection."""
         assert self._client is not None
         mine = self.run_id.encode()
         while not self.stop_asked.is_set():
@@ -284,13 +285,13 @@ class WriteBack:
         try:
             await self._write_record(record)
         except PenstockError as error:
-            # For people to look at; what the run writes for the pipeline has its own errors.
+            # The status is informational; writes of the pipeline report their own errors.
             _log.debug("pipeline %s: status not written: %s", self.pipeline, error.what)
 
     async def _write_record(self, record: RunRecord) -> None:
         assert self._client is not None
         await self._client.set(
-            run_key(self.pipeline), record.encode(), fencing_token=self._token, timeout_s=TELL_TIMEOUT_S
+            run_key(self.pipeline), record.encode(), fencing_token=self._token, timeout_s=STATUS_TIMEOUT_S
         )
 
     async def _fence(self, prefixes: Sequence[str]) -> list[str]:
@@ -325,8 +326,8 @@ class WriteBack:
                 await asyncio.wait((writing, losing))
         raise UnavailableError(
             f"the run of {self.pipeline!r} does not hold its lease now: {self._lease.lost_why}",
-            why="another run may hold it, and what this one writes would be old",
-            do="wait: the lease is taken back where nobody had it; the pipeline repeats the batch",
+            why="another run may hold it, so that writes of this run would be stale",
+            do="wait: the lease is reacquired if no other run has held it; the pipeline repeats the batch",
         )
 
     async def _close(self) -> None:
@@ -335,7 +336,7 @@ class WriteBack:
         if self._lease is not None:
             await self._lease.release()
         elif self._waited and self._client is not None:
-            # The wait may have been broken off between a SET and its answer.
+            # The wait may have been cancelled between a SET and its answer.
             await self._client.vdelete(lease_key(self.pipeline), self.run_id)
         if self._client is not None:
             await self._client.__aexit__(None, None, None)

@@ -1,1 +1,1 @@
-"""Write rows to Parquet and Delta tables, MQTT, TubeMQ and the state store; each says what it guarantees."""
+"""Write rows to Parquet and Delta tables, MQTT, TubeMQ and the state store."""

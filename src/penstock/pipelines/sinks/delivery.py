@@ -1,15 +1,16 @@
 """Write the rows of a batch to a sink and its dead letters to their table, idempotent by batch number.
 
-``DELIVERY`` has an entry for each kind of sink: how it writes, which rows it cannot write, and what is checked before a
-run starts. Parquet tables are in ``table``.
+``DELIVERY`` has an entry for each kind of sink: how to write, which rows cannot be written, and checks before a run
+starts. Parquet tables are in ``table``.
 
 Messages (``tubemq``, ``mqtt``) are sent inside the batch, and again after a failure. Penstock's TubeMQ brokers accept
 a write once: it is identified by the query of the checkpoint, the sink and the batch, and ordered by the run's lease.
-Elsewhere delivery is at least once; ids come from the source's record, so all copies of a message have the same id.
+With other brokers delivery is at least once; ids come from the source's record, so all copies of a message have the
+same id.
 
-Delta tables are appended to, or merged by key. The id of a transaction is that of the query, its version the number of
-the batch. Delta ignores a transaction whose version it has under that id, so a batch that is run again after a crash,
-or by a run that lost its lease, changes nothing.
+Delta tables are appended to, or merged by key. The query is the application id of a transaction, the batch number its
+version. Delta ignores a transaction whose version it already has under that id, so a batch that is repeated after a
+crash, or by a run that lost its lease, changes nothing.
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ from penstock.pipelines.rows import data_columns, key_column, mark_dead, too_lar
 from penstock.pipelines.sinks.table import Table
 from penstock.pipelines.spec.pipeline import Pipeline
 from penstock.pipelines.spec.sinks import Messages, Sink, StateStoreEntry, StateStoreSink, TableSink
-from penstock.pipelines.spec.values import pieces, sink_letter, transaction_id
+from penstock.pipelines.spec.values import sink_letter, template_parts, transaction_id
 from penstock.pipelines.state_dir.checkpoint import Checkpoint
-from penstock.pipelines.steps.expressions import condition, conditions, sure
+from penstock.pipelines.steps.expressions import condition, conditions, mark_failed_conditions
 from penstock.spark.mqtt.source import check_broker
 from penstock.spark.statestore.writes import KeyWrite
 from penstock.spark.tube.options import SinkOptions
@@ -64,7 +65,7 @@ __all__ = [
 ]
 
 ONE_TASK = 10_000
-"""Up to so many rows one task sends them: one connection, and the order of the rows."""
+"""Maximum number of rows that a single task sends over one connection, in their order."""
 _LONGEST_TOPIC = 65_535
 
 
@@ -79,13 +80,13 @@ class WriteIdentity(NamedTuple):
 def send_messages(
     rows: DataFrame, sink: Sink, pipeline: Pipeline, count: int, write: WriteIdentity, *, windows: bool = False
 ) -> None:
-    """Send ``count`` rows, all of which can be, and return when all are acknowledged.
+    """Send ``count`` rows without unsendable ones, and return when all are acknowledged.
 
-    For ``windows`` the batch is part of the ids: a window that changed is another message.
+    For ``windows`` the batch is part of the ids: a changed window is another message.
 
     Raises:
-        UnavailableError: the broker does not answer, as text in an error of Spark's; some may have been sent.
-        RefusedError: a later run has taken over, likewise.
+        UnavailableError: the broker does not answer, as text in a Spark error; some rows may have been sent.
+        RefusedError: a later run has taken over, also as text in a Spark error.
     """
     if not count:
         return
@@ -116,7 +117,7 @@ def send_messages(
 
 
 def as_messages(rows: DataFrame, sink: Sink, pipeline: Pipeline, *, batch: int | None) -> DataFrame:
-    """``rows``, all of which can be messages, as the columns of the format that sends them."""
+    """Convert ``rows``, without unsendable ones, to the columns of the Spark format that sends them."""
     messages = sink.messages
     assert messages is not None
     unique = f"{pipeline.name}.{sink.name}" + ("" if batch is None else f"/{batch}")
@@ -146,20 +147,20 @@ def as_messages(rows: DataFrame, sink: Sink, pipeline: Pipeline, *, batch: int |
 
 
 def record_identity(rows: DataFrame) -> list[str]:
-    """Columns that identify a row: its id, and its path if a record may arrive on several."""
+    """Return the columns that identify a row: its id, and its path if a record may arrive on several paths."""
     return ["_id", *(["_path"] if "_path" in rows.columns else [])]
 
 
 def message_failures(rows: DataFrame, sink: Sink, messages: Messages) -> list[tuple[str, Column]]:
-    """Reasons why a row cannot be a message: codes and texts, null if it can."""
+    """Return codes and reasons for which a row cannot be sent; a reason is null if it does not apply."""
     topic = key_column(rows, messages.topic)
-    reasons = [("sink.topic", sf.when(topic.isNull(), sf.lit(f"the topic {messages.topic} has a null in it")))]
+    reasons = [("sink.topic", sf.when(topic.isNull(), sf.lit(f"a column of the topic {messages.topic} is null")))]
     if sink.mqtt is not None:
         wrong = topic.rlike(r"[+#\x00]") | (topic == "") | (sf.octet_length(topic) > _LONGEST_TOPIC)
         if not messages.topic.startswith("$"):
-            # Such topics are the broker's own; one that comes out of data would stop the run.
+            # Topics that start with $ are reserved for the broker; such a topic in the data would stop the run.
             wrong = wrong | topic.startswith("$")
-        said = sf.format_string("nothing can be published to the topic %s", topic)
+        said = sf.format_string("%s is not a valid topic", topic)
         reasons.append(("sink.topic", sf.when(wrong, said)))
     else:
         reasons.append(("sink.topic", sf.when(sf.trim(topic) == "", sf.lit("the topic is empty"))))
@@ -179,7 +180,7 @@ def _value(rows: DataFrame, messages: Messages) -> Column:
 
 
 def _pairs(rows: DataFrame, templates: Mapping[str, str]) -> Column:
-    """Names and texts; a text with a null in it is left out with its name."""
+    """Return an array of names and texts, without those whose text is null."""
     pairs = [
         sf.struct(sf.lit(name).alias("key"), key_column(rows, template).alias("value"))
         for name, template in templates.items()
@@ -199,35 +200,35 @@ _IDEMPOTENT = "spark.databricks.delta.write.txn"
 
 
 class DeltaSink:
-    """The table of ``sink`` as the query ``query`` (the id in its checkpoint) of the sink called ``writer`` sees it."""
+    """The Delta table of ``sink``, written by ``query`` (the id in the checkpoint) of the sink named ``writer``."""
 
     def __init__(self, sink: TableSink, writer: str, query: str) -> None:
         self._sink = sink
-        # A relative path means this process's directory, which need not be the JVM's. URIs are left as they are.
+        # Relative paths refer to the working directory of this process, not of the JVM. URIs are not changed.
         is_uri = "://" in sink.path or sink.path.startswith("file:")
         self._path = sink.path if is_uri else str(Path(sink.path).absolute())
         self._writer = writer
         self._id = transaction_id(writer, query)
 
     def write(self, batch: int, rows: DataFrame, count: int) -> int:
-        """Put the ``count`` ``rows`` into the table as ``batch``; how many it has of them.
+        """Write the ``count`` ``rows`` to the table as ``batch``; return the number of rows in the table.
 
         Raises:
-            PenstockError: two rows of the batch have one key, and nothing says which comes last.
+            PenstockError: two rows of the batch have the same key, and their order is undefined.
         """
         if not count:
             return 0
         if self._sink.mode == "merge" and is_delta_table(rows.sparkSession, self._path):
             self._merge(batch, self._last(rows))
         else:
-            # The first batch of a merged table makes it: there is nothing to merge with.
+            # The first batch creates the table: there are no rows to merge with.
             made = self._last(rows) if self._sink.mode == "merge" else rows
             options = {"txnAppId": self._id, "txnVersion": str(batch)}
             made.write.format("delta").mode("append").options(**options).save(self._path)
         return count
 
     def _last(self, rows: DataFrame) -> DataFrame:
-        """One row of each key: the last by ``order_by``."""
+        """Return one row for each key: the last by ``order_by``."""
         keys = self._sink.keys
         if self._sink.order_by is not None:
             order = Window.partitionBy(*keys).orderBy(sf.col(self._sink.order_by).desc_nulls_last(), sf.col("_id"))
@@ -237,8 +238,8 @@ class DeltaSink:
             named = ", ".join(f"{key} {twice[key]!r}" for key in keys)
             raise PenstockError(
                 f"{twice['count']} rows of one batch have the key {named}",
-                why=f"sink {self._writer!r} merges by key, and nothing says which of them comes last",
-                do="say order_by: <column> in the sink, or put a dedupe by that key before it",
+                why=f"sink {self._writer!r} merges by key, and the order of these rows is undefined",
+                do="set order_by: <column> in the sink, or add a dedupe by that key before it",
             )
         return rows
 
@@ -266,15 +267,15 @@ def _quoted(name: str) -> str:
 COORDINATES = ("topic", "broker", "partition", "offset", "timestamp")
 """Fields of ``_source`` that a table stores for each row, as ``_topic`` and so on, next to ``_id``."""
 CHECK_TIMEOUT_S = 10.0
-"""Time that a broker has to answer the check before the start."""
+"""Seconds to wait for a broker's answer in the check before the start."""
 
 
 class FencedStore(Protocol):
-    """The state store under the run's fencing token."""
+    """The state store, written with the run's fencing token."""
 
     @property
     def token(self) -> object:
-        """The fencing token of the run."""
+        """Fencing token of the run."""
 
     def write(self, changes: Sequence[KeyWrite]) -> int:
         """Apply ``changes``, in order for each key; return the number of requests."""
@@ -282,7 +283,7 @@ class FencedStore(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Targets:
-    """Targets of the sinks of a run; ``show`` gets the rows of console sinks: sink, batch, lines of JSON."""
+    """Targets of the sinks of a run; ``show`` is called for console sinks with sink, batch and lines of JSON."""
 
     pipeline: Pipeline
     store: FencedStore
@@ -310,14 +311,14 @@ class SinkWriter:
         self._tables: dict[tuple[str, str], Table] = {}
 
     def write(self, sink: Sink, batch: SinkBatch) -> int:
-        """Write the rows, which :func:`mark_unwritable` has accepted.
+        """Write rows that :func:`mark_unwritable` has accepted.
 
         Returns the number of rows written; for windows in the state store, the number of requests.
         """
         return DELIVERY[sink.kind].write(self, sink, batch)
 
     def write_dead_letters(self, rows: Sequence[DataFrame], batch: int) -> int:
-        """Write the dead rows that this query is responsible for to their table; return their number."""
+        """Write the dead rows of which this query is the owner to the dead letter table; return their number."""
         path = self.targets.dead_letters
         if path is None or not rows or not self._plan.dead_letters_of:
             return 0
@@ -329,11 +330,11 @@ class SinkWriter:
         return mine.select("_dead.step", "_dead.code", "_dead.reason", sf.col("_id").alias("id"), "_source.*")
 
     def identity(self, batch: int) -> WriteIdentity:
-        """Identity of a write of this query, which brokers compare with earlier ones."""
+        """Return the identity of a write of this query, which brokers compare with earlier writes."""
         return WriteIdentity(self._checkpoint.query_id(), batch, str(self.targets.store.token))
 
     def table(self, sink: Sink) -> Table | DeltaSink:
-        """The table of ``sink``."""
+        """Return the table of ``sink``."""
         assert sink.table is not None
         if sink.table.format == "delta":
             return DeltaSink(sink.table, sink.name, self._checkpoint.query_id())
@@ -397,24 +398,24 @@ def _changes(rows: list[Row], entries: int) -> Iterator[KeyWrite]:
         for index in range(entries):
             key: str | None = row[f"key{index}"]
             value: str | None = row[f"value{index}"]
-            # A row may have some of its keys only; rows with none are dead (_mark_rows_without_key).
+            # Some keys of a row may be null; rows without any key are dead (_mark_rows_without_key).
             if key is not None:
                 yield KeyWrite(key, None if value is None else value.encode())
 
 
 def mark_unwritable(rows: DataFrame, sink: Sink) -> DataFrame:
-    """Mark ``rows`` that ``sink`` cannot write as dead, and those that its ``when`` excludes as filtered."""
+    """Mark ``rows`` that ``sink`` cannot write as dead, and rows that its ``when`` excludes as filtered."""
     mark = DELIVERY[sink.kind].mark
     return rows if mark is None else mark(rows, sink)
 
 
 def _mark_rows_without_key(rows: DataFrame, sink: Sink) -> DataFrame:
-    """Mark rows of which no key can be written, because of a null in all of them or the size of a value."""
+    """Mark rows as dead if all keys are null or a value is too large."""
     target, name = sink.statestore, sink_letter(sink.name)
     assert target is not None
     keys = [key_column(rows, entry.key) for entry in target.entries]
     templates = " and ".join(entry.key for entry in target.entries)
-    no_key = sf.when(sf.coalesce(*keys).isNull(), sf.lit(f"there is a null in {templates}"))
+    no_key = sf.when(sf.coalesce(*keys).isNull(), sf.lit(f"a column of {templates} is null"))
     reasons = [("sink.key", no_key)]
     whens = {f"_when{n}": entry.when for n, entry in enumerate(target.entries)}
     if target.max_bytes is not None:
@@ -423,7 +424,7 @@ def _mark_rows_without_key(rows: DataFrame, sink: Sink) -> DataFrame:
         sizes = (sf.when(sf.col(when), sf.octet_length(value)) for when, value in zip(whens, values, strict=True))
         reasons += [("sink.size", too_large(size, target.max_bytes)) for size in sizes]
         rows = conditions(rows, whens)
-    return sure(mark_dead(rows, name, reasons).drop(*whens), name, list(whens.values()))
+    return mark_failed_conditions(mark_dead(rows, name, reasons).drop(*whens), name, list(whens.values()))
 
 
 def _mark_unsendable(rows: DataFrame, sink: Sink) -> DataFrame:
@@ -435,13 +436,13 @@ def _mark_unsendable(rows: DataFrame, sink: Sink) -> DataFrame:
 
 
 def check_sinks(pipeline: Pipeline) -> list[str]:
-    """Check that sinks can be written to; return warnings about targets that may become available later.
+    """Check that sinks are writable; return warnings about targets that may become available later.
 
     Topics and brokers that depend on data are not checked.
 
     Raises:
-        StorageError: a table, or that of the dead letters, cannot be created.
-        PenstockError: a broker refuses: the topic does not exist, or the pipeline may not write to it.
+        StorageError: a table or the dead letter table cannot be created.
+        PenstockError: a broker rejects the sink: the topic does not exist, or the pipeline may not write to it.
     """
     if pipeline.dead_letters is not None:
         _check_directory("dead_letters", Path(pipeline.dead_letters.path))
@@ -467,7 +468,7 @@ def _check_table(_pipeline: Pipeline, sink: Sink) -> None:
 
 
 def _check_directory(whose: str, path: Path) -> None:
-    """Check that ``path`` can be created, without creating it: a table begins with its first batch."""
+    """Check that ``path`` can be created, without creating it: the first batch creates the table."""
     why = None
     try:
         existing = next(parent for parent in (path, *path.parents) if parent.exists())
@@ -479,10 +480,10 @@ def _check_directory(whose: str, path: Path) -> None:
         why = str(error.strerror)
     if why is not None:
         raise StorageError(
-            f"{whose}: nothing can be written to {str(path)!r}",
+            f"{whose}: cannot write to {str(path)!r}",
             path=str(path),
             why=why,
-            do="name another path in the pipeline file, or give this user the right to write there",
+            do="set another path in the pipeline file, or give this user write permission",
         )
 
 
@@ -494,7 +495,7 @@ def _check_topic(pipeline: Pipeline, sink: Sink) -> None:
 
 def _constant_topic(template: str) -> str | None:
     """Return the topic if it is the same for all rows."""
-    parts = pieces(template)
+    parts = template_parts(template)
     return None if any(part.column for part in parts) else "".join(part.text for part in parts)
 
 
@@ -506,7 +507,7 @@ def _check_broker(pipeline: Pipeline, sink: Sink) -> None:
 
 
 class SinkDelivery(NamedTuple):
-    """Functions for one kind of sink; ``mark`` and ``check`` are None where nothing can be wrong.
+    """Functions for one kind of sink; ``mark`` and ``check`` are None if they are not needed.
 
     ``write`` writes a batch, ``mark`` marks rows that cannot be written, ``check`` raises an error before the start.
     """
@@ -518,7 +519,7 @@ class SinkDelivery(NamedTuple):
 
 DELIVERY: Mapping[str, SinkDelivery] = {
     "table": SinkDelivery(_write_table, check=_check_table),
-    # The lease of the run is a key of the same state store: a run that starts has connected to it.
+    # No check: the lease is a key of the same state store, so the run has already connected to it.
     "statestore": SinkDelivery(_write_keys, _mark_rows_without_key),
     "tubemq": SinkDelivery(_write_messages, _mark_unsendable, _check_topic),
     "mqtt": SinkDelivery(_write_messages, _mark_unsendable, _check_broker),

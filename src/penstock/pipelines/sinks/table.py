@@ -1,12 +1,12 @@
-"""A Parquet table with a commit log: each batch of each writer is in it once, or not at all.
+"""A Parquet table with a commit log: each batch of each writer is in the table exactly once or not at all.
 
     <table>/writer=<sink>/batch=<n>/part-*.parquet    the rows of one batch
-    <table>/_commits/<sink>-<n>.json                  written after them: the files and rows that count
+    <table>/_commits/<sink>-<n>.json                  written after the rows: committed files and number of rows
 
-A batch that is run again after a crash finds its commit and does nothing, or writes its rows again and commits them:
-the first commit counts, later ones are ignored. Files without a commit are left over from failed attempts. Readers
-that take the files from the log (``files``, ``read``) therefore see each batch exactly once; one that lists directories
-may meet a batch that is being written, and what dead attempts left.
+A batch that is repeated after a crash finds its commit and does nothing, or writes its rows again and commits them: the
+first commit is valid, later ones are ignored. Files without a commit are left over from failed attempts. Readers that
+list the files of the log (``files``, ``read``) therefore see each batch exactly once; a reader that lists directories
+may see unfinished batches and files of failed attempts.
 """
 
 from __future__ import annotations
@@ -44,31 +44,31 @@ class Commit(NamedTuple):
 
 
 class Table:
-    """The table at ``path`` as one writer sees it. ``query`` is the id of the writer's checkpoint.
+    """The table at ``path``, for one writer. ``query`` is the id in the writer's checkpoint.
 
-    Batch numbers have a meaning only together with their checkpoint, so a writer refuses a table in which its
-    own name committed batches of another checkpoint: the newest tells, since each was refused that did not match. That
-    lists the directory of all commits, so a table is made once for a run, not for each batch.
+    Batch numbers are valid only together with their checkpoint, so a writer rejects a table in which its name committed
+    batches of another checkpoint. It is enough to check the newest commit. The check lists all commits, so create one
+    object for a run, not one for each batch.
     """
 
     def __init__(self, path: Path, writer: str, query: str) -> None:
-        # A relative path means this process's directory, which need not be that of the JVM that writes the files.
+        # Relative paths refer to the working directory of this process, not of the JVM, which writes the files.
         self.path = path = path.absolute()
         self.writer = writer
         self.query = query
         commit = _newest(path, writer)
         if commit is not None and commit.query != query:
             raise PenstockError(
-                f"table {str(path)!r} holds batches that {writer!r} wrote from another checkpoint",
-                why=f"batch {commit.batch} is of query {commit.query}, this run is query {query}: "
-                "its numbers would overwrite or hide each other's rows",
-                do="give the run its old state directory back, or the sink another path",
+                f"table {str(path)!r} has batches that {writer!r} wrote with another checkpoint",
+                why=f"batch {commit.batch} was written by query {commit.query}, this run is query {query}: "
+                "batches with the same number would overwrite or hide each other's rows",
+                do="use the previous state directory, or set another path for the sink",
             )
 
     def write(self, batch: int, rows: DataFrame, count: int) -> int:
-        """Put ``rows`` into the table as ``batch`` and commit; the rows that the table now has of it.
+        """Write ``rows`` as ``batch`` and commit; return the number of rows of this batch in the table.
 
-        ``count`` is how many there are. A batch that was committed before is left as it is.
+        ``count`` is the number of ``rows``. A batch that is already committed does not change.
         """
         commit_path = _commit_path(self.path, self.writer, batch)
         if commit_path.exists():
@@ -89,16 +89,16 @@ class Table:
         )
         if is_ours:
             return count
-        # A later run has been quicker: this one was paused, and has lost its lease meanwhile.
+        # A later run has committed the batch: this run was paused and has lost its lease.
         for path in written:
             path.unlink()
         return _commit(commit_path).rows
 
     def _write_files(self, directory: Path, batch: int, rows: DataFrame) -> list[Path]:
-        """Write ``rows`` as files in ``directory``, next to those that other attempts may have left.
+        """Write ``rows`` as files in ``directory``, next to files of other attempts.
 
-        An attempt touches its own files alone. To overwrite the directory would be simpler, but a run that was paused
-        in here would, when it resumes, remove what the run that took over has committed.
+        An attempt changes its own files only. Overwriting the directory would be simpler, but a run that resumes here
+        after a pause would remove files that a later run has committed.
         """
         attempt = self.path / "_attempts" / f"{self.writer}-{batch}-{uuid.uuid4().hex[:12]}"
         rows.coalesce(1).write.parquet(str(attempt))
@@ -106,7 +106,7 @@ class Table:
         written = []
         for path in sorted(attempt.glob("*.parquet")):
             sync_file(path)
-            # Spark's names hold an id of the job, so that no other attempt has the same ones.
+            # Spark's file names contain a job id, so other attempts use other names.
             written.append(path.rename(directory / path.name))
         shutil.rmtree(attempt)
         for parent in (directory, directory.parent, self.path):
@@ -115,23 +115,23 @@ class Table:
 
 
 def commits(path: Path) -> list[Commit]:
-    """The committed batches of the table at ``path``, by writer and batch; none where there is no table."""
+    """Return the committed batches of the table at ``path``, by writer and batch; empty if there is no table."""
     return [_commit(_commit_path(path, writer, batch)) for writer, batch in sorted(_named(path))]
 
 
 def _named(path: Path) -> Iterator[tuple[str, int]]:
-    """The writer and the batch of each commit of the table at ``path``, by their names alone."""
+    """Yield writer and batch of each commit of the table at ``path``, from the file names only."""
     for match in listed(path / "_commits", _COMMIT_NAME):
         yield match["writer"], int(match["batch"])
 
 
 def check_columns(path: Path, writer: str, columns: StructType) -> None:
-    """See that ``columns`` have the types that they have in the newest rows which ``writer`` put into the table.
+    """Check that ``columns`` have the same types as in the newest rows that ``writer`` wrote to the table.
 
-    Columns may come and go, and are null in the other rows; nobody could read one of two types.
+    Columns may be added and removed; they are null in other rows. A column of two types would be unreadable.
 
     Raises:
-        ConfigError: one has another type.
+        ConfigError: a column has another type.
     """
     import pyarrow.parquet as pq
     from pyspark.sql.types import StructType
@@ -149,27 +149,27 @@ def check_columns(path: Path, writer: str, columns: StructType) -> None:
             raise ConfigError(
                 f"sink {writer!r}: column {field.name!r} is {now.upper()} now, in {str(path)!r} it is {was.upper()}",
                 option=f"sinks.{writer}",
-                why="no reader of the table could read both",
-                do="cast it in a map step, give the column another name, or give the sink a new name and a new table",
+                why="no reader of the table can read both types",
+                do="cast it in a map step, rename the column, or give the sink a new name and a new table",
             )
 
 
 def files(path: Path) -> list[Path]:
-    """The Parquet files that count, for any reader of Parquet.
+    """Return the committed Parquet files, for any Parquet reader.
 
     Raises:
-        StorageError: a committed file is gone.
+        StorageError: a committed file is missing.
     """
     return list(_files(path))
 
 
 def read(spark: SparkSession, path: Path | str) -> DataFrame:
-    """The table at ``path``: exactly the committed batches."""
+    """Read the committed batches of the table at ``path``."""
     found = files(Path(path))
     if not found:
         raise PenstockError(
             f"table {str(path)!r} has no committed batch yet",
-            why=f"there is nothing in {str(Path(path) / '_commits')!r}",
+            why=f"{str(Path(path) / '_commits')!r} is empty or does not exist",
             do="check the path, or wait for the pipeline's first batch",
         )
     return spark.read.option("mergeSchema", "true").parquet(*map(str, found))

@@ -1,1 +1,1 @@
-"""Read records as streams, read any range of them again, count them, and report the lag."""
+"""Read records as streams, reread any range, count records, and report the lag."""

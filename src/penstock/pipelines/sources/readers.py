@@ -1,7 +1,7 @@
-"""Readers of the sources of a pipeline: a stream, any range read again, counts, and the lag of queries.
+"""Readers of the sources of a pipeline: streams, rereading of ranges, counts, and the lag of queries.
 
-TubeMQ topics include MQTT messages that a rule copies to one, and changes of the state store. Sources without a broker
-are files of a directory, and records generated at a rate.
+TubeMQ topics may contain MQTT messages that a rule copies, or changes of the state store. Sources without a broker are
+files in a directory, and records generated at a rate.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ __all__ = [
 class QueryInput(NamedTuple):
     """Input of the query ``query`` from the source ``name``.
 
-    ``directory`` is where the source may store what it needs to read a range of this input again.
+    ``directory`` is for files that the source needs to reread a range of this input.
     """
 
     query: str
@@ -80,7 +80,7 @@ class SourceMeter(Protocol):
     """Lag of the queries, measured on request."""
 
     def start(self) -> None:
-        """Begin; ``close`` ends it."""
+        """Start to measure, until ``close``."""
 
     def request(self, ends: Mapping[str, Offsets]) -> None:
         """Request the lag of queries at the offsets ``ends``, by name; ``lag_of`` returns it a little later."""
@@ -93,7 +93,7 @@ class SourceMeter(Protocol):
 
 
 class SourceReader(Protocol):
-    """One source. Offsets are its own: stream -> partition -> position. ``doubts``: what a replay may lack."""
+    """One source. Its offsets are stream -> partition -> offset. ``doubts``: data that a replay may lack."""
 
     doubts: list[str]
 
@@ -101,26 +101,26 @@ class SourceReader(Protocol):
         """Check that the source can be read, before Spark is started."""
 
     def start(self, input_: QueryInput) -> Offsets:
-        """Offsets at which a new query begins."""
+        """Return the start offsets of a new query."""
 
     def stream(self, spark: SparkSession, input_: QueryInput, start: Offsets) -> DataFrame:
-        """The rows (``rows.rows_of``) from ``start`` on; a query with a checkpoint continues from there."""
+        """Return a stream of rows (``rows.rows_of``) from ``start``; a query with a checkpoint continues from that."""
 
     def batch(self, spark: SparkSession, input_: QueryInput, start: Offsets, end: Offsets) -> DataFrame | None:
-        """The rows in ``[start, end)``, the same each time; None where there are none."""
+        """Return the rows in ``[start, end)``, the same each time; None if there are none."""
 
     def empty(self, spark: SparkSession) -> DataFrame:
         """Return no rows, with the same columns."""
 
     def count(self, input_: QueryInput, start: Offsets, end: Offsets) -> int:
-        """Number of records in ``[start, end)``, counted by the source."""
+        """Return the number of records in ``[start, end)``, counted by the source."""
 
     def meter(self, clock: Callable[[], int]) -> SourceMeter:
-        """Measures how far queries are behind this source; ``clock`` gives ms since 1970."""
+        """Return a meter of the lag of queries behind this source; ``clock`` returns ms since 1970."""
 
 
 TIMEOUT_MS = 1_000
-"""Lag is for people: a node that is restarting must not delay anything."""
+"""Timeout of lag requests. The lag is informational: a node that is restarting must not delay the run."""
 
 
 _PLANNED = "/planned"
@@ -129,8 +129,8 @@ _PLANNED = "/planned"
 class Lag(NamedTuple):
     """``records`` in TubeMQ are not processed by the query yet; the oldest was appended ``seconds`` ago.
 
-    Apache's brokers count whole stores, and are not asked for the oldest record, since that means to register: there
-    ``seconds`` is None while there is a lag.
+    With Apache's brokers ``seconds`` is None while there is a lag: reading the oldest record requires a registration,
+    and their counts cover whole stores.
     """
 
     records: int
@@ -150,7 +150,7 @@ def query_of(name: str) -> str:
 def measure(tube: TubeClient, bounds: Mapping[TopicPartition, Bounds], end: Offsets, now_ms: int) -> Lag:
     """Measure the records in TubeMQ after ``end``, up to ``bounds``.
 
-    A partition that ``end`` does not name is new to the query, which will read it from its oldest record.
+    A partition that is not in ``end`` is new to the query, which reads it from its oldest record.
 
     Raises:
         UnavailableError, DataLossError: raised by ``tube``.
@@ -163,7 +163,7 @@ def measure(tube: TubeClient, bounds: Mapping[TopicPartition, Bounds], end: Offs
             continue
         count = tube.weigh(Slice(partition, position, bound.end))
         if not count:
-            # Positions are of a store, which partitions share: what is left there belongs to another one.
+            # Partitions share a store and its offsets: the remaining records belong to another partition.
             continue
         records += count
         if not tube.has_ranges(partition):
@@ -176,7 +176,7 @@ def measure(tube: TubeClient, bounds: Mapping[TopicPartition, Bounds], end: Offs
 
 
 class LagMeter:
-    """Measures lag in a thread of its own, on request and never twice at once.
+    """Measures lag in a separate thread, on request, one request at a time.
 
     ``open_tube`` opens a client, ``bounds`` returns the readable ranges, ``clock`` returns ms since 1970.
     """
@@ -206,7 +206,7 @@ class LagMeter:
         self._asked.set()
 
     def lag_of(self, sink: str) -> Lag | None:
-        """The newest lag of ``sink``; None if it is unknown or TubeMQ did not answer in time."""
+        """Return the newest lag of ``sink``; None if it is unknown or TubeMQ did not answer in time."""
         return self._found.get(sink)
 
     def close(self, ends: Mapping[str, Offsets]) -> None:
@@ -236,15 +236,15 @@ class LagMeter:
             return {}
 
 
-FIRST_LOOK_MS = 10_000
-"""Timeout of the check before Spark starts: long enough for a node that is just starting."""
+CHECK_TIMEOUT_MS = 10_000
+"""Timeout of the check before Spark starts: long enough for a node that is starting."""
 
 
 class TubeSourceReader:
-    """TubeMQ topics under the name ``name``. With a ``span`` the source ends, at offsets that are stored in ``starts``.
+    """Reads TubeMQ topics as the source ``name``. A ``span`` has an end, whose offsets are stored in ``starts``.
 
-    Positions are shown as those of groups whose names begin with ``group``, unless the source names another, and end
-    with the query and the source; not those of a span. ``headers``: whether the rows keep all headers of a record.
+    Without a ``span``, offsets are published for a group with the prefix ``group`` (unless the source sets a group) and
+    the names of query and source. ``headers``: whether rows contain all headers of a record.
     """
 
     def __init__(
@@ -261,7 +261,7 @@ class TubeSourceReader:
         self.options = canonical_names(source.all_options() | {"columns": ",".join(self._columns)})
         self.checked = SourceOptions.parse(self.options)
         self.doubts: list[str] = []
-        """Data that a replay may lack, found when it begins."""
+        """Data that a replay may lack, found when it starts."""
         self._name = name
         self._source = source
         self._starts = starts
@@ -279,23 +279,23 @@ class TubeSourceReader:
             UnavailableError: no master answers.
             ConfigError: a topic does not exist.
         """
-        with TubeClient.from_options(self.checked, timeout_ms=min(self.checked.timeout_ms, FIRST_LOOK_MS)) as tube:
+        with TubeClient.from_options(self.checked, timeout_ms=min(self.checked.timeout_ms, CHECK_TIMEOUT_MS)) as tube:
             source = self._source
             with explain_missing_changes(source.tube_topic) if isinstance(source, StateStoreSource) else nullcontext():
                 tube.partitions(self.checked.topics)
 
     def start(self, input_: QueryInput) -> Offsets:
-        """Offsets that ``startingOffsets``, or the span, means now."""
+        """Resolve ``startingOffsets``, or the start of the span, to offsets."""
         with TubeClient.from_options(self.checked) as tube:
             bounds = tube.bounds(tube.partitions(self.checked.topics))
             wanted = self.checked.for_stream() if self._span is None else self._span.begin
             positions = tube.positions(wanted, bounds, "startingOffsets")
         if self._span is not None:
-            self._look_for_gaps(positions, bounds)
+            self._check_gaps(positions, bounds)
         return to_json(positions)
 
     def end_of_span(self) -> Offsets | None:
-        """Return the end offsets of the span, or None: resolved once and stored, as "latest" and times change."""
+        """Return the end offsets of the span, or None. They are resolved once and stored."""
         if self._span is None:
             return None
         path = self._starts / ("_end.json" if self._name == SOURCE else f"_end-{self._name}.json")
@@ -313,7 +313,7 @@ class TubeSourceReader:
         return end
 
     def bounds(self, tube: TubeClient) -> dict[TopicPartition, Bounds]:
-        """The readable range now: from the earliest stored offset to the end of the log, or of the span."""
+        """Return the readable ranges: from the earliest stored offset to the end of the log, or of the span."""
         bounds = tube.bounds(tube.partitions(self.checked.topics, max_age_s=TIMEOUT_MS / 1000))
         end = self.end_of_span()
         if end is None:
@@ -322,7 +322,7 @@ class TubeSourceReader:
         return {p: Bounds(b.oldest, min(b.end, last[p])) for p, b in bounds.items() if p in last}
 
     def stream(self, spark: SparkSession, input_: QueryInput, start: Offsets) -> DataFrame:
-        """The stream from ``start`` on."""
+        """Return the stream from ``start``."""
         parts = [self._group, input_.query, *([input_.name] if input_.name != SOURCE else [])]
         shown = self._group and self._span is None
         options = self.options | {
@@ -336,9 +336,9 @@ class TubeSourceReader:
         return self._rows(spark.readStream.format("tubemq").options(**options).load())
 
     def batch(self, spark: SparkSession, input_: QueryInput, start: Offsets, end: Offsets) -> DataFrame | None:
-        """The records in ``[start, end)``, the same each time; None where there are none.
+        """Return the records in ``[start, end)``, the same each time; None if there are none.
 
-        A partition that only ``end`` has begins where it ends: the source notes it one batch before it reads it.
+        A partition that is only in ``end`` is empty: the source adds it one batch before it reads from it.
         """
         begin, stop = from_json(start), from_json(end)
         ends = {
@@ -360,23 +360,23 @@ class TubeSourceReader:
         return self._rows(spark.createDataFrame([], spark_schema(self._columns)))
 
     def count(self, input_: QueryInput, start: Offsets, end: Offsets) -> int:
-        """Number of records in ``[start, end)``, counted by the brokers."""
+        """Return the number of records in ``[start, end)``, counted by the brokers."""
         return count_rows(self.options, start, end)
 
     def meter(self, clock: Callable[[], int]) -> LagMeter:
-        """Measures how far queries are behind."""
+        """Return a meter of the lag."""
         return LagMeter(self.open, self.bounds, clock)
 
-    def _look_for_gaps(self, positions: Positions, bounds: Mapping[TopicPartition, Bounds]) -> None:
-        """Positions that are gone are an error; of a time before the oldest record nobody knows what it had."""
+    def _check_gaps(self, positions: Positions, bounds: Mapping[TopicPartition, Bounds]) -> None:
+        """Check the start offsets: a deleted offset is an error; a time before the oldest record adds a doubt."""
         assert self._span is not None
         for partition, position in positions.items():
             if self.checked.fail_on_data_loss:
                 check_kept(position, bounds[partition], partition)
             if isinstance(self._span.begin, Times) and position == bounds[partition].oldest > 0:
                 self.doubts.append(
-                    f"{partition}: the log begins at position {position} now; what it had of the time before that "
-                    "retention has removed, and the replay lacks it"
+                    f"{partition}: the log now starts at offset {position}; retention has deleted earlier records, "
+                    "which the replay lacks"
                 )
 
     def _rows(self, records: DataFrame) -> DataFrame:
@@ -384,7 +384,7 @@ class TubeSourceReader:
 
 
 class FilesSourceReader:
-    """Files of a directory under the name ``name``; ``state`` is the pipeline's state directory."""
+    """Reads files of a directory as the source ``name``; ``state`` is the pipeline's state directory."""
 
     def __init__(self, name: str, source: FilesSource, state: Path, span: Span | None = None) -> None:
         self.doubts: list[str] = []
@@ -396,11 +396,11 @@ class FilesSourceReader:
         self._path = str(Path(source.path).absolute())
 
     def check(self) -> None:
-        """Look whether the directory is there.
+        """Check that the directory is readable.
 
         Raises:
-            ConfigError: it is not, is no Delta table where it should be, or a part of the files is asked for.
-            StorageError: it may not be looked into.
+            ConfigError: it does not exist, is not a Delta table although one is configured, or a span is requested.
+            StorageError: it is not readable.
         """
         _refuse_part(self._name, self._span)
         path = Path(self._path)
@@ -410,24 +410,24 @@ class FilesSourceReader:
         directory = path.parent if any(mark in path.name for mark in "*?[") else path
         if not directory.is_dir():
             raise ConfigError(
-                f"the source {self._name!r} cannot read {str(directory)!r}: there is no such directory",
+                f"the source {self._name!r} cannot read {str(directory)!r}: the directory does not exist",
                 option="path",
-                do="make it, or correct the path (it is taken from the directory in which the run is started)",
+                do="create it, or correct the path (it is relative to the working directory of the run)",
             )
         if not os.access(directory, os.R_OK | os.X_OK):
             raise StorageError(
                 f"the source {self._name!r} cannot read {str(directory)!r}",
                 path=str(directory),
-                why="this user may not look into it",
-                do="give this user the right to, or start the run as another one",
+                why="this user has no read permission",
+                do="give this user read permission, or start the run as another user",
             )
 
     def start(self, input_: QueryInput) -> Offsets:
-        """Before the first file."""
+        """Return the offset before the first file."""
         return {files.STREAM: {"0": 0}}
 
     def stream(self, spark: SparkSession, input_: QueryInput, start: Offsets) -> DataFrame:
-        """Files as they come."""
+        """Return a stream of the files as they arrive."""
         self._inbox.mkdir(parents=True, exist_ok=True)
         spark.dataSource.register(files.FilesDataSource)
         make_thread_safe(spark, files.FilesDataSource.name())
@@ -443,7 +443,7 @@ class FilesSourceReader:
         return self._rows(spark.readStream.format("penstock-files").options(**options).load())
 
     def batch(self, spark: SparkSession, input_: QueryInput, start: Offsets, end: Offsets) -> DataFrame | None:
-        """The records of the files in ``[start, end)``."""
+        """Return the records of the files in ``[start, end)``."""
         first, last = _range(files.STREAM, start, end)
         if first == last:
             return None
@@ -469,7 +469,7 @@ class FilesSourceReader:
         )
 
     def meter(self, clock: Callable[[], int]) -> _FileMeter:
-        """Measures what was found and not yet read."""
+        """Return a meter of files that were found and not read yet."""
         return _FileMeter(lambda query: FileLog(_log(QueryInput(query, self._name, self._state))), clock)
 
     def _rows(self, records: DataFrame) -> DataFrame:
@@ -477,7 +477,7 @@ class FilesSourceReader:
 
 
 class RateSourceReader:
-    """Records of the clock under the name ``name``."""
+    """Generates records at a rate as the source ``name``."""
 
     def __init__(self, name: str, source: RateSource, span: Span | None = None) -> None:
         self.doubts: list[str] = []
@@ -486,21 +486,21 @@ class RateSourceReader:
         self._source = source
 
     def check(self) -> None:
-        """There is always a clock."""
+        """Reject a replay of a part; nothing else can fail."""
         _refuse_part(self._name, self._span)
 
     def start(self, input_: QueryInput) -> Offsets:
-        """Before the first row."""
+        """Return the offset before the first row."""
         return {local_sources.STREAM: {"0": 0}}
 
     def stream(self, spark: SparkSession, input_: QueryInput, start: Offsets) -> DataFrame:
-        """Rows as they come due."""
+        """Return a stream of rows as they become due."""
         spark.dataSource.register(local_sources.RateDataSource)
         make_thread_safe(spark, local_sources.RateDataSource.name())
         return self._rows(spark.readStream.format("penstock-rate").options(**self._options(input_)).load())
 
     def batch(self, spark: SparkSession, input_: QueryInput, start: Offsets, end: Offsets) -> DataFrame | None:
-        """The same rows again."""
+        """Return the rows in ``[start, end)``."""
         first, last = _range(local_sources.STREAM, start, end)
         if first == last:
             return None
@@ -512,12 +512,12 @@ class RateSourceReader:
         return self._rows(spark.createDataFrame([], spark_schema(WITH_HEADERS)))
 
     def count(self, input_: QueryInput, start: Offsets, end: Offsets) -> int:
-        """The rows of the range."""
+        """Return the number of rows in ``[start, end)``."""
         first, last = _range(local_sources.STREAM, start, end)
         return last - first
 
     def meter(self, clock: Callable[[], int]) -> _NoMeter:
-        """Nothing waits for a clock."""
+        """Return a meter that always reports no lag."""
         return _NoMeter()
 
     def _rows(self, records: DataFrame) -> DataFrame:
@@ -529,7 +529,7 @@ class RateSourceReader:
 
 
 def _clock(input_: QueryInput) -> int:
-    """The instant, ms since 1970, from which the rows of ``way`` are counted: decided once and kept."""
+    """Return the time, ms since 1970, of the first row of ``input_``: chosen once and stored."""
     path = layout.clock(input_.directory, input_.query, input_.name)
     try:
         return int(read_json(path)["start_ms"])
@@ -544,29 +544,29 @@ def _log(input_: QueryInput) -> Path:
 
 
 def _range(stream: str, start: Offsets, end: Offsets) -> tuple[int, int]:
-    # A source that has given nothing yet has no position.
+    # A source without data so far has no offset.
     last = end.get(stream, {}).get("0", 0)
     return min(start.get(stream, {}).get("0", 0), last), last
 
 
 class _NoMeter:
-    """Of a source that nothing is ever behind."""
+    """Meter of a source that has no lag."""
 
     def start(self) -> None:
-        """Nothing to begin."""
+        """Do nothing."""
 
     def request(self, ends: Mapping[str, Offsets]) -> None:
-        """Nothing to measure."""
+        """Do nothing."""
 
     def lag_of(self, sink: str) -> Lag | None:
         return Lag(0, 0.0)
 
     def close(self, ends: Mapping[str, Offsets]) -> None:
-        """Nothing to end."""
+        """Do nothing."""
 
 
 class _FileMeter(_NoMeter):
-    """Counts the records of files that were found and not read; the oldest file tells the seconds."""
+    """Counts the records of files that were found and not read; ``seconds`` is the age of the oldest of these files."""
 
     def __init__(self, log_of: Callable[[str], FileLog], clock: Callable[[], int]) -> None:
         self._log_of = cache(log_of)
@@ -590,17 +590,17 @@ class _FileMeter(_NoMeter):
 def _refuse_part(name: str, span: Span | None) -> None:
     if span is not None and (span.begin, span.end) != ("earliest", "latest"):
         raise ConfigError(
-            f"the source {name!r} cannot be replayed in part: it has no places in time",
+            f"the source {name!r} cannot be replayed in part: its records cannot be addressed by time",
             option="--from",
-            do="leave --from and --to out, which replays all of it",
+            do="omit --from and --to, which replays all of it",
         )
 
 
 def explain_missing_changes(topic: str) -> AbstractContextManager[None]:
-    """Explain a missing topic of changes: name the option that makes the node fill it."""
+    """Explain a missing topic of changes, with the option that makes the node write to it."""
     return explain_missing_topic(
         "the changes of the state store are not stored",
-        why="a node copies changes into a topic only where statestore.capture_topic names it",
-        do=f"set statestore.capture_topic: {topic} in the node's configuration and start it again",
+        why="a node copies changes to a topic only if statestore.capture_topic is set",
+        do=f"set statestore.capture_topic: {topic} in the node's configuration and restart the node",
         option="tube_topic",
     )

@@ -1,9 +1,9 @@
-"""The sources of a pipeline as its queries use them: streams for each input, ranges read again, counts.
+"""The sources of a pipeline for its queries: streams of all inputs, rereading of ranges, counts.
 
-The offsets of a query are those of all its inputs in one mapping: stream -> partition -> position. The streams of the
-only source have their own names (topics); those of others are ``<label>/<name>``. Where records of a source go several
-ways to one sink, Spark reads them once for each and notes a position for each, so each way has a label: the name of
-its source, and ``#2``, ``#3`` for further ways from it.
+The offsets of a query are those of all its inputs in one mapping: stream -> partition -> offset. Streams of a single
+source have their own names (topics); otherwise they are named ``<label>/<name>``. If records of a source reach a sink
+on several paths, Spark reads the source once for each path, with separate offsets, so each of these inputs has a label:
+the name of its source, with ``#2``, ``#3`` for further inputs from it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def reader_of(
 ) -> SourceReader:
     """Create the reader of one source; a replay reads a ``span``. ``group``: prefix of groups that show its progress.
 
-    ``headers``: whether the rows keep all headers of a record, which dead letters are written with.
+    ``headers``: whether rows contain all headers of a record, which dead letters need.
     """
     if isinstance(source, FilesSource):
         return FilesSourceReader(name, source, state, span)
@@ -51,7 +51,7 @@ def reader_of(
 class Sources:
     """The sources of ``pipeline``; its state directory ``state`` stores the start offsets of each query.
 
-    With a ``span`` they end, at offsets that are resolved once and stored, too.
+    A ``span`` has an end, whose offsets are resolved once and stored as well.
     """
 
     def __init__(self, pipeline: Pipeline, state: Path, span: Span | None = None) -> None:
@@ -66,12 +66,12 @@ class Sources:
             )
             for name, source in pipeline.inputs.items()
         }
-        self._ways = {found.sink.name: found.ways for found in plan(pipeline)}
+        self._inputs = {found.sink.name: found.inputs for found in plan(pipeline)}
         self._state = state
 
     @property
     def doubts(self) -> list[str]:
-        """Data that a replay may lack, found when it begins."""
+        """Data that a replay may lack, found when it starts."""
         return [text for reader in self._readers.values() for text in reader.doubts]
 
     def check(self) -> None:
@@ -87,8 +87,8 @@ class Sources:
     def start(self, query: str) -> Offsets:
         """Return the start offsets of the query of the sink ``query``: resolved once and stored.
 
-        A checkpoint stores where batches end, not where the first one starts. "earliest" would change its meaning as
-        soon as retention deletes data, and the first batch could not be read or counted again.
+        A checkpoint stores the end of each batch, but not the start of the first one. "earliest" would resolve to other
+        offsets once retention deletes data, and the first batch could not be reread or counted.
         """
         path = layout.starts(self._state) / f"{query}.json"
         try:
@@ -96,23 +96,23 @@ class Sources:
         except FileNotFoundError:
             pass
         start: Offsets = {}
-        places = {name: self._readers[name].start(self._way(query, name)) for name in self._names(query)}
+        places = {name: self._readers[name].start(self._input(query, name)) for name in self._names(query)}
         for name, label in self._labelled(query):
             start |= _named(label, places[name])
         write_json(path, start)
         return start
 
     def streams(self, spark: SparkSession, query: str) -> Callable[[str], DataFrame]:
-        """The streams of ``query`` by the names of their sources.
+        """Return a function from the name of a source to its stream for ``query``.
 
-        Inputs from the same source share a stream: each stream has a process of its own next to the driver.
+        Inputs from the same source share a stream, since each stream has its own process next to the driver.
         """
         start = self.start(query)
         made: dict[str, DataFrame] = {}
 
         def stream(name: str) -> DataFrame:
             if name not in made:
-                made[name] = self._readers[name].stream(spark, self._way(query, name), _of(name, start))
+                made[name] = self._readers[name].stream(spark, self._input(query, name), _of(name, start))
             return made[name]
 
         return stream
@@ -120,12 +120,12 @@ class Sources:
     def batches(
         self, spark: SparkSession, query: str, start: Offsets, end: Offsets
     ) -> Callable[[str], DataFrame] | None:
-        """As ``streams``, for the records in ``[start, end)``, the same each time; None if there are none.
+        """Like ``streams``, for the records in ``[start, end)``, the same each time; None if there are none.
 
-        All inputs from a source are at the same offsets: they are one stream.
+        All inputs from a source have the same offsets, because they share a stream.
         """
         found = {
-            name: self._readers[name].batch(spark, self._way(query, name), _of(name, start), _of(name, end))
+            name: self._readers[name].batch(spark, self._input(query, name), _of(name, start), _of(name, end))
             for name in self._names(query)
         }
         if all(rows is None for rows in found.values()):
@@ -139,36 +139,36 @@ class Sources:
         return batch
 
     def count(self, query: str, start: Offsets, end: Offsets) -> int:
-        """Number of records of all inputs in ``[start, end)``, counted by the sources."""
+        """Return the number of records of all inputs in ``[start, end)``, counted by the sources."""
         return sum(
-            self._readers[name].count(self._way(query, name), _of(label, start), _of(label, end))
+            self._readers[name].count(self._input(query, name), _of(label, start), _of(label, end))
             for name, label in self._labelled(query)
         )
 
     def meter(self, clock: Callable[[], int]) -> SourceMeter:
-        """Measures how far queries are behind all their sources; ``clock`` gives ms since 1970."""
+        """Return a meter of the lag behind all sources; ``clock`` returns ms since 1970."""
         meters = {name: reader.meter(clock) for name, reader in self._readers.items()}
         if list(meters) == [SOURCE]:
             return meters[SOURCE]
-        return _Meters(meters, self._ways)
+        return _Meters(meters, self._inputs)
 
     def _names(self, query: str) -> list[str]:
-        return list(dict.fromkeys(self._ways[query]))
+        return list(dict.fromkeys(self._inputs[query]))
 
     def _labelled(self, query: str) -> list[tuple[str, str]]:
-        ways = self._ways[query]
-        return list(zip(ways, labels(ways), strict=True))
+        inputs = self._inputs[query]
+        return list(zip(inputs, labels(inputs), strict=True))
 
-    def _way(self, query: str, name: str) -> QueryInput:
+    def _input(self, query: str, name: str) -> QueryInput:
         return QueryInput(query, name, self._state)
 
 
 class _Meters:
-    """Lag of queries with several sources: the sum of records, and the seconds of the slowest."""
+    """Lag of queries with several sources: the sum of records, and the largest number of seconds."""
 
-    def __init__(self, meters: Mapping[str, SourceMeter], ways: Mapping[str, Sequence[str]]) -> None:
+    def __init__(self, meters: Mapping[str, SourceMeter], inputs: Mapping[str, Sequence[str]]) -> None:
         self._meters = meters
-        self._ways = ways
+        self._inputs = inputs
 
     def start(self) -> None:
         for meter in self._meters.values():
@@ -179,7 +179,7 @@ class _Meters:
             meter.request(self._ends_of(name, ends))
 
     def lag_of(self, sink: str) -> Lag | None:
-        found = [self._meters[name].lag_of(sink) for name in dict.fromkeys(self._ways[query_of(sink)])]
+        found = [self._meters[name].lag_of(sink) for name in dict.fromkeys(self._inputs[query_of(sink)])]
         known = [lag for lag in found if lag is not None]
         if len(known) < len(found):
             return None
@@ -192,7 +192,7 @@ class _Meters:
             meter.close(self._ends_of(name, ends))
 
     def _ends_of(self, name: str, ends: Mapping[str, Offsets]) -> dict[str, Offsets]:
-        return {sink: _of(name, end) for sink, end in ends.items() if name in self._ways[query_of(sink)]}
+        return {sink: _of(name, end) for sink, end in ends.items() if name in self._inputs[query_of(sink)]}
 
 
 def _named(label: str, offsets: Offsets) -> Offsets:

@@ -1,6 +1,6 @@
 """Columns of each step of a pipeline file, as far as they are known without Spark: DDL schemas and column names.
 
-A step that runs SQL or an expression may have columns that only Spark knows; checks end there.
+Only Spark knows the columns after a step that runs SQL or an expression; columns after such a step are not checked.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from typing import NamedTuple
 from penstock.pipelines.spec.pipeline import Pipeline, reads_of, sink_reads
 from penstock.pipelines.spec.sinks import Sink
 from penstock.pipelines.spec.steps import Map, Parse, Step, Window
-from penstock.pipelines.spec.values import late_of, pieces
+from penstock.pipelines.spec.values import late_of, template_parts
 from penstock.runtime.config.values import nearest
 
 __all__ = ["RESERVED", "SIMPLE", "SINK_COLUMNS", "Column", "Problem", "column_names", "parse_ddl"]
 
 RESERVED = "_"
-"""Prefix of the column names that belong to the pipeline."""
+"""Prefix of reserved column names."""
 
 
 class Problem(NamedTuple):
@@ -34,9 +34,9 @@ SIMPLE = {
     **dict.fromkeys(("FLOAT", "REAL", "DOUBLE"), "float"),
     **dict.fromkeys(("STRING", "BINARY", "DATE", "TIMESTAMP", "TIMESTAMP_NTZ", "TIMESTAMP_LTZ", "VARIANT"), "other"),
 }
-"""Names of types that stand alone."""
+"""Names of types without parameters."""
 _WITH_LENGTH = {"DECIMAL": 2, "DEC": 2, "NUMERIC": 2, "CHAR": 1, "CHARACTER": 1, "VARCHAR": 1}
-"""Types with numbers in parentheses, and how many at most."""
+"""Types with numbers in parentheses, and the maximum number of them."""
 _LISTED = "STRING, BIGINT, DOUBLE, TIMESTAMP, DECIMAL(p, s), ARRAY<...>, STRUCT<...>, ..."
 _MOST_DIGITS = 38
 DEEPEST = 100
@@ -50,7 +50,7 @@ _ALL_TYPES = (*SIMPLE, *_WITH_LENGTH, "ARRAY", "MAP", "STRUCT")
 
 
 class Column(NamedTuple):
-    """One column: its name, its type as it was written (upper case), and whether it may be null."""
+    """One column: name, type as written (in upper case), and whether it may be null."""
 
     name: str
     type: str
@@ -64,11 +64,11 @@ class _Token(NamedTuple):
 
 
 def parse_ddl(text: str) -> list[Column]:
-    """The columns in ``text``.
+    """Parse a DDL list of columns.
 
     Raises:
-        ValueError: it is no list of columns; names the character (the first is 1), the text found there, and what
-            was expected.
+        ValueError: invalid DDL; the message has the character (counted from 1), the text found there, and the expected
+            text.
     """
     reader = _Reader(text)
     found = reader.fields("", 0)
@@ -85,22 +85,22 @@ def _tokens(text: str) -> Iterator[_Token]:
 
 
 class _Reader:
-    """Reads one text from left to right."""
+    """Parser of one text, from left to right."""
 
     def __init__(self, text: str) -> None:
         self._tokens = list(_tokens(text))
         self._next = 0
 
     def fields(self, closing: str, depth: int) -> list[Column]:
-        """Columns up to ``closing``, which is left standing; inside a STRUCT a colon may follow the name."""
+        """Read columns up to ``closing``, without consuming it; inside a STRUCT a colon may follow the name."""
         found: list[Column] = []
         seen: dict[str, str] = {}
         while True:
             name_at = self._peek()
             name = self._name()
-            # Spark compares names without case.
+            # Spark compares names case-insensitively.
             if name.lower() in seen:
-                raise self._wrong(name_at, f"a name that is not taken: {seen[name.lower()]!r} stands before it")
+                raise self._wrong(name_at, f"a unique name: {seen[name.lower()]!r} is already used")
             seen[name.lower()] = name
             if closing and self._peek().text == ":":
                 self._take()
@@ -126,7 +126,7 @@ class _Reader:
         token = self._take()
         kind = token.text.upper()
         if depth > DEEPEST:
-            raise self._wrong(token, f"types that are nested no deeper than {DEEPEST}")
+            raise self._wrong(token, f"at most {DEEPEST} levels of nested types")
         if token.kind != "word" or kind not in _ALL_TYPES:
             close = nearest(kind, _ALL_TYPES) if token.kind == "word" else None
             raise self._wrong(token, "a type" + (f" (did you mean {close}?)" if close else f": {_LISTED}"))
@@ -163,7 +163,7 @@ class _Reader:
             self._take()
         self._expect(")")
         if most == 2 and (not 1 <= numbers[0] <= _MOST_DIGITS or numbers[-1] > numbers[0]):
-            raise self._wrong(token, f"1 to {_MOST_DIGITS} digits, and no more of them behind the point than there are")
+            raise self._wrong(token, f"1 to {_MOST_DIGITS} digits, and a scale of at most the number of digits")
         if most == 1 and numbers[0] == 0:
             raise self._wrong(token, "a length above 0")
         return f"({', '.join(map(str, numbers))})"
@@ -174,7 +174,7 @@ class _Reader:
             return token.text[1:-1].replace("``", "`")
         if token.kind == "word":
             return token.text
-        raise self._wrong(token, "the name of a column (between backticks where it is no identifier)")
+        raise self._wrong(token, "the name of a column (in backticks if it is not an identifier)")
 
     def _word(self, word: str) -> bool:
         if self._peek().kind == "word" and self._peek().text.upper() == word:
@@ -206,13 +206,13 @@ class _Reader:
 
 Location = tuple[str | int, ...]
 Columns = dict[str, str] | None
-"""Names as Spark compares them (lower case) to names as they were written; None where only Spark knows them."""
+"""Maps names in lower case, as Spark compares them, to names as written; None if only Spark knows the columns."""
 Named = tuple[Location, str]
-"""Location of a column name in a step or sink, and the text there."""
+"""Location of a column name in a step or sink, and its text."""
 
 
 def column_names(pipeline: Pipeline) -> Iterator[Problem]:
-    """Names of columns, outside of expressions, that the stream they are looked for in does not have."""
+    """Yield column names, outside of expressions, that do not exist in the stream that a step or sink reads."""
     streams: dict[str, Columns] = {name: _made(source.columns) for name, source in pipeline.inputs.items()}
     into_windows: dict[str, Columns] = {}
     for index, step in enumerate(pipeline.steps):
@@ -220,7 +220,7 @@ def column_names(pipeline: Pipeline) -> Iterator[Problem]:
         before = _union([streams[name] for name in reads])
         where = ("steps", index, step.kind)
         if step.map is not None:
-            yield from _of_map(step.map, before, reads[0], where)
+            yield from _map_problems(step.map, before, reads[0], where)
         else:
             yield from _missing(_named_by(step), before, reads[0], where)
         streams[step.name] = _after(step, before)
@@ -241,7 +241,7 @@ def _missing(named: Iterable[Named], columns: Columns, stream: str, where: Locat
 
 
 def _look_for(text: str, columns: Columns, stream: str, where: Location) -> Problem | None:
-    # The pipeline's own columns are there always; what is quoted may hold any character.
+    # Reserved columns always exist; quoted names may contain any character.
     if columns is None or text.startswith(RESERVED) or "`" in text:
         return None
     name, _, field = text.partition(".")
@@ -256,7 +256,7 @@ def _look_for(text: str, columns: Columns, stream: str, where: Location) -> Prob
 
 
 def _named_by(step: Step) -> Iterator[Named]:
-    """The columns that a step, other than a map, names."""
+    """Yield the column names in a step other than a map."""
     if step.enrich is not None:
         yield from _in_template(("key",), step.enrich.key)
         yield from ((("match", field), column) for field, column in step.enrich.match.items())
@@ -314,7 +314,7 @@ SINK_COLUMNS: Mapping[str, Callable[[Sink], Iterable[Named]]] = {
     "mqtt": _named_by_mqtt,
     "console": lambda _sink: (),
 }
-"""The columns that each kind in ``SINK_KINDS`` names."""
+"""Function for each kind in ``SINK_KINDS`` that yields the column names in a sink."""
 
 
 def _one(where: Location, text: str | None) -> Iterator[Named]:
@@ -327,21 +327,21 @@ def _listed(where: Location, names: Iterable[str]) -> Iterator[Named]:
 
 
 def _in_template(where: Location, template: str) -> Iterator[Named]:
-    return ((where, piece.text) for piece in pieces(template) if piece.column)
+    return ((where, piece.text) for piece in template_parts(template) if piece.column)
 
 
-def _of_map(given: Map, columns: Columns, stream: str, where: Location) -> Iterator[Problem]:
-    """Rename, compute and drop see what the one before has made."""
+def _map_problems(given: Map, columns: Columns, stream: str, where: Location) -> Iterator[Problem]:
+    """Check rename, compute and drop, each with the columns that the previous one leaves."""
     yield from _missing(((("rename", old), old) for old in given.rename), columns, stream, where)
     columns = _renamed(given, columns)
-    # A field is put into a column that is there; a column may be new.
+    # The struct of a computed field must exist; a computed column may be new.
     nested = [path for path in given.compute if "." in path]
     yield from _missing(((("compute", path), path) for path in nested), columns, stream, where)
     yield from _missing(_listed(("drop",), given.drop), _computed(given, columns), stream, where)
 
 
 def _after(step: Step, before: Columns) -> Columns:
-    """The columns of what ``step`` makes of rows with the columns ``before``."""
+    """Return the columns after ``step`` if its input has the columns ``before``."""
     if step.parse is not None:
         return _parsed(step.parse, before)
     if step.sql is not None or before is None:
@@ -359,12 +359,12 @@ def _parsed(parse: Parse, before: Columns) -> Columns:
     try:
         return None if before is None else before | _made(column.name for column in parse_ddl(parse.ddl))
     except ValueError:
-        # Reported where schemas are checked.
+        # Reported by the check of schemas.
         return None
 
 
 def _of_windows(window: Window) -> Columns:
-    # What Spark calls a group by a field of a struct is not told here.
+    # Only Spark knows the name of a group by a field of a struct.
     if any("." in name for name in window.by):
         return None
     return _made(["window_start", "window_end", *window.by, *window.aggregates])

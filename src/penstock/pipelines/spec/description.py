@@ -13,13 +13,13 @@ from penstock.pipelines.spec.steps import Step, Window
 from penstock.pipelines.spec.values import late_of, lease_key, sink_letter
 from penstock.runtime.io.network import without_secret
 
-__all__ = ["SINK_DESCRIPTIONS", "SinkDescription", "as_data", "as_mermaid", "as_text", "way"]
+__all__ = ["SINK_DESCRIPTIONS", "SinkDescription", "as_data", "as_mermaid", "as_text", "query_path"]
 
 _WIDTH = 110
 
 
 def as_data(pipeline: Pipeline) -> dict[str, Any]:
-    """The plan: the source, and for each sink a query with its steps in order and what becomes of their records."""
+    """Return the plan as data: sources, and for each sink a query with its steps and the fate of its records."""
     return {
         "pipeline": pipeline.name,
         "sources": [{"name": name, **source.model_dump(exclude_none=True)} for name, source in pipeline.inputs.items()],
@@ -31,7 +31,7 @@ def as_data(pipeline: Pipeline) -> dict[str, Any]:
 
 
 def as_text(pipeline: Pipeline) -> str:
-    """The same for people."""
+    """Return the plan as text."""
     found = as_data(pipeline)
     lines = [
         f"pipeline {pipeline.name}, every {pipeline.trigger}",
@@ -40,7 +40,7 @@ def as_text(pipeline: Pipeline) -> str:
         f"  lease: {found['lease']['key']} at {found['lease']['broker']}",
     ]
     for sink_plan, query in zip(plan(pipeline), found["queries"], strict=True):
-        lines += ["", f"query {query['sink']}: {way(sink_plan)} -> sink"]
+        lines += ["", f"query {query['sink']}: {query_path(sink_plan)} -> sink"]
         for step in query["steps"]:
             lines += _wrapped(f"  {step['name']}: ", f"{step['kind']} {step['does']}")
             lines += [f"      {what}: {fate}" for what, fate in step["leaves"].items()]
@@ -56,7 +56,7 @@ def _called(name: str) -> str:
 
 
 def _source(source: Source) -> str:
-    """A source in one line."""
+    """Describe a source in one line."""
     if isinstance(source, FilesSource):
         skip = f", without the first {source.skip_lines} lines" if source.skip_lines else ""
         if source.content == "delta":
@@ -73,9 +73,9 @@ def _source(source: Source) -> str:
     return f"{source.format} {source.master}, {topics}" + (f" ({options})" if options else "")
 
 
-def way(sink_plan: SinkPlan) -> str:
-    """The steps of a query one after the other; a step that does not read the one before it says what it reads."""
-    sources = list(dict.fromkeys(sink_plan.ways))
+def query_path(sink_plan: SinkPlan) -> str:
+    """Return the names of the steps in order, with their inputs where a step does not read the previous one."""
+    sources = list(dict.fromkeys(sink_plan.inputs))
     shown = sources if len(sources) == 1 else [f"({', '.join(sources)})"]
     before = (sources[0],)
     for step, reads in sink_plan.nodes:
@@ -103,10 +103,10 @@ def _query(pipeline: Pipeline, sink_plan: SinkPlan) -> dict[str, Any]:
             leaves[f"rows for which {sink.messages.when} is not true"] = (
                 "not sent" if sink_plan.windowed else f"counted as filtered by {sink_letter(sink.name)}"
             )
-        leaves["rows that no message can be made of"] = _fate(sink_plan, sink_letter(sink.name), kept=kept)
+        leaves["rows that cannot be sent"] = _fate(sink_plan, sink_letter(sink.name), kept=kept)
     return {
         "sink": sink.name,
-        "sources": list(dict.fromkeys(sink_plan.ways)),
+        "sources": list(dict.fromkeys(sink_plan.inputs)),
         "kind": sink.kind,
         "does": described.target(pipeline, sink),
         "delivery": described.delivery,
@@ -126,7 +126,7 @@ def _query(pipeline: Pipeline, sink_plan: SinkPlan) -> dict[str, Any]:
 
 
 def _does(step: Step) -> str:
-    """Details of a step, without its kind."""
+    """Describe the details of a step, without its kind."""
     if step.parse is not None:
         where = f" of {step.parse.schema_file}" if step.parse.schema_file else ""
         return f"{step.parse.format}{where}: {step.parse.ddl}"
@@ -141,14 +141,14 @@ def _does(step: Step) -> str:
         )
     if step.dedupe is not None:
         if step.dedupe.on == "event":
-            return f"by {step.dedupe.key}, in the time and watermark of the window"
+            return f"by {step.dedupe.key}, with the time and watermark of the window"
         return f"by {step.dedupe.key}, copies that arrive within {step.dedupe.within}"
     if step.window is not None:
         return _window(step.window)
     if step.concat is not None:
         return f"of {', '.join(step.concat)}"
     if step.map is not None:
-        renamed = [f"{old} is called {new}" for old, new in step.map.rename.items()]
+        renamed = [f"{old} renamed to {new}" for old, new in step.map.rename.items()]
         computed = [f"{path} = {expression}" for path, expression in step.map.compute.items()]
         return ", ".join([*renamed, *computed, *(f"without {path}" for path in step.map.drop)])
     return str(step.sql or step.filter)
@@ -164,18 +164,18 @@ def _window(window: Window) -> str:
     by = f" by {', '.join(window.by)}" if window.by else ""
     emit = "once, when closed" if window.only_closed else "whenever they change"
     aggregates = ", ".join(f"{name} = {expression}" for name, expression in window.aggregates.items())
-    bounds = f"watermark {window.watermark}, ahead {window.ahead}"
+    bounds = f"watermark {window.watermark}, max_ahead {window.max_ahead}"
     return f"{kind}, in {window.time}{by}: {aggregates}; emitted {emit}; {bounds}"
 
 
 def _leaves(sink_plan: SinkPlan, step: Step, *, kept: bool) -> dict[str, str]:
-    """Records that do not continue after the step, and their destination."""
+    """Return the records that do not continue after the step, and their fate."""
     found: dict[str, str] = {}
     makes_letters = step.name in sink_plan.makes_dead_letters
     if step.filter is not None:
         found |= {"the other records": "counted as filtered"} if makes_letters else {"the other windows": "left out"}
     if makes_letters:
-        what = {"parse": "broken records", "enrich": "broken records", "window": "events that no window can count"}
+        what = {"parse": "invalid records", "enrich": "invalid records", "window": "events that cannot be aggregated"}
         found[what.get(step.kind, "records on which it fails")] = _fate(sink_plan, step.name, kept=kept)
     if step.dedupe is not None:
         found["copies"] = "counted as duplicates" if not sink_plan.windowed else "left out"
@@ -248,17 +248,17 @@ SINK_DESCRIPTIONS: Mapping[str, SinkDescription] = {
     "statestore": SinkDescription(
         _keys,
         "exactly once: a batch that is written again sets the same values",
-        "is refused on every key that a later run has written",
+        "is rejected for every key that a later run has written",
     ),
     "tubemq": SinkDescription(
         _records,
-        "exactly once with penstock's brokers; at least once with others, where copies have the id of the first",
-        "is refused by penstock's brokers; other brokers accept its records, which are copies with the same ids",
+        "exactly once with penstock's brokers; at least once with others, where duplicates have the same id",
+        "is rejected by penstock's brokers; other brokers accept its records, which are duplicates with the same ids",
     ),
     "mqtt": SinkDescription(
         _publishes,
-        "at least once; copies have the user property id of the first",
-        "is not fenced: messages that it still sends are copies with the same ids",
+        "at least once; duplicates have the same user property id",
+        "is not fenced: messages that it still sends are duplicates with the same ids",
     ),
     "console": SinkDescription(_printed, "none: rows are printed for tests", "can still print rows"),
 }
@@ -266,7 +266,7 @@ SINK_DESCRIPTIONS: Mapping[str, SinkDescription] = {
 _DELTA = SinkDescription(
     _table,
     "exactly once, by transaction id",
-    "cannot write: Delta has the transactions of its batches already, or refuses one of two concurrent commits",
+    "cannot write: Delta already has the transactions of its batches, or rejects one of two concurrent commits",
 )
 
 
@@ -276,7 +276,7 @@ def _described(sink: Sink) -> SinkDescription:
 
 
 def as_mermaid(pipeline: Pipeline) -> str:
-    """The graph as the text of a Mermaid flowchart: sources, steps, sinks, late events and dead letters."""
+    """Return the graph as a Mermaid flowchart: sources, steps, sinks, late events and dead letters."""
     labels: dict[str, str] = {}
     edges: list[tuple[str, str, str]] = []
     for name, source in pipeline.inputs.items():

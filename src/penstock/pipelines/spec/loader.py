@@ -31,7 +31,14 @@ from penstock.pipelines.spec.sources import (
     as_texts,
 )
 from penstock.pipelines.spec.steps import Enrich, Parse, Step
-from penstock.pipelines.spec.values import BROKER_VARIABLE, MASTER_VARIABLE, directory, late_of, lease_key, pieces
+from penstock.pipelines.spec.values import (
+    BROKER_VARIABLE,
+    MASTER_VARIABLE,
+    directory,
+    late_of,
+    lease_key,
+    template_parts,
+)
 from penstock.runtime.config import loader as config
 from penstock.runtime.config.yaml_document import Document, Value, parse_document, read_document
 from penstock.spark.mqtt.options import MqttReadOptions, MqttWriteOptions
@@ -52,26 +59,26 @@ __all__ = [
 
 
 def load(path: Path | str, environment: Mapping[str, str] | None = None) -> Pipeline:
-    """The pipeline of the file at ``path``, with ``${VAR:-default}`` filled in from the environment.
+    """Load the pipeline file at ``path``; ``${VAR:-default}`` is replaced from the environment.
 
-    If the file names no broker or no tube master, ``PENSTOCK_BROKER`` and ``PENSTOCK_TUBE_MASTER`` do.
-    ``environment``: another than the process's own.
+    Addresses that the file does not set come from ``PENSTOCK_BROKER`` and ``PENSTOCK_TUBE_MASTER``.
+    ``environment`` defaults to the environment of the process.
 
     Raises:
-        ConfigError: names file, line, column and option, the value and the accepted values.
+        ConfigError: an invalid file; the message has file, line, column, option, value and accepted values.
     """
     environment = os.environ if environment is None else environment
     return _validated(read_document(Path(path), environment), Path(path).parent, environment)
 
 
 def parse(text: str, *, name: str, environment: Mapping[str, str] | None = None) -> Pipeline:
-    """As :func:`load`, from text in memory; messages call the file ``name``."""
+    """Like :func:`load`, for text in memory; ``name`` is the name of the file in messages."""
     environment = os.environ if environment is None else environment
     return _validated(parse_document(text, name, environment), Path(), environment)
 
 
 def _validated(document: Document, parent: Path, environment: Mapping[str, str]) -> Pipeline:
-    """The pipeline in ``document``; other files that it names are relative to ``parent``."""
+    """Validate ``document``; paths of other files in it are relative to ``parent``."""
     before = directory.set(parent)
     try:
         _fill_addresses(document, environment)
@@ -81,10 +88,10 @@ def _validated(document: Document, parent: Path, environment: Mapping[str, str])
 
 
 def _fill_addresses(document: Document, environment: Mapping[str, str]) -> None:
-    """Put the addresses of the environment where the file has none.
+    """Set addresses that the file lacks from the environment.
 
-    The file comes first: a pipeline belongs to the broker and the tubes that it names, whatever the shell has set for
-    other commands, and its sources may read several tubes.
+    The file has precedence: a pipeline belongs to the addresses in its file, while the environment may be set for other
+    commands, and sources may read from several TubeMQ clusters.
     """
     data = document.data
     broker, master = environment.get(BROKER_VARIABLE), environment.get(MASTER_VARIABLE)
@@ -105,17 +112,17 @@ def _fill_addresses(document: Document, environment: Mapping[str, str]) -> None:
         if "master" not in source:
             document.put((*place, "master"), master, f"environment variable {MASTER_VARIABLE}")
     sinks = data.get("sinks")
-    for sink in sinks if isinstance(sinks, list) and not tubes else ():  # else they send to the tube of the source
+    for sink in sinks if isinstance(sinks, list) and not tubes else ():  # else sinks use the masters of the source
         tube = sink.get("tubemq") if isinstance(sink, dict) else None
         if isinstance(tube, dict):
             tube.setdefault("master", master)
 
 
 def json_schema() -> dict[str, Any]:
-    """JSON Schema of the pipeline file, for editors, which see it before ``${VAR}`` is filled in."""
+    """Return the JSON Schema of the pipeline file for editors, which see it before ``${VAR}`` is replaced."""
     schema = Pipeline.model_json_schema(by_alias=True)
     schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
-    # A plain copy: pydantic shares parts between calls.
+    # A deep copy, since pydantic shares parts between calls.
     plain: dict[str, Any] = json.loads(json.dumps(schema))
     _allow_variables(plain)
     return plain
@@ -125,7 +132,7 @@ _VARIABLE = r"\$\{"
 
 
 def _allow_variables(node: object) -> None:
-    """Let text that holds a variable stand wherever ``node`` asks for text of a form, a number, or true or false."""
+    """Accept text with a variable wherever ``node`` requires a pattern, a number or a boolean."""
     for inner in node.values() if isinstance(node, dict) else node if isinstance(node, list) else ():
         _allow_variables(inner)
     if not isinstance(node, dict):
@@ -141,17 +148,17 @@ _SET_BY_THE_PIPELINE = {
     "tubemq.master": "source.master to name the masters",
     "subscribe": "source.topics to name the topics",
     "assign": "source.topics to name the topics; a pipeline reads whole topics",
-    "subscribepattern": "source.topics to name the topics; a pattern may begin to match another one at any time",
-    "includeheaders": "it to be left out: a pipeline always has the headers",
-    "columns": "it to be left out: a pipeline keeps all of a record, for its dead letters",
+    "subscribepattern": "source.topics to name the topics; a pattern may match new topics at any time",
+    "includeheaders": "it to be omitted: a pipeline always reads the headers",
+    "columns": "it to be omitted: a pipeline reads whole records, for its dead letters",
 }
-"""Options of the source, in lower case, that other parts of the file decide."""
+"""Options of the source, in lower case, that other parts of the file set."""
 _AFTER_WINDOWS = ("sql", "map", "filter")
 _FIELDS = {"tubemq.master": "master", "subscribe": "topics"}
 
 
 def problems(pipeline: Pipeline) -> list[Problem]:
-    """Everything wrong with the references and the order of steps; what depends on them is checked once they hold."""
+    """Return all problems; the remaining checks run only if references and the order of steps are valid."""
     sources = [problem for name, source in pipeline.inputs.items() for problem in _source(pipeline, name, source)]
     found = [*sources, *_names(pipeline), *_references(pipeline)]
     return found or [
@@ -165,7 +172,7 @@ def problems(pipeline: Pipeline) -> list[Problem]:
 
 
 def problems_as_error(pipeline: Pipeline) -> ValidationError | None:
-    """The same as one pydantic error, so that each problem keeps its place in the file."""
+    """Return the problems as one pydantic error, so that each of them keeps its location in the file."""
     found = problems(pipeline)
     if not found:
         return None
@@ -207,7 +214,7 @@ def _names(pipeline: Pipeline) -> Iterator[Problem]:
     seen = {SOURCE, *pipeline.inputs}
     for name in pipeline.sources:
         if name == SOURCE:
-            yield Problem(("sources", name), name, "expected another name: `source` is that of an only source")
+            yield Problem(("sources", name), name, "expected another name: `source` is reserved for a single source")
     for index, step in enumerate(pipeline.steps):
         if step.name in seen:
             yield Problem(("steps", index, "name"), step.name, "expected a name that no other step or source has")
@@ -267,23 +274,23 @@ def _chains(pipeline: Pipeline) -> Iterator[Problem]:
                 yield Problem(("steps", index_of[step.name], step.kind), step.name, expected)
         table = sink_plan.sink.table
         if table is not None and table.mode == "append" and sink_plan.changes_windows:
-            # Update mode brings a window out again and again; a table of rows that are never replaced cannot hold it.
+            # Update mode emits a window repeatedly; a table whose rows are never replaced cannot store it.
             where = ("sinks", pipeline.sinks.index(sink_plan.sink), "table")
             expected = (
-                "expected rows: windows change, put them into another sink or say `emit: closed`; Delta can merge"
+                "expected rows: windows change, write them to another sink or set `emit: closed`; Delta can merge"
             )
             yield Problem(where, sink_plan.sink.name, expected)
     served = {sink.name for sink_plan in plans for sink in sink_plan.late_sinks}
     for index, sink in enumerate(pipeline.sinks):
         window = late_of(sink.source or "")
         if window is not None and sink.name not in served:
-            expected = f"expected a sink of the windows too: without one {window!r} is not computed"
+            expected = f"expected also a sink of the windows: without it, {window!r} is not computed"
             yield Problem(("sinks", index, "from"), sink.source, expected)
 
 
 def _order(sink_plan: SinkPlan) -> Iterator[tuple[Step, str]]:
     made: dict[str, frozenset[str]] = {}
-    """For each stream the kinds of the steps that made it."""
+    """Maps each stream to the kinds of the steps that produce it."""
     deduped: str | None = None
     windowed = any(step.window is not None for step in sink_plan.steps)
     for step, reads in sink_plan.nodes:
@@ -300,7 +307,7 @@ def _order(sink_plan: SinkPlan) -> Iterator[tuple[Step, str]]:
             if deduped == "event" and not windowed:
                 yield step, "expected a window after it, whose time it uses; `on: arrival` needs none"
         if step.window is not None and deduped == "arrival":
-            # Spark runs one query at the lowest of its watermarks: two axes of time would hold each other back.
+            # A query uses the lowest of its watermarks: arrival time and event time would delay each other.
             yield step, "expected `on: event` in the dedupe before it, since one query has one watermark"
 
 
@@ -314,7 +321,7 @@ def _paths(pipeline: Pipeline) -> Iterator[Problem]:
         other = paths.setdefault(PurePath(sink.path), sink.name)
         if other != sink.name:
             where = ("sinks", index, sink.kind, "path")
-            yield Problem(where, sink.path, f"expected a directory of its own, {other} writes there")
+            yield Problem(where, sink.path, f"expected a separate directory: {other} uses this one")
 
 
 _SELECT = re.compile(r"\s*select\b(?!\s+distinct\b)", re.IGNORECASE)
@@ -326,7 +333,7 @@ _SQL = re.compile(
 
 
 def step_texts(pipeline: Pipeline) -> Iterator[Problem]:
-    """Problems of schemas, statements and column names."""
+    """Yield problems of schemas, statements and column names."""
     for index, step in enumerate(pipeline.steps):
         where = ("steps", index, step.kind)
         if step.parse is not None:
@@ -341,7 +348,7 @@ def step_texts(pipeline: Pipeline) -> Iterator[Problem]:
 
 
 def read_in(statement: str) -> str | None:
-    """The step that a statement reads: what follows the last FROM that stands outside parentheses; None: no such."""
+    """Return the step that a statement reads: the name after the last FROM outside parentheses, or None."""
     depth = 0
     found: str | None = None
     before = ["", ""]
@@ -364,10 +371,10 @@ def _statement(pipeline: Pipeline, index: int, statement: str) -> Iterator[Probl
         yield Problem(where, statement, _expected(reads))
         return
     named = read_in(statement)
-    # Spark compares names without case.
+    # Spark compares names case-insensitively.
     if named is None or named.lower() != reads.lower():
         found = "no FROM" if named is None else f"FROM {named}"
-        yield Problem(where, statement, f"{_expected(reads)}, the step that it reads; it has {found}")
+        yield Problem(where, statement, f"{_expected(reads)}, the step that it reads; found {found}")
 
 
 def _expected(reads: str) -> str:
@@ -389,7 +396,7 @@ def _parse(parse: Parse, where: tuple[str | int, ...]) -> Iterator[Problem]:
 def _schema(
     part: Parse | Enrich, text: str, where: tuple[str | int, ...]
 ) -> Generator[Problem, None, list[Column] | None]:
-    """The columns, or None where they cannot be read."""
+    """Return the columns, or None if they cannot be parsed."""
     field, value = _where_from(part)
     try:
         found = parse_ddl(text)
@@ -405,7 +412,7 @@ def _schema(
 
 
 def _where_from(part: Parse | Enrich) -> tuple[str, str]:
-    """Option with the schema, and its text."""
+    """Return the option with the schema, and its text."""
     if isinstance(part, Parse) and part.schema_file is not None:
         return "schema_file", part.schema_file
     return "schema", part.columns or ""
@@ -420,11 +427,11 @@ def _made_by(step: Step) -> list[str]:
 
 
 _ID = "id"
-"""The name under which a message carries its identity."""
+"""Name of the header or property with the id of a message."""
 
 
 def message_sinks(pipeline: Pipeline) -> Iterator[Problem]:
-    """Problems of the tubemq and mqtt sinks."""
+    """Yield problems of the tubemq and mqtt sinks."""
     for index, sink in enumerate(pipeline.sinks):
         where = ("sinks", index, sink.kind)
         if sink.tubemq is not None:
@@ -436,7 +443,7 @@ def message_sinks(pipeline: Pipeline) -> Iterator[Problem]:
 
 
 def fence_prefixes(pipeline: Pipeline) -> Iterator[Problem]:
-    """Prefixes that fence other keys than those of their sink."""
+    """Yield prefixes that fence keys other than those of their sink."""
     for index, sink in enumerate(pipeline.sinks):
         if sink.statestore is None:
             continue
@@ -448,19 +455,19 @@ def fence_prefixes(pipeline: Pipeline) -> Iterator[Problem]:
                     where, prefix, f"expected the start of a key of this sink: {', '.join(map(repr, starts))}"
                 )
             elif lease_key(pipeline.name).startswith(prefix):
-                yield Problem(where, prefix, "expected a prefix that leaves the pipeline's lease out")
+                yield Problem(where, prefix, "expected a prefix that does not include the pipeline's lease")
 
 
 def _start(template: str) -> str:
-    """The prefix that every key of ``template`` starts with."""
-    first = pieces(template)[0]
+    """Return the prefix of all keys of ``template``."""
+    first = template_parts(template)[0]
     return "" if first.column else first.text
 
 
 def _tube(pipeline: Pipeline, sink: TubeSink, where: tuple[str | int, ...]) -> Iterator[Problem]:
     of_pipeline = [name for name in sink.options if not name.lower().startswith("tubemq.")]
     if sink.master is None and pipeline.master is None:
-        yield Problem((*where, "master"), None, "expected the TubeMQ masters: no source of this file names any")
+        yield Problem((*where, "master"), None, "expected the TubeMQ masters: no source of this file sets them")
     elif of_pipeline:
         known = ", ".join(LOGIN_OPTIONS)
         yield Problem((*where, "options", of_pipeline[0]), of_pipeline[0], f"expected one of {known}")
@@ -471,7 +478,7 @@ def _tube(pipeline: Pipeline, sink: TubeSink, where: tuple[str | int, ...]) -> I
             part = "options" if sink.options and error.option != "tubemq.master" else "master"
             text = f"{error.what}; {error.do}" if error.do else error.what
             yield Problem((*where, part), getattr(sink, part), text)
-    parts = pieces(sink.topic)
+    parts = template_parts(sink.topic)
     if any(part.column for part in parts):
         return
     topic = "".join(part.text for part in parts)
@@ -486,8 +493,8 @@ def _tube(pipeline: Pipeline, sink: TubeSink, where: tuple[str | int, ...]) -> I
 
 
 def _mqtt(sink: MqttSink, where: tuple[str | int, ...]) -> Iterator[Problem]:
-    # A column stands for one character that any topic may have.
-    shape = "".join("x" if part.column else part.text for part in pieces(sink.topic))
+    # Columns are replaced by a character that is valid in any topic.
+    shape = "".join("x" if part.column else part.text for part in template_parts(sink.topic))
     try:
         MqttWriteOptions.parse({"mqtt.broker": "mqtt://127.0.0.1", "topic": shape})
     except ConfigError as error:

@@ -31,11 +31,11 @@ __all__ = [
 
 
 class StateStore(Part):
-    """The MQTT broker that the state store answers on."""
+    """The MQTT broker of the state store."""
 
     broker: BrokerUrl = Field(
         default="mqtt://127.0.0.1:1883",
-        description="if left out, the variable PENSTOCK_BROKER counts before this default",
+        description="without this key, the environment variable `PENSTOCK_BROKER` has precedence over the default",
     )
 
 
@@ -69,7 +69,7 @@ class Pipeline(Part):
 
     @property
     def inputs(self) -> dict[str, Source]:
-        """The sources by the names that steps know them by."""
+        """The sources by the names that steps use."""
         return dict(self.sources) if self.source is None else {SOURCE: self.source}
 
     @property
@@ -88,7 +88,7 @@ class Pipeline(Part):
         return given if master is None else {"tubemq.master": master, **given}
 
     @model_validator(mode="after")
-    def _one_way_to_name_sources(self) -> Pipeline:
+    def _check_source_or_sources(self) -> Pipeline:
         if (self.source is None) == (not self.sources):
             raise ValueError("expected exactly one of source, sources")
         return self
@@ -107,41 +107,41 @@ class PlanNode(NamedTuple):
 class SinkPlan(NamedTuple):
     """One streaming query.
 
-    ``nodes`` in an order in which they can run; ``reads`` is the stream that the sink gets; ``ways`` are the names of
-    the sources in the order in which the query meets them, one more than once where its records go several ways.
-    ``late_sinks`` get the late records of its window.
+    ``nodes`` are in topological order; ``reads`` is the stream that the sink reads; ``inputs`` are the names of the
+    sources in the order of the query, a source several times if its records take several paths. ``late_sinks`` receive
+    the late records of the window.
     """
 
     sink: Sink
     nodes: tuple[PlanNode, ...]
     reads: str
-    ways: tuple[str, ...]
+    inputs: tuple[str, ...]
     dead_letters_of: frozenset[str]
     late_sinks: tuple[Sink, ...] = ()
 
     @property
     def steps(self) -> tuple[Step, ...]:
-        """The steps alone."""
+        """The steps, without their inputs."""
         return tuple(node.step for node in self.nodes)
 
     @property
     def window(self) -> Window | None:
-        """The window among the steps."""
+        """The window step, if there is one."""
         return next((step.window for step in self.steps if step.window is not None), None)
 
     @property
     def window_name(self) -> str:
-        """The name of that step; empty without one."""
+        """Name of the window step; empty without one."""
         return next((step.name for step in self.steps if step.window is not None), "")
 
     @property
     def changes_windows(self) -> bool:
-        """True if a window is emitted whenever it changed."""
+        """True if a window is emitted whenever it changes."""
         return self.window is not None and not self.window.only_closed
 
     @property
     def makes_dead_letters(self) -> frozenset[str]:
-        """Names under which records of this query may become dead letters, in whichever query they are written."""
+        """Step names of the dead letters that this query may find, whichever query writes them."""
         last = next((n for n, step in enumerate(self.steps, 1) if step.kind == "window"), len(self.steps))
         found = {step.name for step in self.steps[:last] if step.kind in MAKES_DEAD_LETTERS}
         refusing = {sink_letter(sink.name) for sink in (self.sink, *self.late_sinks) if sink.refuses}
@@ -153,18 +153,18 @@ class SinkPlan(NamedTuple):
         return self.window is not None
 
 
-def labels(ways: Sequence[str]) -> tuple[str, ...]:
-    """A label for each of ``ways``: the source's name, with ``#2``, ``#3`` for further ways from it."""
+def labels(inputs: Sequence[str]) -> tuple[str, ...]:
+    """Return a label for each of ``inputs``: the source's name, with ``#2``, ``#3`` for further inputs from it."""
     seen: dict[str, int] = {}
     made = []
-    for name in ways:
+    for name in inputs:
         seen[name] = seen.get(name, 0) + 1
         made.append(name if seen[name] == 1 else f"{name}#{seen[name]}")
     return tuple(made)
 
 
 def reads_of(pipeline: Pipeline, index: int) -> tuple[str, ...]:
-    """Inputs of step ``index``: those it names, else the step before it, else the only source."""
+    """Return the inputs of step ``index``: those in the file, else the previous step, else the only source."""
     step = pipeline.steps[index]
     if step.concat is not None:
         return tuple(step.concat)
@@ -172,21 +172,21 @@ def reads_of(pipeline: Pipeline, index: int) -> tuple[str, ...]:
 
 
 def sink_reads(pipeline: Pipeline, sink: Sink) -> str:
-    """The step, or source, whose rows ``sink`` gets; for late records the window."""
+    """Return the step or source that ``sink`` reads; for late records the window."""
     name = sink.source or _before(pipeline, len(pipeline.steps))
     return late_of(name) or name
 
 
 def _before(pipeline: Pipeline, index: int) -> str:
-    # Without a step before it: the only source. With several the references say which.
+    # The first step reads the only source; with several sources, `from` is required.
     return pipeline.steps[index - 1].name if index else SOURCE
 
 
 def plan(pipeline: Pipeline) -> list[SinkPlan]:
-    """One query for each sink, in the order of the file; a sink of late records is served by its window's first query.
+    """Plan one query for each sink, in file order; the first query of a window also writes its late records.
 
-    A step shared by several queries meets the same broken record in each of them. The first query whose single rows
-    reach its sink writes its dead letter, or the first one at all; the others only count it.
+    Several queries that share a step find the same invalid record. Its dead letter is written by the first of them
+    whose sink receives single rows, or else by the first one; the others only count it.
     """
     late: dict[str, list[Sink]] = {}
     plans: list[SinkPlan] = []
@@ -207,15 +207,15 @@ def plan(pipeline: Pipeline) -> list[SinkPlan]:
 
 
 def _plan(pipeline: Pipeline, sink: Sink) -> SinkPlan:
-    """Goes back from the sink; the order of the file is one in which steps can run. The references must hold."""
+    """Collect the steps from the sink back to the sources; file order is topological. References must be valid."""
     position = {step.name: index for index, step in enumerate(pipeline.steps)}
-    ways: list[str] = []
+    inputs: list[str] = []
     needed: set[int] = set()
 
     def visit(name: str) -> None:
         index = position.get(name)
         if index is None:
-            ways.append(name)
+            inputs.append(name)
             return
         needed.add(index)
         for other in reads_of(pipeline, index):
@@ -224,4 +224,4 @@ def _plan(pipeline: Pipeline, sink: Sink) -> SinkPlan:
     reads = sink_reads(pipeline, sink)
     visit(reads)
     nodes = tuple(PlanNode(pipeline.steps[index], reads_of(pipeline, index)) for index in sorted(needed))
-    return SinkPlan(sink, nodes, reads, tuple(ways), frozenset())
+    return SinkPlan(sink, nodes, reads, tuple(inputs), frozenset())

@@ -38,7 +38,7 @@ __all__ = [
 
 
 LARGEST_RECORD = 1 << 20
-"""Bytes of a record's value that every topic accepts [TubeMQ: maxMsgSizeInMB is 1 or more]."""
+"""Maximum size of a value in bytes that every topic accepts [TubeMQ: maxMsgSizeInMB is 1 or more]."""
 
 
 class TableSink(Part):
@@ -62,7 +62,7 @@ class TableSink(Part):
     )
 
     @model_validator(mode="after")
-    def _what_goes_together(self) -> TableSink:
+    def _check_merge_options(self) -> TableSink:
         if self.mode == "merge" and self.format != "delta":
             raise ValueError("expected `format: delta` with `mode: merge`")
         if (self.mode == "merge") != bool(self.keys):
@@ -101,9 +101,9 @@ class StateStoreSink(Part):
 
 
 class Messages(Part):
-    """Rows as messages of a broker. At least once: every copy of a message has the same id.
+    """Send rows as messages to a broker. At least once: all duplicates of a message have the same id.
 
-    The id is that of the source's record and ``<pipeline>.<sink>``; of a window: group, window, sink and batch.
+    The id consists of the source record's id and ``<pipeline>.<sink>``; for a window, of group, window, sink and batch.
     """
 
     topic: KeyTemplate = Field(description="topic; `{column}` inserts a column")
@@ -123,7 +123,7 @@ class Messages(Part):
 
     @property
     def largest(self) -> int | None:
-        """Bytes of the largest value that is sent; None: the broker decides, and its refusal ends the run."""
+        """Maximum size of a value in bytes; None: limit of the broker, whose refusal ends the run."""
         return self.max_bytes
 
 
@@ -146,7 +146,7 @@ class TubeSink(Messages):
 
     @property
     def largest(self) -> int | None:
-        """Bytes of the largest value that is sent: what a topic takes, where the file says nothing."""
+        """Maximum size of a value in bytes; by default the limit that every topic accepts."""
         return self.max_bytes or LARGEST_RECORD
 
 
@@ -193,18 +193,18 @@ class Sink(Part):
         return path
 
     def with_path(self, path: str) -> Sink:
-        """The same sink, which writes its files to ``path``."""
+        """Return a copy of the sink that writes its files to ``path``."""
         part: Part = getattr(self, self.kind)
         return self.model_copy(update={self.kind: part.model_copy(update={"path": path})})
 
     @property
     def messages(self) -> TubeSink | MqttSink | None:
-        """The sink as one of messages, where it is."""
+        """The message sink, if it is one."""
         return self.tubemq if self.tubemq is not None else self.mqtt
 
     @property
     def refuses(self) -> bool:
-        """True if some rows can be refused by this sink."""
+        """True if rows may be unwritable to this sink."""
         return self.messages is not None or self.statestore is not None
 
     @model_validator(mode="after")

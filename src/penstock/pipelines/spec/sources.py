@@ -1,4 +1,4 @@
-"""The sources of a pipeline file: where its records come from, one class for each format."""
+"""The sources of a pipeline file, one class for each format."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ __all__ = [
 ]
 
 SOURCE = "source"
-"""The name by which a step refers to the records of the only source, as they come."""
+"""Stream name of a single source."""
 
 _MASTER = "127.0.0.1:8715"
 Options = dict[str, str | int | bool]
@@ -36,17 +36,17 @@ _LOGIN = ("tubemq.user", "tubemq.passwordfile", "tubemq.tls")
 
 
 _DECIDED = ("tubemq.master", "subscribe", "subscribePattern", "assign", "includeHeaders", "columns")
-"""Options of the source that other parts of the file decide."""
+"""Options of the source that other parts of the file set."""
 
 
 def named_options(known: Mapping[str, str]) -> dict[str, Any]:
-    """Names of options with their meaning, for the JSON Schema: editors complete them, errors know where they go."""
+    """Return the JSON Schema of options and their descriptions, for completion in editors and for errors."""
     kinds = ["string", "integer", "boolean"]
     return {"properties": {name: {"type": kinds, "description": meaning} for name, meaning in known.items()}}
 
 
 def as_texts(options: Options) -> dict[str, str]:
-    """``options`` as Spark takes them."""
+    """Convert ``options`` to text, as Spark expects them."""
     return {name: str(v).lower() if isinstance(v, bool) else str(v) for name, v in options.items()}
 
 
@@ -67,7 +67,7 @@ class TubeOptions(Part):
     def all_options(self) -> dict[str, str]:
         """Options for the ``tubemq`` source: those in the file, and those that every pipeline needs."""
         given = as_texts(self.options)
-        # Unlike a bare stream: a pipeline that is set up after the first record came should have that one too.
+        # Unlike a plain stream, a new pipeline also reads the records that exist already.
         starting = {} if "startingoffsets" in map(str.lower, given) else {"startingOffsets": "earliest"}
         return {
             **starting,
@@ -86,7 +86,7 @@ class TubeOptions(Part):
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns that rows have before anything is parsed."""
+        """The columns of rows before the parse step."""
         return ()
 
 
@@ -117,7 +117,7 @@ class MqttSource(TubeOptions):
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns that rows have before anything is parsed."""
+        """The columns of rows before the parse step."""
         return ("mqtt_topic",)
 
 
@@ -143,7 +143,7 @@ class StateStoreSource(TubeOptions):
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns that rows have before anything is parsed."""
+        """The columns of rows before the parse step."""
         return ("state_key", "operation", "version", "writer", "expires_at")
 
 
@@ -175,11 +175,11 @@ class FilesSource(Part):
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """As of the others."""
+        """The columns of rows before the parse step."""
         return ("file",)
 
     @model_validator(mode="after")
-    def _options_are_of_the_content(self) -> FilesSource:
+    def _check_content_options(self) -> FilesSource:
         if self.skip_lines and self.content != "lines":
             raise ValueError(f"skip_lines is for content: lines, not for {self.content}")
         if self.changes == "skip" and self.content != "delta":
@@ -198,7 +198,7 @@ class RateSource(Part):
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """As of the others."""
+        """The columns of rows before the parse step."""
         return ()
 
 

@@ -44,7 +44,7 @@ class Parse(Part):
 
     @property
     def ddl(self) -> str:
-        """The columns, wherever they were given."""
+        """The DDL of the columns, from ``schema`` or ``schema_file``."""
         assert self.columns is not None, "checked when the file was read"
         return self.columns
 
@@ -60,9 +60,9 @@ class Parse(Part):
         try:
             text = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise ValueError(f"expected a readable file of columns in schema_file: {error}") from None
+            raise ValueError(f"expected a readable schema_file: {error}") from None
         if not text.strip():
-            raise ValueError(f"expected columns in {str(path)!r}, it is empty")
+            raise ValueError(f"expected columns in {str(path)!r}, the file is empty")
         return self.model_copy(update={"columns": text})
 
 
@@ -107,7 +107,7 @@ class Dedupe(Part):
     )
 
     @model_validator(mode="after")
-    def _within_where_it_counts(self) -> Dedupe:
+    def _check_within(self) -> Dedupe:
         if (self.on == "arrival") != (self.within is not None):
             raise ValueError("expected `within: <duration>` with `on: arrival`, and only there")
         return self
@@ -133,7 +133,7 @@ class Window(Part):
     watermark: Duration = Field(
         description="how far an event may be behind the latest event time; older events are late"
     )
-    ahead: Duration = Field(
+    max_ahead: Duration = Field(
         default="1 day",
         description="how far the event time may be after the append time; other events become dead letters, because "
         "they would advance the watermark",
@@ -161,7 +161,7 @@ class Window(Part):
             if duration_ms(self.slide) > duration_ms(self.duration):
                 raise ValueError("expected slide no longer than duration: events between two windows would be lost")
         if self.gap is not None and self.emit == "changes":
-            raise ValueError("expected `emit: closed`: Spark brings sessions out when they are closed only")
+            raise ValueError("expected `emit: closed`: Spark emits session windows only when they are closed")
         return self
 
 
@@ -177,7 +177,7 @@ class Map(Part):
     drop: list[FieldPath] = Field(default_factory=list, description="columns to remove")
 
     @model_validator(mode="after")
-    def _something_to_do(self) -> Map:
+    def _check_not_empty(self) -> Map:
         if not (self.rename or self.compute or self.drop):
             raise ValueError("expected at least one of rename, compute, drop")
         return self

@@ -1,4 +1,4 @@
-"""Shared parts of the models: a frozen base that refuses unknown names; durations, keys, paths."""
+"""Shared parts of the models: a frozen base class that rejects unknown keys; durations, key templates, paths."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ __all__ = [
     "Name",
     "NewColumn",
     "Part",
-    "Piece",
     "Stream",
+    "TemplatePart",
     "directory",
     "duration_ms",
     "late_of",
     "lease_key",
     "names_setting",
-    "pieces",
     "run_key",
     "sink_letter",
     "stop_key",
+    "template_parts",
     "transaction_id",
 ]
 
 directory: ContextVar[Path] = ContextVar("directory of the pipeline file", default=Path())
-"""Directory of the file that is being read; paths of schema files are relative to it."""
+"""Directory of the pipeline file; paths of schema files are relative to it."""
 
 
 class Part(BaseModel):
@@ -60,18 +60,19 @@ _PIECE = re.compile(r"\{\{|\}\}|\{(?P<column>[^{}]*)\}|(?P<text>[^{}]+)|(?P<stra
 _COLUMN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*")
 
 REDRIVE = "penstock.redrive"
-"""Header of a dead letter that was sent again: how often."""
+"""Header of a redriven dead letter: number of redrives."""
 REDRIVE_STEP = "penstock.redrive.step"
-"""Header of a dead letter that was sent again: which step, or sink, could not process it."""
+"""Header of a redriven dead letter: step or sink that could not process it."""
 _LATE = "late"
 MAX_KEY_TEMPLATE = 1_024
-"""Longer than any key that people read; the store itself takes longer ones."""
+"""Maximum length of a key template; the state store itself accepts longer keys."""
 
 
 def duration_ms(text: str) -> int:
-    """Milliseconds of ``3 hours``, ``500 milliseconds``, ``1 day``: a count and one unit up to days.
+    """Convert a duration, such as ``3 hours``, ``500 milliseconds`` or ``1 day``, to milliseconds.
 
-    Months and years are left out on purpose: they have no fixed length, so no watermark could be compared with them.
+    The grammar is Spark's, since Spark parses the same text: one number and one unit of at most a day. Months and years
+    have no fixed length, so they cannot be compared with a watermark.
     """
     match = _DURATION.fullmatch(text)
     if match is None:
@@ -90,18 +91,18 @@ def _broker_url(text: str) -> str:
 BrokerUrl = Annotated[
     str, AfterValidator(_broker_url), Field(json_schema_extra={"pattern": f"^({'|'.join(SCHEMES)})://|^[^/]+:[0-9]+$"})
 ]
-"""The URL of an MQTT broker, or HOST:PORT; the pattern is for editors."""
+"""URL of an MQTT broker, or HOST:PORT; the pattern is for editors."""
 
 BROKER_VARIABLE = "PENSTOCK_BROKER"
 MASTER_VARIABLE = "PENSTOCK_TUBE_MASTER"
-"""Environment variables with the addresses of a pipeline whose file has none."""
+"""Environment variables with the addresses of a pipeline whose file does not set them."""
 
 
 @contextmanager
 def names_setting(setting: str, variable: str) -> Iterator[None]:
-    """Have errors of an unreachable server say which ``setting`` of the pipeline file has its address.
+    """Add a hint to errors of an unreachable server: the ``setting`` in the pipeline file that has its address.
 
-    ``variable`` is the environment variable that counts without the setting.
+    ``variable`` is the environment variable that is used without the setting.
     """
     try:
         yield
@@ -112,61 +113,59 @@ def names_setting(setting: str, variable: str) -> Iterator[None]:
 
 
 def transaction_id(sink: str, query: str) -> str:
-    """Under which id the ``query`` (the id in its checkpoint) of ``sink`` writes transactions of Delta tables."""
+    """Return the id for Delta transactions of ``query`` (the id in its checkpoint) of ``sink``."""
     return f"penstock/{sink}/{query}"
 
 
 def lease_key(pipeline: str) -> str:
-    """The state store key that a run of ``pipeline`` holds while it runs."""
+    """Return the state store key of the lease of ``pipeline``."""
     return f"penstock/pipeline/{pipeline}/lease"
 
 
 def run_key(pipeline: str) -> str:
-    """Key of the status that the run with the lease of ``pipeline`` publishes."""
+    """Return the key of the status that the run of ``pipeline`` publishes."""
     return f"penstock/pipeline/{pipeline}/run"
 
 
 def stop_key(pipeline: str) -> str:
-    """Key of the request to stop a run of ``pipeline``."""
+    """Return the key for requests to stop a run of ``pipeline``."""
     return f"penstock/pipeline/{pipeline}/stop"
 
 
 def late_of(stream: str) -> str | None:
-    """The window step whose late records ``stream`` names; None where it is the name of a step."""
+    """Return the window step if ``stream`` names the late records of one, else None."""
     name, dot, what = stream.partition(".")
     return name if dot and what == _LATE else None
 
 
 def sink_letter(sink: str) -> str:
-    """Step name in the dead letters of a sink; no step can have this name."""
+    """Return the step name in the dead letters of a sink, which no step can have."""
     return f"sink:{sink}"
 
 
-class Piece(NamedTuple):
+class TemplatePart(NamedTuple):
     """One part of a key template: literal text, or the value of a column."""
 
     text: str
     column: bool
 
 
-def pieces(template: str) -> list[Piece]:
-    """Split ``water/limits/{branch}`` into text and columns; ``{{`` and ``}}`` stand for the braces themselves."""
-    found: list[Piece] = []
+def template_parts(template: str) -> list[TemplatePart]:
+    """Split ``water/limits/{branch}`` into text and columns; ``{{`` and ``}}`` are literal braces."""
+    found: list[TemplatePart] = []
     for match in _PIECE.finditer(template):
         if match["stray"] is not None:
-            raise ValueError(
-                f"expected every brace in {template!r} to be paired; write {{{{ or }}}} for a brace itself"
-            )
+            raise ValueError(f"expected matching braces in {template!r}; write {{{{ or }}}} for a literal brace")
         column = match["column"]
         if column is None:
             text = match["text"] or match[0][0]
             if found and not found[-1].column:
                 text = found.pop().text + text
-            found.append(Piece(text, column=False))
+            found.append(TemplatePart(text, column=False))
         elif _COLUMN.fullmatch(column):
-            found.append(Piece(column, column=True))
+            found.append(TemplatePart(column, column=True))
         else:
-            raise ValueError(f"expected the name of a column between the braces of {template!r}, found {column!r}")
+            raise ValueError(f"expected a column name between the braces of {template!r}, found {column!r}")
     return found
 
 
@@ -176,13 +175,13 @@ def _checked_duration(text: str) -> str:
 
 
 def _checked_template(text: str) -> str:
-    pieces(text)
+    template_parts(text)
     return text
 
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """Text of a form: the ``pattern`` is for editors, ``words`` are for people."""
+    """Text that matches ``pattern``; ``words`` describe it in errors."""
 
     pattern: str
     words: str
@@ -204,18 +203,16 @@ Duration = Annotated[
 ]
 KeyTemplate = Annotated[str, Field(min_length=1, max_length=MAX_KEY_TEMPLATE), AfterValidator(_checked_template)]
 _NAME = "[a-z][a-z0-9_-]{0,62}"
-_NAME_WORDS = "a small letter first, then small letters, digits, _ or -, up to 63 in all"
+_NAME_WORDS = "a lowercase letter, then lowercase letters, digits, _ or -, at most 63 characters"
 Name = Annotated[str, _Form(_NAME, f"a name: {_NAME_WORDS}")]
 Stream = Annotated[str, _Form(rf"{_NAME}(\.{_LATE})?", f"the name of a step, or <window step>.{_LATE}: {_NAME_WORDS}")]
 _WORD = "[A-Za-z][A-Za-z0-9_]*"
 NewColumn = Annotated[
-    str, _Form("[A-Za-z_][A-Za-z0-9_]*", "the name of a column: letters, digits and _, no digit first")
+    str, _Form("[A-Za-z_][A-Za-z0-9_]*", "a column name: letters, digits and _, not starting with a digit")
 ]
 FieldPath = Annotated[
     str,
-    _Form(rf"{_WORD}(\.{_WORD})*", "a column, or a field of a struct such as limits.low, that begins with a letter"),
+    _Form(rf"{_WORD}(\.{_WORD})*", "a column, or a struct field such as limits.low, that starts with a letter"),
 ]
-Column = Annotated[
-    str, _Form(r"[^_](.|\s)*", "the name of a column that does not begin with _, which are the pipeline's")
-]
+Column = Annotated[str, _Form(r"[^_](.|\s)*", "a column name that does not start with _, which is reserved")]
 Expression = Annotated[str, Field(min_length=1)]

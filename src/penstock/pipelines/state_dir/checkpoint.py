@@ -1,6 +1,6 @@
 """Read Spark's checkpoint of one query: its id, and the end offsets and watermark of each batch.
 
-The layout is Spark's own (MicroBatchExecution, OffsetSeqLog, CommitLog; the same from 3.5 to 4.3):
+The layout is Spark's (MicroBatchExecution, OffsetSeqLog, CommitLog; the same from 3.5 to 4.3):
 ``metadata`` holds the query's id; ``offsets/<n>`` is written before batch n runs: a version line, a line of JSON with
 ``batchWatermarkMs``, then one line for each source; ``commits/<n>`` is written after it.
 """
@@ -18,28 +18,37 @@ from penstock.pipelines.spec.steps import Window
 from penstock.pipelines.state_dir import layout
 from penstock.pipelines.state_dir.layout import read_json, write_json
 
-__all__ = ["ANEW", "Checkpoint", "Offsets", "Planned", "check_shapes", "misfits", "parse_offsets", "shape_of"]
+__all__ = [
+    "START_OVER",
+    "Checkpoint",
+    "Offsets",
+    "PlannedBatch",
+    "check_shapes",
+    "incompatible_sinks",
+    "parse_offsets",
+    "shape_of",
+]
 
 Offsets = dict[str, dict[str, int]]
-"""Stream -> partition -> offset; in TubeMQ: topic -> ``<broker>:<partition>`` -> index offset."""
+"""Stream -> partition -> offset; for TubeMQ: topic -> ``<broker>:<partition>`` -> index offset."""
 ONLY = "source"
-"""The label of the only source: its streams are not prefixed with it."""
+"""Label of a single source, with which its streams are not prefixed."""
 
 
-class Planned(NamedTuple):
-    """A batch as planned: its watermark in ms since 1970 (0: none yet), and where the ranges of the sources end."""
+class PlannedBatch(NamedTuple):
+    """Plan of a batch: its watermark in ms since 1970 (0: none yet), and the end offsets of the sources."""
 
     watermark_ms: int
     end: Offsets
 
 
-def parse_offsets(text: str, labels: Sequence[str] = (ONLY,)) -> Planned:
-    """Read one entry of the offset log of a query whose sources have ``labels``, in the order of the query.
+def parse_offsets(text: str, labels: Sequence[str] = (ONLY,)) -> PlannedBatch:
+    """Parse one entry of the offset log of a query whose sources have ``labels``, in the order of the query.
 
-    A source that has given no data yet has no entry in ``end``.
+    A source without data so far has no entry in ``end``.
 
     Raises:
-        ValueError: it is not one.
+        ValueError: the text is not an entry of an offset log.
     """
     lines = text.splitlines()
     if len(lines) != 2 + len(labels) or not lines[0].startswith("v"):
@@ -47,24 +56,24 @@ def parse_offsets(text: str, labels: Sequence[str] = (ONLY,)) -> Planned:
     metadata: dict[str, Any] = json.loads(lines[1])
     end: Offsets = {}
     for label, line in zip(labels, lines[2:], strict=True):
-        # "-" stands for a source that has given no data yet.
+        # "-" is the entry of a source without data so far.
         places: Offsets = {} if line == "-" else json.loads(line)
         end |= {stream if label == ONLY else f"{label}/{stream}": named for stream, named in places.items()}
-    return Planned(int(metadata["batchWatermarkMs"]), end)
+    return PlannedBatch(int(metadata["batchWatermarkMs"]), end)
 
 
 class Checkpoint:
-    """The checkpoint of one query, read only; Spark is the one who writes it. ``labels``: see ``parse_offsets``."""
+    """The checkpoint of one query, which only Spark writes. ``labels``: see ``parse_offsets``."""
 
     def __init__(self, path: Path, labels: Sequence[str] = (ONLY,)) -> None:
         self.path = path
         self._labels = tuple(labels)
 
     def query_id(self) -> str:
-        """The id that stays the query's over restarts."""
+        """Return the id of the query, which does not change on restarts."""
         return str(read_json(self.path / "metadata")["id"])
 
-    def planned(self, batch: int) -> Planned:
+    def planned(self, batch: int) -> PlannedBatch:
         """Return Spark's plan of ``batch``.
 
         Raises:
@@ -86,51 +95,50 @@ class Checkpoint:
         return (self.planned(batch - 1).end or None) if batch else None, end
 
     def late_watermark_ms(self, batch: int) -> int:
-        """The watermark by which ``batch`` drops events as late: that of the batch before it.
+        """Return the watermark with which ``batch`` drops late events: the watermark of the previous batch.
 
-        Since 3.5 Spark lets several stateful operators follow each other. So that what the first one emits at one
-        watermark is not late for the second, events are compared with the watermark of the batch before
-        (``inputWatermarkForLateEvents``), and only state is evicted by the batch's own. An event at the watermark
-        itself is dropped too.
+        Since 3.5 Spark supports several stateful operators in a row. Output of the first one must not be late for the
+        second, so events are compared with the watermark of the previous batch (``inputWatermarkForLateEvents``), and
+        only the eviction of state uses the watermark of the batch itself. Events at the watermark are dropped too.
         """
         return self.planned(batch - 1).watermark_ms if batch else 0
 
     def is_committed(self, batch: int) -> bool:
-        """True if Spark has finished ``batch``."""
+        """Return True if Spark has committed ``batch``."""
         return (self.path / "commits" / str(batch)).exists()
 
 
-ANEW = (
-    "give the sink a new name and a new table: it then begins with the first record that the log holds; or take the "
-    "change back"
+START_OVER = (
+    "give the sink a new name and a new table: it then starts with the first record in the log; or revert the change"
 )
-"""Remedy for a change that a checkpoint cannot follow."""
+"""Hint for a change that a checkpoint does not support."""
 _NOTHING = "none"
 
 
 def shape_of(pipeline: Pipeline, sink_plan: SinkPlan) -> dict[str, str]:
-    """Properties of a query that must not change, by name, as text."""
+    """Return the properties of a query that must not change: name to text."""
     inputs = pipeline.inputs
     sources = [
-        f"{label} ({inputs[name].format})" for label, name in zip(labels(sink_plan.ways), sink_plan.ways, strict=True)
+        f"{label} ({inputs[name].format})"
+        for label, name in zip(labels(sink_plan.inputs), sink_plan.inputs, strict=True)
     ]
     dedupe = next((step.dedupe for step in sink_plan.steps if step.dedupe is not None), None)
     return {
         "sources": ", ".join(sources),
         "dedupe": _NOTHING if dedupe is None else f"on {dedupe.on}",
-        # Apart from the above, which state of older versions has alone.
+        # A separate entry, since state directories of older versions have only the one above.
         "dedupe's key": _NOTHING if dedupe is None else dedupe.key,
         "window": _NOTHING if sink_plan.window is None else _window(sink_plan.window),
     }
 
 
 def check_shapes(pipeline: Pipeline, state: Path) -> None:
-    """Compare each query with what its checkpoint was made by, and remember it where there is none yet.
+    """Compare each query with the properties of its checkpoint, and store the properties of new queries.
 
     Raises:
-        ConfigError: one has changed in a way that its checkpoint cannot follow.
+        ConfigError: the checkpoint of a query does not support a change.
     """
-    for error in misfits(pipeline, state).values():
+    for error in incompatible_sinks(pipeline, state).values():
         raise error
     for sink_plan in plan(pipeline):
         name = sink_plan.sink.name
@@ -138,8 +146,8 @@ def check_shapes(pipeline: Pipeline, state: Path) -> None:
             write_json(layout.shape(state, name), shape_of(pipeline, sink_plan))
 
 
-def misfits(pipeline: Pipeline, state: Path) -> dict[str, ConfigError]:
-    """For each sink whose query has changed in a way that its checkpoint cannot follow: why."""
+def incompatible_sinks(pipeline: Pipeline, state: Path) -> dict[str, ConfigError]:
+    """Return an error for each sink whose checkpoint does not support a change of its query."""
     found = {}
     for sink_plan in plan(pipeline):
         name = sink_plan.sink.name
@@ -147,10 +155,10 @@ def misfits(pipeline: Pipeline, state: Path) -> dict[str, ConfigError]:
         for what, text in shape_of(pipeline, sink_plan).items():
             if before.get(what, text) != text and name not in found:
                 found[name] = ConfigError(
-                    f"sink {name!r}: its {what} changed since its checkpoint was made, which cannot follow that",
+                    f"sink {name!r}: its {what} changed since its checkpoint was created, which does not support this",
                     option=f"sinks.{name}",
-                    why=f"it was: {before[what]}; it is: {text}",
-                    do=ANEW,
+                    why=f"was: {before[what]}; is: {text}",
+                    do=START_OVER,
                 )
     return found
 

@@ -109,20 +109,20 @@ def replay(state: Path) -> Path:
 
 
 def claim(state: Path, pipeline: str) -> None:
-    """Make the directory ``state`` that of the pipeline ``pipeline``, if it is nobody's yet.
+    """Claim the directory ``state`` for ``pipeline`` unless it has an owner.
 
     Raises:
-        ConfigError: it is another's.
+        ConfigError: another pipeline owns the directory.
     """
     create_json(owner(state), {"pipeline": pipeline})
     check_owner(state, pipeline)
 
 
 def check_owner(state: Path, pipeline: str) -> None:
-    """Refuse the directory ``state`` where it is known to be another pipeline's.
+    """Check that no other pipeline owns the directory ``state``.
 
     Raises:
-        ConfigError: it is.
+        ConfigError: another pipeline owns it.
     """
     try:
         found = read_json(owner(state))["pipeline"]
@@ -132,17 +132,17 @@ def check_owner(state: Path, pipeline: str) -> None:
         raise ConfigError(
             f"{str(state)!r} is the state directory of the pipeline {found!r}, not of {pipeline!r}",
             option="state-dir",
-            why="it holds the checkpoints and the ledger of that pipeline",
-            do=f"name another directory; or where this is that pipeline, call it {found!r} again in its file",
+            why="it contains the checkpoints and the ledger of that pipeline",
+            do=f"use another directory; if the pipeline was renamed, rename it to {found!r} again in its file",
         )
 
 
 _PROBE_BYTES = 65_536
 _REMEDIES = {
-    errno.ENOSPC: "make room there",
-    errno.EDQUOT: "make room there",
-    errno.EACCES: "give this user the right to, or run the command as another one",
-    errno.EROFS: "mount it so that it can be written to, or name another directory",
+    errno.ENOSPC: "free disk space",
+    errno.EDQUOT: "free disk space",
+    errno.EACCES: "give this user permission, or run the command as another user",
+    errno.EROFS: "mount it read-write, or use another directory",
 }
 _NO_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS})
 
@@ -151,7 +151,7 @@ def ready_directory(path: Path) -> None:
     """Create the directory ``path`` if it does not exist, and check that it is writable.
 
     Raises:
-        StorageError: it cannot.
+        StorageError: it cannot be created or is not writable.
     """
     probe = path / f".{uuid.uuid4().hex[:12]}.tmp"
     try:
@@ -162,9 +162,9 @@ def ready_directory(path: Path) -> None:
         with suppress(OSError):
             probe.unlink(missing_ok=True)
         raise StorageError(
-            f"the directory {str(path)!r} cannot be written to: {error.strerror}",
+            f"the directory {str(path)!r} is not writable: {error.strerror}",
             path=str(path),
-            do="name another one, make room there, or give this user the right to write",
+            do="use another directory, free disk space, or give this user write permission",
         ) from error
 
 
@@ -172,7 +172,7 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
     """Replace ``path`` atomically by ``value``: write a temporary file, sync it, rename it, sync the directory.
 
     Raises:
-        StorageError: it cannot be written; what was there is still there.
+        StorageError: it cannot be written; the previous contents are unchanged.
     """
     temporary = path.with_name(f".{path.name}.tmp")
     try:
@@ -185,8 +185,8 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
 
 
 def create_json(path: Path, value: Mapping[str, Any]) -> bool:
-    """As :func:`write_json`, but only where there is nothing yet; whether it was this call that made the file."""
-    # A name of its own: another process may be about to make the same file.
+    """Like :func:`write_json`, but do not replace an existing file; return True if this call created the file."""
+    # A unique name, since another process may be creating the same file.
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -200,7 +200,7 @@ def create_json(path: Path, value: Mapping[str, Any]) -> bool:
 
 
 def _linked(temporary: Path, path: Path) -> bool:
-    """Give ``temporary`` the name ``path`` as well; whether nothing had it."""
+    """Link ``path`` to ``temporary``; return False if ``path`` exists."""
     try:
         os.link(temporary, path)
     except FileExistsError:
@@ -208,7 +208,7 @@ def _linked(temporary: Path, path: Path) -> bool:
     except OSError as error:
         if error.errno not in _NO_LINKS:
             raise
-        # Some mounted file systems know no links: there two that come at the same instant both think they were first.
+        # Some mounted file systems do not support links: there, two concurrent calls may both return True.
         if path.exists():
             return False
         path.write_bytes(temporary.read_bytes())
@@ -226,10 +226,10 @@ def _write(path: Path, value: Mapping[str, Any]) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in ``path``.
+    """Read the JSON object in ``path``.
 
     Raises:
-        FileNotFoundError: there is none.
+        FileNotFoundError: the file does not exist.
         StorageError: it is not a JSON object, or cannot be read.
     """
     try:
@@ -246,10 +246,10 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def listed(directory: Path, pattern: re.Pattern[str]) -> list[re.Match[str]]:
-    """The names in ``directory`` that are of ``pattern``; none where there is no such directory.
+    """Return the names in ``directory`` that match ``pattern``; empty if the directory does not exist.
 
     Raises:
-        StorageError: it cannot be looked into. An empty answer would be taken for "nothing is there".
+        StorageError: the directory is not readable; an empty result would be mistaken for an empty directory.
     """
     try:
         with os.scandir(directory) as entries:
@@ -265,18 +265,18 @@ def _failed(path: Path, what: str, error: OSError) -> StorageError:
     return StorageError(
         f"{str(path)!r} cannot be {what}: {error.strerror}",
         path=str(path),
-        do=_REMEDIES.get(error.errno or 0, "check what the path is, and the health of the disk"),
+        do=_REMEDIES.get(error.errno or 0, "check the path and the disk"),
     )
 
 
 def sync_file(path: Path) -> None:
-    """Have the disk keep what was written to ``path``."""
+    """Sync the contents of the file ``path`` to disk (fsync)."""
     with path.open("rb") as file:
         os.fsync(file.fileno())
 
 
 def sync_directory(path: Path) -> None:
-    """Have the disk keep the names in ``path``."""
+    """Sync the entries of the directory ``path`` to disk (fsync)."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)

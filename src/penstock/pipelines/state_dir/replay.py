@@ -1,12 +1,12 @@
 """Replay a range of the log into new tables: ``run --from --to --into``.
 
-    <into>/tables/<sink>     what the pipeline's table sinks would hold
-    <into>/dead_letters      its dead letters
-    <into>/state             checkpoints, ledger, and the range, decided once
+    <into>/tables/<sink>     tables of the pipeline's table sinks
+    <into>/dead_letters      dead letters
+    <into>/state             checkpoints, ledger, and the range, which is resolved once
 
-A replay reads the same pipeline file. It holds a lease of its own, so that the live run continues, and omits the
-sinks with other consumers (state store, messages) unless ``--live`` is set. Then it is the pipeline's run,
-under the pipeline's own lease: two of them would fence each other off.
+A replay reads the same pipeline file. It holds a separate lease, so that the live run continues, and omits the sinks
+with external readers (state store, messages) unless ``--live`` is set. With ``--live`` it needs the pipeline's own
+lease, since the two runs would fence each other.
 """
 
 from __future__ import annotations
@@ -23,7 +23,16 @@ from penstock.pipelines.state_dir import layout
 from penstock.pipelines.state_dir.layout import read_json, write_json
 from penstock.spark.tube.offsets import Times, Wanted, parse_wanted
 
-__all__ = ["Begun", "Replay", "Span", "begun", "place", "plan_replay", "retargeted", "state_of_replay"]
+__all__ = [
+    "Replay",
+    "RunLocation",
+    "Span",
+    "existing_replay",
+    "parse_point",
+    "plan_replay",
+    "retargeted",
+    "state_of_replay",
+]
 
 
 class Span(NamedTuple):
@@ -34,7 +43,7 @@ class Span(NamedTuple):
 
 
 class Replay(NamedTuple):
-    """A replay that can be run: the pipeline with its new targets, where its state is, and under which lease."""
+    """A replay to run: the pipeline with its new targets, state directory, and name of the lease."""
 
     pipeline: Pipeline
     span: Span
@@ -43,21 +52,21 @@ class Replay(NamedTuple):
     left_out: tuple[str, ...]
 
 
-class Begun(NamedTuple):
-    """A replay that was begun: the pipeline with its new targets, where its state is, and under which lease."""
+class RunLocation(NamedTuple):
+    """A pipeline, its state directory, and the name of its lease: of a run, or of a replay with other targets."""
 
     pipeline: Pipeline
     state: Path
     lease: str
 
 
-def place(text: str, option: str) -> Wanted:
-    """A point in the log: ``earliest``, ``latest``, offsets as JSON, or a time at which TubeMQ received records.
+def parse_point(text: str, option: str) -> Wanted:
+    """Parse a point in the log: ``earliest``, ``latest``, offsets as JSON, or a time at which TubeMQ received records.
 
-    Times are ISO 8601 (a date is its midnight, UTC where no zone is given), or milliseconds since 1970.
+    Times are ISO 8601 (a date means midnight; UTC if no zone is given), or milliseconds since 1970.
 
     Raises:
-        ConfigError: it is none of these.
+        ConfigError: the text is none of these.
     """
     given = text.strip()
     if given.lower() in {"earliest", "latest"} or given.startswith("{"):
@@ -68,20 +77,20 @@ def place(text: str, option: str) -> Wanted:
         at = datetime.fromisoformat(given)
     except ValueError:
         raise ConfigError(
-            f"{option} {text!r} is no offset or time",
+            f"{option} {text!r} is not an offset or time",
             option=option,
             do="write a time (2024-05-01, 2024-05-01T06:00Z, ms since 1970), "
-            'offsets ({"topic": {"<brokerId>:<partitionId>": position}}), earliest or latest',
+            'offsets ({"topic": {"<brokerId>:<partitionId>": offset}}), earliest or latest',
         ) from None
     at = at if at.tzinfo is not None else at.replace(tzinfo=UTC)
     return Times(round(at.timestamp() * 1000), or_latest=True)
 
 
 def retargeted(pipeline: Pipeline, into: Path, *, live: bool = False) -> tuple[Pipeline, tuple[str, ...]]:
-    """``pipeline`` with its tables and dead letters under ``into``, and the names of the sinks left out.
+    """Return ``pipeline`` with its tables and dead letters under ``into``, and the names of omitted sinks.
 
     Raises:
-        ConfigError: nothing is left.
+        ConfigError: no sink remains.
     """
     sinks, left_out = [], []
     for sink in pipeline.sinks:
@@ -94,8 +103,8 @@ def retargeted(pipeline: Pipeline, into: Path, *, live: bool = False) -> tuple[P
     if not sinks:
         raise ConfigError(
             f"pipeline {pipeline.name!r} has no table to replay into",
-            why=f"its sinks ({', '.join(left_out)}) write where others look",
-            do="say --live to write there again, after stopping the pipeline's run",
+            why=f"its sinks ({', '.join(left_out)}) have external readers",
+            do="add --live to write to them again, after stopping the pipeline's run",
         )
     dead = None
     if pipeline.dead_letters is not None:
@@ -104,33 +113,33 @@ def retargeted(pipeline: Pipeline, into: Path, *, live: bool = False) -> tuple[P
 
 
 def state_of_replay(into: Path) -> Path:
-    """State directory of the replay into ``into``."""
+    """Return the state directory of the replay into ``into``."""
     return into / "state"
 
 
 def plan_replay(pipeline: Pipeline, into: Path, begin: str | None, end: str | None, *, live: bool) -> Replay:
-    """The replay of ``[begin, end)`` (default: all that the log holds) into ``into``, begun or to be gone on with.
+    """Create or continue the replay of ``[begin, end)`` (default: the whole log) into ``into``.
 
     Raises:
-        ConfigError: a place cannot be understood, ``into`` holds another replay, or a live target lies there.
+        ConfigError: an invalid ``begin`` or ``end``, ``into`` contains another replay or a target of the pipeline.
     """
     into = into.resolve()
-    span = Span(place(begin or "earliest", "--from"), place(end or "latest", "--to"))
+    span = Span(parse_point(begin or "earliest", "--from"), parse_point(end or "latest", "--to"))
     times = [wanted.at for wanted in span if isinstance(wanted, Times) and isinstance(wanted.at, int)]
     if len(times) == 2 and times[0] >= times[1]:
         raise ConfigError(
             f"--to {end!r} is not after --from {begin!r}",
             option="--to",
-            why="the end is not part of the stretch, so it would be empty",
-            do="name a later end, or leave --to out",
+            why="the end of the range is exclusive, so the range would be empty",
+            do="use a later end, or omit --to",
         )
     for sink in pipeline.sinks:
         if sink.path is not None and _is_within(Path(sink.path).resolve(), into):
             raise ConfigError(
                 f"--into {str(into)!r}: sink {sink.name!r} of the pipeline itself writes there",
                 option="--into",
-                why="a replay must not touch what the pipeline has written",
-                do="name a directory of its own, a new one",
+                why="a replay must not change the output of the pipeline",
+                do="use a new directory",
             )
     changed, left_out = retargeted(pipeline, into, live=live)
     state = state_of_replay(into)
@@ -138,25 +147,27 @@ def plan_replay(pipeline: Pipeline, into: Path, begin: str | None, end: str | No
     return Replay(changed, span, state, _lease(pipeline, into, live=live), left_out)
 
 
-def begun(pipeline: Pipeline, into: Path) -> Begun:
-    """The replay that was begun in ``into``.
+def existing_replay(pipeline: Pipeline, into: Path) -> RunLocation:
+    """Return the existing replay in ``into``.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: the directory contains no replay.
     """
     into = into.resolve()
     try:
         asked = read_json(layout.replay(state_of_replay(into)))
     except FileNotFoundError:
         raise ConfigError(
-            f"{str(into)!r} holds no replay", option="--into", do="name the directory that run --into was given"
+            f"{str(into)!r} contains no replay", option="--into", do="use the directory of run --into"
         ) from None
     live = bool(asked.get("live"))
-    return Begun(retargeted(pipeline, into, live=live)[0], state_of_replay(into), _lease(pipeline, into, live=live))
+    return RunLocation(
+        retargeted(pipeline, into, live=live)[0], state_of_replay(into), _lease(pipeline, into, live=live)
+    )
 
 
 def _lease(pipeline: Pipeline, into: Path, *, live: bool) -> str:
-    """Name of a replay's lease: a replay may run next to the pipeline, unless it writes to the same targets."""
+    """Return the name of the lease: a replay may run next to the pipeline, unless it writes to the same targets."""
     digest = hashlib.sha256(str(into).encode()).hexdigest()[:12]
     return pipeline.name if live else f"{pipeline.name}-replay-{digest}"
 
@@ -166,7 +177,7 @@ def _is_within(path: Path, directory: Path) -> bool:
 
 
 def _remember(state: Path, asked: dict[str, object]) -> None:
-    """Store the options of a replay: the same options continue it, others would mix two replays in one table."""
+    """Store the options of a replay: the same options continue it; others would mix two replays in one table."""
     path = layout.replay(state)
     try:
         before = read_json(path)
@@ -175,7 +186,7 @@ def _remember(state: Path, asked: dict[str, object]) -> None:
         return
     if before != asked:
         raise ConfigError(
-            f"{str(state.parent)!r} holds another replay: {json.dumps(before)}",
+            f"{str(state.parent)!r} contains another replay: {json.dumps(before)}",
             option="--into",
-            do="name a new directory, or repeat the same options to continue that replay",
+            do="use a new directory, or repeat the same options to continue that replay",
         )

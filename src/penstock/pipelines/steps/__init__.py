@@ -1,1 +1,1 @@
-"""Steps on rows: parsing, expressions, windows and look-ups as transformations of Spark's data frames."""
+"""Steps on rows: parsing, expressions, windows and lookups as transformations of Spark DataFrames."""

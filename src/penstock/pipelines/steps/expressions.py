@@ -1,9 +1,9 @@
 """Expressions of the pipeline file on rows: sql, map and filter steps, and conditions of sinks.
 
-An expression may fail on one row: a cast of a text that is not a number, a division by zero. In Spark that ends the
-query, and one invalid record would stop the pipeline for good. So each expression that can fail is tried, and a row on
-which it fails is a dead letter. SQL has a ``try_`` function for some expressions only; the node that Spark creates for
-those accepts any other expression, so it is put around each one in the plan (see ``catalyst``).
+An expression may fail on one row: a cast of a text that is not a number, a division by zero. In Spark this ends the
+query, so one invalid record would stop the pipeline permanently. Therefore each expression that can fail is tried, and
+a row on which it fails becomes a dead letter. SQL has a ``try_`` function for some expressions only, but the node that
+Spark creates for them accepts any expression, so the plan wraps each expression in this node (see ``catalyst``).
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ __all__ = [
     "conditions",
     "filter_step",
     "map_step",
+    "mark_failed_conditions",
     "packed_columns",
     "quoted",
     "quoted_column",
     "shortened",
     "sql_step",
-    "sure",
     "tried_columns",
     "tried_windows",
     "value_of",
@@ -50,21 +50,21 @@ _SAFE = frozenset(
         *("And", "Or", "Not", "IsNull", "IsNotNull", "Coalesce", "If", "CaseWhen"),
     }
 )
-"""Expressions that fail on no value. Others may, as far as we look: trying one that cannot costs little."""
+"""Expressions that cannot fail. All others are tried, which costs little if an expression cannot fail."""
 _SUMS = {"Sum": "try_sum", "Average": "try_avg"}
-"""Aggregates whose buffer may overflow, and the function that makes the same one with null instead."""
+"""Aggregates that may overflow, and the functions that return null instead."""
 
 
 def packed_columns(rows: DataFrame, names: Sequence[str]) -> tuple[DataFrame, dict[str, str]]:
-    """``rows`` with those columns of ``names`` that may fail packed into a struct ``v``, null where they failed.
+    """Pack columns of ``names`` that may fail into a struct with the field ``v``; the struct is null after a failure.
 
-    ``rows`` must be a projection. Gives also the packed columns with the text of their expressions.
+    ``rows`` must be a projection. Also returns the packed columns with the text of their expressions.
     """
     return _capture_errors(rows, names, packed=True)
 
 
 def tried_columns(rows: DataFrame, names: Sequence[str]) -> DataFrame:
-    """``rows``, a projection, with null in columns of ``names`` where they fail."""
+    """Return ``rows``, a projection, with null in columns of ``names`` that fail."""
     return _capture_errors(rows, names, packed=False)[0]
 
 
@@ -78,13 +78,13 @@ def _capture_errors(rows: DataFrame, names: Sequence[str], *, packed: bool) -> t
             made = attempt.packed(named.child()) if packed else attempt.tried(named.child())
             projected = projected.updated(position, attempt.put_into(named, made))
             texts[named.name()] = named.child().sql()
-    return (attempt.rows(rows, attempt.with_part(plan, 0, projected)), texts) if texts else (rows, {})
+    return (attempt.rows(rows, attempt.with_argument(plan, 0, projected)), texts) if texts else (rows, {})
 
 
 def attempts(rows: DataFrame, windows: DataFrame, prefix: str) -> tuple[DataFrame, dict[str, tuple[str, str]]]:
-    """``rows`` with a packed column for each argument of an aggregate of ``windows`` that may fail on one of them.
+    """Add a packed column to ``rows`` for each argument of an aggregate in ``windows`` that may fail.
 
-    Columns are named ``<prefix>0``, ...; for each: the name of the aggregate, and the text of the argument.
+    Returns also a map from column (``<prefix>0``, ...) to the name of the aggregate and the text of the argument.
     """
     attempt = _Attempts(rows.sparkSession)
     found = [
@@ -104,11 +104,11 @@ def attempts(rows: DataFrame, windows: DataFrame, prefix: str) -> tuple[DataFram
         position = len(rows.columns) + n
         projected = projected.updated(position, attempt.put_into(projected.apply(position), attempt.packed(argument)))
     texts = {f"{prefix}{n}": (name, argument.sql()) for n, (name, argument) in enumerate(found)}
-    return attempt.rows(rows, attempt.with_part(plan, 0, projected)), texts
+    return attempt.rows(rows, attempt.with_argument(plan, 0, projected)), texts
 
 
 def tried_windows(windows: DataFrame) -> DataFrame:
-    """``windows``, an aggregate, with null where a sum overflows or what is made of the aggregates fails."""
+    """Return ``windows``, an aggregate, with null if a sum overflows or an expression on the aggregates fails."""
     attempt = _Attempts(windows.sparkSession)
     plan = analyzed(windows)
     expressions = plan.aggregateExpressions()
@@ -117,31 +117,31 @@ def tried_windows(windows: DataFrame) -> DataFrame:
         if kind(made) == "Alias" and kind(made.child()) != "AggregateExpression" and attempt.may_fail(made.child()):
             made = attempt.put_into(made, attempt.tried(made.child()))
         expressions = expressions.updated(position, made)
-    return attempt.rows(windows, attempt.with_part(plan, 1, expressions))
+    return attempt.rows(windows, attempt.with_argument(plan, 1, expressions))
 
 
 def value_of(column: str, texts: dict[str, str]) -> Column:
-    """A column after :func:`packed_columns`, as it was meant."""
+    """Return a column after :func:`packed_columns`, unpacked if necessary."""
     return sf.col(f"{quoted(column)}.v") if column in texts else quoted_column(column)
 
 
 def shortened(text: str) -> str:
-    """The text of an expression, in an error or a letter."""
+    """Shorten the text of an expression for an error or a dead letter."""
     return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
 
 
 def quoted(column: str) -> str:
-    """The name of a column where SQL wants one."""
+    """Quote the name of a column for SQL."""
     return "`" + column.replace("`", "``") + "`"
 
 
 def quoted_column(column: str) -> Column:
-    """The column of that very name."""
+    """Return the column with exactly this name."""
     return sf.col(quoted(column))
 
 
 class _Attempts(Catalyst):
-    """Makes expressions that are tried."""
+    """Builds expressions that are tried."""
 
     def __init__(self, spark: SparkSession) -> None:
         super().__init__(spark)
@@ -149,12 +149,12 @@ class _Attempts(Catalyst):
 
     @cached_property
     def _pack(self) -> Any:
-        """A struct of one field ``v``, made when it is first needed: windows are built anew for each batch."""
+        """A struct of one field ``v``, cached, since windows are built again for each batch."""
         packing = self._session.range(1).select(sf.struct(sf.col("id").alias("v")).alias("s"))
         return analyzed(packing).projectList().apply(0).child()
 
     def may_fail(self, expression: Any) -> bool:
-        """True if ``expression`` may fail on some row."""
+        """Return True if ``expression`` may fail on a row."""
         name = kind(expression)
         if name == "Cast":
             if not self.widens(expression):
@@ -164,27 +164,27 @@ class _Attempts(Catalyst):
         return any(self.may_fail(child) for child in each(expression.children()))
 
     def packed(self, expression: Any) -> Any:
-        """``expression`` as a struct ``v``, null where it fails."""
+        """Return ``expression`` as a struct with the field ``v``; null if it fails."""
         named = self._pack.children().head()
         return self.tried(self.with_children(self._pack, [named, expression]))
 
     def put_into(self, named: Any, expression: Any) -> Any:
-        """The alias ``named`` of ``expression``."""
+        """Return the alias ``named`` with ``expression`` as its child."""
         return self.with_children(named, [expression])
 
     def without_overflow(self, expression: Any) -> Any:
-        """``expression`` with sums that become null where they overflow."""
+        """Return ``expression`` with sums that become null on overflow."""
         children = [self.without_overflow(child) for child in each(expression.children())]
         made = self.with_children(expression, children) if children else expression
         if kind(made) not in _SUMS:
             return made
         like = self._session.range(1).select(sf.call_function(_SUMS[kind(made)], sf.col("id")))
         mode = next(each(analyzed(like).aggregateExpressions())).child().aggregateFunction().productElement(1)
-        return self.made_of(made, [made.child(), mode])
+        return self.rebuilt(made, [made.child(), mode])
 
 
 def _arguments(expression: Any) -> Iterator[Any]:
-    """Inputs of the aggregates in ``expression`` for each row, including their filters."""
+    """Yield the arguments of the aggregates in ``expression``, including their filters."""
     children = list(each(expression.children()))
     if kind(expression) != "AggregateExpression":
         for child in children:
@@ -200,10 +200,10 @@ _SELECT = re.compile(r"\s*select\b", re.IGNORECASE)
 
 
 def sql_step(rows: DataFrame, name: str, statement: str, view: str) -> DataFrame:
-    """``SELECT expressions FROM <the step it reads>``, with the internal columns carried along.
+    """Run ``SELECT expressions FROM <input>``, and keep the metadata columns.
 
-    They are put in front of the expressions under names of their own, since the expressions may be ``*``. Whatever
-    would change the number of rows is refused: a row that vanished here would be missing in every count.
+    They are selected before the expressions with temporary names, since the expressions may be ``*``. A statement that
+    could change the number of rows is rejected: the ledger could not account for missing rows.
     """
     internal = internal_columns(rows)
     carried = "".join(f"{column} AS _kept{column}, " for column in internal)
@@ -216,13 +216,13 @@ def sql_step(rows: DataFrame, name: str, statement: str, view: str) -> DataFrame
     tried, texts = _tried(result, [column for column in result.columns if column not in internal])
     values = [sf.col(f"_kept{column}").alias(column) for column in internal]
     values += [value_of(column, texts).alias(column) for column in made]
-    # Of the tried columns the mark is made from what they are before they are unpacked.
+    # Rows are marked as dead by the packed form of the tried columns.
     marked = tried.select(*values, *(quoted_column(column).alias(f"_tried_{column}") for column in texts))
     return _marked(marked, name, texts)
 
 
 def map_step(rows: DataFrame, name: str, given: Map) -> DataFrame:
-    """``rows`` with columns renamed, computed and dropped."""
+    """Rename, compute and drop columns."""
     for old, new in given.rename.items():
         rows = _renamed(rows, old, new)
     if given.compute:
@@ -240,14 +240,14 @@ def map_step(rows: DataFrame, name: str, given: Map) -> DataFrame:
 
 
 def filter_step(rows: DataFrame, name: str, text: str) -> DataFrame:
-    """``rows``, marked where ``text`` is not true; windows for which it is not are left out."""
+    """Mark rows for which ``text`` is not true as filtered; windows are removed instead."""
     if "_dead" not in rows.columns:
         return where(rows, text)
     return condition(rows, name, name, text)
 
 
 def condition(rows: DataFrame, step: str, filtered_by: str, text: str) -> DataFrame:
-    """Rows for which ``text`` is not true are filtered by ``filtered_by``; where it fails, dead of ``step``."""
+    """Mark rows for which ``text`` is not true as filtered by ``filtered_by``, and as dead in ``step`` if it fails."""
     tried, texts = _tried(_with_conditions(rows, {"_holds": text}), ["_holds"])
     marked = mark_dead(tried, step, _failures(texts, {"_holds": None}))
     left_out = alive() & ~sf.coalesce(value_of("_holds", texts), sf.lit(False))
@@ -257,17 +257,17 @@ def condition(rows: DataFrame, step: str, filtered_by: str, text: str) -> DataFr
 
 
 def where(rows: DataFrame, text: str) -> DataFrame:
-    """Those of ``rows``, windows say, for which ``text`` is true; where it fails it is not."""
+    """Return the ``rows`` (such as windows) for which ``text`` is true and does not fail."""
     return tried_columns(_with_conditions(rows, {"_holds": text}), ["_holds"]).where("_holds").drop("_holds")
 
 
 def conditions(rows: DataFrame, texts: dict[str, str]) -> DataFrame:
-    """``rows`` with columns, name to condition, that are null where it fails."""
+    """Add a column for each condition in ``texts`` (name to condition); null if the condition fails."""
     return tried_columns(_with_conditions(rows, texts), list(texts))
 
 
-def sure(rows: DataFrame, step: str, texts: Sequence[str]) -> DataFrame:
-    """``rows``, dead of ``step`` where one of the conditions ``texts`` fails."""
+def mark_failed_conditions(rows: DataFrame, step: str, texts: Sequence[str]) -> DataFrame:
+    """Mark rows as dead in ``step`` if one of the conditions ``texts`` fails."""
     named = {f"_holds{n}": text for n, text in enumerate(texts)}
     tried, failing = packed_columns(_with_conditions(rows, named), list(named))
     return mark_dead(tried, step, _failures(failing, dict.fromkeys(named))).drop(*named)
@@ -278,7 +278,7 @@ def _with_conditions(rows: DataFrame, texts: dict[str, str]) -> DataFrame:
 
 
 def _tried(rows: DataFrame, names: Sequence[str]) -> tuple[DataFrame, dict[str, str]]:
-    """As ``packed_columns``; windows, which have no record to keep, have null where an expression fails."""
+    """Like ``packed_columns``; in windows, which cannot be dead, a failed expression is null."""
     if "_dead" in rows.columns or "_kept_dead" in rows.columns:
         return packed_columns(rows, names)
     return tried_columns(rows, names), {}
@@ -308,13 +308,13 @@ def _refuse_more_than_projection(name: str, result: DataFrame) -> None:
         raise ConfigError(
             f"step {name!r}: the statement does more than compute columns ({top}, {below})",
             option="sql",
-            why="every record must stay countable, so a sql step is SELECT expressions FROM one step",
-            do="use a filter step to leave rows out, a dedupe step for copies, a window step to aggregate",
+            why="every record must be accounted for, so a sql step is SELECT expressions FROM one step",
+            do="use a filter step to exclude rows, a dedupe step for duplicates, a window step to aggregate",
         )
 
 
 def _top(rows: DataFrame, path: str) -> tuple[str, list[str]]:
-    """The column of ``path`` and the names of fields below it; Spark compares names without case."""
+    """Split ``path`` into a column and fields of structs; Spark compares names case-insensitively."""
     first, *rest = path.split(".")
     found = next((column for column in data_columns(rows) if column.lower() == first.lower()), None)
     if found is None:

@@ -34,16 +34,16 @@ __all__ = [
 ]
 
 Index = dict[tuple[str, ...], bytes]
-"""The JSON of an object by the texts of its fields."""
+"""Maps the values of the matched fields, as text, to the JSON of the object."""
 
 
 def index(data: bytes, fields: Sequence[str]) -> Index:
-    """The objects in ``data`` by the values of ``fields``, compared as text (``text_of``).
+    """Index the objects in ``data`` by the values of ``fields``, compared as text (``text_of``).
 
-    Of objects with equal fields the last one counts; those that lack a field, or have null there, cannot be found.
+    The last of several objects with equal fields is used; objects without a field, or with null, are not indexed.
 
     Raises:
-        ValueError: it is neither a JSON array of objects nor a JSON object a line, or an object has a name twice.
+        ValueError: neither a JSON array of objects nor one JSON object per line, or a duplicate name in an object.
     """
     made: Index = {}
     for found, text in _objects(data):
@@ -55,7 +55,7 @@ def index(data: bytes, fields: Sequence[str]) -> Index:
 
 
 def text_of(value: object) -> str | None:
-    """A JSON scalar as Spark casts it to text: 5, 5.0, true; None for null, objects and arrays, which match nothing."""
+    """Convert a JSON scalar to text as Spark does: 5, 5.0, true. None (never matches) for null, objects, arrays."""
     if isinstance(value, bool):
         return "true" if value else "false"
     return str(value) if isinstance(value, str | int | float) else None
@@ -70,21 +70,21 @@ def _objects(data: bytes) -> Iterator[tuple[dict[str, Any], bytes]]:
         if line.strip():
             found = json_value(line.decode())
             if not isinstance(found, dict):
-                raise ValueError(f"line {number} is no JSON object")
+                raise ValueError(f"line {number} is not a JSON object")
             yield found, line
 
 
 def _object_list(data: bytes) -> list[dict[str, Any]]:
     found = json_value(data.decode())
     if not isinstance(found, list) or not all(isinstance(each, dict) for each in found):
-        raise ValueError("it is no array of JSON objects")
+        raise ValueError("not an array of JSON objects")
     return found
 
 
 UNAVAILABLE = "lookup.unavailable"
 NOT_JSON = "lookup.not_json"
 UNKNOWN = "lookup.unknown"
-"""The store did not answer, and the step continues without the value."""
+"""Code for a store that did not answer; the step continues without the value."""
 _RESULT = StructType(
     [StructField("value", BinaryType()), StructField("code", StringType()), StructField("reason", StringType())]
 )
@@ -92,20 +92,20 @@ _MOST_DATASETS = 64
 _MOST_VALUES = 100_000
 
 Found = tuple[bytes | None, str | None, str | None]
-"""The value, or the code and the reason for which there is none; all None where there is simply none."""
+"""Value, code and reason: either a value, or the code and reason of a failure; all None if the key is missing."""
 
 _indexes: dict[tuple[int, str, str, tuple[str, ...]], tuple[bytes, Index]] = {}
-"""Datasets of a worker with the bytes that they were made of: indexed anew only when those change."""
+"""Datasets of a worker with the bytes they were built from; they are indexed again only if the bytes change."""
 
 _json: set[int] = set()
-"""Hashes of values of a worker that are JSON."""
+"""Hashes of values in a worker that are valid JSON."""
 
 Get = Callable[[list[str | None], Lookup], list[bytes | None]]
-"""The values of keys, null for null and where there is none."""
+"""Function from keys to values; None for a None key and for a missing key."""
 
 
 def lookups(broker: str) -> WithLookup:
-    """Look-up function of enrich steps for the state store at ``broker``."""
+    """Return the lookup function of enrich steps for the state store at ``broker``."""
 
     def get(keys: list[str | None], lookup: Lookup) -> list[bytes | None]:
         import pyarrow as pa
@@ -118,7 +118,7 @@ def lookups(broker: str) -> WithLookup:
 
 
 def lookups_in(get: Get, name: str) -> WithLookup:
-    """Look-up function of enrich steps with ``get``, which runs in workers; ``name`` identifies its data."""
+    """Return the lookup function of enrich steps with ``get``, which runs in workers; ``name`` identifies its data."""
 
     def look_up(rows: DataFrame, lookup: Lookup) -> DataFrame:
         import pyarrow as pa
@@ -128,14 +128,14 @@ def lookups_in(get: Get, name: str) -> WithLookup:
             texts = [None if key is None else str(key) for key in keys.to_pylist()]
             values: list[Any] = wanted.to_pylist()
             found = found_in(get, name, lookup, texts, values)
-            # Column by column: a row's own dictionary would cost more than its look-up.
+            # Column by column: a dictionary for each row would cost more than the lookup.
             fields = [
                 pa.array([each[place] for each in found], kind)
                 for place, kind in enumerate((pa.binary(), pa.string(), pa.string()))
             ]
             return pa.StructArray.from_arrays(fields, ["value", "code", "reason"])
 
-        # Spark tells the kind of function by these, and cannot resolve the texts that annotations are here.
+        # Spark derives the kind of function from annotations, and cannot resolve those that are strings.
         look.__annotations__ = {"keys": pa.Array, "wanted": pa.Array, "return": pa.Array}
         # Not deterministic, so that Spark neither runs it twice for two uses of the column nor moves it over a filter.
         function = arrow_udf(look, _RESULT).asNondeterministic()  # type: ignore[call-overload]  # needs no kind
@@ -149,7 +149,7 @@ def lookups_in(get: Get, name: str) -> WithLookup:
 def found_in(
     get: Get, name: str, lookup: Lookup, keys: list[str | None], wanted: list[list[str | None]]
 ) -> list[Found]:
-    """Look up ``keys``: the value of each, or with ``lookup.fields`` the object whose fields are ``wanted``.
+    """Look up ``keys``: return the value of each, or with ``lookup.fields`` the object whose fields equal ``wanted``.
 
     Raises:
         UnavailableError: the store did not answer in time and the step's policy is to fail.
@@ -182,7 +182,7 @@ def _one(store: str, fields: tuple[str, ...], key: str | None, value: bytes | No
 
 
 def _is_json(value: bytes) -> bool:
-    """Return True for exactly one JSON value with distinct names: Spark uses the first value and the last of two names.
+    """Return True for exactly one JSON value without duplicate names, of which Spark would use the last one.
 
     Results are cached, since this is called for each row.
     """
@@ -221,6 +221,6 @@ def _fail_where_missing(
                 what = f"nothing under key {key!r} has {named}"
             raise PenstockError(
                 what,
-                why="the enrich step says `missing: fail`",
-                do="set the key and start the pipeline again, or say `missing: pass` or `missing: dead_letter`",
+                why="the enrich step has `missing: fail`",
+                do="set the key and start the pipeline again, or use `missing: pass` or `missing: dead_letter`",
             )

@@ -1,7 +1,7 @@
 """Parse payloads into columns: the parse step, and the JSON of looked-up values.
 
-Whatever is not exactly what the schema says is a dead letter with a code: Spark's own parsers are lenient in ways that
-would change data silently (the first of two values, the last of two equal names).
+A payload that does not match the schema exactly becomes a dead letter with a code. Spark's parsers are lenient in ways
+that would change data silently (they use the first of two values, and the last of two equal names).
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ __all__ = ["from_json", "parse_step", "schema_of"]
 JSON_OPTIONS = {
     "mode": "PERMISSIVE",
     "columnNameOfCorruptRecord": "_corrupt",
-    # NaN and Infinity are no JSON.
+    # NaN and Infinity are not JSON.
     "allowNonNumericNumbers": "false",
 }
 
 
 def parse_step(rows: DataFrame, name: str, parse: Parse) -> DataFrame:
-    """``rows`` with the columns of the payload; those of the source are carried along."""
+    """Add the columns of the payload to ``rows``."""
     schema = schema_of(name, parse.ddl)
     taken = sorted(set(schema.names) & set(data_columns(rows)))
     if taken:
-        raise ConfigError(f"step {name!r} makes a column {taken[0]!r} that its source has", do="give it another name")
+        raise ConfigError(f"step {name!r} creates a column {taken[0]!r} that its input has", do="rename the column")
     if parse.format == "raw":
         return _raw(rows, name, schema)
     value = sf.col("_source.value")
@@ -63,15 +63,15 @@ def parse_step(rows: DataFrame, name: str, parse: Parse) -> DataFrame:
 
 
 def from_json(text: Column, schema: StructType) -> Column:
-    """``text`` as a struct of ``schema`` and ``_corrupt``, which is not null where it is no JSON of the schema."""
+    """Parse ``text`` into a struct of ``schema`` and ``_corrupt``, not null if it does not match the schema."""
     return sf.from_json(text, StructType([*schema.fields]).add("_corrupt", StringType()), JSON_OPTIONS)
 
 
 def schema_of(step: str, ddl: str) -> StructType:
-    """``ddl`` as Spark understands it.
+    """Parse ``ddl`` with Spark.
 
     Raises:
-        ConfigError: it is no list of columns, or takes a name of the pipeline's.
+        ConfigError: it is not a list of columns, or uses a reserved name.
     """
     try:
         schema = StructType.fromDDL(ddl)
@@ -119,7 +119,7 @@ def _json(text: Column, schema: StructType, version: str) -> tuple[Column, list[
 
 
 def _floats(place: tuple[str, ...], kind: DataType) -> list[tuple[str, ...]]:
-    """The columns and fields of structs at ``place`` that hold floating point numbers."""
+    """Return the paths of floating point columns and struct fields below ``place``."""
     if isinstance(kind, FloatType | DoubleType):
         return [place]
     if isinstance(kind, StructType):
@@ -131,7 +131,7 @@ def _is_infinite(place: tuple[str, ...]) -> Column:
     column = sf.col("_parsed")
     for name in place:
         column = column.getField(name)
-    # NaN and Infinity are no JSON, so an infinite number was a finite one that does not fit.
+    # NaN and Infinity are not JSON, so an infinite number is the result of a number that is too large.
     return sf.abs(column) == sf.lit(float("inf"))
 
 
@@ -141,10 +141,11 @@ def _mismatch(
     whole: Callable[[Column], Column],
     text_of: Callable[[Column, str], Column],
 ) -> Column:
-    """The reason of a payload that is not of the schema. Spark leaves the column null that it could not read.
+    """Return the reason why a payload does not match the schema. Spark sets a column to null if it cannot parse it.
 
-    ``given`` is the payload read as text alone; of it ``whole`` tells what is wrong with all of it, and ``text_of``
-    gives one column. ``given`` is bound in a lambda: made once, and only for rows that are broken.
+    ``given`` is the payload with all columns parsed as text; ``whole`` returns a reason that applies to the whole
+    payload, ``text_of`` the text of one column. ``given`` is bound in a lambda, so that it is computed once, and only
+    for invalid rows.
     """
 
     def reason(texts: Column) -> Column:
@@ -155,7 +156,7 @@ def _mismatch(
             )
             for field in schema.fields
         )
-        return sf.coalesce(whole(texts), *columns, sf.lit("the payload is not of the schema"))
+        return sf.coalesce(whole(texts), *columns, sf.lit("the payload does not match the schema"))
 
     return sf.when(sf.col("_parsed._corrupt").isNotNull(), sf.transform(sf.array(given), reason)[0])
 
@@ -163,7 +164,7 @@ def _mismatch(
 def _csv(text: Column, schema: StructType, parse: Parse) -> tuple[Column, list[tuple[str, Column]]]:
     line = sf.regexp_replace(text, "[\\r\\n]+$", "")
     options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": "_corrupt", "sep": parse.delimiter or ","}
-    # A quote inside quotes is doubled, as everywhere but in Spark's default.
+    # A quote inside quotes is doubled, as in other CSV parsers, but not by default in Spark.
     options["escape"] = '"'
     parsed = sf.from_csv(line, sf.lit(f"{parse.ddl}\n, _corrupt STRING"), options)
     texts = ", ".join(f"{quoted(name)} STRING" for name in schema.names)
@@ -187,7 +188,7 @@ def _csv(text: Column, schema: StructType, parse: Parse) -> tuple[Column, list[t
 
 
 def _raw(rows: DataFrame, name: str, schema: StructType) -> DataFrame:
-    """The payload as one column, as it is."""
+    """Return the unchanged payload as one column."""
     value, text = sf.col("_source.value"), sf.col("_source.value").cast("string")
     field = schema.fields[0]
     is_text = isinstance(field.dataType, StringType)
@@ -212,7 +213,7 @@ def _is_not_one_value(text: Column) -> Column:
 
 
 def _has_half_a_character(text: Column) -> Column:
-    """True if JSON escapes half a surrogate pair: Spark 4.1 changes the character, 4.2 refuses it."""
+    """Return True for an escaped unpaired surrogate: Spark 4.1 changes the character, 4.2 rejects it."""
     without_backslashes = sf.replace(text, sf.lit("\\\\"), sf.lit(" "))
     pair = "\\\\u[dD][89abAB][0-9a-fA-F]{2}\\\\u[dD][c-fC-F][0-9a-fA-F]{2}"
     return sf.regexp_replace(without_backslashes, pair, " ").rlike("\\\\u[dD][89a-fA-F]")

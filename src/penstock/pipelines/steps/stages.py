@@ -1,8 +1,8 @@
 """The steps of a pipeline on rows: each node of the graph as a function of its input streams.
 
-Dedupe and window are stateful, by arrival time or event time. A window has no place for a record that it cannot count,
-so ``countable`` marks these records before: one without a time, one whose time is so far ahead that it would advance
-the watermark past all others, and one on which an aggregate fails.
+Dedupe and window are stateful, by arrival time or event time. A window cannot report single records, so ``countable``
+marks records that it cannot aggregate: a record without a time, a record whose time is so far ahead that it would
+advance the watermark past all others, and a record on which an aggregate fails.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ NO_TIME, AHEAD = "event.no_time", "event.ahead"
 
 
 def dated(rows: DataFrame, name: str, window: Window) -> DataFrame:
-    """``rows``, dead of the window step ``name`` where it cannot place them in time."""
+    """Mark rows without a valid time as dead in the window step ``name``."""
     time = sf.col(window.time)
-    # Apache's brokers do not say when they took a record.
+    # Apache's brokers do not return the append time of a record.
     arrived = sf.coalesce(sf.col("_source.timestamp"), sf.current_timestamp())
-    is_ahead = sf.unix_millis(time) > sf.unix_millis(arrived) + sf.lit(duration_ms(window.ahead))
-    far = sf.format_string(f"the event is dated %s, more than {window.ahead} after it arrived", time.cast("string"))
+    is_ahead = sf.unix_millis(time) > sf.unix_millis(arrived) + sf.lit(duration_ms(window.max_ahead))
+    far = sf.format_string(f"the event is dated %s, more than {window.max_ahead} after it arrived", time.cast("string"))
     return mark_dead(
         rows,
         name,
@@ -69,7 +69,7 @@ def dated(rows: DataFrame, name: str, window: Window) -> DataFrame:
 
 
 def countable(rows: DataFrame, name: str, window: Window) -> DataFrame:
-    """``rows``, dead of the window step ``name`` where it cannot count them: not ``dated``, or an aggregate fails."""
+    """Mark rows as dead in the window step ``name`` if they are not ``dated`` or an aggregate fails on them."""
     rows = dated(rows, name, window)
     tried, texts = attempts(rows, rows.groupBy(*window.by).agg(*_aggregates(window)), "_attempt")
     failures = [
@@ -80,18 +80,18 @@ def countable(rows: DataFrame, name: str, window: Window) -> DataFrame:
 
 
 def dedupe_step(rows: DataFrame, dedupe: Dedupe, window: Step | None, after: Sequence[str]) -> DataFrame:
-    """``rows`` without copies; ``window`` is the step that follows, ``after`` where letters come from behind it."""
-    # A dead letter that is driven through again, under its id, is a copy of nothing.
+    """Drop duplicates; ``window`` is the window step that follows; ``after``: later steps, whose dead letters pass."""
+    # A redriven dead letter has the id of its record, but is not a duplicate.
     again = sf.concat_ws(":", sf.lit("dead"), sf.col("_redrive.number"), sf.col("_id"))
-    # So is a record that came through here and then could not be processed or sent: its id is known by now.
+    # The same for a record that passed this step and was rejected by a later one: the state contains its id.
     first = ~sf.coalesce(sf.col("_redrive.step").isin(*after), sf.lit(False))
     own = sf.when(sf.col("_dead").isNull() & first, sf.concat(sf.lit("id:"), sf.col("_id"))).otherwise(again)
     if dedupe.key != "id":
-        # A row without the key (a dead letter, say) is a copy of nothing but itself.
+        # A row without the key, such as a dead row, is compared by its id.
         key = sf.col(dedupe.key).cast("string")
         own = sf.when(alive() & first & key.isNotNull(), sf.concat(sf.lit("key:"), key)).otherwise(own)
     if "_path" in rows.columns:
-        # A record that was filtered on one way is no copy of itself on the other.
+        # A record that was filtered on one path is not a duplicate of itself on another.
         own = sf.when(sf.col("_filtered").isNotNull(), sf.concat_ws(":", sf.lit("left"), "_path", "_id")).otherwise(own)
     keyed = rows.withColumn("_copy_of", own)
     if dedupe.on == "arrival":
@@ -102,13 +102,13 @@ def dedupe_step(rows: DataFrame, dedupe: Dedupe, window: Step | None, after: Seq
         assert window.window is not None
         placed = dated(keyed, window.name, window.window)
         timed = placed.where(alive()).withWatermark(window.window.time, window.window.watermark)
-    # A batch, as cases are run in, has no watermark within which to look.
+    # Test cases run as a batch, which has no watermark.
     once = timed.dropDuplicatesWithinWatermark if rows.isStreaming else timed.dropDuplicates
     return once(["_copy_of"]).drop("_copy_of", "_arrived")
 
 
 def window_step(rows: DataFrame, name: str, window: Window, *, timed: bool) -> DataFrame:
-    """Windows of ``rows``; ``timed`` where a dedupe has set the watermark."""
+    """Aggregate ``rows`` in windows; ``timed``: a dedupe has already set the watermark."""
     rows = countable(rows, name, window).where(alive())
     if not timed:
         rows = rows.withWatermark(window.time, window.watermark)
@@ -119,7 +119,7 @@ def window_step(rows: DataFrame, name: str, window: Window, *, timed: bool) -> D
         spans = sf.window(window.time, window.duration, window.slide).alias("window")
     counted = tried_windows(rows.groupBy(spans, *window.by).agg(*_aggregates(window)))
     edges = [sf.col(f"window.{edge}").alias(f"window_{edge}") for edge in ("start", "end")]
-    # Names the window in messages: its group and its edges, the same at every change.
+    # The id of the window in messages: its group, start and end, the same for each change.
     parts = [sf.unix_millis(f"window.{edge}").cast("string") for edge in ("start", "end")]
     if window.by:
         parts.append(sf.left(sf.sha2(sf.to_json(sf.struct(*window.by)), 256), sf.lit(32)))
@@ -131,10 +131,10 @@ def _aggregates(window: Window) -> list[Column]:
 
 
 def last_end_ms(window: Window, *, deduped: bool) -> Column:
-    """Milliseconds since 1970 up to which a watermark leaves an event some window; from there on it is late.
+    """Return the first watermark, in ms since 1970, at which an event is late.
 
-    After a dedupe in event time that is the event's own time, else the end of the last window that it belongs to: Spark
-    drops windows that have ended, not events.
+    After a dedupe by event time this is the event's own time, otherwise the end of the last window that contains it:
+    Spark drops windows that have ended, not events.
     """
     time = sf.unix_millis(window.time)
     if deduped:
@@ -168,7 +168,7 @@ WithLookup = Callable[[DataFrame, Lookup], DataFrame]
 
 
 def apply(rows: DataFrame, steps: Sequence[Step], with_lookup: WithLookup, *, sink: str | None = None) -> DataFrame:
-    """``rows`` after ``steps``, each of which reads the one before it: ``flow`` for a chain."""
+    """Apply ``steps`` to ``rows``, where each step reads the previous one."""
     before = [SOURCE, *(step.name for step in steps)]
     nodes = [PlanNode(step, (reads,)) for step, reads in zip(steps, before, strict=False)]
     return flow(lambda _: rows, nodes, before[-1], with_lookup, sink=sink)
@@ -182,29 +182,29 @@ def flow(
     *,
     sink: str | None = None,
 ) -> DataFrame:
-    """The stream ``reads`` that ``nodes`` make of the sources.
+    """Build the stream ``reads`` from the sources with the steps ``nodes``.
 
-    ``stream_of`` gives the rows of a source. ``sink`` is whose query this is: a dead letter of that sink, sent again,
-    is no copy there.
+    ``stream_of`` returns the rows of a source. ``sink`` is the sink of the query, whose redriven dead letters are not
+    duplicates.
 
     Raises:
-        ConfigError: a step asks for something that the rows do not have, or that Spark does not understand.
+        ConfigError: a step uses columns that do not exist, or SQL that Spark does not accept.
     """
     return _Flow(stream_of, nodes, with_lookup, sink).stream(reads)
 
 
 def into_window(stream_of: Callable[[str], DataFrame], nodes: Sequence[PlanNode], with_lookup: WithLookup) -> DataFrame:
-    """The records that the window among ``nodes`` is given, and those that it is not, marked.
+    """Return the input of the window step among ``nodes``, with dead and filtered records marked.
 
-    A dedupe lets everything through, as its state belongs to the stream.
+    Dedupes are omitted, since their state belongs to the stream.
     """
-    kept = [node._replace(step=_kept(node.step)) for node in nodes]
+    kept = [node._replace(step=_without_dedupe(node.step)) for node in nodes]
     step, reads = next((node.step, node.reads[0]) for node in nodes if node.step.window is not None)
     assert step.window is not None
     return countable(flow(stream_of, kept, reads, with_lookup), step.name, step.window)
 
 
-def _kept(step: Step) -> Step:
+def _without_dedupe(step: Step) -> Step:
     return step if step.dedupe is None else step.model_copy(update={"dedupe": None, "filter": "true"})
 
 
@@ -227,7 +227,7 @@ class _Flow:
         self._timed = any(node.step.dedupe is not None for node in nodes)
 
     def stream(self, name: str) -> DataFrame:
-        """The rows of the step or source ``name``."""
+        """Return the rows of the step or source ``name``."""
         if name not in self._made:
             self._made[name] = self._make(name)
         return self._made[name]
@@ -240,13 +240,13 @@ class _Flow:
         try:
             return self._step(node, inputs)
         except AnalysisException as error:
-            # The plan that Spark adds after the first lines says nothing to the author of the file.
+            # Omit the plan that Spark appends: it does not help the author of the file.
             said = (error.getMessage() or str(error)).split("\n\n")[0].split("\n'")[0].split(" SQLSTATE: ")[0].strip()
             raise ConfigError(
                 f"step {name!r} cannot be built",
                 option=node.step.kind,
                 why=said,
-                do=f"correct its {node.step.kind}; columns there: {_columns(inputs)}",
+                do=f"correct its {node.step.kind}; existing columns: {_columns(inputs)}",
             ) from error
 
     def _step(self, node: PlanNode, inputs: list[DataFrame]) -> DataFrame:
@@ -268,7 +268,7 @@ class _Flow:
         return self._concat(node, inputs)
 
     def _concat(self, node: PlanNode, inputs: list[DataFrame]) -> DataFrame:
-        """The rows of ``inputs`` as one stream. What each row came by is kept, since a record may come twice."""
+        """Combine the rows of ``inputs``; ``_path`` tells copies of a record apart that arrive on several paths."""
         _refuse_other_types(node, inputs)
         made: DataFrame | None = None
         before: set[str] = set()
@@ -277,10 +277,10 @@ class _Flow:
             tagged = rows.withColumn("_path", sf.concat_ws("+", *ways, sf.lit(source)))
             steps = self._steps_to(source)
             if shared := sorted(before & steps):
-                # It died on the way that this one shares with another, where its letter is written.
-                told = sf.col("_dead").withField("again", sf.lit(True))
+                # A record that died in a shared step is reported by the first path only.
+                reported = sf.col("_dead").withField("again", sf.lit(True))
                 tagged = tagged.withColumn(
-                    "_dead", sf.when(sf.col("_dead.step").isin(*shared), told).otherwise(sf.col("_dead"))
+                    "_dead", sf.when(sf.col("_dead.step").isin(*shared), reported).otherwise(sf.col("_dead"))
                 )
             before |= steps
             tagged = tagged.select(*internal_columns(tagged), *data_columns(tagged))
@@ -289,7 +289,7 @@ class _Flow:
         return made
 
     def _after(self, name: str) -> list[str]:
-        """Under which names records that came through the step ``name`` may become dead letters of this query."""
+        """Return the step names of dead letters of this query that occur after the step ``name``."""
         steps = [other for other in self._nodes if other != name and name in self._steps_to(other)]
         return [*steps, *([] if self._sink is None else [sink_letter(self._sink)])]
 
@@ -299,7 +299,7 @@ class _Flow:
 
 
 def _columns(inputs: Sequence[DataFrame]) -> str:
-    """The columns that a step can name, with their types, for an error."""
+    """Return the columns that a step can use, with their types, for an error."""
     kinds = {column: rows.schema[column].dataType for rows in inputs for column in data_columns(rows)}
     return shortened(", ".join(f"{column} {kind.simpleString()}" for column, kind in kinds.items()))
 
@@ -352,7 +352,7 @@ def _enrich(rows: DataFrame, name: str, enrich: Enrich, with_lookup: WithLookup)
             reason = sf.concat(sf.format_string("nothing under key %s has ", "_key"), sf.concat_ws(", ", *texts))
         nothing = sf.col("_found.value").isNull()
         if enrich.unavailable == "pass":
-            # What the store did not say is not missing.
+            # An unknown value is not a missing one.
             nothing = nothing & (sf.coalesce(sf.col("_found.code"), sf.lit("")) != "lookup.unknown")
         failures.append(("lookup.missing", sf.when(nothing, reason)))
     marked = mark_dead(with_value, name, failures)
@@ -361,5 +361,5 @@ def _enrich(rows: DataFrame, name: str, enrich: Enrich, with_lookup: WithLookup)
 
 
 def _plain(text: str) -> str:
-    """``text`` in a format string."""
+    """Escape ``text`` for a format string."""
     return text.replace("%", "%%")

@@ -1,1 +1,1 @@
-"""Test cases of a pipeline file, run on given rows without a broker."""
+"""Test cases of a pipeline file, run on given records without a broker."""

@@ -1,4 +1,4 @@
-"""Test cases of a pipeline file as data: input records, and the rows that each sink must get.
+"""Test cases of a pipeline file as data: input records, and the expected rows of each sink.
 
 cases:
   - name: a low flow raises the alarm
@@ -30,7 +30,7 @@ from penstock.errors import ConfigError
 from penstock.pipelines.spec.pipeline import Pipeline
 from penstock.runtime.config import loader as config
 
-__all__ = ["Case", "Cases", "Difference", "Input", "Rows", "cases_beside", "compare", "lines", "load_cases"]
+__all__ = ["Case", "Cases", "Difference", "Input", "Rows", "cases_path", "compare", "lines", "load_cases"]
 
 Rows = list[dict[str, Any]]
 Keys = dict[str, Any]
@@ -44,18 +44,18 @@ class _Part(BaseModel):
 
 
 class Input(_Part):
-    """One record of the source. ``value``: text as it is, anything else as JSON; or bytes in ``base64``."""
+    """One record of the source. ``value``: text is used unchanged, other values as JSON; or bytes in ``base64``."""
 
     value: Any = None
     base64: str | None = None
     key: str | None = None
-    id: str | None = Field(default=None, description="the record's id; one of its own when left out")
+    id: str | None = Field(default=None, description="id of the record; default: a unique id")
     headers: dict[str, str] = Field(default_factory=dict)
-    source: str | None = Field(default=None, description="the source that gives it; every source when left out")
-    topic: str | None = Field(default=None, description="the first topic of the source when left out")
+    source: str | None = Field(default=None, description="source of the record; default: every source")
+    topic: str | None = Field(default=None, description="topic of the record; default: the first topic of the source")
     at: str | None = Field(
         default=None,
-        description="when TubeMQ received it, ISO 8601; default: a second after the previous record, the first now",
+        description="append time, ISO 8601; default: now for the first record, then a second after the previous one",
     )
 
     @model_validator(mode="after")
@@ -66,9 +66,9 @@ class Input(_Part):
             try:
                 base64.b64decode(self.base64, validate=True)
             except binascii.Error:
-                raise ValueError("expected base64") from None
+                raise ValueError("expected valid base64") from None
         if self.at is not None and _TIME.fullmatch(self.at) is None:
-            raise ValueError("expected at to be a time with its zone, such as 2024-05-01T06:00:00Z")
+            raise ValueError("expected `at` to be a time with a time zone, such as 2024-05-01T06:00:00Z")
         return self
 
     @property
@@ -95,7 +95,7 @@ class Case(_Part):
     """
 
     name: Annotated[str, Field(min_length=1)]
-    keys: Keys = Field(default_factory=dict, description="what the state store holds for enrich steps")
+    keys: Keys = Field(default_factory=dict, description="contents of the state store for enrich steps")
     input: list[Input] = Field(min_length=1)
     expect: dict[str, Rows | Keys] = Field(default_factory=dict)
     dead_letters: Rows = Field(default_factory=list)
@@ -108,36 +108,36 @@ class Cases(_Part):
 
 
 class Difference(BaseModel):
-    """Rows expected and not found (``missing``), or found and not expected (``more``), as lines of text."""
+    """Expected rows that are missing, and unexpected rows (``more``), as lines of text."""
 
     where: str
     missing: list[str]
     more: list[str]
 
 
-def cases_beside(file: Path) -> Path:
-    """Path of the cases of the pipeline in ``file``: ``pipeline.test.yaml`` next to ``pipeline.yaml``."""
+def cases_path(file: Path) -> Path:
+    """Return the path of the test cases for ``file``: ``pipeline.test.yaml`` next to ``pipeline.yaml``."""
     return file.with_name(f"{file.stem}.test.yaml")
 
 
 def load_cases(path: Path, pipeline: Pipeline) -> list[Case]:
-    """The cases in ``path``, whose sinks are those of ``pipeline``.
+    """Load the test cases of ``pipeline`` in ``path``.
 
     Raises:
-        ConfigError: the file cannot be read or used; names a sink that is none, or says keys of one that has rows.
+        ConfigError: the file is not readable or invalid, names an unknown sink, or expects keys of a sink with rows.
     """
     found = config.load(path, Cases).cases
     sinks = {sink.name: sink for sink in pipeline.sinks}
     names: set[str] = set()
     for case in found:
         if case.name in names:
-            raise ConfigError(f"{path}: two cases are called {case.name!r}", do="give each case a name of its own")
+            raise ConfigError(f"{path}: two cases have the name {case.name!r}", do="give each case a unique name")
         names.add(case.name)
         for name, expected in case.expect.items():
             if name not in sinks:
                 raise ConfigError(
-                    f"{path}: case {case.name!r} expects something of {name!r}, which is no sink",
-                    do=f"name one of {', '.join(sinks)}",
+                    f"{path}: case {case.name!r} has the key {name!r} in `expect`, which is not a sink",
+                    do=f"use one of {', '.join(sinks)}",
                 )
             has_keys = sinks[name].statestore is not None
             if has_keys != isinstance(expected, dict):
@@ -149,7 +149,7 @@ def load_cases(path: Path, pipeline: Pipeline) -> list[Case]:
 
 
 def compare(where: str, expected: Rows | Keys, found: Rows | Keys) -> Difference | None:
-    """Differences from the expectation; None if there are none."""
+    """Compare the output with the expectation; None if there are no differences."""
     if isinstance(expected, dict):
         assert isinstance(found, dict)
         missing, more = _keys(expected, found)
@@ -162,7 +162,7 @@ def compare(where: str, expected: Rows | Keys, found: Rows | Keys) -> Difference
 def _rows(expected: Rows, found: Rows) -> tuple[list[str], list[str]]:
     left = list(found)
     missing = []
-    # The most demanding rows choose first, so that a vague one does not take what only they can have.
+    # Expectations with most fields choose first, so that a less specific one does not use up their only match.
     for row in sorted(expected, key=len, reverse=True):
         match = next((other for other in left if _fits(row, other)), None)
         if match is None:
@@ -187,7 +187,7 @@ def _keys(expected: Keys, found: Keys) -> tuple[list[str], list[str]]:
 
 
 def _fits(expected: object, found: object) -> bool:
-    """True if ``found`` equals ``expected`` or is an object with all of its fields."""
+    """Return True if ``found`` equals ``expected`` or is an object with all of its fields."""
     if isinstance(expected, Mapping):
         return isinstance(found, Mapping) and all(
             name in found and _fits(value, found[name]) for name, value in expected.items()
@@ -213,7 +213,7 @@ def _text(value: object) -> str:
 
 
 def lines(difference: Difference) -> Iterator[str]:
-    """A difference as a diff: what was expected with ``-``, what was found with ``+``."""
+    """Yield the lines of a diff: ``-`` for missing rows, ``+`` for unexpected rows."""
     yield f"{difference.where}:"
     yield from (f"  - {line}" for line in difference.missing)
     yield from (f"  + {line}" for line in difference.more)

@@ -1,7 +1,7 @@
 """Run test cases in one local Spark session, in batch form, through the stages of a run.
 
-A batch has no watermark: no event is late in it, a dedupe drops every copy, and a window comes out once, as it is when
-all of the input is in it. What the pipeline would read or write elsewhere is in memory.
+A batch has no watermark: no event is late, a dedupe drops all duplicates, and a window is emitted once, with the whole
+input. Sources, sinks and the state store are replaced by data in memory.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ _NULLS = {"ignoreNullFields": "false"}
 
 @contextmanager
 def session_for_cases(name: str) -> Iterator[SparkSession]:
-    """A local session for cases: small, and stopped at the end."""
+    """Create a small local session for test cases, and stop it at the end."""
     conf = {
         "spark.sql.shuffle.partitions": "1",
-        # A short life: Java's second compiler would cost more time than its code gives back.
+        # The process is short-lived: Java's C2 compiler would cost more time than it saves.
         "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
     }
     spark = session(f"penstock-test-{name}", "local[1]", conf, log_level="OFF")
@@ -88,9 +88,9 @@ def try_case(spark: SparkSession, pipeline: Pipeline, case: Case) -> Outcome:
 
 
 def _records(spark: SparkSession, name: str, source: Source, case: Case) -> DataFrame:
-    """The input of the source ``name`` as rows: that which names it, or no source."""
+    """Return the input records of the source ``name``, and those without a source, as rows."""
     rows = []
-    # A record is taken after its event; what must be dated ahead of that says `at`.
+    # A record is received after its event; a case that needs an event in the future sets `at`.
     at = datetime.now(UTC).replace(microsecond=0)
     for number, record in enumerate(case.input):
         at = record.taken_at or at + timedelta(seconds=1)
@@ -105,7 +105,7 @@ def _records(spark: SparkSession, name: str, source: Source, case: Case) -> Data
 
 
 def _lookup(case: Case) -> WithLookup:
-    """The keys of the case in place of the store's."""
+    """Return a lookup function on the keys of the case."""
     values = {key: _bytes(value) for key, value in case.keys.items() if value is not None}
 
     def get(keys: list[str | None], _lookup: Lookup) -> list[bytes | None]:
@@ -121,7 +121,7 @@ def _bytes(value: object) -> bytes:
 def _run(
     sources: Mapping[str, DataFrame], pipeline: Pipeline, sink_plan: SinkPlan, with_lookup: WithLookup, letters: Rows
 ) -> object:
-    """Rows for the sink; dead letters of the query are added to ``letters``."""
+    """Return the rows for the sink; dead letters of the query are added to ``letters``."""
     sink = sink_plan.sink
     rows = flow(sources.__getitem__, sink_plan.nodes, sink_plan.reads, with_lookup, sink=sink.name)
     if sink_plan.windowed:
@@ -148,7 +148,7 @@ def _dead(rows: DataFrame, sink_plan: SinkPlan) -> Rows:
 
 
 def _messages(made: DataFrame) -> Iterator[dict[str, Any]]:
-    """Messages with their value as JSON where it is, headers or properties by name."""
+    """Yield messages with the value as JSON if possible, and headers or properties by name."""
     for row in made.collect():
         message: dict[str, Any] = row.asDict()
         body = "payload" if "payload" in message else "value"

@@ -512,7 +512,7 @@ def _remove_staged(admin: BrokerAdmin, params: Params) -> list[dict[str, Any]]:
         if not params.flag("force", default=False):
             raise BadParameter(
                 f"batch {decision.batch} of query {name} is prepared: other brokers may have published their part; "
-                "settle it, or delete it with force=true"
+                "resolve it (penstock tube staged resolve), or delete it with force=true"
             )
         staging.undo(query, admin.now_ms)
     # Attempts that a publication reads stay until it has ended.

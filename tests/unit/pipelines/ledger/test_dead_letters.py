@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from penstock.pipelines.ledger.dead_letters import _again, letters, redriven, warning_of_copies
+from penstock.pipelines.ledger.dead_letters import _redriven_record, letters, redriven, warning_of_copies
 from penstock.pipelines.spec.sources import FilesSource, TubeSource
 from penstock.pipelines.spec.values import REDRIVE, REDRIVE_STEP
 from penstock.pipelines.state_dir.layout import write_json
-from penstock.pipelines.state_dir.replay import Span, place
+from penstock.pipelines.state_dir.replay import Span, parse_point
 from penstock.tube.record import Record
 from tests.unit.pipelines.bookkeeping import Books, letter
 
@@ -16,7 +16,7 @@ from tests.unit.pipelines.bookkeeping import Books, letter
 def test_letters_are_the_records_as_they_were(tmp_path: Path) -> None:
     Books(tmp_path)
     found = list(letters(tmp_path / "dead"))
-    assert [(x.id, x.place, x.key, x.value) for x in found] == [
+    assert [(x.id, x.coordinates, x.key, x.value) for x in found] == [
         ("id-0", ("t", 1, 0, 0), b"k", b"{0"),
         ("id-1", ("t", 1, 0, 28), b"k", b"{1"),
     ]
@@ -37,8 +37,8 @@ def test_a_letter_sent_again_keeps_its_id_and_counts(tmp_path: Path) -> None:
     books.commit("dead", 2, [letter(7, headers=twice)])
     first, _, last = letters(tmp_path / "dead")
     step = (REDRIVE_STEP, b"parsed")
-    assert _again(first) == Record(b"{0", b"k", [("site", b"\xff"), (REDRIVE, b"1"), step], id="id-0")
-    assert _again(last) == Record(b"{7", b"k", [(REDRIVE, b"3"), step], event_time_ms=5, id="id-7")
+    assert _redriven_record(first) == Record(b"{0", b"k", [("site", b"\xff"), (REDRIVE, b"1"), step], id="id-0")
+    assert _redriven_record(last) == Record(b"{7", b"k", [(REDRIVE, b"3"), step], event_time_ms=5, id="id-7")
 
 
 def test_what_was_sent_again_is_noted(tmp_path: Path) -> None:
@@ -63,7 +63,7 @@ def test_a_stretch_with_records_and_their_copies_is_told(tmp_path: Path, begin: 
     Books(tmp_path)
     since_ms = 1_714_694_400_000  # 2024-05-03; the records are of 2024-05-01
     inputs = {"source": TubeSource(topics=["t"])}
-    span = Span(place(begin, "--from"), place(end, "--to"))
+    span = Span(parse_point(begin, "--from"), parse_point(end, "--to"))
     dead = tmp_path / "dead"
     assert warning_of_copies(dead, inputs, span) is None
     note = {"places": [("t", 1, 0, 0), ("t", 1, 0, 28)], "since_ms": since_ms}

@@ -67,7 +67,7 @@ def test_what_no_checkpoint_can_follow_is_told(tmp_path: Path) -> None:
     found = changes(parse(FILE.replace("duration: 3 hours", "duration: 4 hours")), tmp_path) or []
     (refused,) = [change for change in found if change.mark == "!"]
     assert refused.what == "sink alarms"
-    assert "its window changed since its checkpoint was made" in refused.text
+    assert "its window changed since its checkpoint was created" in refused.text
 
 
 def test_state_of_a_version_that_kept_no_plan(tmp_path: Path) -> None:

@@ -86,7 +86,7 @@ def test_a_pipeline_that_has_not_run(books: Books, tmp_path: Path) -> None:
         (lambda b: b.change(1, batch=3), "after batch 1 comes batch 3"),
         (lambda b: b.change(1, read=5, out=4), "the source has 10 records in the range of the batches, 11 were read"),
         (lambda b: b.commit("rows", 1, [{"x": 1}]), "rows has 5 rows committed, the ledger has 7 out"),
-        (lambda b: b.commit("rows", 1, [{"x": 1}], committed=3), "rows holds 5 rows, 7 were committed"),
+        (lambda b: b.commit("rows", 1, [{"x": 1}], committed=3), "rows has 5 rows, 7 were committed"),
         (lambda b: b.commit("rows", 1, [{"x": 1}]).unlink(), "lacks its file writer=rows/batch=1"),
         (
             lambda b: (b.root / "dead/_commits/rows-0.json").unlink(),
@@ -106,7 +106,7 @@ def test_a_range_that_retention_removed_is_unknown_not_off(books: Books) -> None
 
     (account,) = reconcile(books.pipeline, books.state, gone)
     assert account.off == ()
-    assert account.unknown == ("the source cannot be counted from the first batch on: offset 0 is no longer kept",)
+    assert account.unknown == ("the source cannot be counted from the first batch: offset 0 is no longer kept",)
 
 
 def delta(root: Path, mode: str, versions: list[tuple[int, int]], first: int = 0) -> Books:
@@ -129,11 +129,11 @@ def delta(root: Path, mode: str, versions: list[tuple[int, int]], first: int = 0
     ("mode", "versions", "off"),
     [
         ("append", [(0, 4), (1, 3), (2, 9)], None),
-        ("append", [(0, 4)], "delta lacks batch 1, the ledger has 3 rows of it"),
-        ("append", [(0, 4), (1, 2)], "delta got 2 rows of batch 1, the ledger has 3"),
+        ("append", [(0, 4)], "delta lacks batch 1, which has 3 rows in the ledger"),
+        ("append", [(0, 4), (1, 2)], "delta has 2 rows of batch 1, the ledger has 3"),
         # Rows of a merge take the place of others, so their number says nothing.
         ("merge", [(0, 4), (1, 1)], None),
-        ("merge", [(1, 3)], "delta lacks batch 0, the ledger has 4 rows of it"),
+        ("merge", [(1, 3)], "delta lacks batch 0, which has 4 rows in the ledger"),
     ],
 )
 def test_a_delta_table_is_compared_batch_by_batch(
@@ -151,7 +151,7 @@ def test_batches_that_a_delta_table_has_forgotten_are_unknown(tmp_path: Path) ->
     pq.write_table(pa.table({"txn": [0]}), checkpoint)
     (account,) = reconcile(books.pipeline, books.state, ten)
     assert account.off == ()
-    assert account.unknown == (f"the log of {books.root}/delta begins at version 5: 1 batches are older",)
+    assert account.unknown == (f"the log of {books.root}/delta starts at version 5: 1 batches are older",)
     checkpoint.write_bytes(b"")
     (account,) = reconcile(books.pipeline, books.state, ten)
     assert account.off == ()

@@ -18,7 +18,7 @@ SHOWS_BLOCKED = "import signal; print(signal.SIGTERM in signal.pthread_sigmask(s
 
 def test_ctrl_c_stays_what_the_caller_made_it() -> None:
     before = signal.getsignal(signal.SIGINT)
-    with errors.own_signals():
+    with errors.shield_signals():
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # as Spark's start sets a handler of its own
     assert signal.getsignal(signal.SIGINT) is before
 
@@ -27,7 +27,7 @@ def test_what_is_started_inside_gets_no_sigterm_and_we_get_it_afterwards() -> No
     got: list[int] = []
     before = signal.signal(signal.SIGTERM, lambda number, _: got.append(number))
     try:
-        with errors.own_signals():
+        with errors.shield_signals():
             inside = subprocess.run([sys.executable, "-c", SHOWS_BLOCKED], capture_output=True, text=True, check=True)
             signal.raise_signal(signal.SIGTERM)
             assert got == []
@@ -55,7 +55,7 @@ def test_java_leaves_the_signals_alone_unless_it_was_there_before_us(
         asked.update(conf)
 
     monkeypatch.setattr(errors, "session", session)
-    errors.spark_of("water", master, given, tmp_path, delta=False)
+    errors.pipeline_session("water", master, given, tmp_path, delta=False)
     assert asked.get("spark.driver.extraJavaOptions") == expected
     assert asked["spark.python.authenticate.socketTimeout"] == "60s"
 
@@ -75,7 +75,7 @@ def test_a_process_that_is_gone_is_told_from_a_call_that_failed(error: Exception
 
 def test_tracebacks_of_py4j_are_left_out_and_others_are_not(caplog: pytest.LogCaptureFixture) -> None:
     root = logging.getLogger()
-    with errors.own_words():
+    with errors.suppress_client_logs():
         for path in ("/site-packages/py4j/java_gateway.py", "/site-packages/other/of.py"):
             root.handle(root.makeRecord("root", logging.ERROR, path, 1, "lost", (), None))
     assert [record.pathname for record in caplog.records] == ["/site-packages/other/of.py"]
@@ -83,7 +83,7 @@ def test_tracebacks_of_py4j_are_left_out_and_others_are_not(caplog: pytest.LogCa
 
 def test_of_a_lost_lease_the_run_tells_itself(caplog: pytest.LogCaptureFixture) -> None:
     store = logging.getLogger("penstock.statestore")
-    with errors.own_words():
+    with errors.suppress_client_logs():
         store.warning("lease lost name=%s: %s", "n", "why")
         store.warning("lease not released name=%s: %s", "n", "why")
     store.warning("lease lost name=%s: %s", "n", "afterwards")

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.pipelines.run.errors import AWAY, BUSY, cause, is_named_by_spark, is_of_other_state, passing, whole
+from penstock.pipelines.run.errors import (
+    BUSY,
+    UNAVAILABLE,
+    cause,
+    is_incompatible_state,
+    is_spark_condition,
+    retry_policy,
+    whole,
+)
 
 THROUGH_PYTHON = """\
 [FOREACH_BATCH_USER_FUNCTION_ERROR] An error occurred in the user provided function. Reason: Traceback:
@@ -47,7 +55,7 @@ Caused by: java.util.ConcurrentModificationException
         ),
         (OF_SPARK, "", "Task not serializable / Caused by: java.util.ConcurrentModificationException"),
         (THROUGH_PROXY, "", COLUMN),
-        ("", "", "the query ended without a reason"),
+        ("", "", "the query ended without an error message"),
     ],
 )
 def test_the_last_error_of_ours_or_sparks_first_line_and_deepest_cause(text: str, kind: str, words: str) -> None:
@@ -71,17 +79,17 @@ def test_the_causes_in_the_jvm_are_told() -> None:
 
 
 def test_conditions_of_sparks_are_told_apart() -> None:
-    assert is_named_by_spark(COLUMN)
-    assert not is_named_by_spark("Task not serializable")
+    assert is_spark_condition(COLUMN)
+    assert not is_spark_condition("Task not serializable")
 
 
 def test_what_a_busy_machine_did_not_start_in_time_is_known() -> None:
     late = "org.apache.spark.SparkException: Python worker failed to connect back.\nCaused by: Timed out while waiting"
-    assert passing(*cause(late), late) is BUSY
+    assert retry_policy(*cause(late), late) is BUSY
     words = '[CANNOT_OPEN_SOCKET] Can not open socket: ["tried to connect"]'
-    assert passing("", words, words) is BUSY
-    assert passing("", COLUMN, COLUMN) is None
-    assert passing("UnavailableError", "the node is away", "the node is away") is AWAY
+    assert retry_policy("", words, words) is BUSY
+    assert retry_policy("", COLUMN, COLUMN) is None
+    assert retry_policy("UnavailableError", "the node is away", "the node is away") is UNAVAILABLE
 
 
 def test_of_a_call_that_failed_the_reason_is_told() -> None:
@@ -98,6 +106,6 @@ def test_of_a_call_that_failed_the_reason_is_told() -> None:
 @pytest.mark.parametrize("part", ["KEY", "VALUE"])
 def test_state_of_other_types_is_told(part: str) -> None:
     words = f"[STATE_STORE_{part}_SCHEMA_NOT_COMPATIBLE] Provided schema does not match existing state schema."
-    assert is_of_other_state(words)
-    assert is_named_by_spark(words)
-    assert not is_of_other_state("[STATE_STORE_PROVIDER_OUT_OF_MEMORY] x")
+    assert is_incompatible_state(words)
+    assert is_spark_condition(words)
+    assert not is_incompatible_state("[STATE_STORE_PROVIDER_OUT_OF_MEMORY] x")

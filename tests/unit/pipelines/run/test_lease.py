@@ -111,13 +111,13 @@ def test_a_run_is_asked_to_stop_and_waited_for(broker: str, new_run: Runs, reque
 
     thread = threading.Thread(target=work)
     thread.start()
-    stopped = stop_run(broker, request.node.name, timeout_s=30.0, answer_s=10.0, told=told.append)
+    stopped = stop_run(broker, request.node.name, timeout_s=30.0, answer_s=10.0, on_requested=told.append)
     thread.join()
     assert stopped == lease.Stopped(run.run_id, clean=True)
     assert [holder.run for holder in told] == [run.run_id]
-    again = stop_run(broker, request.node.name, timeout_s=1.0, answer_s=10.0, told=told.append)
+    again = stop_run(broker, request.node.name, timeout_s=1.0, answer_s=10.0, on_requested=told.append)
     assert again == lease.Stopped(None, clean=True)
-    other = stop_run(broker, f"{request.node.name}_other", timeout_s=1.0, answer_s=10.0, told=told.append)
+    other = stop_run(broker, f"{request.node.name}_other", timeout_s=1.0, answer_s=10.0, on_requested=told.append)
     assert other == lease.Stopped(None, clean=True, known=False)
     # The request was for that run alone.
     after = new_run()
@@ -130,14 +130,14 @@ def test_a_run_that_fails_or_goes_on_is_told(broker: str, new_run: Runs, request
     run = new_run()
     run.acquire(10.0)
     with pytest.raises(UnavailableError, match="has not stopped within"):
-        stop_run(broker, pipeline, timeout_s=0.2, answer_s=10.0, told=lambda _: None)
+        stop_run(broker, pipeline, timeout_s=0.2, answer_s=10.0, on_requested=lambda _: None)
 
     def fail() -> None:
         run.publish_last(RunRecord(run.run_id, state=lease.FAILED, why="the disk is full"))
         run.close()
 
     failing = threading.Thread(target=fail)
-    stopped = stop_run(broker, pipeline, timeout_s=30.0, answer_s=10.0, told=lambda _: failing.start())
+    stopped = stop_run(broker, pipeline, timeout_s=30.0, answer_s=10.0, on_requested=lambda _: failing.start())
     failing.join()
     assert stopped == lease.Stopped(run.run_id, clean=False, why="the disk is full")
 
@@ -145,10 +145,10 @@ def test_a_run_that_fails_or_goes_on_is_told(broker: str, new_run: Runs, request
 def test_a_run_that_died_said_nothing(
     broker: str, new_run: Runs, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lease, "LAST_WORDS_S", 0.2)
+    monkeypatch.setattr(lease, "FINAL_STATUS_S", 0.2)
     run = new_run()
     run.acquire(10.0)
     run.publish_last(RunRecord(run.run_id))
-    stopped = stop_run(broker, request.node.name, timeout_s=30.0, answer_s=10.0, told=lambda _: run.close())
+    stopped = stop_run(broker, request.node.name, timeout_s=30.0, answer_s=10.0, on_requested=lambda _: run.close())
     assert (stopped.run, stopped.clean) == (run.run_id, False)
     assert "its lease expired" in stopped.why

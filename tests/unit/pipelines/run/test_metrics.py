@@ -29,7 +29,7 @@ def test_a_scrape_has_every_sink() -> None:
     assert f"penstock_pipeline_lag_seconds{labels} 1.5" in lines
     assert 'penstock_pipeline_read_total{pipeline="water",sink="alarms"} 2.0' in lines
     assert "# TYPE penstock_pipeline_lag_records gauge" in lines
-    assert "# HELP penstock_pipeline_lag_records Records that the sources have and the sink has not." in lines
+    assert "# HELP penstock_pipeline_lag_records Records in the sources that the sink has not finished." in lines
 
 
 def test_each_figure_says_what_it_counts() -> None:

@@ -14,7 +14,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from penstock.errors import PenstockError, UnavailableError
 from penstock.pipelines.run import run
 from penstock.pipelines.run.errors import BUSY, FULL
-from penstock.pipelines.run.progress import Watch
+from penstock.pipelines.run.progress import ProgressMonitor
 from penstock.pipelines.run.queries import BuiltQuery, RunningQuery
 from tests.unit.pipelines.files import FILE, parse
 
@@ -22,7 +22,7 @@ COLUMN = "[UNRESOLVED_COLUMN.WITH_SUGGESTION] A column `celcius` cannot be resol
 
 
 def test_a_node_that_is_not_there_is_told_before_spark_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "spark_of", None)
+    monkeypatch.setattr(run, "pipeline_session", None)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # bound, not listening: nobody answers here
         port = taken.getsockname()[1]
@@ -34,7 +34,7 @@ def test_a_node_that_is_not_there_is_told_before_spark_starts(tmp_path: Path, mo
 
 def test_a_tube_that_does_not_answer_is_named_with_its_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.pipelines.run.write_back.WriteBack.connect", lambda _: None)
-    monkeypatch.setattr("penstock.pipelines.sources.readers.FIRST_LOOK_MS", 200)
+    monkeypatch.setattr("penstock.pipelines.sources.readers.CHECK_TIMEOUT_MS", 200)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         source = f"source: {{topics: [water_flow], master: '127.0.0.1:{taken.getsockname()[1]}'}}"
@@ -49,13 +49,13 @@ def test_what_spark_has_no_name_for_is_tried_longer(text: str, tries: int, tmp_p
     events: list[run.Event] = []
     loop = run._PipelineRun(parse(), events.append, threading.Event(), run.Options(), tmp_path)
     restarted: list[str] = []
-    loop._watch = cast(Watch, SimpleNamespace(restarted=restarted.append))
+    loop._watch = cast(ProgressMonitor, SimpleNamespace(restarted=restarted.append))
     running = RunningQuery(cast(BuiltQuery, SimpleNamespace(name="rows")))
     for _ in range(tries):
         loop._failed(running, text)
     assert [event["event"] for event in events] == ["retry"] * tries
     assert restarted == ["rows"] * tries
-    with pytest.raises(PenstockError, match=f"{tries + 1} tries in a row failed"):
+    with pytest.raises(PenstockError, match=f"{tries + 1} consecutive attempts failed"):
         loop._failed(running, text)
     loop._store.close()
 
@@ -65,7 +65,7 @@ def test_a_machine_that_is_too_busy_is_waited_for_and_its_queries_are_started_ap
 ) -> None:
     events: list[run.Event] = []
     loop = run._PipelineRun(parse(), events.append, threading.Event(), run.Options(), tmp_path)
-    loop._watch = cast(Watch, SimpleNamespace(restarted=lambda _: None))
+    loop._watch = cast(ProgressMonitor, SimpleNamespace(restarted=lambda _: None))
     clock = [1000.0]
     monkeypatch.setattr("penstock.pipelines.run.run.time", SimpleNamespace(monotonic=lambda: clock[0]))
     text = "Python worker failed to connect back.\nCaused by: java.net.SocketTimeoutException: Timed out"
@@ -84,7 +84,7 @@ def test_a_machine_that_is_too_busy_is_waited_for_and_its_queries_are_started_ap
     clock[0] += BUSY.limit_s
     with pytest.raises(UnavailableError, match="failed to connect back") as caught:
         loop._failed(loop._queries["rows"], text)
-    assert "more room" in str(caught.value.do)
+    assert "larger machine" in str(caught.value.do)
     loop._store.close()
 
 
@@ -98,7 +98,7 @@ def test_a_machine_that_is_too_busy_is_waited_for_and_its_queries_are_started_ap
 )
 def test_a_full_disk_is_waited_for(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     loop = run._PipelineRun(parse(), lambda _: None, threading.Event(), run.Options(), tmp_path)
-    loop._watch = cast(Watch, SimpleNamespace(restarted=lambda _: None))
+    loop._watch = cast(ProgressMonitor, SimpleNamespace(restarted=lambda _: None))
     clock = [1000.0]
     monkeypatch.setattr("penstock.pipelines.run.run.time", SimpleNamespace(monotonic=lambda: clock[0]))
     running = RunningQuery(cast(BuiltQuery, SimpleNamespace(name="rows")))
@@ -106,8 +106,8 @@ def test_a_full_disk_is_waited_for(text: str, tmp_path: Path, monkeypatch: pytes
         loop._failed(running, text)
         clock[0] += 5
     clock[0] += FULL.limit_s
-    with pytest.raises(UnavailableError, match="nothing worked for 120 s") as caught:
+    with pytest.raises(UnavailableError, match="all attempts failed for 120 s") as caught:
         loop._failed(running, text)
-    assert ("a disk is full, that of" in caught.value.what) == ("StorageError" not in text)
-    assert "make room" in str(caught.value.do)
+    assert ("the disk of" in caught.value.what) == ("StorageError" not in text)
+    assert "free space" in str(caught.value.do)
     loop._store.close()

@@ -198,7 +198,7 @@ def test_a_lease_that_ran_out_in_an_outage_is_taken_back_under_its_token(
     monkeypatch.setattr(write_back, "LEASE_MS", 300)
     said: queue.Queue[str] = queue.Queue()
     node = Node(tmp_path)
-    run = WriteBack(node.url, "p", told=said.put)
+    run = WriteBack(node.url, "p", warn=said.put)
     try:
         run.connect()
         token = run.acquire(10.0)
@@ -207,7 +207,7 @@ def test_a_lease_that_ran_out_in_an_outage_is_taken_back_under_its_token(
         assert "was not renewed in time" in said.get(timeout=20.0)
         assert not run.lost.is_set()
         node.start()
-        assert "no other run has had it" in said.get(timeout=20.0)
+        assert "no other run has held it" in said.get(timeout=20.0)
         assert run.token == token
         assert written_by(run, KeyWrite("k", b"1")) == 1
         holder = run.holder()

@@ -50,7 +50,7 @@ def test_a_file_where_a_directory_should_be_is_an_error(where: str, node: Node, 
         made = pipeline(node, "console: {}", dead=f"{file}/dead")
     else:
         made = pipeline(node, where.replace("FILE", str(file)))
-    with pytest.raises(StorageError, match="nothing can be written to") as caught:
+    with pytest.raises(StorageError, match="cannot write to") as caught:
         delivery.check_sinks(made)
     assert caught.value.why == f"{str(file)!r} is a file"
 

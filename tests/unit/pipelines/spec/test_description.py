@@ -18,20 +18,20 @@ MORE = """\
 def test_each_query_says_what_it_does_and_what_it_leaves() -> None:
     rows, alarms, out, seen = as_data(parse(FILE + MORE))["queries"]
     assert [step["name"] for step in rows["steps"]] == ["parsed", "plausible", "once"]
-    assert rows["steps"][0]["leaves"] == {"broken records": "counted as dead, kept as dead letters by this query"}
-    assert out["steps"][0]["leaves"] == {"broken records": "counted as dead, kept as dead letters by another query"}
+    assert rows["steps"][0]["leaves"] == {"invalid records": "counted as dead, kept as dead letters by this query"}
+    assert out["steps"][0]["leaves"] == {"invalid records": "counted as dead, kept as dead letters by another query"}
     assert alarms["steps"][-1]["does"] == (
         "tumbling, 3 hours, in time by branch: n = count(*); emitted whenever they change; watermark 6 hours, "
-        "ahead 1 day"
+        "max_ahead 1 day"
     )
     assert alarms["steps"][-1]["leaves"] == {
-        "events that no window can count": "counted as dead, kept as dead letters by this query",
+        "events that cannot be aggregated": "counted as dead, kept as dead letters by this query",
         "late records": "counted as late",
     }
     assert out["does"] == "127.0.0.1:8715: topic flow_{branch}, key {branch}"
     assert out["leaves"] == {
         "rows for which flow > 9 is not true": "counted as filtered by sink:out",
-        "rows that no message can be made of": "counted as dead, kept as dead letters by this query",
+        "rows that cannot be sent": "counted as dead, kept as dead letters by this query",
     }
     assert seen["steps"] == []
 
@@ -49,7 +49,7 @@ def test_passwords_are_not_shown() -> None:
 def test_without_a_table_dead_letters_are_only_counted() -> None:
     text = as_text(parse(FILE.replace("dead_letters: {path: lake/dead}\n", "")))
     assert "dead letters: counted, not kept" in text
-    assert "broken records: counted as dead, not kept" in text
+    assert "invalid records: counted as dead, not kept" in text
 
 
 def test_the_text_names_every_part() -> None:

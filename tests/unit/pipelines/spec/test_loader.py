@@ -99,7 +99,7 @@ def test_a_step_knows_its_kind() -> None:
             "",
             f"expected exactly one of {', '.join(SINK_KINDS)}, found none",
         ),
-        ('"alarm/{branch}"', '"alarm/{branch"', "expected every brace"),
+        ('"alarm/{branch}"', '"alarm/{branch"', "expected matching braces"),
         ("duration: 3 hours", "slide: 1 hour", "expected exactly one of duration, gap"),
         ("duration: 3 hours", "duration: 1 hour, gap: 1 hour", "expected exactly one of duration, gap"),
         ("duration: 3 hours", "gap: 1 hour, slide: 1 hour", "expected slide only with duration"),
@@ -107,14 +107,14 @@ def test_a_step_knows_its_kind() -> None:
         ("duration: 3 hours", "gap: 1 hour, emit: changes", "expected `emit: closed`"),
         ("{schema: ", "{delimiter: ;, schema: ", "expected delimiter only with `format: csv`"),
         ("{schema: ", "{schema_file: x.ddl, schema: ", "expected exactly one of schema, schema_file"),
-        ("name: water", "name: Water!", "option 'name': got 'Water!', expected a name: a small letter first, then"),
+        ("name: water", "name: Water!", "option 'name': got 'Water!', expected a name: a lowercase letter, then"),
         (
             "aggregates: {n:",
             "aggregates: {n-x:",
-            "expected the name of a column: letters, digits and _, no digit first",
+            "expected a column name: letters, digits and _, not starting with a digit",
         ),
-        ("filter: flow >= 0", "map: {drop: [_id]}", "got '_id', expected a column, or a field of a struct"),
-        ("filter: flow >= 0", "map: {rename: {flow: _f}}", "got '_f', expected the name of a column that does not"),
+        ("filter: flow >= 0", "map: {drop: [_id]}", "got '_id', expected a column, or a struct field"),
+        ("filter: flow >= 0", "map: {rename: {flow: _f}}", "got '_f', expected a column name that does not"),
         ("topics: [water_flow]", "topics: []", "source.topics"),
     ],
 )
@@ -129,7 +129,7 @@ def test_a_schema_may_stand_in_a_file_beside(tmp_path: Path) -> None:
     path.write_text(
         FILE.replace('schema: "branch STRING NOT NULL, time TIMESTAMP NOT NULL, flow DOUBLE"', "schema_file: flow.ddl")
     )
-    with pytest.raises(ConfigError, match=r"p.yaml:6:\d+: .*expected a readable file of columns in schema_file"):
+    with pytest.raises(ConfigError, match=r"p.yaml:6:\d+: .*expected a readable schema_file"):
         load(path)
     (tmp_path / "flow.ddl").write_text("branch STRING NOT NULL, -- where\ntime TIMESTAMP NOT NULL,\nflow DUBLE\n")
     with pytest.raises(ConfigError, match=r"schema_file': got 'flow.ddl', .*did you mean DOUBLE.* at character 64"):

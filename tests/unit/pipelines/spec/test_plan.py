@@ -54,8 +54,8 @@ sinks:
 
 def test_a_graph_has_a_way_for_each_time_that_a_source_is_met() -> None:
     hours, lows = plan(parse(GRAPH))
-    assert hours.ways == ("a", "a", "b")
-    assert labels(hours.ways) == ("a", "a#2", "b")
+    assert hours.inputs == ("a", "a", "b")
+    assert labels(hours.inputs) == ("a", "a#2", "b")
     assert [(node.step.name, node.reads) for node in hours.nodes] == [
         ("low", ("a",)),
         ("high", ("a",)),
@@ -63,6 +63,6 @@ def test_a_graph_has_a_way_for_each_time_that_a_source_is_met() -> None:
         ("hours", ("both",)),
     ]
     assert [sink.name for sink in hours.late_sinks] == ["late"]
-    assert (hours.reads, lows.reads, lows.ways) == ("hours", "low", ("a",))
+    assert (hours.reads, lows.reads, lows.inputs) == ("hours", "low", ("a",))
     assert lows.dead_letters_of == {"low"}
     assert hours.dead_letters_of == {"high", "hours"}

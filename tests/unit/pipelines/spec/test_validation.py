@@ -27,9 +27,9 @@ from tests.unit.pipelines.files import FILE, parse
         (
             'statestore: {entries: [{key: "alarm/{branch}"}]}',
             "table: {path: b}",
-            "put them into another sink or say `emit: closed`",
+            "write them to another sink or set `emit: closed`",
         ),
-        ("path: lake/dead", "path: lake/rows", "expected a directory of its own, dead_letters writes there"),
+        ("path: lake/dead", "path: lake/rows", "expected a separate directory: dead_letters uses this one"),
     ],
 )
 def test_what_does_not_fit_together_is_named_with_its_place(old: str, new: str, message: str) -> None:
@@ -49,7 +49,7 @@ def test_what_does_not_fit_together_is_named_with_its_place(old: str, new: str, 
         ("{topics: [a], options: {maxOffsetsPerTrigger: 0}}", r"p.yaml:2:\d+: .*not a number above 0"),
         ("{topics: [a], options: {endingOffsets: latest}}", r"p.yaml:2:\d+: .*must be positions"),
         ("{topics: [a], options: {Subscribe: b}}", r"p.yaml:2:\d+: .*expected source.topics"),
-        ("{topics: [a], options: {columns: value}}", r"p.yaml:2:\d+: .*a pipeline keeps all of a record"),
+        ("{topics: [a], options: {columns: value}}", r"p.yaml:2:\d+: .*a pipeline reads whole records"),
         ("{topics: [a], startingoffsets: latest}", r"p.yaml:2:23: .*is not known.*\n  do:  put it under 'options'"),
         ("{topics: [a], tubemq.user: x}", r"p.yaml:2:23: .*is not known.*\n  do:  put it under 'options'"),
         ("{topics: [a], master: nowhere}", r"p.yaml:2:\d+: .*'nowhere' is not HOST:PORT"),
@@ -65,7 +65,7 @@ def test_options_of_the_source_are_checked_without_spark(source: str, message: s
     ("parse_step", "message"),
     [
         ("{schema: flow DUBLE}", r"p.yaml:6:\d+: option 'steps\[0\].parse.schema': .*did you mean DOUBLE"),
-        ("{schema: 'a INT, b STRUCT<x: INT, X: INT>'}", "a name that is not taken"),
+        ("{schema: 'a INT, b STRUCT<x: INT, X: INT>'}", "a unique name"),
         ("{schema: _source INT}", "names of columns that do not start with '_', as _source"),
         ("{format: raw, schema: 'a STRING, b STRING'}", "expected one column, STRING or BINARY"),
         ("{format: raw, schema: a INT}", "expected one column, STRING or BINARY"),
@@ -84,9 +84,9 @@ def test_schemas_are_checked_without_spark(parse_step: str, message: str) -> Non
         ("SELECT flow FROM parsed", None),
         ("select *, flow IS DISTINCT FROM 1 AS x from `Parsed`", None),
         ("SELECT extract(DAY FROM time) AS d, 'FROM other' AS o FROM parsed -- FROM nowhere", None),
-        ("SELECT flow FROM plausible", "FROM parsed, the step that it reads; it has FROM plausible"),
-        ("SELECT extract(DAY FROM parsed)", "it has no FROM"),
-        ("SELECT flow IS NOT DISTINCT FROM parsed", "it has no FROM"),
+        ("SELECT flow FROM plausible", "FROM parsed, the step that it reads; found FROM plausible"),
+        ("SELECT extract(DAY FROM parsed)", "found no FROM"),
+        ("SELECT flow IS NOT DISTINCT FROM parsed", "found no FROM"),
     ],
 )
 def test_a_statement_names_the_step_that_it_reads(statement: str, message: str | None) -> None:
@@ -225,7 +225,7 @@ sinks:
         (
             "{name: windows, table: {path: b}}",
             "{name: other, from: all, console: {}}",
-            "expected a sink of the windows too",
+            "expected also a sink of the windows",
         ),
         ("name: old", "name: meters", "expected a name that no other step or source has"),
         ("clock: {", "source: {", "expected another name"),

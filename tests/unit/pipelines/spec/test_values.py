@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from penstock.pipelines.spec.values import Name, Piece, Stream, duration_ms, pieces
+from penstock.pipelines.spec.values import Name, Stream, TemplatePart, duration_ms, template_parts
 
 
 @pytest.mark.parametrize(
@@ -31,21 +31,24 @@ def test_everything_else_is_refused_with_the_units(text: str) -> None:
 @pytest.mark.parametrize(
     ("template", "parts"),
     [
-        ("plain", [Piece("plain", column=False)]),
-        ("{a}", [Piece("a", column=True)]),
-        ("x/{a}/{b.c}", [Piece("x/", False), Piece("a", True), Piece("/", False), Piece("b.c", True)]),
-        ("{{{a}}}", [Piece("{", False), Piece("a", True), Piece("}", False)]),
-        ("a{{b}}c", [Piece("a{b}c", column=False)]),
+        ("plain", [TemplatePart("plain", column=False)]),
+        ("{a}", [TemplatePart("a", column=True)]),
+        (
+            "x/{a}/{b.c}",
+            [TemplatePart("x/", False), TemplatePart("a", True), TemplatePart("/", False), TemplatePart("b.c", True)],
+        ),
+        ("{{{a}}}", [TemplatePart("{", False), TemplatePart("a", True), TemplatePart("}", False)]),
+        ("a{{b}}c", [TemplatePart("a{b}c", column=False)]),
     ],
 )
-def test_a_template_is_text_and_columns(template: str, parts: list[Piece]) -> None:
-    assert pieces(template) == parts
+def test_a_template_is_text_and_columns(template: str, parts: list[TemplatePart]) -> None:
+    assert template_parts(template) == parts
 
 
 @pytest.mark.parametrize("template", ["{", "}", "{a", "a}", "{}", "{a b}", "{a;drop}", "{1a}", "{a.}"])
 def test_a_template_that_is_none_is_refused(template: str) -> None:
     with pytest.raises(ValueError, match="expected"):
-        pieces(template)
+        template_parts(template)
 
 
 @pytest.mark.parametrize("kind", [TypeAdapter(Name), TypeAdapter(Stream)])

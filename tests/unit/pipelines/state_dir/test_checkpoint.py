@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import StorageError
-from penstock.pipelines.state_dir.checkpoint import Checkpoint, Planned, parse_offsets
+from penstock.pipelines.state_dir.checkpoint import Checkpoint, PlannedBatch, parse_offsets
 
 # Origin: a query of Spark 4.2.1 with one source; the metadata line shortened.
 ENTRY = 'v1\n{"batchWatermarkMs":1647772200000,"batchTimestampMs":1795258116728,"conf":{}}\n{"t":{"1:0":56}}'
@@ -22,8 +22,8 @@ def checkpoint(path: Path, *watermarks: int) -> Checkpoint:
 
 
 def test_an_entry_of_the_offset_log() -> None:
-    assert parse_offsets(ENTRY) == Planned(1647772200000, {"t": {"1:0": 56}})
-    assert parse_offsets('v1\n{"batchWatermarkMs":0}\n-') == Planned(0, {})
+    assert parse_offsets(ENTRY) == PlannedBatch(1647772200000, {"t": {"1:0": 56}})
+    assert parse_offsets('v1\n{"batchWatermarkMs":0}\n-') == PlannedBatch(0, {})
 
 
 def test_the_streams_of_several_sources_are_told_apart() -> None:

@@ -16,7 +16,7 @@ def test_a_directory_is_made_and_one_that_cannot_be_is_told(tmp_path: Path, monk
     ready_directory(tmp_path / "a" / "b")
     assert list((tmp_path / "a" / "b").iterdir()) == []
     (tmp_path / "file").write_text("")
-    with pytest.raises(StorageError, match="cannot be written to: Not a directory") as told:
+    with pytest.raises(StorageError, match="is not writable: Not a directory") as told:
         ready_directory(tmp_path / "file" / "state")
     assert told.value.path == str(tmp_path / "file" / "state")
 
@@ -82,7 +82,7 @@ def test_a_file_that_cannot_be_written_or_read_is_told(
         patched.setattr(os, "fsync", full)
         with pytest.raises(StorageError, match=r"'.*b.json' cannot be written: No space left on device") as raised:
             write(tmp_path / "b.json", {"n": 2})
-    assert raised.value.do == "make room there"
+    assert raised.value.do == "free disk space"
     assert not (tmp_path / "b.json").exists()
     assert read_json(tmp_path / "a.json") == {"n": 1}
     with pytest.raises(StorageError, match="cannot be read: Is a directory"):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from penstock.errors import ConfigError
-from penstock.pipelines.state_dir.replay import Replay, begun, place, plan_replay, retargeted
+from penstock.pipelines.state_dir.replay import Replay, existing_replay, parse_point, plan_replay, retargeted
 from penstock.spark.tube.offsets import Times
 from tests.unit.pipelines.files import parse
 
@@ -28,15 +28,15 @@ MIDNIGHT_MS = 1_714_521_600_000
     ],
 )
 def test_places(text: str, expected: object) -> None:
-    assert place(text, "--from") == expected
+    assert parse_point(text, "--from") == expected
 
 
 @pytest.mark.parametrize("text", ["yesterday", "", "{", "2024-13-01", "{}", "latest"])
 def test_what_is_no_place(text: str) -> None:
     with pytest.raises(ConfigError, match="--from"):
-        place(text, "--from")
+        parse_point(text, "--from")
     with pytest.raises(ConfigError, match="--to"):
-        place("earliest", "--to")
+        parse_point("earliest", "--to")
 
 
 def replay(into: Path, begin: str | None = "2024-05-01", **changed: Any) -> Replay:
@@ -64,10 +64,10 @@ def test_with_live_targets_it_is_the_pipelines_run(tmp_path: Path) -> None:
     found = replay(tmp_path / "again", live=True)
     assert [sink.name for sink in found.pipeline.sinks] == ["rows", "alarms"]
     assert (found.lease, found.left_out) == ("water", ())
-    pipeline, state, lease = begun(parse(), tmp_path / "again")
+    pipeline, state, lease = existing_replay(parse(), tmp_path / "again")
     assert ([sink.name for sink in pipeline.sinks], state) == (["rows", "alarms"], tmp_path / "again" / "state")
     assert lease == "water"
-    assert begun(parse(), replay(tmp_path / "other").state.parent).lease == replay(tmp_path / "other").lease
+    assert existing_replay(parse(), replay(tmp_path / "other").state.parent).lease == replay(tmp_path / "other").lease
 
 
 def test_a_stretch_that_is_empty_is_refused(tmp_path: Path) -> None:
@@ -80,10 +80,10 @@ def test_a_stretch_that_is_empty_is_refused(tmp_path: Path) -> None:
 def test_the_same_again_goes_on_and_anything_else_is_refused(tmp_path: Path) -> None:
     assert replay(tmp_path / "a") == replay(tmp_path / "a")
     for changed in ({"begin": None}, {"live": True}):
-        with pytest.raises(ConfigError, match="holds another replay"):
+        with pytest.raises(ConfigError, match="contains another replay"):
             replay(tmp_path / "a", **changed)
-    with pytest.raises(ConfigError, match="holds no replay"):
-        begun(parse(), tmp_path / "b")
+    with pytest.raises(ConfigError, match="contains no replay"):
+        existing_replay(parse(), tmp_path / "b")
 
 
 def test_live_tables_are_out_of_reach(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

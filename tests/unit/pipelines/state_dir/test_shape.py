@@ -57,7 +57,7 @@ def test_what_state_depends_on_stays(tmp_path: Path, old: str, new: str, what: s
         changed = changed.replace("  - name: parsed", "  - name: parsed\n    from: a")
     with pytest.raises(ConfigError) as told:
         check_shapes(parse(changed), tmp_path)
-    assert told.value.what == f"{what} changed since its checkpoint was made, which cannot follow that"
+    assert told.value.what == f"{what} changed since its checkpoint was created, which does not support this"
     # Refused again, and good when it is taken back.
     with pytest.raises(ConfigError):
         check_shapes(parse(changed), tmp_path)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from penstock.errors import ConfigError
-from penstock.pipelines.testing.cases import Input, cases_beside, compare, lines, load_cases
+from penstock.pipelines.testing.cases import Input, cases_path, compare, lines, load_cases
 from tests.unit.pipelines.files import parse
 
 GOOD = """\
@@ -28,19 +28,19 @@ def load(tmp_path: Path, text: str) -> Any:
 def test_a_file_of_cases(tmp_path: Path) -> None:
     (case,) = load(tmp_path, GOOD)
     assert (case.name, case.dead_letters, case.expect["rows"]) == ("one", [], [{"branch": "main"}])
-    assert cases_beside(Path("a/pipeline.yaml")) == Path("a/pipeline.test.yaml")
+    assert cases_path(Path("a/pipeline.yaml")) == Path("a/pipeline.test.yaml")
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (GOOD.replace("rows:", "rose:"), "expects something of 'rose', which is no sink"),
+        (GOOD.replace("rows:", "rose:"), "has the key 'rose' in `expect`, which is not a sink"),
         (GOOD.replace("[{branch: main}], alarms", "{}, alarms"), "sink 'rows' has rows"),
         (GOOD.replace("{alarm/main: {branch: main}}", "[]"), "sink 'alarms' has keys"),
-        (GOOD + GOOD.removeprefix("cases:\n"), "two cases are called 'one'"),
+        (GOOD + GOOD.removeprefix("cases:\n"), "two cases have the name 'one'"),
         (GOOD.replace("input:", "inputs:"), r"p.test.yaml:3:5: option 'cases\[0\].inputs'.*input"),
-        (GOOD.replace("value: {branch: main}}]", "at: noon}]"), "expected at to be a time with its zone"),
-        (GOOD.replace("value: {branch: main}}]", 'base64: "%"}]'), "expected base64"),
+        (GOOD.replace("value: {branch: main}}]", "at: noon}]"), "expected `at` to be a time with a time zone"),
+        (GOOD.replace("value: {branch: main}}]", 'base64: "%"}]'), "expected valid base64"),
         (GOOD.replace("value: {branch: main}}]", "base64: AA==, value: x}]"), "expected value or base64, not both"),
         ("cases: []\n", "at least 1"),
     ],

@@ -52,7 +52,7 @@ def test_what_is_prepared_is_let_go_by_force_only() -> None:
     rows = {row["queryName"]: row for row in ask(talk, "admin_query_staged_rows") if row["state"] == "prepared"}
     # A broker without rows of a batch takes part in it, too.
     assert (rows["q"]["attempt"], rows["p"]["attempt"], rows["p"]["batchId"]) == ("q-x", None, 3)
-    assert "settle it, or delete it with force=true" in ask(talk, "admin_rmv_staged_rows", queryName="q", **USER)
+    assert "or delete it with force=true" in ask(talk, "admin_rmv_staged_rows", queryName="q", **USER)
     assert ask(talk, "admin_rmv_staged_rows", queryName="q", force="true", **USER)[0]["attempts"] == 1
     talk.commit()
     assert talk.published() == {}
