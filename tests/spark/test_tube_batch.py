@@ -99,7 +99,7 @@ def test_an_empty_topic_has_no_rows(spark: SparkSession, node: Node, new_topic: 
     ("options", "words"),
     [
         ({"maxOffsetPerTrigger": "5"}, "did you mean maxOffsetsPerTrigger?"),
-        ({"startingOffsets": "first"}, "startingOffsets first: neither such a word nor JSON"),
+        ({"startingOffsets": "first"}, "startingOffsets first: neither a keyword nor JSON"),
         ({"columns": "value,ofset"}, "'ofset' is not a column of the source"),
         ({"tubemq.master": "nowhere"}, "'nowhere' is not HOST:PORT"),
     ],
@@ -122,9 +122,7 @@ def test_what_retention_removed(spark: SparkSession, node: Node, new_topic: Call
     options = {"startingOffsets": json.dumps({topic: {"0": positions[10]}})}
     with pytest.raises(PySparkException) as caught:
         read(spark, node, topic, **options).collect()
-    assert f"topic '{topic}' partition 1:0: position {positions[10]} is no longer kept, the oldest is" in str(
-        caught.value
-    )
+    assert f"topic '{topic}' partition 1:0: offset {positions[10]} is no longer stored (oldest:" in str(caught.value)
     kept = [int(row.value) for row in read(spark, node, topic, failOnDataLoss="false", **options).collect()]
     assert kept == list(range(kept[0], SEGMENT_RECORDS + 50))
     assert 0 < kept[0] <= SEGMENT_RECORDS

@@ -67,8 +67,7 @@ def test_available_now_drains_everything_in_limited_batches_and_goes_on(stream: 
     stream.append(range(1000))
     query = stream.drain(maxOffsetsPerTrigger="300", **{"tubemq.group": "drained"})
     assert stream.sizes() == [300, 300, 300, 100]
-    # What was committed is shown as the group's position, of all batches but the last: Spark tells of one when it plans
-    # the next.
+    # The group's offsets of all batches but the last are published: Spark commits a batch when it plans the next.
     shown = [stream.node.position("drained", stream.topic, partition) for partition in (0, 1)]
     assert all(position is not None and position >= 300 * 28 for position in shown), shown
     assert stream.rows() == list(range(1000))
@@ -183,7 +182,7 @@ def test_loss_fails_the_query_or_is_accepted(stream: Stream) -> None:
     with pytest.raises(StreamingQueryException) as caught:
         stream.drain()
     text = str(caught.value)
-    assert f"topic '{stream.topic}' partition 1:0: position 280 is no longer kept, the oldest is" in text
+    assert f"topic '{stream.topic}' partition 1:0: offset 280 is no longer stored (oldest:" in text
     assert "failOnDataLoss=false" in text
     stream.drain(failOnDataLoss="false")
     rows = stream.rows()

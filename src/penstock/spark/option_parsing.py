@@ -148,7 +148,7 @@ LOGIN_OPTIONS: Mapping[str, str] = {
     "tubemq.tlsCert": "PEM file with the client certificate (none)",
     "tubemq.tlsKey": "PEM file with the private key (in tubemq.tlsCert)",
 }
-"""Every option, as its user writes it, with its meaning."""
+"""Description of each option, by its documented name."""
 
 
 def parse_login(given: Mapping[str, str]) -> Login:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from penstock.tube.client.connection import ConnectionPool
     from penstock.tube.codec.strings import Partition
-    from penstock.tube.consumer import Bound, Consumer, Message, Position
+    from penstock.tube.consumer import Bound, Consumer, ConsumerOffset, Message
     from penstock.tube.producer import Producer, SendResult
     from penstock.tube.reader import MessageBatch, PartitionInfo, RangeReader, TopicUnavailableError, partitions
     from penstock.tube.record import Record
@@ -22,11 +22,11 @@ __all__ = [
     "Bound",
     "ConnectionPool",
     "Consumer",
+    "ConsumerOffset",
     "Message",
     "MessageBatch",
     "Partition",
     "PartitionInfo",
-    "Position",
     "Producer",
     "RangeReader",
     "Record",
@@ -43,7 +43,7 @@ _HOMES = {
     "MessageBatch": "reader",
     "Partition": "codec.strings",
     "PartitionInfo": "reader",
-    "Position": "consumer",
+    "ConsumerOffset": "consumer",
     "Producer": "producer",
     "RangeReader": "reader",
     "Record": "record",

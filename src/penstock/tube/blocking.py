@@ -25,7 +25,7 @@ from penstock.runtime.io.loop import LoopThread, blocking
 from penstock.tube import consumer, producer
 from penstock.tube.client.arguments import Address
 from penstock.tube.codec.strings import Partition
-from penstock.tube.consumer import Bound, Message, Position
+from penstock.tube.consumer import Bound, ConsumerOffset, Message
 from penstock.tube.producer import SendResult
 from penstock.tube.record import Record
 
@@ -203,9 +203,9 @@ class Consumer(_BlockingClient[consumer.Consumer]):
         return self._opened()[1].assignment
 
     @property
-    def positions(self) -> dict[Partition, Position]:
-        """The offset up to which each partition was read."""
-        return self._opened()[1].positions
+    def offsets(self) -> dict[Partition, ConsumerOffset]:
+        """The next offset of each partition, and the end of its log at the last fetch."""
+        return self._opened()[1].offsets
 
 
 async def _within(client: consumer.Consumer, timeout_s: float | None) -> bool:

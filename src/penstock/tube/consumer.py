@@ -48,10 +48,10 @@ from penstock.tube.engine.client.consumer_state import (
 )
 from penstock.tube.engine.sessions import LEAST_SESSION_MS
 
-__all__ = ["Bound", "Consumer", "Message", "Position"]
+__all__ = ["Bound", "Consumer", "ConsumerOffset", "Message"]
 
 
-class Position(NamedTuple):
+class ConsumerOffset(NamedTuple):
     """Offset of a partition's last get, and the end of the log that its response reported; -1: unknown."""
 
     offset: int
@@ -143,7 +143,7 @@ class Consumer:
             start=Start[start.upper()], timeout_s=request_timeout_s, most_wait_ms=most_wait_ms,
             long_poll_ms=long_poll_ms, want_offsets=with_offsets, auto_confirm=auto_confirm,
             apply_s=min(request_timeout_s, (session_timeout_s or 30.0) / 3),
-            start_offset=_start_offset(start_offsets), own_positions=callable(start_offsets),
+            start_offset=_start_offset(start_offsets), own_offsets=callable(start_offsets),
         )  # fmt: skip
         self._connections = connections if connections is not None else ConnectionPool(tls)
         self._session = MemberSession(
@@ -178,9 +178,9 @@ class Consumer:
         return frozenset(self._member.held)
 
     @property
-    def positions(self) -> dict[Partition, Position]:
-        """The offset up to which each partition was read."""
-        return {read.partition: Position(read.offset, read.max_offset) for read in self._fetcher.consumers}
+    def offsets(self) -> dict[Partition, ConsumerOffset]:
+        """The next offset of each partition, and the end of its log at the last fetch."""
+        return {read.partition: ConsumerOffset(read.offset, read.max_offset) for read in self._fetcher.consumers}
 
     @property
     def damaged(self) -> int:
@@ -273,15 +273,15 @@ class Consumer:
             if current.handed_out:
                 self._current = None
                 self._pass_on(current)
-        positions = [batch.position() for batch in self._handed_out.values()]
+        confirmations = [batch.confirmation() for batch in self._handed_out.values()]
         if not wait:
-            for position in positions:
-                self._fetcher.commit_soon(position)
+            for confirmation in confirmations:
+                self._fetcher.commit_soon(confirmation)
             return
         outcomes = await asyncio.gather(
-            *(self._fetcher.commit(position) for position in positions), return_exceptions=True
+            *(self._fetcher.commit(confirmation) for confirmation in confirmations), return_exceptions=True
         )
-        for batch, _, _ in positions:
+        for batch, _, _ in confirmations:
             if batch.settled.is_set() and self._handed_out.get(batch.consumer) is batch:
                 del self._handed_out[batch.consumer]
         for outcome in outcomes:
@@ -400,7 +400,7 @@ class Consumer:
         keys = sorted(partition.key for partition in self.blocked)
         return LocalProtocolError(
             f"tube: {', '.join(keys)}: no more messages after {seconds:g} s, because the last ones are not confirmed",
-            why="Apache's brokers store positions by whole batches, and deliver the next when the last is confirmed",
+            why="Apache's brokers store offsets of whole batches only, and deliver the next when the last is confirmed",
             do="confirm() after the last message of a batch (batches() shows where it ends), or use auto_confirm=True",
         )
 

@@ -40,7 +40,7 @@ def produce_and_consume(masters: str) -> None:
         assert [next(reader).data for _ in range(201)][-1] == b"200"
         reader.seek_to_end()
         assert reader.poll(0.05) is None
-        assert reader.positions[place].end == 201 * 28
+        assert reader.offsets[place].end == 201 * 28
     with Consumer(masters, "lake", ["demo"]) as reader:
         assert reader.poll(0.3) is None, "all of it is confirmed"
 

@@ -350,7 +350,7 @@ async def test_start_offsets_and_seek(tmp_path: Path) -> None:
         async with Consumer(running.masters, "lake", ["demo"], start_offsets={"1:demo:0": at}) as consumer:
             assert await take(consumer, 10) == numbered(40, 50)
             [partition] = consumer.assignment
-            assert consumer.positions[partition].end == results[99].append_offset + 28
+            assert consumer.offsets[partition].end == results[99].append_offset + 28
             await consumer.seek({partition: results[10].append_offset})
             assert await take(consumer, 5) == numbered(10, 15)
             await consumer.seek_to_start()

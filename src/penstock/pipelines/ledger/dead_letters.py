@@ -26,7 +26,7 @@ from penstock.pipelines.state_dir import layout
 from penstock.pipelines.state_dir.layout import listed, read_json, sync_directory, write_json
 from penstock.pipelines.state_dir.replay import Span
 from penstock.spark.tube.arrow import record_of
-from penstock.spark.tube.offsets import Times, Wanted
+from penstock.spark.tube.offsets import OffsetSpec, TimeSpec
 from penstock.spark.tube.options import SourceOptions
 from penstock.tube.producer import Producer
 from penstock.tube.record import Record
@@ -120,7 +120,7 @@ def warning_of_copies(path: Path, inputs: Mapping[str, Source], span: Span) -> s
         and not _is_before(letter, span.begin)
         and (span.end == "latest" or _is_before(letter, span.end))
         and not (
-            isinstance(span.end, Times) and isinstance(span.end.at, int) and span.end.at <= since[letter.coordinates]
+            isinstance(span.end, TimeSpec) and isinstance(span.end.at, int) and span.end.at <= since[letter.coordinates]
         )
     ]
     if not repeated:
@@ -133,9 +133,9 @@ def warning_of_copies(path: Path, inputs: Mapping[str, Source], span: Span) -> s
     )
 
 
-def _is_before(letter: DeadLetter, coordinates: Wanted) -> bool:
+def _is_before(letter: DeadLetter, coordinates: OffsetSpec) -> bool:
     """Return True if the record of ``letter`` is known to precede ``coordinates``."""
-    if isinstance(coordinates, Times):
+    if isinstance(coordinates, TimeSpec):
         at = coordinates.at
         return isinstance(at, int) and letter.timestamp.timestamp() * 1000 < at
     if isinstance(coordinates, str):

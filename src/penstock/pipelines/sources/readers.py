@@ -32,11 +32,11 @@ from penstock.spark.files.delta_log import DeltaLog
 from penstock.spark.files.source import FileLog, check_unchanged, count_records
 from penstock.spark.tube.offsets import (
     Bounds,
-    Positions,
+    PartitionOffsets,
     Slice,
-    Times,
+    TimeSpec,
     TopicPartition,
-    check_kept,
+    check_offset_in_range,
     from_json,
     marks_of,
     to_json,
@@ -289,7 +289,7 @@ class TubeSourceReader:
         with TubeClient.from_options(self.checked) as tube:
             bounds = tube.bounds(tube.partitions(self.checked.topics))
             wanted = self.checked.for_stream() if self._span is None else self._span.begin
-            positions = tube.positions(wanted, bounds, "startingOffsets")
+            positions = tube.resolve_offsets(wanted, bounds, "startingOffsets")
         if self._span is not None:
             self._check_gaps(positions, bounds)
         return to_json(positions)
@@ -305,9 +305,9 @@ class TubeSourceReader:
             pass
         with TubeClient.from_options(self.checked) as tube:
             bounds = tube.bounds(tube.partitions(self.checked.topics))
-            positions = tube.positions(self._span.end, bounds, "endingOffsets")
+            positions = tube.resolve_offsets(self._span.end, bounds, "endingOffsets")
             for partition, position in positions.items():
-                check_kept(position, Bounds(0, bounds[partition].end), partition)
+                check_offset_in_range(position, Bounds(0, bounds[partition].end), partition)
         end = to_json(positions)
         write_json(path, end)
         return end
@@ -367,13 +367,13 @@ class TubeSourceReader:
         """Return a meter of the lag."""
         return LagMeter(self.open, self.bounds, clock)
 
-    def _check_gaps(self, positions: Positions, bounds: Mapping[TopicPartition, Bounds]) -> None:
+    def _check_gaps(self, positions: PartitionOffsets, bounds: Mapping[TopicPartition, Bounds]) -> None:
         """Check the start offsets: a deleted offset is an error; a time before the oldest record adds a doubt."""
         assert self._span is not None
         for partition, position in positions.items():
             if self.checked.fail_on_data_loss:
-                check_kept(position, bounds[partition], partition)
-            if isinstance(self._span.begin, Times) and position == bounds[partition].oldest > 0:
+                check_offset_in_range(position, bounds[partition], partition)
+            if isinstance(self._span.begin, TimeSpec) and position == bounds[partition].oldest > 0:
                 self.doubts.append(
                     f"{partition}: the log now starts at offset {position}; retention has deleted earlier records, "
                     "which the replay lacks"

@@ -21,7 +21,7 @@ from penstock.errors import ConfigError
 from penstock.pipelines.spec.pipeline import Pipeline
 from penstock.pipelines.state_dir import layout
 from penstock.pipelines.state_dir.layout import read_json, write_json
-from penstock.spark.tube.offsets import Times, Wanted, parse_wanted
+from penstock.spark.tube.offsets import OffsetSpec, TimeSpec, parse_offset_spec
 
 __all__ = [
     "Replay",
@@ -38,8 +38,8 @@ __all__ = [
 class Span(NamedTuple):
     """Begin and end of a replay as requested; the end is exclusive."""
 
-    begin: Wanted
-    end: Wanted
+    begin: OffsetSpec
+    end: OffsetSpec
 
 
 class Replay(NamedTuple):
@@ -60,7 +60,7 @@ class RunLocation(NamedTuple):
     lease: str
 
 
-def parse_point(text: str, option: str) -> Wanted:
+def parse_point(text: str, option: str) -> OffsetSpec:
     """Parse a point in the log: ``earliest``, ``latest``, offsets as JSON, or a time at which TubeMQ received records.
 
     Times are ISO 8601 (a date means midnight; UTC if no zone is given), or milliseconds since 1970.
@@ -70,9 +70,9 @@ def parse_point(text: str, option: str) -> Wanted:
     """
     given = text.strip()
     if given.lower() in {"earliest", "latest"} or given.startswith("{"):
-        return parse_wanted(given, option, earliest=option == "--from", latest=option == "--to")
+        return parse_offset_spec(given, option, earliest=option == "--from", latest=option == "--to")
     if given.isascii() and given.isdecimal() and len(given) > len("20240501"):
-        return Times(int(given), or_latest=True)
+        return TimeSpec(int(given), or_latest=True)
     try:
         at = datetime.fromisoformat(given)
     except ValueError:
@@ -83,7 +83,7 @@ def parse_point(text: str, option: str) -> Wanted:
             'offsets ({"topic": {"<brokerId>:<partitionId>": offset}}), earliest or latest',
         ) from None
     at = at if at.tzinfo is not None else at.replace(tzinfo=UTC)
-    return Times(round(at.timestamp() * 1000), or_latest=True)
+    return TimeSpec(round(at.timestamp() * 1000), or_latest=True)
 
 
 def retargeted(pipeline: Pipeline, into: Path, *, live: bool = False) -> tuple[Pipeline, tuple[str, ...]]:
@@ -125,7 +125,7 @@ def plan_replay(pipeline: Pipeline, into: Path, begin: str | None, end: str | No
     """
     into = into.resolve()
     span = Span(parse_point(begin or "earliest", "--from"), parse_point(end or "latest", "--to"))
-    times = [wanted.at for wanted in span if isinstance(wanted, Times) and isinstance(wanted.at, int)]
+    times = [wanted.at for wanted in span if isinstance(wanted, TimeSpec) and isinstance(wanted.at, int)]
     if len(times) == 2 and times[0] >= times[1]:
         raise ConfigError(
             f"--to {end!r} is not after --from {begin!r}",

@@ -47,7 +47,7 @@ from pyspark.sql.types import (
 from penstock.errors import ConfigError, DataLossError
 from penstock.spark import sink_rows
 from penstock.spark.statestore.options import FeedOptions, SnapshotOptions, StoreReadOptions, StoreWriteOptions
-from penstock.spark.tube.offsets import Bounds, Positions, Slice, TopicPartition, to_json
+from penstock.spark.tube.offsets import Bounds, PartitionOffsets, Slice, TopicPartition, to_json
 from penstock.spark.tube.options import SourceOptions
 from penstock.spark.tube.source import RangePartition, SupportsTriggerAvailableNow, TubeStreamReader, read_messages
 from penstock.spark.tube.tube_client import ServerAccess, TubeClient, explain_missing_topic
@@ -339,7 +339,7 @@ class StoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Close the connection to the topic."""
         self._changes.stop()
 
-    def _start(self, starting: Hlc | str) -> Positions:
+    def _start(self, starting: Hlc | str) -> PartitionOffsets:
         """Return the offsets at which changes begin: the end of the topic before the snapshot, or a version."""
         with TubeClient.from_options(self._options.source, servers=self._servers) as tube:
             bounds = tube.bounds(tube.partitions(self._options.source.topics))

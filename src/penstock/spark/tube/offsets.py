@@ -1,22 +1,22 @@
-"""Offsets of TubeMQ in Spark's form. Pure: no sockets, no Spark.
+"""TubeMQ offsets as Spark checkpoints and options represent them. Pure: no sockets, no Spark.
 
-A **position** is the byte offset of a message in its store's index on the wire: a multiple of 28, shared by all
-partitions of the store. The difference of two positions is therefore not the number of messages of one partition; the
+An **offset** is the byte position of a message's entry in the index of its store: a multiple of 28, shared by all
+partitions of the store. The difference of two offsets is therefore not the number of messages of one partition; the
 broker counts those. Ranges are half-open: ``[start, end)``.
 
 A partition is identified by broker and partition id together: ids repeat across brokers, and increase by 10,000 from
-store to store. In JSON, which Spark keeps in its checkpoint, offsets are ``{topic: {"<brokerId>:<partitionId>": n}}``.
-Users may omit the broker if one broker has the topic, and may write -2 for the earliest and -1 for the latest;
-checkpoints contain neither.
+store to store. The JSON in Spark's checkpoint is ``{topic: {"<brokerId>:<partitionId>": n}}``. Users may omit the
+broker if only one broker has the topic, and may write -2 for the earliest and -1 for the latest offset; checkpoints
+contain neither.
 
-A **mark** is the byte of a store's data at or before which the messages after a position begin. Apache's brokers delete
-segments of index and data separately, and a reader gets no sign of an index entry without data: the message is left
-out. Therefore the source keeps, with each end that it plans, the end of the data from the same answer of the broker.
-Every message from that position on has its data after that byte; a range that begins there is complete if the broker
-still has the byte after the range was read. A position in the middle of the log has the mark of the last planned end
-before it, which is safe: if retention removes data between the two, a loss may be reported that is none. In JSON a mark
-is next to its position: ``{"topic": {"1:0": 280, "1:0@data": 4000}}``. Penstock's brokers report such a loss themselves
-and have no marks.
+A **mark** detects records whose data was deleted but whose index entries remain. Apache's brokers delete segments of
+index and data separately, and omit a message without data from a response silently. The source therefore stores, with
+each end offset that it plans, the end of the data file that the broker reported in the same response. The data of all
+messages from that offset on begins at or after this byte: a range that starts there is complete if the broker still
+has the byte after the range was read. An offset between two planned ends uses the mark of the lower one. This is safe,
+but may report a loss that did not affect the range, if retention removed data between the two. In JSON a mark is stored
+next to its offset: ``{"topic": {"1:0": 280, "1:0@data": 4000}}``. Penstock's brokers report such a loss themselves and
+need no marks.
 """
 
 from __future__ import annotations
@@ -40,30 +40,30 @@ __all__ = [
     "Bounds",
     "LogEnds",
     "Marks",
-    "Named",
-    "Positions",
+    "OffsetSpec",
+    "PartitionOffsets",
+    "PartitionValues",
     "Slice",
-    "Times",
+    "TimeSpec",
     "TopicPartition",
-    "Wanted",
     "by_partition",
-    "check_data",
-    "check_kept",
-    "counted",
+    "check_data_stored",
+    "check_offset_in_range",
     "from_json",
+    "group_for_counting",
     "is_selected",
     "marks_of",
-    "packed",
+    "pack_tasks",
+    "parse_offset_spec",
     "parse_times",
-    "parse_wanted",
     "resolve",
     "round_down",
     "select",
-    "share",
+    "share_limit",
     "slices",
     "split",
     "split_key",
-    "stops",
+    "stop_offsets",
     "to_json",
     "with_marks",
 ]
@@ -72,7 +72,7 @@ EARLIEST = -2
 LATEST = -1
 
 MARK = "@data"
-"""Ends the name of a partition in the offset JSON where its mark stands, not its position."""
+"""Suffix of a partition's key in the offset JSON: the value is the partition's mark, not its offset."""
 
 
 class TopicPartition(NamedTuple):
@@ -84,12 +84,12 @@ class TopicPartition(NamedTuple):
 
     @property
     def key(self) -> str:
-        """The partition's name below its topic in the offset JSON."""
+        """The partition's key under its topic in the offset JSON."""
         return f"{self.broker_id}:{self.partition}"
 
     @property
     def store(self) -> tuple[str, int, int]:
-        """The store that holds it, and other partitions of the topic: positions are the store's."""
+        """The store of the partition. Partitions of one store share its offsets."""
         return self.topic, self.broker_id, self.partition // PARTITIONS_PER_STORE
 
     def __str__(self) -> str:
@@ -97,9 +97,10 @@ class TopicPartition(NamedTuple):
 
 
 class Bounds(NamedTuple):
-    """Oldest kept position and the end of what is durable, both of the partition's store.
+    """Oldest stored offset and durable end of the log of a partition's store.
 
-    ``oldest_data`` and ``end_data`` are byte positions in its data, of brokers where index and data expire apart.
+    ``oldest_data`` and ``end_data`` are byte positions in the store's data. Only brokers that delete index and data
+    separately report them.
     """
 
     oldest: int
@@ -109,80 +110,80 @@ class Bounds(NamedTuple):
 
 
 class Slice(NamedTuple):
-    """Range of one task: the messages of ``partition`` in ``[start, end)``."""
+    """The messages of ``partition`` with offsets in ``[start, end)``."""
 
     partition: TopicPartition
     start: int
     end: int
 
 
-Positions = dict[TopicPartition, int]
-"""The next position to read, per partition."""
+PartitionOffsets = dict[TopicPartition, int]
+"""The offset of the next message to read, per partition."""
 
-Named = dict[str, dict[str, int]]
-"""A number for each partition, by topic and partition name as written."""
+PartitionValues = dict[str, dict[str, int]]
+"""An offset or time for each partition, by topic and partition key as the user wrote it."""
 
 
-class Times(NamedTuple):
-    """Offset of the first message that the broker received at a time (ms since 1970) or later.
+class TimeSpec(NamedTuple):
+    """The offset of the first message that the broker received at a time (ms since 1970) or later.
 
-    ``at`` is one time for all partitions, or one for each. If there is no such message yet, it is the latest offset
-    with ``or_latest``, else an error.
+    ``at`` is one time for all partitions, or one for each. If no such message exists, ``or_latest`` selects the latest
+    offset; without it, resolving the offset fails.
     """
 
-    at: int | Named
+    at: int | PartitionValues
     or_latest: bool
 
 
-Wanted = str | Named | Times
+OffsetSpec = str | PartitionValues | TimeSpec
 """Value of an offset option: ``"earliest"``, ``"latest"``, offsets, or times."""
 
 
-def round_down(position: int) -> int:
-    """The index record that ``position`` falls into. TubeMQ servers round the same way."""
-    return position - position % INDEX_RECORD_BYTES
+def round_down(offset: int) -> int:
+    """Round ``offset`` down to the start of its index entry, as TubeMQ servers do."""
+    return offset - offset % INDEX_RECORD_BYTES
 
 
-def to_json(positions: Mapping[TopicPartition, int]) -> dict[str, dict[str, int]]:
-    """``positions`` for a checkpoint, sorted, so that equal positions give equal text."""
+def to_json(offsets: Mapping[TopicPartition, int]) -> dict[str, dict[str, int]]:
+    """Convert ``offsets`` to the JSON object of a checkpoint, sorted so that equal offsets have equal JSON text."""
     result: dict[str, dict[str, int]] = {}
-    for partition in sorted(positions):
-        result.setdefault(partition.topic, {})[partition.key] = positions[partition]
+    for partition in sorted(offsets):
+        result.setdefault(partition.topic, {})[partition.key] = offsets[partition]
     return result
 
 
-def from_json(offset: Mapping[str, Mapping[str, int]]) -> Positions:
-    """The inverse of :func:`to_json`, for offsets that this source wrote.
+def from_json(document: Mapping[str, Mapping[str, int]]) -> PartitionOffsets:
+    """Parse offsets that :func:`to_json` created.
 
     Raises:
-        ConfigError: it is something else; the checkpoint belongs to another source.
+        ConfigError: ``document`` has another format; the checkpoint belongs to another source.
     """
-    positions: Positions = {}
+    offsets: PartitionOffsets = {}
     try:
-        for topic, named in offset.items():
-            for key, position in named.items():
+        for topic, named in document.items():
+            for key, offset in named.items():
                 broker_id, partition = split_key(key.removesuffix(MARK))
-                if broker_id is None or not _is_position(position) or position < 0:
+                if broker_id is None or not _is_whole(offset) or offset < 0:
                     raise ValueError(key)
                 if not key.endswith(MARK):
-                    positions[TopicPartition(topic, broker_id, partition)] = position
+                    offsets[TopicPartition(topic, broker_id, partition)] = offset
     except (AttributeError, ValueError, TypeError) as error:
         raise ConfigError(
-            f"{_short(offset)} is not an offset of the tubemq source",
+            f"{_short(document)} is not an offset of the tubemq source",
             why="the checkpoint was written by another source, or edited",
-            do="give the query a checkpoint location of its own",
+            do="use a separate checkpoint location for this query",
         ) from error
-    return positions
+    return offsets
 
 
-def parse_wanted(text: str, option: str, *, earliest: bool = True, latest: bool = True) -> str | Named:
-    """Check what an offsets option says, as far as that is possible without asking a server.
+def parse_offset_spec(text: str, option: str, *, earliest: bool = True, latest: bool = True) -> str | PartitionValues:
+    """Validate the syntax of an offsets option. Whether its partitions exist is checked later, by the server.
 
-    ``earliest`` and ``latest`` say whether the option may ask for these: a batch cannot start at the latest nor end
-    at the earliest.
+    ``earliest`` and ``latest`` tell whether the option accepts these values: a batch cannot start at the latest offset
+    or end at the earliest one.
 
     Raises:
-        ConfigError: names the option, the part that is wrong and what is accepted.
+        ConfigError: the value is invalid; the error contains the option, the invalid part and the accepted values.
     """
     allowed = {"earliest": earliest, "latest": latest}
     word = text.strip().lower()
@@ -193,22 +194,22 @@ def parse_wanted(text: str, option: str, *, earliest: bool = True, latest: bool 
     try:
         parsed = json_value(text)
     except ValueError as error:
-        raise _bad_offsets(option, text, f"neither such a word nor JSON: {error}", allowed) from error
+        raise _bad_offsets(option, text, f"neither a keyword nor JSON: {error}", allowed) from error
     if not isinstance(parsed, dict) or not parsed:
         raise _bad_offsets(option, text, "not a JSON object with topics", allowed)
     for topic, named in parsed.items():
         if not isinstance(named, dict) or not named:
             raise _bad_offsets(option, text, f"topic {topic!r} has no object with partitions", allowed)
-        for key, position in named.items():
-            _check_wanted(text, option, topic, key, position, allowed)
+        for key, offset in named.items():
+            _check_offset(text, option, topic, key, offset, allowed)
     return parsed
 
 
-def parse_times(text: str, option: str) -> Named:
-    """Check a ``...ByTimestamp`` option: JSON with a time in ms for each partition.
+def parse_times(text: str, option: str) -> PartitionValues:
+    """Validate the syntax of a ``...ByTimestamp`` option: JSON with a time in ms for each partition.
 
     Raises:
-        ConfigError: names the option, the part that is wrong and what is accepted.
+        ConfigError: the value is invalid; the error contains the option, the invalid part and the accepted values.
     """
 
     def bad(why: str) -> ConfigError:
@@ -228,45 +229,45 @@ def parse_times(text: str, option: str) -> Named:
             try:
                 split_key(key)
             except ValueError:
-                raise bad(f"{key!r} of topic {topic!r} names no partition") from None
-            if not _is_position(time_ms) or time_ms < 0:
-                raise bad(f"{time_ms!r} of topic {topic!r} partition {key} is no time in ms")
+                raise bad(f"{key!r} of topic {topic!r} is not a partition") from None
+            if not _is_whole(time_ms) or time_ms < 0:
+                raise bad(f"{time_ms!r} of topic {topic!r} partition {key} is not a time in ms")
     return parsed
 
 
-def _check_wanted(text: str, option: str, topic: str, key: str, position: object, allowed: Mapping[str, bool]) -> None:
+def _check_offset(text: str, option: str, topic: str, key: str, offset: object, allowed: Mapping[str, bool]) -> None:
     try:
         split_key(key.removesuffix(MARK))
     except ValueError as error:
-        raise _bad_offsets(option, text, f"{key!r} of topic {topic!r} names no partition", allowed) from error
-    if not _is_position(position) or (isinstance(position, int) and position < EARLIEST):
-        raise _bad_offsets(option, text, f"{position!r} of topic {topic!r} partition {key} is no position", allowed)
-    if (position == EARLIEST and not allowed["earliest"]) or (position == LATEST and not allowed["latest"]):
-        word = "earliest" if position == EARLIEST else "latest"
-        why = f"{position} of topic {topic!r} partition {key} means {word}, which would select nothing"
+        raise _bad_offsets(option, text, f"{key!r} of topic {topic!r} is not a partition", allowed) from error
+    if not _is_whole(offset) or (isinstance(offset, int) and offset < EARLIEST):
+        raise _bad_offsets(option, text, f"{offset!r} of topic {topic!r} partition {key} is not an offset", allowed)
+    if (offset == EARLIEST and not allowed["earliest"]) or (offset == LATEST and not allowed["latest"]):
+        word = "earliest" if offset == EARLIEST else "latest"
+        why = f"{offset} of topic {topic!r} partition {key} means {word}, which would select nothing"
         raise _bad_offsets(option, text, why, allowed)
 
 
 def _bad_offsets(option: str, text: str, why: str, allowed: Mapping[str, bool]) -> ConfigError:
     words = [f'"{word}"' for word, is_allowed in allowed.items() if is_allowed]
-    codes = [f"{code} for the {word}" for word, code in (("earliest", EARLIEST), ("latest", LATEST)) if allowed[word]]
+    codes = [f"{code} for {word}" for word, code in (("earliest", EARLIEST), ("latest", LATEST)) if allowed[word]]
     return ConfigError(
         f"{option} {_short(text)}: {why}",
         option=option,
-        do=f'use {" or ".join(words)}, or JSON as {{"topic": {{"<brokerId>:<partitionId>": position}}}} '
+        do=f'use {" or ".join(words)}, or JSON as {{"topic": {{"<brokerId>:<partitionId>": offset}}}} '
         f"({', '.join(codes)})",
     )
 
 
 def split_key(key: str) -> tuple[int | None, int]:
-    """Broker (None when left out) and partition id of ``"1:0"`` or ``"0"``; ValueError for anything else."""
+    """Parse ``"1:0"`` or ``"0"`` into broker id (None if omitted) and partition id; ValueError for other text."""
     parts = key.split(":")
     if len(parts) > 2 or not all(part.isascii() and part.isdecimal() for part in parts):
         raise ValueError(key)
     return (int(parts[0]) if len(parts) == 2 else None), int(parts[-1])
 
 
-def _is_position(value: object) -> bool:
+def _is_whole(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
@@ -276,7 +277,7 @@ def _short(value: object) -> str:
 
 
 Assigned = Mapping[str, Sequence[str]]
-"""Partition names as written, by topic."""
+"""Partition keys as the user wrote them, by topic."""
 
 
 def is_selected(partition: TopicPartition, topics: Collection[str], assigned: Assigned | None) -> bool:
@@ -290,11 +291,11 @@ def is_selected(partition: TopicPartition, topics: Collection[str], assigned: As
 def select(
     existing: Collection[TopicPartition], topics: Collection[str], assigned: Assigned | None
 ) -> list[TopicPartition]:
-    """Those of ``existing`` that are read, sorted.
+    """Return the ``existing`` partitions that the options select, sorted.
 
     Raises:
-        ConfigError: ``assigned`` names a partition that does not exist, or leaves out the broker where several hold
-            the topic.
+        ConfigError: ``assigned`` contains a partition that does not exist, or omits the broker although several
+            brokers have the topic.
     """
     for topic, names in (assigned or {}).items():
         for name in names:
@@ -302,28 +303,28 @@ def select(
     return sorted(partition for partition in existing if is_selected(partition, topics, assigned))
 
 
-def resolve(wanted: str | Named, bounds: Mapping[TopicPartition, Bounds], option: str) -> Positions:
-    """The positions that ``wanted`` means for exactly the partitions in ``bounds``.
+def resolve(wanted: str | PartitionValues, bounds: Mapping[TopicPartition, Bounds], option: str) -> PartitionOffsets:
+    """Resolve ``wanted`` to one offset for each of the partitions in ``bounds``.
 
-    Explicit positions are rounded down to an index record and not clamped: one that is no longer kept, or not yet
-    written, is noticed by :func:`check_kept`.
+    Explicit offsets are rounded down to an index entry but not clamped; :func:`check_offset_in_range` detects offsets
+    that are no longer stored or not written yet.
 
     Raises:
-        ConfigError: a partition is named that does not exist, is not named although others are, or is named without
-            a broker while several brokers hold the topic.
+        ConfigError: ``wanted`` contains a partition that does not exist, lacks one of the partitions, or omits a
+            partition's broker although several brokers have the topic.
     """
     if isinstance(wanted, str):
         return {partition: bound.oldest if wanted == "earliest" else bound.end for partition, bound in bounds.items()}
-    positions: Positions = {}
-    for partition, position in by_partition(wanted, bounds, option).items():
+    offsets: PartitionOffsets = {}
+    for partition, offset in by_partition(wanted, bounds, option).items():
         bound = bounds[partition]
         codes = {EARLIEST: bound.oldest, LATEST: bound.end}
-        positions[partition] = codes[position] if position in codes else round_down(position)
-    return positions
+        offsets[partition] = codes[offset] if offset in codes else round_down(offset)
+    return offsets
 
 
-def by_partition(named: Named, known: Collection[TopicPartition], option: str) -> dict[TopicPartition, int]:
-    """The number that ``named`` has for each of the ``known`` partitions.
+def by_partition(named: PartitionValues, known: Collection[TopicPartition], option: str) -> dict[TopicPartition, int]:
+    """Look up the value of each of the ``known`` partitions in ``named``.
 
     Raises:
         ConfigError: as :func:`resolve`.
@@ -336,41 +337,41 @@ def by_partition(named: Named, known: Collection[TopicPartition], option: str) -
             partition = _find(topic, key, known, option)
             if partition in found:
                 raise ConfigError(
-                    f"{option} names {partition} twice", option=option, do=f"name it once, as {partition.key!r}"
+                    f"{option} contains {partition} twice", option=option, do=f"list it once, as {partition.key!r}"
                 )
             found[partition] = number
     missing = sorted(set(known) - found.keys())
     if missing:
         if option.endswith("ByTimestamp"):
-            add = "times of theirs"
+            add = "times for these partitions"
         else:
             code = EARLIEST if option == "startingOffsets" else LATEST
-            add = f"{_short(to_json(dict.fromkeys(missing, code)))} or positions of your own"
+            add = f"{_short(to_json(dict.fromkeys(missing, code)))}, or other offsets"
         raise ConfigError(
-            f"{option} says nothing of {', '.join(map(str, missing[:5]))}",
+            f"{option} lacks {', '.join(map(str, missing[:5]))}",
             option=option,
-            why="it must name every partition that is read",
-            do=f"add {add}, or read fewer with assign",
+            why="it must contain every partition that the query reads",
+            do=f"add {add}, or select fewer partitions with assign",
         )
     return found
 
 
-def stops(named: Named, known: Collection[TopicPartition], option: str) -> Positions:
-    """Return the end offsets of the ``known`` partitions that ``named`` names, rounded down to an index record.
+def stop_offsets(named: PartitionValues, known: Collection[TopicPartition], option: str) -> PartitionOffsets:
+    """Return the end offsets of the ``known`` partitions that ``named`` contains, rounded down to an index entry.
 
     Raises:
-        ConfigError: a partition is named without a broker while several brokers have the topic.
+        ConfigError: ``named`` omits the broker of a partition although several brokers have the topic.
     """
-    positions: Positions = {}
+    offsets: PartitionOffsets = {}
     for partition in known:
         of_topic, bare = named.get(partition.topic, {}), str(partition.partition)
-        position = of_topic.get(partition.key)
-        if position is None and bare in of_topic:
+        offset = of_topic.get(partition.key)
+        if offset is None and bare in of_topic:
             _find(partition.topic, bare, known, option)
-            position = of_topic[bare]
-        if position is not None:
-            positions[partition] = round_down(position)
-    return positions
+            offset = of_topic[bare]
+        if offset is not None:
+            offsets[partition] = round_down(offset)
+    return offsets
 
 
 def _find(topic: str, key: str, known: Collection[TopicPartition], option: str) -> TopicPartition:
@@ -384,7 +385,7 @@ def _find(topic: str, key: str, known: Collection[TopicPartition], option: str) 
     if not found:
         existing = sorted(partition for partition in known if partition.topic == topic)
         raise ConfigError(
-            f"{option} names topic {topic!r} partition {key}, which is not read",
+            f"{option} contains topic {topic!r} partition {key}, which the query does not read",
             option=option,
             do=f"use its partitions {', '.join(partition.key for partition in existing)}"
             if existing
@@ -392,42 +393,43 @@ def _find(topic: str, key: str, known: Collection[TopicPartition], option: str) 
         )
     if broker_id is None and len(brokers) > 1:
         raise ConfigError(
-            f"{option} names topic {topic!r} partition {key} without a broker",
+            f"{option} contains topic {topic!r} partition {key} without a broker",
             option=option,
-            why=f"{len(brokers)} brokers hold the topic",
+            why=f"{len(brokers)} brokers have the topic",
             do=f'write "<brokerId>:{number}"; the brokers are {", ".join(map(str, sorted(brokers)))}',
         )
     return found[0]
 
 
-def check_kept(position: int, bounds: Bounds, partition: TopicPartition, option: str = "failOnDataLoss") -> None:
-    """Raise if reading from ``position`` would leave something out.
+def check_offset_in_range(offset: int, bounds: Bounds, partition: TopicPartition) -> None:
+    """Check that every message from ``offset`` on is still stored.
 
     Raises:
-        DataLossError: ``position`` is older than what is kept, or beyond the end of the log.
+        DataLossError: ``offset`` is before the oldest stored offset, or beyond the end of the log.
     """
-    if position < bounds.oldest:
+    if offset < bounds.oldest:
         raise DataLossError(
-            f"{partition}: position {position} is no longer kept, the oldest is {bounds.oldest}",
-            why="retention removed what lies between before it was read",
-            do=f"keep data longer, or set {option}=false to continue at the oldest record and accept the gap",
+            f"{partition}: offset {offset} is no longer stored (oldest: {bounds.oldest})",
+            why="retention removed the records in between before they were read",
+            do="increase the retention time, or set failOnDataLoss=false to continue at the oldest record and accept"
+            " the gap",
         )
-    if position > round_down(bounds.end):
+    if offset > round_down(bounds.end):
         raise DataLossError(
-            f"{partition}: position {position} is beyond the end of the log, which is {bounds.end}",
+            f"{partition}: offset {offset} is beyond the end of the log ({bounds.end})",
             why="the broker lost its newest messages (a crash without durable acknowledgements, or an older copy of its"
-            " data directory), or the position is of another cluster",
-            do=f"check the position and the master, or set {option}=false to wait until the log reaches it",
+            " data directory), or the offset belongs to another cluster",
+            do="check the offset and the master, or set failOnDataLoss=false to wait until the log reaches it",
         )
 
 
 def slices(start: Mapping[TopicPartition, int], end: Mapping[TopicPartition, int]) -> list[Slice]:
-    """The ranges between two positions, one a partition, sorted; none where nothing lies between.
+    """Return the nonempty ranges from ``start`` to ``end``, at most one per partition, sorted.
 
-    Partitions of ``start`` that ``end`` does not know are not read: ``end`` is what a batch promised.
+    Partitions that only ``start`` contains are skipped: ``end`` defines the batch.
 
     Raises:
-        KeyError: ``end`` has a partition that ``start`` lacks; the caller decides where such a one begins.
+        KeyError: ``end`` has a partition that ``start`` lacks; the caller must choose its start.
     """
     return [
         Slice(partition, start[partition], end[partition])
@@ -436,31 +438,34 @@ def slices(start: Mapping[TopicPartition, int], end: Mapping[TopicPartition, int
     ]
 
 
-def counted(ranges: Sequence[Slice], counts_own: Callable[[TopicPartition], bool]) -> list[tuple[Slice, list[Slice]]]:
-    """``ranges`` by what their broker counts for them: the range to ask for, and those that the answer is of.
+def group_for_counting(
+    ranges: Sequence[Slice], counts_own: Callable[[TopicPartition], bool]
+) -> list[tuple[Slice, list[Slice]]]:
+    """Group ``ranges`` into one count request each: ``(range to count, ranges that the count covers)``.
 
-    Each alone where ``counts_own`` says that a partition's own messages are counted. Else what the store has is, so
-    its partitions are asked for once, together: none of them has more, and all of them have no more.
+    If ``counts_own`` is True for a partition, the broker counts that partition's messages and the range is requested
+    alone. Otherwise the broker counts the messages of the whole store, so the ranges of one store become one request,
+    whose count is an upper limit of their total.
     """
-    together: dict[tuple[str, int, int], list[Slice]] = {}
+    by_request: dict[tuple[str, int, int], list[Slice]] = {}
     for piece in ranges:
-        of = piece.partition if counts_own(piece.partition) else piece.partition.store
-        together.setdefault(of, []).append(piece)
+        key = piece.partition if counts_own(piece.partition) else piece.partition.store
+        by_request.setdefault(key, []).append(piece)
     return [
         (Slice(pieces[0].partition, min(piece.start for piece in pieces), max(piece.end for piece in pieces)), pieces)
-        for pieces in together.values()
+        for pieces in by_request.values()
     ]
 
 
 def split(ranges: Sequence[Slice], minimum: int, most: int | None = None) -> list[Slice]:
-    """Cut ``ranges`` so that at least ``minimum`` remain where that is possible, longest ones first into most pieces.
+    """Split ``ranges`` into at least ``minimum`` ranges if possible; longer ranges are split into more parts.
 
-    None of them holds more than ``most`` messages. Cut by position, which costs no question to a server; with
-    partitions of similar traffic the pieces hold similar numbers of messages (of a store with n partitions, an n-th of
-    what lies between the positions). Order is kept: pieces of one partition follow each other.
+    No part contains more than ``most`` messages. Ranges are split by offset, which needs no request to a server. If
+    the partitions of a store have similar traffic, the parts contain similar numbers of messages: with n partitions,
+    one n-th of the store's messages between the offsets. The order is kept: parts of a partition are adjacent.
     """
     records = [_records(piece) for piece in ranges]
-    pieces = share(minimum, records) if len(ranges) < minimum else [1] * len(ranges)
+    pieces = share_limit(minimum, records) if len(ranges) < minimum else [1] * len(ranges)
     if most is not None:
         pieces = [max(count, -(-among // most)) for count, among in zip(pieces, records, strict=True)]
     result: list[Slice] = []
@@ -470,10 +475,10 @@ def split(ranges: Sequence[Slice], minimum: int, most: int | None = None) -> lis
     return result
 
 
-def packed(ranges: Sequence[Slice], most: int) -> list[list[Slice]]:
-    """``ranges``, one a partition, by tasks: neighbours share one while they hold about ``most`` messages or fewer.
+def pack_tasks(ranges: Sequence[Slice], most: int) -> list[list[Slice]]:
+    """Group ``ranges``, one per partition, into tasks of about ``most`` messages or fewer.
 
-    Order is kept, and a longer range has a task of its own.
+    The order is kept; a range with more messages is a task of its own.
     """
     sharing = Counter(piece.partition.store for piece in ranges)
     tasks: list[list[Slice]] = []
@@ -492,14 +497,14 @@ def _records(piece: Slice) -> int:
     return (piece.end - piece.start + INDEX_RECORD_BYTES - 1) // INDEX_RECORD_BYTES
 
 
-def share(limit: int, waiting: Sequence[int]) -> list[int]:
-    """Divide ``limit`` messages over partitions that have ``waiting`` messages of their own: how many each gives.
+def share_limit(limit: int, waiting: Sequence[int]) -> list[int]:
+    """Divide ``limit`` messages over partitions with ``waiting`` messages; return the number for each partition.
 
-    In proportion to what waits, so that partitions of one stream drain at the same pace in event time: with equal
-    shares a short partition would run ahead, drag the watermark with it and make the others' records late. Nobody
-    with something waiting gets nothing while ``limit`` allows one each.
+    The shares are proportional to the backlog, so that the partitions of a stream advance at the same pace in event
+    time: with equal shares, a partition with a small backlog would advance the watermark and make records of the others
+    late. Each partition with a backlog gets at least one message if ``limit`` is large enough.
 
-    Never more than ``limit`` in sum, never more than waits, all of ``limit`` if that much waits. Deterministic.
+    The sum is the smaller of ``limit`` and the total backlog; no share exceeds its backlog. Deterministic.
     """
     total = sum(waiting)
     if total <= limit:
@@ -518,15 +523,16 @@ def share(limit: int, waiting: Sequence[int]) -> list[int]:
 
 
 Marks = dict[TopicPartition, int]
-"""The byte of its store's data at or before which what follows a partition's position begins."""
+"""Per partition, a byte of its store's data: the data of all messages from its offset on begins at or after it."""
 
 MOST_ENDS = 1024
+"""Ends of the log that :class:`LogEnds` keeps per partition; if there are more, every second one is dropped."""
 
 
-def marks_of(offset: Mapping[str, Mapping[str, int]]) -> Marks:
-    """The marks in offset JSON; none for partitions that are named without a broker."""
+def marks_of(document: Mapping[str, Mapping[str, int]]) -> Marks:
+    """Return the marks in an offset JSON object; partitions without a broker are skipped."""
     marks: Marks = {}
-    for topic, named in offset.items():
+    for topic, named in document.items():
         for key, byte in named.items():
             if key.endswith(MARK):
                 broker_id, partition = split_key(key.removesuffix(MARK))
@@ -535,38 +541,39 @@ def marks_of(offset: Mapping[str, Mapping[str, int]]) -> Marks:
     return marks
 
 
-def with_marks(offset: dict[str, dict[str, int]], marks: Mapping[TopicPartition, int]) -> dict[str, dict[str, int]]:
-    """``offset`` with the ``marks`` of its partitions."""
+def with_marks(document: dict[str, dict[str, int]], marks: Mapping[TopicPartition, int]) -> dict[str, dict[str, int]]:
+    """Add the ``marks`` of its partitions to ``document`` and return it."""
     for partition in sorted(marks):
-        named = offset.get(partition.topic, {})
+        named = document.get(partition.topic, {})
         if partition.key in named:
             named[partition.key + MARK] = marks[partition]
-    return offset
+    return document
 
 
-def check_data(position: int, mark: int | None, bounds: Bounds, partition: TopicPartition) -> None:
-    """Raise if data behind ``position``, whose mark is ``mark``, may be gone.
+def check_data_stored(offset: int, mark: int | None, bounds: Bounds, partition: TopicPartition) -> None:
+    """Check that the data of the messages from ``offset`` on is still stored; ``mark`` is the mark of ``offset``.
 
     Raises:
-        DataLossError: the broker has no longer the byte where they began.
+        DataLossError: the broker no longer stores the byte at ``mark``, so data may be missing.
     """
     if mark is not None and bounds.oldest_data is not None and bounds.oldest_data > mark:
         raise DataLossError(
-            f"{partition}: data from position {position} on are no longer kept (oldest position {bounds.oldest}): "
-            f"they begin at byte {mark} or later, the oldest byte kept is {bounds.oldest_data}",
-            why="retention removed data before they were read",
-            do="keep data longer, or set failOnDataLoss=false to continue with the rest and accept the gap",
+            f"{partition}: data from offset {offset} on is no longer stored (oldest offset {bounds.oldest}): "
+            f"it begins at byte {mark} or later, and the oldest stored byte is {bounds.oldest_data}",
+            why="retention removed the data before it was read",
+            do="increase the retention time, or set failOnDataLoss=false to skip the missing records and accept the"
+            " gap",
         )
 
 
 class LogEnds:
-    """Ends of the log seen while a query ran, each with the end of the data: at most MOST_ENDS per partition."""
+    """Ends of the log that brokers reported during a query, with the ends of the data: MOST_ENDS per partition."""
 
     def __init__(self) -> None:
         self._seen: dict[TopicPartition, list[tuple[int, int]]] = {}
 
     def record(self, bounds: Mapping[TopicPartition, Bounds]) -> None:
-        """An answer of the brokers."""
+        """Add the ends that the brokers reported."""
         for partition, bound in bounds.items():
             if bound.end_data is not None:
                 seen = self._seen.setdefault(partition, [])
@@ -577,26 +584,26 @@ class LogEnds:
 
     def marks(
         self,
-        positions: Positions,
+        offsets: PartitionOffsets,
         bounds: Mapping[TopicPartition, Bounds],
         *,
-        begin: Positions | None = None,
+        begin: PartitionOffsets | None = None,
         before: Marks | None = None,
     ) -> Marks:
-        """The marks of ``positions``; ``before`` are those of ``begin``, which lies at or before them.
+        """Return the marks of ``offsets``; ``before`` are the marks of the earlier or equal offsets ``begin``.
 
-        A position that did not move keeps its mark: equal offsets mean that there is nothing new. One that nothing is
-        known of gets the oldest byte there is now.
+        An offset that is equal to the one in ``begin`` keeps its mark, because Spark compares the JSON to detect new
+        data. An offset without an earlier reported end gets the oldest stored byte.
         """
         begin, before = begin or {}, before or {}
         marks: Marks = {}
-        for partition, position in positions.items():
-            if partition in before and begin.get(partition) == position:
+        for partition, offset in offsets.items():
+            if partition in before and begin.get(partition) == offset:
                 marks[partition] = before[partition]
                 continue
             seen = self._seen.get(partition, [])
-            place = bisect_right(seen, position, key=lambda pair: pair[0])
-            known = [seen[place - 1][1]] if place else []
+            index = bisect_right(seen, offset, key=lambda pair: pair[0])
+            known = [seen[index - 1][1]] if index else []
             if partition in before:
                 known.append(before[partition])
             oldest = bounds[partition].oldest_data if partition in bounds else None

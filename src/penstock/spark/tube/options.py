@@ -1,7 +1,7 @@
-"""Options of the tubemq source and sink: Kafka's names for Kafka's meanings, ``tubemq.*`` for the client.
+"""Options of the tubemq source and sink: Kafka's names for options of Kafka's connector, ``tubemq.*`` for the client.
 
-The tables are the only description of them; checks and errors use them. Spark passes options on with lower-case names
-and text values, so names are compared without regard to case.
+Validation, errors and the reference page use the tables below. Spark passes option names in lower case and values as
+strings, so names are case-insensitive.
 """
 
 from __future__ import annotations
@@ -18,7 +18,15 @@ from penstock.errors import ConfigError
 from penstock.runtime.io.tls import ANONYMOUS_LOGIN, Login
 from penstock.spark import option_parsing
 from penstock.spark.option_parsing import LOGIN_OPTIONS, parse_login
-from penstock.spark.tube.offsets import Named, Times, TopicPartition, Wanted, is_selected, parse_times, parse_wanted
+from penstock.spark.tube.offsets import (
+    OffsetSpec,
+    PartitionValues,
+    TimeSpec,
+    TopicPartition,
+    is_selected,
+    parse_offset_spec,
+    parse_times,
+)
 from penstock.statestore import hlc
 from penstock.statestore.hlc import Hlc
 
@@ -48,11 +56,11 @@ DEFAULT_GROUP = "spark-tubemq"
 DEFAULT_HTTP_PORT = 8080
 
 COLUMNS = ("key", "value", "topic", "partition", "broker", "offset", "timestamp", "timestampType")
-"""The columns of the source, as they come without options."""
+"""The default columns of the source, in order."""
 HEADERS = "headers"
 WITH_HEADERS = (*COLUMNS, HEADERS)
 HEADER_PREFIX = "header."
-"""Begins the name of a column that holds one header."""
+"""Prefix of a column name that selects one header."""
 
 READ_OPTIONS: Mapping[str, str] = {
     "tubemq.master": "addresses of the TubeMQ masters, HOST:PORT[,HOST:PORT...] (required)",
@@ -94,7 +102,7 @@ READ_OPTIONS: Mapping[str, str] = {
     "failOnDataLoss": "true: fail if records of the range no longer exist; false: continue at the oldest record (true)",
     "includeHeaders": "true: add the column headers, array<struct<key: string, value: binary>> (false)",
 }
-"""Every option, as its user writes it, with its meaning."""
+"""Description of each option, by its documented name."""
 
 UNSUPPORTED: Mapping[str, str] = {
     "fetchOffset.numRetries": "set tubemq.timeoutMs",
@@ -106,7 +114,7 @@ UNSUPPORTED: Mapping[str, str] = {
     "path": "set subscribe",
     "topic": "set subscribe",
 }
-"""Options of Kafka's connector that this source does not have, and what to do instead."""
+"""Options of Kafka's connector that this source does not support, with the replacement."""
 
 _DEFAULT_TIMEOUT_MS = 60_000
 MOST_BATCH_BYTES = 4 << 20
@@ -117,9 +125,10 @@ _ADDRESS = re.compile(r"(?:\[[^\]]+\]|[^:,\s]+):(?P<port>\d{1,5})")
 
 
 class ConnectionOptions(NamedTuple):
-    """Masters and login. ``http``: administration of a master; None: port 8080 of the first of ``masters``.
+    """Masters and login of a cluster.
 
-    ``group`` is the prefix of group names for brokers that require a group.
+    ``http`` is the HTTP administration of a master; None: port 8080 of the first of ``masters``. ``group`` is the
+    prefix of group names for brokers that require a group.
     """
 
     masters: str
@@ -136,19 +145,19 @@ class ConnectionOptions(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SourceOptions:
-    """Validated options of one read. Checks that need a master (whether partitions exist) are made later.
+    """Validated options of one read. Whether topics and partitions exist is checked later, at a master.
 
-    ``topics`` are in the order given, without repeats; none with ``pattern``. ``assigned`` are the partition names as
-    written, by topic, None without ``assign``. ``starting`` and ``ending`` are None where the option was not given: the
-    defaults differ between batch and stream. ``types`` are empty where all are read. ``columns`` are names of the
-    schema. ``group`` is empty where positions are not shown.
+    ``topics`` are in the given order without duplicates, and empty with ``pattern``. ``assigned`` has the partition
+    keys as the user wrote them, by topic; None without ``assign``. ``starting`` and ``ending`` are None if the option
+    is not set, because the defaults of batches and streams differ. ``types`` is empty to read all message types.
+    ``group`` is empty if the query does not publish its offsets.
     """
 
     masters: str
     topics: tuple[str, ...]
     assigned: dict[str, tuple[str, ...]] | None = None
-    starting: Wanted | None = None
-    ending: Wanted | None = None
+    starting: OffsetSpec | None = None
+    ending: OffsetSpec | None = None
     max_messages: int | None = None
     min_messages: int | None = None
     max_delay_ms: int = _DEFAULT_DELAY_MS
@@ -166,10 +175,10 @@ class SourceOptions:
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> SourceOptions:
-        """Check ``options`` as Spark hands them over.
+        """Validate ``options`` as Spark passes them.
 
         Raises:
-            ConfigError: an unknown or unsupported option, or a value that cannot be used; names what is accepted.
+            ConfigError: an option is unknown or not supported, or its value is invalid.
         """
         given = canonical_names(options)
         topics, assigned, pattern = _selection(given)
@@ -178,7 +187,7 @@ class SourceOptions:
             masters=check_masters(given),
             topics=topics,
             assigned=assigned,
-            # Which of the words are allowed depends on batch or stream: for_batch and for_stream look again.
+            # for_batch and for_stream check these again, because a batch and a stream accept different values.
             starting=_starting(given),
             ending=_ending(given),
             max_messages=_parsed(given, "maxOffsetsPerTrigger", _positive("maxOffsetsPerTrigger")),
@@ -204,12 +213,12 @@ class SourceOptions:
         return ConnectionOptions(self.masters, self.login, self.http, self.group or DEFAULT_GROUP, self.batch_bytes)
 
     def selects(self, partition: TopicPartition) -> bool:
-        """Return True if ``partition`` is read, provided that it exists."""
+        """Return True if the options select ``partition``."""
         if self.pattern is not None:
             return re.fullmatch(self.pattern, partition.topic) is not None
         return is_selected(partition, self.topics, self.assigned)
 
-    def for_batch(self) -> tuple[Wanted, Wanted]:
+    def for_batch(self) -> tuple[OffsetSpec, OffsetSpec]:
         """Return the start and end of a batch.
 
         Raises:
@@ -219,29 +228,29 @@ class SourceOptions:
         codes = [code for named in starting.values() for code in named.values()] if isinstance(starting, dict) else []
         if starting == "latest" or -1 in codes:
             raise ConfigError(
-                "startingOffsets asks a batch to start at the latest, which would select nothing",
+                "startingOffsets: a batch cannot start at latest, because it would read nothing",
                 option="startingOffsets",
-                do="leave it out (earliest), give positions, or read a stream",
+                do="remove it (default: earliest), set offsets, or read a stream",
             )
         return starting, "latest" if self.ending is None else self.ending
 
-    def for_stream(self) -> Wanted:
-        """Return the start of a new query. A query with a checkpoint ignores it and continues from there.
+    def for_stream(self) -> OffsetSpec:
+        """Return the start of a new query. A query with a checkpoint ignores it and continues from the checkpoint.
 
         Raises:
-            ConfigError: an end was given in another form than offsets.
+            ConfigError: the end of the stream is not set as explicit offsets.
         """
-        if self.ending is not None and self.last_positions() is None:
+        if self.ending is not None and self.stop_offsets() is None:
             raise ConfigError(
-                "an end (endingOffsets, endingTimestamp) of a stream must be positions",
+                "the end of a stream (endingOffsets, endingTimestamp) must be explicit offsets",
                 option="endingOffsets",
-                why="words and times would come to mean another place with each batch",
-                do="name positions in JSON; to stop at what is there now, use trigger(availableNow=True)",
+                why="names and timestamps resolve to different offsets in each batch",
+                do="set offsets as JSON; to stop at the current end, use trigger(availableNow=True)",
             )
         return "latest" if self.starting is None else self.starting
 
-    def last_positions(self) -> Named | None:
-        """Return the end of a stream, which then reads the named partitions only; None if it does not end."""
+    def stop_offsets(self) -> PartitionValues | None:
+        """Return the end of a stream, which then reads only the partitions listed in it; None: no end."""
         if not isinstance(self.ending, dict):
             return None
         codes = [code for named in self.ending.values() for code in named.values() if code < 0]
@@ -249,21 +258,21 @@ class SourceOptions:
 
 
 def canonical_names(options: Mapping[str, str]) -> dict[str, str]:
-    """``options`` with every name as documented.
+    """Return ``options`` with the documented spelling of every name.
 
     Raises:
-        ConfigError: one that is not known or not supported.
+        ConfigError: an option is unknown or not supported.
     """
     return option_parsing.canonical("tubemq", options, READ_OPTIONS, UNSUPPORTED)
 
 
 def header_of(column: str) -> str:
-    """The name of the header in a column ``header.NAME``."""
+    """Return the name of the header that a column ``header.NAME`` contains."""
     return column.removeprefix(HEADER_PREFIX)
 
 
-def _starting(given: Mapping[str, str]) -> Wanted | None:
-    """Kafka's order: one time for all partitions counts before times for each, and those before positions."""
+def _starting(given: Mapping[str, str]) -> OffsetSpec | None:
+    """Precedence as in Kafka's connector: a time for all partitions, times per partition, offsets."""
     option = "startingOffsetsByTimestampStrategy"
     strategy = given.get(option, "error").strip().lower()
     if strategy not in {"error", "latest"}:
@@ -273,23 +282,23 @@ def _starting(given: Mapping[str, str]) -> Wanted | None:
     times = _times(given, "startingTimestamp", "startingOffsetsByTimestamp", or_latest=strategy == "latest")
     if times is not None:
         return times
-    return _parsed(given, "startingOffsets", lambda text: parse_wanted(text, "startingOffsets"))
+    return _parsed(given, "startingOffsets", lambda text: parse_offset_spec(text, "startingOffsets"))
 
 
-def _ending(given: Mapping[str, str]) -> Wanted | None:
+def _ending(given: Mapping[str, str]) -> OffsetSpec | None:
     times = _times(given, "endingTimestamp", "endingOffsetsByTimestamp", or_latest=True)
     if times is not None:
         return times
-    return _parsed(given, "endingOffsets", lambda text: parse_wanted(text, "endingOffsets", earliest=False))
+    return _parsed(given, "endingOffsets", lambda text: parse_offset_spec(text, "endingOffsets", earliest=False))
 
 
-def _times(given: Mapping[str, str], of_all: str, of_each: str, *, or_latest: bool) -> Times | None:
+def _times(given: Mapping[str, str], of_all: str, of_each: str, *, or_latest: bool) -> TimeSpec | None:
     if of_all in given:
         text = given[of_all].strip()
         if not (text.isascii() and text.isdecimal()):
-            raise ConfigError(f"{of_all} {given[of_all]!r} is no time in ms", option=of_all, do=READ_OPTIONS[of_all])
-        return Times(int(text), or_latest)
-    return Times(parse_times(given[of_each], of_each), or_latest) if of_each in given else None
+            raise ConfigError(f"{of_all} {given[of_all]!r} is not a time in ms", option=of_all, do=READ_OPTIONS[of_all])
+        return TimeSpec(int(text), or_latest)
+    return TimeSpec(parse_times(given[of_each], of_each), or_latest) if of_each in given else None
 
 
 def _parsed(given: Mapping[str, str], option: str, parse: Callable[[str], T]) -> T | None:
@@ -297,7 +306,7 @@ def _parsed(given: Mapping[str, str], option: str, parse: Callable[[str], T]) ->
 
 
 def check_masters(given: Mapping[str, str]) -> str:
-    """The masters in ``tubemq.master``; ConfigError where it is not set or not a list of addresses."""
+    """Return the masters in ``tubemq.master``; ConfigError if it is not set or not a list of addresses."""
     text = given.get("tubemq.master", "")
     addresses = [address.strip() for address in text.split(",")]
     for address in addresses:
@@ -305,7 +314,7 @@ def check_masters(given: Mapping[str, str]) -> str:
         if match is None or not 0 < int(match["port"]) < 65536:
             what = f"tubemq.master {text!r}: {address!r} is not HOST:PORT" if text else "tubemq.master is not set"
             raise ConfigError(
-                what, option="tubemq.master", do='set it to "HOST:PORT[,HOST:PORT...]", as 127.0.0.1:8715'
+                what, option="tubemq.master", do='set it to "HOST:PORT[,HOST:PORT...]", for example 127.0.0.1:8715'
             )
     return ",".join(addresses)
 
@@ -339,21 +348,21 @@ def _selection(
 
 
 def _topics(option: str, given: Iterable[str]) -> tuple[str, ...]:
-    """``given``, none of which no tube can have: users of Kafka have dots and hyphens in names."""
+    """Return ``given`` if all are valid names of TubeMQ topics, which, unlike Kafka's, have no dots and hyphens."""
     topics = tuple(given)
     for name in topics:
         if _TOPIC.fullmatch(name) is None:
             raise ConfigError(
-                f"{option}: {name!r} cannot be a topic",
+                f"{option}: {name!r} is not a valid topic name",
                 option=option,
-                why="a topic is a letter, then letters, digits or '_': 2 to 64 of them",
-                do="correct the name, or give a pattern of names as subscribePattern",
+                why="a topic name has 2 to 64 letters, digits and '_', and begins with a letter",
+                do="correct the name, or use subscribePattern for a pattern of names",
             )
     return topics
 
 
 def _list(given: Mapping[str, str], option: str, example: str) -> tuple[str, ...]:
-    """The names in ``option``, trimmed, without repeats; none where it was not given."""
+    """Return the names in ``option``, trimmed and without duplicates; empty if it is not set."""
     if option not in given:
         return ()
     names_given = tuple(dict.fromkeys(name.strip() for name in given[option].split(",")))
@@ -377,7 +386,7 @@ def _columns(given: Mapping[str, str]) -> tuple[str, ...]:
             raise ConfigError(
                 f"columns {given['columns']!r}: {name!r} is not a column of the source",
                 option="columns",
-                do=f"use those of {', '.join(known.values())}, {HEADER_PREFIX}NAME",
+                do=f"use {', '.join(known.values())} or {HEADER_PREFIX}NAME",
             )
         chosen.append(known[name.lower()])
     if headers and HEADERS not in chosen:
@@ -386,7 +395,7 @@ def _columns(given: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def _group(given: Mapping[str, str]) -> str:
-    """The group's name; the same for every run of a query, which the process that plans knows nothing else of."""
+    """Return the group's name, derived from the options only, so that every run of a query has the same group."""
     if "tubemq.group" in given:
         return given["tubemq.group"].strip()
     what = {name: given[name] for name in ("subscribe", "subscribePattern", "assign", "filter") if name in given}
@@ -401,7 +410,7 @@ def _assigned(text: str) -> dict[str, tuple[str, ...]]:
     error = ConfigError(
         f"assign {text[:200]!r} is not a JSON object of topics with lists of partitions",
         option="assign",
-        do='use {"topic": ["<brokerId>:<partitionId>", ...]}; the broker may be left out where one holds the topic',
+        do='use {"topic": ["<brokerId>:<partitionId>", ...]}; the broker may be omitted if only one has the topic',
     )
     try:
         parsed = option_parsing.json_value(text)
@@ -413,7 +422,7 @@ def _assigned(text: str) -> dict[str, tuple[str, ...]]:
     for topic, partitions in parsed.items():
         if not isinstance(partitions, list) or not partitions:
             raise error
-        # Kafka's connector lists bare numbers here; both forms are taken.
+        # Kafka's connector uses plain numbers here; both forms are accepted.
         given = [str(name) if isinstance(name, int) and not isinstance(name, bool) else name for name in partitions]
         if not all(isinstance(name, str) and re.fullmatch(r"(\d+:)?\d+", name, re.ASCII) for name in given):
             raise error
@@ -427,8 +436,8 @@ def _min_messages(given: Mapping[str, str]) -> int | None:
         raise ConfigError(
             "maxTriggerDelay is set without minOffsetsPerTrigger",
             option="maxTriggerDelay",
-            why="there is nothing to wait for",
-            do="set minOffsetsPerTrigger as well, or leave both out",
+            why="it limits how long a batch waits for minOffsetsPerTrigger",
+            do="set minOffsetsPerTrigger as well, or remove both",
         )
     most = _parsed(given, "maxOffsetsPerTrigger", _positive("maxOffsetsPerTrigger"))
     if least is not None and most is not None and least > most:
@@ -453,7 +462,7 @@ def _boolean(option: str) -> Callable[[str], bool]:
 
 
 class DeliveryGuarantee(StrEnum):
-    """Delivery guarantee of a write."""
+    """Values of the option ``deliveryGuarantee``."""
 
     EXACTLY_ONCE = "exactly-once"
     AT_LEAST_ONCE = "at-least-once"
@@ -477,7 +486,7 @@ WRITE_OPTIONS: Mapping[str, str] = {
     "fencingToken": "version of the run's lease, MILLISECONDS:COUNTER:NODE, which orders runs of a query "
     "or txnAppId; an older run is refused (none: an unknown run is the newest)",
 }
-"""Every option, as its user writes it, with its meaning."""
+"""Description of each option, by its documented name."""
 
 UNSUPPORTED_IN_SINK: Mapping[str, str] = {
     "kafka.bootstrap.servers": "set tubemq.master",
@@ -485,7 +494,7 @@ UNSUPPORTED_IN_SINK: Mapping[str, str] = {
     "path": "set topic",
     "subscribe": "set topic",
 }
-"""Options of Kafka's connector that this sink does not have, and what to do instead."""
+"""Options of Kafka's connector that this sink does not support, with the replacement."""
 
 _DEFAULT_SINK_TIMEOUT_MS = 60_000
 _LONGEST_NAME = 512
@@ -493,7 +502,7 @@ _LONGEST_NAME = 512
 
 @dataclass(frozen=True, slots=True)
 class Transaction:
-    """Identity of a batch write: the same name and number are written once."""
+    """Identity of a batch write, for deduplication: each ``app_id`` and ``version`` is committed once."""
 
     app_id: str
     version: int
@@ -501,7 +510,7 @@ class Transaction:
 
 @dataclass(frozen=True, slots=True)
 class SinkOptions:
-    """The options of one write, checked."""
+    """Validated options of one write."""
 
     masters: str
     topic: str | None = None
@@ -515,10 +524,10 @@ class SinkOptions:
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> SinkOptions:
-        """Check ``options`` as Spark hands them over.
+        """Validate ``options`` as Spark passes them.
 
         Raises:
-            ConfigError: an unknown or unsupported option, or a value that cannot be used; names what is accepted.
+            ConfigError: an option is unknown or not supported, or its value is invalid.
         """
         given = option_parsing.canonical("tubemq", options, WRITE_OPTIONS, UNSUPPORTED_IN_SINK, kind="sink")
         topic = given.get("topic")
@@ -558,7 +567,7 @@ def _delivery(given: Mapping[str, str]) -> DeliveryGuarantee | None:
         return None
     if text.strip().lower() not in set(DeliveryGuarantee):
         raise ConfigError(
-            f"deliveryGuarantee {text!r} is not known",
+            f"deliveryGuarantee {text!r} is not a delivery guarantee",
             option="deliveryGuarantee",
             do=WRITE_OPTIONS["deliveryGuarantee"],
         )
@@ -571,17 +580,17 @@ def _transaction(given: Mapping[str, str]) -> Transaction | None:
         return None
     if not name or number is None or len(name) > _LONGEST_NAME:
         raise ConfigError(
-            f"txnAppId {name!r} with txnVersion {number!r} names no write",
+            f"txnAppId {name!r} and txnVersion {number!r} do not identify a write",
             option="txnVersion" if name else "txnAppId",
-            do=f"give both, the name with 1 to {_LONGEST_NAME} characters, or neither",
+            do=f"set both, with 1 to {_LONGEST_NAME} characters in txnAppId, or neither",
         )
     if not (number.isascii() and number.isdecimal()) or int(number) >= 1 << 63:
         raise ConfigError(f"txnVersion {number!r} is not a number", option="txnVersion", do=WRITE_OPTIONS["txnVersion"])
     if _delivery(given) is DeliveryGuarantee.AT_LEAST_ONCE:
         raise ConfigError(
-            "txnAppId has no meaning with deliveryGuarantee at-least-once",
+            "txnAppId cannot be combined with deliveryGuarantee at-least-once",
             option="txnAppId",
-            do="leave one of them out",
+            do="remove one of them",
         )
     return Transaction(name, int(number))
 

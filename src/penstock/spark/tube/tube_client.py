@@ -1,9 +1,9 @@
-"""The client of a TubeMQ cluster that sources use: its partitions, how far they reach, the messages of a range.
+"""The TubeMQ client of the Spark sources: partitions, offsets and the messages of a range.
 
-Blocking, for one thread: the driver's planning process and the tasks in executors each make their own. Failures of the
-network are retried here, up to a deadline, and then raised; an empty answer always means that there was no data.
-Connections are kept per broker and never shared between processes. penstock's brokers and Apache's, which have no exact
-ranges, are read alike."""
+Blocking and not thread-safe: the driver's planner process and each task create their own. Network failures are retried
+up to a deadline and then raised, so an empty result always means that there is no data. Connections are kept per
+broker and never shared between processes. Apache's brokers, which do not support exact ranges, are read through the
+same interface as penstock's."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from penstock.errors import ConfigError, DataLossError, RefusedError, Unavailabl
 from penstock.runtime.backoff import Backoff
 from penstock.spark.tube.offsets import (
     Bounds,
-    Positions,
+    OffsetSpec,
+    PartitionOffsets,
     Slice,
-    Times,
+    TimeSpec,
     TopicPartition,
-    Wanted,
     by_partition,
-    check_kept,
+    check_offset_in_range,
     from_json,
     resolve,
     slices,
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 __all__ = ["ALL_MESSAGES", "BrokerAddress", "ServerAccess", "TubeClient", "count_rows", "explain_missing_topic", "only"]
 
 ALL_MESSAGES = 2**31 - 1
-"""As many as one plan can ask for (int32 on the wire)."""
+"""Maximum of one plan request (int32 on the wire)."""
 
 _ATTEMPT_S = 5.0
 _FIRST_PAUSE_S = 0.05
@@ -52,7 +52,7 @@ T = TypeVar("T")
 
 
 class BrokerAddress(NamedTuple):
-    """Address of a broker. ``http``: its administration if it has no ranges; "" for penstock's, None if unknown."""
+    """Address of a broker. ``http``: its administration if it has no exact ranges; "" if it has; None if unknown."""
 
     host: str
     port: int
@@ -62,8 +62,8 @@ class BrokerAddress(NamedTuple):
 class TubeClient:
     """A blocking client of the masters and brokers of one cluster. Close it, or use it in a ``with`` block.
 
-    ``connection``: masters and login, or just the masters. Files of the login are read here; ConfigError: one cannot be
-    used. ``types``: read only messages of these types; none: all.
+    ``connection``: masters and login, or only the masters. The constructor reads the files of the login and raises
+    ConfigError if one is invalid. ``types``: read only messages of these types; empty: all.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class TubeClient:
         self._masters = connection.masters
         self._types = frozenset(types)
         self._timeout_s = timeout_ms / 1000
-        # A broker may have moved: its address is asked for again long before the deadline.
+        # A broker may have moved: attempts are short, so that its address is requested again before the deadline.
         self._servers = servers if servers is not None else ServerAccess(connection, min(self._timeout_s, _ATTEMPT_S))
         self._clock = clock
         self._sleep = sleep
@@ -98,7 +98,7 @@ class TubeClient:
         timeout_ms: int | None = None,
         servers: ServerAccess | None = None,
     ) -> Self:
-        """The client of the cluster that ``options`` name; ``timeout_ms`` instead of theirs."""
+        """Create the client of the cluster in ``options``; ``timeout_ms`` overrides their timeout."""
         return cls(options.connection, timeout_ms or options.timeout_ms, types=options.types, servers=servers)
 
     def __enter__(self) -> Self:
@@ -117,13 +117,13 @@ class TubeClient:
                 reader.close()
 
     def topics(self, *, max_age_s: float = 0.0) -> list[str]:
-        """The names of all topics. An answer not older than ``max_age_s`` is used again.
+        """Return the names of all topics, from a cache if it is younger than ``max_age_s``.
 
         Raises:
-            UnavailableError: the masters' administration does not answer.
+            UnavailableError: the masters' administration does not respond.
         """
         if self._topics is None or self._clock() - self._topics[0] >= max_age_s:
-            found = self._again(lambda: list(self._servers.topics()))
+            found = self._retry(lambda: list(self._servers.topics()))
             self._topics = (self._clock(), found)
         return self._topics[1]
 
@@ -135,15 +135,14 @@ class TubeClient:
         max_age_s: float = 0.0,
         announced: bool = True,
     ) -> list[TopicPartition]:
-        """All partitions of ``topics``, sorted.
+        """Return all partitions of ``topics``, sorted; from a cache if it is younger than ``max_age_s``.
 
-        ``required`` were there before: while one of them is missing (its broker restarts and has not registered
-        again) the question is repeated up to the deadline. A topic that nothing is required of must exist at once,
-        unless ``announced`` is false: it may have been created a moment ago.
-        An answer that is not older than ``max_age_s`` is used again, unless a broker failed since.
+        ``required`` partitions existed before: while one is missing (its broker restarts and has not registered again),
+        the request is repeated until the deadline. A topic without required partitions must exist, unless ``announced``
+        is false: then it may have been created a moment ago. A broker failure clears the cache.
 
         Raises:
-            UnavailableError: no master answered, or a required partition stayed away.
+            UnavailableError: no master responded, or a required partition is still missing at the deadline.
             ConfigError: a topic does not exist.
         """
         wanted = tuple(topics)
@@ -151,7 +150,7 @@ class TubeClient:
         if known and self._clock() - asked_at < max_age_s and set(required) <= set(known):
             return known
 
-        def ask() -> list[TopicPartition]:
+        def discover() -> list[TopicPartition]:
             from penstock.tube.reader import TopicUnavailableError
 
             found: list[TopicPartition] = []
@@ -161,7 +160,7 @@ class TubeClient:
                     partitions = self._discover(topic)
                 except TopicUnavailableError:
                     if announced or known_before:
-                        raise  # its brokers register in a moment
+                        raise  # retried: its brokers are about to register
                     continue
                 if announced and not partitions and not known_before:
                     raise ConfigError(
@@ -173,14 +172,14 @@ class TubeClient:
             missing = sorted(set(required) - set(found))
             if missing:
                 raise UnavailableError(
-                    f"{', '.join(map(str, missing[:5]))}: not offered by tube master {self._masters}",
+                    f"{', '.join(map(str, missing[:5]))}: unknown to tube master {self._masters}",
                     applied=False,
-                    why="the broker is down or has not registered again, or the topic was made smaller",
-                    do="start the broker, or name what is left in subscribe or assign",
+                    why="the broker is down or has not registered again, or partitions of the topic were removed",
+                    do="start the broker, or select existing partitions with subscribe or assign",
                 )
             return sorted(found)
 
-        found = self._again(ask)
+        found = self._retry(discover)
         self._found[wanted] = (self._clock(), found)
         return found
 
@@ -190,66 +189,68 @@ class TubeClient:
         return None if found is None else BrokerAddress(*found[:2], self._https.get(found[:2]))
 
     def bounds(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, Bounds]:
-        """Oldest kept position and durable end of each of ``partitions``; partitions of one store are asked once."""
+        """Return the oldest offset and the end of each of ``partitions``, with one request per store."""
         of_store: dict[tuple[str, int, int], Bounds] = {}
         result: dict[TopicPartition, Bounds] = {}
         for partition in partitions:
             if partition.store not in of_store:
-                of_store[partition.store] = Bounds(*self._ask(partition, _bounds_of(partition)))
+                of_store[partition.store] = Bounds(*self._request(partition, _bounds_of(partition)))
             result[partition] = of_store[partition.store]
         return result
 
     def offset_at(self, partition: TopicPartition, time_ms: int) -> int:
-        """Return the offset of the store's first message received at ``time_ms`` or later; its end if there is none."""
+        """Return the offset of the store's first message received at ``time_ms`` or later; without one, the end."""
         topic, _, number = partition
-        return self._ask(partition, lambda reader: reader.offset_at(topic, number, time_ms))
+        return self._request(partition, lambda reader: reader.offset_at(topic, number, time_ms))
 
-    def positions(self, wanted: Wanted, bounds: Mapping[TopicPartition, Bounds], option: str) -> Positions:
-        """Resolve ``wanted``, the value of the option ``option``, for exactly the partitions in ``bounds``.
+    def resolve_offsets(
+        self, wanted: OffsetSpec, bounds: Mapping[TopicPartition, Bounds], option: str
+    ) -> PartitionOffsets:
+        """Resolve ``wanted``, the value of the option ``option``, to one offset per partition in ``bounds``.
 
         Raises:
-            ConfigError: as :func:`resolve`; or a partition has no message that new.
+            ConfigError: as :func:`resolve`; or a partition has no message at the time or later.
         """
-        if not isinstance(wanted, Times):
+        if not isinstance(wanted, TimeSpec):
             return resolve(wanted, bounds, option)
         if isinstance(wanted.at, int):
             times = dict.fromkeys(bounds, wanted.at)
         else:
             times = by_partition(wanted.at, bounds.keys(), option.replace("Offsets", "OffsetsByTimestamp"))
-        positions: Positions = {}
+        offsets: PartitionOffsets = {}
         for partition, time_ms in times.items():
             found = self.offset_at(partition, time_ms)
             if found >= bounds[partition].end and not wanted.or_latest:
                 raise ConfigError(
-                    f"{partition}: nothing was written at {time_ms} ms or later",
+                    f"{partition}: no message was written at {time_ms} ms or later",
                     option="startingTimestamp",
                     do="choose an earlier time, or set startingOffsetsByTimestampStrategy=latest",
                 )
-            positions[partition] = min(found, bounds[partition].end)
-        return positions
+            offsets[partition] = min(found, bounds[partition].end)
+        return offsets
 
     def plan(self, piece: Slice, max_messages: int) -> tuple[int, int]:
-        """``(end, count)``: the longest range from ``piece.start`` with at most ``max_messages`` own messages.
+        """Return ``(end, count)`` of the longest range from ``piece.start`` with at most ``max_messages``.
 
-        It does not reach past ``piece.end``; ``count`` is the number of own messages in it.
+        The end is at most ``piece.end``. ``count`` is the number of messages of the partition in the range.
         """
         (topic, _, number), start, end = piece
-        return self._ask(piece.partition, lambda reader: reader.plan(topic, number, start, end, max_messages))
+        return self._request(piece.partition, lambda reader: reader.plan(topic, number, start, end, max_messages))
 
     def count(self, piece: Slice) -> int:
-        """The messages in ``piece`` that :meth:`read` gives, counted by the broker where it can."""
+        """Return the number of messages that :meth:`read` returns for ``piece``; the broker counts them if it can."""
         if self._types or not self.has_ranges(piece.partition):
             return sum(len(batch.offsets) for batch in self.read(piece))
         return self.weigh(piece)
 
     def weigh(self, piece: Slice) -> int:
-        """At most how many messages are in ``piece``: filters do not count, and Apache's count the whole store."""
-        position, total = piece.start, 0
-        while position < piece.end:
-            reached, count = self.plan(piece._replace(start=position), ALL_MESSAGES)
-            if reached <= position:
-                raise _stuck(piece, position)
-            position, total = reached, total + count
+        """Return an upper limit of the messages in ``piece``: unfiltered; Apache brokers count the whole store."""
+        offset, total = piece.start, 0
+        while offset < piece.end:
+            reached, count = self.plan(piece._replace(start=offset), ALL_MESSAGES)
+            if reached <= offset:
+                raise _uncountable(piece, offset)
+            offset, total = reached, total + count
         return total
 
     def read(
@@ -260,17 +261,17 @@ class TubeClient:
         fail_on_data_loss: bool = True,
         mark: int | None = None,
     ) -> Iterator[MessageBatch]:
-        """Exactly the messages of ``piece``, in order, each time the same; resumes where a connection broke.
+        """Read exactly the messages of ``piece``, in order; resumes after a connection failure.
 
-        ``address`` is where the broker was when the range was planned; a master is asked if it is no longer there.
-        ``mark`` is that of the start, see ``offsets``.
+        ``address`` is the broker's address when the range was planned; if it fails, a master is asked for the current
+        one. ``mark`` is the mark of the start offset, see ``offsets``.
 
         Raises:
-            UnavailableError: nothing came for as long as the deadline says.
-            DataLossError: something in ``piece`` is gone. With ``fail_on_data_loss`` false reading continues at the
-                oldest position that is kept, or after the gap.
+            UnavailableError: the broker returned nothing until the deadline.
+            DataLossError: messages of ``piece`` are no longer stored. If ``fail_on_data_loss`` is false, reading
+                continues at the oldest stored offset, or after the gap.
         """
-        partition, position, end = piece
+        partition, offset, end = piece
         if address is not None:
             self._addresses.setdefault((partition.topic, partition.broker_id), address)
             if address.http is not None:
@@ -278,41 +279,41 @@ class TubeClient:
         data_start = mark if fail_on_data_loss else None
         choose = self._filter()
         retries: _Retries | None = None
-        while position < end:
+        while offset < end:
             try:
                 batches = self._reader(partition).read(
-                    partition.topic, partition.partition, position, end, types=self._types, data_start=data_start
+                    partition.topic, partition.partition, offset, end, types=self._types, data_start=data_start
                 )
                 for batch in batches:
                     wanted = batch if choose is None else choose(batch)
                     if len(wanted.offsets):
                         yield wanted
-                    position = batch.reached
-                    retries = None  # the deadline and the pauses begin anew with the next failure
+                    offset = batch.reached
+                    retries = None  # the next failure starts a new deadline and new pauses
                 return
             except UnavailableError as error:
                 self._forget(partition)
                 retries = retries or _Retries(self._timeout_s, self._clock, self._sleep)
                 retries.failed(error)
             except DataLossError as error:
-                position, end = self._what_is_left(
-                    error, Slice(partition, position, end), fail_on_data_loss=fail_on_data_loss
+                offset, end = self._remaining_range(
+                    error, Slice(partition, offset, end), fail_on_data_loss=fail_on_data_loss
                 )
 
-    def _what_is_left(self, error: DataLossError, piece: Slice, *, fail_on_data_loss: bool) -> tuple[int, int]:
-        """Start and end of the range to continue with after ``error``; raises it if there is none or none is wanted."""
-        partition, position, end = piece
+    def _remaining_range(self, error: DataLossError, piece: Slice, *, fail_on_data_loss: bool) -> tuple[int, int]:
+        """Return start and end of the range to continue with after ``error``; raise ``error`` if reading must stop."""
+        partition, offset, end = piece
         bounds = self.bounds([partition])[partition]
         if fail_on_data_loss:
-            check_kept(position, bounds, partition)
+            check_offset_in_range(offset, bounds, partition)
             raise error
-        start, stop = max(position, bounds.oldest, error.end or 0), min(end, bounds.end)
-        if (start, stop) == (position, end):
-            # What is missing lies inside the log: to skip it would leave out nobody knows how much.
+        start, stop = max(offset, bounds.oldest, error.end or 0), min(end, bounds.end)
+        if (start, stop) == (offset, end):
+            # The gap is inside the log and its size is unknown, so it cannot be skipped.
             raise error
         _log.warning(
-            "%s: of [%d, %d) only [%d, %d) is left, going on (failOnDataLoss=false)",
-            partition, position, end, start, max(start, stop),
+            "%s: records of [%d, %d) are missing; continuing with [%d, %d) (failOnDataLoss=false)",
+            partition, offset, end, start, max(start, stop),
         )  # fmt: skip
         return start, stop
 
@@ -324,32 +325,32 @@ class TubeClient:
         return found
 
     def _reader(self, partition: TopicPartition) -> BrokerReader:
-        """The connection to the broker of ``partition``, whose address the master is asked for if it is not known."""
+        """Return the connection to the broker of ``partition``; asks a master for an unknown address."""
         key = (partition.topic, partition.broker_id)
         if key not in self._addresses:
             self._discover(partition.topic)
         address = self._addresses.get(key)
         if address is None:
             raise UnavailableError(
-                f"{partition}: tube master {self._masters} names no broker {partition.broker_id} for it",
+                f"{partition}: tube master {self._masters} does not list broker {partition.broker_id} for it",
                 applied=False,
                 why="the broker is down or has not registered again",
                 do=f"start broker {partition.broker_id}",
             )
-        place = address[:2]
-        reader = self._readers.get(place)
+        host_port = address[:2]
+        reader = self._readers.get(host_port)
         if reader is None:
-            reader = self._servers.connect(BrokerAddress(*place, self._https.get(place)), partition)
-            self._readers[place] = reader
-            self._https[place] = reader.http
+            reader = self._servers.connect(BrokerAddress(*host_port, self._https.get(host_port)), partition)
+            self._readers[host_port] = reader
+            self._https[host_port] = reader.http
         return reader
 
     def has_ranges(self, partition: TopicPartition) -> bool:
         """Return True if the broker of the partition serves exact ranges: penstock's do, Apache's do not."""
-        return self._ask(partition, lambda reader: not reader.http)
+        return self._request(partition, lambda reader: not reader.http)
 
     def _forget(self, partition: TopicPartition) -> None:
-        """Drop what may be stale after a failure: the connection, the address, what there was."""
+        """Drop the connection, the address and the cached partitions, which may be stale after a failure."""
         self._found.clear()
         address = self._addresses.pop((partition.topic, partition.broker_id), None)
         if address is None:
@@ -368,30 +369,30 @@ class TubeClient:
         return only(self._types)
 
     def commit_offset(self, partition: TopicPartition, group: str, offset: int) -> None:
-        """Store ``offset`` as the offset of ``group`` in ``partition``, without a retry.
+        """Store ``offset`` as the offset of ``group`` in ``partition``, without retries.
 
         Raises:
-            PenstockError: it could not be done.
+            PenstockError: the broker is unavailable or refused the request.
         """
         address = self.address(partition)
         if address is not None:
             self._servers.commit_offset(address, partition, group, offset)
 
-    def _ask(self, partition: TopicPartition, question: Callable[[BrokerReader], T]) -> T:
-        def ask() -> T:
+    def _request(self, partition: TopicPartition, request: Callable[[BrokerReader], T]) -> T:
+        def attempt() -> T:
             try:
-                return question(self._reader(partition))
+                return request(self._reader(partition))
             except UnavailableError:
                 self._forget(partition)
                 raise
 
-        return self._again(ask)
+        return self._retry(attempt)
 
-    def _again(self, ask: Callable[[], T]) -> T:
+    def _retry(self, attempt: Callable[[], T]) -> T:
         retries: _Retries | None = None
         while True:
             try:
-                return ask()
+                return attempt()
             except UnavailableError as error:
                 retries = retries or _Retries(self._timeout_s, self._clock, self._sleep)
                 retries.failed(error)
@@ -410,17 +411,17 @@ class ServerAccess:
         self._webs: dict[int, str] = {}
 
     def partitions(self, topic: str) -> Sequence[PartitionInfo]:
-        """All partitions of ``topic``; none if it does not exist.
+        """Return all partitions of ``topic``; empty if it does not exist.
 
         Raises:
-            UnavailableError: no master answers, or no broker that has the topic is registered at it yet.
+            UnavailableError: no master responds, or no broker of the topic is registered yet.
         """
         from penstock.tube import reader
 
         return reader.partitions(self._options.masters, topic, timeout_s=self._timeout_s, **self._login)
 
     def topics(self) -> Sequence[str]:
-        """The names of all topics, from the masters' administration, without the system's own."""
+        """Return the names of all topics except system topics, from the masters' administration."""
         from penstock.tube.client import web
 
         http = self._options.administration
@@ -432,13 +433,13 @@ class ServerAccess:
         return sorted(row["topicName"] for row in rows if not row["topicName"].startswith("__"))
 
     def connect(self, address: BrokerAddress, partition: TopicPartition) -> BrokerReader:
-        """A reader for the broker at ``address``, which holds ``partition``.
+        """Connect to the broker of ``partition`` at ``address`` and return a reader.
 
-        If ``address`` does not tell whether the broker has ranges, ask it.
+        If ``address.http`` is None, the broker is asked whether it supports exact ranges.
 
         Raises:
-            UnavailableError: the broker does not answer, or a master's administration that is needed.
-            RefusedError: the broker refuses.
+            UnavailableError: the broker does not respond, or the masters' administration, if it is needed.
+            RefusedError: the broker refused the connection or the request.
         """
         from penstock.tube import reader
         from penstock.tube.client import apache_range_reader
@@ -461,7 +462,7 @@ class ServerAccess:
         )
 
     def commit_offset(self, address: BrokerAddress, partition: TopicPartition, group: str, offset: int) -> None:
-        """Store ``offset`` as the offset of ``group`` in ``partition``, for monitoring."""
+        """Store ``offset`` as the offset of ``group`` in ``partition``."""
         from penstock.tube.client.apache_range_reader import DirectConsumer
 
         host, port, _ = address
@@ -483,13 +484,13 @@ class ServerAccess:
                 raise UnavailableError(
                     f"broker {broker_id} has no exact ranges, and {error.what}",
                     applied=False,
-                    why="Apache's brokers do not say on the wire what retention removed; their administration does",
+                    why="Apache's brokers report removed records through their HTTP administration only",
                     do="set tubemq.http to HOST:PORT of the master's administration (webPort in its master.ini)",
                 ) from error
         http = self._webs.get(broker_id)
         if http is None:
             raise RefusedError(
-                f"the administration at {self._options.administration} knows no broker {broker_id}, or not its HTTP "
+                f"the administration at {self._options.administration} does not list broker {broker_id} or its HTTP "
                 "port",
                 do="set tubemq.http to the administration of the masters in tubemq.master",
             )
@@ -497,7 +498,7 @@ class ServerAccess:
 
 
 class _Retries:
-    """Retries of one question until ``timeout_s`` after its first failure, when this object is made."""
+    """Retries of one request, until ``timeout_s`` after its first failure. Create it at the first failure."""
 
     def __init__(self, timeout_s: float, clock: Callable[[], float], sleep: Callable[[float], None]) -> None:
         self._timeout_s = timeout_s
@@ -507,7 +508,7 @@ class _Retries:
         self._failing_since = clock()
 
     def failed(self, error: UnavailableError) -> None:
-        """Wait, or raise ``error`` again when the deadline has passed."""
+        """Wait before the next attempt, or raise ``error`` if the deadline has passed."""
         pause_s = self._backoff.failed()
         if self._clock() - self._failing_since + pause_s > self._timeout_s:
             raise UnavailableError(
@@ -527,26 +528,26 @@ def count_rows(
     *,
     exact: bool = True,
 ) -> int:
-    """Count the messages of a batch from ``start`` to ``end``; the brokers count them.
+    """Return the number of messages of a batch from ``start`` to ``end``; the brokers count them.
 
-    ``options`` are those of the source; ``start`` and ``end`` are its offsets, as dictionaries or as the JSON text
-    that progress reports and checkpoints hold. Partitions that only one of them has are not counted, except that
-    partitions new in ``end`` hold nothing up to it (the source notes a new partition one batch before it reads it).
-    With ``exact`` false the filter is not looked at, and on Apache's brokers the whole store is counted: never too few,
-    and nothing has to be read.
+    ``options`` are the options of the source; ``start`` and ``end`` are its offsets, as dictionaries or as the JSON
+    text in progress reports and checkpoints. Partitions that only one of them has are not counted: a partition that is
+    new in ``end`` has no messages in this batch (the source stores a new partition one batch before it reads it). With
+    ``exact`` false, the filter is ignored and Apache's brokers count the whole store: an upper limit, for which no
+    messages are read.
 
     Raises:
-        ConfigError: options or offsets are not of this source.
-        UnavailableError: TubeMQ did not answer in time.
-        DataLossError: part of the range is no longer kept.
+        ConfigError: the options or offsets do not belong to this source.
+        UnavailableError: TubeMQ did not respond in time.
+        DataLossError: part of the range is no longer stored.
     """
     begin, stop = _offset(start), _offset(end)
-    pieces = slices({partition: begin.get(partition, position) for partition, position in stop.items()}, stop)
+    pieces = slices({partition: begin.get(partition, offset) for partition, offset in stop.items()}, stop)
     with TubeClient.from_options(SourceOptions.parse(options), servers=servers) as tube:
         return sum(tube.count(piece) if exact else tube.weigh(piece) for piece in pieces)
 
 
-def _offset(offset: Mapping[str, Mapping[str, int]] | str) -> Positions:
+def _offset(offset: Mapping[str, Mapping[str, int]] | str) -> PartitionOffsets:
     return from_json(json.loads(offset) if isinstance(offset, str) else offset)
 
 
@@ -554,10 +555,10 @@ def _bounds_of(partition: TopicPartition) -> Callable[[BrokerReader], tuple[int,
     return lambda reader: reader.bounds(partition.topic, partition.partition)
 
 
-def _stuck(piece: Slice, position: int) -> DataLossError:
+def _uncountable(piece: Slice, offset: int) -> DataLossError:
     return DataLossError(
-        f"{piece.partition}: nothing between position {position} and {piece.end} can be counted",
-        why="the log ends before that position: the broker lost its newest messages",
+        f"{piece.partition}: the messages between offset {offset} and {piece.end} cannot be counted",
+        why="the log ends before the first of these offsets: the broker lost its newest messages",
         do="check the broker's data directory; set failOnDataLoss=false to continue",
     )
 
@@ -582,7 +583,7 @@ _TYPE = MSG_TYPE.encode() + b"="
 
 
 def only(types: Collection[str]) -> Callable[[MessageBatch], MessageBatch]:
-    """Return a filter of batches that keeps messages of ``types``; messages without a type are dropped."""
+    """Return a function that filters batches by message type; messages without a type are dropped."""
     from penstock.tube.record import encode_msg_type
 
     wanted = frozenset(encode_msg_type(text).encode() for text in types)
@@ -600,7 +601,7 @@ def _chosen(wanted: frozenset[bytes], batch: MessageBatch) -> MessageBatch:
 
 def _type_of(payload: bytes) -> bytes | None:
     end = min(4 + int.from_bytes(payload[:4], signed=True), len(payload))
-    # Writers put the type first; a reader takes it wherever it stands.
+    # Writers put the type first; readers accept it at any place in the attributes.
     start = 4 if payload.startswith(_TYPE, 4) else payload.find(b"," + _TYPE, 4, end) + 1
     if start == 0:
         return None
@@ -611,10 +612,12 @@ def _type_of(payload: bytes) -> bytes | None:
 
 @contextmanager
 def explain_missing_topic(then: str, *, why: str, do: str, option: str = "tubemq.topic") -> Iterator[None]:
-    """``then``: what follows where the topic of ``option`` does not exist, ``why`` it may not, what to ``do``.
+    """Add context to the error about a topic that does not exist.
+
+    ``then`` is the consequence, ``why`` the cause, ``do`` the remedy and ``option`` the option with the topic.
 
     Raises:
-        ConfigError: the one that was raised inside, with that; others as they are.
+        ConfigError: the error raised in the block, with this context if it is about a missing topic.
     """
     try:
         yield

@@ -109,7 +109,7 @@ class DirectConsumer(BrokerClient):
             RefusedError: the broker refuses.
             DataLossError: the log does not have the offset.
         """
-        session = RangeSession(new_client_id("positions"), [group])
+        session = RangeSession(new_client_id("offsets"), [group])
         for _ in self._drive(commit_offset(session, PartitionRef(topic, partition), offset)):
             raise AssertionError("nothing is read")
 

@@ -195,5 +195,5 @@ def check_offsets(option: str, offsets: Iterable[object]) -> None:
             raise ConfigError(
                 f"tube: {option}: {value!r} is not an index offset",
                 option=option,
-                do=f"set a multiple of {INDEX_RECORD_BYTES}: an offset of a message (with_offsets) or of positions",
+                do=f"set a multiple of {INDEX_RECORD_BYTES}, such as a message's offset or a value of Consumer.offsets",
             )

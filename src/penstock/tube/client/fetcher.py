@@ -35,7 +35,7 @@ from penstock.tube.engine.client.consumer_state import FetchStep, GroupMember, O
 from penstock.tube.engine.client.request_session import Outcome
 from penstock.tube.record import Record
 
-__all__ = ["FetchSettings", "FetchedBatch", "Fetcher", "HandedOut", "Message", "decode_messages"]
+__all__ = ["Confirmation", "FetchSettings", "FetchedBatch", "Fetcher", "Message", "decode_messages"]
 
 READ = Service.BROKER_READ
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 0.5  # before a broker that does not answer is tried again
@@ -84,7 +84,7 @@ class Message:
         return f"Message({self.broker_id}:{self.topic}:{self.partition}, id={self.message_id}, {len(self.data)} bytes)"
 
 
-class HandedOut(NamedTuple):
+class Confirmation(NamedTuple):
     """The first ``messages`` of ``batch``, which the application has; ``end`` is the offset after them, if known."""
 
     batch: FetchedBatch
@@ -134,10 +134,10 @@ class FetchedBatch:
         """True if the partition is not read further before this is confirmed."""
         return self.waiting_since is not None and not self.settled.is_set()
 
-    def position(self) -> HandedOut:
+    def confirmation(self) -> Confirmation:
         """The messages that the application has now."""
         end = self.end if self.handed_out or not self.next else _behind(self.messages[self.next - 1])
-        return HandedOut(self, self.next, end)
+        return Confirmation(self, self.next, end)
 
     def finish(self) -> None:
         """The application has all messages: drop them here."""
@@ -207,7 +207,7 @@ class FetchSettings:
     apply_s: float
     """An order of the master is reported as carried out after this time at the latest, so that heartbeats continue."""
     start_offset: Callable[[Partition], int | None]
-    own_positions: bool
+    own_offsets: bool
     """Use ``start_offset`` also after a lost connection, instead of the broker's stored offset."""
 
 
@@ -234,7 +234,7 @@ class Fetcher:
         self._consumers: dict[Partition, tuple[PartitionConsumer, asyncio.Task[None]]] = {}
         self._in_hand: dict[Partition, FetchedBatch] = {}
         self._unconfirmed: dict[Partition, FetchedBatch] = {}  # the last one handed out, where the partition is read on
-        self._to_commit: dict[PartitionConsumer, HandedOut] = {}
+        self._to_commit: dict[PartitionConsumer, Confirmation] = {}
         self._committing: dict[PartitionConsumer, asyncio.Task[None]] = {}
         self._beating: dict[Address, asyncio.Task[None]] = {}  # one heartbeat a broker at a time
         self._registered: dict[Partition, asyncio.Event] = {}
@@ -322,13 +322,13 @@ class Fetcher:
             task.cancel()
         await asyncio.gather(*(self.release(partition, wait_s=0) for partition in list(self._consumers)))
 
-    async def commit(self, position: HandedOut) -> None:
-        """Store a position. Brokers that do not commit at offsets can do so only behind the last message of a batch.
+    async def commit(self, confirmation: Confirmation) -> None:
+        """Store the offset of a confirmation. Some brokers store it at the end of a batch only.
 
         Raises:
             UnavailableError: it may or may not be stored, or it is known that it is not.
         """
-        batch, count, offset = position
+        batch, count, offset = confirmation
         partition, consumer = batch.consumer.partition, batch.consumer
         if batch.settled.is_set() or count == batch.confirmed:
             return
@@ -369,10 +369,10 @@ class Fetcher:
         if batch.confirmed == batch.count:
             batch.confirm()
 
-    def commit_soon(self, position: HandedOut) -> None:
+    def commit_soon(self, confirmation: Confirmation) -> None:
         """As :meth:`commit`, after the previous commit was answered; of several only the last one is sent."""
-        consumer = position.batch.consumer
-        self._to_commit[consumer] = position
+        consumer = confirmation.batch.consumer
+        self._to_commit[consumer] = confirmation
         if consumer not in self._committing:
             task = asyncio.create_task(self._commit_all(consumer), name=f"tube-commit-{consumer.partition.key}")
             self._committing[consumer] = task
@@ -383,9 +383,9 @@ class Fetcher:
 
     async def _commit_all(self, consumer: PartitionConsumer) -> None:
         try:
-            while (position := self._to_commit.pop(consumer, None)) is not None:
+            while (confirmation := self._to_commit.pop(consumer, None)) is not None:
                 with contextlib.suppress(PenstockError):  # its messages are delivered again
-                    await self.commit(position)
+                    await self.commit(confirmation)
         finally:
             del self._committing[consumer]
 
@@ -476,7 +476,7 @@ class Fetcher:
                 await asyncio.wait_for(asyncio.shield(unanswered), self._settings.timeout_s)
         moves = consumer.moves
         offset = consumer.start_offset
-        if offset is None and self._settings.own_positions:
+        if offset is None and self._settings.own_offsets:
             offset = self._settings.start_offset(partition)
         request = self._member.partition_register(partition, consumer.read_status, leave=False, offset=offset)
         answer = await connection.call(

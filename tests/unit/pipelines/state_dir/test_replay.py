@@ -9,7 +9,7 @@ import pytest
 
 from penstock.errors import ConfigError
 from penstock.pipelines.state_dir.replay import Replay, existing_replay, parse_point, plan_replay, retargeted
-from penstock.spark.tube.offsets import Times
+from penstock.spark.tube.offsets import TimeSpec
 from tests.unit.pipelines.files import parse
 
 MIDNIGHT_MS = 1_714_521_600_000
@@ -18,11 +18,11 @@ MIDNIGHT_MS = 1_714_521_600_000
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("2024-05-01", Times(MIDNIGHT_MS, or_latest=True)),
-        ("2024-05-01T00:00", Times(MIDNIGHT_MS, or_latest=True)),
-        ("2024-05-01T00:00Z", Times(MIDNIGHT_MS, or_latest=True)),
-        ("2024-05-01T02:00:00.5+02:00", Times(MIDNIGHT_MS + 500, or_latest=True)),
-        (f" {MIDNIGHT_MS} ", Times(MIDNIGHT_MS, or_latest=True)),
+        ("2024-05-01", TimeSpec(MIDNIGHT_MS, or_latest=True)),
+        ("2024-05-01T00:00", TimeSpec(MIDNIGHT_MS, or_latest=True)),
+        ("2024-05-01T00:00Z", TimeSpec(MIDNIGHT_MS, or_latest=True)),
+        ("2024-05-01T02:00:00.5+02:00", TimeSpec(MIDNIGHT_MS + 500, or_latest=True)),
+        (f" {MIDNIGHT_MS} ", TimeSpec(MIDNIGHT_MS, or_latest=True)),
         ('{"t": {"1:0": 28}}', {"t": {"1:0": 28}}),
         ("Earliest", "earliest"),
     ],

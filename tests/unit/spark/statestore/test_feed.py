@@ -38,7 +38,7 @@ def fake(broker: FakeBroker) -> FakeTube:
 
 @pytest.fixture(autouse=True)
 def look_for_new_partitions_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tube, "_LOOK_FOR_NEW_S", 0.0)
+    monkeypatch.setattr(tube, "_DISCOVERY_S", 0.0)
 
 
 @pytest.fixture(autouse=True)

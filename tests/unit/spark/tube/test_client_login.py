@@ -15,10 +15,10 @@ from penstock.tube.client import web
 
 def test_the_names_of_all_topics_are_asked_for_as_the_user(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "password").write_text("secret\n")
-    shown: list[web.WebLogin] = []
+    published: list[web.WebLogin] = []
 
     def call(*_: object, login: web.WebLogin, **__: object) -> list[dict[str, Any]]:
-        shown.append(login)
+        published.append(login)
         return [{"topicName": "water"}, {"topicName": "__offset_history__"}]
 
     monkeypatch.setattr(web, "call", call)
@@ -26,4 +26,4 @@ def test_the_names_of_all_topics_are_asked_for_as_the_user(monkeypatch: pytest.M
         "water"
     ]
     assert ServerAccess(ConnectionOptions("127.0.0.1:1"), 1.0).topics() == ["water"]
-    assert [(login.user, login.password) for login in shown] == [("ann", "secret"), (None, "")]
+    assert [(login.user, login.password) for login in published] == [("ann", "secret"), (None, "")]

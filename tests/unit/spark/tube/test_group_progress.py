@@ -12,7 +12,7 @@ from tests.unit.spark.fake_tube import FakeBroker, FakeTube
 A0, A1 = TopicPartition("a", 1, 0), TopicPartition("a", 1, 1)
 
 
-def published(fake: FakeTube) -> GroupProgress:
+def group_progress(fake: FakeTube) -> GroupProgress:
     return GroupProgress(lambda: TubeClient("127.0.0.1:8715", 1, servers=fake), "lake")
 
 
@@ -22,10 +22,10 @@ def fake() -> FakeTube:
 
 
 def test_the_newest_positions_are_shown(fake: FakeTube) -> None:
-    shown = published(fake)
+    progress = group_progress(fake)
     for n in range(50):
-        shown.show({A0: n * 28, A1: 28})
-    shown.close()
+        progress.publish({A0: n * 28, A1: 28})
+    progress.close()
     assert fake.groups == {("lake", A0): 49 * 28, ("lake", A1): 28}
     assert fake.discoveries == 1
 
@@ -33,11 +33,11 @@ def test_the_newest_positions_are_shown(fake: FakeTube) -> None:
 def test_a_refusal_is_told_once_and_harms_nothing(fake: FakeTube, caplog: pytest.LogCaptureFixture) -> None:
     others = threading.enumerate()
     fake.unwilling = True
-    shown = published(fake)
+    progress = group_progress(fake)
     for n in range(3):
-        shown.show({A0: n * 28, A1: n * 28})
-    shown.close()
+        progress.publish({A0: n * 28, A1: n * 28})
+    progress.close()
     assert [record.message for record in caplog.records] == [
-        "the position of group lake is not shown: the group is not welcome"
+        "the offsets of group lake were not published: the group is not welcome"
     ]
-    assert not any(thread.name == "positions" for thread in threading.enumerate() if thread not in others)
+    assert not any(thread.name == "offsets" for thread in threading.enumerate() if thread not in others)

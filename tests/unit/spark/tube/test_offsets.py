@@ -10,10 +10,10 @@ from penstock.errors import ConfigError, DataLossError
 from penstock.spark.tube.offsets import (
     Bounds,
     TopicPartition,
-    check_kept,
+    check_offset_in_range,
     from_json,
     is_selected,
-    parse_wanted,
+    parse_offset_spec,
     resolve,
     round_down,
     select,
@@ -59,36 +59,36 @@ def test_positions_are_rounded_down_as_servers_do(position: int) -> None:
 
 
 def test_wanted_words() -> None:
-    assert parse_wanted(" Earliest ", "startingOffsets") == "earliest"
-    assert parse_wanted("latest", "endingOffsets", earliest=False) == "latest"
+    assert parse_offset_spec(" Earliest ", "startingOffsets") == "earliest"
+    assert parse_offset_spec("latest", "endingOffsets", earliest=False) == "latest"
     with pytest.raises(ConfigError, match="'earliest' would select nothing"):
-        parse_wanted("earliest", "endingOffsets", earliest=False)
+        parse_offset_spec("earliest", "endingOffsets", earliest=False)
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("newest", "neither such a word nor JSON"),
-        pytest.param("[" * 100_000, "neither such a word nor JSON: it is nested too deep", id="deep"),
+        ("newest", "neither a keyword nor JSON"),
+        pytest.param("[" * 100_000, "neither a keyword nor JSON: it is nested too deep", id="deep"),
         ('{"a": {"1:0": 28, "1:0": 56}}', "'1:0' is in it twice"),
         ('{"a": {"1:0": NaN}}', "NaN is no JSON"),
-        ('{"a": {"1:0": 1e400}}', "inf of topic 'a' partition 1:0 is no position"),
+        ('{"a": {"1:0": 1e400}}', "inf of topic 'a' partition 1:0 is not an offset"),
         ("[]", "not a JSON object with topics"),
         ("{}", "not a JSON object with topics"),
         ('{"a": 3}', "topic 'a' has no object with partitions"),
         ('{"a": {}}', "topic 'a' has no object with partitions"),
-        ('{"a": {"1-0": 3}}', "'1-0' of topic 'a' names no partition"),
-        ('{"a": {"1:2:3": 3}}', "'1:2:3' of topic 'a' names no partition"),
-        ('{"a": {"": 3}}', "'' of topic 'a' names no partition"),
-        ('{"a": {"1:0": -3}}', "-3 of topic 'a' partition 1:0 is no position"),
-        ('{"a": {"1:0": true}}', "True of topic 'a' partition 1:0 is no position"),
-        ('{"a": {"1:0": 2.5}}', "2.5 of topic 'a' partition 1:0 is no position"),
-        ('{"a": {"1:0": "28"}}', "'28' of topic 'a' partition 1:0 is no position"),
+        ('{"a": {"1-0": 3}}', "'1-0' of topic 'a' is not a partition"),
+        ('{"a": {"1:2:3": 3}}', "'1:2:3' of topic 'a' is not a partition"),
+        ('{"a": {"": 3}}', "'' of topic 'a' is not a partition"),
+        ('{"a": {"1:0": -3}}', "-3 of topic 'a' partition 1:0 is not an offset"),
+        ('{"a": {"1:0": true}}', "True of topic 'a' partition 1:0 is not an offset"),
+        ('{"a": {"1:0": 2.5}}', "2.5 of topic 'a' partition 1:0 is not an offset"),
+        ('{"a": {"1:0": "28"}}', "'28' of topic 'a' partition 1:0 is not an offset"),
     ],
 )
 def test_wanted_errors_name_the_part(text: str, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        parse_wanted(text, "startingOffsets")
+        parse_offset_spec(text, "startingOffsets")
     assert message in str(caught.value)
     assert caught.value.option == "startingOffsets"
     # Spark prints long traces: the remedy is the last line.
@@ -97,7 +97,7 @@ def test_wanted_errors_name_the_part(text: str, message: str) -> None:
 
 def test_wanted_refuses_a_code_that_selects_nothing() -> None:
     with pytest.raises(ConfigError, match="-2 of topic 'a' partition 0 means earliest"):
-        parse_wanted('{"a": {"0": -2}}', "endingOffsets", earliest=False)
+        parse_offset_spec('{"a": {"0": -2}}', "endingOffsets", earliest=False)
 
 
 BOUNDS = {A0: Bounds(28, 280), A1: Bounds(28, 280)}
@@ -119,11 +119,11 @@ def test_resolve(wanted: str | dict[str, dict[str, int]], expected: dict[TopicPa
 @pytest.mark.parametrize(
     ("wanted", "message", "do"),
     [
-        ({"a": {"0": 28}}, "says nothing of topic 'a' partition 1:1", '{"a": {"1:1": -2}}'),
-        ({"a": {"0": 28, "1:0": 28, "1": 0}}, "names topic 'a' partition 1:0 twice", "'1:0'"),
-        ({"a": {"7": 28}}, "names topic 'a' partition 7, which is not read", "1:0, 1:1"),
-        ({"b": {"0": 28}}, "names topic 'b' partition 0, which is not read", "use the topics a"),
-        ({"a": {"2:0": 28}}, "names topic 'a' partition 2:0, which is not read", "1:0, 1:1"),
+        ({"a": {"0": 28}}, "lacks topic 'a' partition 1:1", '{"a": {"1:1": -2}}'),
+        ({"a": {"0": 28, "1:0": 28, "1": 0}}, "contains topic 'a' partition 1:0 twice", "'1:0'"),
+        ({"a": {"7": 28}}, "contains topic 'a' partition 7, which the query does not read", "1:0, 1:1"),
+        ({"b": {"0": 28}}, "contains topic 'b' partition 0, which the query does not read", "use the topics a"),
+        ({"a": {"2:0": 28}}, "contains topic 'a' partition 2:0, which the query does not read", "1:0, 1:1"),
     ],
 )
 def test_resolve_errors(wanted: dict[str, dict[str, int]], message: str, do: str) -> None:
@@ -148,18 +148,18 @@ def test_selection() -> None:
     assert select(existing, ["b"], {"b": ("0",)}) == [TopicPartition("b", 1, 0)]
     assert is_selected(A0, ["a"], {"a": ("0",)})
     assert not is_selected(A0, ["b"], None)
-    with pytest.raises(ConfigError, match="assign names topic 'a' partition 0 without a broker"):
+    with pytest.raises(ConfigError, match="assign contains topic 'a' partition 0 without a broker"):
         select(existing, ["a"], {"a": ("0",)})
-    with pytest.raises(ConfigError, match="assign names topic 'a' partition 3:0, which is not read"):
+    with pytest.raises(ConfigError, match="assign contains topic 'a' partition 3:0, which the query does not read"):
         select(existing, ["a"], {"a": ("3:0",)})
 
 
 def test_what_is_gone_is_said_with_both_positions() -> None:
-    check_kept(28, Bounds(28, 280), A0)
-    check_kept(280, Bounds(28, 280), A0)
+    check_offset_in_range(28, Bounds(28, 280), A0)
+    check_offset_in_range(280, Bounds(28, 280), A0)
     with pytest.raises(DataLossError) as caught:
-        check_kept(0, Bounds(28, 280), A0)
-    assert caught.value.what == "topic 'a' partition 1:0: position 0 is no longer kept, the oldest is 28"
+        check_offset_in_range(0, Bounds(28, 280), A0)
+    assert caught.value.what == "topic 'a' partition 1:0: offset 0 is no longer stored (oldest: 28)"
     assert "failOnDataLoss=false" in str(caught.value).splitlines()[-1]
-    with pytest.raises(DataLossError, match="position 308 is beyond the end of the log, which is 280"):
-        check_kept(308, Bounds(28, 280), A0)
+    with pytest.raises(DataLossError, match=r"offset 308 is beyond the end of the log \(280\)"):
+        check_offset_in_range(308, Bounds(28, 280), A0)

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from penstock.errors import ConfigError
-from penstock.spark.tube.offsets import Times
+from penstock.spark.tube.offsets import TimeSpec
 from penstock.spark.tube.options import COLUMNS, HEADERS, READ_OPTIONS, UNSUPPORTED, SourceOptions
 
 BASE = {"tubemq.master": "127.0.0.1:8715", "subscribe": "a"}
@@ -55,10 +55,10 @@ def test_times_come_before_positions() -> None:
     each = '{"a": {"0": 5}}'
     given = {"startingoffsets": "latest", "startingoffsetsbytimestamp": each, "endingTimestamp": " 9 "}
     options = SourceOptions.parse(BASE | given)
-    assert options.starting == Times({"a": {"0": 5}}, or_latest=False)
-    assert options.ending == Times(9, or_latest=True)
+    assert options.starting == TimeSpec({"a": {"0": 5}}, or_latest=False)
+    assert options.ending == TimeSpec(9, or_latest=True)
     given |= {"startingTimestamp": "7", "startingOffsetsByTimestampStrategy": "Latest"}
-    assert SourceOptions.parse(BASE | given).starting == Times(7, or_latest=True)
+    assert SourceOptions.parse(BASE | given).starting == TimeSpec(7, or_latest=True)
 
 
 def test_topics_are_trimmed_and_not_repeated() -> None:
@@ -71,16 +71,16 @@ def test_topics_are_trimmed_and_not_repeated() -> None:
         ({"subscribe": None}, "subscribe", "none of subscribe, subscribePattern, assign"),
         ({"assign": '{"a": ["0"]}'}, "subscribe", "subscribe and assign are set"),
         ({"subscribe": "a,,b"}, "subscribe", "empty topic"),
-        ({"subscribe": "a,line-3"}, "subscribe", "'line-3' cannot be a topic"),
-        ({"subscribe": None, "assign": '{"a.b": ["0"]}'}, "assign", "'a.b' cannot be a topic"),
+        ({"subscribe": "a,line-3"}, "subscribe", "'line-3' is not a valid topic name"),
+        ({"subscribe": None, "assign": '{"a.b": ["0"]}'}, "assign", "'a.b' is not a valid topic name"),
         ({"tubemq.master": None}, "tubemq.master", "not set"),
         ({"tubemq.master": "localhost"}, "tubemq.master", "'localhost' is not HOST:PORT"),
         ({"tubemq.master": "a:1,b:70000"}, "tubemq.master", "'b:70000' is not HOST:PORT"),
-        ({"startingOffsets": "first"}, "startingOffsets", "neither such a word nor JSON"),
+        ({"startingOffsets": "first"}, "startingOffsets", "neither a keyword nor JSON"),
         ({"endingOffsets": "earliest"}, "endingOffsets", "would select nothing"),
-        ({"startingTimestamp": "2024-01-01"}, "startingTimestamp", "is no time in ms"),
+        ({"startingTimestamp": "2024-01-01"}, "startingTimestamp", "is not a time in ms"),
         ({"startingOffsetsByTimestamp": "5"}, "startingOffsetsByTimestamp", "not a JSON object with topics"),
-        ({"endingOffsetsByTimestamp": '{"a": {"x": 5}}'}, "endingOffsetsByTimestamp", "'x' of topic 'a' names no"),
+        ({"endingOffsetsByTimestamp": '{"a": {"x": 5}}'}, "endingOffsetsByTimestamp", "'x' of topic 'a' is not a"),
         ({"endingOffsetsByTimestamp": '{"a": {"0": -2}}'}, "endingOffsetsByTimestamp", "-2 of topic 'a' partition 0"),
         ({"startingOffsetsByTimestampStrategy": "no"}, "startingOffsetsByTimestampStrategy", "neither error nor"),
         ({"maxOffsetsPerTrigger": "0"}, "maxOffsetsPerTrigger", "'0' is not a number above 0"),
@@ -109,7 +109,7 @@ def test_topics_are_trimmed_and_not_repeated() -> None:
         ({"kafka.bootstrap.servers": "h:1"}, "kafka.bootstrap.servers", "set tubemq.master"),
         ({"kafka.security.protocol": "SSL"}, "kafka.security.protocol", "remove it"),
         ({"topic": "b"}, "topic", "set subscribe"),
-        ({"subscribe": "line_.*"}, "subscribe", "give a pattern of names as subscribePattern"),
+        ({"subscribe": "line_.*"}, "subscribe", "use subscribePattern for a pattern of names"),
     ],
 )
 def test_errors_name_option_value_and_remedy(changed: dict[str, str | None], option: str, words: str) -> None:
@@ -144,7 +144,7 @@ def test_assign_must_be_topics_with_partitions(text: str) -> None:
 @pytest.mark.parametrize("starting", ["latest", '{"a": {"0": -1}}'])
 def test_a_batch_cannot_start_at_the_latest(starting: str) -> None:
     options = SourceOptions.parse(BASE | {"startingOffsets": starting})
-    with pytest.raises(ConfigError, match="would select nothing"):
+    with pytest.raises(ConfigError, match="a batch cannot start at latest"):
         options.for_batch()
     assert options.for_stream()
 
@@ -152,9 +152,9 @@ def test_a_batch_cannot_start_at_the_latest(starting: str) -> None:
 def test_a_stream_ends_at_positions_only() -> None:
     ending = {"a": {"1:0": 28}}
     options = SourceOptions.parse(BASE | {"endingOffsets": json.dumps(ending)})
-    assert (options.for_stream(), options.last_positions()) == ("latest", ending)
-    assert SourceOptions.parse(BASE).last_positions() is None
-    with pytest.raises(ConfigError, match="must be positions"):
+    assert (options.for_stream(), options.stop_offsets()) == ("latest", ending)
+    assert SourceOptions.parse(BASE).stop_offsets() is None
+    with pytest.raises(ConfigError, match="must be explicit offsets"):
         SourceOptions.parse(BASE | {"endingOffsets": '{"a": {"1:0": -1}}'}).for_stream()
 
 

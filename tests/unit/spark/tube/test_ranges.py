@@ -4,7 +4,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from penstock.spark.tube.offsets import Slice, TopicPartition, packed, share, slices, split
+from penstock.spark.tube.offsets import Slice, TopicPartition, pack_tasks, share_limit, slices, split
 from penstock.tube.codec.message import INDEX_RECORD_BYTES
 
 A0, A1 = TopicPartition("a", 1, 0), TopicPartition("a", 1, 1)
@@ -63,7 +63,7 @@ def test_a_split_gives_long_ranges_more_pieces() -> None:
 @given(st.dictionaries(partitions, st.tuples(positions, positions)), st.integers(0, 10**6))
 def test_tasks_hold_the_same_ranges_in_their_order(ranges: dict[TopicPartition, tuple[int, int]], most: int) -> None:
     whole = [Slice(p, min(pair), max(pair)) for p, pair in sorted(ranges.items()) if pair[0] != pair[1]]
-    tasks = packed(whole, most)
+    tasks = pack_tasks(whole, most)
     assert [piece for task in tasks for piece in task] == whole
     assert all(tasks)
 
@@ -71,33 +71,33 @@ def test_tasks_hold_the_same_ranges_in_their_order(ranges: dict[TopicPartition, 
 def test_short_ranges_share_a_task() -> None:
     # Of 60 messages in a store with two partitions each has 30.
     short = [Slice(A0, 0, 28 * 60), Slice(A1, 0, 28 * 60), Slice(STORE1, 0, 28 * 40), Slice(OTHER, 0, 28 * 2)]
-    assert packed(short, 102) == [short]
-    assert packed(short, 70) == [short[:2], short[2:]]
-    assert packed(short, 1) == [[piece] for piece in short]
+    assert pack_tasks(short, 102) == [short]
+    assert pack_tasks(short, 70) == [short[:2], short[2:]]
+    assert pack_tasks(short, 1) == [[piece] for piece in short]
 
 
 @given(st.integers(1, 1000), st.lists(st.integers(0, 2000), max_size=20))
 def test_shares(limit: int, waiting: list[int]) -> None:
-    granted = share(limit, waiting)
+    granted = share_limit(limit, waiting)
     assert len(granted) == len(waiting)
     assert sum(granted) == min(limit, sum(waiting))
     assert all(0 <= given <= count for given, count in zip(granted, waiting, strict=True))
     if limit >= sum(count > 0 for count in waiting):
         assert all(given > 0 for given, count in zip(granted, waiting, strict=True) if count)
-    assert granted == share(limit, waiting)
+    assert granted == share_limit(limit, waiting)
 
 
 def test_shares_are_in_proportion_so_that_event_time_stays_together() -> None:
-    assert share(110, [1000, 100]) == [100, 10]
-    assert share(10, [5, 5]) == [5, 5]
-    assert share(3, [7, 0, 7]) == [2, 0, 1]
-    assert share(2, [1, 9, 1, 9]) == [0, 1, 0, 1]
+    assert share_limit(110, [1000, 100]) == [100, 10]
+    assert share_limit(10, [5, 5]) == [5, 5]
+    assert share_limit(3, [7, 0, 7]) == [2, 0, 1]
+    assert share_limit(2, [1, 9, 1, 9]) == [0, 1, 0, 1]
 
 
 @given(st.lists(st.integers(0, 300), min_size=1, max_size=6), st.integers(1, 50))
 def test_a_limit_drains_everything_and_starves_nobody(waiting: list[int], limit: int) -> None:
     left, rounds = list(waiting), 0
     while sum(left):
-        left = [count - given for count, given in zip(left, share(limit, left), strict=True)]
+        left = [count - given for count, given in zip(left, share_limit(limit, left), strict=True)]
         rounds += 1
     assert rounds == -(-sum(waiting) // limit)

@@ -8,10 +8,10 @@ from penstock.spark.tube.offsets import (
     Bounds,
     LogEnds,
     TopicPartition,
-    check_data,
+    check_data_stored,
     from_json,
     marks_of,
-    parse_wanted,
+    parse_offset_spec,
     resolve,
     to_json,
     with_marks,
@@ -26,7 +26,7 @@ def test_marks_stand_beside_their_positions() -> None:
     assert from_json(offset) == {A0: 28, B0: 56}
     assert marks_of(offset) == {A0: 400, B0: 0}
     # They may be given where a query starts, as progress reports have them.
-    wanted = parse_wanted('{"a": {"1:0": 28, "1:0@data": 400, "1": 56}}', "startingOffsets")
+    wanted = parse_offset_spec('{"a": {"1:0": 28, "1:0@data": 400, "1": 56}}', "startingOffsets")
     assert not isinstance(wanted, str)
     assert resolve(wanted, {A0: Bounds(0, 99), A1: Bounds(0, 99)}, "startingOffsets") == {A0: 28, A1: 56}
     assert marks_of(wanted) == {A0: 400}
@@ -65,8 +65,8 @@ def test_what_is_remembered_is_bounded() -> None:
 
 def test_data_that_are_gone() -> None:
     bounds = Bounds(0, 560, 500, 900)
-    check_data(28, 500, bounds, A0)
-    check_data(28, None, bounds, A0)
-    check_data(28, 0, Bounds(0, 560), A0)
-    with pytest.raises(DataLossError, match=r"'a' partition 1:0: data from position 28 .*499.*500[\s\S]*failOnData"):
-        check_data(28, 499, bounds, A0)
+    check_data_stored(28, 500, bounds, A0)
+    check_data_stored(28, None, bounds, A0)
+    check_data_stored(28, 0, Bounds(0, 560), A0)
+    with pytest.raises(DataLossError, match=r"'a' partition 1:0: data from offset 28 .*499.*500[\s\S]*failOnData"):
+        check_data_stored(28, 499, bounds, A0)

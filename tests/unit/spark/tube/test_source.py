@@ -32,7 +32,7 @@ def fake(broker: FakeBroker) -> FakeTube:
 
 @pytest.fixture(autouse=True)
 def look_for_new_partitions_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tube, "_LOOK_FOR_NEW_S", 0.0)
+    monkeypatch.setattr(tube, "_DISCOVERY_S", 0.0)
 
 
 def append(broker: FakeBroker, *partitions: int) -> None:
@@ -76,11 +76,11 @@ def test_a_batch_between_two_times(fake: FakeTube, broker: FakeBroker) -> None:
 
 def test_a_time_that_nothing_is_as_new_as(fake: FakeTube, broker: FakeBroker) -> None:
     append(broker, 0, 1)
-    with pytest.raises(ConfigError, match=r"nothing was written at \d+ ms or later[\s\S]*Strategy=latest"):
+    with pytest.raises(ConfigError, match=r"no message was written at \d+ ms or later[\s\S]*Strategy=latest"):
         batch(fake, startingTimestamp=f"{FIRST_MS + 29}").partitions()
     late = {"startingTimestamp": f"{FIRST_MS + 29}", "startingOffsetsByTimestampStrategy": "latest"}
     assert batch(fake, **late).partitions() == []
-    with pytest.raises(ConfigError, match=r"startingOffsetsByTimestamp says nothing of topic 'a' partition 1:1"):
+    with pytest.raises(ConfigError, match=r"startingOffsetsByTimestamp lacks topic 'a' partition 1:1"):
         batch(fake, startingOffsetsByTimestamp='{"a": {"0": 1}}').partitions()
 
 
@@ -132,14 +132,14 @@ def test_a_batch_without_data_has_no_tasks_and_sparks_stand_in_no_rows(fake: Fak
 @pytest.mark.parametrize(
     ("options", "error", "words"),
     [
-        ({"startingOffsets": '{"a": {"0": 56, "1": 56}}'}, DataLossError, "position 56 is no longer kept"),
-        ({"endingOffsets": '{"a": {"0": 308, "1": 280}}'}, DataLossError, "position 308 is beyond the end"),
+        ({"startingOffsets": '{"a": {"0": 56, "1": 56}}'}, DataLossError, "offset 56 is no longer stored"),
+        ({"endingOffsets": '{"a": {"0": 308, "1": 280}}'}, DataLossError, "offset 308 is beyond the end"),
         (
             {"startingOffsets": '{"a": {"0": 140, "1": 140}}', "endingOffsets": '{"a": {"0": 112, "1": 112}}'},
             ConfigError,
-            "startingOffsets 140 lies after endingOffsets 112",
+            "startingOffsets 140 is after endingOffsets 112",
         ),
-        ({"startingOffsets": '{"a": {"0": 140}}'}, ConfigError, "says nothing of topic 'a' partition 1:1"),
+        ({"startingOffsets": '{"a": {"0": 140}}'}, ConfigError, "lacks topic 'a' partition 1:1"),
         ({"subscribe": "b"}, ConfigError, "topic 'b' does not exist"),
     ],
 )
@@ -322,7 +322,7 @@ def test_a_broker_that_is_away_is_missed_not_skipped(fake: FakeTube, broker: Fak
     reader = stream(fake)
     start = reader.initialOffset()
     fake.hidden = {1}
-    with pytest.raises(Exception, match="topic 'a' partition 1:0, topic 'a' partition 1:1: not offered"):
+    with pytest.raises(Exception, match="topic 'a' partition 1:0, topic 'a' partition 1:1: unknown to tube master"):
         reader.latestOffset(start, ReadAllAvailable())
     fake.hidden = set()
     assert [read for _, read in drain(reader, start, ReadAllAvailable())] == [[b"0"]]
@@ -340,7 +340,7 @@ def test_data_loss_in_a_stream(fake: FakeTube, broker: FakeBroker) -> None:
     append(broker, *[0, 1] * 5)
     broker.oldest["a"] = 4
     start = {"a": {"1:0": 0, "1:1": 28}}
-    with pytest.raises(DataLossError, match="topic 'a' partition 1:0: position 0 is no longer kept, the oldest is 112"):
+    with pytest.raises(DataLossError, match=r"topic 'a' partition 1:0: offset 0 is no longer stored \(oldest: 112\)"):
         stream(fake).latestOffset(start, ReadAllAvailable())
     forgiving = stream(fake, failOnDataLoss="false")
     assert [len(read) for _, read in drain(forgiving, start, ReadMaxRows(4))] == [4, 2]
@@ -349,7 +349,7 @@ def test_data_loss_in_a_stream(fake: FakeTube, broker: FakeBroker) -> None:
 def test_a_log_that_lost_its_end(fake: FakeTube, broker: FakeBroker) -> None:
     append(broker, 0, 1)
     start = {"a": {"1:0": 84, "1:1": 84}}
-    with pytest.raises(DataLossError, match="position 84 is beyond the end of the log, which is 56"):
+    with pytest.raises(DataLossError, match=r"offset 84 is beyond the end of the log \(56\)"):
         stream(fake).latestOffset(start, ReadAllAvailable())
     forgiving = stream(fake, failOnDataLoss="false")
     assert forgiving.latestOffset(start, ReadAllAvailable()) == start
@@ -443,7 +443,7 @@ def test_topics_by_pattern(fake: FakeTube, broker: FakeBroker) -> None:
     assert values(reader, reader.partitions(end, later)) == [b"new"]
     # A topic that is removed.
     del broker.partitions["b2"]
-    with pytest.raises(DataLossError, match="topic 'b2' matched subscribePattern and is gone"):
+    with pytest.raises(DataLossError, match="topic 'b2', which matched subscribePattern, no longer exists"):
         reader.latestOffset(later, ReadAllAvailable())
     tolerant = TubeStreamReader(SourceOptions.parse(options | {"failOnDataLoss": "false"}), fake)
     append(broker, 0)
@@ -485,7 +485,7 @@ def test_a_stream_keeps_marks_with_its_offsets(fake: FakeTube, broker: FakeBroke
     assert limited["a"]["1:0@data"] == 3, "the last end that was seen before"
     # The driver dies; while it is away data expire that nobody has read, the index keeps its entries.
     broker.oldest_data = 4
-    with pytest.raises(DataLossError, match="partition 1:0: data from position 84 on are no longer kept"):
+    with pytest.raises(DataLossError, match="partition 1:0: data from offset 84 on is no longer stored"):
         stream(fake).latestOffset(end, ReadAllAvailable())
     whole = stream(fake, failOnDataLoss="false").latestOffset(end, ReadAllAvailable())
     assert whole["a"]["1:0"] == 168
@@ -508,7 +508,7 @@ def test_what_is_committed_is_shown_as_the_group_of_the_query(fake: FakeTube, br
     assert len(fake.groups) == 2
 
 
-def shown(fake: FakeTube) -> dict[tuple[str, str], int]:
+def published(fake: FakeTube) -> dict[tuple[str, str], int]:
     return {(group, partition.key): at for (group, partition), at in fake.groups.items()}
 
 
@@ -521,7 +521,7 @@ def test_a_query_that_has_read_everything_is_shown_at_the_end(fake: FakeTube, br
     # Spark asks for more, finds nothing, and ends: it commits a batch only when it has another one.
     assert reader.latestOffset(end, ReadAllAvailable()) == end
     reader.stop()
-    assert shown(fake) == {("lake", "1:0"): 84, ("lake", "1:1"): 84}
+    assert published(fake) == {("lake", "1:0"): 84, ("lake", "1:1"): 84}
 
 
 def test_a_batch_that_fails_is_not_shown(fake: FakeTube, broker: FakeBroker) -> None:
@@ -530,7 +530,7 @@ def test_a_batch_that_fails_is_not_shown(fake: FakeTube, broker: FakeBroker) -> 
     start = reader.initialOffset()
     reader.partitions(start, reader.latestOffset(start, ReadAllAvailable()))
     reader.stop()
-    assert shown(fake) == {("lake", "1:0"): 0, ("lake", "1:1"): 0}
+    assert published(fake) == {("lake", "1:0"): 0, ("lake", "1:1"): 0}
 
 
 def test_a_query_of_an_older_spark_is_shown_at_the_end(fake: FakeTube, broker: FakeBroker) -> None:
@@ -541,7 +541,7 @@ def test_a_query_of_an_older_spark_is_shown_at_the_end(fake: FakeTube, broker: F
     reader.partitions(start, end)
     reader.latestOffset()
     reader.stop()
-    assert shown(fake) == {("lake", "1:0"): 84, ("lake", "1:1"): 84}
+    assert published(fake) == {("lake", "1:0"): 84, ("lake", "1:1"): 84}
 
 
 def test_rows_by_type_are_counted_by_reading(fake: FakeTube, broker: FakeBroker) -> None:
@@ -575,7 +575,7 @@ def test_a_stream_with_an_end_reads_up_to_it_and_no_other_partition(fake: FakeTu
     loose = stream(fake, endingOffsets=json.dumps({"a": {"0": 85, "1": 57}}))
     assert [row for _, rows in drain(loose, start, ReadAllAvailable()) for row in rows] == [b"0", b"2", b"1"]
     fake.brokers.append(FakeBroker(2, 8124, logs={"a": []}, partitions={"a": 1}))
-    with pytest.raises(ConfigError, match=r"endingOffsets names topic 'a' partition 0 without a broker"):
+    with pytest.raises(ConfigError, match=r"endingOffsets contains topic 'a' partition 0 without a broker"):
         stream(fake, endingOffsets=json.dumps({"a": {"0": 85}})).latestOffset(start, ReadAllAvailable())
     fake.brokers.pop()
     only = stream(fake, endingOffsets=json.dumps({"a": {"1:1": 140}}))

@@ -22,10 +22,10 @@ def read_everything() -> int:
 def test_what_an_executor_has_loaded_is_not_looked_at_after_each_task(monkeypatch: pytest.MonkeyPatch) -> None:
     frozen: list[int] = []
     monkeypatch.setattr(gc, "freeze", lambda: frozen.append(1))
-    source._spare_what_is_loaded.cache_clear()
+    source._freeze_gc.cache_clear()
     assert read_everything() == 2
     assert frozen == []  # no task of Spark: whoever reads here may have garbage of its own
     monkeypatch.setattr(TaskContext, "get", object)
     assert read_everything() == read_everything() == 2
     assert frozen == [1]
-    source._spare_what_is_loaded.cache_clear()
+    source._freeze_gc.cache_clear()
