@@ -13,10 +13,12 @@ import pytest
 from penstock.errors import RemoteProtocolError
 from penstock.mqtt.codec.decoder import Decoder, TopicNames
 from penstock.mqtt.codec.encoder import encode
-from penstock.mqtt.codec.packets import ConnAck, Connect, Publish
+from penstock.mqtt.codec.packets import ConnAck, Connect, PubAck, Publish, Subscription
 from penstock.mqtt.engine.client.client import ClientEngine
 from penstock.mqtt.engine.connections.connection import BrokerConnection
 from penstock.mqtt.engine.model.limits import BrokerLimits
+from penstock.mqtt.engine.routing.router import Target
+from penstock.mqtt.engine.sessions.session import Session
 from penstock.tube.codec.framing import FrameDecoder
 from tests.engine.mqtt.harness import Bench, Peer
 
@@ -74,6 +76,21 @@ def test_connections_that_broke_the_protocol_leave_nothing(data: bytes, *, conne
     assert left[BrokerConnection] <= HELD_BACK
     assert left[Decoder] <= HELD_BACK
     assert bench.broker.sessions == {}
+
+
+def test_sessions_that_published_to_themselves_leave_nothing() -> None:
+    bench = Bench()
+    with counted(Session, Target) as more:
+        for n in range(CONNECTIONS):
+            peer = bench.connect(f"c{n}")
+            peer.subscribe(Subscription(f"own/{n}", 1))
+            peer.send(Publish(f"own/{n}", b"x", 1, packet_id=1))
+            assert [type(packet) for packet in peer.take()] == [Publish, PubAck]
+            end(bench, peer)
+        left = more()
+    assert bench.broker.sessions == {}
+    assert left[Session] <= HELD_BACK
+    assert left[Target] <= HELD_BACK
 
 
 def test_a_lost_connection_keeps_no_bytes() -> None:

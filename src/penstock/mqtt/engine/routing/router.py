@@ -33,7 +33,7 @@ MAX_CACHED_RECEIVERS: Final = 200_000
 class Target:
     """One session that receives a topic, by all of its matching subscriptions [MQTT-3.3.4-2 to -4]."""
 
-    __slots__ = ("as_publisher", "identifiers", "qos", "retain_as_published", "session")
+    __slots__ = ("_foreign", "_has_no_local", "identifiers", "qos", "retain_as_published", "session")
 
     def __init__(self, subscriptions: list[SessionSubscription]) -> None:
         self.session = subscriptions[0].session
@@ -41,10 +41,13 @@ class Target:
         self.retain_as_published = any(s.retain_as_published for s in subscriptions)
         self.identifiers = b"".join([s.identifier for s in subscriptions])
         foreign = [s for s in subscriptions if not s.no_local]
-        self.as_publisher: Target | None = self
-        """The target for messages of the session itself, without No Local [MQTT-3.8.3-3]; None: it receives none."""
-        if len(foreign) < len(subscriptions):
-            self.as_publisher = Target(foreign) if foreign else None
+        self._has_no_local = len(foreign) < len(subscriptions)
+        self._foreign = Target(foreign) if self._has_no_local and foreign else None
+
+    def for_publisher(self) -> Target | None:
+        """Return the target for messages of the session itself; None: it receives none [MQTT-3.8.3-3]."""
+        # An attribute that refers to the object itself would keep it, and the session, until a garbage collection.
+        return self._foreign if self._has_no_local else self
 
 
 class SharedTarget:

@@ -268,7 +268,7 @@ class BrokerCore(SessionOwner):
             message.encode()
         for target in route.targets:
             session = target.session
-            chosen = target.as_publisher if session is publisher else target
+            chosen = target.for_publisher() if session is publisher else target
             if chosen is None:
                 continue
             granted = chosen.qos
@@ -289,7 +289,7 @@ class BrokerCore(SessionOwner):
         if not publish.qos:
             return False
         for target in route.targets:
-            chosen = target.as_publisher if target.session is publisher else target
+            chosen = target.for_publisher() if target.session is publisher else target
             if chosen is not None and chosen.qos and target.session.is_persistent():
                 return True
         return any(member.qos and member.session.is_persistent() for each in route.shared for member in each.members)
@@ -307,7 +307,7 @@ def _has_room(route: Route, message: Message, publisher: Session) -> bool:
     """Return whether every receiver has room for the message."""
     for target in route.targets:
         session = target.session
-        chosen = target.as_publisher if session is publisher else target
+        chosen = target.for_publisher() if session is publisher else target
         if chosen is not None and chosen.qos and not session.has_room(message):
             return False
     return all(any(member.session.has_room(message) for member in shared.members) for shared in route.shared)
