@@ -15,6 +15,7 @@ has status 408.
 
 from __future__ import annotations
 
+import marshal
 from typing import Final, final
 
 from penstock.statestore.hlc import Hlc, parse_position, parse_wire
@@ -24,27 +25,45 @@ __all__ = ["RecentWrites", "is_in_doubt"]
 _GENERATION: Final = 10_000
 """Writes per generation; the previous one is dropped. A client has 1024 requests in flight by default."""
 
+_PACKED: Final = 256
+"""Writes that are packed together."""
+
 
 @final
 class _Generation:
     """Writes in their order: client, correlation data and time stamp. Repetitions are rare, so the index is made when
     the first one asks, and later continued.
+
+    They are stored by the hundreds in one object: small objects that outlive those that were allocated next to them
+    would keep the allocator from returning its arenas (120 MB after a load of 300,000 keys).
     """
 
-    __slots__ = ("_index", "_indexed", "clients", "correlations", "stamps")
+    __slots__ = ("_index", "_indexed", "_packed", "clients", "correlations", "count", "stamps")
 
     def __init__(self) -> None:
         self.clients: list[str] = []
         self.correlations: list[bytes] = []
         self.stamps: list[bytes | None] = []
+        self.count = 0
+        """Writes that are packed."""
+        self._packed: list[bytes] = []
         self._index: dict[tuple[str, bytes], bytes | None] = {}
         self._indexed = 0
 
+    def pack(self) -> None:
+        """Pack the writes in the lists."""
+        if self.clients:
+            self.count += len(self.clients)
+            self._packed.append(marshal.dumps((self.clients, self.correlations, self.stamps)))
+            self.clients, self.correlations, self.stamps = [], [], []
+
     def stamp_of(self, client_id: str, correlation: bytes) -> bytes | None:
         """The time stamp of the client's last request with that correlation data."""
-        for number in range(self._indexed, len(self.clients)):
-            self._index[self.clients[number], self.correlations[number]] = self.stamps[number]
-        self._indexed = len(self.clients)
+        self.pack()
+        for packed in self._packed[self._indexed :]:
+            clients, correlations, stamps = marshal.loads(packed)  # noqa: S302 - what this object wrote
+            self._index.update(zip(zip(clients, correlations, strict=True), stamps, strict=True))
+        self._indexed = len(self._packed)
         return self._index.get((client_id, correlation))
 
 
@@ -64,8 +83,10 @@ class RecentWrites:
         clients.append(client_id)
         newer.correlations.append(correlation)
         newer.stamps.append(stamp)
-        if len(clients) >= _GENERATION:
-            self._older, self._newer = newer, _Generation()
+        if len(clients) >= _PACKED:
+            newer.pack()
+            if newer.count >= _GENERATION:
+                self._older, self._newer = newer, _Generation()
 
     def has(self, client_id: str, correlation: bytes, stamp: bytes | None) -> bool:
         """Whether the request was executed before."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 from penstock.statestore.service import deduplication
@@ -31,9 +33,21 @@ def test_one_without_a_time_stamp_is_not_known() -> None:
 
 def test_the_last_ones_are_kept_and_no_more_than_twice_as_many(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deduplication, "_GENERATION", 3)
+    monkeypatch.setattr(deduplication, "_PACKED", 1)
     writes = RecentWrites()
     for number in range(10):
         writes.note("a", b"%d" % number, b"5:7:n")
         known = [other for other in range(10) if writes.has("a", b"%d" % other, b"5:7:n")]
         assert known == list(range(known[0], number + 1))
         assert min(number + 1, 3) <= len(known) <= 6
+
+
+def test_they_are_few_objects() -> None:
+    """Small objects that live long keep the arenas of the allocator in which they are."""
+    writes = RecentWrites()
+    before = sys.getallocatedblocks()
+    for number in range(20_000):
+        writes.note(f"client {number}", b"correlation %d" % number, b"%015d:00007:n" % number)
+    assert sys.getallocatedblocks() - before < 2_000
+    assert writes.has("client 10000", b"correlation 10000", b"%015d:00007:n" % 10_000)
+    assert writes.has("client 19999", b"correlation 19999", b"%015d:00007:n" % 19_999)
