@@ -17,7 +17,8 @@ Source: state store protocol, "Supported commands", "Versioning and hybrid logic
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Final, assert_never
+from sys import getsizeof
+from typing import TYPE_CHECKING, Final, assert_never
 
 from penstock.statestore.codec.commands import Access, Command, Condition, Extension, Verb
 from penstock.statestore.codec.errors import StoreError
@@ -40,6 +41,9 @@ from penstock.statestore.engine.requests import (
 from penstock.statestore.engine.scan import Scanner
 from penstock.statestore.hlc import Hlc, StoreClock
 
+if TYPE_CHECKING:
+    from mypy_extensions import i64
+
 __all__ = ["Answer", "AnswerKind", "Authorise", "Context", "Engine"]
 
 Authorise = Callable[[Context, Access, bytes], bool]
@@ -59,6 +63,13 @@ _VALUE: Final = AnswerKind.VALUE
 _VDEL: Final = Verb.VDEL
 
 _NEX: Final = Condition.NEX
+
+_REMOVALS: Final = 4095
+"""Mask of the removals after which the table of the keys is looked at."""
+_LEAST_TABLE: Final = 1 << 20
+_SPARSE: Final = 1000
+"""Bytes of a table for each of its keys beyond which it is rebuilt. A full one has 40 to 100, so a rebuild visits at
+most a tenth of the keys that there were."""
 
 _UNCHANGED: Final[list[Change]] = []
 _NEVER: Final = Hlc(0, 0, "")
@@ -119,6 +130,7 @@ class Engine:
         # Who observes, where somebody decides about it: asked for each key that changes, since prefixes hold keys of
         # all kinds and policies change while clients stay.
         self._observing: dict[str, Context] = {}
+        self._removals: i64 = 0
         self._secret = secret
         self._scanner = Scanner(self._records, secret)
 
@@ -426,11 +438,22 @@ class Engine:
         self.quotas.change(record.owner, -1, -size_of(record))
         if record.expires_at:
             self._expiries.went()
+        self._removals += 1
+        if self._removals & _REMOVALS == 0:
+            self._shrink_table()
         version = self._clock.next(now_ms, seen_ms, seen_counter)
         change = Change(record.key, None, version, self._observers.of(record.key), writer, previous=record.version)
         if self.history is not None:
             self.history.add(change, record)
         return change
+
+    def _shrink_table(self) -> None:
+        """Rebuild the table of the keys if most of it is unused: it grows by itself, and shrinks with new keys only."""
+        records = self._records
+        if getsizeof(records) > _LEAST_TABLE + _SPARSE * len(records):
+            items = list(records.items())
+            records.clear()
+            records.update(items)
 
     def _expire(self, record: Record, now_ms: int) -> Change:
         self.expired += 1

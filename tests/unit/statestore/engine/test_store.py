@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 from penstock.statestore.codec.commands import COMMANDS, Access, Command, Extension, Verb, parse
@@ -582,3 +584,17 @@ def test_each_command_does_what_its_access_permits(verb: Verb, granted: Access) 
     else:
         assert answer.error is None
         assert bool(changes) == (granted is Access.WRITE)
+
+
+def test_the_table_of_the_keys_shrinks_with_them() -> None:
+    store = Store()
+    version = Hlc(NOW, 0, "n")
+    keys = [(b"key%d" % number, NOW + (1000 if number >= 100 else 9000)) for number in range(50_000)]
+    store.engine.restore([Record(key, b"v", version, None, expires_at) for key, expires_at in keys], None)
+    table = store.engine._records
+    full = sys.getsizeof(table)
+    store.pass_ms(1000)
+    assert store.engine.keys == 100
+    assert sys.getsizeof(table) < full / 8
+    assert store.ask("GET key7").value == b"v"
+    assert len(store.pass_ms(8000)) == 100
