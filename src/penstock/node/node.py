@@ -42,6 +42,7 @@ from penstock.runtime.io.loop import (
     tune_process,
     watch_stalls,
 )
+from penstock.runtime.io.memory import IdleRelease
 from penstock.runtime.io.network import Address, bind_error, in_use
 from penstock.runtime.observability import logs
 from penstock.runtime.observability.audit import AuditTrail
@@ -161,6 +162,9 @@ class Node:
         self.clock.start()
         self._parts.callback(self.clock.close)
         self._parts.callback(watch_stalls(self._stalled).remove, self._stalled)
+        idle_release = IdleRelease()
+        idle_release.start()
+        self._parts.push_async_callback(idle_release.close)
         directory = DataDirectory(config.data_dir)
         self._parts.callback(directory.close)
         await self._check_addresses()

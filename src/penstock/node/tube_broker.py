@@ -21,6 +21,7 @@ from penstock.node.security import may_administer, rights_of, signing_keys
 from penstock.runtime.io.disk_space import DiskSpace, Writer
 from penstock.runtime.io.files import Durability
 from penstock.runtime.io.loop import freeze_memory, install_signal_handlers, run, run_until, tune_process
+from penstock.runtime.io.memory import IdleRelease
 from penstock.runtime.io.network import Address, bind_error
 from penstock.runtime.observability import logs
 from penstock.runtime.observability.audit import AuditTrail
@@ -140,6 +141,9 @@ async def serve_broker(settings: BrokerSettings, on_ready: Callable[[ReadyBroker
 async def _start(settings: BrokerSettings, parts: AsyncExitStack) -> ReadyBroker:
     """Start the parts that ``parts`` closes, and wait for the registration at a master."""
     told = settings.advertise
+    idle_release = IdleRelease()
+    idle_release.start()
+    parts.push_async_callback(idle_release.close)
     started = asyncio.Event()
 
     async def webapi(params: Mapping[str, str], caller: Caller) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import pytest
 
 from penstock.errors import OutOfSpaceError, StorageError
 from penstock.runtime.io.files import DirectFiles, Durability
-from penstock.runtime.io.lmdb_environment import LmdbEnvironment
+from penstock.runtime.io.lmdb_environment import LmdbEnvironment, release_pages
 
 
 def an_environment(path: Path, *, schema: int = 1, map_bytes: int = 1 << 20, many: bool = False) -> LmdbEnvironment:
@@ -95,6 +95,44 @@ def test_a_transaction_that_raises_leaves_nothing(tmp_path: Path) -> None:
     assert not isinstance(caught.value, OutOfSpaceError)
     assert (caught.value.why or "").endswith(" KiB are free on its file system")
     environment.close()
+    assert rows_of(environment) == []
+    environment.close()
+
+
+def test_pages_are_released_between_transactions(tmp_path: Path) -> None:
+    environment = an_environment(tmp_path)
+    rows_of(environment)
+
+    def write(key: bytes) -> None:
+        environment.transact(lambda t: t.put(key, b"v" * 100_000, db=environment.tables["rows"]), "writing", sync=True)
+
+    keys = [b"%02d" % number for number in range(40)]
+    for key in keys:
+        write(key)  # the map grows meanwhile
+        release_pages()
+    found = environment.read(lambda t: list(t.cursor(db=environment.tables["rows"]).iternext(values=False)))
+    assert found == keys
+    with pytest.raises(StorageError, match="already open"):
+        rows_of(an_environment(tmp_path))
+    environment.close()
+    release_pages()
+    assert environment.reusable_bytes() == 0
+
+
+def test_an_environment_that_cannot_be_opened_again_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    environment = an_environment(tmp_path)
+    rows_of(environment)
+
+    def fail(*_: object, **__: object) -> None:
+        raise lmdb.Error("too many open files")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(lmdb, "open", fail)
+        release_pages()
+    with pytest.raises(StorageError, match="writing failed"):
+        environment.transact(lambda t: t.put(b"k", b"v", db=environment.tables["rows"]), "writing")
+    with pytest.raises(StorageError):
+        environment.close()
     assert rows_of(environment) == []
     environment.close()
 

@@ -7,6 +7,7 @@ Shared by all stores in LMDB. A transaction is atomic; the guarantee of its comm
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from collections.abc import Callable, Sequence
@@ -19,7 +20,9 @@ import lmdb
 from penstock.errors import OutOfSpaceError, StorageError
 from penstock.runtime.io.files import DirectFiles, Durability, room
 
-__all__ = ["INITIAL_MAP_BYTES", "LmdbEnvironment"]
+__all__ = ["INITIAL_MAP_BYTES", "LmdbEnvironment", "release_pages"]
+
+_log = logging.getLogger("penstock.runtime")
 
 INITIAL_MAP_BYTES: Final = 1 << 30
 """Initial address space, doubled when it is full; the file grows with its content."""
@@ -30,9 +33,15 @@ _LEAST_SPACE: Final = 1 << 20
 _SCHEMA: Final = Struct(">I")
 
 # LMDB must not be opened twice in one process: its locks belong to the process, and closing one frees both.
-_open_paths: set[Path] = set()
+_open_environments: dict[Path, LmdbEnvironment] = {}
 
 T = TypeVar("T")
+
+
+def release_pages() -> None:
+    """Call :meth:`LmdbEnvironment.release_pages` of all open environments; from any thread."""
+    for environment in list(_open_environments.values()):
+        environment.release_pages()
 
 
 class LmdbEnvironment:
@@ -77,7 +86,7 @@ class LmdbEnvironment:
         Raises:
             StorageError: already open in this process, written by a newer version, or damaged.
         """
-        if self.path in _open_paths:
+        if self.path in _open_environments:
             raise StorageError(
                 f"{self._name} {self._is} already open in this process",
                 path=str(self.path),
@@ -87,21 +96,14 @@ class LmdbEnvironment:
         try:
             files = DirectFiles()
             files.make_dir(self.path)
-            env = self._env = lmdb.open(
-                str(self.path),
-                map_size=self._map_bytes,
-                max_dbs=len(self.names),
-                sync=self.durability is Durability.DURABLE,
-                writemap=False,
-                mode=0o640,
-            )
-            _open_paths.add(self.path)
+            env = self._env = self._open_handle()
+            _open_environments[self.path] = self
             self._make_whole(env)
             # A reopened environment keeps its size.
             self._map_bytes = max(self._map_bytes, env.info()["map_size"])
             # LMDB syncs the content of its files; their directory entries must be durable as well.
             files.sync_dir(self.path)
-            self.tables.update({name: env.open_db(name.encode()) for name in self.names})
+            self._open_tables(env)
 
             def look(transaction: lmdb.Transaction[bytes]) -> T:
                 self._check_schema(transaction)
@@ -118,6 +120,19 @@ class LmdbEnvironment:
                 path=str(self.path),
                 do="check disk and permissions, or restore the directory from a backup",
             ) from error
+
+    def _open_handle(self) -> lmdb.Environment:
+        return lmdb.open(
+            str(self.path),
+            map_size=self._map_bytes,
+            max_dbs=len(self.names),
+            sync=self.durability is Durability.DURABLE,
+            writemap=False,
+            mode=0o640,
+        )
+
+    def _open_tables(self, env: lmdb.Environment) -> None:
+        self.tables.update({name: env.open_db(name.encode()) for name in self.names})
 
     def _make_whole(self, env: lmdb.Environment) -> None:
         """Extend a truncated file to the size that its header states.
@@ -154,7 +169,8 @@ class LmdbEnvironment:
                 raise self._out_of_space(what, None)
             self._carry_out(write)
             if sync:
-                self._env.sync(force=True)
+                with self._lock:
+                    self._env.sync(force=True)
         except lmdb.DiskError as error:  # ENOSPC
             raise self._out_of_space(what, error) from error
         except lmdb.Error as error:
@@ -176,8 +192,8 @@ class LmdbEnvironment:
         )
 
     def _carry_out(self, write: Callable[[lmdb.Transaction[bytes]], T]) -> T:
-        assert self._env is not None
         with self._lock:
+            assert self._env is not None
             while True:
                 try:
                     with self._env.begin(write=True) as transaction:
@@ -227,13 +243,29 @@ class LmdbEnvironment:
                 return 0
             return int(max(0, pages) * page)
 
+    def release_pages(self) -> None:
+        """Free the memory of earlier transactions; waits for one that runs.
+
+        LMDB keeps a page of memory for each page that its largest transaction changed, until it is closed (80 MB after
+        300,000 keys were written and deleted). If it cannot be opened again, later transactions fail.
+        """
+        with self._lock:
+            if self._env is None:
+                return
+            self._env.close()
+            try:
+                self._env = self._open_handle()
+                self._open_tables(self._env)
+            except (lmdb.Error, OSError) as error:
+                _log.critical("%s cannot be opened again: %s", self._name, error)
+
     def close(self) -> None:
         """Make everything durable and close; may be called twice."""
         with self._lock:
             env, self._env = self._env, None
         if env is None:
             return
-        _open_paths.discard(self.path)
+        _open_environments.pop(self.path, None)
         try:
             env.sync(force=True)
         except lmdb.Error as error:

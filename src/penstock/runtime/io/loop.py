@@ -105,7 +105,7 @@ def tune_process() -> None:
     """Set process-wide options of a server. Call once, before large allocations.
 
     glibc returns large buffers to the kernel and faults them in again; keeping them doubled the throughput of a TubeMQ
-    consumer (1 KiB messages). The resident size stays at its peak.
+    consumer (1 KiB messages). :mod:`~penstock.runtime.io.memory` returns them when the server becomes idle.
 
     The shorter switch interval gives commit threads the interpreter sooner while the loop is busy (+7 % of durable SETs
     measured; a tenth of it costs more than it gains).

@@ -1,0 +1,82 @@
+"""Return free memory to the kernel when a server becomes idle.
+
+While a server works, memory that was freed is kept for the next allocation: returning it and faulting it in again
+halves the throughput of large messages (:func:`~penstock.runtime.io.loop.tune_process`). After the work it would stay
+for good: glibc returns none by itself, and LMDB keeps the pages of its largest transaction.
+
+Python's own allocator returns an arena of 1 MB when its last object is freed, so it needs no help, as long as few small
+objects live long among many that do not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import sys
+import time
+from collections.abc import Callable
+from typing import Final
+
+from penstock.runtime.io.lmdb_environment import release_pages
+
+__all__ = ["INTERVAL_S", "IdleRelease", "release_memory"]
+
+INTERVAL_S: Final = 10.0
+"""Time between two looks at the processor time of the process."""
+
+_IDLE: Final = 0.1
+"""Cores in use during an interval, below which the process is idle."""
+
+_WORK_S: Final = 2.0
+"""Processor time after which there may be memory to return."""
+
+
+def release_memory() -> None:
+    """Return free memory to the kernel; from any thread. With another C library than glibc only that of LMDB."""
+    release_pages()
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None).malloc_trim(0)
+
+
+class IdleRelease:
+    """Calls ``release`` in a thread when the process becomes idle after work.
+
+    ``processor_s`` returns the processor time of the process.
+    """
+
+    def __init__(
+        self, release: Callable[[], None] = release_memory, processor_s: Callable[[], float] = time.process_time
+    ) -> None:
+        self._release = release
+        self._processor_s = processor_s
+        self._released_s = self._looked_s = processor_s()
+        self._timer: asyncio.TimerHandle | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Look every :data:`INTERVAL_S`; call it in the event loop."""
+        self._timer = asyncio.get_running_loop().call_later(INTERVAL_S, self._look_again)
+
+    async def close(self) -> None:
+        """Stop, after a release that is running."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._task is not None:
+            await self._task
+
+    def _look_again(self) -> None:
+        if self.is_due():
+            self._task = asyncio.create_task(asyncio.to_thread(self._release), name="release memory")
+        self.start()
+
+    def is_due(self) -> bool:
+        """Whether the process was idle since the last call, and has worked since the last time that it was due."""
+        now_s = self._processor_s()
+        is_idle = now_s - self._looked_s < _IDLE * INTERVAL_S
+        self._looked_s = now_s
+        if not is_idle or now_s - self._released_s < _WORK_S:
+            return False
+        self._released_s = now_s
+        return True

@@ -1,0 +1,51 @@
+"""When a server returns free memory: when it becomes idle after work."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+from penstock.runtime.io import memory
+from penstock.runtime.io.memory import INTERVAL_S, IdleRelease, release_memory
+
+
+def test_memory_is_released_once_after_work() -> None:
+    used_s = 0.0
+
+    def passed(seconds: float) -> bool:
+        nonlocal used_s
+        used_s += seconds
+        return release.is_due()
+
+    release = IdleRelease(lambda: None, lambda: used_s)
+    assert not passed(0.0)
+    assert not passed(INTERVAL_S), "busy"
+    assert passed(0.1)
+    assert not passed(0.1)
+    assert [passed(0.5) for _ in range(8)] == [False, False, False, True] * 2, "a little work adds up"
+
+
+async def test_it_is_released_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "INTERVAL_S", 0.001)
+    monkeypatch.setattr(memory, "_IDLE", 1e9)
+    used_s = 0.0
+    released = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    threads: list[int] = []
+
+    def release() -> None:
+        threads.append(threading.get_ident())
+        loop.call_soon_threadsafe(released.set)
+
+    found = IdleRelease(release, lambda: used_s)
+    found.start()
+    used_s = 100.0
+    await released.wait()
+    await found.close()
+    assert threads[0] != threading.get_ident()
+
+
+def test_memory_can_be_released_anywhere() -> None:
+    release_memory()
