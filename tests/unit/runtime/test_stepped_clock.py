@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 
-from penstock.runtime.io.clock import CLOCK_IS_SET_MS, SteppedClock, utc
+from penstock.runtime.io.clock import CLOCK_IS_SET_MS, SteppedClock, boot_ms, utc
 
 NOW = 1_790_000_000
 TEN_YEARS = 10 * 365 * 86_400
@@ -37,6 +38,15 @@ def test_it_runs_with_the_system_clock() -> None:
     machine.passes(3600, clock)
     assert clock() == (NOW + 3600) * 1000
     assert (clock.offset_ms, clock.steps, clock.problem()) == (0, 0, None)
+
+
+def test_it_is_read_to_the_millisecond() -> None:
+    clock = SteppedClock()
+    for _ in range(1000):
+        before = time.time_ns() // 1_000_000
+        now, since_boot = clock.now_and_boot_ms()
+        assert before - 1 <= now <= time.time_ns() // 1_000_000 + 1
+        assert since_boot <= boot_ms() <= since_boot + time.time_ns() // 1_000_000 - before + 1
 
 
 @pytest.mark.parametrize("step", [29, -29, 0.5])
