@@ -85,7 +85,6 @@ HOT = (
     "commit_queue___CommitQueue____end_commit",
     "storage___Storage___commit",
     "rows___write_rows",
-    "rows___write_clock",
     "wal___LoggedEnvironment___commit_body",
     "wal_segments___FrameLog___append",
     "wal_frames___encode_frame",

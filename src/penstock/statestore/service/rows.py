@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from struct import Struct
-from typing import TYPE_CHECKING, Final
+from typing import Final
 from zlib import crc32
 
 from librt.strings import BytesWriter
@@ -20,7 +20,6 @@ from penstock.runtime.io.wal_frames import (
     write_operation,
     write_put,
     write_u32,
-    write_u64,
 )
 from penstock.statestore.engine.record import (
     Change,
@@ -31,9 +30,6 @@ from penstock.statestore.engine.record import (
     encode_record_body,
 )
 from penstock.statestore.hlc import Hlc
-
-if TYPE_CHECKING:
-    from mypy_extensions import i64
 
 __all__ = [
     "CHANGES",
@@ -49,7 +45,6 @@ __all__ = [
     "put_record",
     "version_at",
     "version_key",
-    "write_clock",
     "write_rows",
 ]
 
@@ -64,13 +59,6 @@ FENCES: Final = 3
 CHANGES: Final = 4
 
 _CLOCK: Final = Struct(">QQI")  # wall clock, counter, crc32 of both
-_CLOCK_BYTES: Final = 20
-_COUNTERS: Final = 256
-"""Counters that are usual: those of versions rise in a burst only."""
-_SIGNED: Final = 1 << 60
-"""Numbers below are the same with and without a sign."""
-_MILLISECONDS: Final[list[bytes]] = [b"%03d" % number for number in range(1000)]
-_COUNTER_DIGITS: Final[list[bytes]] = [b":%d" % number for number in range(_COUNTERS)]
 _crc32: Final = crc32
 """A name of this module: compiled code looks up an imported one at each call."""
 _VERSION: Final = Struct(">QQ")  # key of a logged change, so that changes lie in the order of their versions
@@ -93,14 +81,6 @@ def write_rows(out: BytesWriter, changes: Sequence[Change], *, log: bool) -> Non
         if change.floor is not None:
             prefix, token = change.floor
             write_operation(out, *put_fence(prefix, token))
-
-
-def write_clock(out: BytesWriter, clock: Hlc) -> None:
-    """Write the row that stores the greatest version given."""
-    write_put(out, META, b"clock", _CLOCK_BYTES)
-    write_u64(out, clock.wall_ms)
-    write_u64(out, clock.counter)
-    write_u32(out, _clock_checksum(clock.wall_ms, clock.counter))
 
 
 def put_record(record: Record) -> Operation:
@@ -152,35 +132,6 @@ def decode_clock(stored: bytes | None) -> Hlc | None:
     return Hlc(wall_ms, counter, "") if checksum == _clock_checksum(wall_ms, counter) else None
 
 
-class _Second:
-    """A second since the epoch, with the checksum of its digits."""
-
-    __slots__ = ("checksum", "number")
-
-    def __init__(self, number: i64) -> None:
-        self.number: i64 = number
-        self.checksum = crc32(b"%d" % number)
-
-
-class _Last:
-    """The second that was needed last."""
-
-    __slots__ = ("second",)
-
-    def __init__(self) -> None:
-        self.second = _Second(0)
-
-
-_last: Final = _Last()
-
-
 def _clock_checksum(wall_ms: int, counter: int) -> int:
-    """The checksum of both in decimal digits, continued from that of the second: every commit has one."""
-    if not 1000 <= wall_ms < _SIGNED or counter >= _COUNTERS:
-        return crc32(b"%d:%d" % (wall_ms, counter))
-    wall: i64 = wall_ms
-    number = wall // 1000
-    second = _last.second
-    if second.number != number:
-        second = _last.second = _Second(number)
-    return _crc32(_MILLISECONDS[wall - number * 1000] + _COUNTER_DIGITS[counter], second.checksum)
+    """The checksum of both in decimal digits."""
+    return _crc32(b"%d:%d" % (wall_ms, counter))
