@@ -301,6 +301,7 @@ class MqttServer(ServerLinkOwner):
             broker = self._broker
             outbound = broker.outbound
             outbound.reading = connection
+            connection.dirty = True  # end_read() looks at its output
             published = broker.stats.publishes_received
             connection.receive(data, now, self._wall_ms)
             if connection.left and outbound.end_connection():
@@ -360,6 +361,7 @@ class MqttServer(ServerLinkOwner):
             if connection is not None and connection.unread and self.receiving:
                 try:
                     broker.outbound.reading = connection
+                    connection.dirty = True
                     connection.proceed(now, wall_ms)
                     broker.outbound.end_read(unread=connection.unread)
                 except Exception:

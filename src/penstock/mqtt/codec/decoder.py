@@ -187,7 +187,7 @@ class Decoder:
         """The current packet: its first byte; its body is ``_data[_start:_end]``."""
         self.packet_id: i64 = 0
         """Identifier of the current packet if it is an acknowledgement in its short form, which has nothing else; 0 for
-        another acknowledgement."""
+        another acknowledgement. Without meaning for other packets."""
 
     def feed(self, data: bytes) -> list[Packet]:
         """Decode what is complete with ``data``; the rest is kept for the next call.
@@ -213,12 +213,16 @@ class Decoder:
         return packets
 
     def has_more(self) -> bool:
-        """Return whether there are bytes behind the current packet."""
-        return self._end < len(self._data)
+        """Return whether there are bytes behind the current packet; if not, forget the packet."""
+        if self._end < len(self._data):
+            return True
+        self._data = b""  # an idle connection keeps no bytes
+        self._end = 0
+        return False
 
     def add(self, data: bytes) -> None:
-        """Add received bytes. Cheap after :meth:`next_type` returned 0; before, the bytes behind the current packet are
-        copied."""
+        """Add received bytes. Cheap after :meth:`next_type` returned 0 or :meth:`has_more` False; before, the bytes
+        behind the current packet are copied."""
         if self.buffered:
             self._pieces.append(data)
             self.buffered += len(data)
@@ -249,10 +253,8 @@ class Decoder:
             if self._types[data[position]] == 0:
                 raise _not_accepted(data[position])
             return self._keep(position, 2)
-        signed: int = read_i16_be(data, position)
-        head: i64 = signed
-        first = head >> 8 & 0xFF
-        length = head & 0xFF
+        first: i64 = data[position]
+        length: i64 = data[position + 1]
         packet_type: i64 = self._types[first]
         if packet_type == 0:
             raise _not_accepted(first)
@@ -275,12 +277,10 @@ class Decoder:
             )
         if end > size:
             return self._keep(position, end - position)
-        if _PUBACK <= packet_type <= _PUBCOMP:
-            packet_id: i64 = 0
-            if length == 2:
-                signed = read_i16_be(data, start)
-                packet_id = signed
-            self.packet_id = packet_id & 0xFFFF
+        packet_id: i64 = 0
+        if length == 2:
+            packet_id = data[start] << 8 | data[start + 1]
+        self.packet_id = packet_id
         self._first = first
         self._start = start
         self._end = end
@@ -340,8 +340,14 @@ class Decoder:
                 raise protocol_error("packet identifier 0 [MQTT-2.2.1-3]")
         length: i64 = data[properties_start]
         if length == 0:
-            publish = Publish(topic, data[properties_start + 1 : end], qos)
-            publish.properties_wire = _NO_PROPERTIES
+            publish = Publish(
+                topic,
+                data[properties_start + 1 : end],
+                qos,
+                packet_id=packet_id,
+                topic_wire=topic_wire,
+                properties_wire=_NO_PROPERTIES,
+            )
         else:
             block: i64 = 1
             if length > 127:
@@ -362,13 +368,12 @@ class Decoder:
             properties = decode_publish_properties(wire, block, block + length, self._last_response_topic)
             if properties.seen & HAS_SUBSCRIPTION_IDENTIFIER and self._role is Role.SERVER:
                 raise protocol_error("Subscription Identifier in a PUBLISH of a client [MQTT-3.3.4-6]")
-            publish = Publish(topic, data[properties_end:end], qos)
+            publish = Publish(
+                topic, data[properties_end:end], qos, packet_id=packet_id, topic_wire=topic_wire, properties_wire=wire
+            )
             publish.block = properties
-            publish.properties_wire = wire
-        if size == 0 and (publish.block is None or not publish.block.topic_alias):
+        if not topic and (publish.block is None or not publish.block.topic_alias):
             raise protocol_error("PUBLISH with neither a topic nor a Topic Alias")
-        publish.packet_id = packet_id
-        publish.topic_wire = topic_wire
         if first & 9:
             publish.retain = first & 1 == 1
             publish.dup = first & 8 == 8

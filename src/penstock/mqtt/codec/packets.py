@@ -76,6 +76,8 @@ class Publish:
         dup: bool = False,
         packet_id: i64 = 0,
         properties: Properties | None = None,
+        topic_wire: bytes = b"",
+        properties_wire: bytes = b"",
     ) -> None:
         self.topic = topic
         self.payload = payload
@@ -85,8 +87,8 @@ class Publish:
         self.packet_id: i64 = packet_id
         self._properties = properties
         self.block: PropertyBlock | None = None
-        self.topic_wire = b""
-        self.properties_wire = b""
+        self.topic_wire = topic_wire
+        self.properties_wire = properties_wire
 
     @property
     def properties(self) -> Properties:

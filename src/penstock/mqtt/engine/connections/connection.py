@@ -45,6 +45,8 @@ if TYPE_CHECKING:
 
 __all__ = ["BrokerConnection"]
 
+PINGRESP: Final = b"\xd0\x00"
+"""The answer to PINGREQ [MQTT-3.12.4-1]."""
 FILTER_WORK: Final = 4
 """Units of work for a topic filter of SUBSCRIBE or UNSUBSCRIBE."""
 CONNECT_WORK: Final = 64
@@ -156,11 +158,14 @@ class BrokerConnection(ConnectionState):
                 elif packet_type == _PUBACK and decoder.packet_id:
                     session.acknowledge(decoder.packet_id, now)
                 elif packet_type == _PINGREQ and decoder.is_empty():
-                    self._answer_ping()
+                    self.send_encoded(PINGRESP)
                 elif packet_type == _DISCONNECT and decoder.is_empty():
                     self._leave(session, now)
                 else:
                     self._other(session, decoder.packet(), now)
+                if not decoder.has_more():
+                    self._credit = 0
+                    return
         except RemoteProtocolError as e:
             self._fail(e, now)
         decoder.discard()  # what follows DISCONNECT
@@ -279,7 +284,7 @@ class BrokerConnection(ConnectionState):
         elif isinstance(packet, PubAck):
             session.acknowledge(packet.packet_id, now)
         elif isinstance(packet, PingReq):
-            self._answer_ping()
+            self.send_encoded(PINGRESP)
         elif isinstance(packet, Subscribe):
             if self.bridge:
                 as_bridge(packet)
@@ -300,11 +305,6 @@ class BrokerConnection(ConnectionState):
             raise protocol_error("a second CONNECT [MQTT-3.1.0-2]")
         elif isinstance(packet, Auth):
             self._authenticate_again(packet, now)
-
-    def _answer_ping(self) -> None:
-        self.out.write(b"\xd0\x00")  # [MQTT-3.12.4-1]
-        self.stats.answers_sent += 1
-        self.mark()
 
     def _authenticate_again(self, packet: Auth, now: int) -> None:
         credentials, session = self.credentials, self.session
