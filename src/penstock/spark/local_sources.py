@@ -1,8 +1,8 @@
-"""Sources without a broker: their base class, and ``penstock-rate``, records of the clock for trying out pipelines.
+"""Sources without a broker: their base class, and ``penstock-rate``, generated records for trying out pipelines.
 
-They have the columns of the ``tubemq`` source, and options that a pipeline has validated. Unlike Spark's own ``rate``,
-a range of offsets of ``penstock-rate`` always has the same rows: row n belongs to the instant at which it was due,
-counted from a start that the pipeline keeps.
+They have the columns of the ``tubemq`` source, and options that a pipeline has validated. Unlike Spark's ``rate``
+source, ``penstock-rate`` always returns the same rows for a range of offsets: the timestamp of row n is computed from a
+start time that the pipeline stores.
 """
 
 from __future__ import annotations
@@ -31,33 +31,33 @@ class LocalSource(DataSource):
     readers: ClassVar[
         tuple[Callable[[Mapping[str, str]], DataSourceReader], Callable[[Mapping[str, str]], DataSourceStreamReader]]
     ]
-    """Of a batch and of a stream, made from the options."""
+    """Constructors of the batch reader and the stream reader, called with the options."""
 
     @classmethod
     def name(cls) -> str:
-        """Name for ``format``."""
+        """Return the name for ``format``."""
         return cls.format_name
 
     def schema(self) -> StructType:
-        """The columns of ``tubemq``, headers included."""
+        """Return the columns of ``tubemq`` including headers."""
         return spark_schema(WITH_HEADERS)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """For a batch."""
+        """Return the batch reader."""
         return self.readers[0](dict(self.options))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        """For a stream."""
+        """Return the stream reader."""
         return self.readers[1](dict(self.options))
 
 
 STREAM = "rate"
-"""The name under which the offset stands: ``{"rate": {"0": <rows>}}``."""
+"""Key of the offset: ``{"rate": {"0": <rows>}}``."""
 _PER_TASK = 100_000
 
 
 class RatePartition(InputPartition):
-    """Rows [start, end)."""
+    """Input of one task: the rows ``[start, end)``."""
 
     def __init__(self, start: int, end: int) -> None:
         super().__init__(None)
@@ -66,30 +66,30 @@ class RatePartition(InputPartition):
 
 
 class RateReader(DataSourceReader):
-    """The rows of one range."""
+    """Batch reader of a range of rows."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
         self._options = options
 
     def partitions(self) -> list[InputPartition]:
-        """The rows ``[start, end)`` of the options, split evenly."""
+        """Return the tasks of the rows ``[start, end)`` in the options."""
         return _planned(int(self._options["start"]), int(self._options["end"]))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of one task."""
+        """Generate the rows of one task."""
         assert isinstance(partition, RatePartition)
         yield rate_rows(partition.start, partition.end, self._options)
 
 
 class RateStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Rows as they come due."""
+    """Stream reader: rows at the configured rate."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
         self._options = options
         self._target: int | None = None
 
     def initialOffset(self) -> dict[str, dict[str, int]]:
-        """Before the first row. Offsets count rows."""
+        """Return the offset 0: offsets are row numbers."""
         return {STREAM: {"0": 0}}
 
     def latestOffset(
@@ -97,38 +97,38 @@ class RateStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         start: Mapping[str, Mapping[str, int]] | None = None,
         limit: ReadLimit | None = None,
     ) -> dict[str, dict[str, int]]:
-        """Return the number of rows that are due, never fewer than before."""
+        """Return the number of rows that are due, at least the number in ``start``."""
         rows = due(self._options, time.time_ns()) if self._target is None else self._target
-        # A clock that was set back makes nothing undone.
+        # Offsets must not decrease if the clock is set back.
         return {STREAM: {"0": max(rows, 0 if start is None else start[STREAM]["0"])}}
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """None: a batch has what is due."""
+        """Return no limit: a batch has all rows that are due."""
         from pyspark.sql.streaming.datasource import ReadAllAvailable
 
         return ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """Fix where the run ends: at the rows that are due now."""
+        """Set the end of the run: the rows that are due now."""
         self._target = due(self._options, time.time_ns())
 
     def partitions(
         self, start: Mapping[str, Mapping[str, int]], end: Mapping[str, Mapping[str, int]]
     ) -> list[InputPartition]:
-        """The rows ``[start, end)``, split evenly."""
+        """Return the tasks of the rows ``[start, end)``."""
         return _planned(start[STREAM]["0"], end[STREAM]["0"])
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of one task."""
+        """Generate the rows of one task."""
         assert isinstance(partition, RatePartition)
         yield rate_rows(partition.start, partition.end, self._options)
 
     def commit(self, end: Mapping[str, Mapping[str, int]]) -> None:
-        """Nothing to do: positions live in the query's checkpoint."""
+        """Do nothing: the query's checkpoint stores the offsets."""
 
 
 class RateDataSource(LocalSource):
-    """Options: ``rowsPerSecond``, ``startMs``, ``rows``; for a batch ``start`` and ``end``."""
+    """``penstock-rate``. Options: ``rowsPerSecond``, ``startMs``, ``rows``; for batches ``start`` and ``end``."""
 
     format_name = "penstock-rate"
     readers = (RateReader, RateStreamReader)
@@ -147,7 +147,7 @@ def _planned(start: int, end: int) -> list[InputPartition]:
 
 
 def rate_rows(start: int, end: int, options: Mapping[str, str]) -> pa.RecordBatch:
-    """Rows [start, end) in the source's columns."""
+    """Return the rows ``[start, end)`` as a record batch of the source's columns."""
     from datetime import UTC, datetime
 
     import pyarrow as pa

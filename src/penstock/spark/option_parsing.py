@@ -1,4 +1,4 @@
-"""Parsing of data source options: names regardless of case, as Spark passes them on, small values, and the login."""
+"""Parsing of data source options: case-insensitive names, as Spark passes them, simple values, and the login."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ __all__ = [
 
 
 _OF_SPARK = {"checkpointlocation", "queryname"}
-"""Spark hands its own options of a stream over to a sink as well."""
+"""Spark's own options of a stream, which it passes to the sink as well."""
 
 
 def canonical(
@@ -38,13 +38,13 @@ def canonical(
     *,
     kind: Literal["source", "sink"] = "source",
 ) -> dict[str, str]:
-    """``options`` of a source or sink of ``format_name`` with every name as documented in ``known``.
+    """Return the ``options`` of a source or sink of ``format_name`` with the spelling of their names in ``known``.
 
-    ``unsupported`` are options that users of the format would expect, with what to do instead; ``a.*`` stands for
-    every other that begins with ``a.``.
+    ``unsupported`` has options that users of the format may expect, with their replacement; ``a.*`` matches all other
+    names that begin with ``a.``.
 
     Raises:
-        ConfigError: a name that is not known or not supported; it says what was meant, perhaps.
+        ConfigError: an option is unknown or not supported; the error suggests a similar name.
     """
     names = {name.lower(): name for name in (*known, *unsupported)}
     found: dict[str, str] = {}
@@ -56,7 +56,7 @@ def canonical(
             close = nearest(given, known)
             meant = f"did you mean {close}? " if close else ""
             raise ConfigError(
-                f"option {given!r} is not known to the {format_name} {kind}",
+                f"the {format_name} {kind} has no option {given!r}",
                 option=given,
                 do=f"{meant}Known options: {', '.join(known)}",
             )
@@ -70,14 +70,14 @@ def canonical(
 
 
 MOST = (1 << 63) - 1
-"""The greatest number that an option may be: Spark's long."""
+"""Maximum of a number: Spark's long."""
 MOST_MS = (1 << 31) - 1
-"""The longest time to wait, 24 days: more is no limit, and no timer takes it."""
+"""Maximum of a timeout in ms, 24 days: the limit of timers."""
 _MOST_DIGITS = 19
 
 
 def positive(option: str, text: str, meaning: str, *, most: int = MOST) -> int:
-    """``text`` as a number from 1 to ``most``."""
+    """Parse ``text`` as a number from 1 to ``most``; ConfigError if it is not."""
     stripped = text.strip()
     digits = stripped.lstrip("0")
     if not (stripped.isascii() and stripped.isdecimal() and digits):
@@ -88,22 +88,22 @@ def positive(option: str, text: str, meaning: str, *, most: int = MOST) -> int:
 
 
 def duration_ms(option: str, text: str, meaning: str) -> int:
-    """``text`` as a time above 0, written as Spark's own are: 500ms, 30s, 15m (or min), 2h, 1d; without a unit: ms."""
+    """Parse a duration above 0 in Spark's format: 500ms, 30s, 15m (or min), 2h, 1d; without a unit in ms."""
     try:
         found = parse_duration(text, unit="ms")
     except ValueError:
         found = 0
     if not found:
-        raise ConfigError(f"{option} {text!r} is not a time above 0", option=option, do=meaning)
+        raise ConfigError(f"{option} {text!r} is not a duration above 0", option=option, do=meaning)
     return found
 
 
 def broker_url(given: Mapping[str, str], option: str) -> str:
-    """The URL of an MQTT broker in ``option``; ConfigError where it is not set or none."""
+    """Return the URL of an MQTT broker in ``option``; ConfigError if it is not set or invalid."""
     broker = given.get(option, "")
     if not broker:
         raise ConfigError(
-            f"{option} is not set", option=option, do="set it to mqtt://HOST:PORT, as mqtt://127.0.0.1:1883"
+            f"{option} is not set", option=option, do="set it to mqtt://HOST:PORT, for example mqtt://127.0.0.1:1883"
         )
     try:
         parse_broker_url(broker)
@@ -113,7 +113,7 @@ def broker_url(given: Mapping[str, str], option: str) -> str:
 
 
 def boolean(option: str, text: str, meaning: str) -> bool:
-    """``text`` as true or false."""
+    """Parse ``text`` as true or false; ConfigError if it is neither."""
     value = {"true": True, "false": False}.get(text.strip().lower())
     if value is None:
         raise ConfigError(f"{option} {text!r} is neither true nor false", option=option, do=meaning)
@@ -121,22 +121,22 @@ def boolean(option: str, text: str, meaning: str) -> bool:
 
 
 def json_value(text: str) -> object:
-    """``text`` as JSON; ValueError where it is none, is nested too deep or has a name twice: either could be meant."""
+    """Parse JSON; ValueError if it is invalid, nested too deeply, or ambiguous because an object has a name twice."""
     try:
         return json.loads(text, object_pairs_hook=_distinct, parse_constant=_no_number)
     except RecursionError:
-        raise ValueError("it is nested too deep") from None
+        raise ValueError("it is nested too deeply") from None
 
 
 def _no_number(name: str) -> float:
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not valid JSON")
 
 
 def _distinct(pairs: list[tuple[str, object]]) -> dict[str, object]:
     found = dict(pairs)
     if len(found) < len(pairs):
         names = [name for name, _ in pairs]
-        raise ValueError(f"{next(name for name in names if names.count(name) > 1)!r} is in it twice")
+        raise ValueError(f"it contains {next(name for name in names if names.count(name) > 1)!r} twice")
     return found
 
 
@@ -152,10 +152,10 @@ LOGIN_OPTIONS: Mapping[str, str] = {
 
 
 def parse_login(given: Mapping[str, str]) -> Login:
-    """Parse the login options in ``given``, whose names are as documented; files are not read.
+    """Parse the login options in ``given``, whose names have the documented spelling. Files are not read.
 
     Raises:
-        ConfigError: a user without a password file or the reverse, or tubemq.tls is neither true nor false.
+        ConfigError: only one of user and password file is set, or tubemq.tls is neither true nor false.
     """
     ca, cert, key = (given.get(f"tubemq.tls{name}") or None for name in ("Ca", "Cert", "Key"))
     named = any(file is not None for file in (ca, cert, key))

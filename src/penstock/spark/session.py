@@ -1,17 +1,17 @@
-"""A Spark session set up so that penstock's sources, sinks and pipelines work in it.
+"""Creation of a Spark session that is configured for penstock's sources, sinks and pipelines.
 
-What a plain ``SparkSession.builder.getOrCreate()`` gets wrong for them, each found by running it:
+Problems of a session from ``SparkSession.builder.getOrCreate()`` without this configuration:
 
-* workers are started with ``python3`` of ``PATH``, not with the interpreter of the driver: an environment that is not
-  activated dies with "Python worker exited unexpectedly";
-* every Python process of a local session compiles pyspark anew, for a second;
-* a local session listens on two ports of the machine's outer interface;
-* the default checkpoint manager costs 60 to 70 ms a micro-batch on a local disk;
-* each file that is made on a local disk starts the program ``chmod``: four times a micro-batch;
-* 200 shuffle partitions make a micro-batch of a stateful query minutes long on two cores;
-* timestamps follow the zone of the machine.
+* workers use ``python3`` from ``PATH``, not the interpreter of the driver: in a virtual environment that is not
+  activated, they fail with "Python worker exited unexpectedly";
+* every Python process of a local session compiles pyspark again, which takes a second;
+* a local session listens on two ports of an external interface;
+* the default checkpoint manager takes 60 to 70 ms per micro-batch on a local disk;
+* each file created on a local disk starts the program ``chmod``, four times per micro-batch;
+* with 200 shuffle partitions, a micro-batch of a stateful query takes minutes on two cores;
+* timestamps are in the time zone of the machine.
 
-Only the environment and the configuration are set; the session is Spark's own."""
+This module sets the environment and the configuration only; the session is a standard Spark session."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ _CHECKPOINT_MANAGER = "org.apache.spark.sql.execution.streaming.checkpointing.Fi
 _JAR = Path(__file__).with_name("jvm") / "penstock.jar"
 _CLASS_PATHS = ("spark.driver.extraClassPath", "spark.executor.extraClassPath")
 REDACTED = r"(?i)secret|password|passwd|token|access[.]?key|credential|//[^/@\s]*:[^/@\s]*@"
-"""Options whose name, or text whose part, matches are shown as redacted by Spark's pages and event logs: those of
-Spark's default, and URLs with a password."""
+"""Spark redacts options with a matching name or value in its web pages and event logs: Spark's default pattern, and
+URLs with a password."""
 _RENAMING_SCHEMES = frozenset({"", "file", "hdfs"})
 
 
@@ -56,28 +56,27 @@ def session(
     checkpoint: str | None = None,
     log_level: str = "ERROR",
 ) -> SparkSession:
-    """The Spark session of this process, made on the first call (4 to 12 s), for penstock's connectors.
+    """Return the Spark session of this process for penstock's connectors; the first call creates it (4 to 12 s).
 
-    ``conf`` wins over everything set here. ``checkpoint`` is where the queries of this session will keep their
-    checkpoints, a path or URI: it decides whether the cheaper checkpoint manager is safe (local and HDFS only, since
-    it relies on an atomic rename); without it, local masters are taken to keep them on a local disk.
+    ``conf`` overrides all options set here. ``checkpoint`` is the path or URI of the queries' checkpoints. It decides
+    whether the faster checkpoint manager is used, which needs an atomic rename (local disks and HDFS only). Default:
+    a local disk if the master is local.
 
-    With ``SUBMITTED`` as ``master`` only what a running session may still change is set.
+    With ``SUBMITTED`` as ``master``, only options that a running session can change are set.
 
-    ``JAVA_HOME``, ``PYSPARK_PYTHON`` and, for masters on this machine, ``SPARK_LOCAL_IP`` and ``SPARK_HOME`` are set in
-    ``os.environ``, because Spark's launcher reads them there; all but the first only where they are not set. A session
-    that is already running is returned as Spark's own builder does: options of the session change, options of its JVM
-    cannot.
+    ``JAVA_HOME``, ``PYSPARK_PYTHON`` and, for a local master, ``SPARK_LOCAL_IP`` and ``SPARK_HOME`` are set in
+    ``os.environ``, where Spark's launcher reads them; all except ``JAVA_HOME`` only if they are not set. If a session
+    is already running, it is returned with changed options, as by Spark's builder; options of its JVM do not change.
 
     Raises:
-        ConfigError: no Java, no pyspark, no bash, a SPARK_HOME without Spark, or an option that cannot work.
+        ConfigError: Java, pyspark or bash is missing, SPARK_HOME is not a Spark installation, or an option is invalid.
     """
     try:
         from pyspark.sql import SparkSession
     except ImportError as error:
         raise ConfigError(
             f"Spark is not installed: {error}",
-            do='pip install ".[spark]" in a clone of penstock (and [java] where Java is missing)',
+            do='pip install ".[spark]" in a clone of penstock (and [java] if Java is not installed)',
         ) from error
 
     settings = configuration(app_name, master, conf, checkpoint=checkpoint, log_level=log_level)
@@ -96,7 +95,7 @@ def session(
 
 
 def is_local(master: str) -> bool:
-    """Return True if everything runs on this machine: ``local...``, or a standalone master on a loopback address."""
+    """Return True for ``local...`` and for a standalone master on a loopback address."""
     return _LOCAL.fullmatch(master) is not None or _LOOPBACK_MASTER.match(master) is not None
 
 
@@ -108,22 +107,22 @@ def configuration(
     checkpoint: str | None = None,
     log_level: str = "ERROR",
 ) -> dict[str, str]:
-    """Every Spark option that :func:`session` sets, ``conf`` merged in.
+    """Return all Spark options that :func:`session` sets, including ``conf``.
 
     Raises:
-        ConfigError: ``spark.jars.packages`` (see the message), or an unknown log level.
+        ConfigError: ``conf`` has ``spark.jars.packages``, or the log level is unknown.
     """
     conf = dict(conf or {})
     if "spark.jars.packages" in conf:
         raise ConfigError(
-            f"spark.jars.packages={conf['spark.jars.packages']!r} is not used with penstock",
+            f"spark.jars.packages={conf['spark.jars.packages']!r} is not supported with penstock",
             option="spark.jars.packages",
-            why="it downloads at every start, and fails where the local Maven cache holds descriptions without jars",
-            do="fetch the jars once (make jars) and name the files in spark.jars",
+            why="it downloads at every start, and fails if the local Maven cache has descriptions without jars",
+            do="download the jars once (make jars) and list the files in spark.jars",
         )
     if log_level.upper() not in _LOG_LEVELS:
         raise ConfigError(
-            f"log level {log_level!r} is not one of Spark's",
+            f"log level {log_level!r} is not a log level of Spark",
             option="log_level",
             do="use one of " + " ".join(_LOG_LEVELS),
         )
@@ -157,9 +156,9 @@ def configuration(
 
 
 def _local_files(conf: dict[str, str]) -> dict[str, str]:
-    """Options that let Spark set modes of local files without a process for each; none where that is not possible.
+    """Return the options that make Spark set file modes without starting ``chmod``; empty if not possible.
 
-    Class paths of ``conf`` go into them.
+    The class paths in ``conf`` are moved into the result.
     """
     if os.name != "posix" or os.pathsep in str(_JAR):
         return {}
@@ -171,7 +170,7 @@ def _local_files(conf: dict[str, str]) -> dict[str, str]:
 
 
 def quiet_java_options(given: str, log_level: str) -> str:
-    """``given`` options of the driver's JVM, and those that let it log no more than ``log_level``."""
+    """Add options to ``given`` options of the driver's JVM that limit its logging to ``log_level``."""
     if "log4j2.configurationFile" in given:
         return given
     quiet = Path(__file__).with_name("log4j2.properties").as_uri()
@@ -185,7 +184,7 @@ def _cores(master: str) -> int:
 
 
 def _renames_atomically(checkpoint: str | None, master: str) -> bool:
-    """The file-system-based manager writes a file and renames it; object stores have no atomic rename."""
+    """Return True if the file system renames atomically, as the faster checkpoint manager requires."""
     if checkpoint is None:
         return is_local(master)
     scheme, separator, _ = checkpoint.partition(":/")
@@ -197,13 +196,13 @@ _ANSWER_S = 5.0
 
 
 def check_master(master: str) -> None:
-    """Look whether a standalone master, ``spark://HOST:PORT[,HOST:PORT]``, is there; any of them will do.
+    """Check that one of the standalone masters in ``spark://HOST:PORT[,HOST:PORT]`` is reachable.
 
-    Spark itself tries for a minute and a half, and then prints a Java stack.
+    Spark itself would retry for 90 s and then print a Java stack trace.
 
     Raises:
-        ConfigError: it is no address.
-        UnavailableError: nobody listens.
+        ConfigError: an address is invalid.
+        UnavailableError: no master accepts a connection.
     """
     if not master.startswith(_STANDALONE):
         return
@@ -218,7 +217,7 @@ def check_master(master: str) -> None:
         else:
             return
     raise UnavailableError(
-        f"no Spark master answers at {master}",
+        f"no Spark master is reachable at {master}",
         why="; ".join(failures),
-        do="start it, or give --spark-master the address that its log and its page name (port 7077 by default)",
+        do="start it, or set --spark-master to the address in the master's log or web page (default port: 7077)",
     )

@@ -1,8 +1,8 @@
-"""Rows as the sinks take them: which columns they may have, and what a row is when it comes.
+"""Input rows of the sinks: schema validation and conversion.
 
-Every sink has one table of its columns; schema check, message and reading go by it.
+Each sink has one table of its columns, which validation, errors and reading use.
 
-Imports stand where they are used: Spark imports this module for every user of any data source.
+Modules are imported where they are used: Spark imports this one for every user of any data source.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["SinkSchema", "as_bytes", "one_of", "pairs", "read_rows", "refuse_overwrite", "task_name", "text"]
 
 Kind = Callable[[DataType], bool]
-"""Predicate on the type of a column."""
+"""Predicate that tells whether a column may have a type."""
 
 
 class SinkSchema(NamedTuple):
@@ -28,16 +28,16 @@ class SinkSchema(NamedTuple):
 
     sink: str
     columns: Mapping[str, Kind]
-    words: str
+    description: str
     example: str
 
     def check(self, schema: StructType, required: Iterable[str], *, topic: str | None = None) -> None:
-        """Check that rows of ``schema`` can be written: known columns and types, and all ``required`` columns.
+        """Check that ``schema`` has only known columns with accepted types, and all ``required`` columns.
 
-        A required column ``topic`` may be missing if the option ``topic`` is set.
+        The column ``topic`` is not required if the option ``topic`` is set.
 
         Raises:
-            ConfigError: they cannot; the error names the accepted columns and how to select them.
+            ConfigError: the schema is invalid; the error lists the accepted columns and how to select them.
         """
         given = {field.name: field.dataType for field in schema.fields}
         known = {name: kind for name, kind in given.items() if name in self.columns}
@@ -52,23 +52,23 @@ class SinkSchema(NamedTuple):
         raise ConfigError(
             f"the {self.sink} sink cannot write rows of {schema.simpleString()}: {'; '.join(what)}",
             option="schema",
-            why=f"its columns are {self.words}",
-            do=f"select those, as .selectExpr({self.example})",
+            why=f"its columns are {self.description}",
+            do=f"select them, for example with .selectExpr({self.example})",
         )
 
 
 def one_of(*kinds: type[DataType]) -> Kind:
-    """A column of one of these types."""
+    """Accept a column of one of these types."""
     return lambda kind: isinstance(kind, kinds)
 
 
 def text(kind: DataType) -> bool:
-    """A column of strings or binary: bytes either way."""
+    """Accept a column of type string or binary."""
     return isinstance(kind, (StringType, BinaryType))
 
 
 def pairs(value: Kind) -> Kind:
-    """``array<struct<key: string, value: ...>>``: names and values in order, repeats allowed."""
+    """Accept ``array<struct<key: string, value: ...>>``: names and values in order, with duplicate names."""
 
     def is_pairs(kind: DataType) -> bool:
         if not isinstance(kind, ArrayType) or not isinstance(kind.elementType, StructType):
@@ -87,25 +87,25 @@ def refuse_overwrite(sink: str, *, why: str, do: str = 'write with mode("append"
 
 
 def read_rows(batch: pa.RecordBatch, columns: Iterable[str]) -> Iterator[tuple[Any, ...]]:
-    """The rows of ``batch`` as tuples of ``columns``; None for a column that it does not have."""
+    """Return the rows of ``batch`` as tuples of ``columns``; None for a column that the batch lacks."""
     nothing: list[Any] = [None] * batch.num_rows
     names = set(batch.schema.names)
     return zip(*(batch.column(name).to_pylist() if name in names else nothing for name in columns), strict=True)
 
 
 def task_name(job: str) -> str:
-    """Return the name of the current task: query and batch of a stream, else ``job``; and the partition.
+    """Return a name for the current task: query and batch of a stream, or ``job``, and the partition.
 
-    It is the same for every attempt at the task, and when a batch is repeated after a restart.
+    It is the same for every attempt of the task, and if a batch is repeated after a restart.
     """
     from pyspark import TaskContext
 
     context = TaskContext.get()
-    assert context is not None, "a task of Spark's"
+    assert context is not None, "must be called in a Spark task"
     query, batch = context.getLocalProperty("sql.streaming.queryId"), context.getLocalProperty("streaming.sql.batchId")
     return "/".join(filter(None, (query or job, batch, str(context.partitionId()))))
 
 
 def as_bytes(value: str | bytes) -> bytes:
-    """A string's UTF-8, or the bytes."""
+    """Encode a string as UTF-8; return bytes unchanged."""
     return value.encode() if isinstance(value, str) else bytes(value)

@@ -74,7 +74,7 @@ def test_a_users_own_home_is_left(environ: dict[str, str]) -> None:
 def test_a_cache_that_cannot_be_written_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "penstock").write_text("a file is in the way")
     assert spark_home({"XDG_CACHE_HOME": str(tmp_path)}) is None
-    assert "Python processes of Spark start slowly" in caplog.text
+    assert "Spark's Python processes will start slowly" in caplog.text
 
 
 @pytest.mark.parametrize("missing", ["pyspark", "py4j"])

@@ -36,7 +36,7 @@ def test_source_and_sink_take_the_same() -> None:
     [
         ({"tubemq.user": "edge"}, "a user and a password file must be set together"),
         ({"tubemq.tls": "perhaps"}, "tubemq.tls 'perhaps'"),
-        ({"tubemq.tlsCA2": "x"}, "not known"),
+        ({"tubemq.tlsCA2": "x"}, "has no option"),
     ],
 )
 def test_what_cannot_be_used(given: dict[str, str], message: str) -> None:

@@ -17,7 +17,7 @@ def test_a_master_that_is_not_there_is_told_before_spark_starts() -> None:
         taken.bind(("127.0.0.1", 0))  # nobody else gets it, and it does not listen
         away = f"127.0.0.1:{taken.getsockname()[1]}"
         check_master(f"spark://{away},{here}")
-        with pytest.raises(UnavailableError, match=f"no Spark master answers at spark://{away}") as refused:
+        with pytest.raises(UnavailableError, match=f"no Spark master is reachable at spark://{away}") as refused:
             check_master(f"spark://{away}")
     assert refused.value.why == f"{away}: Connection refused"
     with pytest.raises(ConfigError, match="--spark-master: 'here': expected HOST:PORT"):

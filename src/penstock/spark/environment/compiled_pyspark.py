@@ -1,9 +1,9 @@
-"""A ``SPARK_HOME`` whose Python processes load the installed, compiled pyspark instead of Spark's archive of it.
+"""A generated ``SPARK_HOME`` whose Python processes load the installed pyspark instead of Spark's archive of it.
 
 Spark puts ``$SPARK_HOME/python/lib/pyspark.zip`` first on the path of every Python process that it starts. The archive
-has sources only: each process compiles them anew, which is a second of processor time for each worker, for each planner
-and for the reader of each streaming query. pip installs the same files, compiled, next to it. The generated home, in
-the user's cache directory, links to what pip installed, and ``pyspark.zip`` in it is a directory with the packages.
+has sources only: each worker, planner and stream reader process compiles them again, which takes a second of CPU time.
+pip installs the same files with compiled bytecode next to it. The generated home, in the user's cache directory, links
+to the installed files; its ``pyspark.zip`` is a directory with the packages.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from penstock.spark.environment.java import cache_directory
 __all__ = ["check_launcher", "spark_home"]
 
 _PARTS = ("RELEASE", "bin", "conf", "jars", "kubernetes", "sbin")
-"""Parts of a Spark distribution's home that Spark looks for; pip installs some of them, users may add others."""
+"""Entries of ``SPARK_HOME`` that Spark uses; pip installs some of them, users may add others."""
 _PACKAGES = ("pyspark", "py4j")
 
 _log = logging.getLogger(__name__)
 
 
 def check_launcher(environ: Mapping[str, str]) -> None:
-    """Check that Spark's launcher can start: it is a bash script in ``SPARK_HOME``.
+    """Check that Spark's launcher, a bash script in ``SPARK_HOME``, can start.
 
     Raises:
-        ConfigError: ``SPARK_HOME`` has no launcher, or there is no bash on ``PATH``.
+        ConfigError: ``SPARK_HOME`` has no launcher, or bash is not on ``PATH``.
     """
     home = environ.get("SPARK_HOME")
     if home is not None and not (Path(home) / "bin" / "spark-submit").is_file():
@@ -53,10 +53,9 @@ def check_launcher(environ: Mapping[str, str]) -> None:
 
 
 def spark_home(environ: Mapping[str, str] | None = None) -> Path | None:
-    """The home to start Spark with on this machine; None: the one that Spark finds by itself.
+    """Return the generated ``SPARK_HOME``, and create it if needed; None: use Spark's default.
 
-    That is so where ``SPARK_HOME`` is set, where pyspark is not a plain installation by pip, and where the cache cannot
-    be written.
+    None if ``SPARK_HOME`` is set, if pyspark was not installed by pip, or if the cache directory is not writable.
     """
     environ = os.environ if environ is None else environ
     packages = {name: found for name in _PACKAGES if (found := _package(name)) is not None}
@@ -67,14 +66,14 @@ def spark_home(environ: Mapping[str, str] | None = None) -> Path | None:
         return None
     links = {name: installed / name for name in _PARTS}
     links |= {f"python/lib/pyspark.zip/{name}": package for name, package in packages.items()}
-    # Named by where it leads: several installations have one each, and what exists is what would be made.
+    # The name is a hash of the links: each installation has its own home, and an existing one is current.
     key = hashlib.sha256("\n".join(f"{name} {target}" for name, target in links.items()).encode()).hexdigest()[:16]
     home = cache_directory("spark", environ) / key
     try:
         if not home.is_dir():
             _make(home, links)
     except OSError as error:
-        _log.warning("Python processes of Spark start slowly: cannot write %s: %s", home.parent, error.strerror)
+        _log.warning("Spark's Python processes will start slowly: cannot write %s: %s", home.parent, error.strerror)
         return None
     return home
 
@@ -86,15 +85,15 @@ def _package(name: str) -> Path | None:
 
 def _make(home: Path, links: Mapping[str, Path]) -> None:
     home.parent.mkdir(parents=True, exist_ok=True)
-    made = Path(tempfile.mkdtemp(prefix=".home-", dir=home.parent))
+    temporary = Path(tempfile.mkdtemp(prefix=".home-", dir=home.parent))
     try:
-        made.chmod(0o755)
+        temporary.chmod(0o755)
         for name, target in links.items():
-            (made / name).parent.mkdir(parents=True, exist_ok=True)
-            (made / name).symlink_to(target)
-        # Renamed into place: a second process that starts now sees no home or a whole one.
-        made.rename(home)
+            (temporary / name).parent.mkdir(parents=True, exist_ok=True)
+            (temporary / name).symlink_to(target)
+        # Renamed, so that a concurrent process never sees an incomplete home.
+        temporary.rename(home)
     except OSError:
-        shutil.rmtree(made, ignore_errors=True)
-        if not home.is_dir():  # else another process was first
+        shutil.rmtree(temporary, ignore_errors=True)
+        if not home.is_dir():  # otherwise a concurrent process created it
             raise

@@ -1,7 +1,7 @@
-"""Additional jars for Spark: resolved once at set-up, by name and version, into the user's cache folder.
+"""Additional jars for Spark, downloaded once into the user's cache directory.
 
-``python -m penstock.spark.environment.jars`` (or ``make jars``) has Maven fetch them; a run only checks that they
-exist. ``spark.jars.packages`` is not used: it downloads at every start, and fails where the local Maven cache holds
+``python -m penstock.spark.environment.jars`` (or ``make jars``) downloads them with Maven; a run only checks that they
+exist. ``spark.jars.packages`` is not used: it downloads at every start, and fails if the local Maven cache has
 descriptions without jars.
 """
 
@@ -20,7 +20,7 @@ from penstock.spark.environment.java import cache_directory
 __all__ = ["DELTA", "delta_jars", "delta_settings", "folder", "is_set_up", "main", "resolve"]
 
 DELTA = {"4.1": "io.delta:delta-spark_4.1_2.13:4.4.0", "4.2": "io.delta:delta-spark_4.2_2.13:4.4.0"}
-"""The Delta Lake that runs on each version of Spark; its artefacts carry the version in their names."""
+"""Delta Lake for each version of Spark."""
 _GROUPS = "io.delta,io.unitycatalog"
 """Groups of artefacts that are downloaded; other dependencies are part of Spark."""
 _RESOLVE_S = 600.0
@@ -37,7 +37,7 @@ _PARTITIONS = "spark.databricks.delta.snapshotPartitions"
 _SETTINGS = {
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
-    # The state of a table is computed in 50 tasks otherwise, at every batch: minutes on a busy machine of two cores.
+    # Default: 50 tasks that compute the state of a table in every batch, which takes minutes on two busy cores.
     _PARTITIONS: "2",
 }
 
@@ -48,10 +48,10 @@ def folder(artefact: str) -> Path:
 
 
 def delta_jars(spark: str | None = None) -> list[Path]:
-    """The jars of Delta Lake for Spark ``spark`` (default: the installed one).
+    """Return the jars of Delta Lake for Spark ``spark`` (default: the installed version).
 
     Raises:
-        ConfigError: there is no Delta Lake for it, or it was not set up.
+        ConfigError: no Delta Lake exists for this version, or it was not downloaded.
     """
     artefact = _artefact(spark)
     found = sorted(folder(artefact).glob("*.jar"))
@@ -74,7 +74,7 @@ def is_set_up() -> bool:
 
 
 def delta_settings(given: dict[str, str] | None = None, spark: str | None = None) -> dict[str, str]:
-    """Return the Spark options for ``format("delta")``, merged with those ``given``; raises as ``delta_jars``."""
+    """Return the Spark options for ``format("delta")``, merged with the ``given`` ones; raises as ``delta_jars``."""
     before = given or {}
     jars = ",".join(map(str, delta_jars(spark)))
     settings = _SETTINGS | {"spark.jars": jars}
@@ -86,11 +86,11 @@ def delta_settings(given: dict[str, str] | None = None, spark: str | None = None
 
 
 def resolve(artefact: str) -> Path:
-    """Have Maven fetch ``artefact`` into its folder, which is there as a whole or not at all.
+    """Download ``artefact`` with Maven into its directory, which never exists incomplete.
 
     Raises:
-        ConfigError: there is no Maven.
-        UnavailableError: Maven cannot fetch it; says what it said.
+        ConfigError: Maven is not installed.
+        UnavailableError: Maven failed; the error contains its output.
     """
     target = folder(artefact)
     if list(target.glob("*.jar")):
@@ -106,7 +106,7 @@ def resolve(artefact: str) -> Path:
         goal = "dependency:copy-dependencies"
         options = [f"-DoutputDirectory={draft}/lib", f"-DincludeGroupIds={_GROUPS}", "-DincludeScope=runtime"]
         try:
-            done = subprocess.run(  # noqa: S603 - Maven, with names of ours
+            done = subprocess.run(  # noqa: S603 - Maven with constant arguments
                 [maven, "-q", "-B", "-f", str(pom), *options, goal],
                 capture_output=True,
                 text=True,
@@ -114,12 +114,14 @@ def resolve(artefact: str) -> Path:
                 check=False,
             )
         except subprocess.TimeoutExpired as error:
-            raise UnavailableError(f"Maven did not fetch {artefact} within {_RESOLVE_S:g} s", do="try again") from error
+            raise UnavailableError(
+                f"Maven did not download {artefact} within {_RESOLVE_S:g} s", do="try again"
+            ) from error
         if done.returncode:
             raise UnavailableError(
-                f"Maven cannot fetch {artefact}",
+                f"Maven cannot download {artefact}",
                 why=(done.stdout or done.stderr).strip()[-2_000:],
-                do="look at the network and Maven's settings (~/.m2/settings.xml), and run this again",
+                do="check the network and Maven's settings (~/.m2/settings.xml), then run this again",
             )
         (Path(draft) / "lib").rename(target)
     return target
@@ -136,14 +138,14 @@ def _artefact(spark: str | None) -> str:
         raise ConfigError(
             f"there is no Delta Lake for Spark {installed}",
             option="format",
-            why="one that was built for another version does not run",
+            why="a Delta Lake built for another version of Spark does not work",
             do=f"use Spark {' or '.join(DELTA)}, or `format: parquet`",
         )
     return artefact
 
 
 def main() -> int:
-    """Fetch what the installed Spark needs; the exit status."""
+    """Download the jars for the installed Spark; return the exit status."""
     try:
         target = resolve(_artefact(None))
     except (ConfigError, UnavailableError) as error:

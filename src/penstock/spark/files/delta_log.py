@@ -1,8 +1,9 @@
-"""The log of a Delta table, read without Spark: which files hold its rows, and what each version did.
+"""Reader of a Delta table's transaction log, without Spark: the table's files, and the changes of each version.
 
-The layout is Delta's transaction protocol: ``_delta_log/<version>.json`` has one action a line (``add`` and ``remove``
-of a file, ``txn`` of a writer, ``metaData``, ``protocol``); ``<version>.checkpoint[.<part>.<parts>].parquet`` has all
-that holds up to its version, so that older versions may be removed. Files are never changed, only added and removed.
+The layout is Delta's transaction protocol. ``_delta_log/<version>.json`` has one action per line (``add`` and
+``remove`` of a file, ``txn`` of a writer, ``metaData``, ``protocol``). The Parquet file
+``<version>.checkpoint[.<part>.<parts>].parquet`` has the state of the table at its version, so that older versions can
+be removed. Files are added and removed, but never changed.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ __all__ = ["DeltaFile", "DeltaLog", "DeltaVersion"]
 _VERSION = re.compile(r"(?P<version>\d{20})\.json")
 _CHECKPOINT = re.compile(r"(?P<version>\d{20})\.checkpoint(?:\.(?P<part>\d{10})\.(?P<parts>\d{10}))?\.parquet")
 _FEATURES = frozenset({"columnMapping", "deletionVectors", "timestampNtz", "v2Checkpoint", "vacuumProtocolCheck"})
-"""Reader features that a table may have. Those that change how rows are read are looked at where they are used."""
+"""Supported reader features. Features that change how rows are read are checked where they are used."""
 _NUMBERS = {"byte": int, "short": int, "integer": int, "long": int, "float": float, "double": float}
 
 
 @dataclass(frozen=True, slots=True)
 class DeltaFile:
-    """A Parquet file of the table. ``columns`` are those by which the table is partitioned: the file lacks them."""
+    """A Parquet file of the table. ``columns`` has the values of the partition columns, which the file lacks."""
 
     path: str
     modified_ms: int
@@ -44,39 +45,39 @@ class DeltaVersion:
 
     number: int
     added: list[DeltaFile] = field(default_factory=list)
-    """Files with rows that were not in the table before; those that only hold other files' rows anew are left out."""
-    takes_away: bool = False
+    """Files with new rows. Files that only rewrite rows of other files are omitted."""
+    removes_rows: bool = False
     """True if rows were deleted or replaced: files with these rows were removed."""
     transactions: dict[str, int] = field(default_factory=dict)
-    """The writer's own number of this transaction, by the id of the writer."""
+    """The version that a writer gave this transaction, by the writer's ``appId``."""
 
 
 class DeltaLog:
-    """The log of the table at ``path``, a directory."""
+    """The transaction log of the table in the directory ``path``."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self._types: dict[str, str] = {}
 
     def check(self) -> None:
-        """Look whether there is a table.
+        """Check that the directory has a Delta table.
 
         Raises:
-            ConfigError: there is none.
+            ConfigError: it has none.
         """
         if not self._names(_VERSION) and not self._names(_CHECKPOINT):
             raise ConfigError(
-                f"{str(self.path)!r} is no Delta table: it has no _delta_log",
+                f"{str(self.path)!r} is not a Delta table: it has no _delta_log",
                 option="path",
-                do="name the directory of the table; it must have been written once",
+                do="set path to the directory of a table that has been written at least once",
             )
 
     def snapshot(self) -> tuple[int, list[DeltaFile]]:
-        """The newest version, and the files that hold its rows, oldest first.
+        """Return the newest version and the files with its rows, oldest first.
 
         Raises:
-            ConfigError: it cannot be read by us: a feature of the table, which is named.
-            StorageError: the log has gaps, or something that is no action.
+            ConfigError: the table does not exist or uses a feature that is not supported.
+            StorageError: the log has gaps or is damaged.
         """
         self.check()
         files: dict[str, DeltaFile] = {}
@@ -97,24 +98,24 @@ class DeltaLog:
             ConfigError, StorageError: as for ``snapshot``.
         """
         if not self._types:
-            self.snapshot()  # which tells the types of the columns
+            self.snapshot()  # reads the types of the columns
         for number, actions in self._after(after):
-            made = DeltaVersion(number)
+            version = DeltaVersion(number)
             for action in actions:
-                self._note(action)
+                self._read_schema(action)
                 if (added := action.get("add")) is not None:
                     file = self._file(added)
                     if added.get("dataChange", True):
-                        made.added.append(file)
+                        version.added.append(file)
                 elif (removed := action.get("remove")) is not None:
-                    made.takes_away |= removed.get("dataChange", True)
+                    version.removes_rows |= removed.get("dataChange", True)
                 elif (txn := action.get("txn")) is not None:
-                    made.transactions[txn["appId"]] = int(txn["version"])
-            yield made
+                    version.transactions[txn["appId"]] = int(txn["version"])
+            yield version
 
     @property
     def first(self) -> int | None:
-        """The oldest version whose own file is there."""
+        """Return the oldest version whose commit file exists; None if there is none."""
         return min(map(_number, self._names(_VERSION)), default=None)
 
     def _names(self, pattern: re.Pattern[str]) -> list[re.Match[str]]:
@@ -127,14 +128,14 @@ class DeltaLog:
             return []
 
     def _after(self, after: int) -> Iterator[tuple[int, Iterator[dict[str, Any]]]]:
-        """The versions after ``after`` and their actions; they follow each other without a gap."""
+        """Yield each version after ``after`` with its actions; a gap raises DataLossError."""
         expected = after + 1
         for number in sorted(found for match in self._names(_VERSION) if (found := _number(match)) > after):
             if number != expected:
                 raise DataLossError(
                     f"version {expected} of the Delta table {str(self.path)!r} is no longer in its log",
                     why=f"the log continues with version {number}: older versions were removed (logRetentionDuration)",
-                    do="begin anew with a new state directory, and keep the log of the table for longer",
+                    do="start with a new state directory, and increase logRetentionDuration of the table",
                 )
             yield number, self._actions(self.path / "_delta_log" / f"{number:020}.json")
             expected += 1
@@ -144,12 +145,12 @@ class DeltaLog:
             try:
                 action = json.loads(line)
             except ValueError as error:
-                raise StorageError(f"{path} is no log of Delta's: {error}", path=str(path)) from error
+                raise StorageError(f"{path} is not a Delta log: {error}", path=str(path)) from error
             if isinstance(action, dict):
                 yield action
 
     def _checkpoint(self) -> tuple[int, Iterator[dict[str, Any]]]:
-        """The newest checkpoint that is there as a whole, and its actions; version -1 where none is needed."""
+        """Return the version and the actions of the newest complete checkpoint; version -1 if none is needed."""
         if self.first == 0:
             return -1, iter(())
         parts: dict[int, list[str]] = {}
@@ -160,10 +161,10 @@ class DeltaLog:
         whole = [number for number, names in parts.items() if len(names) == wanted[number]]
         if not whole:
             raise StorageError(
-                f"the log of the Delta table {str(self.path)!r} has no beginning and no checkpoint",
+                f"the log of the Delta table {str(self.path)!r} has neither version 0 nor a checkpoint",
                 path=str(self.path),
-                why="older versions were removed, and checkpoints of the second kind (v2) are not read",
-                do="have a classic checkpoint written: delta.checkpointPolicy=classic",
+                why="older versions were removed, and checkpoints in the v2 format are not supported",
+                do="write a classic checkpoint: set delta.checkpointPolicy=classic",
             )
         newest = max(whole)
         return newest, self._checkpointed(sorted(parts[newest]))
@@ -172,44 +173,48 @@ class DeltaLog:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        # What says how files are read comes first.
+        # Schema and protocol are needed to read the file actions.
         for wanted in (["metaData", "protocol"], ["add"]):
             for name in names:
                 path = self.path / "_delta_log" / name
                 try:
                     file = pq.ParquetFile(path)
                 except pa.ArrowInvalid as error:
-                    raise StorageError(f"{path} is no checkpoint: {error}", path=str(path)) from error
+                    raise StorageError(f"{path} is not a checkpoint: {error}", path=str(path)) from error
                 columns = [column for column in wanted if column in file.schema_arrow.names]
                 for batch in file.iter_batches(columns=columns):
                     yield from batch.to_pylist()
 
     def _apply(self, action: Mapping[str, Any], files: dict[str, DeltaFile]) -> None:
-        self._note(action)
+        self._read_schema(action)
         if (added := action.get("add")) is not None:
             file = self._file(added)
             files[file.path] = file
         elif (removed := action.get("remove")) is not None:
             files.pop(self._absolute(removed["path"]), None)
 
-    def _note(self, action: Mapping[str, Any]) -> None:
-        """Keep the types of the columns; refuse what would have us read rows wrongly."""
+    def _read_schema(self, action: Mapping[str, Any]) -> None:
+        """Store the column types of a ``metaData`` action; raise ConfigError for features that are not supported."""
         if (meta := action.get("metaData")) is not None:
             mode = dict(meta.get("configuration") or {}).get("delta.columnMapping.mode", "none")
             if mode != "none":
-                raise self._unread(f"it maps columns by {mode}", "rewrite it without delta.columnMapping.mode")
+                raise self._unsupported(
+                    f"it uses column mapping by {mode}", "rewrite it without delta.columnMapping.mode"
+                )
             fields = json.loads(meta["schemaString"])["fields"]
             self._types = {column["name"]: column["type"] for column in fields if isinstance(column["type"], str)}
         elif (protocol := action.get("protocol")) is not None:
             unknown = sorted(set(protocol.get("readerFeatures") or ()) - _FEATURES)
             if unknown:
-                raise self._unread(f"it has the feature {', '.join(unknown)}", "write a table without it")
+                raise self._unsupported(
+                    f"it uses the feature {', '.join(unknown)}", "write the table without this feature"
+                )
 
     def _file(self, added: Mapping[str, Any]) -> DeltaFile:
         if added.get("deletionVector"):
-            raise self._unread(
-                "rows of its files are marked as deleted (deletion vectors)",
-                "have them removed: REORG TABLE ... APPLY (PURGE)",
+            raise self._unsupported(
+                "it has deletion vectors: rows that are marked as deleted in its files",
+                "remove these rows from the files: REORG TABLE ... APPLY (PURGE)",
             )
         stats = json.loads(added.get("stats") or "{}")
         columns = {name: self._value(name, text) for name, text in dict(added.get("partitionValues") or {}).items()}
@@ -218,7 +223,7 @@ class DeltaLog:
         )
 
     def _value(self, column: str, text: str | None) -> Any:
-        """A value by which the table is partitioned, as JSON has it; the log has them as text."""
+        """Convert the value of a partition column, which the log stores as text, to its JSON type."""
         kind = self._types.get(column, "string")
         if text is None or text == "":
             return None
@@ -227,11 +232,11 @@ class DeltaLog:
         return _NUMBERS[kind](text) if kind in _NUMBERS else text
 
     def _absolute(self, path: str) -> str:
-        """The file that an action names: a URI, mostly relative to the table."""
-        place = unquote(urlsplit(path).path if path.startswith("file:") else path)
-        return os.path.realpath(self.path / place)
+        """Return the absolute path of a file in an action: a URI, usually relative to the table."""
+        relative = unquote(urlsplit(path).path if path.startswith("file:") else path)
+        return os.path.realpath(self.path / relative)
 
-    def _unread(self, what: str, do: str) -> ConfigError:
+    def _unsupported(self, what: str, do: str) -> ConfigError:
         return ConfigError(f"the Delta table {str(self.path)!r} cannot be read: {what}", option="path", do=do)
 
 

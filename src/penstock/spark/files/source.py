@@ -1,11 +1,11 @@
 """``penstock-files``: the files of a directory as records, with the columns of the ``tubemq`` source.
 
-For pipelines: each file is read once, in the order of arrival; a range of offsets has the same bytes each time, because
-a log next to the query's checkpoint lists the files (one line of JSON per file; the line number is the offset).
-``topic`` is the file's path, ``offset`` the byte (in Parquet: the row) at which the record starts, ``timestamp`` the
-file's modification time.
+For pipelines: each file is read once, in the order of arrival. A log next to the query's checkpoint lists the files
+(one line of JSON per file; the line number is the offset), so a range of offsets always has the same bytes. ``topic``
+is the file's path, ``offset`` the byte (in Parquet: the row) at which the record starts, ``timestamp`` the file's
+modification time.
 
-Modules are imported where they are used: workers import this one.
+Modules are imported where they are used: Spark's workers import this one.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ __all__ = [
     "Content",
     "FileEntry",
     "FileLog",
+    "FileRange",
     "FilesDataSource",
     "FilesPartition",
     "FilesReader",
     "FilesStreamReader",
-    "Piece",
     "check_unchanged",
     "count_records",
-    "found_files",
-    "found_versions",
-    "opened",
+    "list_new_files",
+    "list_new_versions",
+    "open_file",
     "records",
 ]
 
@@ -55,10 +55,10 @@ _PACKED: dict[str, Callable[..., object]] = {".gz": gzip.open, ".bz2": bz2.open}
 
 
 class FileEntry(NamedTuple):
-    """One file as it was when it was found. ``records`` is how many records it holds, without the skipped lines.
+    """A file as it was when it was first listed. ``records`` is its number of records, without skipped lines.
 
-    Of a file of a Delta table also the ``version`` that it was found in, the ``columns`` by which the table is
-    partitioned, and whether ``more`` files of the same version follow.
+    Files of a Delta table also have the ``version`` that added them, the values of the partition ``columns``, and
+    ``more``: True if further files of the same version follow.
     """
 
     path: str
@@ -78,23 +78,23 @@ class FileEntry(NamedTuple):
 
 
 class FileLog:
-    """The log at ``path``, by one writer."""
+    """The log of the query's files at ``path``. It has one writer, the query's planner process."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        # What was read of it, and how many bytes that takes: it is asked twice a second, and only grows.
+        # Cache of the parsed entries and their size in bytes: the log only grows and is read twice a second.
         self._known: list[FileEntry] = []
         self._size = 0
 
     def __reduce__(self) -> tuple[type[FileLog], tuple[Path]]:
-        """A copy in a task reads what it needs."""
+        """Pickle the path only: a copy in a task reads the log again."""
         return FileLog, (self.path,)
 
     def entries(self) -> list[FileEntry]:
-        """All files so far, in order. What a crash cut off is none: a last line, a version of a Delta table.
+        """Return all files, in order. An incomplete last line or Delta version, left by a crash, is ignored.
 
         Raises:
-            StorageError: another line is not one of this log.
+            StorageError: another line is damaged.
         """
         self._read_on()
         return [*self._known]
@@ -109,18 +109,18 @@ class FileLog:
         except FileNotFoundError:
             self._known, self._size = [], 0
             return
-        # What follows the last line break was never completed: no batch can have counted on it.
+        # The text after the last line break is an incomplete entry, which no batch uses.
         try:
             found = [(FileEntry(*json.loads(line)), len(line) + 1) for line in lines[:-1]]
         except (ValueError, TypeError) as error:
-            raise StorageError(f"{self.path} is not a log of files: {error}", path=str(self.path)) from error
+            raise StorageError(f"{self.path} is not a file log: {error}", path=str(self.path)) from error
         while found and found[-1][0].more:
             found.pop()
         self._known += [entry for entry, _ in found]
         self._size += sum(size for _, size in found)
 
     def append(self, entries: list[FileEntry]) -> None:
-        """Add ``entries`` and sync, before any offset tells of them."""
+        """Append ``entries`` and sync. Call it before an offset refers to them."""
         if not entries:
             return
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -138,10 +138,10 @@ def _stored(entry: FileEntry) -> tuple[Any, ...]:
     return tuple(entry) if entry.version is not None else entry[:6]
 
 
-def found_files(path: str, content: Content, skip: int, known: set[str]) -> Iterator[FileEntry]:
-    """The files at ``path`` (directory, or a pattern) that are not ``known``, in the order in which they came.
+def list_new_files(path: str, content: Content, skip: int, known: set[str]) -> Iterator[FileEntry]:
+    """Yield the files at ``path`` (a directory or a pattern) that are not ``known``, in the order of arrival.
 
-    Names that start with ``.`` or ``_`` are left out, as elsewhere: they are files that are being written.
+    Names that start with ``.`` or ``_`` are skipped: by convention, these files are still being written.
     """
     base = Path(path)
     pattern = "*"
@@ -163,37 +163,37 @@ def found_files(path: str, content: Content, skip: int, known: set[str]) -> Iter
         yield FileEntry(name, size, mtime_ns, content, skip, count_records(name, content, skip))
 
 
-def found_versions(table: DeltaLog, known: list[FileEntry], *, skip_changes: bool) -> Iterator[FileEntry]:
-    """Return the files with new rows in the Delta ``table`` since those ``known``: initially all files with its rows.
+def list_new_versions(table: DeltaLog, known: list[FileEntry], *, skip_changes: bool) -> Iterator[FileEntry]:
+    """Yield the files that newer versions than the ``known`` ones added to the Delta ``table``; initially all files.
 
     Raises:
-        DataLossError: versions between are no longer in the table's log; a file is gone.
-        PenstockError: rows were deleted or replaced, and ``skip_changes`` does not say to leave such versions out.
+        DataLossError: a version is no longer in the table's log, or a file no longer exists.
+        PenstockError: a version deleted or replaced rows, and ``skip_changes`` is false.
     """
     last = max((entry.version for entry in known if entry.version is not None), default=None)
     if last is None:
-        yield from _of_version(*table.snapshot())
+        yield from _files_of_version(*table.snapshot())
         return
     for version in table.versions(last):
-        if not version.takes_away:
-            yield from _of_version(version.number, version.added)
+        if not version.removes_rows:
+            yield from _files_of_version(version.number, version.added)
         elif not skip_changes:
             raise PenstockError(
                 f"version {version.number} of the Delta table {str(table.path)!r} deleted or replaced rows",
-                why="what was read of the table before cannot be taken back",
-                do="leave such versions out with changes: skip, or begin anew with a new state directory",
+                why="records that were already read cannot be removed from the results",
+                do="skip such versions with changes: skip, or start with a new state directory",
             )
 
 
-def _of_version(number: int, files: list[DeltaFile]) -> Iterator[FileEntry]:
+def _files_of_version(number: int, files: list[DeltaFile]) -> Iterator[FileEntry]:
     for index, file in enumerate(files):
         try:
             state = Path(file.path).stat()
         except FileNotFoundError:
             raise DataLossError(
-                f"the file {file.path!r} of version {number} of a Delta table is gone",
+                f"the file {file.path!r} of version {number} of a Delta table no longer exists",
                 why="it was removed before it was read (VACUUM)",
-                do="keep files for longer than the pipeline may be stopped; begin anew with a new state directory",
+                do="retain files for longer than the pipeline may be stopped; start with a new state directory",
             ) from None
         records = count_records(file.path, "parquet", 0) if file.records is None else file.records
         more = index + 1 < len(files)
@@ -201,25 +201,26 @@ def _of_version(number: int, files: list[DeltaFile]) -> Iterator[FileEntry]:
 
 
 def check_unchanged(entry: FileEntry) -> None:
-    """See that the file is what it was when it was first read.
+    """Check that the size and modification time of the file are those of its log entry.
 
     Raises:
-        DataLossError: it no longer exists, or was replaced by another one.
+        DataLossError: the file no longer exists or was changed.
     """
     try:
         state = Path(entry.path).stat()
     except FileNotFoundError:
         raise DataLossError(
-            f"the file {entry.path!r} is gone",
-            why="a batch that was not finished, or is counted again, reads it",
-            do="put it back as it was; keep files until the pipeline has finished with them",
+            f"the file {entry.path!r} no longer exists",
+            why="a batch needs it that is unfinished or is counted again",
+            do="restore it; keep files until the pipeline no longer needs them",
         ) from None
     if (state.st_size, state.st_mtime_ns) != (entry.size, entry.mtime_ns):
         raise DataLossError(
             f"the file {entry.path!r} has changed since it was first read",
-            why=f"it had {entry.size} bytes, it has {state.st_size}; a batch that runs again would read other records",
-            do=f"put those bytes back, and the time (touch -d @{entry.mtime_ns // 10**9}.{entry.mtime_ns % 10**9:09d});"
-            " new records go into new files, written elsewhere and renamed when they are complete",
+            why=f"it had {entry.size} bytes and has {state.st_size}; a repeated batch would read other records",
+            do="restore its content and its modification time (touch -d "
+            f"@{entry.mtime_ns // 10**9}.{entry.mtime_ns % 10**9:09d}); write new records to new files, in another "
+            "directory, and rename them when they are complete",
         )
 
 
@@ -232,46 +233,46 @@ def count_records(path: str, content: Content, skip: int) -> int:
 
         return int(pq.ParquetFile(path).metadata.num_rows)
     lines, last = 0, b""
-    with opened(path) as file:
+    with open_file(path) as file:
         while block := file.read(_COUNT_BLOCK):
             lines += block.count(b"\n")
             last = block[-1:]
     return max(0, lines + (last not in (b"", b"\n")) - skip)
 
 
-def opened(path: str) -> IO[bytes]:
-    """The file's bytes, unpacked where its name says that it is compressed."""
+def open_file(path: str) -> IO[bytes]:
+    """Open the file for reading; files with the suffix of a compression are decompressed."""
     unpacked = _PACKED.get(Path(path).suffix)
     return Path(path).open("rb") if unpacked is None else cast("IO[bytes]", unpacked(path, "rb"))
 
 
 STREAM = "files"
-"""The name under which the offset stands: ``{"files": {"0": <files taken>}}``."""
+"""Key of the offset: ``{"files": {"0": <number of files>}}``."""
 _PIECE_BYTES = 32 * 1024 * 1024
-"""A task reads about so much: small files together, large ones in parts."""
+"""Approximate input of a task: small files are combined, large ones are split."""
 _BLOCK = 2 * 1024 * 1024
 
-Piece = tuple[FileEntry, int, int]
-"""A file, and the bytes [start, end) in which the records of this piece begin."""
+FileRange = tuple[FileEntry, int, int]
+"""The records of a file that begin in the bytes ``[start, end)``."""
 
 
 class FilesPartition(InputPartition):
     """Input of one task."""
 
-    def __init__(self, pieces: list[Piece]) -> None:
+    def __init__(self, pieces: list[FileRange]) -> None:
         super().__init__(None)
         self.pieces = pieces
 
 
 class FilesReader(DataSourceReader):
-    """The files between two positions of the log."""
+    """Batch reader of the files between two offsets of the log."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
         self._log = FileLog(Path(options["log"]))
         self._range = int(options["start"]), int(options["end"])
 
     def partitions(self) -> list[InputPartition]:
-        """A task for each run of neighbouring pieces of the files in the range."""
+        """Return the tasks of the files in the range."""
         return _planned(self._log.entries()[slice(*self._range)])
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -281,10 +282,10 @@ class FilesReader(DataSourceReader):
 
 
 class FilesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Stream of new files. Runs in one process next to the driver; ``read`` runs in executors, on a copy."""
+    """Stream reader of new files. It runs in one process next to the driver; executors ``read`` with copies."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
-        # Spark hands names over in lower case.
+        # Spark passes option names in lower case.
         self._path = options["path"]
         self._content: Content = options["content"]  # type: ignore[assignment]  # checked with the file
         self._skip = int(options["skiplines"])
@@ -293,11 +294,11 @@ class FilesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._most = int(options["maxfiles"])
         self._inbox = options["inbox"]
         self._log = FileLog(Path(options["log"]))
-        self._position = 0
+        self._offset = 0
         self._target: int | None = None
 
     def initialOffset(self) -> dict[str, dict[str, int]]:
-        """Before the first file. Offsets count files, in the order of their log."""
+        """Return the offset 0: offsets are line numbers of the log."""
         return {STREAM: {"0": 0}}
 
     def latestOffset(
@@ -306,7 +307,7 @@ class FilesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         limit: ReadLimit | None = None,
     ) -> dict[str, dict[str, int]]:
         """Return the end of the next batch: at most ``maxFiles`` files after ``start``."""
-        begin = self._position if start is None else start[STREAM]["0"]
+        begin = self._offset if start is None else start[STREAM]["0"]
         known = self._log.entries()
         if self._target is None and len(known) <= begin:
             self._log.append(found := self._new(known))
@@ -315,13 +316,13 @@ class FilesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {STREAM: {"0": max(begin, min(begin + self._most, reachable))}}
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """As many files as ``latestOffset`` takes into a batch by itself."""
+        """Return no limit: ``latestOffset`` applies ``maxFiles``."""
         from pyspark.sql.streaming.datasource import ReadAllAvailable
 
         return ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """Fix where the run ends: at the files that are there now."""
+        """Set the end of the run: the files that exist now."""
         known = self._log.entries()
         self._log.append(found := self._new(known))
         self._target = len(known) + len(found)
@@ -329,9 +330,9 @@ class FilesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(
         self, start: Mapping[str, Mapping[str, int]], end: Mapping[str, Mapping[str, int]]
     ) -> list[InputPartition]:
-        """The tasks of the files ``[start, end)``, the same whenever they are asked for."""
-        self._position = end[STREAM]["0"]
-        return _planned(self._log.entries()[start[STREAM]["0"] : self._position])
+        """Return the tasks of the files ``[start, end)``; the result depends on the arguments only."""
+        self._offset = end[STREAM]["0"]
+        return _planned(self._log.entries()[start[STREAM]["0"] : self._offset])
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The records of the pieces of one task, in order."""
@@ -339,27 +340,30 @@ class FilesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return records(partition.pieces)
 
     def commit(self, end: Mapping[str, Mapping[str, int]]) -> None:
-        """Nothing to do: positions live in the query's checkpoint."""
+        """Do nothing: the query's checkpoint stores the offsets."""
 
     def _new(self, known: list[FileEntry]) -> list[FileEntry]:
         paths = {entry.path for entry in known}
-        found = [*found_files(self._inbox, "letters", 0, paths)]
+        found = [*list_new_files(self._inbox, "letters", 0, paths)]
         if self._content == "delta":
-            return [*found, *found_versions(self._table, known, skip_changes=self._skip_changes)]
-        return [*found, *found_files(self._path, self._content, self._skip, paths)]
+            return [*found, *list_new_versions(self._table, known, skip_changes=self._skip_changes)]
+        return [*found, *list_new_files(self._path, self._content, self._skip, paths)]
 
 
 class FilesDataSource(LocalSource):
-    """Options: ``path``, ``content``, ``skipLines``, ``changes``, ``maxFiles``, ``log``, ``inbox``; of a batch also
-    the range."""
+    """The format ``penstock-files``.
+
+    Options: ``path``, ``content``, ``skipLines``, ``changes``, ``maxFiles``, ``log``, ``inbox``; for a batch ``log``,
+    ``start`` and ``end``.
+    """
 
     format_name = "penstock-files"
     readers = (FilesReader, FilesStreamReader)
 
 
 def _planned(entries: list[FileEntry]) -> list[InputPartition]:
-    """Tasks of about equal size, the same for the same files."""
-    tasks: list[list[Piece]] = []
+    """Return tasks of about equal size; the result depends on the files only."""
+    tasks: list[list[FileRange]] = []
     size = _PIECE_BYTES
     for entry in entries:
         step = _PIECE_BYTES if entry.content == "lines" and not entry.is_packed else max(entry.size, 1)
@@ -373,11 +377,11 @@ def _planned(entries: list[FileEntry]) -> list[InputPartition]:
     return [FilesPartition(task) for task in tasks]
 
 
-def records(pieces: list[Piece]) -> Iterator[pa.RecordBatch]:
-    """The records of ``pieces`` as record batches of the source's columns.
+def records(pieces: list[FileRange]) -> Iterator[pa.RecordBatch]:
+    """Read the records of ``pieces`` as record batches of the source's columns.
 
     Raises:
-        DataLossError: a file is no longer what it was.
+        DataLossError: a file no longer exists or was changed.
     """
     for entry, start, end in pieces:
         check_unchanged(entry)
@@ -388,30 +392,30 @@ def records(pieces: list[Piece]) -> Iterator[pa.RecordBatch]:
         elif entry.content == "parquet":
             yield from _parquet(entry)
         else:
-            with opened(entry.path) as file:
+            with open_file(entry.path) as file:
                 yield _batch(entry, [file.read()], [0])
 
 
 def _lines(entry: FileEntry, start: int, end: int) -> Iterator[pa.RecordBatch]:
-    """The lines that begin in [start, end), each without its line break (a carriage return before it stays)."""
-    with opened(entry.path) as file:
-        place = start
+    """Read the lines that begin in ``[start, end)``, without line breaks; a preceding carriage return is kept."""
+    with open_file(entry.path) as file:
+        position = start
         if start:
             file.seek(start - 1)
-            place += len(file.readline()) - 1
+            position += len(file.readline()) - 1
         skip = 0 if start else entry.skip
         stop = None if entry.is_packed else end
-        while stop is None or place < stop:
+        while stop is None or position < stop:
             values: list[bytes] = []
             offsets: list[int] = []
             size = 0
-            while size < _BLOCK and (stop is None or place < stop) and (line := file.readline()):
+            while size < _BLOCK and (stop is None or position < stop) and (line := file.readline()):
                 if skip:
                     skip -= 1
                 else:
                     values.append(line[:-1] if line.endswith(b"\n") else line)
-                    offsets.append(place)
-                place += len(line)
+                    offsets.append(position)
+                position += len(line)
                 size += len(line)
             if not size:
                 return
@@ -420,9 +424,9 @@ def _lines(entry: FileEntry, start: int, end: int) -> Iterator[pa.RecordBatch]:
 
 
 def _parquet(entry: FileEntry) -> Iterator[pa.RecordBatch]:
-    """Each row as a JSON object of its columns: instants as ISO 8601 in UTC, binary as base64.
+    """Read rows as JSON objects: timestamps as ISO 8601 in UTC, binary as base64.
 
-    The columns by which a Delta table is partitioned are not in its files.
+    The partition columns of a Delta table, which its files lack, are added from the log.
     """
     import pyarrow.parquet as pq
 
@@ -443,7 +447,7 @@ def _as_text(value: object) -> object:
     if isinstance(value, date):
         return value.isoformat()
     if isinstance(value, Decimal):
-        # A number of JSON: in text it would lose its type, in binary its digits.
+        # A JSON number: as text it would lose its type.
         return float(value) if value.as_tuple().exponent != 0 else int(value)
     if isinstance(value, bytes):
         return base64.b64encode(value).decode()
@@ -451,8 +455,8 @@ def _as_text(value: object) -> object:
 
 
 def _letters(entry: FileEntry) -> Iterator[pa.RecordBatch]:
-    """Dead letters that were sent again, as ``dead.redrive`` writes them."""
-    with opened(entry.path) as file:
+    """Read a file of redriven dead letters, as ``pipelines.ledger.dead_letters.redrive`` writes it."""
+    with open_file(entry.path) as file:
         found = [json.loads(line) for line in file]
     headers = [
         [{"key": name, "value": base64.b64decode(value)} for name, value in letter["headers"]] for letter in found

@@ -1,4 +1,4 @@
-"""Options of the mqtt source and sink. The tables are the one description of them."""
+"""Options of the mqtt source and sink. Validation, errors and the reference page use the tables below."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from penstock.spark.tube.options import SourceOptions
 __all__ = ["READ_OPTIONS", "UNSUPPORTED", "WRITE_OPTIONS", "MqttReadOptions", "MqttWriteOptions"]
 
 _OWN = frozenset({"subscribe", "subscribePattern", "assign", "filter", "columns", "includeHeaders", "tubemq.master"})
-"""Options of the tubemq source that say what is read, which is said in other words here."""
+"""Options of the tubemq source that this format replaces with its own options."""
 READ_OPTIONS: Mapping[str, str] = {
     "topicFilter": "MQTT topic filter (#)",
     "tubemq.topic": "TubeMQ topic to which a rule of the node copies the messages (required)",
     "tubemq.master": options.READ_OPTIONS["tubemq.master"],
     **{name: meaning for name, meaning in options.READ_OPTIONS.items() if name not in _OWN},
 }
-"""Options of the source. A broker keeps no history: TubeMQ makes a batch repeatable."""
+"""Options of the source."""
 
 WRITE_OPTIONS: Mapping[str, str] = {
     "mqtt.broker": "URL of the broker, mqtt://HOST:PORT; also mqtts, ws, wss (required)",
@@ -50,10 +50,10 @@ class MqttReadOptions:
 
     @classmethod
     def parse(cls, given: Mapping[str, str]) -> MqttReadOptions:
-        """Check ``given`` as Spark hands it over.
+        """Validate the options ``given`` as Spark passes them.
 
         Raises:
-            ConfigError: an unknown or unsupported option, or a value that cannot be used; names what is accepted.
+            ConfigError: an option is unknown or not supported, or its value is invalid.
         """
         from penstock.mqtt.codec.topics import validate_topic_filter  # Spark imports this module for every user
 
@@ -64,22 +64,23 @@ class MqttReadOptions:
         except PenstockError as error:
             what = f"topicFilter {topic_filter!r} is not a topic filter"
             raise ConfigError(
-                what, option="topicFilter", why=str(error), do="write it as plant/+/flow or plant/#"
+                what, option="topicFilter", why=str(error), do="use a filter such as plant/+/flow or plant/#"
             ) from error
         topic = named.pop("tubemq.topic", "")
         if not topic:
             raise ConfigError(
                 "tubemq.topic is not set",
                 option="tubemq.topic",
-                why="an MQTT broker keeps no history, so messages are read from the TubeMQ topic that a rule fills",
-                do="add a rule to the node (topic filter to tube topic) and name its tube topic here",
+                why="an MQTT broker keeps no history, so messages are read from a TubeMQ topic to which a rule copies"
+                " them",
+                do="add a rule to the node (from a topic filter to a TubeMQ topic) and set tubemq.topic to its topic",
             )
         return cls(topic_filter, SourceOptions.parse(named | {"subscribe": topic, "includeHeaders": "true"}))
 
 
 @dataclass(frozen=True, slots=True)
 class MqttWriteOptions:
-    """The options of one write, checked."""
+    """Validated options of one write."""
 
     broker: str
     topic: str | None = None
@@ -90,7 +91,7 @@ class MqttWriteOptions:
 
     @classmethod
     def parse(cls, given: Mapping[str, str]) -> MqttWriteOptions:
-        """Check ``given`` as Spark hands it over; raises as :meth:`MqttReadOptions.parse`."""
+        """Validate the options ``given`` as Spark passes them; raises as :meth:`MqttReadOptions.parse`."""
         from penstock.mqtt.codec.topics import validate_topic_name
 
         named = option_parsing.canonical("mqtt", given, WRITE_OPTIONS, UNSUPPORTED, kind="sink")

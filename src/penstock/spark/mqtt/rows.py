@@ -1,6 +1,6 @@
 """Rows of the mqtt source: MQTT messages in a TubeMQ topic as Arrow record batches.
 
-A message that a rule brought carries its topic as the attribute ``mqtt.topic``; others are left out.
+Messages that a rule copied have their MQTT topic in the attribute ``mqtt.topic``; other messages are skipped.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 __all__ = ["message_batches"]
 
 MOST_LAYOUTS: Final = 64
-"""Layouts remembered: messages of one rule differ in their user properties only."""
+"""Maximum size of the layout cache: messages of one rule differ in their user properties only."""
 MOST_TOPICS: Final = 100_000
-"""Topics remembered with whether the filter takes them."""
+"""Maximum size of the cache of topics and whether they match the filter."""
 
 _FIXED = tuple(row.attribute for row in FIELDS if row.name not in ("key", "headers"))
-"""The attributes that stand before the user properties, in their order."""
+"""Attributes that precede the user properties, in order."""
 
 _PAIR = pa.struct([pa.field("key", pa.string()), pa.field("value", pa.string())])
 _PAIRS = pa.list_(pa.field("element", _PAIR))
@@ -55,15 +55,15 @@ class _MessageLayout(NamedTuple):
         places: dict[str, int] = {}
         later = iter(_FIXED)
         for place, name in enumerate(names):
-            # The attributes have an order, so a name that is out of it is a user property of the same name.
+            # The attributes are ordered, so an attribute name out of order is a user property with this name.
             if name not in later:
                 break
             places[name] = place
         return cls(places.get("mqtt.topic"), places.get("id"), places.get("content-type"), len(places))
 
 
-class _Chosen:
-    """Columns of the messages that are wanted, filled message by message."""
+class _MatchingColumns:
+    """Columns of the messages that match the filter."""
 
     __slots__ = ("content_types", "counts", "ids", "keys", "rows", "topics", "values")
 
@@ -80,7 +80,7 @@ class _Chosen:
 def message_batches(
     batches: Iterable[MessageBatch], topic_filter: str, target_bytes: int = TARGET_BYTES
 ) -> Iterator[pa.RecordBatch]:
-    """The messages of ``batches`` whose topic matches ``topic_filter``, in order; no batch is empty."""
+    """Yield the messages of ``batches`` whose topic matches ``topic_filter``, in order; no record batch is empty."""
     wanted: dict[bytes, str | None] = {}
     layouts: dict[tuple[str, ...], _MessageLayout] = {}
     for joined in join(batches, target_bytes):
@@ -91,10 +91,10 @@ def message_batches(
 
 def _choose(
     joined: Joined, topic_filter: str, wanted: dict[bytes, str | None], layouts: dict[tuple[str, ...], _MessageLayout]
-) -> tuple[list[bytes], _Chosen]:
-    """The values of all messages, and what else the wanted ones have."""
+) -> tuple[list[bytes], _MatchingColumns]:
+    """Return the values of all messages, and the other columns of the matching messages."""
     _, values, counts, names, contents = joined.lists()
-    chosen = _Chosen()
+    chosen = _MatchingColumns()
     stop = 0
     for row, count in enumerate(counts):
         start, stop = stop, stop + count
@@ -129,7 +129,7 @@ def _choose(
     return values, chosen
 
 
-def _record_batch(joined: Joined, values: list[bytes], chosen: _Chosen) -> pa.RecordBatch:
+def _record_batch(joined: Joined, values: list[bytes], chosen: _MatchingColumns) -> pa.RecordBatch:
     pairs = pa.StructArray.from_arrays(
         [pa.array(chosen.keys, pa.string()), pa.array(chosen.values, pa.string())], fields=list(_PAIR)
     )

@@ -3,10 +3,10 @@
 A broker keeps no history, so the source reads the TubeMQ topic that a rule of the node copies messages to: a range is
 replayed exactly, and nothing is missed while no query runs. A missing topic is an error with an explanation.
 
-The sink delivers at least once with QoS 1 and 2. A task ends when all of its messages are acknowledged; a task or batch
-that failed is run again, and its rows are published again. A row without a user property ``id`` gets one made of query,
-batch, task and row: if the rows of a task are the same each time, copies have equal ids. A rule of the node uses it as
-the id of the record. Messages of one task are sent in the order of its rows.
+The sink delivers at least once with QoS 1 and 2. A task succeeds when all its messages are acknowledged; a failed task
+or batch runs again and publishes its rows again. Rows without a user property ``id`` get one from query, batch, task
+and row number: if the rows of a task are the same in every attempt, copies have equal ids. A rule of the node uses it
+as the id of the record. The messages of a task are sent in the order of its rows.
 
 Modules are imported where they are used: Spark imports this one for every user of any data source.
 """
@@ -68,7 +68,7 @@ __all__ = [
 ]
 
 IN_FLIGHT = 500
-"""Messages of one task without acknowledgement."""
+"""Maximum number of unacknowledged messages of one task."""
 LONGEST_EXPIRY_S = 2**32 - 1
 """MQTT's Message Expiry Interval is a four byte integer [MQTT5 3.3.2.3.3]."""
 
@@ -85,7 +85,7 @@ _SINK_SCHEMA = sink_rows.SinkSchema(
         "correlation_data": sink_rows.text,
         "properties": sink_rows.pairs(sink_rows.one_of(StringType)),
     },
-    "payload (string or binary), and where wanted topic (string), qos (int), retain (boolean), content_type (string), "
+    "payload (string or binary); optional: topic (string), qos (int), retain (boolean), content_type (string), "
     "expiry_s (int or bigint), response_topic (string), correlation_data (string or binary), "
     "properties (array<struct<key: string, value: string>>)",
     '"machine AS topic", "to_json(struct(*)) AS payload"',
@@ -109,30 +109,30 @@ class PublishedRows(WriterCommitMessage):
 
 
 class MqttWriter(DataSourceArrowWriter):
-    """Publishes the rows of a batch."""
+    """Batch writer: publishes the rows of a data frame."""
 
     def __init__(self, options: MqttWriteOptions) -> None:
         self._options = options
         self._job = uuid.uuid4().hex
 
     def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
-        """Publish the rows of one task; returns when each has its acknowledgement. Runs on an executor."""
+        """Publish the rows of one task; returns when all are acknowledged. Runs in an executor."""
         return _published(self._options, iterator, self._job)
 
 
 class MqttStreamWriter(DataSourceStreamArrowWriter):
-    """Publishes the rows of micro-batches."""
+    """Stream writer: publishes the rows of each micro-batch."""
 
     def __init__(self, options: MqttWriteOptions) -> None:
         self._options = options
 
     def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
-        """As that of a batch. A task that runs again publishes again, with the same ids."""
+        """Publish the rows of one task. A repeated task publishes them again, with the same ids."""
         return _published(self._options, iterator, "")
 
 
 class RowMessage(NamedTuple):
-    """One row as it is published."""
+    """Topic, payload and properties of the message of one row."""
 
     topic: str
     payload: bytes
@@ -142,10 +142,10 @@ class RowMessage(NamedTuple):
 
 
 def messages(options: MqttWriteOptions, batch: pa.RecordBatch, name: str, first: int) -> Iterator[RowMessage]:
-    """The message of each row. ``name`` is that of the task, ``first`` the number of the first row in it.
+    """Yield the message of each row. ``name`` is the name of the task, ``first`` the number of its first row.
 
     Raises:
-        ConfigError: a row without topic or payload, or with an expiry that is none.
+        ConfigError: a row has no topic, no payload or an invalid expiry.
     """
     from penstock.mqtt.codec.properties import Properties
 
@@ -158,15 +158,15 @@ def messages(options: MqttWriteOptions, batch: pa.RecordBatch, name: str, first:
             raise ConfigError(
                 f"the mqtt sink got a row without a {'topic' if wanted is None else 'payload'}",
                 option="topic" if wanted is None else "payload",
-                do="leave such rows out; an empty payload is b'', not null",
+                do="filter such rows; an empty payload is b'', not null",
             )
         content_type, expiry_s, response_topic, correlation_data = extra
         if expiry_s is not None and not 0 < expiry_s <= LONGEST_EXPIRY_S:
             raise ConfigError(
                 f"the mqtt sink got a row with expiry_s {expiry_s}",
                 option="expiry_s",
-                why=f"a message may live for 1 to {LONGEST_EXPIRY_S} seconds",
-                do="leave expiry_s null for a message that does not expire",
+                why=f"the expiry of a message is 1 to {LONGEST_EXPIRY_S} seconds",
+                do="set expiry_s to null for a message that does not expire",
             )
         own = [(pair["key"], pair["value"] or "") for pair in pairs or ()]
         if options.ids and not any(key == "id" for key, _ in own):
@@ -209,7 +209,7 @@ async def _publish(options: MqttWriteOptions, batches: Iterator[pa.RecordBatch],
                 raise UnavailableError(
                     f"mqtt: {without_secret(options.broker)} did not acknowledge {batch.num_rows} messages "
                     f"in {options.timeout_s:g} s",
-                    do="start the broker, correct mqtt.broker, or raise mqtt.timeoutMs",
+                    do="start the broker, correct mqtt.broker, or increase mqtt.timeoutMs",
                 ) from None
             published += batch.num_rows
     return PublishedRows(published)
@@ -235,11 +235,11 @@ def _freeing(room: asyncio.Semaphore) -> Any:
 
 
 def check_broker(broker: str, timeout_s: float) -> None:
-    """Connect to the ``broker`` (its URL) and leave it again.
+    """Connect to the ``broker`` (a URL) and disconnect, to check that it is reachable.
 
     Raises:
-        UnavailableError: nobody answers there within ``timeout_s``.
-        RefusedError: who connects is not wanted there.
+        UnavailableError: the broker does not respond within ``timeout_s``.
+        RefusedError: the broker refuses the connection.
     """
     import asyncio
 
@@ -267,34 +267,34 @@ _SCHEMA = StructType(
 
 
 class MqttDataSource(DataSource):
-    """The format ``mqtt``. Options: `mqtt_options.READ_OPTIONS` and `mqtt_options.WRITE_OPTIONS`."""
+    """The format ``mqtt``. Options: ``READ_OPTIONS`` of the source, ``WRITE_OPTIONS`` of the sink."""
 
     @classmethod
     def name(cls) -> str:
-        """Name for ``format``."""
+        """Return the name for ``format``."""
         return "mqtt"
 
     def schema(self) -> StructType:
-        """Return the columns. ``timestamp``: when TubeMQ received it; ``properties``: user properties, in order."""
+        """Return the schema. ``timestamp`` is the append time in TubeMQ, ``properties`` the user properties."""
         MqttReadOptions.parse(self.options)
         return _SCHEMA
 
     def reader(self, schema: StructType) -> MqttReader:
-        """Return a reader of one batch of the stored messages. Raises ConfigError: an option or column is wrong."""
+        """Return the reader of a batch of stored messages. Raises ConfigError: an option or the schema is invalid."""
         return MqttReader(self._read_options(schema))
 
     def streamReader(self, schema: StructType) -> MqttStreamReader:
-        """The messages from now on, or from where the checkpoint stands. Raises ConfigError as :meth:`reader`."""
+        """Return the reader of a stream. Raises ConfigError: an option or the schema is invalid."""
         return MqttStreamReader(self._read_options(schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> MqttWriter:
-        """Publishes each row. Raises ConfigError: the mode is overwrite, or an option or column is wrong."""
+        """Return the writer of a batch. Raises ConfigError: overwrite mode, or an invalid option or column."""
         if overwrite:
-            raise sink_rows.refuse_overwrite("mqtt", why="what was published cannot be taken back")
+            raise sink_rows.refuse_overwrite("mqtt", why="published messages cannot be recalled")
         return MqttWriter(self._write_options(schema))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> MqttStreamWriter:
-        """As :meth:`writer`, batch after batch; a batch that is repeated is published again."""
+        """Return the writer of a stream. Raises ConfigError: an option or column is invalid."""
         return MqttStreamWriter(self._write_options(schema))
 
     def _read_options(self, schema: StructType) -> MqttReadOptions:
@@ -303,7 +303,7 @@ class MqttDataSource(DataSource):
                 f"the mqtt source cannot read into the schema {schema.simpleString()}",
                 option="schema",
                 why=f"its columns are {_SCHEMA.simpleString()}",
-                do="leave .schema(...) out and select what is needed from the data frame",
+                do="remove .schema(...) and select columns of the data frame instead",
             )
         return MqttReadOptions.parse(self.options)
 
@@ -314,41 +314,41 @@ class MqttDataSource(DataSource):
 
 
 class MqttReader(TubeReader):
-    """Messages between two offsets of the TubeMQ topic."""
+    """Batch reader of the messages between two offsets of the TubeMQ topic."""
 
     def __init__(self, options: MqttReadOptions, servers: ServerAccess | None = None) -> None:
         super().__init__(options.tube, servers)
         self._filter = options.topic_filter
 
     def partitions(self) -> list[InputPartition]:
-        """As for ``tubemq``; the error of a missing topic names the rule that it needs."""
-        with _telling_of_rules(self._options):
+        """Return the tasks, as for ``tubemq``; the error about a missing topic explains the rule that it needs."""
+        with _explaining_rules(self._options):
             return super().partitions()
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The messages of one task that match the filter."""
+        """Read the messages of one task that match the filter."""
         return _messages(self._options, partition, self._filter, self._servers)
 
 
 class MqttStreamReader(TubeStreamReader):
-    """Stream of messages, with the offsets of the TubeMQ topic."""
+    """Stream reader of messages; its offsets are those of the TubeMQ topic."""
 
     def __init__(self, options: MqttReadOptions, servers: ServerAccess | None = None) -> None:
         super().__init__(options.tube, servers)
         self._filter = options.topic_filter
 
     def initialOffset(self) -> dict[str, dict[str, int]]:
-        """As for ``tubemq``; the error of a missing topic names the rule that it needs."""
-        with _telling_of_rules(self._options):
+        """Return the start of a new query, as for ``tubemq``; explains errors as :meth:`MqttReader.partitions`."""
+        with _explaining_rules(self._options):
             return super().initialOffset()
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """As for ``tubemq``; the error of a missing topic names its rule."""
-        with _telling_of_rules(self._options):
+        """Set the end of the run, as for ``tubemq``; explains errors as :meth:`MqttReader.partitions`."""
+        with _explaining_rules(self._options):
             super().prepareForTriggerAvailableNow()
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The messages of one task that match the filter."""
+        """Read the messages of one task that match the filter."""
         return _messages(self._options, partition, self._filter, self._servers)
 
 
@@ -361,19 +361,19 @@ def _messages(
 
 
 @contextmanager
-def _telling_of_rules(options: SourceOptions) -> Iterator[None]:
-    """Explain a missing topic or an unreachable TubeMQ in terms of MQTT, whose users may know neither."""
+def _explaining_rules(options: SourceOptions) -> Iterator[None]:
+    """Explain the error about a missing topic or an unreachable TubeMQ to users of MQTT."""
     try:
         with explain_missing_topic(
             "no message can be read",
-            why="an MQTT broker keeps no history, so messages are read from the TubeMQ topic that a rule fills",
-            do=f"add a rule to the node that brings them to {options.topics[0]}, or correct tubemq.topic",
+            why="an MQTT broker keeps no history, so messages are read from a TubeMQ topic to which a rule copies them",
+            do=f"add a rule to the node that copies messages to {options.topics[0]}, or correct tubemq.topic",
         ):
             yield
     except UnavailableError as error:
         raise UnavailableError(
-            f"the messages cannot be read without their tube: {error.what}",
+            f"the messages cannot be read, because TubeMQ is unavailable: {error.what}",
             applied=error.applied,
             why=error.why,
-            do=f"start the node with its tube, or correct tubemq.master ({options.masters})",
+            do=f"start the node with TubeMQ enabled, or correct tubemq.master ({options.masters})",
         ) from error

@@ -1,9 +1,9 @@
-"""Look keys of rows up in the state store, from the executors.
+"""Lookups of the keys of rows in the state store, from executors.
 
-Each Python worker keeps one connection per store, in its own thread, so that keep alive is answered while the worker
-waits for rows. Workers are reused over micro-batches, so a connection outlives many batches; a broken one is replaced.
-The distinct keys of an Arrow batch are read at the same time: many with one request where the store has MGET, otherwise
-with one request for each.
+Each Python worker has one connection per store, in a separate thread, so that the MQTT keep alive works while the
+worker waits for rows. Workers, and with them connections, are reused across micro-batches; a broken connection is
+replaced. The distinct keys of an Arrow batch are read concurrently: with MGET requests of many keys if the store
+supports them, otherwise with one request per key.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ if TYPE_CHECKING:
 __all__ = ["Connect", "KeyReader", "ManyKeys", "ReadableStore", "values_of", "with_lookup"]
 
 CONCURRENT_GETS = 256
-"""Requests for one key under way at once; the broker's receive maximum may allow fewer, the client then waits."""
+"""Maximum number of concurrent single-key requests; the broker's Receive Maximum may reduce it."""
 CONCURRENT_MGETS = 8
-KEYS_A_REQUEST = 256
-"""Maximum number of keys in one MGET: it keeps the store busy for a millisecond; larger requests save little."""
+KEYS_PER_REQUEST = 256
+"""Maximum number of keys in one MGET, which takes the store about a millisecond; larger requests save little."""
 FIRST_KEYS = 4
-"""Keys of one MGET while nobody knows how large the values are."""
-ANSWER_BYTES = 1 << 20
+"""Number of keys in the first MGETs, while the size of the values is unknown."""
+RESPONSE_BYTES = 1 << 20
 """Approximate size of a response: a broker limits the data queued for one client."""
 
 
@@ -52,7 +52,7 @@ class ReadableStore(Protocol):
 
 
 class ManyKeys:
-    """Reads keys over one connection; asks once whether the store has MGET."""
+    """Reads keys over one connection; checks once whether the store supports MGET."""
 
     def __init__(self, store: ReadableStore) -> None:
         self._store = store
@@ -61,11 +61,11 @@ class ManyKeys:
         self._read_bytes = 0
 
     async def read(self, keys: Collection[bytes]) -> Mapping[bytes, Entry]:
-        """The entries of those of ``keys`` (each once) that exist; not all of one moment.
+        """Return the entries of the ``keys`` (distinct) that exist. They are not a consistent snapshot.
 
         Raises:
-            UnavailableError: the store did not answer.
-            RefusedError: the store refuses a key.
+            UnavailableError: the store did not respond.
+            RefusedError: the store refused the request for a key.
         """
 
         async def many(piece: Sequence[bytes]) -> dict[bytes, Entry | None]:
@@ -74,7 +74,7 @@ class ManyKeys:
         return await self._read(list(keys), many, self._store.get, lambda entry: len(entry.value))
 
     async def values(self, keys: Collection[bytes]) -> Mapping[bytes, bytes]:
-        """As :meth:`read`, the values alone, which takes less work."""
+        """Return the values only, which is cheaper than :meth:`read`; raises the same errors."""
 
         async def one(key: bytes) -> bytes | None:
             entry = await self._store.get(key)
@@ -90,7 +90,7 @@ class ManyKeys:
         size_of: Callable[[T], int],
     ) -> dict[bytes, T]:
         if self._has_mget is None and len(named) > 1:
-            self._has_mget = await self._offers_mget(named[0])
+            self._has_mget = await self._supports_mget(named[0])
         if not self._has_mget:
             return await _one_by_one(named, one)
         found: dict[bytes, T] = {}
@@ -98,24 +98,24 @@ class ManyKeys:
 
         async def work() -> None:
             nonlocal begun
-            while begun < len(named):  # shared: each piece is taken by one worker
-                piece = named[begun : begun + self._keys_a_request()]
+            while begun < len(named):  # shared by the concurrent workers
+                piece = named[begun : begun + self._keys_per_request()]
                 begun += len(piece)
                 existing = {key: value for key, value in (await many(piece)).items() if value is not None}
                 found.update(existing)
                 self._read_keys += len(piece)
                 self._read_bytes += sum(map(size_of, existing.values()))
 
-        await _side_by_side(work, min(CONCURRENT_MGETS, -(-len(named) // FIRST_KEYS)))
+        await _concurrently(work, min(CONCURRENT_MGETS, -(-len(named) // FIRST_KEYS)))
         return found
 
-    def _keys_a_request(self) -> int:
+    def _keys_per_request(self) -> int:
         if not self._read_keys:
             return FIRST_KEYS
         mean = self._read_bytes // self._read_keys
-        return max(1, min(KEYS_A_REQUEST, ANSWER_BYTES // (mean + 1)))
+        return max(1, min(KEYS_PER_REQUEST, RESPONSE_BYTES // (mean + 1)))
 
-    async def _offers_mget(self, key: bytes) -> bool:
+    async def _supports_mget(self, key: bytes) -> bool:
         try:
             await self._store.get_many([key])
         except InvalidRequestError:
@@ -128,16 +128,16 @@ async def _one_by_one(keys: Sequence[bytes], one: Callable[[bytes], Awaitable[T 
     waiting = iter(keys)
 
     async def work() -> None:
-        for key in waiting:  # shared
+        for key in waiting:  # shared by the concurrent workers
             value = await one(key)
             if value is not None:
                 found[key] = value
 
-    await _side_by_side(work, min(CONCURRENT_GETS, len(keys)))
+    await _concurrently(work, min(CONCURRENT_GETS, len(keys)))
     return found
 
 
-async def _side_by_side(work: Callable[[], Coroutine[None, None, None]], count: int) -> None:
+async def _concurrently(work: Callable[[], Coroutine[None, None, None]], count: int) -> None:
     try:
         async with asyncio.TaskGroup() as group:
             for _ in range(count):
@@ -147,7 +147,7 @@ async def _side_by_side(work: Callable[[], Coroutine[None, None, None]], count: 
 
 
 _TIMEOUT_MS = 30_000
-_KEPT = 100_000  # values a worker keeps for refresh_ms; the oldest go first
+_CACHED = 100_000  # maximum values in a worker's cache; the oldest are evicted first
 _FIRST_PAUSE_S = 0.05
 _LONGEST_PAUSE_S = 1.0
 
@@ -161,14 +161,14 @@ def with_lookup(
     refresh_ms: int = 0,
     timeout_ms: int = _TIMEOUT_MS,
 ) -> DataFrame:
-    """``df`` with ``output_column`` added: the value (binary) of the key in ``key_column``, null where there is none.
+    """Add ``output_column`` to ``df``: the value (binary) of the key in ``key_column``, null if it does not exist.
 
-    ``key_column`` is string or binary; a null key gives null. ``broker`` is the URL of the MQTT broker that holds the
-    state store. A worker may use a value again for ``refresh_ms`` after it was read; 0 reads every key anew in every
-    Arrow batch. Works on streams and batches. A repeated micro-batch looks up again and may see newer values.
+    ``key_column`` is string or binary; a null key results in null. ``broker`` is the URL of the MQTT broker of the
+    state store. A worker caches values for ``refresh_ms``; with 0, it reads every key in every Arrow batch. Works for
+    streams and batches. A repeated micro-batch reads the keys again and may get newer values.
 
     Raises (in the task):
-        UnavailableError: the store did not answer within ``timeout_ms``.
+        UnavailableError: the store did not respond within ``timeout_ms``.
     """
     import pyarrow as pa
     from pyspark.sql import functions as sf
@@ -178,9 +178,9 @@ def with_lookup(
     def look_up(keys: pa.Array[Any]) -> pa.Array[Any]:
         return values_of(keys, broker, refresh_ms=refresh_ms, timeout_ms=timeout_ms)
 
-    # Spark tells the kind of function by these, and cannot resolve the texts that annotations are here.
+    # Spark selects the kind of UDF by the annotations, which must be types: in this module they are strings.
     look_up.__annotations__ = {"keys": pa.Array, "return": pa.Array}
-    # Not deterministic, so that Spark neither runs it twice for two uses of the column nor moves it over a filter.
+    # Nondeterministic, so that Spark neither evaluates it for each use of the column nor moves it across a filter.
     function = arrow_udf(look_up, BinaryType()).asNondeterministic()  # type: ignore[call-overload]  # needs no kind
     name = key_column.replace("`", "``")
     return df.withColumn(output_column, function(sf.col(f"`{name}`")))
@@ -190,33 +190,33 @@ Connect = Callable[[], AbstractAsyncContextManager[ReadableStore]]
 
 
 class KeyReader:
-    """Reads values of keys, blocking, over one connection that is made when needed and kept.
+    """Blocking reader of key values over one connection, which is opened on first use.
 
-    For one thread at a time. ``connect`` gives an asynchronous context manager of a store.
+    Not thread-safe. ``connect`` returns an asynchronous context manager of a store.
     """
 
     def __init__(self, connect: Connect, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._connect = connect
         self._clock = clock
-        self._kept: dict[bytes, tuple[float, bytes | None]] = {}
+        self._cache: dict[bytes, tuple[float, bytes | None]] = {}
         self._thread: LoopThread | None = None
         self._open: AbstractAsyncContextManager[ReadableStore] | None = None
         self._store: ReadableStore | None = None
 
     def values(self, keys: Collection[bytes], *, refresh_ms: int, timeout_ms: int) -> Mapping[bytes, bytes | None]:
-        """The value of each of ``keys``, None where there is none.
+        """Return the value of each of ``keys``; None if a key does not exist.
 
         Raises:
-            UnavailableError: no answer within ``timeout_ms``.
-            RefusedError: the store refuses a key.
+            UnavailableError: the store did not respond within ``timeout_ms``.
+            RefusedError: the store refused the request for a key.
         """
         now = self._clock()
         found: dict[bytes, bytes | None] = {}
         missing: list[bytes] = []
         for key in dict.fromkeys(keys):
-            kept = self._kept.get(key)
-            if kept is not None and (now - kept[0]) * 1000 < refresh_ms:
-                found[key] = kept[1]
+            cached = self._cache.get(key)
+            if cached is not None and (now - cached[0]) * 1000 < refresh_ms:
+                found[key] = cached[1]
             else:
                 missing.append(key)
         if missing:
@@ -225,44 +225,44 @@ class KeyReader:
             fetched = self._thread.run(self._fetch(missing, timeout_ms))
             found |= fetched
             if refresh_ms:
-                self._keep(fetched, now)
+                self._store_in_cache(fetched, now)
         return found
 
     def close(self) -> None:
-        """Disconnect and end the thread. A worker that is killed leaves both to the operating system."""
+        """Disconnect and stop the thread. If a worker is killed, the operating system closes both."""
         if self._thread is None:
             return
         self._thread.run(self._disconnect())
         self._thread.close()
         self._thread = None
 
-    def _keep(self, fetched: Mapping[bytes, bytes | None], now: float) -> None:
+    def _store_in_cache(self, fetched: Mapping[bytes, bytes | None], now: float) -> None:
         for key, value in fetched.items():
-            self._kept.pop(key, None)  # to the end: the order of the dictionary is the order of reading
-            self._kept[key] = (now, value)
-        while len(self._kept) > _KEPT:
-            del self._kept[next(iter(self._kept))]
+            self._cache.pop(key, None)  # reinserted at the end: the dictionary is ordered by time
+            self._cache[key] = (now, value)
+        while len(self._cache) > _CACHED:
+            del self._cache[next(iter(self._cache))]
 
     async def _fetch(self, keys: Collection[bytes], timeout_ms: int) -> dict[bytes, bytes | None]:
-        """Ask for all ``keys``; after a failure ask again, for all, over a new connection."""
+        """Read all ``keys``; after a failure, retry all of them over a new connection."""
         deadline = self._clock() + timeout_ms / 1000
         backoff = Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S, random.random)
         while True:
             try:
                 async with asyncio.timeout(max(0.0, deadline - self._clock())):
-                    return await self._ask(keys)
+                    return await self._read_values(keys)
             except (UnavailableError, OSError) as error:  # TimeoutError is an OSError
                 await self._disconnect()
                 pause_s = backoff.failed()
                 if self._clock() + pause_s >= deadline:
                     raise UnavailableError(
-                        f"the state store did not give {len(keys)} keys within {timeout_ms} ms: {error!r}",
+                        f"the state store did not return {len(keys)} keys within {timeout_ms} ms: {error!r}",
                         applied=False,
-                        do="start the node, check the broker's URL, or allow more time",
+                        do="start the node, check the broker's URL, or increase timeout_ms",
                     ) from error
                 await asyncio.sleep(pause_s)
 
-    async def _ask(self, keys: Collection[bytes]) -> dict[bytes, bytes | None]:
+    async def _read_values(self, keys: Collection[bytes]) -> dict[bytes, bytes | None]:
         if self._store is None:
             opened = self._connect()
             self._store = await opened.__aenter__()
@@ -279,7 +279,7 @@ class KeyReader:
 
 
 _readers: dict[tuple[int, str], KeyReader] = {}
-"""One per store and process; the process id guards against a connection inherited by fork."""
+"""One per process and store. The process id in the key prevents the use of a connection inherited by fork."""
 
 
 def _reader(broker: str) -> KeyReader:
@@ -297,10 +297,10 @@ def _reader(broker: str) -> KeyReader:
 
 
 def values_of(keys: pa.Array[Any], broker: str, *, refresh_ms: int, timeout_ms: int) -> pa.Array[Any]:
-    """The values (binary) of ``keys`` (string or binary), in order; null for null and for keys that do not exist."""
+    """Return the values (binary) of ``keys`` (string or binary), in order; null for null and for missing keys."""
     import pyarrow as pa
 
-    encoded = keys.dictionary_encode()  # only what is done for each distinct key takes a step in Python
+    encoded = keys.dictionary_encode()  # so that only distinct keys are processed in Python
     distinct: list[Any] = encoded.dictionary.cast(pa.binary()).to_pylist()
     values = _reader(broker).values(distinct, refresh_ms=refresh_ms, timeout_ms=timeout_ms) if distinct else {}
     return pa.array([values[key] for key in distinct], pa.binary()).take(encoded.indices)

@@ -1,4 +1,4 @@
-"""Options of the aio-statestore source and sink. The tables are the one description of them."""
+"""Options of the aio-statestore source and sink. Validation, errors and the reference page use the tables below."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ UNSUPPORTED: Mapping[str, str] = {
 _DEFAULT_TIMEOUT_MS = 10_000
 
 Starting = Literal["snapshot", "earliest", "latest"] | Hlc
-"""Start of a stream; a version is the first to be read."""
+"""Start of a stream; a version is the first one that is read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,12 +81,12 @@ class SnapshotOptions:
     timeout_s: float = _DEFAULT_TIMEOUT_MS / 1000
     include_expiry: bool = False
     changes: SourceOptions | None = None
-    """Source of the changes that name the writers; None if writers are not read."""
+    """Source of the changes that have the writers of keys; None if writers are not read."""
 
 
 @dataclass(frozen=True, slots=True)
 class FeedOptions:
-    """Options for reading changes; ``source`` are those of the TubeMQ topic."""
+    """Options for reading changes; ``source`` has the options of the TubeMQ topic."""
 
     source: SourceOptions
     keys: str
@@ -96,7 +96,7 @@ class FeedOptions:
 
 @dataclass(frozen=True, slots=True)
 class StoreReadOptions:
-    """The options of one read, checked as far as they mean the same for batch and stream."""
+    """Validated options of one read, without the checks that differ between batches and streams."""
 
     given: Mapping[str, str]
     keys: str
@@ -108,10 +108,10 @@ class StoreReadOptions:
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> StoreReadOptions:
-        """Check ``options`` as Spark hands them over.
+        """Validate ``options`` as Spark passes them.
 
         Raises:
-            ConfigError: an unknown or unsupported option, or a value that cannot be used; names what is accepted.
+            ConfigError: an option is unknown or not supported, or its value is invalid.
         """
         given = option_parsing.canonical("aio-statestore", options, READ_OPTIONS, UNSUPPORTED)
         keys = given.get("keys", "*")
@@ -130,24 +130,24 @@ class StoreReadOptions:
         )
 
     def for_batch(self) -> SnapshotOptions:
-        """A read of the keys as they are.
+        """Return the options of a batch, which reads the current keys.
 
         Raises:
-            ConfigError: no broker, or a start was given.
+            ConfigError: the broker is not set, or ``startingVersion`` is set.
         """
         if self.starting is not None:
             raise ConfigError(
-                "startingVersion has no meaning for a batch: it reads the keys as they are",
+                "startingVersion is not supported for a batch, which reads the current keys",
                 option="startingVersion",
-                do="leave it out, or read a stream",
+                do="remove it, or read a stream",
             )
         return self._snapshot()
 
     def for_stream(self) -> FeedOptions:
-        """A read of what changes, after a snapshot where that is wanted.
+        """Return the options of a stream, which reads changes, after a snapshot if ``startingVersion`` is snapshot.
 
         Raises:
-            ConfigError: no tube, no topic, or no broker for the snapshot.
+            ConfigError: the TubeMQ masters, the topic, or the broker for the snapshot are not set.
         """
         starting: Starting = "snapshot" if self.starting is None else self.starting
         source = self._changes("a stream reads the TubeMQ topic of its changes")
@@ -165,7 +165,7 @@ class StoreReadOptions:
                 "tubemq.topic is not set",
                 option="tubemq.topic",
                 why=f"the state store keeps no history for readers: {why}",
-                do="set statestore.capture_topic in the node's configuration and name the same topic here",
+                do="set statestore.capture_topic in the node's configuration, and tubemq.topic to the same topic",
             )
         of_tube = {name: self.given[name] for name in (*_OF_TUBE, "minPartitions") if name in self.given}
         return SourceOptions.parse(of_tube | {"subscribe": topic, "includeHeaders": "true"})
@@ -173,7 +173,7 @@ class StoreReadOptions:
 
 @dataclass(frozen=True, slots=True)
 class StoreWriteOptions:
-    """The options of one write, checked."""
+    """Validated options of one write."""
 
     broker: str
     order_by: str | None = None
@@ -182,7 +182,7 @@ class StoreWriteOptions:
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> StoreWriteOptions:
-        """Check ``options`` as Spark hands them over; raises as :meth:`StoreReadOptions.parse`."""
+        """Validate ``options`` as Spark passes them; raises as :meth:`StoreReadOptions.parse`."""
         given = option_parsing.canonical("aio-statestore", options, WRITE_OPTIONS, UNSUPPORTED, kind="sink")
         token = None
         if "fencingToken" in given:
@@ -216,7 +216,7 @@ def _starting(text: str) -> Starting:
 
 
 _TIME_DIGITS = 15
-"""Of a time in ms, as the SDKs print it; more is a number that somebody took for something else."""
+"""Maximum digits of a time in ms; a longer number is probably not a time."""
 
 
 def _timeout_s(given: Mapping[str, str]) -> float:

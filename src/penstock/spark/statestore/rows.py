@@ -1,7 +1,7 @@
-"""Rows of the aio-statestore source as Arrow record batches: keys as they are, and what changed.
+"""Rows of the aio-statestore source as Arrow record batches: current keys, and changes.
 
-A change is a record of the TubeMQ topic that ``statestore.capture_topic`` of the node names; the reference page of the
-state store has its attributes.
+A change is a record in the TubeMQ topic ``statestore.capture_topic`` of the node; the reference page of the state store
+describes its attributes.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 __all__ = ["SNAPSHOT", "KeyRow", "change_batches", "key_batch", "version_at"]
 
 SNAPSHOT: Final = "SNAPSHOT"
-"""``operation`` of a row with the state of a key; those of changes are ``SET`` and ``DELETE``."""
+"""``operation`` of a row with the current value of a key; changes have ``SET`` or ``DELETE``."""
 
 MOST_LAYOUTS: Final = 64
-"""Orders of attributes remembered; the node writes a handful."""
+"""Maximum size of the cache of attribute layouts; the node writes only a few."""
 
 _TIME = pa.timestamp("us", tz="UTC")
 _COLUMNS: tuple[pa.Field[Any], ...] = (
@@ -43,7 +43,7 @@ _SCHEMA = pa.schema(_COLUMNS)
 
 
 class KeyRow(NamedTuple):
-    """A key as it is; ``expires_at_ms`` None: it does not expire, or nobody asked; ``writer`` None: not known."""
+    """Current state of a key. ``expires_at_ms`` None: no expiry, or not requested; ``writer`` None: unknown."""
 
     key: bytes
     value: bytes
@@ -63,8 +63,8 @@ class _ChangeLayout(NamedTuple):
 
     @classmethod
     def from_names(cls, names: Sequence[str]) -> _ChangeLayout | None:
-        """None where these are not the attributes of a change."""
-        # The node's own come first; a later one of the same name would be somebody else's.
+        """Return the layout of the attributes ``names``; None if they are not those of a change."""
+        # The node's attributes come first, so the first one of a name is used.
         places = {name: place for place, name in reversed(list(enumerate(names)))}
         if "operation" not in places or "version" not in places:
             return None
@@ -78,7 +78,7 @@ class _ChangeLayout(NamedTuple):
 
 
 def key_batch(rows: Sequence[KeyRow]) -> pa.RecordBatch:
-    """``rows`` of a batch, or of the snapshot that a stream starts with."""
+    """Convert current keys, of a batch or of a stream's snapshot, to a record batch."""
     count = len(rows)
     arrays: list[pa.Array[Any]] = [
         pa.array([row.key for row in rows], pa.binary()),
@@ -96,10 +96,10 @@ def key_batch(rows: Sequence[KeyRow]) -> pa.RecordBatch:
 def change_batches(
     topic: str, batches: Iterable[MessageBatch], keys: str, target_bytes: int = TARGET_BYTES
 ) -> Iterator[pa.RecordBatch]:
-    """The changes in ``batches`` whose key matches the glob ``keys``, in order; no record batch is empty.
+    """Yield the changes in ``batches`` whose key matches the glob ``keys``, in order; no record batch is empty.
 
     Raises:
-        PenstockError: a record is not a change: ``topic`` is not the one that the changes go to.
+        PenstockError: a record is not a change, so ``topic`` is not the topic of the changes.
     """
     pattern = Glob(keys.encode())
     layouts: dict[tuple[str, ...], _ChangeLayout | None] = {}
@@ -137,15 +137,15 @@ def _rows(topic: str, joined: Joined, layouts: dict[tuple[str, ...], _ChangeLayo
             layouts[named] = _ChangeLayout.from_names(named)
         layout = layouts[named]
         if layout is None or key is None:
-            raise _no_change(topic, int(joined.offsets[number]))
+            raise _not_a_change(topic, int(joined.offsets[number]))
         try:
             yield _row(key, value, contents[start:stop], layout)
         except ValueError:
-            raise _no_change(topic, int(joined.offsets[number])) from None
+            raise _not_a_change(topic, int(joined.offsets[number])) from None
 
 
 def _row(key: bytes, value: bytes, contents: Sequence[bytes], layout: _ChangeLayout) -> _Row:
-    """The row of one change; ValueError where its attributes are not what the node writes."""
+    """Convert one change to a row; ValueError if its attributes are invalid."""
     operation = contents[layout.operation].decode("ascii")
     version = contents[layout.version].decode("ascii")
     omitted = None if layout.omitted is None else int(contents[layout.omitted])
@@ -162,24 +162,24 @@ def _row(key: bytes, value: bytes, contents: Sequence[bytes], layout: _ChangeLay
 
 
 def version_at(topic: str, batch: MessageBatch) -> Hlc:
-    """The version of the first record in ``batch``.
+    """Return the version of the first record in ``batch``.
 
     Raises:
-        PenstockError: it is not a change.
+        PenstockError: the record is not a change.
     """
     _, _, _, names, contents = Headers.from_payloads(batch.payloads[:1], batch.flags[:1]).lists()
     layout = _ChangeLayout.from_names(names)
     version = None if layout is None else hlc.parse(contents[layout.version].decode(errors="replace"))
     if version is None:
-        raise _no_change(topic, int(batch.offsets[0]))
+        raise _not_a_change(topic, int(batch.offsets[0]))
     return version
 
 
-def _no_change(topic: str, offset: int) -> PenstockError:
+def _not_a_change(topic: str, offset: int) -> PenstockError:
     return PenstockError(
         f"tube topic {topic!r}, offset {offset}: the record is not a change of a state store",
-        why="something else writes to this topic",
-        do="name the topic of statestore.capture_topic in tubemq.topic; only the node may write to it",
+        why="another producer writes to this topic",
+        do="set tubemq.topic to the topic of statestore.capture_topic, and let only the node write to it",
     )
 
 

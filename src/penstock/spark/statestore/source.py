@@ -1,18 +1,17 @@
 """``format("aio-statestore")``: the keys of a state store as a batch, their changes as a stream, and a sink.
 
-The batch: the driver lists the matching keys (SCAN), the tasks read their values, many with one request where the store
-offers MGET. Each row is a value that the key had while the job ran; the rows are not a snapshot of one moment.
+Batch: the driver lists the matching keys (SCAN), and the tasks read their values, many per request if the store
+supports MGET. Each row has a value that the key had while the job ran; the rows are not a consistent snapshot.
 
-The stream: a snapshot of the keys, then every change, from a TubeMQ topic. The node copies each change into the topic
-(``statestore.capture_topic``) once, in the order of the versions, so the offsets are those of the topic, and a range of
-them has the same rows whenever it is read. A stream with a snapshot notes the end of the topic *before* it reads the
-keys, so nothing is missed between the two; a change during the snapshot appears again as a change, with a version that
-the snapshot may already have or an older one. A snapshot that is read again, because the first batch failed, may be
-newer than the first one.
+Stream: a snapshot of the keys, then every change, from a TubeMQ topic. The node copies each change to the topic
+(``statestore.capture_topic``) once, in the order of versions, so the offsets are those of the topic, and a range of
+offsets always has the same rows. A stream with a snapshot stores the end of the topic *before* it reads the keys, so no
+change is missed. A change during the snapshot appears again as a change, with a version that is not newer than the
+snapshot's. If the first batch fails, its snapshot is read again and may be newer.
 
-The sink accepts one row per key and batch: tasks only collect rows, and the driver writes after all of them have
-succeeded, so a failed batch writes nothing. A repeated batch writes the same values. Under a fencing token a run that
-was replaced is refused. Rows with a null value delete their key.
+Sink: one row per key and batch. Tasks only collect rows, and the driver writes after all tasks have succeeded, so a
+failed batch writes nothing. A repeated batch writes the same values. With a fencing token, the store refuses writes of
+a run that was replaced. Rows with a null value delete their key.
 
 Modules are imported where they are used: Spark imports this one for every user of any data source.
 """
@@ -65,35 +64,35 @@ if TYPE_CHECKING:
 __all__ = [
     "SNAPSHOT_DONE",
     "KeysPartition",
+    "LastChange",
     "StateStoreDataSource",
     "StoreReader",
     "StoreStreamReader",
     "StoreStreamWriter",
     "StoreWriter",
-    "Written",
     "WrittenRows",
     "connect",
+    "offset_of_version",
     "plan_keys",
-    "position_of",
     "read_keys",
 ]
 
-KEYS_A_BATCH = 1_000
-"""Keys read at once and handed over as one Arrow batch."""
+KEYS_PER_BATCH = 1_000
+"""Keys per Arrow batch, which are read concurrently."""
 CONCURRENT_REQUESTS = 64
 
 
-class Written(NamedTuple):
-    """The last change of a key that the topic of the changes has."""
+class LastChange(NamedTuple):
+    """Version and writer of the last change of a key in the topic of changes."""
 
     version: str
     writer: str | None
 
 
 class KeysPartition(InputPartition):
-    """Input of one task: some of the keys. ``writers``: the writer of each version, if requested."""
+    """Input of one task: some of the keys. ``writers``: the last change of each key, if writers were requested."""
 
-    def __init__(self, keys: Sequence[bytes], writers: Mapping[bytes, Written] | None = None) -> None:
+    def __init__(self, keys: Sequence[bytes], writers: Mapping[bytes, LastChange] | None = None) -> None:
         super().__init__(keys)
         self.keys = keys
         self.writers = writers or {}
@@ -103,23 +102,23 @@ class KeysPartition(InputPartition):
 
 
 class StoreReader(DataSourceReader):
-    """The values of the keys that match, as they are while the job runs."""
+    """Batch reader of the current values of the matching keys."""
 
     def __init__(self, options: SnapshotOptions) -> None:
         self._options = options
 
     def partitions(self) -> list[InputPartition]:
-        """The keys there are now, in tasks of about the same number; one at least."""
+        """List the existing keys and return at least one task; tasks have similar numbers of keys."""
         return list(plan_keys(self._options)) or [KeysPartition([])]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of the keys of one task, as they are when it runs."""
+        """Read the current values of the keys of one task."""
         assert isinstance(partition, KeysPartition)
         return read_keys(self._options, partition)
 
 
 def plan_keys(options: SnapshotOptions) -> list[KeysPartition]:
-    """The keys that match now, dealt out to the tasks; no task has none."""
+    """List the matching keys and distribute them over tasks, none of which is empty."""
     import asyncio
 
     async def scan() -> list[bytes]:
@@ -133,24 +132,24 @@ def plan_keys(options: SnapshotOptions) -> list[KeysPartition]:
     return [KeysPartition(piece, {key: writers[key] for key in piece if key in writers}) for piece in pieces]
 
 
-def _writers(changes: SourceOptions, keys: str) -> dict[bytes, Written]:
+def _writers(changes: SourceOptions, keys: str) -> dict[bytes, LastChange]:
     """Find the writer of the last change of each matching key, from all changes in the topic."""
     from penstock.spark.statestore.rows import change_batches
     from penstock.spark.tube.offsets import Slice
     from penstock.spark.tube.tube_client import TubeClient
 
-    found: dict[bytes, Written] = {}
+    found: dict[bytes, LastChange] = {}
     with TubeClient.from_options(changes) as tube:
         for partition, bound in tube.bounds(tube.partitions(changes.topics)).items():
             messages = tube.read(Slice(partition, bound.oldest, bound.end), fail_on_data_loss=changes.fail_on_data_loss)
             for batch in change_batches(partition.topic, messages, keys):
                 columns = (batch.column(name).to_pylist() for name in ("key", "version", "writer"))
-                found.update((key, Written(version, writer)) for key, version, writer in zip(*columns, strict=True))
+                found.update((key, LastChange(version, writer)) for key, version, writer in zip(*columns, strict=True))
     return found
 
 
 def read_keys(options: SnapshotOptions, partition: KeysPartition) -> Iterator[pa.RecordBatch]:
-    """The rows of one task. Keys that are gone by now have none."""
+    """Read the rows of one task. Keys that no longer exist have no row."""
     import asyncio
 
     from penstock.spark.statestore.rows import key_batch
@@ -160,29 +159,29 @@ def read_keys(options: SnapshotOptions, partition: KeysPartition) -> Iterator[pa
         reader = _KeyRows(options)
         runner.run(reader.open())
         try:
-            for start in range(0, len(keys), KEYS_A_BATCH):
-                rows = runner.run(reader.read(keys[start : start + KEYS_A_BATCH]))
+            for start in range(0, len(keys), KEYS_PER_BATCH):
+                rows = runner.run(reader.read(keys[start : start + KEYS_PER_BATCH]))
                 yield key_batch([_with_writer(row, partition.writers.get(row.key)) for row in rows])
         finally:
             runner.run(reader.close())
 
 
-def _with_writer(row: KeyRow, last: Written | None) -> KeyRow:
-    """Only where the last change in the topic is what the key is: a later one may be another client's."""
+def _with_writer(row: KeyRow, last: LastChange | None) -> KeyRow:
+    """Add the writer if the last change in the topic has the row's version; a newer one may have another writer."""
     if last is None or last.version != str(row.version):
         return row
     return row._replace(writer=last.writer)
 
 
 def connect(broker: str, timeout_s: float) -> StateStoreClient:
-    """A client of the state store, opened by ``async with``."""
+    """Return a client of the state store; ``async with`` connects it."""
     from penstock.statestore.client.client import StateStoreClient
 
     return StateStoreClient.connect(broker, timeout_s=timeout_s)
 
 
 class _KeyRows:
-    """Rows of keys, read over one connection."""
+    """Reads rows of keys over one connection."""
 
     def __init__(self, options: SnapshotOptions) -> None:
         from penstock.spark.statestore.lookup import ManyKeys
@@ -200,7 +199,7 @@ class _KeyRows:
         await self._store.__aexit__(None, None, None)
 
     async def read(self, keys: Sequence[bytes]) -> list[KeyRow]:
-        """The rows of those of ``keys`` that there are, in order."""
+        """Return the rows of the ``keys`` that exist, in order."""
         import asyncio
 
         from penstock.spark.statestore.rows import KeyRow
@@ -226,10 +225,10 @@ class _KeyRows:
             left_ms = (await self._store.expiry(key)).left_ms
         except InvalidRequestError as error:
             raise ConfigError(
-                "the state store does not tell when keys expire",
+                "the state store does not return expiry times of keys",
                 option="includeExpiry",
                 why=error.what,
-                do="name the extension ttl in the node's statestore.extensions, or leave includeExpiry out",
+                do="enable the extension ttl in the node's statestore.extensions, or remove includeExpiry",
             ) from error
         return None if left_ms is None else int(time.time() * 1000) + left_ms
 
@@ -241,7 +240,7 @@ Offset = dict[str, dict[str, int]]
 
 
 class StoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """A stream. Runs in one process next to the driver for the whole query; ``read`` runs in executors, on a copy."""
+    """Stream reader. It runs in one process next to the driver for the whole query; executors ``read`` with copies."""
 
     def __init__(self, options: FeedOptions, servers: ServerAccess | None = None) -> None:
         self._options = options
@@ -263,7 +262,7 @@ class StoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._is_placed = True
         if self._initial is None:
             starting = self._options.starting
-            with self._telling_of_capture():
+            with self._explaining_capture():
                 if starting == "snapshot" or isinstance(starting, Hlc):
                     source = replace(self._options.source, starting=to_json(self._start(starting)))
                     self._changes.stop()
@@ -285,46 +284,46 @@ class StoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         done = self._done if start is None else _done(start)
         if done == 0:
             begin = self.initialOffset() if start is None else start
-            return {**_positions(begin), SNAPSHOT_DONE: {"done": 1}}
-        end = self._changes.latestOffset(None if start is None else _positions(start), limit)
+            return {**_without_snapshot(begin), SNAPSHOT_DONE: {"done": 1}}
+        end = self._changes.latestOffset(None if start is None else _without_snapshot(start), limit)
         return end if done is None else {**end, SNAPSHOT_DONE: {"done": done}}
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """That of the topic of changes."""
+        """Return the limit of the source of changes."""
         return self._changes.getDefaultReadLimit()
 
     def reportLatestOffset(self) -> Offset | None:
-        """The end of the topic when it was last looked at: progress reports show the lag."""
+        """Return the end of the topic at the last request: progress reports contain the lag."""
         newest = self._changes.reportLatestOffset()
         return newest if newest is None or self._done is None else {**newest, SNAPSHOT_DONE: {"done": 1}}
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """Fix the end of the run: the snapshot, and the current end of the topic. Spark calls this method first."""
+        """Set the end of the run: the snapshot and the current end of the topic. Spark calls this method first."""
         self._ends = True
-        with self._telling_of_capture():
+        with self._explaining_capture():
             self._changes.prepareForTriggerAvailableNow()
 
     def partitions(
         self, start: Mapping[str, Mapping[str, int]], end: Mapping[str, Mapping[str, int]]
     ) -> list[InputPartition]:
-        """The tasks of one batch: of the snapshot where it lies in it, of the topic."""
+        """Return the tasks of one batch: the keys of the snapshot, if the batch contains it, and ranges of changes."""
         self._is_placed = True
         self._done = _done(end)
-        pieces = self._changes.partitions(_positions(start), _positions(end))
+        pieces = self._changes.partitions(_without_snapshot(start), _without_snapshot(end))
         if self._done != 1 or _done(start) == 1:
             return pieces
         if self._options.snapshot is None:
             raise ConfigError(
-                "the checkpoint stopped at the snapshot, and the stream is to start without one",
+                "the checkpoint is from a query with a snapshot, but startingVersion is not snapshot",
                 option="startingVersion",
-                do="say startingVersion=snapshot, or give the query a checkpoint location of its own",
+                do="set startingVersion=snapshot, or use a separate checkpoint location for this query",
             )
         return [*plan_keys(self._options.snapshot), *pieces]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of one task: keys of the snapshot, or a range of changes."""
+        """Read the rows of one task: keys of the snapshot, or a range of changes."""
         if isinstance(partition, KeysPartition):
-            assert self._options.snapshot is not None, "only then are such tasks planned"
+            assert self._options.snapshot is not None, "such tasks are planned with a snapshot only"
             yield from read_keys(self._options.snapshot, partition)
         elif isinstance(partition, RangePartition):
             from penstock.spark.statestore.rows import change_batches
@@ -333,7 +332,7 @@ class StoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             yield from change_batches(self._topic, messages, self._options.keys)
 
     def commit(self, end: Mapping[str, Mapping[str, int]]) -> None:
-        """Nothing to do: positions live in the query's checkpoint."""
+        """Do nothing: the query's checkpoint stores the offsets."""
 
     def stop(self) -> None:
         """Close the connection to the topic."""
@@ -346,23 +345,23 @@ class StoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if not isinstance(starting, Hlc):
                 return {partition: bound.end for partition, bound in bounds.items()}
             loses = not self._options.source.fail_on_data_loss
-            return {p: position_of(tube, p, bound, starting, may_lose=loses) for p, bound in bounds.items()}
+            return {p: offset_of_version(tube, p, bound, starting, may_lose=loses) for p, bound in bounds.items()}
 
-    def _telling_of_capture(self) -> AbstractContextManager[None]:
-        """Explain a missing topic: most likely the node is not configured to write changes to it."""
+    def _explaining_capture(self) -> AbstractContextManager[None]:
+        """Explain the error about a missing topic: most likely the node is not configured to copy changes to it."""
         return explain_missing_topic(
             "the changes of the state store are not stored",
-            why="a node copies changes into a topic only where statestore.capture_topic names it",
-            do=f"set statestore.capture_topic: {self._topic} in the node's configuration and start it again",
+            why="a node copies changes to a topic only if statestore.capture_topic is set",
+            do=f"set statestore.capture_topic: {self._topic} in the node's configuration and restart it",
         )
 
 
-def position_of(
+def offset_of_version(
     tube: TubeClient, partition: TopicPartition, bounds: Bounds, version: Hlc, *, may_lose: bool = False
 ) -> int:
-    """Return the offset of the first change with ``version`` or a later one; the end if there is none yet.
+    """Return the offset of the first change with ``version`` or a later one; the end of the log if there is none.
 
-    Versions increase along the topic, so a binary search finds it, with two small requests per step.
+    Versions increase with offsets, so a binary search finds it, with two small requests per step.
 
     Raises:
         DataLossError: the topic's oldest change is newer (not with ``may_lose``).
@@ -370,12 +369,12 @@ def position_of(
     """
     from penstock.spark.statestore.rows import version_at
 
-    def first_from(position: int) -> Hlc | None:
-        """The version of the first change at ``position`` or after it."""
-        reached, count = tube.plan(Slice(partition, position, bounds.end), 1)
+    def first_from(offset: int) -> Hlc | None:
+        """Return the version of the first change at ``offset`` or later; None if there is none."""
+        reached, count = tube.plan(Slice(partition, offset, bounds.end), 1)
         if not count:
             return None
-        return next(version_at(partition.topic, batch) for batch in tube.read(Slice(partition, position, reached)))
+        return next(version_at(partition.topic, batch) for batch in tube.read(Slice(partition, offset, reached)))
 
     wanted = version.position
     low, high = bounds.oldest // INDEX_RECORD_BYTES, bounds.end // INDEX_RECORD_BYTES
@@ -386,21 +385,21 @@ def position_of(
             high = middle
         else:
             low = middle + 1
-    position = low * INDEX_RECORD_BYTES
-    if position == bounds.oldest > 0 and not may_lose:
-        oldest = first_from(position)
+    offset = low * INDEX_RECORD_BYTES
+    if offset == bounds.oldest > 0 and not may_lose:
+        oldest = first_from(offset)
         if oldest is not None and oldest.position > wanted:
             raise DataLossError(
-                f"{partition}: changes from version {version} on are no longer kept, the oldest has version {oldest}",
-                why="retention of the topic removed them",
+                f"{partition}: changes from version {version} on are no longer stored (oldest version: {oldest})",
+                why="the retention of the topic removed them",
                 do="start with a snapshot (startingVersion=snapshot), at a later version, or set failOnDataLoss=false "
-                "to start at the oldest",
+                "to start at the oldest change",
             )
-    return position
+    return offset
 
 
-def _positions(offset: Mapping[str, Mapping[str, int]]) -> Offset:
-    """The offset without what it says of the snapshot."""
+def _without_snapshot(offset: Mapping[str, Mapping[str, int]]) -> Offset:
+    """Return the offset without the entry of the snapshot."""
     return {topic: dict(named) for topic, named in offset.items() if topic != SNAPSHOT_DONE}
 
 
@@ -410,7 +409,7 @@ def _done(offset: Mapping[str, Mapping[str, int]]) -> int | None:
 
 
 NAME = "aio-statestore"
-"""Not ``statestore``: Spark has a source of its own by that name, which reads the state of streaming queries."""
+"""Not ``statestore``: Spark has a source with this name, which reads the state of streaming queries."""
 
 _SCHEMA = StructType(
     [
@@ -433,43 +432,43 @@ _SINK_SCHEMA = sink_rows.SinkSchema(
 
 
 class StateStoreDataSource(DataSource):
-    """The format ``aio-statestore``. Options: `store_options.READ_OPTIONS` and `store_options.WRITE_OPTIONS`."""
+    """The format ``aio-statestore``. Options: ``READ_OPTIONS`` of the source, ``WRITE_OPTIONS`` of the sink."""
 
     @classmethod
     def name(cls) -> str:
-        """Name for ``format``."""
+        """Return the name for ``format``."""
         return NAME
 
     def schema(self) -> StructType:
         """Return the columns: the state of a key (``operation`` SNAPSHOT) or a change (SET, DELETE, also on expiry).
 
-        ``version`` is the hybrid logical clock as text, ``timestamp`` its wall clock. ``writer`` is the client id that
-        made a change, null if the key expired; for a snapshot see the option includeWriter. ``value`` is null for a
-        delete, and for a value too large for the topic of changes: ``omitted_bytes`` is its size.
+        ``version`` is the hybrid logical clock as text, ``timestamp`` its wall clock. ``writer`` is the client id of
+        the writer, null if the key expired; for a snapshot see the option includeWriter. ``value`` is null for a
+        delete, and for a value that is too large for the topic of changes: ``omitted_bytes`` is its size.
         """
         StoreReadOptions.parse(self.options)
         return _SCHEMA
 
     def reader(self, schema: StructType) -> StoreReader:
-        """The keys as they are while they are read. Raises ConfigError: an option or column is wrong."""
+        """Return the reader of the current keys. Raises ConfigError: an option or the schema is invalid."""
         return StoreReader(self._read_options(schema).for_batch())
 
     def streamReader(self, schema: StructType) -> StoreStreamReader:
-        """Every change in the order of versions, after the keys where that is wanted. Raises ConfigError."""
+        """Return the reader of a stream of changes. Raises ConfigError: an option or the schema is invalid."""
         return StoreStreamReader(self._read_options(schema).for_stream())
 
     def writer(self, schema: StructType, overwrite: bool) -> StoreWriter:
-        """Sets and deletes keys. Raises ConfigError: the mode is overwrite, or an option or column is wrong."""
+        """Return the writer of a batch. Raises ConfigError: overwrite mode, or an invalid option or column."""
         if overwrite:
             raise sink_rows.refuse_overwrite(
                 NAME,
                 why="it would have to delete every other key",
-                do='write with mode("append"): rows set their keys, rows without a value delete them',
+                do='write with mode("append"): rows set their keys, and rows with a null value delete them',
             )
         return StoreWriter(self._write_options(schema))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> StoreStreamWriter:
-        """As :meth:`writer`, batch after batch; a repeated batch has the same effect."""
+        """Return the writer of a stream. Raises ConfigError: an option or column is invalid."""
         return StoreStreamWriter(self._write_options(schema))
 
     def _read_options(self, schema: StructType) -> StoreReadOptions:
@@ -478,7 +477,7 @@ class StateStoreDataSource(DataSource):
                 f"the {NAME} source cannot read into the schema {schema.simpleString()}",
                 option="schema",
                 why=f"its columns are {_SCHEMA.simpleString()}",
-                do="leave .schema(...) out and select what is needed from the data frame",
+                do="remove .schema(...) and select columns of the data frame instead",
             )
         return StoreReadOptions.parse(self.options)
 
@@ -496,43 +495,43 @@ class StateStoreDataSource(DataSource):
 
 @dataclass
 class WrittenRows(WriterCommitMessage):
-    """The rows of one task, for the driver to write."""
+    """The rows of one task, which the driver writes."""
 
     rows: list[Row]
 
 
 class StoreWriter(DataSourceArrowWriter):
-    """Rows of a batch into the state store."""
+    """Batch writer: writes the rows of a data frame to the state store."""
 
     def __init__(self, options: StoreWriteOptions) -> None:
         self._options = options
 
     def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
-        """Collect the rows of one task for the driver, which alone writes: order and fence need one place."""
+        """Collect the rows of one task for the driver, which orders and writes the rows of all tasks."""
         return _collected(self._options, iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Write what all tasks have collected. Runs on the driver, once all of them are done."""
+        """Write the rows of all tasks. Runs in the driver after all tasks have succeeded."""
         _store(self._options, messages)
 
 
 class StoreStreamWriter(DataSourceStreamArrowWriter):
-    """Rows of micro-batches into the state store. A batch that is repeated writes the same again."""
+    """Stream writer: writes the rows of each micro-batch to the state store."""
 
     def __init__(self, options: StoreWriteOptions) -> None:
         self._options = options
 
     def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
-        """As that of a batch."""
+        """Collect the rows of one task for the driver."""
         return _collected(self._options, iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Write what all tasks of the batch have collected; a batch that is repeated is written again."""
+        """Write the rows of all tasks of the batch."""
         _store(self._options, messages)
 
 
 def _collected(options: StoreWriteOptions, batches: Iterator[pa.RecordBatch]) -> WrittenRows:
-    """The rows of a task; see the module for why nothing is written here."""
+    """Collect the rows of a task."""
     return WrittenRows([row for batch in batches for row in _rows(options, batch)])
 
 
@@ -545,14 +544,14 @@ def _rows(options: StoreWriteOptions, batch: pa.RecordBatch) -> Iterator[Row]:
             raise ConfigError(
                 f"the {NAME} sink got a row with {'no' if key is None else 'an empty'} key",
                 option="key",
-                do="leave such rows out: .where(\"key <> ''\")",
+                do="filter such rows: .where(\"key <> ''\")",
             )
         if ttl_ms is not None and ttl_ms < 1:
             raise ConfigError(
                 f"the {NAME} sink got a row with ttl_ms {ttl_ms}",
                 option="ttl_ms",
-                why="a key lives for at least a millisecond",
-                do="leave ttl_ms null for a key that stays, or make the value null to delete the key",
+                why="the minimum is 1 ms",
+                do="set ttl_ms to null for a key that does not expire, or the value to null to delete the key",
             )
         yield Row(
             KeyWrite(sink_rows.as_bytes(key), None if value is None else sink_rows.as_bytes(value), ttl_ms), order

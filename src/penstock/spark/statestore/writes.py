@@ -1,4 +1,4 @@
-"""Changes of state store keys, as the sinks make them: many keys at once, each key's changes in their order."""
+"""Writes of the state store sinks: many keys concurrently, and the changes of each key in order."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["KeyWrite", "Row", "WritableStore", "last_of_each", "write_changes"]
 
 
 class KeyWrite(NamedTuple):
-    """SET of ``value``, for ``ttl_ms`` where given, or DEL where it is None."""
+    """SET of ``value``, with an optional ``ttl_ms``; DEL if ``value`` is None."""
 
     key: str | bytes
     value: bytes | None
@@ -22,7 +22,7 @@ class KeyWrite(NamedTuple):
 
 
 class Row(NamedTuple):
-    """A row for the sink, and what orders it among the rows of its key."""
+    """A row for the sink, and the value that orders it among the rows of its key."""
 
     change: KeyWrite
     order: Any = None
@@ -49,27 +49,25 @@ def last_of_each(rows: Iterable[Row], order_by: str | None) -> dict[str | bytes,
         if other is None:
             last[key] = row
             continue
-        nowhere = None if order_by is None else _nowhere(row.order, other.order)
-        if order_by is None or nowhere is not None:
+        unordered = None if order_by is None else _unordered(row.order, other.order)
+        if order_by is None or unordered is not None:
             raise PenstockError(
                 f"state store sink: a batch has two rows of key {_shown(key)}",
-                why="no column says which is the last"
-                if order_by is None
-                else f"{order_by} is {nowhere} in one of them",
-                do="name a column in orderBy, or keep one row of each key",
+                why="their order is undefined" if order_by is None else f"{order_by} is {unordered} in one of them",
+                do="set orderBy to a column that orders the rows, or write one row per key",
             )
         if row.order == other.order and row.change != other.change:
             raise PenstockError(
                 f"state store sink: two rows of key {_shown(key)} have the same {order_by}, {row.order}",
-                why="which of them is the last would be chance",
-                do="order by a column that is different in the rows of a key",
+                why="their order is undefined",
+                do="set orderBy to a column that differs between the rows of a key",
             )
         if row.order > other.order:
             last[key] = row
     return {key: [row.change] for key, row in last.items()}
 
 
-def _nowhere(*orders: Any) -> str | None:
+def _unordered(*orders: Any) -> str | None:
     """Return the name of a value without an order: null or NaN; None if all have one."""
     if None in orders:
         return "null"
@@ -77,11 +75,11 @@ def _nowhere(*orders: Any) -> str | None:
 
 
 async def write_changes(store: WritableStore, by_key: Mapping[Any, Sequence[KeyWrite]], token: Hlc | None) -> int:
-    """Carry out the changes, those of one key in their order; how many there were.
+    """Write the changes, those of a key in order; return their number.
 
     Raises:
-        UnavailableError: the store did not answer; what of it was applied is unknown, and may be sent again.
-        PenstockError: the store refused one, most likely since a later run has a higher token.
+        UnavailableError: the store did not respond; some changes may have been applied, and all may be sent again.
+        PenstockError: the store refused a change, most likely because a later run has a higher fencing token.
     """
     writes = [
         Write.delete(change.key) if change.value is None else Write.set(change.key, change.value, ttl_ms=change.ttl_ms)
@@ -89,7 +87,7 @@ async def write_changes(store: WritableStore, by_key: Mapping[Any, Sequence[KeyW
         for change in changes
     ]
     try:
-        # A run that was replaced must not go on with keys that the later one has not written yet.
+        # After a refusal, a replaced run must not write other keys that the later run has not written yet.
         await store.write_many(writes, fencing_token=token, stop=True)
     except WritesRefusedError as error:
         if token is None:

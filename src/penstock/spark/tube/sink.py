@@ -1,15 +1,15 @@
 """The sink of ``format("tubemq")``, for batches and streams, with any TubeMQ server.
 
-Delivery: exactly once with penstock's brokers (:mod:`penstock.spark.tube.sink_writes`). At least once with others, or
-where that is asked for: a task ends when every row of it is acknowledged; a task or batch that failed is run again, and
-its rows are stored again. There rows that bring no id of their own get one that names query, batch, task and row: where
-the rows of a task are the same each time (a source that replays exactly, no shuffle without an order) copies have equal
-ids, and a reader drops them by it.
+Delivery: exactly once with penstock's brokers (:mod:`penstock.spark.tube.sink_writes`); at least once with other
+brokers, or with ``deliveryGuarantee`` at-least-once. At least once: a task succeeds when all its rows are acknowledged;
+a failed task or batch runs again and stores its rows again. Rows without an id get one from query, batch, task and row
+number. If the rows of a task are the same in every attempt (a source that replays exactly, no shuffle without an
+order), copies have equal ids, which readers can use to drop duplicates.
 
-Imports stand where they are used: Spark imports this module for every user of any data source.
+Modules are imported where they are used: Spark imports this one for every user of any data source.
 
-Columns: ``value``; ``key``, ``topic``, ``partition`` and ``headers`` where wanted. Headers are the record's attributes
-by the names that the source gives them, so that what the source reads the sink writes.
+Columns: ``value``; optional: ``key``, ``topic``, ``partition`` and ``headers``. Headers have the names that the source
+uses, so rows of the source can be written unchanged.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _SINK_SCHEMA = sink_rows.SinkSchema(
         "partition": sink_rows.one_of(IntegerType, LongType),
         "headers": sink_rows.pairs(sink_rows.text),
     },
-    "value (string or binary), and where wanted key (string or binary), topic (string), partition (int), "
+    "value (string or binary); optional: key (string or binary), topic (string), partition (int), "
     "headers (array<struct<key: string, value: binary>>)",
     '"machine AS key", "to_json(struct(*)) AS value"',
 )
@@ -68,50 +68,50 @@ class SentRows(WriterCommitMessage):
 
 
 class TubeWriter(DataSourceArrowWriter):
-    """Writes the rows of a batch."""
+    """Batch writer: sends or stages the rows of a data frame."""
 
     def __init__(self, options: SinkOptions) -> None:
         self._options = options
         self._job = uuid.uuid4().hex
 
     def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
-        """Send or stage the rows of one task; returns when the brokers have them. Runs on an executor."""
+        """Send or stage the rows of one task; returns when the brokers acknowledged them. Runs in an executor."""
         return _write(self._options, iterator, self._job, streaming=False)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Let readers see what all tasks have staged; nothing to do where rows were sent at once."""
+        """Commit the staged rows of all tasks, which makes them readable; rows sent directly need no commit."""
         _finish(self._options, messages, commit=True)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Drop what the tasks have staged."""
+        """Drop the staged rows of all tasks."""
         _finish(self._options, messages, commit=False)
 
 
 class TubeStreamWriter(DataSourceStreamArrowWriter):
-    """Writes the rows of micro-batches."""
+    """Stream writer: sends or stages the rows of each micro-batch."""
 
     def __init__(self, options: SinkOptions) -> None:
         if options.transaction is not None:
             raise ConfigError(
                 "txnAppId and txnVersion are for batch writes",
                 option="txnAppId",
-                why="a stream is named by its query id and numbers its batches by itself",
-                do="leave them out",
+                why="a stream is identified by its query id and batch numbers",
+                do="remove them",
             )
         self._options = options
         self._job = uuid.uuid4().hex
 
     def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
-        """As that of a batch, under the number of the batch."""
+        """Send or stage the rows of one task of a micro-batch. Runs in an executor."""
         return _write(self._options, iterator, self._job, streaming=True)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """As that of a batch; repeated for a batch that is committed it changes nothing."""
+        """Commit the staged rows of all tasks; has no effect if the batch is already committed."""
         _finish(self._options, messages, commit=True)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Drop what the tasks have staged, unless it was decided already."""
-        # Called after a commit that failed, too: what was decided cannot be undone, and is not.
+        """Drop the staged rows of all tasks, unless the batch is already committed."""
+        # Spark also calls this after a failed commit, which may have committed the batch: that is not undone.
         _finish(self._options, messages, commit=False)
 
 
@@ -123,10 +123,10 @@ def _write(options: SinkOptions, batches: Iterator[pa.RecordBatch], job: str, *,
     from penstock.spark.tube import sink_writes
 
     context = TaskContext.get()
-    assert context is not None, "a task of Spark's"
+    assert context is not None, "must be called in a Spark task"
     batch = sink_writes.batch_of(options, context.getLocalProperty, job, streaming=streaming)
     task = context.partitionId()
-    # An id says where a row comes from, also in a batch write inside of a query's batch.
+    # In foreachBatch, ids of a batch write contain the query and its batch, so that a repeated batch has equal ids.
     query, number = context.getLocalProperty(sink_writes.QUERY) or job, context.getLocalProperty(sink_writes.BATCH)
     name = "/".join(filter(None, (query, number, str(task))))
 
@@ -145,16 +145,16 @@ def _finish(options: SinkOptions, messages: Iterable[WriterCommitMessage | None]
 
     from penstock.spark.tube import sink_writes
 
-    told = [message for message in messages if isinstance(message, SentRows)]
-    if told:
-        staged = [message.staged for message in told]
-        asyncio.run(sink_writes.finish(options, told[0].batch, staged, commit=commit))
+    sent = [message for message in messages if isinstance(message, SentRows)]
+    if sent:
+        staged = [message.staged for message in sent]
+        asyncio.run(sink_writes.finish(options, sent[0].batch, staged, commit=commit))
 
 
 def _records(
     options: SinkOptions, batch: pa.RecordBatch, name: str, first: int
 ) -> Iterator[tuple[str, int | None, Record, str]]:
-    """Topic, partition (None: by key) and record of each row, and the id for one that has none of its own."""
+    """Yield topic, partition (None: by key) and record of each row, and an id for a record that has none."""
     from penstock.spark.tube.arrow import record_of
 
     columns = ("value", "key", "topic", "partition", "headers")
@@ -164,7 +164,7 @@ def _records(
             raise ConfigError(
                 f"the tubemq sink got a row without a {'value' if value is None else 'topic'}",
                 option="value" if value is None else "topic",
-                do="leave such rows out, or give the option topic" if wanted is None else "leave such rows out",
+                do="filter such rows, or set the option topic" if wanted is None else "filter such rows",
             )
         kept = headers if options.include_headers else None
         named = [(header["key"], sink_rows.as_bytes(header["value"] or b"")) for header in kept or ()]

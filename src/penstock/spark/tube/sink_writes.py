@@ -26,7 +26,7 @@ Row = tuple[str, int | None, Record, str]
 
 
 def batch_of(options: SinkOptions, properties: Callable[[str], str | None], job: str, *, streaming: bool) -> BatchId:
-    """Return the batch that a task writes. ``properties`` are the task's; ``job`` names the write if they do not."""
+    """Return the id of the batch that a task writes: from ``properties`` of the task, or from ``job`` without them."""
     epoch = _epoch(options.token)
     run = job if options.token is None else str(options.token)[-128:]
     if streaming:
@@ -39,17 +39,18 @@ def batch_of(options: SinkOptions, properties: Callable[[str], str | None], job:
 
 
 def _epoch(token: Hlc | None) -> int:
-    """A number in the order of tokens."""
+    """Return the epoch of a fencing token: a number with the same order as the tokens."""
     return 0 if token is None else token.wall_ms << _COUNTER_BITS | min(token.counter, (1 << _COUNTER_BITS) - 1)
 
 
 async def write(options: SinkOptions, batch: BatchId, task: int, rows: Iterator[Sequence[Row]]) -> tuple[int, Staged]:
-    """Stage the rows of one attempt, or send those of topics that cannot be staged; how many, and what was staged.
+    """Stage the rows of one task attempt, or send rows of topics that cannot be staged.
 
-    ``rows`` come in pieces of which one at a time is in memory.
+    Returns the number of rows and the staged rows. ``rows`` is iterated in parts, one of which is in memory at a time.
 
     Raises:
-        RefusedError, UnavailableError: the task has to be run again, or the write is refused for good.
+        UnavailableError: the brokers are unavailable; the task must run again.
+        RefusedError: a broker refused the rows.
     """
     written = 0
     async with (
@@ -58,7 +59,7 @@ async def write(options: SinkOptions, batch: BatchId, task: int, rows: Iterator[
     ):
         stages: dict[str, bool] = {}
         if options.topic is not None:
-            # Without rows as well: a batch that had none is committed, too.
+            # Also without rows: an empty batch is committed, too.
             stages[options.topic] = await _stages(options, stager, options.topic)
         for piece in rows:
             sent: list[asyncio.Future[SendResult]] = []
@@ -85,19 +86,19 @@ async def _stages(options: SinkOptions, stager: Stager, topic: str) -> bool:
     able = await stager.stages(topic)
     if not able and options.delivery is DeliveryGuarantee.EXACTLY_ONCE:
         raise RefusedError(
-            f"tube: topic {topic!r} cannot be written exactly once, which deliveryGuarantee asks for",
+            f"tube: topic {topic!r} cannot be written with deliveryGuarantee exactly-once",
             code=400,
-            why="a broker of it knows no staged rows: it is Apache's, or an older penstock",
-            do="use penstock's brokers, or leave the option out and let readers drop copies by the record's id",
+            why="a broker of the topic does not support staged rows: it is Apache's, or an older penstock",
+            do="use penstock's brokers, or remove the option and drop duplicates by the record's id when reading",
         )
     return able
 
 
 async def finish(options: SinkOptions, batch: BatchId, staged: Sequence[Staged], *, commit: bool) -> None:
-    """Publish what the winning attempts staged, or let it go.
+    """Commit or abort the staged rows of the successful task attempts.
 
     Raises:
-        RefusedError, UnavailableError: as :func:`.exactly_once.commit`; aborting raises nothing.
+        RefusedError, UnavailableError: as :func:`.exactly_once.commit`; an abort raises nothing.
     """
     if not any(item.brokers for item in staged):
         return
@@ -107,23 +108,23 @@ async def finish(options: SinkOptions, batch: BatchId, staged: Sequence[Staged],
             await stack.enter_async_context(producer)
             await exactly_once.commit(producer, batch, staged, timeout_s=options.timeout_s)
             return
-        # Why the write failed is what its user has to see.
+        # The user must see the error of the write, not an error of the abort.
         with contextlib.suppress(PenstockError):
             await stack.enter_async_context(producer)
             await exactly_once.abort(producer, batch, staged)
 
 
 TOPIC_S = 10.0
-"""Seconds that the masters may take to announce an existing topic."""
+"""Maximum time in seconds until the masters announce an existing topic."""
 
 
 def check_topic(options: SinkOptions, timeout_s: float) -> None:
-    """Register at the masters in ``options`` and publish the topic that they name, if any.
+    """Check that the login is accepted and that the topic in ``options``, if set, can be written.
 
     Raises:
-        UnavailableError: no master answers.
-        RefusedError: who writes is not wanted there, or within ``timeout_s`` nobody announced such a topic.
-        ConfigError: a file of the login cannot be used.
+        UnavailableError: no master responds.
+        RefusedError: the login was refused, or no master announced the topic within ``timeout_s``.
+        ConfigError: a file of the login is invalid.
     """
     asyncio.run(_check_topic(options, timeout_s))
 

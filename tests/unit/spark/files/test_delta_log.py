@@ -12,7 +12,7 @@ import pytest
 
 from penstock.errors import ConfigError, DataLossError, PenstockError, StorageError
 from penstock.spark.files.delta_log import DeltaLog, DeltaVersion
-from penstock.spark.files.source import FileEntry, FileLog, found_versions
+from penstock.spark.files.source import FileEntry, FileLog, list_new_versions
 
 COLUMNS = [
     {"name": "machine", "type": "string", "nullable": True, "metadata": {}},
@@ -104,7 +104,7 @@ def test_versions_say_what_was_added_taken_away_and_by_whom(table: Table) -> Non
     table.commit(add("ab", changes=False), remove("a", changes=False), remove("b", changes=False))
     table.commit(remove("ab"), add("c"))
     found = list(DeltaLog(table.path).versions(0))
-    assert [(v.number, names(v.added), v.takes_away, v.transactions) for v in found] == [
+    assert [(v.number, names(v.added), v.removes_rows, v.transactions) for v in found] == [
         (1, ["b"], False, {"penstock/rows/q": 4}),
         (2, [], False, {}),
         (3, ["c"], True, {}),
@@ -134,7 +134,7 @@ def test_half_a_checkpoint_is_none(table: Table) -> None:
     table.commit(add("b"))
     table.checkpoint(0, [], ".0000000001.0000000002")
     table.log(0).unlink()
-    with pytest.raises(StorageError, match="has no beginning and no checkpoint"):
+    with pytest.raises(StorageError, match="has neither version 0 nor a checkpoint"):
         DeltaLog(table.path).snapshot()
 
 
@@ -156,15 +156,15 @@ def test_what_we_would_read_wrongly_is_refused(table: Table, action: dict[str, A
 
 
 def test_no_table_and_no_log(table: Table, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="is no Delta table"):
+    with pytest.raises(ConfigError, match="is not a Delta table"):
         DeltaLog(tmp_path / "elsewhere").check()
     table.log(0).write_text("{")
-    with pytest.raises(StorageError, match="no log of Delta's"):
+    with pytest.raises(StorageError, match="is not a Delta log"):
         DeltaLog(table.path).snapshot()
 
 
 def found(table: Table, known: list[FileEntry], *, skip: bool = False) -> list[FileEntry]:
-    return list(found_versions(DeltaLog(table.path), known, skip_changes=skip))
+    return list(list_new_versions(DeltaLog(table.path), known, skip_changes=skip))
 
 
 def test_files_are_found_version_by_version(table: Table, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import DataLossError, StorageError
-from penstock.spark.files.source import FileEntry, FileLog, check_unchanged, count_records, found_files
+from penstock.spark.files.source import FileEntry, FileLog, check_unchanged, count_records, list_new_files
 
 
 def entry(path: str) -> FileEntry:
@@ -30,7 +30,7 @@ def test_the_log_keeps_its_order_and_forgets_a_line_that_a_crash_cut_off(tmp_pat
 
 def test_something_else_is_no_log(tmp_path: Path) -> None:
     (tmp_path / "q.jsonl").write_text("{}\n5\n")
-    with pytest.raises(StorageError, match="is not a log of files"):
+    with pytest.raises(StorageError, match="is not a file log"):
         FileLog(tmp_path / "q.jsonl").entries()
 
 
@@ -40,13 +40,13 @@ def test_files_come_in_the_order_in_which_they_were_written(tmp_path: Path) -> N
         os.utime(tmp_path / name, ns=(age, age))
     (tmp_path / "d.csv").mkdir()
     known = {str(tmp_path / "known.csv")}
-    found = list(found_files(str(tmp_path / "*.csv"), "lines", 1, known))
+    found = list(list_new_files(str(tmp_path / "*.csv"), "lines", 1, known))
     assert [(Path(f.path).name, f.size, f.mtime_ns, f.records) for f in found] == [
         ("b.csv", 3, 0, 1),
         ("a.csv", 3, 1, 1),
     ]
-    assert [Path(f.path).name for f in found_files(str(tmp_path), "whole", 0, known)] == ["b.csv", "a.csv", "c.txt"]
-    assert list(found_files(str(tmp_path / "none"), "lines", 0, set())) == []
+    assert [Path(f.path).name for f in list_new_files(str(tmp_path), "whole", 0, known)] == ["b.csv", "a.csv", "c.txt"]
+    assert list(list_new_files(str(tmp_path / "none"), "lines", 0, set())) == []
 
 
 @pytest.mark.parametrize(("content", "lines"), [(b"", 0), (b"a", 1), (b"a\n", 1), (b"a\nb", 2), (b"\n\n", 2)])
@@ -62,7 +62,7 @@ def test_lines_are_counted(tmp_path: Path, content: bytes, lines: int) -> None:
 def test_a_file_that_is_no_longer_what_it_was_is_a_loss(tmp_path: Path) -> None:
     path = tmp_path / "a"
     path.write_text("1\n")
-    (found,) = found_files(str(path.parent), "lines", 0, set())
+    (found,) = list_new_files(str(path.parent), "lines", 0, set())
     check_unchanged(found)
     path.write_text("1\n2\n")
     with pytest.raises(DataLossError, match="has changed") as raised:
@@ -74,7 +74,7 @@ def test_a_file_that_is_no_longer_what_it_was_is_a_loss(tmp_path: Path) -> None:
     os.utime(path, ns=(0, int(time[1] + time[2])))
     check_unchanged(found)
     path.unlink()
-    with pytest.raises(DataLossError, match="is gone"):
+    with pytest.raises(DataLossError, match="no longer exists"):
         check_unchanged(found)
 
 

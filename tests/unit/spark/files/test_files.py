@@ -19,13 +19,13 @@ from penstock.spark.files.source import (
     FilesPartition,
     FilesReader,
     FilesStreamReader,
-    found_files,
+    list_new_files,
     records,
 )
 
 
 def entries(directory: Path, content: Content = "lines", skip: int = 0) -> list[FileEntry]:
-    return list(found_files(str(directory), content, skip, set()))
+    return list(list_new_files(str(directory), content, skip, set()))
 
 
 def rows(directory: Path, content: Content = "lines", skip: int = 0) -> list[dict[str, Any]]:

@@ -100,5 +100,5 @@ def test_rows_that_cannot_be_published(options: MqttWriteOptions, given: dict[st
 
 def test_overwrite_is_refused() -> None:
     source = MqttDataSource({"mqtt.broker": BROKER, "topic": "all"})
-    with pytest.raises(ConfigError, match="what was published cannot be taken back"):
+    with pytest.raises(ConfigError, match="published messages cannot be recalled"):
         source.writer(schema(payload=StringType()), overwrite=True)

@@ -54,7 +54,7 @@ def test_a_batch(fake: FakeTube) -> None:
 
 def test_without_the_topic_it_speaks_of_rules(fake: FakeTube, broker: FakeBroker) -> None:
     broker.partitions.clear()
-    expected = r"no message can be read[\s\S]*add a rule to the node that brings them to telemetry"
+    expected = r"no message can be read[\s\S]*add a rule to the node that copies messages to telemetry"
     stream = MqttStreamReader(options(), fake)
     with pytest.raises(ConfigError, match=expected):
         stream.initialOffset()
@@ -66,7 +66,10 @@ def test_without_the_topic_it_speaks_of_rules(fake: FakeTube, broker: FakeBroker
 
 def test_without_the_tube_it_says_so(fake: FakeTube) -> None:
     fake.failures = 1_000_000
-    with pytest.raises(UnavailableError, match=r"cannot be read without their tube[\s\S]*start the node with its tube"):
+    with pytest.raises(
+        UnavailableError,
+        match=r"because TubeMQ is unavailable[\s\S]*start the node with TubeMQ enabled",
+    ):
         MqttReader(options(), fake).partitions()
 
 

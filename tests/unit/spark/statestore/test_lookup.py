@@ -128,7 +128,7 @@ def test_values_are_used_again_until_they_are_too_old(reader: KeyReader, store: 
 
 
 def test_what_is_kept_is_bounded(reader: KeyReader, store: FakeStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lookup, "_KEPT", 2)
+    monkeypatch.setattr(lookup, "_CACHED", 2)
     reader.values([b"a", b"b"], refresh_ms=500, timeout_ms=1000)
     reader.values([b"c"], refresh_ms=500, timeout_ms=1000)
     store.asked.clear()
@@ -147,7 +147,7 @@ def test_a_lost_connection_is_made_again(reader: KeyReader, store: FakeStore) ->
 def test_a_store_that_does_not_answer_is_an_error(store: FakeStore) -> None:
     store.is_silent = True
     reader = KeyReader(store.connect)
-    with pytest.raises(UnavailableError, match="did not give 1 keys within 50 ms"):
+    with pytest.raises(UnavailableError, match="did not return 1 keys within 50 ms"):
         reader.values([b"a"], refresh_ms=0, timeout_ms=50)
     store.is_silent = False
     assert reader.values([b"a"], refresh_ms=0, timeout_ms=10_000) == {b"a": b"1"}

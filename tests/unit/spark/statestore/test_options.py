@@ -16,7 +16,7 @@ def test_options_of_a_batch() -> None:
     assert StoreReadOptions.parse({"statestore.BROKER": "wss://h:1", **given}).for_batch() == SnapshotOptions(
         "wss://h:1", "a/*", 3, 0.5, include_expiry=True
     )
-    with pytest.raises(ConfigError, match="startingVersion has no meaning for a batch"):
+    with pytest.raises(ConfigError, match="startingVersion is not supported for a batch"):
         StoreReadOptions.parse(BASE | {"startingVersion": "latest"}).for_batch()
     with pytest.raises(ConfigError, match=r"statestore\.broker is not set"):
         StoreReadOptions.parse({}).for_batch()
@@ -94,7 +94,7 @@ def test_options_of_a_write() -> None:
         ({"keys": ""}, "keys is empty"),
         ({"minPartitions": "0"}, "'0' is not a number above 0"),
         ({"statestore.timeoutMs": "1s"}, "'1s' is not a number above 0"),
-        ({"key": "a"}, r"'key' is not known to the aio-statestore source[\s\S]*did you mean keys"),
+        ({"key": "a"}, r"the aio-statestore source has no option 'key'[\s\S]*did you mean keys"),
         ({"path": "a"}, "path is not supported"),
     ],
 )
@@ -107,7 +107,7 @@ def test_what_a_read_cannot_use(given: dict[str, str], message: str) -> None:
     ("given", "message"),
     [
         ({"fencingToken": "12:3"}, "'12:3' is not a version"),
-        ({"keys": "a"}, "'keys' is not known"),
+        ({"keys": "a"}, "has no option 'keys'"),
         ({"statestore.broker": "http://h"}, "cannot be used"),
     ],
 )

@@ -65,11 +65,11 @@ async def test_what_exists_is_found(count: int, has_mget: bool) -> None:
     assert sorted(found) == sorted(wanted[1:])
     assert await ManyKeys(store).values(wanted) == {key: entry.value for key, entry in found.items()}
     if count == 700:
-        assert max(store.pieces) == (lookup.KEYS_A_REQUEST if has_mget else 1)
+        assert max(store.pieces) == (lookup.KEYS_PER_REQUEST if has_mget else 1)
 
 
 async def test_answers_stay_small_where_values_are_large() -> None:
-    store = FakeStore(lookup.ANSWER_BYTES // 3)
+    store = FakeStore(lookup.RESPONSE_BYTES // 3)
     many = ManyKeys(store)
     await many.read(keys(100))
     assert max(store.pieces) == lookup.FIRST_KEYS

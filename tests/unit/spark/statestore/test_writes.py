@@ -48,7 +48,7 @@ def test_the_last_row_of_a_key_counts_wherever_it_stood() -> None:
 @pytest.mark.parametrize(
     ("rows", "order_by", "message"),
     [
-        ([row(b"a", b"1"), row(b"a", b"1")], None, "two rows of key 'a'[\\s\\S]*no column says which"),
+        ([row(b"a", b"1"), row(b"a", b"1")], None, "two rows of key 'a'[\\s\\S]*their order is undefined"),
         ([row(b"a", b"1", 1), row(b"a", b"2", None)], "time", "time is null in one of them"),
         ([row(b"a", b"1", 1.0), row(b"a", b"2", float("nan"))], "time", "time is NaN in one of them"),
         ([row(b"a\xff", b"1", 1), row(b"a\xff", b"2", 1)], "time", r"'a\\\\xff' have the same time, 1"),

@@ -69,9 +69,9 @@ def test_wanted_words() -> None:
     ("text", "message"),
     [
         ("newest", "neither a keyword nor JSON"),
-        pytest.param("[" * 100_000, "neither a keyword nor JSON: it is nested too deep", id="deep"),
-        ('{"a": {"1:0": 28, "1:0": 56}}', "'1:0' is in it twice"),
-        ('{"a": {"1:0": NaN}}', "NaN is no JSON"),
+        pytest.param("[" * 100_000, "neither a keyword nor JSON: it is nested too deeply", id="deep"),
+        ('{"a": {"1:0": 28, "1:0": 56}}', "contains '1:0' twice"),
+        ('{"a": {"1:0": NaN}}', "NaN is not valid JSON"),
         ('{"a": {"1:0": 1e400}}', "inf of topic 'a' partition 1:0 is not an offset"),
         ("[]", "not a JSON object with topics"),
         ("{}", "not a JSON object with topics"),

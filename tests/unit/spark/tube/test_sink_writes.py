@@ -246,7 +246,7 @@ async def test_brokers_that_stage_nothing(tmp_path: Path) -> None:
         await query.commit(0, message)
         await query.abort(0, message)
         strict = Query(running, deliveryGuarantee="exactly-once")
-        with pytest.raises(RefusedError, match="cannot be written exactly once, which deliveryGuarantee"):
+        with pytest.raises(RefusedError, match="cannot be written with deliveryGuarantee exactly-once"):
             await strict.task(1, 0, ["c"])
         assert await content(running) == ["a", "b"]
 
