@@ -1,6 +1,7 @@
-"""Spark: Structured Streaming sources of TubeMQ, lookups in the state store, and a session configured for both.
+"""Spark connectors: sources and sinks for TubeMQ, MQTT and the state store, state store lookups, and a session.
 
-Importing this package imports neither pyspark nor pyarrow. They are the extra ``penstock[spark]``.
+Start with ``session``; each format has a package. Importing this package does not import pyspark or pyarrow, which the
+extra ``penstock[spark]`` installs.
 """
 
 from __future__ import annotations

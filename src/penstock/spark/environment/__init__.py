@@ -1,1 +1,1 @@
-"""Environment of Spark on this machine: Java, compiled Python packages, jars."""
+"""Spark's environment on this machine: Java, compiled Python packages, jars."""

@@ -1,1 +1,1 @@
-"""Files and Delta tables as sources of pipelines, with the columns of ``tubemq``."""
+"""Sources of pipelines for files and Delta tables, with the columns of ``tubemq``."""

@@ -1,1 +1,1 @@
-"""One Java class for Spark's JVM, as source and compiled (`tools/jvm.py`)."""
+"""A Java class for Spark's JVM, as source and compiled (see `tools/jvm.py`)."""

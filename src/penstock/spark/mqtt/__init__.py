@@ -1,1 +1,1 @@
-"""``format("mqtt")``: messages of an MQTT broker in Spark."""
+"""``format("mqtt")``: the MQTT source and sink."""

@@ -1,1 +1,1 @@
-"""``format("aio-statestore")`` and look-ups: the keys of a state store in Spark."""
+"""``format("aio-statestore")`` and lookups: the state store source and sink."""

@@ -1,1 +1,1 @@
-"""``format("tubemq")``: TubeMQ as a source and a sink of Spark."""
+"""``format("tubemq")``: the TubeMQ source and sink."""

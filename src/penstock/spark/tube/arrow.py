@@ -1,15 +1,15 @@
-"""Messages of the log as Arrow record batches, with exactly the schema that Spark derives from the source's columns.
+"""Conversion of messages to Arrow record batches with exactly the schema that Spark derives from the source's columns.
 
-Spark compares the schema of the first batch with its own and trusts the rest, so one function builds all of them.
-Columns are built as a whole, without a Python object per message.
+Spark compares only the schema of the first batch with its own, so one function builds all batches. Columns are built as
+a whole, without a Python object per message.
 
-A message may begin with a block of attributes, ``name=value,name=value``, after its length in four bytes. Messages of
-one producer have the same names in the same order, a *layout*, and most values are written literally. So the blocks of
-a whole batch are parsed together: find all separators with numpy, sort the messages by layout (the names of one message
-are compared with those of all messages with as many separators), and note where the header values of each message begin
-and end. A column is a copy of those pieces. Messages that do not fit (escapes, repeated or empty names, numbers in
-another form) are decoded one by one with :class:`~penstock.tube.record.Record`, which defines the correct result; their
-values are appended to the buffer that the pieces refer to.
+A message may begin with an attribute block, ``name=value,name=value``, preceded by its length in four bytes. Messages
+of one producer have the same names in the same order, a *layout*, and most values contain no escapes. Therefore the
+blocks of a batch are parsed together: find all separators with numpy, group the messages by layout (compare the names
+of one message with those of all messages that have as many separators), and store the start and end of each header
+value. A column is a copy of these ranges. Other messages (escapes, duplicate or empty names, numbers in another format)
+are decoded one by one with :class:`~penstock.tube.record.Record`, which defines the correct result, and their values
+are appended to the buffer that the ranges refer to.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ __all__ = [
 Numbers = npt.NDArray[np.int64]
 
 MOST_LAYOUTS: Final = 64
-"""Layouts that are looked for in a batch; the messages of others are read one by one."""
+"""Maximum number of layouts per batch; messages with further layouts are decoded one by one."""
 
 _FIXED = {row.attribute: row.name for row in FIELDS if row.name != "headers"}
 _AS_HEADERS = tuple((row.name, row.attribute) for row in FIELDS if row.name not in ("key", "headers"))
@@ -64,11 +64,15 @@ _PLAIN, _SEPARATOR, _ODD = range(3)
 _KINDS = bytes(
     _SEPARATOR if byte in b",=" else _PLAIN if 0x20 <= byte < 0x7F and byte != ord("%") else _ODD for byte in range(256)
 )
-"""Kind of each byte: ASCII that stands for itself, a separator, or what may be an escape."""
+"""Kind of each byte: literal ASCII, a separator, or a byte that may belong to an escape."""
 
 
 class ListColumns(NamedTuple):
-    """One entry a message in ``keys``, ``values`` and ``counts``; the headers of all, one after the other."""
+    """Columns of messages as lists.
+
+    ``keys``, ``values`` and ``counts`` (of headers) have one entry per message; ``names`` and ``contents`` have the
+    headers of all messages.
+    """
 
     keys: list[bytes | None]
     values: list[bytes]
@@ -78,9 +82,9 @@ class ListColumns(NamedTuple):
 
 
 class _Group(NamedTuple):
-    """Messages that have the headers ``names``, in this order; value k of message i is ``[starts[k, i], ends[k, i])``.
+    """Messages with the headers ``names``, in this order; value k of message i is ``[starts[k, i], ends[k, i])``.
 
-    ``key``: where the keys begin and end, None if the messages have none.
+    ``key`` has the starts and ends of the keys; None if the messages have no key.
     """
 
     rows: Numbers
@@ -91,7 +95,7 @@ class _Group(NamedTuple):
 
 
 class _AttributeLayout(NamedTuple):
-    """The attributes of messages that look alike: ``order`` are the places of the headers, in their order."""
+    """Layout of attributes: their names, and the indices of key, headers (``order``) and event time among them."""
 
     attributes: tuple[bytes, ...]
     key: int | None
@@ -101,7 +105,7 @@ class _AttributeLayout(NamedTuple):
 
     @classmethod
     def from_block(cls, block: bytes) -> _AttributeLayout | None:
-        """The layout of an attribute block; None if it needs :class:`Record`."""
+        """Return the layout of an attribute block; None if it must be decoded by :class:`Record`."""
         names = [piece.partition(b"=")[0] for piece in block.split(b",")]
         if not all(map(_NAME.fullmatch, names)):
             return None
@@ -122,7 +126,7 @@ class _AttributeLayout(NamedTuple):
 
 
 class Headers:
-    """The attributes of the messages ``data[starts[k]:ends[k]]``; a flag says whether a message has some."""
+    """Attributes of the messages ``data[starts[k]:ends[k]]``; ``flags[k]`` tells whether a message has attributes."""
 
     def __init__(self, data: bytes, starts: Numbers, ends: Numbers, flags: Numbers) -> None:
         self._data = data
@@ -134,7 +138,7 @@ class Headers:
 
     @classmethod
     def from_payloads(cls, payloads: Sequence[bytes], flags: Sequence[int] | Numbers) -> Headers:
-        """Those of messages that are objects."""
+        """Create from one bytes object per message."""
         edges = np.cumsum([0, *map(len, payloads)], dtype=np.int64)
         return cls(b"".join(payloads), edges[:-1], edges[1:], np.asarray(flags, np.int64))
 
@@ -146,21 +150,21 @@ class Headers:
         return _pieces(np.frombuffer(self._data, np.uint8), self._bodies, self._ends, pa.binary())
 
     def keys(self) -> pa.Array[Any]:
-        """The key of each message; null if it has none."""
-        # Only attributes are searched: bodies are most of the data, and searching a KiB takes longer than decoding it.
+        """Return the key of each message; null if it has none."""
+        # Search the attributes only: bodies are most of the data, and searching 1 KiB takes longer than decoding it.
         if not self._has_attributes or _KEY not in _parts_of(self._blocks)[1].tobytes():
             return pa.nulls(len(self), pa.binary())
         starts, ends, found = self._spans_of(lambda group: group.key)
         return _pieces(self._buffer, starts, ends, pa.binary(), found)
 
     def header(self, name: str) -> pa.Array[Any]:
-        """The text of the first header ``name`` of each message; null if it has none."""
+        """Return the text of the first header ``name`` of each message; null if it has none."""
 
         def spans(group: _Group) -> tuple[Numbers, Numbers] | None:
             if name not in group.names:
                 return None
-            place = group.names.index(name)
-            return group.starts[place], group.ends[place]
+            index = group.names.index(name)
+            return group.starts[index], group.ends[index]
 
         starts, ends, found = self._spans_of(spans)
         texts = _pieces(self._buffer, starts, ends, pa.binary(), found)
@@ -171,14 +175,14 @@ class Headers:
             return pa.array(found_texts, pa.string())
 
     def counts(self) -> Numbers:
-        """Number of headers of each message."""
+        """Return the number of headers of each message."""
         counts = np.zeros(len(self), np.int64)
         for group in self._groups:
             counts[group.rows] = len(group.names)
         return counts
 
     def all(self) -> tuple[pa.Array[Any], pa.Array[Any]]:
-        """Names and values of the headers of all messages, one after the other."""
+        """Return names and values of the headers of all messages, in the order of the messages."""
         counts = self.counts()
         first = np.cumsum(counts) - counts
         total = int(counts.sum())
@@ -192,20 +196,20 @@ class Headers:
         return _strings(list(names)).take(_indices(numbers)), _pieces(self._buffer, starts, ends, pa.binary())
 
     def lists(self) -> ListColumns:
-        """The columns as lists: fixed attributes in the order of the table, then the others in theirs."""
+        """Return the columns as lists; headers are the fixed attributes in the order of ``FIELDS``, then the others."""
         columns: list[list[Any]] = [column.to_pylist() for column in (self.keys(), self.values(), *self.all())]
         keys, values, names, contents = columns
         return ListColumns(keys, values, self.counts().tolist(), names, contents)
 
     @cached_property
     def _blocks(self) -> pa.Array[Any]:
-        """The attribute block of each message; empty if it has none."""
+        """Attribute block of each message; empty if it has none."""
         begins = np.where(self._bodies > self._starts, self._starts + _LENGTH_BYTES, self._starts)
         return _pieces(np.frombuffer(self._data, np.uint8), begins, self._bodies, pa.binary())
 
     @cached_property
     def _parsed(self) -> tuple[list[_Group], npt.NDArray[np.uint8]]:
-        return self._take_apart()
+        return self._parse()
 
     @property
     def _groups(self) -> list[_Group]:
@@ -230,7 +234,7 @@ class Headers:
                 found[group.rows] = True
         return starts, ends, found
 
-    def _take_apart(self) -> tuple[list[_Group], npt.NDArray[np.uint8]]:
+    def _parse(self) -> tuple[list[_Group], npt.NDArray[np.uint8]]:
         edges, buffer = _parts_of(self._blocks)
         if not len(buffer):
             return [], buffer
@@ -265,20 +269,21 @@ class Headers:
         alone |= todo
         lonely = np.flatnonzero(alone)
         if len(lonely):
-            more, extra = self._one_by_one(lonely, len(buffer))
+            more, extra = self._decode_one_by_one(lonely, len(buffer))
             return [*groups, *more], np.concatenate([buffer, extra])
         return groups, buffer
 
-    def _one_by_one(self, rows: Numbers, behind: int) -> tuple[list[_Group], npt.NDArray[np.uint8]]:
+    def _decode_one_by_one(self, rows: Numbers, size: int) -> tuple[list[_Group], npt.NDArray[np.uint8]]:
+        """Return a group for each message of ``rows``, and the bytes to append to the buffer, which has ``size``."""
         groups: list[_Group] = []
         pieces: list[bytes] = []
-        place = behind
+        end = size
 
         def put(content: bytes) -> tuple[int, int]:
-            nonlocal place
+            nonlocal end
             pieces.append(content)
-            place += len(content)
-            return place - len(content), place
+            end += len(content)
+            return end - len(content), end
 
         for row in rows.tolist():
             record = decoded(self._data[self._starts[row] : self._ends[row]], int(self._flags[row]))
@@ -286,8 +291,8 @@ class Headers:
             spans = np.array([put(content) for _, content in found], np.int64).reshape(len(found), 2)
             key = None
             if record.key is not None:
-                start, end = put(record.key)
-                key = np.array([start]), np.array([end])
+                key_start, key_end = put(record.key)
+                key = np.array([key_start]), np.array([key_end])
             names = tuple(name for name, _ in found)
             groups.append(_Group(np.array([row]), names, spans[:, :1], spans[:, 1:], key))
         return groups, np.frombuffer(b"".join(pieces), np.uint8)
@@ -301,8 +306,8 @@ def _matching(
     ends: Numbers,
     marks: Numbers,
 ) -> tuple[_Group, npt.NDArray[np.bool_]]:
-    """Those of ``rows`` that have the layout, and which they are; ``marks`` are the separators of each."""
-    # Attributes are rows and messages columns here: numpy is slow where the last axis is short.
+    """Return the group of the ``rows`` that have the layout, and a mask of them; ``marks`` has their separators."""
+    # Attributes are rows and messages are columns here, because numpy is slow if the last axis is short.
     matches = (buffer[marks[0::2]] == _EQUALS).all(axis=0) & (buffer[marks[1::2]] == _COMMA).all(axis=0)
     name_starts = np.vstack([begins, marks[1::2] + 1])
     name_ends, value_starts = marks[0::2], marks[0::2] + 1
@@ -346,15 +351,15 @@ def _bodies(data: bytes, starts: Numbers, ends: Numbers, flags: Numbers) -> Numb
     begins = starts[found]
     lengths = np.frombuffer(data, np.uint8)[begins[:, None] + np.arange(_LENGTH_BYTES)].view(">i4")[:, 0]
     behind = begins + _LENGTH_BYTES + lengths
-    # Else a foreign producer's mistake. Other readers drop such a message; here it arrives as it is.
-    makes_sense = (lengths >= 0) & (behind <= ends[found])
+    # An invalid length is an error of another producer. Other readers drop such a message; here its body is the whole.
+    is_valid = (lengths >= 0) & (behind <= ends[found])
     bodies = starts.copy()
-    bodies[found] = np.where(makes_sense, behind, begins)
+    bodies[found] = np.where(is_valid, behind, begins)
     return bodies
 
 
 def _parts_of(column: pa.Array[Any]) -> tuple[Numbers, npt.NDArray[np.uint8]]:
-    """The edges of the pieces of a binary column without nulls, and the bytes that they refer to."""
+    """Return the offsets of the values of a binary column without nulls, and the data that they refer to."""
     _, offsets, data = column.buffers()
     if offsets is None or not len(column):
         return np.zeros(1, np.int64), np.zeros(0, np.uint8)
@@ -364,7 +369,7 @@ def _parts_of(column: pa.Array[Any]) -> tuple[Numbers, npt.NDArray[np.uint8]]:
 
 
 def _numbers(buffer: Any, kind: type[np.generic]) -> npt.NDArray[Any]:
-    """An Arrow buffer as numbers, not copied."""
+    """View an Arrow buffer as an array of numbers, without a copy."""
     return np.frombuffer(buffer, kind)
 
 
@@ -375,9 +380,10 @@ def _pieces(
     kind: pa.DataType,
     valid: npt.NDArray[np.bool_] | None = None,
 ) -> pa.Array[Any]:
-    """The bytes ``[starts[k], ends[k])`` of ``buffer`` as a column, without an object for each; null if not ``valid``.
+    """Return the bytes ``[starts[k], ends[k])`` of ``buffer`` as a column; null where ``valid`` is false.
 
-    For Arrow ``buffer`` is a column of which every second row is wanted, those between are the gaps.
+    No Python object is created per value: ``buffer`` becomes a column in which values and the gaps between them
+    alternate, and Arrow takes every second row.
     """
     count = len(starts)
     order = None
@@ -404,7 +410,7 @@ def _pieces(
 
 
 def _indices(numbers: Numbers) -> pa.Array[Any]:
-    # ``pa.array`` would load pandas to see whether it gets a series: half a second in each process.
+    # ``pa.array`` would import pandas to check for a series, which takes half a second in each process.
     return pa.Array.from_buffers(pa.int64(), len(numbers), [None, pa.py_buffer(np.ascontiguousarray(numbers).data)])
 
 
@@ -417,7 +423,7 @@ def _strings(texts: Sequence[str]) -> pa.Array[Any]:
 
 
 def decoded(payload: bytes, flag: int) -> Record:
-    """The record in a message; one whose attributes make no sense arrives as it is (other readers drop it)."""
+    """Decode the record in a message; if its attributes are invalid, the value is the whole message."""
     try:
         return Record.decode(payload, flag)
     except RemoteProtocolError:
@@ -425,7 +431,7 @@ def decoded(payload: bytes, flag: int) -> Record:
 
 
 def _headers_of(record: Record) -> Iterable[tuple[str, bytes]]:
-    """The headers of a record: fixed attributes except the key in the order of the table, then the others."""
+    """Yield the headers of a record: fixed attributes except the key in the order of ``FIELDS``, then the others."""
     for name, attribute in _AS_HEADERS:
         content = getattr(record, name)
         if content is not None:
@@ -435,8 +441,10 @@ def _headers_of(record: Record) -> Iterable[tuple[str, bytes]]:
 
 
 def record_of(value: bytes, key: bytes | None, headers: Iterable[tuple[str, bytes]]) -> Record:
-    """The record that ``headers`` were read from: each is the attribute of its name, where the record has it and the
-    value fits; else it is the user's.
+    """Create the record that the source would read as ``value``, ``key`` and ``headers``.
+
+    The first header with the name of a fixed attribute and a valid value sets this attribute; other headers are
+    user headers.
     """
     record = Record(value, key)
     for name, content in headers:
@@ -454,18 +462,18 @@ def record_of(value: bytes, key: bytes | None, headers: Iterable[tuple[str, byte
 
 
 TARGET_BYTES = 512 * 1024
-"""A record batch is given away once it holds so much: a whole answer of a broker with ranges, or several small ones.
-Spark is fastest with one to ten thousand rows a record batch."""
+"""Minimum size of a record batch, except the last one: one response of a broker with exact ranges, or several small
+responses. Spark is fastest with one to ten thousand rows per record batch."""
 
 LOG_APPEND_TIME = 1
-"""``timestampType``: the time is the broker's, as in Kafka's ``TimestampType``."""
+"""``timestampType`` of rows with the broker's append time, as in Kafka's ``TimestampType``."""
 
-_FIXED_BYTES = 64  # of a row beside key and value
+_FIXED_BYTES = 64  # size of a row without key and value
 MESSAGE_ID = "tubemq.messageId"
-"""Header with the broker's id of a message, in decimal digits, where offsets do not tell messages apart."""
+"""Header with the broker's id of a message, in decimal digits, for brokers whose offsets do not identify messages."""
 
 NO_TIME = -1
-"""``timestampType`` where there is no time, as in Kafka's."""
+"""``timestampType`` of rows without a timestamp, as in Kafka's ``TimestampType``."""
 
 _HEADER = pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())])
 _HEADERS = pa.list_(pa.field("element", _HEADER))
@@ -484,11 +492,11 @@ _FIELDS: dict[str, pa.Field[Any]] = {
 
 
 def arrow_schema(columns: Sequence[str] = COLUMNS) -> pa.Schema:
-    """The schema of every record batch; equals Spark's conversion of ``source.spark_schema``."""
+    """Return the schema of every record batch; equals Spark's conversion of ``source.spark_schema``."""
     return _schema(tuple(columns))
 
 
-@cache  # as expensive as decoding dozens of messages, and needed for each record batch
+@cache  # needed for each record batch, and as expensive as decoding dozens of messages
 def _schema(columns: tuple[str, ...]) -> pa.Schema:
     return pa.schema([_FIELDS.get(name) or pa.field(name, pa.string()) for name in columns])
 
@@ -500,7 +508,7 @@ def record_batches(
     *,
     target_bytes: int = TARGET_BYTES,
 ) -> Iterator[pa.RecordBatch]:
-    """``batches`` of one partition, joined into record batches of about ``target_bytes``, with just ``columns``."""
+    """Convert ``batches`` of one partition to record batches of about ``target_bytes`` with the given ``columns``."""
     for joined in join(batches, target_bytes):
         yield _record_batch(partition, joined, columns)
 
@@ -508,7 +516,7 @@ def record_batches(
 class Joined:
     """The messages of several batches.
 
-    ``times`` are append times in microseconds; a broker tells either these or message ids.
+    ``times`` has append times in microseconds. A broker returns either append times or message ids.
     """
 
     def __init__(self, batches: Sequence[MessageBatch]) -> None:
@@ -527,21 +535,21 @@ class Joined:
 
     @property
     def ids(self) -> list[Sequence[int] | None]:
-        """The message ids of each batch; None if the broker tells none."""
+        """The message ids of each batch; None if the broker returned none."""
         return [batch.message_ids for batch in self.batches]
 
     def lists(self) -> ListColumns:
-        """Keys, values and headers as lists."""
+        """Return keys, values and headers as lists."""
         found = [headers.lists() for headers in self.headers]
         return ListColumns(*([each for part in parts for each in part] for parts in zip(*found, strict=True)))
 
     def timestamps(self) -> pa.Array[Any]:
-        """The append times as a column; null where the broker tells none."""
+        """Return the append times as a column; null if the broker returned none."""
         return pa.nulls(len(self), _TIMESTAMP) if self.times is None else _column(self.times, _TIMESTAMP)
 
 
 def join(batches: Iterable[MessageBatch], target_bytes: int = TARGET_BYTES) -> Iterator[Joined]:
-    """``batches`` in pieces of about ``target_bytes``, none of them empty."""
+    """Join ``batches`` into nonempty groups of about ``target_bytes``."""
     waiting: list[MessageBatch] = []
     size = 0
     for batch in batches:
@@ -564,9 +572,9 @@ def _concatenated(columns: Sequence[Numbers]) -> Numbers:
 
 
 def _column(numbers: Numbers | np.typing.NDArray[np.int32], kind: pa.DataType) -> pa.Array[Any]:
-    """``numbers`` as they are, each as wide as ``kind`` is.
+    """Use the memory of ``numbers``, which must have the width of ``kind``, as a column.
 
-    ``pa.array`` and ``pa.scalar`` would load pandas to see whether it is a series: half a second in each process.
+    ``pa.array`` and ``pa.scalar`` would import pandas to check for a series, which takes half a second per process.
     """
     return pa.Array.from_buffers(kind, len(numbers), [None, pa.py_buffer(numbers.data)])
 
@@ -578,7 +586,7 @@ def _repeated(text: str, rows: int) -> pa.Array[Any]:
 
 
 def _constant(value: str | int, rows: int) -> pa.Array[Any]:
-    """``value`` in each row, as text or 32 bits; the columns of all record batches share the memory."""
+    """Return a column with ``value`` in each row, as a string or int32; record batches share the memory."""
     return _longest(value, 1 << rows.bit_length()).slice(0, rows)
 
 
@@ -621,11 +629,11 @@ def _one(arrays: list[pa.Array[Any]]) -> pa.Array[Any]:
 
 
 def _lists(headers: Headers, ids: Sequence[int] | None) -> pa.Array[Any]:
-    """The headers of each message; with ``ids``, the first header of each is its message id."""
+    """Return the headers of each message; with ``ids``, the first header of each message is its id."""
     names, contents = headers.all()
     counts = headers.counts()
     if ids is not None:
-        # Behind the headers of all messages stand the ids; each message takes its own first.
+        # The ids are appended to the headers of all messages; the order puts the id of each message first.
         total, rows = len(names), len(counts)
         order = np.insert(np.arange(total), np.cumsum(counts) - counts, total + np.arange(rows))
         wanted = _column(order, pa.int64())
