@@ -70,7 +70,7 @@ class _FloorConnection(TubeBrokerConnection):
         super().__init__(broker)
         self._kept = kept
 
-    def receive_frames(self, frames: deque[tuple[int, bytes]]) -> None:
+    def receive_frames(self, frames: deque[tuple[int, bytes]], end: int) -> None:
         serials: list[int] = []
         while frames:
             serial, body = frames.popleft()
