@@ -81,7 +81,7 @@ async def test_every_part_says_so_and_keeps_what_it_acknowledged(tmp_path: Path)
         told = await asyncio.to_thread(health, node)
         assert [reason.partition(":")[0] for reason in told["reasons"]] == ["tube", "statestore", "mqtt sessions"]
         for reason in told["reasons"]:
-            assert "do: look at the disk (space, health), then restart" in reason
+            assert "do: check the disk (space, health), then restart" in reason
         assert await asyncio.to_thread(node.stop) == 0
     got: set[bytes] = set()
     with node:

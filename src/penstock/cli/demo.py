@@ -92,7 +92,7 @@ def demo(
         try:
             outcome = asyncio.run(_interruptible(run_demo(options, screen)))
         except asyncio.CancelledError:
-            screen.say(f"stopped by SIGTERM; what there is so far is in {place}")
+            screen.say(f"stopped by SIGTERM; the results so far are in {place}")
             raise typer.Exit(128 + signal.SIGTERM) from None
     _report(outcome, options, as_json=as_json)
     if outcome.proof.holds and not keep:
@@ -200,7 +200,7 @@ def _display(*, as_json: bool) -> Iterator[DemoDisplay]:
 
 
 async def _interruptible(work: Coroutine[Any, Any, DemoResult]) -> DemoResult:
-    """As ``work``, cancelled by SIGTERM as it is by Ctrl-C: what it started must not outlive it."""
+    """Run ``work``; SIGTERM cancels it like Ctrl-C, so that its processes do not outlive it."""
     task = asyncio.create_task(work)
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     return await task
@@ -211,13 +211,13 @@ def _directory(given: Path | None) -> Path:
         return Path(tempfile.mkdtemp(prefix="penstock-demo-"))
     try:
         if given.exists() and (not given.is_dir() or any(given.iterdir())):
-            raise ConfigError(f"--dir {str(given)!r} is not an empty directory", option="dir", do="name a new one")
+            raise ConfigError(f"--dir {str(given)!r} is not an empty directory", option="dir", do="use a new one")
         given.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(
-            f"--dir {str(given)!r} cannot be made: {error.strerror}",
+            f"--dir {str(given)!r} cannot be created: {error.strerror}",
             option="dir",
-            do="name a directory that this user may write",
+            do="use a directory that this user may write to",
         ) from error
     return given.resolve()
 
@@ -245,7 +245,7 @@ def _width() -> int:
 
 
 def _account(outcome: DemoResult) -> str:
-    """The counts, the checks and the segments, for people."""
+    """Return the counts, the checks and the segments as text."""
     counts = outcome.proof.counts
     colour = use_colour(sys.stdout)
     lines = ["", "The proof, read from the log, the table, the ledger and the state store:", ""]
@@ -281,15 +281,16 @@ def _where(outcome: DemoResult, plot: Path) -> str:
 
 
 def _tidy(options: DemoOptions) -> None:
-    """Leave the table, the ledger and the plot; the node's data and the logs have done their work."""
+    """Delete the node's data and the logs; keep the table, the ledger and the plot."""
     shutil.rmtree(options.directory / "node", ignore_errors=True)
     for name in ("node.log", "pipeline.log"):
         (options.directory / name).unlink(missing_ok=True)
 
 
 COLOURS = {"low": "#c8553d", "high": "#7b4bb7"}
+_PLOT_LINES = 16
 LONGEST_STEP = timedelta(hours=1)
-"""Readings farther apart than this are a gap, and the line is broken there."""
+"""Readings farther apart than this are a gap in the line."""
 
 
 def draw_png(path: Path, readings: Sequence[Reading], limits: Limits, segments: Sequence[AbnormalSegment]) -> None:
@@ -329,15 +330,15 @@ def draw_png(path: Path, readings: Sequence[Reading], limits: Limits, segments: 
         plt.close(figure)
 
 
-def draw_text(readings: Sequence[Reading], segments: Sequence[AbnormalSegment], *, width: int, height: int = 16) -> str:
-    """The same in characters, ``width`` columns wide, without colours. Needs plotext (the extra ``console``)."""
+def draw_text(readings: Sequence[Reading], segments: Sequence[AbnormalSegment], *, width: int) -> str:
+    """Draw with characters, ``width`` columns wide, without colours. Needs plotext (the extra ``console``)."""
     import plotext
 
     ordered = sorted(readings)
     first = ordered[0].time
     figure = plotext.figure
     figure.clear()
-    figure.plot_size(width, height)
+    figure.plot_size(width, _PLOT_LINES)
     flow = figure.signal([_days(r.time - first) for r in ordered], [r.flow for r in ordered], marker="braille")
     flow.lines()
     figure.draw(flow)
@@ -359,12 +360,12 @@ def _days(span: timedelta) -> float:
 
 
 def _since_1970(time: datetime) -> float:
-    """Days, which is how matplotlib counts dates."""
+    """Convert to days, as in matplotlib."""
     return _days(time - datetime(1970, 1, 1, tzinfo=UTC))
 
 
 def _broken_at_gaps(readings: Sequence[Reading]) -> tuple[list[float], list[float]]:
-    """Days since 1970 and flows, with a NaN where the data has a gap."""
+    """Return days since 1970 and flows, with a NaN for each gap in the data."""
     times: list[float] = []
     flows: list[float] = []
     previous = None

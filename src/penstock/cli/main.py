@@ -83,7 +83,7 @@ class LazyGroup(TyperGroup):
 
 app = typer.Typer(
     cls=LazyGroup,
-    # Plain help: half the start-up time, and the text that the reference page holds.
+    # Plain help: half the start-up time, and the text of the reference page.
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     no_args_is_help=True,

@@ -1,1 +1,1 @@
-"""The demonstration: real telemetry the whole way, and the proof that nothing was lost or doubled."""
+"""The demo: real telemetry end to end, and the proof that no message was lost or duplicated."""

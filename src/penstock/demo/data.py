@@ -140,12 +140,12 @@ def limits(readings: Sequence[Reading]) -> Limits:
 
 
 def iso(time: datetime) -> str:
-    """UTC, to the second, with a Z."""
+    """Format a time in UTC, to the second, with a Z."""
     return time.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def window_starts(readings: Sequence[Reading], duration: timedelta) -> list[datetime]:
-    """The starts of all windows of ``duration`` that can hold a reading, aligned to 1970 as Spark aligns them."""
+    """Return the starts of all windows of ``duration`` that may contain a reading, aligned to 1970 as in Spark."""
     epoch = datetime(1970, 1, 1, tzinfo=UTC)
     first = epoch + (min(readings).time - epoch) // duration * duration
     count = (max(readings).time - first) // duration + 1
@@ -170,7 +170,7 @@ class Alarm(NamedTuple):
 
 
 class AbnormalSegment(NamedTuple):
-    """An abnormal stretch from its first to its last reading."""
+    """An abnormal period from its first to its last reading."""
 
     kind: str
     start: datetime
@@ -190,10 +190,10 @@ class AbnormalSegment(NamedTuple):
 
 
 def parse_alarm(value: bytes) -> Alarm:
-    """The value of an alarm key.
+    """Parse the value of an alarm key.
 
     Raises:
-        ValueError, KeyError: it is not one.
+        ValueError, KeyError: the value is invalid.
     """
     found = json.loads(value)
     kind: str = found["kind"]
@@ -212,7 +212,7 @@ def parse_alarm(value: bytes) -> Alarm:
 
 
 def join_alarms(alarms: Iterable[Alarm]) -> list[AbnormalSegment]:
-    """Alarms of windows that touch are one segment, from the first abnormal reading to the last."""
+    """Merge alarms of adjacent windows into segments, from the first abnormal reading to the last."""
     segments: list[AbnormalSegment] = []
     reaches: datetime | None = None
     for alarm in sorted(alarms, key=lambda alarm: alarm.window_start):
@@ -236,7 +236,7 @@ def join_alarms(alarms: Iterable[Alarm]) -> list[AbnormalSegment]:
 
 
 def expected_segments(readings: Sequence[Reading], limits: Limits, duration: timedelta) -> list[AbnormalSegment]:
-    """The segments by going through the data directly: abnormal readings of one kind less than a window apart."""
+    """Compute the segments from the measurements: abnormal readings of one kind less than a window apart."""
     segments: list[AbnormalSegment] = []
     for time, flow in sorted(readings):
         kind = "low" if flow < limits.low else "high" if flow > limits.high else None

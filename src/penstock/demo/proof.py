@@ -1,7 +1,7 @@
-"""The proof of the demo: what was read from the log, the table, the ledger and the state store, and the checks on it.
+"""The proof of the demo: evidence from the log, the table, the ledger and the state store, and its checks.
 
 :class:`LogReader`, :func:`read_table` and :func:`read_alarms` read the evidence; :func:`prove` is pure. Nothing is
-counted by the sender except the ids that it sent and those that were acknowledged.
+counted by the sender except the sent and the acknowledged ids.
 """
 
 from __future__ import annotations
@@ -128,27 +128,27 @@ def prove(
     wrong = sorted(name for name in in_table.keys() & measured.keys() if e.table.get(name) != measured[name])
     kept = len(in_table) + len(dead) + filtered
     checks = [
-        _equal("ids sent are those that should be", set(e.sent), expected_ids),
+        _equal("the expected ids were sent", set(e.sent), expected_ids),
         _equal("ids acknowledged are those sent", set(e.acknowledged), set(e.sent)),
         _equal("distinct ids in the log are those sent", set(logged), set(e.sent)),
-        Check("every id is in the table once", not doubled, f"doubled: {_some(doubled)}"),
+        Check("every id is in the table once", not doubled, f"duplicated: {_some(doubled)}"),
         _equal("the table holds every reading", set(in_table), set(measured)),
         Check("the table holds every reading's time and flow", not wrong, f"different: {_some(wrong)}"),
         _equal("the dead letters are the malformed messages", dead, set(malformed)),
-        Check("each dead letter is there once", len(e.dead_ids) == len(dead), f"{len(e.dead_ids)} rows"),
+        Check("each dead letter exists once", len(e.dead_ids) == len(dead), f"{len(e.dead_ids)} rows"),
         Check(
             "distinct ids in the log = table rows + dead letters + filtered",
             kept == len(logged),
             f"{len(logged)} != {len(in_table)} + {len(dead)} + {filtered}",
         ),
         *_ledger_checks(e, redelivered, sum(in_table.values())),
-        _equal("the late events are those held up", found_late, set(late)),
+        _equal("the late events are the delayed ones", found_late, set(late)),
         Check(
             "the segments found are those in the data",
             list(e.segments) == list(segments),
             "found " + ("; ".join(map(_short, e.segments)) or "none"),
         ),
-        Check("nothing was sent again", chaos or redelivered == 0, f"{redelivered} copies"),
+        Check("no message was redelivered", chaos or redelivered == 0, f"{redelivered} duplicates"),
     ]
     counts = {
         "sent": len(set(e.sent)),
@@ -168,13 +168,17 @@ def _ledger_checks(e: Evidence, redelivered: int, rows: int) -> list[Check]:
     read, out = _sum(e.rows_ledger, "read"), _sum(e.rows_ledger, "out")
     duplicates = _sum(e.rows_ledger, "duplicates")
     return [
-        Check("the ledger read what the log has", read == len(e.log), f"{read} != {len(e.log)}"),
-        Check("the ledger put out what the table has", out == rows, f"{out} != {rows}"),
-        Check("the ledger dropped the copies", duplicates == redelivered, f"{duplicates} != {redelivered}"),
-        Check("batches of rows follow each other", not _holes(e.rows_ledger), _some(_holes(e.rows_ledger))),
-        Check("batches of windows follow each other", not _holes(e.windows_ledger), _some(_holes(e.windows_ledger))),
+        Check("records read in the ledger = records in the log", read == len(e.log), f"{read} != {len(e.log)}"),
+        Check("rows written in the ledger = rows in the table", out == rows, f"{out} != {rows}"),
         Check(
-            "the windows read what the log has",
+            "duplicates in the ledger = redelivered messages",
+            duplicates == redelivered,
+            f"{duplicates} != {redelivered}",
+        ),
+        Check("batches of rows are contiguous", not _holes(e.rows_ledger), _some(_holes(e.rows_ledger))),
+        Check("batches of windows are contiguous", not _holes(e.windows_ledger), _some(_holes(e.windows_ledger))),
+        Check(
+            "records read by the windows = records in the log",
             _sum(e.windows_ledger, "read") == len(e.log),
             f"{_sum(e.windows_ledger, 'read')} != {len(e.log)}",
         ),
@@ -261,7 +265,7 @@ class LogReader:
 
 
 def read_table(path: Path, columns: Sequence[str]) -> list[dict[str, Any]]:
-    """``columns`` of every committed row of the table at ``path``; no rows where nothing was committed."""
+    """Return ``columns`` of all committed rows of the table at ``path``; empty if nothing was committed."""
     import pyarrow.parquet as pq
 
     rows: list[dict[str, Any]] = []

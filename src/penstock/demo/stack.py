@@ -106,7 +106,7 @@ class Child:
         """Error for a process that ended unexpectedly."""
         status = self._process.returncode if self._process is not None else None
         lines = self._log.read_text(encoding="utf-8", errors="replace").splitlines() if self._log.exists() else []
-        said = "\n       ".join(lines[-TAIL_LINES:]) or "it said nothing"
+        said = "\n       ".join(lines[-TAIL_LINES:]) or "it printed no error"
         return UnavailableError(
             f"the {self.name} ended with status {status}", applied=None, why=said, do=f"see {self._log}"
         )
@@ -130,7 +130,8 @@ class Child:
 
 
 START_S = 120.0
-"""A machine under load needs most of a minute for Spark; the lease of a killed run takes ten seconds to expire."""
+"""Time limit of a start: a loaded machine needs most of a minute for Spark, the lease of a killed run expires after ten
+seconds."""
 RESTARTS = 3
 POLL_S = 0.1
 
@@ -158,7 +159,7 @@ class DemoOptions:
 
 
 class Stack:
-    """Node and pipeline. ``say`` gets steps for people, ``on_batch`` the pipeline's ``batch`` events."""
+    """Node and pipeline. ``say`` is called with messages for the user, ``on_batch`` with the pipeline's batches."""
 
     def __init__(
         self, options: DemoOptions, say: Callable[[str], None], on_batch: Callable[[dict[str, Any]], None]
@@ -259,7 +260,7 @@ class Stack:
             restarts += 1
             self._driver_is_due = False
             said = self._driver.failure()
-            self._say(f"{said.what} and is started again, as a supervisor would; it said: {said.why}")
+            self._say(f"{said.what} and is restarted, as by a supervisor; its error: {said.why}")
             await self.start_driver()
 
     async def close(self) -> None:
@@ -293,7 +294,7 @@ class Stack:
             case "batch":
                 self._on_batch(event)
             case "retry":
-                self._say(f"pipeline: {event['sink']} tries again: {str(event['why']).splitlines()[0]}")
+                self._say(f"pipeline: {event['sink']} retries: {str(event['why']).splitlines()[0]}")
 
     def _durability(self) -> str:
         return str(self._ready["durability"])

@@ -83,10 +83,10 @@ class TelemetrySender:
             answer = await self._client.publish(self._topic, message.payload, qos=1, properties=properties)
             if answer == NO_SUBSCRIBERS:
                 raise RefusedError(
-                    f"nobody took {message.id!r} on MQTT topic {self._topic!r}",
+                    f"message {message.id!r} on MQTT topic {self._topic!r} has no receiver",
                     code=NO_SUBSCRIBERS,
                     why="the node has no rule for water/+/flow",
-                    do="start it with examples/water/penstock.yaml, or let the demo start a node of its own",
+                    do="start it with examples/water/penstock.yaml, or let the demo start a node",
                 )
             self.acknowledged.append(message.id)
         finally:
@@ -103,7 +103,7 @@ WINDOW = timedelta(hours=3)
 
 RATE = 120.0
 CHAOS_RATE = 45.0
-"""Messages a second: some ten seconds for all of them; with kills in it, slow enough to be hit in the middle."""
+"""Messages per second: about ten seconds for all; with kills, slow enough to be interrupted."""
 LONGEST_STEP_S = 180.0
 POLL_S = 0.1
 
@@ -190,7 +190,7 @@ class _Story:
         self.stack = Stack(options, screen.say, self.hops.record_batch)
         self.ledger = Ledger(self.stack.state / "ledger")
         self.run_id = uuid.uuid4().hex[:8]
-        # On a node of its own nobody else writes; on a shared one the branch must not meet that of another demo.
+        # A node of the demo has no other clients; on a shared node the branch must differ from that of another demo.
         self.branch = Branch("main" if options.attach is None else f"demo-{self.run_id}")
         self.start: Offsets = {}
 
@@ -203,7 +203,7 @@ class _Story:
             await store.set(self.branch.limits_key, self.limits.to_json())
         self.screen.say(f"state store: {self.branch.limits_key} = {self.limits.to_json().decode()}")
         self.screen.say("starting Spark and the pipeline; this takes up to half a minute")
-        # Before the first message: what the log held already is no part of the story.
+        # Before the first message: existing records of the log are not part of the demo.
         if options.attach is not None:
             try:
                 self.start = await self.of_log(LogReader.end_offsets)
@@ -223,7 +223,7 @@ class _Story:
         late_ms = int(data.LATE.time.timestamp() * 1000)
         await self.reached(lambda: self.hops.watermark_ms(WINDOWS) > late_ms, "the watermark to pass the late event")
         await sender.send(self.branch.late())
-        self.screen.say(f"all sent; the last one is late, it is of {data.iso(data.LATE.time)}")
+        self.screen.say(f"all sent; the last one is late, its time is {data.iso(data.LATE.time)}")
 
     async def observe(self, watching: asyncio.Event) -> None:
         """Print alarms as the state store notifies of them, each window's once."""
@@ -248,12 +248,12 @@ class _Story:
             await asyncio.sleep(5 * POLL_S)
 
     async def look(self, sender: TelemetrySender) -> None:
-        """See how far the messages are; the pipeline's batches come by themselves."""
+        """Count the messages in the log; the batches of the pipeline are reported by events."""
         self.hops.sent, self.hops.acknowledged = len(sender.sent), len(sender.acknowledged)
         self.hops.logged = await self.of_log(lambda log: log.count(self.start))
 
     async def caught_up(self) -> None:
-        """Wait until both queries have finished what the log holds now."""
+        """Wait until both queries have finished the records that are in the log now."""
         end = await self.of_log(LogReader.end_offsets)
 
         def done() -> bool:
@@ -263,7 +263,7 @@ class _Story:
         await self.reached(done, "the pipeline to catch up with the log")
 
     async def gather(self, sender: TelemetrySender) -> Evidence:
-        """Read everything that the proof looks at."""
+        """Read the evidence."""
         lake = self.stack.lake
         rows = read_table(lake / "readings", ["_id", "time", "flow"])
         async with self.connect_store("proof") as store:
@@ -281,7 +281,7 @@ class _Story:
         )
 
     def prove(self, evidence: Evidence) -> Proof:
-        """Hold the evidence against what was put in."""
+        """Compare the evidence with the input."""
         late = self.branch.late()
         measured = {
             message.id: (reading.time, reading.flow)
@@ -297,7 +297,7 @@ class _Story:
         )
 
     async def of_log(self, question: Callable[[LogReader], T]) -> T:
-        """Ask the log, in a thread: its reader blocks."""
+        """Read the log in a thread, since its reader blocks."""
 
         def ask() -> T:
             with LogReader(self.stack.addresses.tube_master, TUBE_TOPIC) as log:
@@ -321,7 +321,7 @@ class _Story:
 
 
 async def run_demo(options: DemoOptions, screen: DemoDisplay) -> DemoResult:
-    """Run the demo in ``options.directory`` and prove what happened. Ends every process that it started.
+    """Run the demo in ``options.directory`` and its proof. Ends all processes that it started.
 
     Raises:
         PenstockError: something did not start, ended, or took too long; logs are in the directory.
@@ -347,7 +347,7 @@ async def run_demo(options: DemoOptions, screen: DemoDisplay) -> DemoResult:
 
 
 async def _play(story: _Story, sender: TelemetrySender) -> None:
-    """Send everything while the rest watches, until the pipeline has caught up. The first failure ends it all."""
+    """Send all messages until the pipeline has caught up, next to monitoring tasks. The first failure ends all."""
     watching = asyncio.Event()
     background = [
         asyncio.create_task(story.observe(watching), name="observe"),
@@ -390,7 +390,7 @@ async def _act(story: _Story, sender: TelemetrySender, watching: asyncio.Event) 
 
 
 def _first(failures: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The one failure that ended the others."""
+    """Return the failure that caused the others."""
     first = failures.exceptions[0]
     return _first(first) if isinstance(first, BaseExceptionGroup) else first
 

@@ -128,7 +128,7 @@ def bridged_properties(message: Publish) -> Properties:
 class BridgeSettings:
     """Settings of a bridge to the broker at ``url``, with the client identifier ``client_id`` (``penstock-<name>``).
 
-    ``window``: messages in flight per direction. ``max_hops``: messages that have crossed so many bridges are dropped.
+    ``window``: messages in flight per direction. ``max_hops``: maximum number of bridges that a message may cross.
     ``session_expiry_s``: how long the other broker queues messages for this one. ``status_topic``: topic on this broker
     with a retained ``1`` (connected) or ``0``; ``remote_status_topic``: the same on the other broker.
     """

@@ -99,7 +99,7 @@ class InProcessLink(ClientLink):
         self.close()
 
     def set_reading(self, *, paused: bool) -> None:
-        """Pause or resume what the broker sends to the client."""
+        """Pause or resume the output of the broker to the client."""
         if self._connection is not None:
             if paused:
                 self._connection.pause(self._server.now())

@@ -1,7 +1,7 @@
 """Sessions and retained messages on disk: commits what the engine's journal collects.
 
 While a commit runs in its thread the journal continues to collect, so a message that its receivers acknowledge
-meanwhile is never written. Changes that nobody waits for are written behind: the ends of deliveries, and with
+meanwhile is never written. Changes without waiters are written behind: the ends of deliveries, and with
 durability ``memory`` everything but the changes of sessions and messages that ask for the disk.
 
 With durability ``flushed`` a small commit is a few writes into the page cache and runs in the loop. When commits begin,
@@ -27,13 +27,13 @@ __all__ = ["WRITE_BEHIND_S", "Persistence"]
 logger = logging.getLogger("penstock.mqtt")
 
 WRITE_BEHIND_S: Final = {Durability.DURABLE: 0.05, Durability.FLUSHED: 0.05, Durability.MEMORY: 1.0}
-"""Longest age of a change in memory that nobody waits for. In the first two these are the ends of deliveries: after a
-crash that loses one, a QoS 1 message is sent again, and a QoS 2 message is not."""
+"""Maximum age of a write-behind change. With the first two these are ends of deliveries: after a crash that loses one,
+a QoS 1 message is sent again, and a QoS 2 message is not."""
 _INLINE_CHANGES: Final = 16
-"""Largest commit in the loop, where no fsync is asked for. For a larger one the thread is better: what comes while it
-works shares a commit, and many of these changes are taken back before."""
+"""Maximum number of changes for a commit in the loop, without fsync. A larger commit runs in the thread: later changes
+share a commit, and many of them are reverted before it."""
 _WRITE_BEHIND_CHANGES: Final = 50_000
-"""Changes written behind at most before a commit begins: a transaction must stay short."""
+"""Maximum number of write-behind changes before a commit starts, so that transactions stay short."""
 
 
 class Persistence(CommitClient[Batch]):
@@ -81,7 +81,7 @@ class Persistence(CommitClient[Batch]):
         }
 
     async def open(self, wall_offset: Callable[[], int]) -> Recovered:
-        """Load what is stored. ``wall_offset``: wall clock minus the engine's clock, now, in ms.
+        """Load the stored state. ``wall_offset``: wall clock minus the engine's clock, now, in ms.
 
         Raises:
             StorageError: the directory cannot be opened; a damaged value alone does not stop it.
@@ -143,7 +143,7 @@ class Persistence(CommitClient[Batch]):
         await asyncio.to_thread(self._store.close)
 
     def begin_commit(self) -> Batch:
-        """Take what the journal has collected [CommitClient]."""
+        """Take the changes of the journal [CommitClient]."""
         return self.journal.cut(self._wall_offset())
 
     def write_commit(self, batch: Batch) -> None:
@@ -152,11 +152,11 @@ class Persistence(CommitClient[Batch]):
 
     def is_small_commit(self, batch: Batch) -> bool:
         """Whether it is a few writes into the page cache [CommitClient]."""
-        # A batch is empty when all of it was taken back.
+        # A batch is empty if all its changes were reverted.
         return len(batch) <= (_INLINE_CHANGES if self.durability is Durability.FLUSHED else 0)
 
     def end_commit(self, batch: Batch, failure: StorageError | None) -> None:
-        """Let the broker send what waited for it [CommitClient]."""
+        """Let the broker send the output that waited for the commit [CommitClient]."""
         if failure is None:
             self.commits += bool(batch)
             self.changes += len(batch)
@@ -164,7 +164,7 @@ class Persistence(CommitClient[Batch]):
             self._on_committed()
 
     def commits_failed(self, failure: StorageError) -> None:
-        """Acknowledge nothing for persistent sessions any more [CommitClient]."""
-        logger.critical("nothing is acknowledged for kept sessions any more path=%s: %s", self._store.path, failure)
+        """Stop acknowledgements for persistent sessions [CommitClient]."""
+        logger.critical("no more acknowledgements for persistent sessions path=%s: %s", self._store.path, failure)
         self.journal.failure = failure.what
         self._on_failure(failure)

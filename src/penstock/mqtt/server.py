@@ -104,7 +104,7 @@ class MqttServer(ServerLinkOwner):
         self._awake = False
         """The loop will call :meth:`_next_turn`."""
         self._urgent = False
-        """A connection published that has not used its share: the output does not wait for those that have."""
+        """A connection published that has not used its share: the output does not wait for connections that have."""
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0
         self._stalls: StallWatch | None = None
@@ -130,16 +130,16 @@ class MqttServer(ServerLinkOwner):
         recall: Callable[[str, str], Rights | None] | None = None,
         steady: Callable[[], int] | None = None,
     ) -> Recovered:
-        """Keep sessions and retained messages there, and bring back what is; once, after the services were added and
-        before the first listener.
+        """Store sessions and retained messages, and load stored ones. Call it once, after adding services, before the
+        first listener.
 
-        What expired while the broker was down goes, and wills whose delay is over are published: those that the policy
-        of now allows, by what ``recall`` says of the session's owner and client identifier; None: it may do nothing any
-        more. Without ``recall`` nobody is asked. ``steady``: the clock in ms since 1970 on which deadlines are stored,
-        one that no step of the system clock moves; default: the wall clock.
+        State that expired while the broker was stopped is removed, and wills whose delay has passed are published if
+        the current policies permit it: ``recall`` returns the principal for the session's owner and client identifier,
+        or None without permissions. Without ``recall`` policies are not checked. ``steady``: clock of stored deadlines
+        in ms since 1970, not affected by steps of the system clock; default: the wall clock.
 
         Raises:
-            StorageError: the sessions cannot be read as a whole; a damaged one alone is put aside.
+            StorageError: the sessions cannot be read. A single damaged session is quarantined instead.
         """
         self._run_in(asyncio.get_running_loop())
         self.persistence = persistence
@@ -179,10 +179,10 @@ class MqttServer(ServerLinkOwner):
         return bound
 
     def reauthorise(self) -> int:
-        """Ask again for every client, after the rules or the trusted authorities of a listener changed.
+        """Authorize all clients again, after the rules or the trusted authorities of a listener changed.
 
-        Those that may not be here any more are disconnected (0x87); of the others, subscriptions and waiting messages
-        that are not allowed any more go. Returns how many were disconnected.
+        Clients that may no longer connect are disconnected (0x87); for other clients, subscriptions and queued messages
+        that are no longer permitted are removed. Returns the number of disconnected clients.
         """
         now = self.now()
         gone: list[SessionConnection] = []
@@ -204,14 +204,14 @@ class MqttServer(ServerLinkOwner):
             if link.unauthenticated and not link.certificate_valid:  # its CONNECT is still to come
                 link.abort()
         for connection in gone:
-            connection.disconnect(ReasonCode.NOT_AUTHORIZED, now, "what let this client in was revoked")
+            connection.disconnect(ReasonCode.NOT_AUTHORIZED, now, "the access of this client was revoked")
         self._broker.policies_changed(now)
         return len(gone)
 
     def stop_receiving(self) -> None:
-        """Take no more connections and no more bytes; what services still settle and deliver leaves as before.
+        """Stop accepting connections and reading; output of services is still sent.
 
-        The first half of a shutdown: services finish what they hold, then `close` says goodbye.
+        The first half of a shutdown: services finish their messages, then `close` disconnects the clients.
         """
         self.receiving = False
         self._broker.publish_wills(self.now())
@@ -222,7 +222,7 @@ class MqttServer(ServerLinkOwner):
                 link.transport.pause_reading()
 
     async def close(self) -> None:
-        """Stop listening, send DISCONNECT 0x8B, wait for what is buffered to leave, cut what does not."""
+        """Stop listening, send DISCONNECT 0x8B, wait for buffered output, then abort remaining connections."""
         if self._closing or self._loop is None:
             return
         self._closing = True
@@ -233,7 +233,7 @@ class MqttServer(ServerLinkOwner):
             listener.abort_handshakes()
         self._broker.shut_down(self.now())
         self._flush()
-        if self.persistence is not None:  # what waits for its commit leaves before goodbye
+        if self.persistence is not None:  # send output that waits for its commit before DISCONNECT
             await self.persistence.drain()
             self._flush()
         for link in list(self._links.values()):
@@ -292,7 +292,7 @@ class MqttServer(ServerLinkOwner):
         return connection
 
     def received(self, connection: BrokerConnection, link: ServerLink, data: bytes) -> None:
-        """Bytes came in. A failure of ours ends this connection and no other."""
+        """Handle received bytes. An internal error ends only this connection."""
         now: i64 = int(self._time() * 1000)
         try:
             if now != self._read_at:  # the reads of a millisecond have one time
@@ -346,7 +346,7 @@ class MqttServer(ServerLinkOwner):
             self._wake()
 
     def _proceed(self) -> None:
-        """Give connections that have used their share another one, in turn, and read those that have no bytes left."""
+        """Resume connections that have used their share, round-robin, and read those without remaining bytes."""
         deferred, broker = self._deferred, self._broker
         now: i64 = int(self._time() * 1000)
         wall_ms: i64 = self._clock()
@@ -386,12 +386,12 @@ class MqttServer(ServerLinkOwner):
             self._arm()
 
     def _abort(self, link: ServerLink) -> None:
-        """Close a connection after an error of ours."""
+        """Close a connection after an internal error."""
         self._broker.outbound.reading = None
         link.abort()
 
     def lost(self, link: ServerLink) -> None:
-        """A connection is gone, in whatever state it was."""
+        """Handle the end of a connection in any state."""
         listener = link.listener
         for limiter in (listener.connection_limiter, self.connection_limiter):
             limiter.closed(link, link.group)
@@ -400,7 +400,7 @@ class MqttServer(ServerLinkOwner):
             self._empty.set()
         connection = link.connection
         if connection is not None:
-            logger.debug("%r is gone", connection)
+            logger.debug("%r disconnected", connection)
             connection.lost(self.now())
             self._links.pop(connection, None)
             if self._broker.timers.sooner:
@@ -428,13 +428,13 @@ class MqttServer(ServerLinkOwner):
             connection.proceed(now, wall_ms)
 
     def lost_inside(self, connection: BrokerConnection) -> None:
-        """A connection inside the process is gone."""
+        """Handle the end of an in-process connection."""
         if self._inside.pop(connection, None) is not None:
             connection.lost(self.now())
             self._arm()
 
     def subscriptions_of(self, client_id: str) -> list[str]:
-        """The topic filters of that client's session; none where there is no session."""
+        """Return the topic filters of the client's session; empty without a session."""
         session = self._broker.sessions.get(client_id)
         return [] if session is None else list(session.subscriptions)
 
@@ -537,7 +537,7 @@ class MqttServer(ServerLinkOwner):
         """Log errors at a level that is shown by default, orderly connects and disconnects at debug level."""
         if reason_code == ReasonCode.SERVER_SHUTTING_DOWN:
             return
-        logger.info("%r ended by us: %s%s", connection, reason_name(reason_code), f", {why}" if why else "")
+        logger.info("%r closed by the server: %s%s", connection, reason_name(reason_code), f", {why}" if why else "")
         if why == NOTIFICATIONS_LOST and (total := self._observer_log.admit(self.now())):
             logger.warning(
                 "observers disconnected because their queues are full count=%d last=%r: "

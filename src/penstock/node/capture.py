@@ -324,7 +324,7 @@ class ChangeCapture:
 
 def _no_log(version: Hlc, done: Callable[[LogPage | StorageError], None]) -> None:
     """Placeholder before :meth:`ChangeCapture.resume`: no changes are only in the log."""
-    raise AssertionError(f"resume() comes before {done} can be told of what is after {version}")
+    raise AssertionError(f"resume() must precede reads of changes after {version} for {done}")
 
 
 def record_of(change: Change, *, with_value: bool = True) -> Record:

@@ -369,7 +369,7 @@ class RuleService(Service):
 
 
 def _for_now(error: PenstockError) -> bool:
-    """True if the append was certainly not carried out and may succeed later."""
+    """True if the append was certainly not executed and may succeed later."""
     if isinstance(error, RefusedError):
         return error.code == ErrCode.SERVER_RECEIVE_OVERFLOW
     return isinstance(error, UnavailableError) and error.applied is False

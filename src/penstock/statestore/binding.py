@@ -3,18 +3,18 @@
 Both directions of both sides: the store reads requests (:func:`read_request`) and writes responses and notifications;
 our client writes requests and reads responses and notifications.
 
-A request that breaks the rules of the transport is never executed and moves no clock. The document says only that it
-fails; what happens is decided here:
+A request that violates the rules of the transport is never executed and does not advance the clock. The document only
+requires that it fails; the response is defined here:
 
 ===================================================  =================================================================
 request                                              answer
 ===================================================  =================================================================
 no response topic (as every MQTT 3.1.1 publisher)    PUBACK 0x83 with a reason string
-response topic is an invoke topic, begins with the   DISCONNECT 0x90 with a reason string, no PUBACK
-store's own prefix, or holds a wildcard
-no subscription of the requester matches the         carried out; PUBACK 0x10 with a reason string
+response topic is an invoke topic, starts with the   DISCONNECT 0x90 with a reason string, no PUBACK
+store's own prefix, or contains a wildcard
+no subscription of the requester matches the         executed; PUBACK 0x10 with a reason string
 response topic
-message expiry used up                               none
+message expiry elapsed                               none
 not QoS 1                                            ``__stat`` 400 if there is correlation data; QoS 2: PUBREC 0x83
 no correlation data                                  ``__stat`` 400, ``__propName`` = ``Correlation Data``
 ``__protVer`` is not ``1.<number>``                  ``__stat`` 505 with the supported and the requested version
@@ -90,9 +90,9 @@ _MAX_TOPIC: Final = 65_535
 @final
 @mypyc_attr(acyclic=True, free_list_len=1)
 class StoreRequest(Context):
-    """A request that may be executed: its sender, and where its answer goes.
+    """A valid request: its sender, and the topic of its answer.
 
-    ``expires_at`` is the wall clock in ms at which the answer is not wanted any more; 0 = never.
+    ``expires_at`` is the wall clock time in ms at which the answer expires; 0 = never.
     """
 
     __slots__ = ("correlation", "expires_at", "properties", "response_topic")
@@ -118,7 +118,7 @@ class StoreRequest(Context):
         self.properties = properties
 
     def user_property(self, name: bytes) -> bytes | None:
-        """The value of a user property of the request: empty where it is repeated, None where it is absent."""
+        """Return the value of a user property of the request: empty if it is repeated, None if it is absent."""
         return None if self.properties is None else self.properties.user_property(name)
 
 
@@ -127,7 +127,7 @@ class RejectedRequest:
     """A request that is not executed.
 
     ``reason_code`` and ``reason`` settle the request; with ``disconnect`` they end the connection instead.
-    ``response`` goes out first where it is not None.
+    ``response`` is sent first if it is not None.
     """
 
     reason_code: int = 0
@@ -137,17 +137,17 @@ class RejectedRequest:
 
 
 def dialect_of(topic: str, has_protocol_version: bool) -> Dialect:  # noqa: FBT001 - the two facts that decide
-    """The form a request has chosen: ``__protVer`` is the SDKs' alone; the older topic has its own property names."""
+    """Return the dialect of a request: only the SDKs send ``__protVer``; the older topic has other property names."""
     if has_protocol_version:
         return SDK
     return OLDER if topic == OLDER_INVOKE else PUBLISHED
 
 
 def dialect_named(name: str) -> Dialect | None:
-    """The dialect called ``name`` in the configuration; None for ``auto``, where each request chooses.
+    """Return the dialect with the configured ``name``; None for ``auto``, the dialect of each request.
 
     Raises:
-        KeyError: there is no such dialect.
+        KeyError: unknown dialect.
     """
     return None if name == "auto" else DIALECTS[name]
 
@@ -161,7 +161,7 @@ def read_request(
     username: str | None = None,
     principal: object = None,
 ) -> StoreRequest | RejectedRequest:
-    """Read the request in ``publish``, or why it is rejected; ``forced`` overrules the form that it has chosen."""
+    """Parse the request in ``publish``, or return why it is rejected; ``forced`` overrides its dialect."""
     properties = publish.property_block()
     response_topic = "" if properties is None else properties.response_topic
     if properties is None or not response_topic:
@@ -172,7 +172,7 @@ def read_request(
     if _is_forbidden(response_topic) or (len(publish.properties_wire) == 0 and has_wildcard(response_topic)):
         return RejectedRequest(
             ReasonCode.TOPIC_NAME_INVALID,
-            "the response topic of a state store request must not be a topic of the store itself or hold a wildcard",
+            "the response topic of a state store request must not be a topic of the store or contain a wildcard",
             disconnect=True,
         )
     expires_at = 0
@@ -223,16 +223,16 @@ def read_request(
 
 
 def seconds_left(ask: StoreRequest, now_ms: int) -> i64:
-    """The Message Expiry Interval of an answer that leaves now; 0: none, -1: that of the request is used up."""
+    """Return the Message Expiry Interval of an answer that is sent now; 0: none, -1: the request has expired."""
     if not ask.expires_at:
         return 0
-    # Rounded up: the answer may not be lost for the part of a second that nobody counts.
+    # Rounded up, so that the answer does not expire a fraction of a second too early.
     left_s: i64 = (ask.expires_at - now_ms + 999) // 1000
     return left_s if left_s > 0 else -1
 
 
 def answer_payload(answer: Answer, dialect: Dialect) -> bytes:
-    """The payload of the response that carries ``answer``."""
+    """Encode the payload of the response with ``answer``."""
     kind = answer.kind
     if kind is _OK:
         return OK
@@ -253,7 +253,7 @@ def answer_payload(answer: Answer, dialect: Dialect) -> bytes:
 
 
 def answer_properties(ask: StoreRequest, answer: Answer, expiry_s: i64) -> bytes:
-    """The property block, with its length, of the response that carries ``answer``."""
+    """Encode the property block, with its length, of the response with ``answer``."""
     dialect = ask.dialect
     version = answer.version
     if answer.kind is _COUNT and not dialect.delete_version:
@@ -285,7 +285,7 @@ def answer_properties(ask: StoreRequest, answer: Answer, expiry_s: i64) -> bytes
 
 
 def response(topic: str, payload: bytes, properties_wire: bytes) -> Publish:
-    """A response as a PUBLISH, for all but the session of its client in this broker."""
+    """Return the response as a PUBLISH, for receivers other than the client's session in this broker."""
     publish = Publish(topic, payload, 1)
     publish.properties_wire = properties_wire
     return publish
@@ -300,7 +300,7 @@ def status_response(
     status: int,
     fields: list[tuple[str, str]],
 ) -> Publish | None:
-    """An answer that says why a request was not executed, with an empty payload. ``__stat`` is sent in every form."""
+    """Return a response without payload for a request that was not executed. All dialects send ``__stat``."""
     user = [("__stat", str(status)), *fields]
     if dialect.status:
         user.append(("__protVer", PROTOCOL_VERSION))
@@ -308,7 +308,7 @@ def status_response(
 
 
 def notification(change: Change, client_id: str, dialect: Dialect) -> Publish:
-    """The message that tells ``client_id`` of ``change``."""
+    """Return the message that notifies ``client_id`` of ``change``."""
     if change.record is not None:
         payload = encode_array((b"NOTIFY", b"SET", b"VALUE", change.record.value))
     else:
@@ -325,28 +325,28 @@ def notification(change: Change, client_id: str, dialect: Dialect) -> Publish:
 
 
 def notify_topic(client_id: str, key: bytes) -> str:
-    """Topic of notifications of ``key`` for a client; upper-case hex in both places, the Rust SDK reads no other."""
+    """Return the topic of a client's notifications of ``key``; in upper-case hex, as the Rust SDK requires."""
     return f"{_OWN_PREFIX}/{client_id.encode().hex().upper()}{_NOTIFY}{key.hex().upper()}"
 
 
 def topic_fits(client_id: str, key: bytes) -> bool:
-    """Whether :func:`notify_topic` is a topic at all: at most 65,535 bytes."""
+    """Return True if the topic of :func:`notify_topic` is valid: at most 65,535 bytes."""
     fixed = len(_OWN_PREFIX) + 1 + len(_NOTIFY)
     return fixed + 2 * len(client_id.encode()) + 2 * len(key) <= _MAX_TOPIC
 
 
 def client_response_topic(client_id: str) -> str:
-    """The response topic of our client; hex, so that every client id makes a topic that can be subscribed to."""
+    """Return the response topic of penstock's client; hex, so that the topic is valid for every client id."""
     return f"clients/{client_id.encode().hex().upper()}/{_STORE}/command/invoke/response"
 
 
 def notify_filter(client_id: str) -> str:
-    """The topic filter of our client's notifications."""
+    """Return the topic filter of the notifications of penstock's client."""
     return f"{_OWN_PREFIX}/{client_id.encode().hex().upper()}{_NOTIFY}+"
 
 
 def key_of_notification(topic: str) -> bytes | None:
-    """The key that a notification's topic names; None where ``topic`` is not one of a notification."""
+    """Return the key in a notification's topic; None if ``topic`` is not the topic of a notification."""
     if not topic.startswith(_OWN_PREFIX):
         return None
     _, found, digits = topic.rpartition(_NOTIFY)
@@ -368,7 +368,7 @@ def request(
     expiry_s: int,
     extra: Mapping[str, str] | None = None,
 ) -> Publish:
-    """A request as the SDKs write it; ``extra`` are further user properties."""
+    """Build a request like the SDKs; ``extra`` are additional user properties."""
     user = [
         ("__ts", timestamp.padded()),
         ("__srcId", client_id),
@@ -391,12 +391,12 @@ def request(
 
 
 def _is_forbidden(response_topic: str) -> bool:
-    """Whether it belongs to the store. The decoder has refused wildcards, unless the message never was a packet."""
+    """Return True for a topic of the store. The decoder rejects wildcards, but not in messages created in process."""
     return response_topic in (INVOKE, OLDER_INVOKE) or response_topic.startswith(_OWN_PREFIX)
 
 
 def _is_supported(version: bytes) -> bool:
-    """``1.<digits>``; anything else is another major version or no version at all."""
+    """Return True for ``1.<digits>``; other texts are another major version or not a version."""
     return version is _VERSION_1_0 or version == _VERSION_1_0 or (version.startswith(b"1.") and version[2:].isdigit())
 
 
@@ -412,7 +412,7 @@ def _message(
     if expires_at:
         if expires_at <= now_ms:
             return None
-        # Rounded up: the answer may not be lost for the part of a second that nobody counts.
+        # Rounded up, so that the answer does not expire a fraction of a second too early.
         left = (expires_at - now_ms + 999) // 1000
     properties = Properties(
         message_expiry_interval=left, content_type=CONTENT_TYPE, correlation_data=correlation, user_properties=user
@@ -435,14 +435,14 @@ _CONTENT_TYPE_WIRE: Final = b"\x03" + len(CONTENT_TYPE).to_bytes(2, "big") + CON
 
 
 def _before_correlation(expiry_s: int) -> bytes:
-    """Message Expiry Interval, unless that is 0, content type, and the identifier of the correlation data."""
+    """Encode Message Expiry Interval, unless it is 0, content type, and the identifier of the correlation data."""
     expiry = b"\x02" + expiry_s.to_bytes(4, "big") if expiry_s else b""
     return b"%b%b\x09" % (expiry, _CONTENT_TYPE_WIRE)
 
 
 _COMMON: Final = 128
 _BEFORE_CORRELATION: Final[list[bytes]] = [_before_correlation(seconds) for seconds in range(_COMMON)]
-"""For the usual expiry."""
+"""Encoded properties for common expiry intervals."""
 _PAIRS: dict[tuple[str, str], bytes] = {
     pair: b"\x26%b%b%b%b"
     % (len(pair[0]).to_bytes(2, "big"), pair[0].encode(), len(pair[1]).to_bytes(2, "big"), pair[1].encode())
@@ -451,9 +451,9 @@ _PAIRS: dict[tuple[str, str], bytes] = {
 
 
 def _property_wire(expiry_s: int | None, correlation: bytes | None, user: list[tuple[str, str]]) -> bytes:
-    """The property block of an answer as the MQTT codec would write it: the general way costs as much as all else.
+    """Encode the property block of an answer like the MQTT codec, whose general path costs as much as the other work.
 
-    The texts are the store's own or came over the wire, so they can be sent; a test holds it against the codec.
+    The texts are constants or were received, so they are valid; a test compares the result with the codec.
     """
     parts = [_CONTENT_TYPE_WIRE]
     if expiry_s is not None:

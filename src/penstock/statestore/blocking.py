@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 
 class Stream(Generic[T]):
-    """A blocking iterator; :meth:`next` has a timeout."""
+    """A blocking iterator; :meth:`next` accepts a timeout."""
 
     def __init__(self, thread: LoopThread, items: AsyncIterator[T]) -> None:
         self._thread = thread

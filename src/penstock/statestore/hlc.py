@@ -31,30 +31,30 @@ __all__ = [
 ]
 
 MAX_DRIFT_MS: Final = 60_000
-"""Largest lead of a value over the local clock; one millisecond more is refused."""
+"""Maximum lead of a value over the local clock; larger values are rejected."""
 
 MAX_COUNTER: Final = 2**31 - 1
-"""The largest counter ever made here: the .NET SDK reads a signed 32-bit number, the others 64 bits."""
+"""Maximum counter that penstock generates: the .NET SDK reads a signed 32-bit number, the others 64 bits."""
 
 MAX_LEAD_MS: Final = 8
-"""Largest lead of the store's versions over its wall clock in a burst, so that each has a millisecond of its own."""
+"""Maximum lead of the store's versions over its wall clock in a burst, so that each has a different millisecond."""
 
 _MAX_NUMBER: Final = 2**64 - 1
 _MAX_NUMBER_DIGITS: Final = 20
 _PLAIN: Final = re.compile(rb"(\d{1,18}):(\d{1,18}):[\x00-9;-\x7f]+")
-"""A clock value whose numbers are short and whose node id is ASCII, as nearly all are."""
+"""A clock value with short numbers and an ASCII node id, as nearly all values."""
 _COUNTERS: Final = 256
-"""Counters that are usual: those of versions rise in a burst only."""
+"""Number of cached counters: counters of versions are higher only in bursts."""
 _COMPILED: Final = not __file__.endswith(".py")
 
 
 @final
 @mypyc_attr(acyclic=True, free_list_len=1)
 class Hlc:
-    """One value of a hybrid logical clock: wall clock in ms since the epoch, counter, node id. Never changed.
+    """One value of a hybrid logical clock: wall clock in ms since the epoch, counter, node id. Immutable.
 
     Values compare by wall clock, then counter, then node id; text compares by code point, which for UTF-8 is byte by
-    byte. A class of its own, since compiled code makes and compares one in a tenth of the time of a named tuple.
+    byte. Not a named tuple, since compiled code creates and compares instances ten times faster.
     """
 
     __slots__ = ("counter", "node", "wall_ms")
@@ -65,7 +65,7 @@ class Hlc:
         self.node = node
 
     def is_before(self, other: Hlc) -> bool:
-        """``self < other``, as a method that compiled code calls directly."""
+        """Return ``self < other``; a method, so that compiled code calls it directly."""
         if self.wall_ms != other.wall_ms:
             return self.wall_ms < other.wall_ms
         if self.counter != other.counter:
@@ -99,19 +99,19 @@ class Hlc:
         return f"Hlc(wall_ms={self.wall_ms}, counter={self.counter}, node={self.node!r})"
 
     def __str__(self) -> str:
-        """As the document prints it: ``1696374425000:1:StateStore``."""
+        """Return the format of the document: ``1696374425000:1:StateStore``."""
         return f"{self.wall_ms}:{self.counter}:{self.node}"
 
     def padded(self) -> str:
-        """As the SDKs print it, with 15 and 5 digits: ``001696374425000:00001:StateStore``."""
+        """Return the format of the SDKs, with 15 and 5 digits: ``001696374425000:00001:StateStore``."""
         return self.padded_wire().decode()
 
     def padded_wire(self) -> bytes:
-        """The same as UTF-8, as it is sent."""
+        """Return the same as UTF-8."""
         return b"".join(self.padded_pieces())
 
     def padded_pieces(self) -> tuple[bytes, bytes, bytes]:
-        """The same in pieces, for a caller that joins more than them."""
+        """Return the same as parts, for a caller that joins them with other bytes."""
         if self.wall_ms >= 10**15 or self.counter >= _COUNTERS:
             return b"%015d:%05d" % (self.wall_ms, self.counter), b"", b":" + self.node.encode()
         wall: i64 = self.wall_ms
@@ -130,32 +130,32 @@ class Hlc:
 
     @property
     def position(self) -> tuple[int, int]:
-        """Its position among the versions of one store, which differ in wall clock and counter.
+        """Return the sort key among the versions of one store, which differ in wall clock and counter.
 
-        The node id of who asks with a version does not matter.
+        The node id of a version in a request is ignored.
         """
         return self.wall_ms, self.counter
 
     def drift_ms(self, now_ms: int) -> int:
-        """Lead of this value over ``now_ms``; negative where it is behind."""
+        """Return the lead of this value over ``now_ms``; negative if it is behind."""
         return self.wall_ms - now_ms
 
     def is_too_far_ahead(self, now_ms: int) -> bool:
-        """Whether it is more than a minute ahead of ``now_ms``."""
+        """Return True if it is more than a minute ahead of ``now_ms``."""
         return self.wall_ms - now_ms > MAX_DRIFT_MS
 
     def ticked(self, now_ms: int) -> Hlc:
-        """This node's clock when it sends something: the rule of the clients for their time stamps."""
+        """Return this node's clock after sending a message: the rule of clients for timestamps."""
         if now_ms > self.wall_ms:
             return Hlc(now_ms, 0, self.node)
         return Hlc(self.wall_ms, self.counter + 1, self.node)
 
     def merged(self, other: Hlc, now_ms: int) -> Hlc:
-        """This node's clock after it has seen ``other``: the rule of the clients.
+        """Return this node's clock after receiving ``other``: the rule of clients.
 
         Raises:
-            RemoteProtocolError: the winning wall clock is more than a minute ahead of ``now_ms``, or the counter
-                would overflow.
+            RemoteProtocolError: the greater wall clock is more than a minute ahead of ``now_ms``, or the counter would
+                overflow.
         """
         if other.node == self.node:
             return self
@@ -175,9 +175,9 @@ class Hlc:
 
 @final
 class StoreClock:
-    """The clock of the store: gives versions, each greater than all before it and than every time stamp seen.
+    """The clock of the store: assigns versions, each greater than all earlier versions and received timestamps.
 
-    Time stamps come in as wall clock and counter: their node id does not matter for the next version.
+    Timestamps are passed as wall clock and counter: their node id does not affect the next version.
     """
 
     __slots__ = ("counter", "node", "wall_ms")
@@ -189,11 +189,11 @@ class StoreClock:
 
     @property
     def value(self) -> Hlc:
-        """The greatest value given or seen."""
+        """The greatest assigned version or received timestamp."""
         return Hlc(self.wall_ms, self.counter, self.node)
 
     def see(self, wall_ms: int, counter: int) -> None:
-        """Raise the clock to a time stamp if that is greater."""
+        """Advance the clock to a timestamp if that is greater."""
         if wall_ms > self.wall_ms:
             self.wall_ms = wall_ms
             self.counter = counter
@@ -201,12 +201,12 @@ class StoreClock:
             self.counter = counter
 
     def next(self, now_ms: int, seen_ms: int = -1, seen_counter: int = 0) -> Hlc:
-        """The next version: greater than the time stamp ``seen_ms``, ``seen_counter`` too, and never behind ``now_ms``.
+        """Return the next version: greater than the timestamp ``seen_ms``, ``seen_counter``, and at least ``now_ms``.
 
-        The counter is 1, as in the document's example, whether the request came within the millisecond of its time
-        stamp or later: clients compare the counters of two renewals of a lease. So further versions within a
-        millisecond take the next ones, as long as that leads the wall clock by at most ``MAX_LEAD_MS``; in a burst, and
-        behind a clock that is ahead, the counter counts. Where it would overflow the wall clock moves on instead.
+        The counter is 1, as in the document's example, whether or not the request arrived in the millisecond of its
+        timestamp: clients compare the counters of two renewals of a lease. Therefore further versions within a
+        millisecond use the next milliseconds, up to ``MAX_LEAD_MS`` ahead of the wall clock; beyond that, the counter
+        is incremented. If it would overflow, the wall clock part is incremented instead.
         """
         self.see(seen_ms, seen_counter)
         wall, counter = self.wall_ms, self.counter
@@ -232,7 +232,7 @@ class _PrintedSecond:
 
 @final
 class _PrintedNode:
-    """A node id; ``after`` is what follows the wall clock, by counter, where it has been printed before."""
+    """A node id; ``after`` caches the text after the wall clock, by counter."""
 
     __slots__ = ("after", "text", "wire")
 
@@ -242,16 +242,16 @@ class _PrintedNode:
         self.after: list[bytes | None] = [None] * _COUNTERS
 
     def print_after(self, counter: int) -> bytes:
-        """Print what follows the wall clock with that counter."""
+        """Format the text after the wall clock with that counter."""
         after = self.after[counter] = b":%05d:%b" % (counter, self.wire)
         return after
 
 
 @final
 class _LastPrinted:
-    """Second and node id of the last printed value, as printed: the next value usually has the same.
+    """Formatted second and node id of the last value: the next value usually has the same.
 
-    All threads share it, so each is one reference to values that never change; printed counters are only added.
+    Shared by all threads, so each attribute is one reference to immutable values; cached counters are only added.
     """
 
     __slots__ = ("node", "second")
@@ -264,7 +264,7 @@ class _LastPrinted:
 _last: Final = _LastPrinted()
 _MAX_NODES: Final = 16
 _nodes: Final[dict[str, _PrintedNode]] = {}
-"""Node ids that were printed; emptied at :data:`_MAX_NODES`."""
+"""Formatted node ids; cleared at :data:`_MAX_NODES` entries."""
 
 
 def _printed_node(text: str) -> _PrintedNode:
@@ -280,7 +280,7 @@ _MILLISECONDS: Final[list[bytes]] = [b"%03d" % number for number in range(1000)]
 
 
 def parse(text: str) -> Hlc | None:
-    """``text`` as a clock value, with any number of leading zeros; None where it is not one.
+    """Parse a clock value, with any number of leading zeros; None if ``text`` is not one.
 
     Numbers are unsigned 64-bit, in ASCII digits; the node id is not empty and has no colon.
     """
@@ -288,21 +288,19 @@ def parse(text: str) -> Hlc | None:
 
 
 def parse_wire(raw: bytes) -> Hlc | None:
-    """:func:`parse` for text as it is sent, in UTF-8; None also where it is not UTF-8."""
+    """Like :func:`parse`, for UTF-8 bytes; None also for invalid UTF-8."""
     wall, counter, node_at = _read(raw) if _COMPILED else _read_in_bulk(raw)
     return Hlc(wall, counter, raw[node_at:].decode()) if node_at else None
 
 
 def parse_position(raw: bytes) -> tuple[int, int]:
-    """Wall clock and counter of a clock value as it is sent; -1 and 0 where it is not one."""
+    """Parse wall clock and counter of a clock value in UTF-8; -1 and 0 if it is not one."""
     wall, counter, _ = _read(raw) if _COMPILED else _read_in_bulk(raw)
     return wall, counter
 
 
 def _read(raw: bytes) -> tuple[int, int, int]:
-    """The second form of :func:`_read_in_bulk`: eight bytes at once, for numbers of 15 and 5 digits as the SDKs write
-    them.
-    """
+    """Fast variant of :func:`_read_in_bulk`: eight bytes at once, for numbers of 15 and 5 digits, as in the SDKs."""
     size: i64 = len(raw)
     if size < _NODE_AT + 1 or raw[15] != 0x3A or raw[21] != 0x3A:
         return _read_in_bulk(raw)
@@ -327,7 +325,7 @@ _ONES: Final = 0x0101010101010101
 
 
 def _eight_digits(word: i64) -> i64:
-    """The number in eight ASCII digits, the first one in the lowest byte; -1 where they are not digits."""
+    """Parse eight ASCII digits, the first one in the lowest byte; -1 if they are not digits."""
     digits = word ^ 0x3030303030303030
     if (digits | digits + 0x0606060606060606) >> 4 & 0x0F0F0F0F0F0F0F0F:
         return -1
@@ -337,13 +335,13 @@ def _eight_digits(word: i64) -> i64:
 
 
 def _has_colon_or_no_ascii(word: i64) -> bool:
-    """Whether one of eight bytes is a colon or above 127."""
+    """Return True if one of eight bytes is a colon or greater than 127."""
     ones: i64 = _ONES
     return ((word ^ 0x3A3A3A3A3A3A3A3A) - ones | word) >> 7 & ones != 0
 
 
 def _read_in_bulk(raw: bytes) -> tuple[int, int, int]:
-    """Wall clock, counter and where the node id begins; -1, 0, 0 where ``raw`` is not a clock value in UTF-8."""
+    """Parse wall clock, counter and offset of the node id; -1, 0, 0 if ``raw`` is not a clock value in UTF-8."""
     found = _PLAIN.fullmatch(raw)
     if found is None:
         return _read_long(raw)
@@ -351,7 +349,7 @@ def _read_in_bulk(raw: bytes) -> tuple[int, int, int]:
 
 
 def _read_long(raw: bytes) -> tuple[int, int, int]:
-    """:func:`_read_in_bulk` for numbers of any length and for node ids that are not ASCII."""
+    """Like :func:`_read_in_bulk`, for numbers of any length and node ids that are not ASCII."""
     parts = raw.split(b":", 2)
     if len(parts) != 3 or not _is_node(parts[2]):
         return -1, 0, 0

@@ -27,18 +27,18 @@ __all__ = [
 
 
 class PersistenceMode(StrEnum):
-    """The keys that are stored on disk if the durability is ``memory``; otherwise all are."""
+    """The keys that are stored on disk if the durability is ``memory``; with other durabilities all keys are."""
 
     ALL = "all"
     """All keys, asynchronously."""
     NONE = "none"
-    """None: the store is empty after a restart, like Azure's without persistence."""
+    """No keys: the store is empty after a restart, like Azure's without persistence."""
     CUSTOM = "custom"
     """Selected keys, and keys set with the request property if it is enabled."""
 
 
 class KeyType(StrEnum):
-    """The form in which a selection names keys."""
+    """Kind of pattern in a selection of keys."""
 
     PATTERN = "pattern"
     STRING = "string"

@@ -86,7 +86,7 @@ class _BlockingClient(Generic[C]):
     """An asyncio client in a thread of its own: created by ``make`` in :meth:`start`, until :meth:`close`."""
 
     def __init__(self, name: str, make: Callable[[], C]) -> None:
-        make()  # raises now what is wrong with the arguments
+        make()  # raises errors of the arguments now
         self._name = name
         self._make: Callable[[], C] = make
         self._running: tuple[LoopThread, C] | None = None

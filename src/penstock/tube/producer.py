@@ -264,7 +264,7 @@ class Producer:
         has it.
 
         Raises:
-            RefusedError: the broker refused it for good, or the topic is unknown; nothing was stored.
+            RefusedError: the broker refused it permanently, or the topic is unknown; nothing was stored.
             UnavailableError: not acknowledged in time; ``applied`` None: it may be stored or not.
             LocalProtocolError: it is empty, too large or not a record, or the topic name is not valid.
         """

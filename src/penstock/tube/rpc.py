@@ -103,7 +103,7 @@ each sent message of a request for one; :data:`REQUEST_WORK` for another request
 REQUEST_WORK: Final = 32
 """Work of a request that does not send one message; one unit more for each 256 bytes of it: batches have many rows."""
 STALLED_S = 60.0
-"""Time after which a peer that reads nothing is disconnected: it is gone, or holds memory on purpose."""
+"""Time after which a peer that reads nothing is disconnected: it is unreachable, or occupies memory on purpose."""
 _SMALL_FRAME = 1 << 20
 
 

@@ -142,8 +142,8 @@ def test_metrics_need_an_address(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_replay_needs_a_target_of_its_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["pipeline", "run", str(example("pipeline.yaml"))]
     for options, words in [
-        (["--from", "2024-05-01"], "a replay needs a target of its own"),
-        (["--live"], "a replay needs a target of its own"),
+        (["--from", "2024-05-01"], "a replay needs a separate target"),
+        (["--live"], "a replay needs a separate target"),
         (["--into", str(tmp_path / "a"), "--to", "never"], "is not an offset or time"),
         (["--into", str(tmp_path / "a"), "--state-dir", "s"], "a replay has its own"),
     ]:

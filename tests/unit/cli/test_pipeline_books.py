@@ -108,7 +108,7 @@ def test_status_of_a_run_that_has_ended(
         assert main(command) == 0
         assert words in capsys.readouterr().err
     assert main([*command[:-1], str(books.root / "elsewhere")]) == 0
-    assert f"there is no ledger in {books.root / 'elsewhere'}" in capsys.readouterr().err
+    assert f"{books.root / 'elsewhere'} contains no ledger" in capsys.readouterr().err
 
 
 def test_books_of_another_pipeline_are_not_shown(books: Books, capsys: pytest.CaptureFixture[str]) -> None:
@@ -216,10 +216,10 @@ def test_a_dry_run_of_redrive_sends_nothing(books: Books, capsys: pytest.Capture
 @pytest.mark.parametrize("command", ["redrive", "show"])
 def test_an_id_that_no_letter_has_is_an_error(books: Books, command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["pipeline", "dead-letter", command, str(books.file), "--id", "id-7"]) == 2
-    assert "there is no dead letter with the id 'id-7'" in capsys.readouterr().err
+    assert "no dead letter has the id 'id-7'" in capsys.readouterr().err
     assert main(["pipeline", "dead-letter", command, str(books.file), "--step", "prased"]) == 2
     error = capsys.readouterr().err
-    assert "there is no dead letter with the step 'prased'" in error
+    assert "no dead letter has the step 'prased'" in error
     assert "did you mean 'parsed'?" in error
 
 

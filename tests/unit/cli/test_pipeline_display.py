@@ -42,7 +42,7 @@ def test_progress_as_lines_and_an_idle_sink_once(capsys: pytest.CaptureFixture[s
     assert [line.partition(":")[0] for line in said] == ["rows", "alarms", "rows"]
     assert said[0] == (
         "rows: 1,200 read, 1,100 out, 120 rows/s; 30 waiting, the oldest for 4.2 s; "
-        "10 in the batch under way for 0.3 s; last batch took 0.2 s; state 17 rows, 2.0 KiB"
+        "10 in the active batch for 0.3 s; last batch took 0.2 s; state 17 rows, 2.0 KiB"
     )
     assert said[1] == "alarms: 0 read, 0 out, 0 rows/s; the backlog is unknown"
 
@@ -68,7 +68,7 @@ def test_a_run_that_was_asked_to_stop_says_what_it_waits_for(capsys: pytest.Capt
     for event in ("stopping", "stopped"):
         LineRunDisplay().show_event({"event": event, "pipeline": "water"})
     assert capsys.readouterr().err.splitlines() == [
-        "pipeline water: stopping, the batches under way are finished first",
+        "pipeline water: stopping after the active batches",
         "pipeline water: stopped",
     ]
 

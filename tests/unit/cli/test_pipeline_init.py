@@ -27,5 +27,5 @@ def test_what_is_written_is_valid_with_its_case(
 
 def test_a_name_that_is_none_leaves_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["pipeline", "init", str(tmp_path / "p.yaml"), "--name", "A b"]) == 2
-    assert "expected a name: a small letter first" in capsys.readouterr().err
+    assert "expected a name: a lowercase letter" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []

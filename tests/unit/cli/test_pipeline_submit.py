@@ -108,15 +108,15 @@ def test_a_shell_gets_the_words_back(nasty: str) -> None:
 @pytest.mark.parametrize(
     ("master", "changed", "message"),
     [
-        ("spark://h:1", {"deploy_mode": "cluster"}, "does not go with"),
-        ("mesos://h:1", {}, "is no master of Spark's"),
+        ("spark://h:1", {"deploy_mode": "cluster"}, "cannot be combined with"),
+        ("mesos://h:1", {}, "is not a Spark master"),
         ("yarn", {"image": "x"}, "--image is for Kubernetes"),
         ("spark://h:1", {"java_home": "/j"}, "--java-home is for YARN"),
         ("k8s://h:1", {}, "needs an image"),
-        ("k8s://https://h", {"image": "x"}, "names no port"),
-        ("k8s://h:1", {"image": "x", "deploy_mode": "cluster"}, "would not come to the driver"),
-        ("yarn", {"wheel": "penstock-1-py3-none-any.whl"}, "would not be found by executors"),
-        ("yarn", {"environment": {"A B": "1"}}, "is no name of a variable"),
+        ("k8s://https://h", {"image": "x"}, "has no port"),
+        ("k8s://h:1", {"image": "x", "deploy_mode": "cluster"}, "is not available to the driver"),
+        ("yarn", {"wheel": "penstock-1-py3-none-any.whl"}, "executors would not find"),
+        ("yarn", {"environment": {"A B": "1"}}, "is not the name of a variable"),
     ],
 )
 def test_what_does_not_go_together(master: str, changed: dict[str, Any], message: str) -> None:

@@ -208,11 +208,13 @@ async def test_the_log_says_who_was_ended_and_why(caplog: pytest.LogCaptureFixtu
         await wire.close()
     await server.close()
     said = {(r.levelname, r.getMessage().split("'", 1)[1]) for r in caplog.records if "'" in r.getMessage()}
-    assert ("INFO", "same'> ended by us: 0x8E session taken over") in said
-    assert any(level == "INFO" and "same'> ended by us: 0x82 protocol error, mqtt: " in text for level, text in said)
+    assert ("INFO", "same'> closed by the server: 0x8E session taken over") in said
+    assert any(
+        level == "INFO" and "same'> closed by the server: 0x82 protocol error, mqtt: " in text for level, text in said
+    )
     assert ("DEBUG", "polite'> connected") in said
     assert not any(level != "DEBUG" and "polite" in text for level, text in said)
-    assert "is gone" in caplog.text
+    assert "disconnected" in caplog.text
 
 
 async def test_keep_alive_runs_on_the_loops_clock(server: tuple[MqttServer, tuple[str, int]]) -> None:

@@ -206,7 +206,7 @@ def _progress(name: str, sink: Mapping[str, Any]) -> str:
     else:
         parts.append("nothing waiting")
     if sink["in_batch_s"]:
-        parts.append(f"{amount(sink['in_batch_records'])} in the batch under way for {duration(sink['in_batch_s'])}")
+        parts.append(f"{amount(sink['in_batch_records'])} in the active batch for {duration(sink['in_batch_s'])}")
     if sink["batch_s"] is not None:
         parts.append(f"last batch took {duration(sink['batch_s'])}")
     if sink["state_rows"]:
@@ -242,6 +242,6 @@ def _words(event: Event) -> Iterator[str]:
         case "retry":
             yield f"{event['sink']}: trying again in {event['in_s']:g} s: {event['why']}"
         case "stopping":
-            yield f"pipeline {event['pipeline']}: stopping, the batches under way are finished first"
+            yield f"pipeline {event['pipeline']}: stopping after the active batches"
         case "stopped":
             yield f"pipeline {event['pipeline']}: stopped"

@@ -104,7 +104,7 @@ def _print_status(found: PipelineStatus, state: Path) -> None:
     left = "" if holder is None or holder.left_ms is None else f", {holder.left_ms / 1000:.1f} s unless it renews it"
     note(f"{found.text}{left}")
     if record is not None and not state.exists():
-        note(f"there is no ledger in {state}: set the directory of the run with --state-dir")
+        note(f"{state} contains no ledger: set the directory of the run with --state-dir")
     if run is None and record is not None:
         note(f"the last one, run {record.run} on {record.host}: {_end(record)}")
     shown_rows = [
@@ -315,7 +315,7 @@ def _refuse_unknown(option: str, names: Iterable[str], known: set[str], do: str)
         if name not in known:
             meant = did_you_mean(name, known)
             raise ConfigError(
-                f"there is no dead letter with the {option} {name!r}",
+                f"no dead letter has the {option} {name!r}",
                 option=option,
                 do=f"{meant} {do}" if meant else do,
             )

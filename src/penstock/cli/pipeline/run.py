@@ -142,7 +142,7 @@ def _replay(
     if into is None:
         if begin is not None or end is not None or live:
             raise ConfigError(
-                "a replay needs a target of its own",
+                "a replay needs a separate target",
                 option="--into",
                 why="the tables of the pipeline already have these records",
                 do="set a new directory with --into",

@@ -82,7 +82,7 @@ def kind_of(master: str) -> str:
     """``standalone``, ``yarn``, ``kubernetes`` or ``local``.
 
     Raises:
-        ConfigError: it is no master that a pipeline can be submitted to.
+        ConfigError: a pipeline cannot be submitted to this master.
     """
     if master == "yarn":
         return "yarn"
@@ -90,17 +90,17 @@ def kind_of(master: str) -> str:
         if master.startswith(start):
             return kind
     raise ConfigError(
-        f"{master!r} is no master of Spark's",
+        f"{master!r} is not a Spark master",
         option="spark-master",
         do="write spark://HOST:PORT, yarn, k8s://https://HOST:PORT or local[N]",
     )
 
 
 def submit_line(request: SubmitRequest) -> SubmitCommand:
-    """The line of ``request``.
+    """Return the command line for ``request``.
 
     Raises:
-        ConfigError: what was asked for does not go together.
+        ConfigError: the options cannot be combined.
     """
     from penstock.spark.session import REDACTED
 
@@ -116,17 +116,17 @@ def submit_line(request: SubmitRequest) -> SubmitCommand:
     if request.image is not None:
         conf["spark.kubernetes.container.image"] = request.image
     driver = {"yarn": "spark.yarn.appMasterEnv.", "kubernetes": "spark.kubernetes.driverEnv."}.get(kind, "")
-    # Java looks for data sources with the Python that its environment names, whatever the settings say.
+    # Java looks up data sources with the Python of its environment, whatever the settings are.
     variables: dict[str, str] = {}
     if is_cluster and python is not None:
         conf[f"{driver}PYSPARK_PYTHON"] = python
         if kind == "yarn":
-            # Else that of this shell, where one is set, goes to the driver's machine.
+            # Otherwise the value of this shell, if set, would be sent to the driver's machine.
             conf[f"{driver}PYSPARK_DRIVER_PYTHON"] = python
     elif not is_cluster and request.driver_python is not None:
         variables["PYSPARK_DRIVER_PYTHON"] = request.driver_python
     if request.java_home is not None:
-        # The application master is a Java of its own, also where the driver runs here.
+        # The application master is a separate Java process, also if the driver runs here.
         conf |= {f"{driver}JAVA_HOME": request.java_home, "spark.executorEnv.JAVA_HOME": request.java_home}
     for name, value in request.environment.items():
         if is_cluster:
@@ -151,7 +151,7 @@ def submit_line(request: SubmitRequest) -> SubmitCommand:
         pieces.append(["--archives", f"{request.archive}#{ENVIRONMENT}"])
     file = str(request.file)
     if is_cluster:
-        # The driver runs elsewhere: the file travels, and lies where the driver is started.
+        # The driver runs on another machine: the file is shipped to its working directory.
         pieces.append(["--files", file])
         file = request.file.name
     pieces.append([request.program, file, *request.arguments])
@@ -159,7 +159,7 @@ def submit_line(request: SubmitRequest) -> SubmitCommand:
 
 
 def _name(request: SubmitRequest, kind: str) -> str:
-    """The application's name, of which Kubernetes makes names of its own: no underscore in it, none at its end."""
+    """Return the application's name, from which Kubernetes derives names: without underscores."""
     name = f"penstock-{request.name}"
     return name.replace("_", "-").rstrip("-") if kind == "kubernetes" else name
 
@@ -168,48 +168,48 @@ def _check(request: SubmitRequest, kind: str) -> None:
     is_cluster = request.deploy_mode == "cluster"
     if kind == "kubernetes" and not _K8S.fullmatch(request.master):
         raise ConfigError(
-            f"{request.master!r} names no port",
+            f"{request.master!r} has no port",
             option="spark-master",
-            why="Spark asks for the port of the API server, also where it is 443",
+            why="Spark requires the port of the API server, even if it is 443",
             do="write k8s://https://HOST:443",
         )
     if kind == "kubernetes" and is_cluster and _UPLOAD not in request.conf:
         raise ConfigError(
-            "the pipeline file would not come to the driver",
+            "the pipeline file is not available to the driver",
             option="conf",
-            why=f"Spark puts files for a driver on Kubernetes where {_UPLOAD} says",
-            do=f"name a place that both can reach: --conf {_UPLOAD}=s3a://BUCKET/PATH",
+            why=f"Spark uploads files for a driver on Kubernetes to the location in {_UPLOAD}",
+            do=f"set a location that both can access: --conf {_UPLOAD}=s3a://BUCKET/PATH",
         )
     if request.wheel is not None and not request.wheel.endswith((".zip", ".egg")):
         raise ConfigError(
-            f"--wheel {request.wheel!r} would not be found by executors",
+            f"executors would not find --wheel {request.wheel!r}",
             option="wheel",
-            why="of --py-files Spark puts only names that end in .zip or .egg on their path; a wheel is a zip file",
-            do="copy it to a name that ends in .zip, and name that",
+            why="Spark adds only --py-files with the extension .zip or .egg to the path; a wheel is a zip file",
+            do="copy it to a file with the extension .zip, and use that",
         )
     if is_cluster and kind in {"standalone", "local"}:
         raise ConfigError(
-            f"--deploy-mode cluster does not go with {request.master!r}",
+            f"--deploy-mode cluster cannot be combined with {request.master!r}",
             option="deploy-mode",
-            why="there Spark runs the driver of a Python program only where it was submitted",
-            do="leave it out (client), and run the command on a machine near the cluster",
+            why="with this master Spark runs the driver of a Python program only on the submitting machine",
+            do="omit it (client), and run the command on a machine near the cluster",
         )
     if request.java_home is not None and kind != "yarn":
         raise ConfigError(
             "--java-home is for YARN",
             option="java-home",
-            why="elsewhere workers are started with their own Java, and images hold theirs",
-            do="leave it out",
+            why="other cluster managers start workers with their own Java, or with that of the image",
+            do="omit it",
         )
     if request.image is not None and kind != "kubernetes":
-        raise ConfigError("--image is for Kubernetes", option="image", do="leave it out, or name a k8s:// master")
+        raise ConfigError("--image is for Kubernetes", option="image", do="omit it, or use a k8s:// master")
     if kind == "kubernetes" and request.image is None and "spark.kubernetes.container.image" not in request.conf:
         raise ConfigError(
-            "Kubernetes needs an image", option="image", do="name one that has Spark, Python and penstock: --image"
+            "Kubernetes needs an image", option="image", do="use one with Spark, Python and penstock: --image IMAGE"
         )
     for name in request.environment:
         if not name.isidentifier() or not name.isascii():
-            raise ConfigError(f"--env {name!r} is no name of a variable", option="env", do="write NAME=VALUE")
+            raise ConfigError(f"--env {name!r} is not the name of a variable", option="env", do="write NAME=VALUE")
     for name, value in {**request.environment, **request.conf}.items():
         if _PASSWORD.search(value):
             raise ConfigError(
@@ -375,7 +375,7 @@ def _hand_over(line: SubmitCommand) -> NoReturn:
     check_launcher({name: value for name, value in os.environ.items() if value})
     if shutil.which(line.argv[0]) is None:
         raise ConfigError(
-            f"there is no {shlex.quote(line.argv[0])}",
+            f"{shlex.quote(line.argv[0])} does not exist",
             do='pip install ".[spark]" in a clone of penstock, or put Spark on PATH',
         )
     os.execvpe(line.argv[0], line.argv, {**os.environ, **line.environment})  # noqa: S606 - the user's own Spark

@@ -275,7 +275,7 @@ def fsck_command(
             f"{report.positions} offsets: " + ("ok" if report.ok else f"{report.lost} lost")
         )
         if not report.ok and not repair:
-            note("repair what can be repaired, and keep the damaged bytes: --repair")
+            note("repair the log and keep the damaged bytes: --repair")
     if not report.ok and not repair:
         raise typer.Exit(1)
 

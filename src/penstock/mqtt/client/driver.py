@@ -270,7 +270,7 @@ class Driver:
                 logger.info("%s; next try in %.1f s", error.what, delay)
                 await asyncio.sleep(delay)
         except Exception as error:
-            # A defect of ours: operations fail with this error instead of being cancelled without a reason.
+            # An internal error: operations fail with this error instead of being cancelled without a reason.
             logger.exception("internal error; the client of %s is closed", self.url)
             self.failure = LocalProtocolError("mqtt: the client failed", why=f"internal error: {error!r}")
             if self._first is not None and not self._first.done():

@@ -122,8 +122,8 @@ class Decoder:
     """Decodes one direction of one connection.
 
     ``max_packet_size`` is our own limit in bytes, header included: a larger packet is refused with 0x95 as soon as its
-    length is known. ``max_connect_size`` bounds what comes before a CONNECT was decoded, CONNECT included. ``topics``
-    may be shared between decoders of one thread. ``version`` is the protocol level of what comes in, 5 or 4 (MQTT
+    length is known. ``max_connect_size`` limits the bytes up to the end of CONNECT. ``topics``
+    may be shared between decoders of one thread. ``version`` is the protocol level of received packets, 5 or 4 (MQTT
     3.1.1); a CONNECT that comes in changes it to its own.
     """
 

@@ -1,7 +1,7 @@
 """The fifteen control packets of MQTT 5 as plain slotted classes.
 
 The packets of the hot path (PUBLISH and the four acknowledgements) are written by hand: they make their
-:class:`~penstock.mqtt.codec.properties.Properties` only when somebody asks, because most carry none. They are not
+:class:`~penstock.mqtt.codec.properties.Properties` only on request, because most have none. They are not
 frozen, which would cost more than decoding them; a received packet is shared by all that receive it and must not be
 changed.
 """
@@ -109,7 +109,7 @@ class Publish:
         return given
 
     def replace_properties(self, properties: Properties) -> None:
-        """Have ``properties`` in place of those that came over the wire."""
+        """Replace the received properties by ``properties``."""
         self._properties = properties
         self.block = None
         self.properties_wire = b""

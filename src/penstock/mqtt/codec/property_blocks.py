@@ -361,7 +361,7 @@ class LastResponseTopic:
 
 
 def decode_publish_properties(data: bytes, position: i64, end: i64, last: LastResponseTopic) -> PropertyBlock:
-    """Check the properties of a PUBLISH in ``data[position:end]``, and read those that a broker needs.
+    """Check the properties of a PUBLISH in ``data[position:end]``, and read the properties that a broker needs.
 
     Accepts and refuses what :func:`decode_properties` does, with the same errors; a property test compares the two.
     ``last``: of the connection that the packet came over.

@@ -1,4 +1,4 @@
-"""Topic names and filters: what is well formed, and what matches what.
+"""Topic names and filters: validation and matching.
 
 Text is compared as received: no normalization, case counts [MQTT-4.7.3-4].
 

@@ -140,8 +140,8 @@ class Broker(BrokerCore):
     def policies_changed(self, now: int) -> None:
         """Authorize subscriptions and queued messages again, after the decisions of an Access changed.
 
-        Those that are no longer allowed are removed. The Access itself disconnects clients that may not connect any
-        more, with :meth:`disconnect`.
+        Subscriptions and messages that are no longer permitted are removed. The Access disconnects clients that may no
+        longer connect, with :meth:`disconnect`.
         """
         self._session_manager.policies_changed(now)
 

@@ -44,7 +44,7 @@ class BrokerOutlet(Outlet):
         expiry_s: i64,
         request: Inbound | None = None,
     ) -> bool:
-        """Send a message of the node to that client's matching subscriptions; False where there is none [Outlet].
+        """Send a message of the node to that client's matching subscriptions; False without any [Outlet].
 
         Raises:
             LocalProtocolError: the topic cannot be sent.
@@ -73,7 +73,7 @@ class BrokerOutlet(Outlet):
         self._broker.copy_to_subscribers(client_id, message, self._now())
 
     def disconnect(self, client_id: str, reason_code: int, reason_string: str = "") -> None:
-        """End that client's network connection with DISCONNECT; nothing where it has none."""
+        """End that client's network connection, if it has one, with DISCONNECT."""
         self._broker.disconnect(client_id, reason_code, self._now(), reason_string)
 
     def collect(self) -> None:

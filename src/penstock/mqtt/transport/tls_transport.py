@@ -243,7 +243,7 @@ class TlsTransport:
             failed(error)
 
     def _decrypt(self, pieces: list[bytes]) -> bool:
-        """Append what can be decrypted now to ``pieces``; whether the client has closed its side."""
+        """Append decrypted bytes to ``pieces``; return True if the client has closed its side."""
         tls, incoming = self._tls, self._incoming
         ended = False
         try:

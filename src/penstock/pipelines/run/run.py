@@ -275,7 +275,7 @@ class _PipelineRun:
         return self._source.start(sink) if last is None else last.end
 
     def _supervise(self) -> None:
-        """Supervise the queries until the run is stopped, all have ended (available now), or one failed for good."""
+        """Supervise the queries until the run is stopped, all have ended (available now), or one failed permanently."""
         while not self._is_over():
             if self._store.lost.is_set():
                 raise PenstockError(

@@ -65,7 +65,7 @@ class TubeOptions(Part):
     )
 
     def all_options(self) -> dict[str, str]:
-        """Options for the ``tubemq`` source: those in the file, and those that every pipeline needs."""
+        """Options for the ``tubemq`` source: those in the file, and the defaults of pipelines."""
         given = as_texts(self.options)
         # Unlike a plain stream, a new pipeline also reads the records that exist already.
         starting = {} if "startingoffsets" in map(str.lower, given) else {"startingOffsets": "earliest"}

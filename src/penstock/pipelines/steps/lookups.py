@@ -135,7 +135,7 @@ def lookups_in(get: Get, name: str) -> WithLookup:
             ]
             return pa.StructArray.from_arrays(fields, ["value", "code", "reason"])
 
-        # Spark derives the kind of function from annotations, and cannot resolve those that are strings.
+        # Spark derives the kind of function from annotations, and cannot resolve string annotations.
         look.__annotations__ = {"keys": pa.Array, "wanted": pa.Array, "return": pa.Array}
         # Not deterministic, so that Spark neither runs it twice for two uses of the column nor moves it over a filter.
         function = arrow_udf(look, _RESULT).asNondeterministic()  # type: ignore[call-overload]  # needs no kind

@@ -96,9 +96,9 @@ class SteppedClock:
     """Milliseconds since 1970 for versions and time stamps: the system clock, without its sudden steps.
 
     A call reads the time that has elapsed since the clock was last compared with the system clock. :meth:`check` does
-    that, once a second after :meth:`start`. A step of up to :data:`MAX_STEP_MS` is followed at once. A larger one is
-    held: the clock runs on as before until the step is taken back or has lasted ``hold_s``, because what a wrong
-    clock does to versions lasts, while a right one can wait. A clock that was not set yet is followed at once.
+    that, once a second after :meth:`start`. A step of up to :data:`MAX_STEP_MS` is followed immediately. A larger step
+    is held: the clock continues as before until the step is reverted or has lasted ``hold_s``, because versions from a
+    wrong clock are permanent, while a correct clock can wait. A clock that was not set yet is followed immediately.
 
     Args:
         hold_s: how long a step has to last; 0: every step is followed.

@@ -1,4 +1,4 @@
-"""The commit queue: makes changes durable in groups, and says when. MQTT sessions, state store and tube all use it.
+"""The commit queue: makes changes durable in groups, for MQTT sessions, the state store and TubeMQ.
 
 A client of the queue changes its state in memory, in the event loop. What promises that a change is durable (an
 acknowledgement, an answer, a notification) has to wait for a commit. Commits are numbered from 1, run one at a time,
@@ -150,7 +150,7 @@ class CommitQueue(Generic[Batch]):
         self._on_turn_end: Callable[[], None] = self._turn_ended
         """Made once: a bound method is an object."""
         self._idle: asyncio.Event | None = None
-        """Set when nothing runs; made by a drain that waits."""
+        """Set when nothing runs; created by a drain that waits."""
 
     @property
     def is_started(self) -> bool:
@@ -301,7 +301,7 @@ class CommitQueue(Generic[Batch]):
                 path=str(file or ""),
                 why=(f"{file}: " if file else "")
                 + "the operating system refused a write or an fsync; what reached the disk is unknown",
-                do="look at the disk (space, health), then restart: recovery keeps what is whole",
+                do="check the disk (space, health), then restart: recovery keeps complete records",
             )
             failure.__cause__ = error
         return failure, self.clock() - started
@@ -346,7 +346,7 @@ class CommitQueue(Generic[Batch]):
             self._jobs.put(self._begin())
         try:
             self._client.end_commit(batch, failure)
-        except Exception:  # noqa: BLE001 - the waiters, and the end of the store, must not wait for ever
+        except Exception:  # noqa: BLE001 - the waiters, and the end of the store, must not wait forever
             _log.exception("%s: internal error after a commit", self.name)
         for waiter in waiters:
             try:
@@ -355,7 +355,7 @@ class CommitQueue(Generic[Batch]):
                 _log.exception("%s: internal error after a commit", self.name)
         try:
             self._client.send_answers()
-        except Exception:  # noqa: BLE001 - nor may the next commit wait for ever
+        except Exception:  # noqa: BLE001 - nor may the next commit wait forever
             _log.exception("%s: internal error after a commit", self.name)
         if requested:
             assert self._loop is not None

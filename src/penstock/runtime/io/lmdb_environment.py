@@ -180,7 +180,7 @@ class LmdbEnvironment:
                 # LMDB reports a write truncated by a full disk as an input/output error.
                 why="the operating system refused a write or an fsync; nothing of it counts as written; "
                 + room(self.path),
-                do="look at the disk (space, health), then restart: what was acknowledged is kept",
+                do="check the disk (space, health), then restart: acknowledged commits are kept",
             ) from error
 
     def _out_of_space(self, what: str, error: Exception | None) -> OutOfSpaceError:

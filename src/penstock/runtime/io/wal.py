@@ -149,7 +149,7 @@ class LoggedEnvironment:
         self.commit_body(encode_operations(operations), what, sync=sync)
 
     def commit_body(self, body: bytes, what: str, *, sync: bool = False) -> None:
-        """Carry out the operations in ``body``, all of them or none; durable if the environment is, or with ``sync``.
+        """Execute the operations in ``body``, all of them or none; durable if the environment is, or with ``sync``.
 
         ``body`` is encoded as that of a frame; ``what`` describes the commit in errors.
 
@@ -360,7 +360,7 @@ class LoggedEnvironment:
             f"{self._name} {self.path}: {what}: {error}",
             path=str(error.filename or self.path),
             why="the operating system refused to open, write or fsync a file of the log",
-            do="look at the disk (space, health), then restart: what was acknowledged is kept",
+            do="check the disk (space, health), then restart: acknowledged commits are kept",
         )
 
     def _damaged(self, what: str, way: str) -> StorageError:

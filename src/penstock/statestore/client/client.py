@@ -393,7 +393,7 @@ class StateStoreClient:
     def on_restored(self, hook: Callable[[bool], None]) -> None:
         """Call ``hook(complete)`` after a reconnect, when all observations are restored.
 
-        ``complete``: all missed changes were reported. Otherwise those that were overwritten meanwhile were not.
+        ``complete``: all missed changes were reported. Otherwise overwritten changes were not reported.
         """
         self._on_restored.append(hook)
 

@@ -1,1 +1,1 @@
-"""The state store's requests and answers as bytes and as data: RESP3, the command table, the dialects. Pure."""
+"""Encoding and decoding of state store requests and answers: RESP3, command table, dialects. No I/O."""

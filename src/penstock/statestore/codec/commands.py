@@ -6,17 +6,16 @@ command:
 * a member of :class:`Verb`, a branch of :func:`_parse`, and a row of the table: arity, access, syntax, and the text and
   examples of its page. The access of a command that returns a value or reveals it, for example by a length, includes
   reading;
-* if the protocol's own document lacks it, a member of :class:`Extension`; a new option of a command is a row of
+* if the protocol's document lacks it, a member of :class:`Extension`; a new option of a command is a row of
   ``OPTION_EXTENSIONS``;
-* a branch of ``_carry_out`` in ``statestore/engine/store.py``. Answers are made in ``statestore/engine/requests.py``:
-  ``VALUE`` and ``MISSING`` for a value, ``COUNT`` for deleted keys, ``PAYLOAD`` for other numbers. There,
-  ``fence_prefix`` has to know each command with ``needs_timestamp``, and ``encode_answers`` each verb of ``_WRITES``;
+* a branch of ``_carry_out`` in ``statestore/engine/store.py``. Answers are built in ``statestore/engine/requests.py``:
+  ``VALUE`` and ``MISSING`` for a value, ``COUNT`` for deleted keys, ``PAYLOAD`` for other numbers. In that module,
+  ``fence_prefix`` must handle each command with ``needs_timestamp``, and ``encode_answers`` each verb of ``_WRITES``;
 * a method of ``statestore/client/client.py``, and its blocking form in ``BlockingCommands``;
 * a rule of ``tests/engine/statestore/test_model.py``.
 
-An argument list becomes a :class:`Command` or the error that it deserves; when several errors apply the first of
-syntax, command, arity and key length is given, and the engine checks the rest (authorisation, time stamp, token,
-condition, quota).
+An argument list is parsed into a :class:`Command` or an error; if several errors apply, the first of syntax, command,
+arity and key length is returned, and the engine checks the rest (authorization, timestamp, token, condition, quota).
 
 Source: state store protocol, "Supported commands", "-ERR responses", "KEYNOTIFY request messages".
 """
@@ -73,13 +72,13 @@ class Verb(StrEnum):
     PTTL = "PTTL"
     BATCH = "BATCH"
 
-    __hash__ = str.__hash__  # the enum's own is Python code, and runs for every request
+    __hash__ = str.__hash__  # the enum's hash is Python code, and would run for every request
 
 
 class Extension(Flag):
-    """Features that the published document does not have. ``SCAN`` is on by default, since the newest SDKs use it.
+    """Features that the published document lacks. ``SCAN`` is enabled by default, since the newest SDKs use it.
 
-    What is off is refused as any store would refuse it: an unknown command, or an unknown option (a syntax error).
+    A disabled extension is refused as by a store without it: an unknown command, or an unknown option (syntax error).
     """
 
     NONE = 0
@@ -94,7 +93,7 @@ class Extension(Flag):
 
 
 class Condition(Enum):
-    """When a SET applies: always, only where the key is absent, or also where it holds an expected value."""
+    """Condition of a SET: always, only if the key does not exist, or also if it has an expected value."""
 
     ALWAYS = "always"
     NX = "NX"
@@ -113,11 +112,11 @@ class Access(Flag):
 class Command:
     """One parsed request.
 
-    ``key`` is the pattern of SCAN, the first of ``keys`` and of ``writes``, and the prefix where ``prefix`` is true.
-    ``value`` is the value of SET, the expected one of VDEL and the continuation token of SCAN; ``expected`` the value
-    that lets NEX apply; ``ttl_ms`` 0 = without expiry; ``stop`` = end the observation; ``keys`` those of MGET and
-    MVALUES; ``writes`` the commands of BATCH; ``version`` the one that GET goes back to and that an observation resumes
-    after.
+    ``key`` is the pattern of SCAN, the first of ``keys`` and of ``writes``, and the prefix if ``prefix`` is true.
+    ``value`` is the value of SET, the expected value of VDEL and the continuation token of SCAN; ``expected`` the value
+    that NEX accepts; ``ttl_ms`` 0 = without expiry; ``stop`` = end the observation; ``keys`` those of MGET and MVALUES;
+    ``writes`` the commands of BATCH; ``version`` the version of GET ASOF, or the one after which an observation
+    resumes.
     """
 
     __slots__ = (
@@ -164,7 +163,7 @@ class Command:
         self.prefix = prefix
 
     def access(self, *, strict_read: bool) -> Access:
-        """The permissions that the command needs; ``strict_read``: also Read if the answer depends on the value."""
+        """Return the required permissions; ``strict_read``: also Read if the answer depends on the value."""
         if strict_read and (self.condition is not Condition.ALWAYS or self.verb is Verb.VDEL):
             return self.spec.access | Access.READ
         return self.spec.access
@@ -175,11 +174,11 @@ class Command:
 
 @final
 class Example:
-    """A request of the reference page, which shows the response that the engine gives when the page is generated.
+    """A request on the reference page, which shows the response of the engine when the page is generated.
 
-    ``request`` has its words separated by spaces, ``''`` for an empty one; ``before`` are requests that precede it,
-    with a fencing token if ``fenced``. ``token`` and ``fence_prefix`` are properties of the request; ``extension`` is
-    enabled in addition to that of the command. ``max_keys``: quota, 0 = none.
+    ``request`` has words separated by spaces, ``''`` for an empty word; ``before`` are preceding requests, with a
+    fencing token if ``fenced``. ``token`` and ``fence_prefix`` are properties of the request; ``extension`` is enabled
+    in addition to that of the command. ``max_keys``: quota, 0 = none.
     """
 
     __slots__ = ("before", "extension", "fence_prefix", "fenced", "max_keys", "request", "title", "token")
@@ -219,14 +218,14 @@ class ExtensionSpec:
 
 @final
 class CommandSpec:
-    """One row: arguments counted with the verb, access, whether a time stamp must be there and a fence is checked.
+    """One row: number of arguments including the verb, access, and whether timestamp and fence are checked.
 
-    ``text`` is the description of the reference page in Markdown, ``examples`` are requests that succeed (the first one
-    the plainest: the refused requests that all commands share are derived from it), ``errors`` further refused ones.
-    ``authorizes_each_key``: the engine asks for each key that it meets, instead of for the request.
-    ``upper`` and ``lower`` are the two ways in which the verb is written, ``upper_word`` and ``lower_word`` their first
-    four bytes as a number, ``size`` is their length.
-    ``syntax`` is how the arguments are written, ``extension`` what must be switched on for the command.
+    ``text`` is the description of the reference page in Markdown, ``examples`` are successful requests (refused
+    requests that all commands share are derived from the first one), ``errors`` are further refused requests.
+    ``authorizes_each_key``: the engine authorizes each key that it accesses, instead of the request.
+    ``upper`` and ``lower`` are the two spellings of the verb, ``upper_word`` and ``lower_word`` their first four bytes
+    as a number, ``size`` is their length.
+    ``syntax`` is the syntax of the arguments, ``extension`` the extension that the command requires.
     """
 
     __slots__ = (
@@ -287,7 +286,7 @@ class CommandSpec:
         self.errors = errors
 
 
-# Reading a member of an enum costs as much as a call: those that every request meets have names of their own.
+# Reading a member of an enum costs as much as a call: constants for the members that every request uses.
 _ALWAYS: Final = Condition.ALWAYS
 _NX_CONDITION: Final = Condition.NX
 _NEX_CONDITION: Final = Condition.NEX
@@ -298,7 +297,7 @@ _GET_VERB: Final = Verb.GET
 _DEL_VERB: Final = Verb.DEL
 _VDEL_VERB: Final = Verb.VDEL
 
-# Words are upper case, or lower case as in the published examples; nothing in between.
+# Words are in upper case, or in lower case as in the published examples; mixed case is refused.
 _NX = (b"NX", b"nx")
 _NEX = (b"NEX", b"nex")
 _PX = (b"PX", b"px")
@@ -309,14 +308,14 @@ _AFTER = (b"AFTER", b"after")
 _PREFIX = (b"PREFIX", b"prefix")
 
 MAX_TTL_MS: Final = 1000 * 365 * 86_400_000
-"""The longest expiry, 1,000 years: the instant stays one that every language's date type can hold."""
+"""Maximum time to live, 1,000 years: date types of all languages can represent the time of expiry."""
 _MAX_TTL_DIGITS: Final = len(str(MAX_TTL_MS))
 
 MAX_KEYS_AT_ONCE: Final = 10_000
-"""Keys of one MGET or MVALUES, some 10 ms."""
+"""Maximum number of keys of an MGET or MVALUES, which takes about 10 ms."""
 
 MAX_WRITES_AT_ONCE: Final = 1000
-"""Commands of one BATCH, some 10 ms."""
+"""Maximum number of commands of a BATCH, which takes about 10 ms."""
 
 
 def parse_payload(payload: bytes, extensions: Extension = Extension.SCAN) -> Command | StoreError:
@@ -328,9 +327,9 @@ def parse_payload(payload: bytes, extensions: Extension = Extension.SCAN) -> Com
 
 
 def _parse_elements(payload: bytes, extensions: Extension) -> Command | StoreError:
-    """The second form of :func:`parse`: without a list of all arguments, which costs as much as all that is in it.
+    """Compiled variant of :func:`parse`, without a list of the arguments, which would cost as much as their parsing.
 
-    The array is read to its end before anything else: an error in it is the first.
+    The whole array is read first, since its errors have precedence.
     """
     count, position = array_head(payload)
     verb_at, position = element(payload, position)
@@ -353,7 +352,7 @@ def _parse_elements(payload: bytes, extensions: Extension) -> Command | StoreErr
 
 
 def _spec_at(payload: bytes, start: i64, end: i64) -> CommandSpec | None:
-    """The command whose name is ``payload[start:end]``."""
+    """Return the command with the name ``payload[start:end]``."""
     size = end - start
     if size < 3:
         return None
@@ -371,7 +370,7 @@ def _first_four(name: bytes) -> i64:
 
 
 def parse(args: list[bytes], extensions: Extension = Extension.SCAN) -> Command | StoreError:
-    """Parse ``args`` (verb first, never empty): a command, or the first error in command, arity, syntax or key."""
+    """Parse ``args`` (verb first, never empty); return a command, or the first error: command, arity, syntax, key."""
     count = len(args)
     if count == 3:  # a SET
         return _parse(_BY_NAME.get(args[0]), 3, args[1], args[2], _NONE, extensions)
@@ -383,9 +382,9 @@ def parse(args: list[bytes], extensions: Extension = Extension.SCAN) -> Command 
 def _parse(
     spec: CommandSpec | None, count: i64, key: bytes, first: bytes, rest: list[bytes], extensions: Extension
 ) -> Command | StoreError:
-    """Parse ``count`` arguments: the verb, whose ``spec`` it is, ``key``, ``first`` and ``rest``; empty: not there.
+    """Parse ``count`` arguments: the verb described by ``spec``, ``key``, ``first`` and ``rest``; empty if missing.
 
-    Calls and not a table of functions: compiled code calls functions directly, and values of a table generically.
+    Branches instead of a table of functions, since compiled code calls functions directly, but table entries not.
     """
     if spec is None or (spec.extension is not _PLAIN and not spec.extension & extensions):
         return StoreError.UNKNOWN_COMMAND
@@ -473,9 +472,9 @@ def _parse_keys(spec: CommandSpec, keys: list[bytes]) -> Command | StoreError:
 
 
 def _parse_batch(spec: CommandSpec, args: list[bytes], extensions: Extension) -> Command | StoreError:
-    """SETs, DELs and VDELs, each behind the number of its words.
+    """Parse SETs, DELs and VDELs, each preceded by the number of its words.
 
-    What is wrong with one of them is wrong with the request: it never was one that a store could have granted.
+    A syntax error in one of them is an error of the whole request.
     """
     writes: list[Command] = []
     position, end = 0, len(args)
@@ -489,7 +488,7 @@ def _parse_batch(spec: CommandSpec, args: list[bytes], extensions: Extension) ->
         words = args[start:position]
         found = _BY_NAME.get(words[0])
         if found is None or found.verb not in _WRITES:
-            # Not "unknown command", by which a client learns that there is no BATCH here.
+            # Not "unknown command", which tells a client that the store does not support BATCH.
             return StoreError.SYNTAX
         write = parse(words, extensions)
         if isinstance(write, StoreError):
@@ -499,7 +498,7 @@ def _parse_batch(spec: CommandSpec, args: list[bytes], extensions: Extension) ->
 
 
 def ttl_of(digits: bytes) -> int:
-    """Milliseconds from 1 to :data:`MAX_TTL_MS` in plain decimal; 0 for anything else."""
+    """Parse milliseconds from 1 to :data:`MAX_TTL_MS` in plain decimal; 0 for other texts."""
     if not digits.isdigit() or digits[0] == 0x30 or len(digits) > _MAX_TTL_DIGITS:
         return 0
     ttl_ms = int(digits)
@@ -509,9 +508,9 @@ def ttl_of(digits: bytes) -> int:
 def _parse_set(spec: CommandSpec, key: bytes, value: bytes, options: list[bytes]) -> Command | StoreError:
     """``SET key value [NX | NEX [value]] [PX ms]``, condition and PX in either order.
 
-    The SDKs write ``NEX`` alone, which compares with the value to be set; the document's list has ``NEX <value>``.
-    The number of arguments left tells them apart, and PX without its number is never read as a value: a lease that
-    silently does not expire would be the worse mistake.
+    The SDKs send ``NEX`` without a value, which compares with the value to be set; the document has ``NEX <value>``.
+    They are distinguished by the number of remaining arguments, and PX without a number is never used as a value, since
+    this would silently create a lease that does not expire.
     """
     command = Command(spec, key, value)
     position, end = 0, len(options)
@@ -542,7 +541,7 @@ def _parse_set(spec: CommandSpec, key: bytes, value: bytes, options: list[bytes]
 
 
 EXAMPLE_TIME_MS: Final = 1_696_374_425_000
-"""Time of the first request of an example; each further one is a second later."""
+"""Time of the first request of an example; each further request is a second later."""
 _TOKEN: Final = f"{EXAMPLE_TIME_MS}:1:StateStore"
 """Version of the first SET of an example."""
 _LOWER: Final = f"{EXAMPLE_TIME_MS}:0:StateStore"
@@ -879,11 +878,11 @@ OPTION_EXTENSIONS: Final[dict[Extension, ExtensionSpec]] = {
         "set a minimum token for every key with the prefix P, including missing keys, for SET, DEL and VDEL",
     ),
 }
-"""Extensions that are options of a command; those that are commands are described by their rows."""
+"""Extensions that are options of a command; extensions that are commands are described by their rows."""
 
 _WRITES: Final = (Verb.SET, Verb.DEL, Verb.VDEL)
 _SIZES: Final = {b"%d" % words: words for words in range(1, 1 + COMMANDS[Verb.SET].max_args)}
-"""The numbers of words of a command of BATCH, as they are written."""
+"""Encoded numbers of words of a command in BATCH."""
 
 _SPECS: Final[list[CommandSpec]] = list(COMMANDS.values())
 _BY_NAME: Final[dict[bytes, CommandSpec]] = {name: spec for spec in _SPECS for name in (spec.upper, spec.lower)}

@@ -1,8 +1,8 @@
-"""The three forms in which clients speak to the store: every difference between them, in one table.
+"""The three dialects of the protocol: all differences between them, in one table.
 
-A request chooses its form itself (:func:`penstock.statestore.binding.dialect_of`), so clients of all forms work side
-by side on one store. Where the document and the deployed SDKs disagree, the published form follows the document and
-the SDK form follows the SDKs.
+Each request determines its dialect (:func:`penstock.statestore.binding.dialect_of`), so a store can serve clients of
+all dialects at the same time. Where the document and the deployed SDKs disagree, the published dialect follows the
+document and the SDK dialect follows the SDKs.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from penstock.statestore.codec.errors import StoreError
 __all__ = ["DIALECTS", "HEADS", "OLDER", "PUBLISHED", "SDK", "Dialect"]
 
 HEADS: Final = 128
-"""Lengths of versions for which a dialect has the bytes before them."""
+"""Number of version lengths for which a dialect caches the preceding bytes."""
 
 
 @final
 class Dialect:
-    """One form; the three of them are all there are.
+    """One of the three dialects.
 
-    ``timestamp_wire`` and ``fence_wire`` are the names of the two user properties as they are sent; ``status_head`` is
-    the user properties with status and protocol version as they are sent, and ``answer_head`` these with the name of
-    the user property of the version: what a response has between the correlation data and the length of the version;
-    ``answer_heads`` are these with that length, up to :data:`HEADS`.
+    ``timestamp_wire`` and ``fence_wire`` are the encoded names of the two user properties; ``status_head`` are the
+    encoded user properties with status and protocol version; ``answer_head`` adds the name of the user property of the
+    version: the bytes of a response between correlation data and length of the version; ``answer_heads`` add this
+    length, up to :data:`HEADS`.
     """
 
     __slots__ = (
@@ -59,19 +59,19 @@ class Dialect:
     ) -> None:
         self.name = name
         self.condition_not_met = condition_not_met
-        """Payload that answers SET with NX/NEX and VDEL when nothing was changed."""
+        """Payload of the answer to SET with NX/NEX and VDEL if the condition was not met."""
         self.delete_event = delete_event
         """Operation in the notification of a delete or an expiry."""
         self.fence_lower = fence_lower
         """Text of the error for a fencing token below the one that protects the key."""
         self.padded_versions = padded_versions
-        """Versions with 15 and 5 digits, else without leading zeros."""
+        """Whether versions have 15 and 5 digits; otherwise they have no leading zeros."""
         self.status = status
         """Whether ``__stat``, ``__protVer`` and ``__srcId`` are sent, and other protocol versions are refused (505)."""
         self.delete_version = delete_version
-        """The answer to DEL and VDEL and the notification of a delete carry the version of the delete.
+        """Whether the answer to DEL and VDEL and the notification of a delete have the version of the delete.
 
-        Else both carry the version of the deleted value, as the document says: "this version is also returned on
+        Otherwise both have the version of the deleted value, as in the document: "this version is also returned on
         successful […] DEL", "the timestamp of the value when notifying a client about a DEL"."""
         self.timestamp_property = timestamp_property
         self.fence_property = fence_property

@@ -1,4 +1,4 @@
-"""The texts of refusals.
+"""Error texts of the state store.
 
 Source: state store protocol, "-ERR responses".
 """
@@ -11,11 +11,11 @@ __all__ = ["StoreError"]
 
 
 class StoreError(StrEnum):
-    """Error texts, exactly as clients compare them; on the wire ``-ERR <text>``.
+    """Error texts, exactly as clients compare them; sent as ``-ERR <text>``.
 
-    The first twelve are the document's, in its order. It prints ``lower version that`` in the fourth; the SDKs compare
-    with ``than``, and the published dialect prints it as the document does. Those after the twelfth are ours: clients
-    must handle texts they do not know.
+    The first twelve are those of the document, in its order. The document has ``lower version that`` in the fourth; the
+    SDKs compare with ``than``, and the published dialect sends the text of the document. Texts after the twelfth are
+    specific to penstock: clients must handle unknown texts.
     """
 
     TIMESTAMP_TOO_FAR_AHEAD = (

@@ -1,10 +1,10 @@
-"""Patterns of SCAN: which keys match, in time linear in the key.
+"""Patterns of SCAN, matched in time linear in the length of the key.
 
-``*`` any bytes, ``?`` one byte, ``[ab]`` and ``[0-9]`` one of a class, ``[!ab]`` one that is not in it. ``[^ab]`` does
-*not* negate: ``^`` is one more member. A backslash is a byte like any other; ``[*]`` quotes. A ``]`` that comes first
-in a class belongs to it, and a ``[`` that is never closed stands for itself. The whole key must match.
+``*`` matches any bytes, ``?`` one byte, ``[ab]`` and ``[0-9]`` one byte of a class, ``[!ab]`` one that is not in the
+class. ``[^ab]`` does *not* negate: ``^`` is a member. A backslash is an ordinary byte; ``[*]`` quotes. A ``]`` at the
+start of a class is a member of it, and an unclosed ``[`` is literal. The whole key must match.
 
-Source: what the SDKs' tests of ``list_keys`` expect of the broker.
+Source: expectations of the SDKs' tests of ``list_keys``.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from typing import Final
 __all__ = ["MAX_PATTERN", "Glob"]
 
 MAX_PATTERN: Final = 4096
-"""Bytes of a pattern; a longer one is refused, since it is compiled before the first key is looked at."""
+"""Maximum length of a pattern in bytes, since it is compiled before the first key is compared."""
 
 
 class Glob:
-    """One pattern, compiled. ``prefix`` is what every matching key begins with."""
+    """A compiled pattern. ``prefix`` is the literal prefix of all matching keys."""
 
     __slots__ = ("_match", "effort", "exact", "prefix")
 
     def __init__(self, pattern: bytes) -> None:
         pieces, self.prefix = _translate(pattern)
         self.exact = len(self.prefix) == len(pattern)
-        """Whether the pattern is a key and matches that one alone."""
+        """Whether the pattern is literal and matches only one key."""
         self.effort = 1 + max(map(len, pieces[1:-1]), default=0)
-        """Comparisons for each byte of a key at most: a piece between two stars is tried at every place."""
-        # Between two stars the first place where a piece fits is as good as any later one, so nothing before it is ever
-        # tried again: with atomic groups no pattern makes matching exponential.
+        """Maximum number of comparisons per byte of a key: a part between two stars is tried at every offset."""
+        # The first match of a part between two stars is as good as any later one, so there is no backtracking: atomic
+        # groups prevent exponential matching.
         expression = b"".join(pieces[0])
         for piece in pieces[1:-1]:
             expression += b"(?>.*?" + b"".join(piece) + b")"
@@ -40,12 +40,12 @@ class Glob:
         self._match = re.compile(expression, re.DOTALL).fullmatch
 
     def matches(self, key: bytes) -> bool:
-        """Whether the whole of ``key`` matches."""
+        """Return True if the whole ``key`` matches."""
         return self._match(key) is not None
 
 
 def _translate(pattern: bytes) -> tuple[list[list[bytes]], bytes]:
-    """The pieces between the stars, an expression for each byte to match, and the literal prefix of the pattern."""
+    """Return the parts between the stars, an expression for each byte to match, and the literal prefix."""
     pieces: list[list[bytes]] = [[]]
     prefix = 0
     literal = True
@@ -77,7 +77,7 @@ def _translate(pattern: bytes) -> tuple[list[list[bytes]], bytes]:
 
 
 def _class(members: bytes, *, negated: bool) -> bytes:
-    """A class; a range whose ends are the wrong way round is empty."""
+    """Return a byte class; a reversed range is empty."""
     allowed: set[int] = set()
     position = 0
     while position < len(members):

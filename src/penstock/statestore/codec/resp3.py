@@ -1,18 +1,18 @@
 """The RESP3 subset of the state store: commands, replies and notifications as bytes.
 
-Everything is built from five forms, told apart by their first byte; every line ends in CRLF and lengths rule, so keys
-and values are binary::
+There are five types, identified by their first byte; each line ends with CRLF, and strings have a length, so keys and
+values are binary::
 
     *<count>   array: requests and notifications, whose elements are bulk strings only
-    $<length>  bulk string; $-1 stands for "no such key"
-    +OK        done
-    :<number>  an integer; :-1 also stands for "condition not met"
+    $<length>  bulk string; $-1: the key does not exist
+    +OK        success
+    :<number>  integer; :-1 also means that the condition is not met
     -ERR <text>
 
-Decoding is strict and linear in the size of the payload: decimal ASCII digits without signs, blanks or leading zeros,
-no other RESP types, nothing after the last element.
+Decoding is strict and linear in the size of the payload: decimal ASCII digits without signs, spaces or leading zeros,
+no other RESP types, no bytes after the last element.
 
-Source: state store protocol, "Payload format"; the forms that the Go, Rust and .NET SDKs write and accept.
+Source: state store protocol, "Payload format"; the payloads that the Go, Rust and .NET SDKs send and accept.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ _COMPILED: Final = not __file__.endswith(".py")
 _ARRAY: Final = 0x2A
 _BULK: Final = 0x24
 _CRLF: Final = 0x0A0D  # read as a little-endian number
-# Ten digits hold every length an MQTT payload can have (268,435,455); more can only be an overflow.
+# Ten digits are enough for all lengths in an MQTT payload (268,435,455); more would overflow.
 _MAX_DIGITS: Final = 10
-# The shortest element is an empty bulk string; a count that cannot fit is refused before anything is allocated.
+# The shortest element is an empty bulk string; a count that cannot fit is rejected before any allocation.
 _SHORTEST_ELEMENT: Final = len(b"$0\r\n\r\n")
 
 
@@ -89,7 +89,7 @@ class Notification(NamedTuple):
 
 
 def encode_array(elements: Sequence[bytes]) -> bytes:
-    """``elements`` as an array of bulk strings: a request or a notification."""
+    """Encode ``elements`` as an array of bulk strings: a request or a notification."""
     parts = [b"*%d\r\n" % len(elements)]
     for element in elements:
         parts += (b"$%d\r\n" % len(element), element, b"\r\n")
@@ -97,36 +97,36 @@ def encode_array(elements: Sequence[bytes]) -> bytes:
 
 
 def encode_bulk(value: bytes) -> bytes:
-    """``value`` as a bulk string: the answer to a GET that found the key."""
+    """Encode ``value`` as a bulk string: the answer to a GET of an existing key."""
     size = len(value)
     return b"%b%b\r\n" % (_BULK_HEADS[size] if size < _HEADS else b"$%d\r\n" % size, value)
 
 
 Pieces = tuple[bytes, bytes, bytes]
-"""A reply as it goes into what is joined anyway; a reply of one piece leaves the others empty."""
+"""A reply as parts that the caller joins; unused parts are empty."""
 
 
 def bulk_pieces(value: bytes) -> Pieces:
-    """The bulk string of :func:`encode_bulk`, in pieces."""
+    """Like :func:`encode_bulk`, as parts."""
     size = len(value)
     return _BULK_HEADS[size] if size < _HEADS else b"$%d\r\n" % size, value, b"\r\n"
 
 
 def encode_integer(number: int) -> bytes:
-    """``number`` as an integer: how many keys were deleted, or -1."""
+    """Encode ``number`` as an integer: number of deleted keys, or -1."""
     return b":%d\r\n" % number
 
 
 def encode_error(text: str) -> bytes:
-    """``text`` as an error; the SDKs need the blank after ``-ERR`` and the CRLF."""
+    """Encode ``text`` as an error; the SDKs need the space after ``-ERR`` and the CRLF."""
     return b"-ERR %b\r\n" % text.encode()
 
 
 def decode_array(payload: bytes) -> list[bytes]:
-    """The elements of an array of bulk strings that fills ``payload`` exactly; at least one element.
+    """Decode an array of bulk strings with at least one element.
 
     Raises:
-        RemoteProtocolError: anything else; the caller answers ``-ERR syntax error``.
+        RemoteProtocolError: other payloads, or additional bytes; the caller answers ``-ERR syntax error``.
     """
     if not _COMPILED:
         found = _array_in_bulk(payload)
@@ -147,15 +147,15 @@ def _decode_elements(payload: bytes) -> list[bytes]:
 
 
 def array_head(payload: bytes) -> tuple[i64, i64]:
-    """The number of elements of the array in ``payload``, at least one, and where the first one begins."""
+    """Return the number of elements of the array in ``payload``, at least one, and the offset of the first one."""
     count, position = _header(payload, 0, _ARRAY)
     if count == 0 or count * _SHORTEST_ELEMENT > len(payload) - position:
-        raise _malformed(payload, 0, f"an array of {count} elements cannot be here")
+        raise _malformed(payload, 0, f"invalid number of elements {count}")
     return count, position
 
 
 def element(payload: bytes, position: i64) -> tuple[i64, i64]:
-    """The first byte of the content of the bulk string at ``position``, and the first byte after its CRLF."""
+    """Return the offsets of the content of the bulk string at ``position`` and of the first byte after its CRLF."""
     length, start = _header(payload, position, _BULK)
     end = start + length
     if end + 2 > len(payload) or read_i16_le(payload, end) != _CRLF:
@@ -164,9 +164,9 @@ def element(payload: bytes, position: i64) -> tuple[i64, i64]:
 
 
 def _array_in_bulk(payload: bytes) -> list[bytes] | None:
-    """The second form of :func:`decode_array`, for arrays whose elements hold no CRLF; None for all others.
+    """Fast variant of :func:`decode_array` for elements without CRLF; None for other arrays.
 
-    Without a loop over headers, which costs the interpreter four times as much.
+    It avoids a loop over headers, which is four times as expensive in the interpreter.
     """
     head, *lines = payload.split(b"\r\n")
     elements = lines[1::2]
@@ -183,7 +183,7 @@ def decode_reply(payload: bytes) -> Reply:
     """Decode a response to SET, GET, DEL, VDEL or KEYNOTIFY.
 
     Raises:
-        RemoteProtocolError: not one of the five forms, or not exactly one of them.
+        RemoteProtocolError: not exactly one value of the five types.
     """
     if payload == OK:
         return Reply(ReplyKind.OK)
@@ -205,10 +205,10 @@ def decode_reply(payload: bytes) -> Reply:
 
 
 def decode_replies(payload: bytes) -> list[Reply]:
-    """The elements of an array of replies of one line each: the answer to BATCH.
+    """Decode an array of replies of one line each: the answer to BATCH.
 
     Raises:
-        RemoteProtocolError: anything else.
+        RemoteProtocolError: other payloads.
     """
     count, position = _header(payload, 0, _ARRAY)
     *lines, rest = payload[position:].split(b"\r\n")
@@ -218,7 +218,7 @@ def decode_replies(payload: bytes) -> list[Reply]:
 
 
 def decode_notification(payload: bytes) -> Notification:
-    """Decode a notification; the document's ``DEL`` is read as ``DELETE``, which is what brokers send.
+    """Decode a notification; ``DEL``, as in the document, is returned as ``DELETE``, which brokers send.
 
     Raises:
         RemoteProtocolError: not a notification.
@@ -233,19 +233,19 @@ def decode_notification(payload: bytes) -> Notification:
 
 
 def decode_page(payload: bytes) -> tuple[list[bytes], bytes | None]:
-    """The keys of one page of SCAN and the token of the next page; None on the last one.
+    """Decode one page of SCAN: its keys and the token of the next page; None on the last page.
 
-    ``*1`` with an array of keys, or ``*2`` with the array and the token; empty pages with a token are legal.
+    ``*1`` with an array of keys, or ``*2`` with the array and the token; empty pages with a token are valid.
 
     Raises:
-        RemoteProtocolError: anything else.
+        RemoteProtocolError: other payloads.
     """
     elements, position = _header(payload, 0, _ARRAY)
     if elements not in (1, 2):
         raise _malformed(payload, 0, "an array of one or two elements expected")
     count, position = _header(payload, position, _ARRAY)
     if count * _SHORTEST_ELEMENT > len(payload) - position:
-        raise _malformed(payload, position, f"{count} keys cannot be here")
+        raise _malformed(payload, position, f"invalid number of keys {count}")
     found: list[bytes] = []
     for _ in range(count + elements - 1):
         element, position = _bulk(payload, position)
@@ -255,14 +255,14 @@ def decode_page(payload: bytes) -> tuple[list[bytes], bytes | None]:
 
 
 def decode_values(payload: bytes) -> list[bytes | None]:
-    """The elements of an array of bulk strings and nulls (``$-1``): the answer to MGET and MVALUES.
+    """Decode an array of bulk strings and nulls (``$-1``): the answer to MGET and MVALUES.
 
     Raises:
-        RemoteProtocolError: anything else.
+        RemoteProtocolError: other payloads.
     """
     count, position = _header(payload, 0, _ARRAY)
     if count * len(MISSING) > len(payload) - position:
-        raise _malformed(payload, 0, f"an array of {count} elements cannot be here")
+        raise _malformed(payload, 0, f"invalid number of elements {count}")
     found: list[bytes | None] = []
     for _ in range(count):
         if payload.startswith(MISSING, position):
@@ -277,20 +277,20 @@ def decode_values(payload: bytes) -> list[bytes | None]:
 
 _HEADS: Final = 1024
 _BULK_HEADS: Final = [b"$%d\r\n" % size for size in range(_HEADS)]
-"""The lines before short values."""
+"""Encoded headers of short values."""
 
 
 def _header(payload: bytes, position: i64, kind: i64) -> tuple[i64, i64]:
-    """The number in the line at ``position``, which must begin with ``kind``, and where the next byte after it is.
+    """Return the number in the line at ``position``, which must start with ``kind``, and the offset after the line.
 
-    Compiled, a line of up to three digits is read as one number; in a whole array there are always as many bytes.
+    In compiled form, a line of up to three digits is read as one integer; a complete array always has enough bytes.
     """
     if not _COMPILED:
         return _header_in_bulk(payload, position, kind)
     size: i64 = len(payload)
     line: i64
     if position + 4 <= size:
-        line = i64(read_i32_le(payload, position)) ^ kind  # without its first byte, if that is the right one
+        line = i64(read_i32_le(payload, position)) ^ kind  # removes the first byte if it is the expected one
         first = (line >> 8 & 0xFF) - 0x30
         if 0 <= first <= 9:
             if line & ~0xFF00 == 0x0A0D0000:
@@ -308,7 +308,7 @@ def _header(payload: bytes, position: i64, kind: i64) -> tuple[i64, i64]:
 
 
 def _header_in_bulk(payload: bytes, position: int, kind: int) -> tuple[int, int]:
-    """:func:`_header` for lines of any length."""
+    """Like :func:`_header`, for lines of any length."""
     if position >= len(payload) or payload[position] != kind:
         raise _malformed(payload, position, f"{chr(kind)!r} expected")
     end = payload.find(b"\r\n", position + 1, position + _MAX_DIGITS + 3)
@@ -319,15 +319,15 @@ def _header_in_bulk(payload: bytes, position: int, kind: int) -> tuple[int, int]
 
 
 def _bulk(payload: bytes, position: i64) -> tuple[bytes, i64]:
-    """The bulk string at ``position``, and where the next byte after it is."""
+    """Return the bulk string at ``position``, and the offset after it."""
     start, end = element(payload, position)
     return payload[start : end - 2], end
 
 
 def check_end(payload: bytes, position: i64) -> None:
-    """Raise an error if there is something at ``position``."""
+    """Raise an error if the payload does not end at ``position``."""
     if position != len(payload):
-        raise _malformed(payload, position, f"{len(payload) - position} bytes too many")
+        raise _malformed(payload, position, f"{len(payload) - position} additional bytes")
 
 
 def _malformed(payload: bytes, position: int, expected: str) -> RemoteProtocolError:

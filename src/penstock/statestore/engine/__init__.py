@@ -1,1 +1,1 @@
-"""The state store without sockets, disk or clock: keys, versions, fences, expiry, observers."""
+"""State store engine without sockets, disk or clock: keys, versions, fences, expiry, observers."""

@@ -1,4 +1,4 @@
-"""When keys expire: a heap of instants, in which what is no longer true stays until it is met or is most of it."""
+"""Expiry of keys: a heap of times. Stale entries stay until they are reached, or are the majority of the heap."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from penstock.statestore.engine.record import Record
 __all__ = ["Expiries"]
 
 _SLACK: Final = 1024
-"""Stale items that do not count: the heap holds one for every SET with PX, also for keys set again since, and is
-rebuilt when more than half of it is stale."""
+"""Number of stale entries that is tolerated. Each SET with PX adds an entry, also if the key is set again later;
+the heap is rebuilt when more than half of it is stale."""
 
 
 class Expiries:
-    """The instants of ``records``, which is its owner's: it tells of each record with an expiry that comes or goes."""
+    """Expiry times of ``records``; the owner of ``records`` reports each added or removed record with an expiry."""
 
     __slots__ = ("_expiring", "_heap", "_records")
 
@@ -27,18 +27,18 @@ class Expiries:
         self._expiring = len(self._heap)
 
     def came(self, expires_at: int, key: bytes) -> None:
-        """The record of ``key`` expires at that instant."""
+        """Add the expiry time of the record of ``key``."""
         self._expiring += 1
         heappush(self._heap, (expires_at, key))
         if len(self._heap) > 2 * self._expiring + _SLACK:
             self._rebuild()
 
     def went(self) -> None:
-        """A record that was to expire is gone, or another is in its place."""
+        """Count a stale entry: a record with an expiry was removed or replaced."""
         self._expiring -= 1
 
     def next(self) -> tuple[int, bytes] | None:
-        """The next instant and the key that expires then; None where none ever will."""
+        """Return the next expiry time and its key; None if no key expires."""
         heap = self._heap
         while heap:
             record = self._records.get(heap[0][1])

@@ -1,8 +1,8 @@
-"""Observations of keys and prefixes (an extension), and the last changes, which an observation that resumes reads.
+"""Observations of keys and prefixes (an extension), and the history of changes for resumed observations.
 
-The history is bounded; GET as of an older version reads it too. ``History.floor`` is the version after which it holds
-every change. Its entries are the changes themselves; the record that a key had before its first entry is kept for as
-long as the key has an entry.
+The history is bounded; GET as of an older version reads it, too. It has all changes after the version
+``History.floor``. Its entries are the changes; the record of a key before its first entry is kept while the key has
+entries.
 """
 
 from __future__ import annotations
@@ -19,32 +19,32 @@ from penstock.statestore.hlc import Hlc
 __all__ = ["MAX_OBSERVATIONS", "History", "HistoryExpired", "Observers"]
 
 MAX_OBSERVATIONS: Final = 100_000
-"""Keys and prefixes that one client may observe at a time. An observation is about 200 bytes, so a client that
-registers keys in a loop cannot take more than some 20 MB; the SDKs observe a handful."""
+"""Maximum number of keys and prefixes that one client observes. An observation takes about 200 bytes, so a client that
+registers keys in a loop uses at most about 20 MB; the SDKs observe a few keys."""
 
 _Watched = dict[bytes, dict[str, Dialect]]
 
 
 class Observers:
-    """Observations of all clients; one belongs to a client id and a key or prefix, and keeps the dialect it came in.
+    """Observations of all clients, each with a client id, a key or prefix, and the dialect of its request.
 
-    ``may_read``: whether a client that observes may know of a key now; None where nobody decides about it.
+    ``may_read``: whether an observer may currently read a key; None without authorization.
     """
 
     def __init__(self, may_read: Callable[[str, bytes], bool] | None = None) -> None:
         self._may_read = may_read
         self._keys: _Watched = {}
         self._prefixes: _Watched = {}
-        # Lengths of the prefixes, shortest first: a change looks up one slice of its key for each.
+        # Lengths of the prefixes, shortest first: a change looks up one slice of its key per length.
         self._lengths: list[int] = []
         self.by_client: dict[str, set[tuple[bool, bytes]]] = {}
-        """The observations of each client, prefix or not; empty where nobody observes anything."""
+        """Observations of each client: whether it is a prefix, and key or prefix."""
 
     def __len__(self) -> int:
         return sum(map(len, self.by_client.values()))
 
     def add(self, client_id: str, name: bytes, dialect: Dialect, *, prefix: bool) -> bool:
-        """Observe; an observation that is there takes the new dialect. False where the client has too many."""
+        """Add an observation, or update the dialect of an existing one. False if the client has too many."""
         observed = self.by_client.get(client_id)
         if observed is None:
             observed = self.by_client[client_id] = set()
@@ -58,7 +58,7 @@ class Observers:
         return True
 
     def remove(self, client_id: str, name: bytes, *, prefix: bool) -> bool:
-        """End one observation; False where there is none."""
+        """End one observation; False if it does not exist."""
         observed = self.by_client.get(client_id)
         if observed is None or (prefix, name) not in observed:
             return False
@@ -74,7 +74,7 @@ class Observers:
             self._drop(client_id, name, prefix=prefix)
 
     def of(self, key: bytes) -> tuple[Observer, ...]:
-        """The observers of ``key``, each client once; an observation of the key itself sets the dialect."""
+        """Return the observers of ``key``, each client once; an observation of the key itself sets the dialect."""
         single = self._keys.get(key)
         if not self._lengths and (not single or self._may_read is None):
             return tuple(single.items()) if single else ()
@@ -89,7 +89,7 @@ class Observers:
         return tuple(found.items())
 
     def observes(self, client_id: str, key: bytes) -> bool:
-        """Whether the client observes ``key`` now."""
+        """Return True if the client currently observes ``key``."""
         if client_id not in self._keys.get(key, ()) and not any(
             client_id in self._prefixes.get(key[:n], ()) for n in self._lengths if n <= len(key)
         ):
@@ -107,11 +107,11 @@ class Observers:
 
 
 class HistoryExpired(Exception):
-    """The history does not go back to the version asked for."""
+    """The history does not reach the requested version."""
 
 
 class History:
-    """At most ``max_changes`` changes of at most ``max_bytes`` together; ``floor``: version of the last dropped one."""
+    """At most ``max_changes`` changes with a total of ``max_bytes``; ``floor``: version of the last dropped change."""
 
     def __init__(self, floor: Hlc, max_changes: int, max_bytes: int) -> None:
         self.floor = floor
@@ -126,21 +126,21 @@ class History:
         return len(self._changes)
 
     def restore(self, changes: Iterable[Change]) -> None:
-        """Take over stored changes, in order; what was before each key's first is not known any more."""
+        """Load stored changes, in order; the record of a key before its first change is unknown."""
         for change in changes:
             if change.version > self.floor:
                 self._append(change)
         self._drop()
 
     def add(self, change: Change, before: Record | None) -> None:
-        """A change came; ``before`` is what the key was."""
+        """Add a change; ``before`` is the previous record of the key."""
         if change.key not in self._of_key:
             self._before[change.key] = before
         self._append(change)
         self._drop()
 
     def since(self, version: Hlc, name: bytes, *, prefix: bool) -> list[Change]:
-        """The changes after ``version`` to the key, or to all keys under the prefix, in order.
+        """Return the changes after ``version`` to the key, or to all keys with the prefix, in order.
 
         Raises:
             OutOfReach: some of them may have been dropped.
@@ -156,10 +156,10 @@ class History:
         ]
 
     def at(self, key: bytes, version: Hlc, now: Record | None) -> Record | None:
-        """The record of ``key`` at ``version``; ``now``: its present record.
+        """Return the record of ``key`` at ``version``; ``now``: its current record.
 
         Raises:
-            OutOfReach: that is not known any more.
+            OutOfReach: the history does not reach the version.
         """
         after = version.position
         if now is not None and now.version.position <= after:

@@ -1,8 +1,8 @@
-"""Quotas: limits of keys and bytes, in all and of one principal.
+"""Quotas: limits of keys and bytes, in total and per principal.
 
-A key counts for the principal that created it until it is deleted or expires, even if others write it, as a file
-counts for its owner: so a lease can be taken over by a client whose own share is used up. All anonymous clients are one
-principal, the owner "".
+A key counts for the principal that created it until it is deleted or expires, even if others write it, like a file
+that counts for its owner. So a client that has used up its share can still acquire an existing lease. All anonymous
+clients are one principal, the owner "".
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class _Usage:
 class Quotas:
     """Usage and limits: ``max_keys`` and ``max_bytes``, 0 = none; ``share``: the percentage for one principal, 0 = all.
 
-    Only principals that own keys are held here.
+    Contains only principals that own keys.
     """
 
     __slots__ = ("_max_bytes", "_max_keys", "_of_one", "_share_bytes", "_share_keys", "keys", "limited", "size")
@@ -38,13 +38,13 @@ class Quotas:
         self._share_bytes = -(-max_bytes * share // 100)
         self._of_one: dict[str, _Usage] | None = {} if share < 100 and (max_keys or max_bytes) else None
         self.limited = max_keys > 0 or max_bytes > 0
-        """Whether there is anything to ask."""
+        """Whether there is a limit."""
         self.keys = 0
         self.size = 0
         """Bytes of all keys, values and their records."""
 
     def restore(self, records: Iterable[Record]) -> None:
-        """Count what was stored, ``keys`` and ``size`` excepted."""
+        """Count the stored records per owner; does not change ``keys`` and ``size``."""
         if self._of_one is not None:
             for record in records:
                 usage = self._of_one.setdefault(record.owner, _Usage())
@@ -52,7 +52,7 @@ class Quotas:
                 usage.size += size_of(record)
 
     def change(self, owner: str, keys: int, size: int) -> None:
-        """``owner`` has so many keys and bytes more."""
+        """Add keys and bytes to the usage of ``owner``."""
         self.keys += keys
         self.size += size
         if self._of_one is None:
@@ -66,13 +66,13 @@ class Quotas:
             del self._of_one[owner]
 
     def are_exceeded(self, keys: int, size: int) -> bool:
-        """Whether the store has no room for so many keys and bytes more."""
+        """Return True if this number of additional keys and bytes would exceed the limits of the store."""
         return (keys > 0 and 0 < self._max_keys < self.keys + keys) or (
             size > 0 and 0 < self._max_bytes < self.size + size
         )
 
     def is_share_exceeded(self, owner: str, keys: int, size: int) -> bool:
-        """The same of the share of ``owner``."""
+        """Return True if this number of additional keys and bytes would exceed the share of ``owner``."""
         if self._of_one is None:
             return False
         usage = self._of_one.get(owner) or _NOTHING
@@ -82,7 +82,7 @@ class Quotas:
 
     @property
     def largest(self) -> tuple[int, int]:
-        """Most keys, and most bytes, of one principal; walks over the principals."""
+        """Return the largest number of keys and of bytes of a principal; linear in the number of principals."""
         usages = () if self._of_one is None else tuple(self._of_one.values())
         return max((u.keys for u in usages), default=0), max((u.size for u in usages), default=0)
 
@@ -91,5 +91,5 @@ _NOTHING = _Usage()
 
 
 def size_of(record: Record) -> int:
-    """The bytes that a record counts for."""
+    """Return the number of bytes of a record for quotas."""
     return RECORD_BYTES + len(record.key) + len(record.value)

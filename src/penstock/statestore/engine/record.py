@@ -40,16 +40,16 @@ CHANGE_BYTES: Final = 400
 """Memory of a change's objects, in addition to the bytes of key and value."""
 
 Observer = tuple[str, "Dialect"]
-"""A client that is notified of a change: client id, and the dialect of the KEYNOTIFY that made the observation."""
+"""A client that is notified of a change: client id, and dialect of its KEYNOTIFY request."""
 
 
 @final
 @mypyc_attr(acyclic=True, free_list_len=1)
 class Record:
-    """The state of one key; never changed after it was made, so that it can be written behind.
+    """The state of one key; immutable, so that it can be written later.
 
-    ``fence`` protects the key against lower tokens; ``expires_at`` is an instant in ms since the epoch, 0 = never;
-    ``owner`` is the principal that created the key, for quotas, "" = an anonymous one.
+    ``fence`` protects the key against lower tokens; ``expires_at`` is a time in ms since the epoch, 0 = never;
+    ``owner`` is the principal that created the key, for quotas; "" = an anonymous client.
     """
 
     __slots__ = ("expires_at", "fence", "key", "owner", "value", "version")
@@ -89,13 +89,12 @@ class Record:
 @final
 @mypyc_attr(acyclic=True, free_list_len=1)
 class Change:
-    """One key changed: to ``record``, or deleted where that is None.
+    """Change of one key to ``record``, or its deletion if that is None.
 
-    ``version`` belongs to the change itself: that of the record, or a newer one of the delete. ``previous`` is the
-    version of a deleted value; None for a SET, and where a restart has read the change from the log. ``observers`` are
-    the clients to tell, as of the change. ``writer`` is the client id, empty where the key expired. ``floor`` is the
-    prefix fence that was raised with it. ``kept``: whether the key is to be on disk after the change (a delete never
-    is).
+    ``version`` is the version of the change: that of the record, or a newer one for a delete. ``previous`` is the
+    version of a deleted value; None for a SET, and for a change that a restart has read from the log. ``observers`` are
+    the clients to notify, as of the change. ``writer`` is the client id, empty for an expiry. ``floor`` is the prefix
+    fence that the change raised. ``kept``: whether the key is on disk after the change (False for a delete).
     """
 
     __slots__ = ("floor", "kept", "key", "observers", "previous", "record", "version", "writer")
@@ -121,19 +120,19 @@ class Change:
 
     @property
     def held_bytes(self) -> int:
-        """Its memory in bytes, approximately."""
+        """Approximate memory of the change in bytes."""
         return CHANGE_BYTES + len(self.key) + (len(self.record.value) if self.record is not None else 0)
 
     def __repr__(self) -> str:
         return f"<Change {'SET' if self.record is not None else 'DELETE'} {self.key!r} {self.version}>"
 
 
-# Stored form, big-endian: crc32 of all that follows; expiry; version; fence (wall and counter 0 and an empty node id
-# where there is none); lengths of node id, fence node id and key; these three; the value fills the rest. Where there is
-# an owner, a zero byte and the owner follow the node id and count for its length.
+# Stored format, big-endian: crc32 of the following bytes; expiry; version; fence (without a fence, wall clock and
+# counter are 0 and the node id is empty); lengths of node id, fence node id and key; these three; the rest is the
+# value. If there is an owner, a zero byte and the owner follow the node id and are included in its length.
 _CHECKSUM: Final = Struct(">I")
 _SIGNED: Final = 1 << 60
-"""Numbers below are the same with and without a sign."""
+"""Smaller numbers have the same encoding with and without a sign."""
 _NO_CLOCK: Final = bytes(16)
 _SIZES: Final = Struct(">HHI")
 _CHECKED_HEAD: Final = Struct(">IQQQQQHHI")
@@ -143,12 +142,12 @@ _HEAD_END: Final = _CHECKED_HEAD.size
 _MAX_DIGESTS: Final = 4096
 _MAX_DIGEST_KEY: Final = 256
 _digests: Final[dict[bytes, bytes]] = {}
-"""Digests of keys of at most :data:`_MAX_DIGEST_KEY` bytes: many are set again soon. Emptied at
-:data:`_MAX_DIGESTS`."""
+"""Cached digests of keys of at most :data:`_MAX_DIGEST_KEY` bytes, as many are set again soon. Cleared at
+:data:`_MAX_DIGESTS` entries."""
 
 
 def digest_of(key: bytes) -> bytes:
-    """The name under which ``key`` is stored: LMDB keys are at most 511 bytes, keys of the store are not."""
+    """Return the LMDB key of ``key``: LMDB keys have at most 511 bytes, keys of the store may be longer."""
     digest = _digests.get(key)
     if digest is None:
         digest = blake2b(key, digest_size=32).digest()
@@ -160,13 +159,13 @@ def digest_of(key: bytes) -> bytes:
 
 
 def encode_record(record: Record) -> bytes:
-    """``record`` in its stored form, checksummed, the whole key included."""
+    """Encode ``record`` in the stored format, with checksum and the whole key."""
     body = encode_record_body(record)
     return crc32(body).to_bytes(4, "big") + body
 
 
 def encode_record_body(record: Record) -> bytes:
-    """The stored form of ``record`` after the checksum."""
+    """Encode the stored format of ``record`` after the checksum."""
     key, version, fence = record.key, record.version, record.fence
     node = version.node.encode() if not record.owner else f"{version.node}\0{record.owner}".encode()
     out = BytesWriter()
@@ -198,7 +197,7 @@ def _write_sizes(out: BytesWriter, node_size: i64, fence_size: i64, key_size: i6
 
 
 def _write_number(out: BytesWriter, value: int) -> None:
-    """Write eight bytes, without a sign."""
+    """Write an unsigned number of eight bytes."""
     if value < _SIGNED:
         write_i64_be(out, value)
     else:
@@ -206,7 +205,7 @@ def _write_number(out: BytesWriter, value: int) -> None:
 
 
 def decode_record(stored: bytes) -> Record | None:
-    """The record in ``stored``; None where checksum or lengths say that these are not the bytes that were written."""
+    """Decode the record in ``stored``; None if checksum or lengths are wrong."""
     if len(stored) < _HEAD_END:
         return None
     checksum, expires_at, wall, counter, fence_wall, fence_counter, node_size, fence_size, key_size = (
@@ -225,25 +224,25 @@ def decode_record(stored: bytes) -> Record | None:
 
 @lru_cache(maxsize=128)  # a client may choose 64 KiB for the node of its fencing token
 def _node(name: bytes) -> str:
-    """A node id: a million keys share one text."""
+    """Decode a node id; cached, so that all keys share one text."""
     return intern(name.decode())
 
 
 @lru_cache(maxsize=1024)
 def _node_and_owner(name: bytes) -> tuple[str, str]:
-    """The same of a version, which an owner may follow."""
+    """Decode the node id of a version, which may be followed by an owner."""
     node, _, owner = name.decode().partition("\0")
     return intern(node), intern(owner)
 
 
-# A change in the log of changes: crc32 of all that follows; version; length of the writer; the writer; then, for a SET,
-# the record in its stored form, for a delete a zero byte and the key.
+# A change in the log of changes: crc32 of the following bytes; version; length of the writer; the writer; for a SET,
+# the record in the stored format; for a delete, a zero byte and the key.
 _CHANGE_HEAD: Final = Struct(">QQHB")
 _CHANGE_END: Final = _CHECKSUM.size + _CHANGE_HEAD.size
 
 
 def encode_change(change: Change) -> bytes:
-    """``change`` in its stored form, checksummed; observers and floor are not part of it."""
+    """Encode ``change`` in the stored format, with checksum, without observers and floor."""
     writer = change.writer.encode()
     version = change.version
     is_set = change.record is not None
@@ -258,7 +257,7 @@ def encode_change(change: Change) -> bytes:
 
 
 def decode_change(stored: bytes, node: str) -> Change | None:
-    """The change in ``stored``; None where these are not the bytes that were written. ``node``: of the store."""
+    """Decode the change in ``stored``; None if it is damaged. ``node``: node id of the store."""
     if len(stored) < _CHANGE_END or crc32(memoryview(stored)[_CHECKSUM.size :]) != _CHECKSUM.unpack_from(stored)[0]:
         return None
     wall, counter, writer_size, is_set = _CHANGE_HEAD.unpack_from(stored, _CHECKSUM.size)

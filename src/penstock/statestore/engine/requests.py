@@ -1,8 +1,8 @@
-"""A request and its answer, in no dialect yet: the sender, time stamp and fencing token, and what the command came to.
+"""Requests and answers, independent of the dialect: sender, timestamp, fencing token, and result of the command.
 
-A fence of the protocol belongs to one key and is deleted with it, so a writer that lost its lock can still write a new
-key. A prefix fence (extension) is a floor for the fencing tokens of every key under a prefix, missing and deleted ones
-too: it is only ever raised, and durable.
+A fence of the protocol belongs to one key and is deleted with it, so a writer that lost its lock can still create a
+key. A prefix fence (extension) is a minimum for the fencing tokens of all keys with a prefix, including missing and
+deleted keys: it is durable, and can only be raised.
 
 Source: state store protocol, "Versioning and hybrid logical clocks", "Fencing Token Algorithm".
 """
@@ -52,11 +52,11 @@ class AnswerKind(Enum):
 @final
 @mypyc_attr(acyclic=True, free_list_len=1)
 class Answer:
-    """The answer to one command, in no dialect yet.
+    """The answer to one command, independent of the dialect.
 
-    ``version`` is the one that the change or the value has; ``previous`` the version of a deleted value; None where
-    there is none to tell, and always for a missing key: the Go SDK takes a version for "exists". ``missed`` are the
-    changes to send after the answer, for an observation that resumes; else None.
+    ``version`` is the version of the change or value; ``previous`` the version of a deleted value. Both are None if
+    there is none, and always for a missing key, since for the Go SDK a version means that the key exists. ``missed``
+    are the changes to send after the answer, for a resumed observation; otherwise None.
     """
 
     __slots__ = ("count", "error", "kind", "missed", "previous", "value", "version")
@@ -87,13 +87,12 @@ class Answer:
 
 @mypyc_attr(acyclic=True)
 class Context:
-    """The sender of a request, and what the request says of time and fences.
+    """The sender of a request, its timestamp and fencing token.
 
-    ``timestamp`` and ``fencing_token`` are the texts as they arrived, None where absent and empty where repeated. The
-    engine reads them into ``time_ms`` and ``time_counter``, wall clock and counter of the time stamp, of which -1 and 0
-    mean that there is none, and ``token``. ``fence_prefix`` is the prefix that the request fences. ``principal`` is the
-    sender in the terms of the policies; ``owner`` the principal that the keys which it creates count for, "" = an
-    anonymous one.
+    ``timestamp`` and ``fencing_token`` are the received texts: None if absent, empty if repeated. The engine parses
+    them into ``time_ms`` and ``time_counter``, wall clock and counter of the timestamp (-1 and 0: no timestamp), and
+    ``token``. ``fence_prefix`` is the prefix that the request fences. ``principal`` is the sender for policies; keys
+    that the request creates count for the principal ``owner``; "" = an anonymous client.
     """
 
     __slots__ = (
@@ -134,7 +133,7 @@ class Context:
 
 
 def encode_answers(answers: Sequence[Answer]) -> bytes:
-    """The answers to the commands of a BATCH as an array, each as the command alone has it in the SDK form."""
+    """Encode the answers to the commands of a BATCH as an array, each as for a single command in the SDK dialect."""
     parts = [b"*%d\r\n" % len(answers)]
     for answer in answers:
         if answer.kind is AnswerKind.OK:
@@ -147,7 +146,7 @@ def encode_answers(answers: Sequence[Answer]) -> bytes:
 
 
 def time_left(record: Record | None, steady_ms: int) -> Answer:
-    """Milliseconds until a key expires; -1: it does not, -2: there is none."""
+    """Return the milliseconds until a key expires; -1: it does not expire, -2: it does not exist."""
     if record is None:
         return Answer(AnswerKind.PAYLOAD, value=encode_integer(-2))
     left = record.expires_at - steady_ms if record.expires_at else -1
@@ -155,7 +154,7 @@ def time_left(record: Record | None, steady_ms: int) -> Answer:
 
 
 MAX_PREFIXES: Final = 10_000
-"""Floors kept; they are never removed, so a client that raises them in a loop meets the quota error."""
+"""Maximum number of floors. They are never removed, so a client that adds floors in a loop gets the quota error."""
 
 MAX_PREFIX_BYTES: Final = 4096
 
@@ -168,12 +167,12 @@ class Fences:
         self._lengths: list[int] = []
 
     def restore(self, floors: Iterable[tuple[bytes, Hlc]]) -> None:
-        """Take over what was stored."""
+        """Load the stored floors."""
         self.floors.update(floors)
         self._lengths = sorted({len(prefix) for prefix in self.floors})
 
     def floor_of(self, key: bytes) -> Hlc | None:
-        """The greatest floor of all prefixes of ``key``; None where none has one."""
+        """Return the greatest floor of all prefixes of ``key``; None without a floor."""
         greatest: Hlc | None = None
         for length in self._lengths:
             if length > len(key):
@@ -184,11 +183,11 @@ class Fences:
         return greatest
 
     def has_room_for(self, prefix: bytes) -> bool:
-        """Whether a floor for ``prefix`` can be kept."""
+        """Return True if a floor for ``prefix`` exists or can be added."""
         return prefix in self.floors or len(self.floors) < MAX_PREFIXES
 
     def lift(self, prefix: bytes, token: Hlc) -> bool:
-        """Raise the floor of ``prefix`` to ``token``; False where it stands as high or higher."""
+        """Raise the floor of ``prefix`` to ``token``; False if it is not lower than ``token``."""
         floor = self.floors.get(prefix)
         if floor is not None and floor >= token:
             return False
@@ -199,7 +198,7 @@ class Fences:
 
 
 def fence_prefix(command: Command, context: Context, extensions: Extension) -> bytes | StoreError | None:
-    """The prefix whose floor a SET raises (extension); a BATCH raises none, and is refused as it would not."""
+    """Return the prefix whose floor a SET raises (extension); other requests with a prefix are refused."""
     prefix = context.fence_prefix
     if prefix is None or not command.spec.needs_timestamp:
         return None
@@ -211,9 +210,9 @@ def fence_prefix(command: Command, context: Context, extensions: Extension) -> b
 
 
 def read_preconditions(command: Command, context: Context, now_ms: int) -> StoreError | None:
-    """Read the time stamp and the token into ``context``; return the first error in them.
+    """Parse the timestamp and the token into ``context``; return the first error in them.
 
-    The clock has not been touched before: a client with a fast clock must not push it.
+    The clock is not advanced before this check: a client with a fast clock must not advance it.
     """
     spec = command.spec
     if context.timestamp is not None:
@@ -237,7 +236,7 @@ def read_preconditions(command: Command, context: Context, now_ms: int) -> Store
 def fence_error(
     key: bytes, record: Record | None, token: Hlc | None, fences: Fences, prefix: bytes | None
 ) -> StoreError | None:
-    """The error if the fence of ``key``, or a floor above it, rejects ``token``; None if it does not."""
+    """Return an error if the fence of ``key``, or a floor of a prefix, rejects ``token``; otherwise None."""
     fence = record.fence if record is not None else None
     if fences.floors:
         floor = fences.floor_of(key)

@@ -1,12 +1,12 @@
-"""SCAN: pages of the keys that match a pattern, in order, and the tokens with which a client asks for the next page.
+"""SCAN: pages of matching keys, in order, and continuation tokens.
 
-The index of the keys is built at the first SCAN, takes one append for each new key, and is dropped when unused. A page
-begins after the last key of the page before, so a key that exists from the first to the last page is returned exactly
-once whatever is written in between.
+The index of keys is built at the first SCAN, appends each new key, and is dropped when it is not used. A page starts
+after the last key of the previous page, so a key that exists from the first to the last page is returned exactly once,
+independent of writes in between.
 
-A token is ``1;<length of the pattern>;<key>`` as the original store writes it, if the client may read that key. A page
-may end at a key that it may not read: that key is sealed, ``2;<length of the pattern>;<sealed key>``, and only this
-store opens it, until it restarts.
+A token is ``1;<length of the pattern>;<key>``, as in Azure's store, if the client may read the key. If a page ends at a
+key that the client may not read, the key is encrypted: ``2;<length of the pattern>;<encrypted key>``. Only this store
+can decrypt it, until it restarts.
 """
 
 from __future__ import annotations
@@ -27,25 +27,26 @@ __all__ = ["PAGE_BYTES", "PAGE_EFFORT", "PAGE_KEYS", "PAGE_LOOKED_AT", "KeyIndex
 
 PAGE_KEYS: Final = 1000
 PAGE_BYTES: Final = 64 * 1024
-"""Bytes of keys in a page: well below the smallest packet size that a client of ours or of the SDKs sets."""
+"""Maximum number of bytes of keys in a page, much less than the Maximum Packet Size of all known clients."""
 PAGE_LOOKED_AT: Final = 10_000
-"""Keys compared for one page, some 5 ms; a pattern that matches little gives short or empty pages with a token."""
+"""Maximum number of keys compared for a page, about 5 ms; if few keys match, pages with a token are short or empty."""
 PAGE_EFFORT: Final = 10_000_000
-"""Comparisons of bytes for one page, some 10 ms: long keys and a pattern made for them would hold up the node."""
+"""Maximum number of byte comparisons for a page, about 10 ms, so that long keys with an adversarial pattern do not
+block the node."""
 
 _UNMERGED: Final = 4096
 _IDLE_KEYS: Final = 1_000_000
 
 
 class Page(NamedTuple):
-    """Keys in order, and the key after which the next page begins; None on the last one."""
+    """Keys in order, and the key after which the next page starts; None on the last page."""
 
     keys: list[bytes]
     last: bytes | None
 
 
 class KeyIndex:
-    """Sorted keys of a store that tells of new ones; removed ones stay until the next merge and are skipped."""
+    """Sorted keys; the store reports new keys. Removed keys are skipped, and dropped by the next merge."""
 
     __slots__ = ("_added", "_sorted", "abandoned")
 
@@ -53,16 +54,16 @@ class KeyIndex:
         self._sorted = sorted(keys)
         self._added: list[bytes] = []
         self.abandoned = False
-        """Nobody has scanned for so many new keys that it is cheaper to start again."""
+        """True if rebuilding the index is cheaper than merging the new keys."""
 
     def add(self, key: bytes) -> None:
-        """A key is new."""
+        """Add a new key."""
         self._added.append(key)
         if len(self._added) > _IDLE_KEYS:
             self.abandoned = True
 
     def page(self, glob: Glob, after: bytes | None, present: Callable[[bytes], bool]) -> Page:
-        """Keys that match, come after ``after`` and are ``present``."""
+        """Return matching keys after ``after`` that are ``present``."""
         if self._added:
             self._merge()
         keys, prefix = self._sorted, glob.prefix
@@ -88,12 +89,12 @@ class KeyIndex:
         return Page(found, keys[end - 1] if end < len(keys) else None)
 
     def compact(self, present: Collection[bytes]) -> None:
-        """Leave out removed keys once they are more than half."""
+        """Drop removed keys if they are more than half."""
         if len(self._sorted) > 2 * len(present) + _UNMERGED:
             self._sorted = [key for key in self._sorted if key in present]
 
     def _merge(self) -> None:
-        """Sort in what was added: two runs in order merge in linear time. A key removed and set again came twice."""
+        """Merge added keys, in linear time. A key that was removed and added again is a duplicate."""
         self._sorted += sorted(set(self._added))
         self._added.clear()
         self._sorted.sort()
@@ -105,7 +106,7 @@ _TAG_BYTES: Final = 16
 
 
 class PageTokens:
-    """Writes and reads the tokens of one store; ``secret`` is nobody else's, 16 to 64 bytes."""
+    """Encodes and decodes the tokens of one store; ``secret``: 16 to 64 random bytes."""
 
     __slots__ = ("_secret",)
 
@@ -113,13 +114,13 @@ class PageTokens:
         self._secret = secret
 
     def write(self, pattern: bytes, last: bytes, *, readable: bool) -> bytes:
-        """The token after a page that ends at the key ``last``."""
+        """Return the token after a page that ends at the key ``last``."""
         if readable:
             return b"1;%d;%b" % (len(pattern), last)
         return b"2;%d;%b" % (len(pattern), self._seal(last))
 
     def read(self, pattern: bytes, token: bytes) -> bytes | None:
-        """The key after which the page begins; None where this store gave no such token for the pattern."""
+        """Return the key after which the page starts; None if the token is not valid for this store and pattern."""
         kind, _, rest = token.partition(b";")
         length, separator, after = rest.partition(b";")
         if not separator or length != b"%d" % len(pattern):
@@ -146,9 +147,9 @@ class PageTokens:
 
 
 class Scanner:
-    """Pages of ``records``, which is its owner's: it tells of new keys, which costs nothing where nobody scans.
+    """Pages of ``records``; the owner of ``records`` reports new keys, which costs nothing without scans.
 
-    ``secret``: as :class:`~penstock.statestore.engine.page_tokens.PageTokens` wants it.
+    ``secret``: see :class:`~penstock.statestore.engine.scan.PageTokens`.
     """
 
     __slots__ = ("_index", "_records", "_tokens")
@@ -159,7 +160,7 @@ class Scanner:
         self._index: KeyIndex | None = None
 
     def added(self, key: bytes) -> None:
-        """A key is new."""
+        """Add a new key."""
         index = self._index
         if index is not None:
             index.add(key)
@@ -169,7 +170,7 @@ class Scanner:
     def page(
         self, command: Command, present: Callable[[bytes], bool], readable: Callable[[bytes], bool]
     ) -> bytes | StoreError:
-        """A page of keys that are ``present`` and ``readable``, and where the next one begins."""
+        """Return a page of keys that are ``present`` and ``readable``, with the token of the next page."""
         token, pattern = command.value, command.key
         after = None
         if token:

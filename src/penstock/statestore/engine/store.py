@@ -1,17 +1,17 @@
-"""The state store as a pure engine: a command and the time in, the answer and the changes out.
+"""The state store as a pure engine: commands and times in, answers and changes out.
 
-It holds every key in memory, gives versions, checks fences and conditions, expires keys and knows who observes what.
-It never reads a clock and never touches a disk: the caller makes each :class:`Change` durable, tells its observers, and
-only then lets the answer go. Two times come in:
+It keeps all keys in memory, assigns versions, checks fences and conditions, expires keys and manages observations. It
+uses neither clocks nor disks: the caller makes each :class:`Change` durable, notifies its observers, and then sends the
+answer. There are two times:
 
-* ``now_ms``, the wall clock: versions and the skew rule;
-* ``steady_ms``, an instant in ms since the epoch that never jumps (wall clock at the start of the process plus the
-  monotonic time since): expiry, so that a stepped wall clock neither ends a lease early nor keeps it alive.
+* ``now_ms``, the wall clock, for versions and the check of clock skew;
+* ``steady_ms``, a time in ms since the epoch that never jumps (wall clock at the start of the process plus monotonic
+  time since), for expiry: a step of the wall clock must not end or extend a lease.
 
-The caller asks :meth:`Engine.next_deadline`, arms one timer and then calls :meth:`Engine.tick`.
+The caller reads :meth:`Engine.next_deadline`, arms one timer and calls :meth:`Engine.tick` when it fires.
 
 Source: state store protocol, "Supported commands", "Versioning and hybrid logical clocks", "Fencing Token Algorithm",
-"Notifications". What the document leaves open is decided where it is coded, with the reason.
+"Notifications". Behavior that the document does not define is explained in comments.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ if TYPE_CHECKING:
 __all__ = ["Answer", "AnswerKind", "Authorise", "Context", "Engine"]
 
 Authorise = Callable[[Context, Access, bytes], bool]
-"""Whether a client may do this to a key; of several flags all must be granted. Asked once a key, before any look-up."""
+"""Whether a client has all the given permissions for a key. Called once per key, before any lookup."""
 Executed = tuple[Answer, list[Change]]
 
-# Reading a member of an enum costs as much as a call: those that every request meets have names of their own.
+# Reading a member of an enum costs as much as a call: constants for the members that every request uses.
 _ALWAYS: Final = Condition.ALWAYS
 _COUNT: Final = AnswerKind.COUNT
 _DEL: Final = Verb.DEL
@@ -83,15 +83,15 @@ class Engine:
     """All keys of one store.
 
     Args:
-        node: node id of the versions it gives; the document's is ``StateStore``.
-        max_keys: quota, 0 = none. Overwriting is always allowed, and keys that are past their expiry do not count.
-        max_bytes: quota of keys and values with what their records take, 0 = none; a SET that makes the store no larger
-            is always allowed.
-        share: percentage of both quotas for the keys that one principal created, 0 = all of it.
-        authorise: None = everybody may do everything.
-        strict_read: NX, NEX and VDEL need Read and Write, since their answers tell whether a value was guessed.
-        extensions: what is switched on. History and fences are the caller's to restore.
-        secret: nobody else's; seals names of keys that a page of SCAN ends at and its client may not know.
+        node: node id of the versions; ``StateStore`` in the document.
+        max_keys: quota, 0 = none. Overwriting is always allowed, and expired keys do not count.
+        max_bytes: quota of keys and values including the memory of their records, 0 = none; a SET that does not enlarge
+            the store is always allowed.
+        share: percentage of both quotas for the keys that one principal created, 0 = no limit per principal.
+        authorise: None = all clients may do everything.
+        strict_read: NX, NEX and VDEL need Read and Write, since their answers reveal whether a guessed value is right.
+        extensions: enabled extensions. The caller restores history and fences.
+        secret: random bytes for the encryption of keys in SCAN tokens that the client may not read.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class Engine:
         self._clock = StoreClock(Hlc(0, 0, node))
         self.quotas = Quotas(max_keys, max_bytes, share)
         self.refused_quota = 0
-        """SETs refused because the store had no room for them."""
+        """SETs refused because of the quotas of the store."""
         self.refused_share = 0
         """SETs refused because the share of the key's principal was used up."""
         self.expired = 0
@@ -117,18 +117,18 @@ class Engine:
         self.fences = Fences()
         self.history: History | None = None
         self.read_only = False
-        """Nothing may be changed any more; the keys that expire are gone for readers."""
+        """No changes are accepted; expired keys are invisible."""
         self.out_of_space = False
         """SETs that need space are refused with the error of a quota."""
         self.logs_changes = False
-        """Every SET needs space: it is written to the log of changes too."""
+        """Every SET needs disk space, since it is also written to the log of changes."""
         self._authorise = authorise
         self._strict_read = strict_read
         self._records: dict[bytes, Record] = {}
         self._expiries = Expiries(self._records)
         self._observers = Observers(None if authorise is None else self._may_still_read)
-        # Who observes, where somebody decides about it: asked for each key that changes, since prefixes hold keys of
-        # all kinds and policies change while clients stay.
+        # Principals of observers, for the authorization of each changed key: a prefix may contain keys with different
+        # permissions, and policies may change during an observation.
         self._observing: dict[str, Context] = {}
         self._removals: i64 = 0
         self._secret = secret
@@ -136,12 +136,12 @@ class Engine:
 
     @property
     def clock(self) -> Hlc:
-        """The greatest version given or time stamp accepted."""
+        """The greatest version assigned or timestamp accepted."""
         return self._clock.value
 
     @property
     def keys(self) -> int:
-        """Number of keys, including those that are past their expiry and not removed yet."""
+        """Number of keys, including expired keys that are not removed yet."""
         return len(self._records)
 
     @property
@@ -150,17 +150,17 @@ class Engine:
         return self.quotas.size
 
     def version_of(self, key: bytes) -> Hlc | None:
-        """The version of ``key``; None if it does not exist."""
+        """Return the version of ``key``; None if it does not exist."""
         record = self._records.get(key)
         return None if record is None else record.version
 
     def restore(self, records: Iterable[Record], clock: Hlc | None) -> None:
-        """Take over what was stored; call once, before anything else.
+        """Load the stored state; call once, before any other method.
 
-        ``clock`` is the greatest version ever given that is on record, deletes included. The clock becomes the
-        greatest of it and of all versions, so that no version is given twice whatever the system clock says now.
+        ``clock`` is the greatest stored version, including versions of deletes. The clock is set to the maximum of it
+        and of all versions, so that no version is assigned twice, independent of the system clock.
         """
-        # Passes that run in C: there may be millions.
+        # Passes that run in C, since there may be millions of keys.
         kept = self._records = {record.key: record for record in records}
         self._expiries = Expiries(kept)
         self._scanner = Scanner(kept, self._secret)
@@ -174,10 +174,10 @@ class Engine:
         self._clock.see(greatest.wall_ms, greatest.counter)
 
     def execute(self, command: Command, context: Context, now_ms: int, steady_ms: int) -> Executed:
-        """Carry out ``command``: the answer, and what changed, in order.
+        """Execute ``command``; return the answer and the changes, in order.
 
-        The changes can include the expiry of the key asked for, which precedes the command. A refused request changes
-        neither value, expiry nor fence, and does not move the clock. The list is not the caller's to change.
+        The changes may include the preceding expiry of the requested key. A refused request changes neither value,
+        expiry nor fence, and does not advance the clock. The caller must not modify the list.
         """
         spec = command.spec
         prefix = None if context.fence_prefix is None else fence_prefix(command, context, self.extensions)
@@ -194,13 +194,13 @@ class Engine:
             answer, changes = self._batch(command, context, now_ms, steady_ms)
         else:
             answer, changes = self._carry_out(command, context, prefix, now_ms, steady_ms)
-        # Also what changed nothing has been seen: later versions are greater than every time stamp accepted.
+        # Also without a change: later versions are greater than every accepted timestamp.
         if context.time_ms >= self._clock.wall_ms and answer.kind is not _ERROR:
             self._clock.see(context.time_ms, context.time_counter)
         return answer, changes
 
     def _batch(self, command: Command, context: Context, now_ms: int, steady_ms: int) -> Executed:
-        """One write after the other, whatever becomes of those before it."""
+        """Execute the writes in order; a failed write does not stop the following ones."""
         answers: list[Answer] = []
         changes: list[Change] = []
         for write in command.writes:
@@ -216,7 +216,7 @@ class Engine:
     def _carry_out(
         self, command: Command, context: Context, prefix: bytes | None, now_ms: int, steady_ms: int
     ) -> Executed:
-        """Carry out one authorized command; ``prefix`` is the one whose floor it raises."""
+        """Execute one authorized command, which raises the floor of ``prefix`` if given."""
         token = context.token
         record = self._records.get(command.key)
         expired = _UNCHANGED
@@ -248,16 +248,16 @@ class Engine:
         if verb is Verb.PTTL:
             return time_left(record, steady_ms), expired
         if verb is Verb.BATCH:
-            raise AssertionError("the writes of a BATCH are carried out one by one")
+            raise AssertionError("the writes of a BATCH are executed one by one")
         assert_never(verb)
 
     def next_deadline(self) -> int | None:
-        """The ``steady_ms`` at which the next key expires; None where none ever will."""
+        """Return the ``steady_ms`` at which the next key expires; None if no key expires."""
         due = self._expiries.next()
         return None if due is None else due[0]
 
     def tick(self, now_ms: int, steady_ms: int, *, limit: int = 0) -> list[Change]:
-        """Expire what is due, in the order of the instants; at most ``limit`` keys (0 = all)."""
+        """Remove expired keys in the order of their expiry; at most ``limit`` keys (0 = all)."""
         changes: list[Change] = []
         while (due := self._expiries.next()) is not None and due[0] <= steady_ms:
             changes.append(self._expire(self._records[due[1]], now_ms))
@@ -266,7 +266,7 @@ class Engine:
         return changes
 
     def observes(self, client_id: str, key: bytes) -> bool:
-        """Whether ``client_id`` observes ``key`` now, by itself or by a prefix."""
+        """Return True if ``client_id`` currently observes ``key`` or one of its prefixes."""
         return self._observers.observes(client_id, key)
 
     @property
@@ -284,7 +284,7 @@ class Engine:
         return context is not None and self._authorise is not None and self._authorise(context, Access.READ, key)
 
     def _is_authorised(self, command: Command, context: Context, prefix: bytes | None) -> bool:
-        """SCAN and BATCH need nothing themselves: they ask for each key. A prefix fence needs Write for its prefix."""
+        """Authorize a command. SCAN and BATCH authorize each key instead; a prefix fence needs Write for its prefix."""
         authorise = self._authorise
         if authorise is None or command.spec.authorizes_each_key:
             return True
@@ -308,8 +308,8 @@ class Engine:
         return Answer(_VALUE, value=record.value, version=record.version)
 
     def _get_many(self, command: Command, steady_ms: int) -> Answer:
-        """The value of each key or null, with MGET its version or null too; the answer's is that of the newest change
-        to any key."""
+        """Return the value of each key or null, with MGET also its version or null. The version of the answer is that
+        of the newest change of any key."""
         versions = command.verb is Verb.MGET
         parts = [b"*%d\r\n" % (len(command.keys) * (1 + versions))]
         missing = MISSING * (1 + versions)
@@ -333,7 +333,7 @@ class Engine:
         return _ERRORS[page] if isinstance(page, StoreError) else Answer(AnswerKind.PAYLOAD, value=page)
 
     def _present(self, key: bytes, steady_ms: int) -> Record | None:
-        """The record of ``key`` unless it is past its expiry, whether or not the timer has come to it."""
+        """Return the record of ``key`` unless it has expired, whether or not the timer has removed it."""
         record = self._records.get(key)
         return None if record is None or 0 < record.expires_at <= steady_ms else record
 
@@ -346,7 +346,7 @@ class Engine:
         steady_ms: int,
         earlier: list[Change],
     ) -> Executed:
-        """Carry out a SET; the changes are ``earlier`` and its own."""
+        """Execute a SET; the changes are ``earlier`` and that of the SET."""
         value = command.value
         if record is None:
             key = command.key
@@ -356,7 +356,7 @@ class Engine:
         else:
             if not _is_met(command, record):
                 return Answer(_NOT_MET, version=record.version), earlier
-            # The tables have this key: they need not compare it with an equal one.
+            # Reuse the key object of the tables, so that lookups need not compare bytes.
             key = record.key
             grown = len(value) - len(record.value)
             owner = record.owner
@@ -399,7 +399,7 @@ class Engine:
     def _delete(
         self, command: Command, context: Context, record: Record | None, now_ms: int, earlier: list[Change]
     ) -> Executed:
-        """Carry out a DEL or VDEL; the changes are ``earlier`` and its own."""
+        """Execute a DEL or VDEL; the changes are ``earlier`` and that of the delete."""
         if record is None:
             return _NONE_DELETED, earlier
         if command.verb is _VDEL and record.value != command.value:
@@ -414,14 +414,14 @@ class Engine:
         missed: list[Change] | None = None
         if command.version is not None and self.history is not None:
             if command.version.position > self.clock.position:
-                return _ERRORS[StoreError.HISTORY]  # of before the versions were renumbered
+                return _ERRORS[StoreError.HISTORY]  # a version from before a repair
             try:
                 missed = self.history.since(command.version, key, prefix=prefix)
             except HistoryExpired:
                 return _ERRORS[StoreError.HISTORY]
             if prefix and self._authorise is not None:
                 missed = [change for change in missed if self._authorise(context, Access.READ, change.key)]
-        # A repeated KEYNOTIFY is done again: the Rust and .NET SDKs refuse any other answer than OK.
+        # A repeated KEYNOTIFY succeeds: the Rust and .NET SDKs reject answers other than OK.
         if not self._observers.add(client_id, key, context.dialect, prefix=prefix):
             return _ERRORS[StoreError.QUOTA]
         if self._authorise is not None:
@@ -433,7 +433,7 @@ class Engine:
     def _remove(
         self, record: Record, now_ms: int, seen_ms: int = -1, seen_counter: int = 0, writer: str = ""
     ) -> Change:
-        """Delete ``record``. A delete has a version of its own, so that a later SET is newer than both."""
+        """Delete ``record``. A delete has a separate version, so that a later SET is newer than both."""
         del self._records[record.key]
         self.quotas.change(record.owner, -1, -size_of(record))
         if record.expires_at:
@@ -461,7 +461,7 @@ class Engine:
 
 
 def _is_met(command: Command, record: Record | None) -> bool:
-    """Whether the condition of a SET holds."""
+    """Return True if the condition of a SET is met."""
     if record is None or command.condition is _ALWAYS:
         return True
     return command.condition is _NEX and record.value == command.expected

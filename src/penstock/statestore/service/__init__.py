@@ -1,1 +1,1 @@
-"""The state store at a broker: requests in, answers and notifications out, after the commit."""
+"""The state store at a broker: executes requests, and sends answers and notifications after the commit."""

@@ -7,10 +7,10 @@ and overwrite a newer value with an old one. The response to the first request w
 A request is identified by client, correlation data and timestamp: clients never use a timestamp twice, while some use
 the same correlation data for all requests. A request without a timestamp is not deduplicated.
 
-What was executed before a restart is not stored. It follows from the versions that are: a version is greater than the
-timestamp of its request, so a request whose timestamp is not less than all versions before the restart was not executed
-then, nor was one whose key still has an older version. Of others it is unknown. They are not executed, and the response
-has status 408.
+Executed requests are not stored on disk. After a restart the stored versions are used instead: a version is greater
+than the timestamp of its request, so a request was not executed before the restart if its timestamp is not less than
+all versions, or if its key has an older version. For other requests it is unknown: they are not executed, and the
+response has status 408.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _PACKED: Final = 256
 
 @final
 class _Generation:
-    """Writes in their order: client, correlation data and time stamp. Repetitions are rare, so the index is made when
-    the first one asks, and later continued.
+    """Writes in order: client, correlation data and timestamp. Repetitions are rare, so the index is built for the
+    first one and then extended.
 
     They are stored by the hundreds in one object: small objects that outlive those that were allocated next to them
     would keep the allocator from returning its arenas (120 MB after a load of 300,000 keys).
@@ -58,17 +58,17 @@ class _Generation:
             self.clients, self.correlations, self.stamps = [], [], []
 
     def stamp_of(self, client_id: str, correlation: bytes) -> bytes | None:
-        """The time stamp of the client's last request with that correlation data."""
+        """Return the timestamp of the client's last request with this correlation data."""
         self.pack()
         for packed in self._packed[self._indexed :]:
-            clients, correlations, stamps = marshal.loads(packed)  # noqa: S302 - what this object wrote
+            clients, correlations, stamps = marshal.loads(packed)  # noqa: S302 - written by this object
             self._index.update(zip(zip(clients, correlations, strict=True), stamps, strict=True))
         self._indexed = len(self._packed)
         return self._index.get((client_id, correlation))
 
 
 class RecentWrites:
-    """At least the last 10,000 writes of all clients."""
+    """Stores at least the last 10,000 writes of all clients."""
 
     __slots__ = ("_newer", "_older")
 
@@ -77,7 +77,7 @@ class RecentWrites:
         self._older = _Generation()
 
     def note(self, client_id: str, correlation: bytes, stamp: bytes | None) -> None:
-        """Remember a request that is being executed."""
+        """Store a request that is being executed."""
         newer = self._newer
         clients = newer.clients
         clients.append(client_id)
@@ -89,18 +89,18 @@ class RecentWrites:
                 self._older, self._newer = newer, _Generation()
 
     def has(self, client_id: str, correlation: bytes, stamp: bytes | None) -> bool:
-        """Whether the request was executed before."""
+        """Return True if the request was executed before."""
         noted = self._newer.stamp_of(client_id, correlation) or self._older.stamp_of(client_id, correlation)
         return noted is not None and stamp is not None and parse_wire(noted) == parse_wire(stamp)
 
 
 def is_in_doubt(stamp: bytes | None, recovered: Hlc, existing: Hlc | None) -> bool:
-    """Whether a repeated write may have been executed before the store started.
+    """Return True if a repeated write may have been executed before the store started.
 
     Args:
         stamp: its timestamp.
         recovered: the greatest version before the start.
-        existing: the present version of its key, None if there is no such key.
+        existing: the current version of its key, None if the key does not exist.
     """
     if stamp is None:
         return False

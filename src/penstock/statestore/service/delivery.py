@@ -47,7 +47,7 @@ class ResponseSender:
         self._clock = clock
         self._stepped_clock = clock if isinstance(clock, SteppedClock) else None
         self.committed_ms = 0
-        """The time of the answers that a commit releases; 0: none does now."""
+        """Time of the answers of the current commit; 0: no commit is sending answers."""
         self._unanswered_log = LogLimiter()
         self.outlet: Outlet | None = None
         self.requests_observed = False
@@ -58,7 +58,7 @@ class ResponseSender:
         return self._clock() if clock is None else clock.now()
 
     def begin_answers(self) -> None:
-        """A commit has ended: its answers follow. The clock is read once for all of them."""
+        """Start to send the answers of a commit; the clock is read once for all of them."""
         self.committed_ms = self.now()
         if self.outlet is not None:
             self.outlet.collect()
@@ -80,10 +80,10 @@ class ResponseSender:
         self.answer(request, message.topic, message.payload, message.properties_wire, expiry_s)
 
     def answer(self, request: Inbound, topic: str, payload: bytes, properties_wire: bytes, expiry_s: i64) -> None:
-        """Send a response to the client of ``request``: its subscriptions with No Local get it too.
+        """Send a response to the client of ``request``, also for its subscriptions with No Local.
 
-        Arguments as of :meth:`Outlet.respond`. The request is settled before the response leaves: with 0x10 and the
-        reason where no subscription of the client matches.
+        Arguments as of :meth:`Outlet.respond`. The request is acknowledged before the response is sent: with 0x10 and a
+        reason if no subscription of the client matches.
         """
         outlet = self.outlet
         if outlet is None:

@@ -57,7 +57,7 @@ class StoreAuthorizer(Protocol):
 
     @property
     def requests_observed(self) -> bool:
-        """Whether any client may observe the requests of others; asked again when policies change."""
+        """Return True if any client may observe the requests of others; called again after a change of policies."""
         ...
 
     def may_access(self, context: Context, access: Access, key: bytes) -> bool:
@@ -85,7 +85,7 @@ class LogTail(NamedTuple):
 
 
 class LogPage(NamedTuple):
-    """Changes of the log in order, up to the version ``through``, without those that are ``damaged``.
+    """Changes of the log in order, up to the version ``through``, without ``damaged`` ones.
 
     ``complete``: the log had no further changes.
     """

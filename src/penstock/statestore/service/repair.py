@@ -1,9 +1,9 @@
 """Offline repair: new versions for stored versions that are ahead of the clock.
 
 Clients reject versions that are more than a minute ahead of their clock, and no version may be lower than an earlier
-one: after a clock that was years ahead both rules cannot hold. The versions ahead of the clock get new ones that follow
-all others, in the same order, equal ones staying equal, so a lock and the keys that it protects still belong together.
-Old versions that clients hold are of no use afterwards: tokens are refused as too far ahead, not taken for newer ones.
+one: if the clock was years ahead, both rules cannot be satisfied. Versions ahead of the clock are replaced by new ones
+after all others, in the same order; equal versions stay equal, so a lock and the keys that it protects still match.
+Clients cannot use old versions afterwards: such tokens are refused as too far ahead, not accepted as newer ones.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _PER_MS: Final = 1000
 
 
 class Renumbering:
-    """The new versions. ``versions``: all that are stored, those of fences and of logged changes included."""
+    """The new versions. ``versions``: all stored versions, including those of fences and logged changes."""
 
     def __init__(self, versions: Iterable[Hlc], now_ms: int) -> None:
         ahead = sorted({version.position for version in versions if version.wall_ms > now_ms})
@@ -37,14 +37,14 @@ class Renumbering:
         return len(self._new)
 
     def version(self, old: Hlc) -> Hlc:
-        """The version in place of ``old``: itself unless it is ahead."""
+        """Return the version that replaces ``old``: ``old`` itself unless it is ahead."""
         new = self._new.get(old.position)
         return old if new is None else Hlc(*new, old.node)
 
     def record(self, old: Record, steady_ms: int) -> Record:
-        """``old`` with its new version and fence. ``steady_ms``: now, on the clock of its expiry.
+        """Return ``old`` with new version and fence. ``steady_ms``: current time of the clock of its expiry.
 
-        The same clock may have put its expiry into the future: it gets no more than the time to live it was set with.
+        The wrong clock may also have set its expiry too late: it is limited to the original time to live.
         """
         fence = None if old.fence is None else self.version(old.fence)
         expires_at = old.expires_at
@@ -55,7 +55,7 @@ class Renumbering:
         return Record(old.key, old.value, version, fence, expires_at, old.owner)
 
     def change(self, old: Change, steady_ms: int) -> Change:
-        """The same with a logged change."""
+        """Return a logged change with new versions."""
         record = None if old.record is None else self.record(old.record, steady_ms)
         return Change(old.key, record, self.version(old.version), writer=old.writer)
 
@@ -118,7 +118,7 @@ def _logged(storage: Storage) -> list[Change]:
 
 
 def _steady_ms(found: StoredState, now_ms: int) -> int:
-    """Return the present time on the clock of expiries, as the next start will compute it."""
+    """Return the current time of the clock of expiries, as the next start will compute it."""
     if found.steady is not None and found.steady[0] == boot_id():
         return boot_ms() + found.steady[1]
     return now_ms + found.lag

@@ -1,4 +1,4 @@
-"""The rows that a commit of the state store puts and deletes; encoded on the path of every durable request.
+"""Rows that a commit of the state store puts and deletes, encoded for every durable request.
 
 :class:`~penstock.statestore.service.storage.Storage` describes the databases.
 """
@@ -49,10 +49,10 @@ __all__ = [
 ]
 
 NODE: Final = "StateStore"
-"""Node id of the versions that the store gives; the document's."""
+"""Node id of the store's versions, as in the document."""
 
 TABLES: Final = ("keys", "meta", "quarantine", "fences", "changes")
-"""Frames of the log name a table by its index here: new tables go to the end."""
+"""Frames of the log identify a table by its index: append new tables."""
 KEYS: Final = 0
 META: Final = 1
 FENCES: Final = 3
@@ -60,13 +60,13 @@ CHANGES: Final = 4
 
 _CLOCK: Final = Struct(">QQI")  # wall clock, counter, crc32 of both
 _crc32: Final = crc32
-"""A name of this module: compiled code looks up an imported one at each call."""
-_VERSION: Final = Struct(">QQ")  # key of a logged change, so that changes lie in the order of their versions
+"""A name of this module, since compiled code looks up an imported name at each call."""
+_VERSION: Final = Struct(">QQ")  # key of a logged change, so that changes are sorted by version
 _GREATEST_VERSION: Final = b"\xff" * _VERSION.size
 
 
 def write_rows(out: BytesWriter, changes: Sequence[Change], *, log: bool) -> None:
-    """Write the rows of ``changes``, in their order; with ``log`` those of the log of changes too."""
+    """Encode the rows of ``changes``, in order; with ``log`` also those of the log of changes."""
     for change in changes:
         record = change.record
         if record is not None and change.kept:
@@ -84,48 +84,48 @@ def write_rows(out: BytesWriter, changes: Sequence[Change], *, log: bool) -> Non
 
 
 def put_record(record: Record) -> Operation:
-    """The row of a key."""
+    """Return the row of a key."""
     return PUT, KEYS, digest_of(record.key), encode_record(record)
 
 
 def put_fence(prefix: bytes, token: Hlc) -> Operation:
-    """The row of a prefix fence, in the form of a record: the prefix as the key, the floor as its version."""
+    """Return the row of a prefix fence, in the format of a record: the prefix is the key, the floor its version."""
     return PUT, FENCES, digest_of(prefix), encode_record(Record(prefix, b"", token))
 
 
 def put_logged(change: Change) -> Operation:
-    """The row of a change in the log of changes."""
+    """Return the row of a change in the log of changes."""
     return PUT, CHANGES, version_key(change.version), encode_change(change)
 
 
 def put_clock(name: bytes, clock: Hlc) -> Operation:
-    """The row ``name`` of ``meta`` that stores a version."""
+    """Return the row ``name`` of ``meta`` with a version."""
     return PUT, META, name, _CLOCK.pack(clock.wall_ms, clock.counter, _clock_checksum(clock.wall_ms, clock.counter))
 
 
 def drop_changes(floor: Hlc) -> list[Operation]:
-    """Drop the log of changes up to the version ``floor``."""
+    """Return the operations that drop the log of changes up to the version ``floor``."""
     return [(DROP, CHANGES, version_key(floor), b""), put_clock(b"floor", floor)]
 
 
 def delete_log() -> list[Operation]:
-    """Drop the whole log of changes, and that there is one."""
+    """Return the operations that drop the whole log of changes and its floor."""
     return [(DROP, CHANGES, _GREATEST_VERSION, b""), (DELETE, META, b"floor", b"")]
 
 
 def version_key(version: Hlc) -> bytes:
-    """The key of a change in the log."""
+    """Return the key of a change in the log."""
     return _VERSION.pack(version.wall_ms, version.counter)
 
 
 def version_at(key: bytes) -> Hlc:
-    """The version of the change with that key in the log."""
+    """Return the version of the change with this key in the log."""
     wall_ms, counter = _VERSION.unpack(key)
     return Hlc(wall_ms, counter, NODE)
 
 
 def decode_clock(stored: bytes | None) -> Hlc | None:
-    """The version in ``stored``; None where it is absent or damaged: the versions of the keys then have to do."""
+    """Decode the version in ``stored``; None if it is absent or damaged: then only the versions of keys are used."""
     if stored is None or len(stored) != _CLOCK.size:
         return None
     wall_ms, counter, checksum = _CLOCK.unpack(stored)

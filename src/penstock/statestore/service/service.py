@@ -1,14 +1,14 @@
-"""The state store as a service of the MQTT broker: requests in, answers and notifications out, after the commit.
+"""The state store as a service of the MQTT broker: executes requests, and sends answers after the commit.
 
-A request is carried out in memory as soon as it arrives; what it changed goes to the commit queue, and its answer,
-its PUBACK and its notifications leave when that commit is done. An answer that shows a change of somebody else which
-is not committed yet waits for that commit, and answers to one client never overtake each other; everything else
-leaves at once. All waiting is for numbered commits, which finish in order.
+A request is executed in memory when it arrives; its changes go to the commit queue, and its answer, PUBACK and
+notifications are sent after that commit. An answer that shows an uncommitted change of another client waits for the
+commit of this change, and answers to one client are sent in order; other answers are sent immediately. Commits are
+numbered and finish in order.
 
-An answer is a message of the store on the response topic, for the subscriptions of the client that asked and for no
-other's. A notification goes straight into the observer's session, subscribed or not.
+An answer is a message of the store on the response topic, only for subscriptions of the requesting client. A
+notification is added to the observer's session directly, whether or not it subscribes.
 
-After a failed commit the store is read-only: nothing is acknowledged any more, what had been committed can be read.
+After a failed commit the store is read-only: writes are not acknowledged, and committed data can be read.
 """
 
 from __future__ import annotations
@@ -59,10 +59,10 @@ __all__ = ["StateStoreService"]
 _log = logging.getLogger("penstock.statestore")
 
 _EXPIRE_AT_ONCE: Final = 1000
-"""Keys expired in one go, some 2 ms; a million keys with one deadline must not stop the loop."""
+"""Number of keys that are removed at once, about 2 ms, so that a million keys with one expiry do not block the loop."""
 
 _LAG_KEPT_MS: Final = 1000
-"""A change of the steady clock's lag that is worth a commit."""
+"""Minimum change of the steady clock's lag that is stored."""
 
 DEFAULTS: Final = StoreOptions()
 
@@ -71,10 +71,10 @@ _KEYNOTIFY: Final = Verb.KEYNOTIFY
 _PAYLOAD: Final = AnswerKind.PAYLOAD
 
 _REPEATED: Final = RejectedRequest()
-"""A request that was carried out already: acknowledged, and no more."""
+"""A request that was already executed: it is only acknowledged."""
 
 _LONGEST_TIMER_S: Final = 86_400.0
-"""Timers are armed for a day at most: event loops do not take every number that PX does."""
+"""Maximum delay of timers: event loops do not accept all numbers that PX accepts."""
 
 
 class StateStoreService(Service):
@@ -82,14 +82,14 @@ class StateStoreService(Service):
 
     Args:
         path: directory of the LMDB environment.
-        durability: what an answer promises.
-        clock: wall clock in ms, for versions; a :class:`SteppedClock` that the caller starts, or any other, which
-            expiry then follows too unless ``steady`` is given. Default: a SteppedClock of its own.
-        steady: instant in ms since the epoch that never jumps, for expiry.
-        options: what an operator can choose.
-        policy: what clients may do; None = everything.
-        capture: takes every change, in order; None = nobody does.
-        storage: where the keys are stored; default: in LMDB, in ``path``.
+        durability: durability of acknowledged writes.
+        clock: wall clock in ms, for versions; a :class:`SteppedClock` that the caller starts, or another clock, which
+            is also used for expiry unless ``steady`` is given. Default: a new SteppedClock.
+        steady: time in ms since the epoch that never jumps, for expiry.
+        options: options of the operator.
+        policy: permissions of clients; None = all permissions.
+        capture: receives all changes, in order; None = no change capture.
+        storage: storage of the keys; default: LMDB in ``path``.
     """
 
     def __init__(
@@ -115,9 +115,9 @@ class StateStoreService(Service):
         self._clock = clock if self._stepped_clock is None else self._stepped_clock.now
         self._steady = self._given_steady or steady_clock()
         self._boot_offset = -1
-        """Offset of the steady clock to the time since boot; -1: it does not use that."""
+        """Offset of the steady clock to the time since boot; -1: not used."""
         self._lag = 0
-        """Lead of the steady clock over the wall clock, as it is stored."""
+        """Stored lead of the steady clock over the wall clock."""
         self._forced = dialect_named(options.dialect)
         self._policy = policy
         self._engine = Engine(
@@ -156,7 +156,7 @@ class StateStoreService(Service):
         self._recovered_clock = self._engine.clock
         """The greatest version before the start."""
         self._read = 0
-        """The read for which the next two are the time."""
+        """Number of the read to which the next two attributes, its times, belong."""
         self._now_ms = 0
         self._steady_ms = 0
 
@@ -206,7 +206,7 @@ class StateStoreService(Service):
         return self._writer.waiting
 
     def quota_figures(self) -> dict[str, int]:
-        """For the metrics: what the quotas are about, and what they refused."""
+        """Usage of the quotas and number of refused writes, for the metrics."""
         engine = self._engine
         keys, size = engine.quotas.largest
         return {
@@ -219,17 +219,17 @@ class StateStoreService(Service):
 
     @property
     def size(self) -> int:
-        """Bytes of keys, values and what keeps them."""
+        """Bytes of keys, values and their records."""
         return self._engine.size
 
     @property
     def clock(self) -> Callable[[], int]:
-        """The wall clock that requests and answers are measured on, in ms."""
+        """Wall clock of requests and answers, in ms."""
         return self._clock
 
     @property
     def steady(self) -> Callable[[], int]:
-        """The clock that expiry instants are measured on; over restarts and steps of the wall clock, once started."""
+        """Clock of expiry times; after the start it is not affected by restarts and steps of the wall clock."""
         return self._steady
 
     @property
@@ -238,8 +238,7 @@ class StateStoreService(Service):
         return max(0, self._engine.clock.wall_ms - self._clock())
 
     def clock_problem(self) -> str | None:
-        """That the versions are so far ahead of the clock that clients refuse them, and what to do; None: they are
-        not."""
+        """Problem and remedy if versions are so far ahead of the clock that clients reject them; otherwise None."""
         lead_ms = self.version_lead_ms
         if lead_ms <= MAX_DRIFT_MS:
             return None
@@ -247,28 +246,28 @@ class StateStoreService(Service):
         wait_s = (lead_ms - MAX_DRIFT_MS) // 1000 + 1
         return (
             f"statestore: the newest version ({newest}) is {lead_ms // 1000} s ahead of the clock ({now}); clients"
-            f" refuse answers and the store refuses fencing tokens that are more than {MAX_DRIFT_MS // 1000} s ahead:"
+            f" reject answers and the store rejects fencing tokens that are more than {MAX_DRIFT_MS // 1000} s ahead:"
             f" if the clock is wrong, set it; if it is right, wait {wait_s} s, or stop the node and run"
             " `penstock statestore repair`"
         )
 
     def refuse_growth(self, reason: str) -> None:
-        """Refuse SETs that need disk space from now on, ``reason`` says why; "": refuse them no more.
+        """Start to refuse SETs that need disk space because of ``reason``; "": accept them again.
 
-        Those that replace a value by one that is no larger continue, so that leases can be renewed, unless the log of
-        changes would grow with them.
+        SETs with a value that is not larger than the previous one are accepted, so that leases can be renewed, unless
+        they extend the log of changes.
         """
         self._engine.out_of_space = bool(reason)
 
     def reusable_bytes(self) -> int:
-        """Bytes that can be stored without growing the file; from any thread."""
+        """Return the number of bytes that can be stored without growing the file. Thread-safe."""
         return self._storage.reusable_bytes()
 
     async def start(self, outlet: Outlet) -> None:
-        """Load what is stored, remove what has expired, then serve.
+        """Load the stored keys, remove expired ones, and serve.
 
         Raises:
-            StorageError: the directory cannot be opened; a damaged value alone does not stop it.
+            StorageError: the directory cannot be opened. Damaged values are not an error.
         """
         self._loop = asyncio.get_running_loop()
         recovered = self.recovered = await asyncio.to_thread(self._storage.open)
@@ -297,13 +296,13 @@ class StateStoreService(Service):
             _log.warning("%s", problem)
 
     def policies_changed(self) -> None:
-        """Ask the policies again whether any client may observe requests."""
+        """Reevaluate whether any client may observe requests."""
         self._responses.requests_observed = self._policy is not None and self._policy.requests_observed
 
     def _keep_time(self, recovered: StoredState) -> None:
-        """Continue with the clock that the stored expiry instants were measured on, if the machine has run since.
+        """Continue with the clock of the stored expiry times if the machine has not been rebooted.
 
-        The wall clock may have been set while the store was down: within one boot the machine's own count is better.
+        The wall clock may have been set while the store was stopped; the time since boot is not affected.
         """
         boot = boot_id()
         if self._given_steady is not None or boot is None:
@@ -321,14 +320,14 @@ class StateStoreService(Service):
         return boot_ms() + self._boot_offset
 
     def _clock_stepped(self) -> None:
-        """Keep how far the steady clock is from the wall clock now, for the next boot of the machine."""
+        """Store the offset of the steady clock from the wall clock, for the next boot of the machine."""
         lag = self._steady() - self._clock()
         if self._given_steady is None and abs(lag - self._lag) > _LAG_KEPT_MS:
             self._lag = lag
             self._writer.note_lag(lag)
 
     async def close(self) -> None:
-        """Commit what is under way, let its answers go, close the files; may be called twice."""
+        """Finish commits, send their answers, close the files. Idempotent."""
         self._serving = False
         if self._own_clock is not None:
             self._own_clock.close()
@@ -343,7 +342,7 @@ class StateStoreService(Service):
         await asyncio.to_thread(self._storage.close)
 
     def receive(self, message: Inbound) -> None:
-        """Take one request [Service]."""
+        """Handle one request [Service]."""
         self.stats.requests += 1
         if not self._serving:
             message.settle(ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR, "the state store is not running")
@@ -385,7 +384,7 @@ class StateStoreService(Service):
             return
         if self._writer.waiting >= self._max_waiting and not self._is_urgent(ask):
             self.stats.refused += 1
-            message.settle(ReasonCode.QUOTA_EXCEEDED, "the disk does not keep up with the requests")
+            message.settle(ReasonCode.QUOTA_EXCEEDED, "the disk is too slow for the requests")
             return
         command = parse_payload(message.publish.payload, self._engine.extensions)
         if isinstance(command, StoreError):
@@ -417,7 +416,7 @@ class StateStoreService(Service):
         return ask.user_property(name) == value
 
     def _is_urgent(self, ask: StoreRequest) -> bool:
-        """Whether the request may pass waiting ones: it has the property, and its sender the permission."""
+        """Return True if the request has the property for high priority and its sender the permission."""
         if ask.user_property(b"$high_priority") is None:
             return False
         return self._policy is None or self._policy.has_high_priority(ask)
@@ -427,7 +426,7 @@ class StateStoreService(Service):
         self._engine.forget(client_id)
 
     def wake(self) -> None:
-        """Expire what is due by now and arm the timer for what comes next; the timer calls it."""
+        """Remove expired keys and arm the timer for the next expiry. Called by the timer."""
         self._armed_for = None
         if self.failure is not None:
             return
@@ -459,7 +458,7 @@ class StateStoreService(Service):
     def _answer(
         self, message: Inbound, ask: StoreRequest | RejectedRequest, answer: Answer | None, wait_for: int, now_ms: int
     ) -> None:
-        """Let an answer go, now or with the commit ``wait_for``, never before an earlier one to the same client."""
+        """Send an answer now or after the commit ``wait_for``, in the order of the answers to the same client."""
         wait_for = self._writer.answer_waits_for(message.client_id, wait_for)
         if not wait_for or self.failure is not None:
             self._release(message, ask, answer, now_ms, committed=not wait_for)
@@ -471,7 +470,7 @@ class StateStoreService(Service):
     def release_waiting(
         self, message: Inbound, ask: StoreRequest | RejectedRequest, answer: Answer | None, *, committed: bool
     ) -> None:
-        """Let an answer go whose commit has ended."""
+        """Send an answer whose commit has ended."""
         self._release(message, ask, answer, self._responses.committed_ms or self._responses.now(), committed=committed)
 
     def _release(
@@ -483,7 +482,7 @@ class StateStoreService(Service):
         *,
         committed: bool,
     ) -> None:
-        """Settle the request and send its answer; where what it shows will never be committed, say that instead."""
+        """Acknowledge the request and send its answer, or an error if the commit of its changes has failed."""
         if answer is not None and not committed:
             message.settle(ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR, StoreError.READ_ONLY)
             answer = Answer(AnswerKind.ERROR, error=StoreError.READ_ONLY)
@@ -506,18 +505,18 @@ class StateStoreService(Service):
     def _refuse(self, message: Inbound, refusal: RejectedRequest, now_ms: int) -> None:
         self.stats.refused += 1
         if refusal.disconnect:
-            # Without a PUBACK, and only the connection that brought it: a will of a client that is back has none.
+            # No PUBACK. Close only the connection of the request: the will of a reconnected client has none.
             message.disconnect(refusal.reason_code, refusal.reason)
         else:
             self._answer(message, refusal, None, 0, now_ms)
 
     def _is_in_doubt(self, ask: StoreRequest, command: Command) -> bool:
-        """Whether a repeated write may have been executed before the start; of a BATCH no single key shows it."""
+        """Return True if a repeated write may have been executed before the start; a BATCH cannot be checked by key."""
         existing = None if command.writes else self._engine.version_of(command.key)
         return is_in_doubt(ask.timestamp, self._recovered_clock, existing)
 
     def _notify(self, changes: list[Change], wait_for: int) -> None:
-        """Tell the observers of ``changes``, now or with the commit ``wait_for``."""
+        """Notify the observers of ``changes``, now or after the commit ``wait_for``."""
         for change in changes:
             if change.observers:
                 break
@@ -535,7 +534,7 @@ class StateStoreService(Service):
             return
         for change in changes:
             for client_id, dialect in change.observers:
-                # One that has gone or stopped meanwhile must not find old news in its session.
+                # An observer that has stopped or disconnected must not find the notification in its session.
                 if self._engine.observes(client_id, change.key):
                     self._responses.notify(client_id, dialect, change)
 
@@ -562,7 +561,7 @@ class _WaitingAnswer(CommitWaiter):
         self._answer = answer
 
     def commit_ended(self, failure: StorageError | None) -> None:
-        """Send the answer, or the error that nothing is committed any more."""
+        """Send the answer, or an error after a failed commit."""
         self._writer.answer_leaves(self._number, self._message.client_id)
         self._service.release_waiting(self._message, self._request, self._answer, committed=failure is None)
 
@@ -577,23 +576,23 @@ class _WaitingNotifications(CommitWaiter):
         self._changes = changes
 
     def commit_ended(self, failure: StorageError | None) -> None:
-        """Notify the observers; changes that were never committed are not shown."""
+        """Notify the observers, unless the commit has failed."""
         if failure is None:
             self._service.notify(self._changes)
 
 
 def _in_doubt(ask: StoreRequest, now_ms: int) -> RejectedRequest:
-    """The answer to a repeated write that may have been executed before the store started: status 408, a timeout."""
+    """Return the answer to a repeated write that may have been executed before the start: status 408, a timeout."""
     fields = [("__stMsg", "the store was restarted, and may have executed the request before")]
     answer = status_response(ask.response_topic, ask.correlation, ask.dialect, ask.expires_at, now_ms, 408, fields)
     return RejectedRequest(0, "", answer)
 
 
 def _cannot_observe(message: Inbound, command: Command) -> StoreError | None:
-    """The error if KEYNOTIFY cannot be carried out; None if it can."""
+    """Return an error if KEYNOTIFY cannot be executed; otherwise None."""
     if not topic_fits(message.client_id, command.key):
         return StoreError.TOPIC_TOO_LONG
     if not command.stop and not message.connected:
-        # The will of a client that is gone: an observation would end with a connection that has ended.
+        # A will: the connection with which an observation would end has already ended.
         return StoreError.NOT_CONNECTED
     return None

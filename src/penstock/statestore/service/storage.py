@@ -1,11 +1,11 @@
-"""The keys of the state store on disk: one LMDB environment behind a log, one writer, every value checksummed.
+"""Storage of the keys: one LMDB environment with a write-ahead log, one writer, a checksum for every value.
 
-The databases inside it: ``keys`` (digest of the key -> record), ``meta`` (``schema``, ``clock``, ``steady``, ``lag``
-and ``floor``), ``quarantine`` (values with a wrong checksum, kept for inspection), ``fences`` (digest of the prefix ->
-its floor) and ``changes`` (version -> change: the log that change capture drains and resuming observers read). A commit
-is all of it or nothing, so a change is in the log of changes if and only if it is in the keys.
+Databases: ``keys`` (digest of the key -> record), ``meta`` (``schema``, ``clock``, ``steady``, ``lag`` and ``floor``),
+``quarantine`` (values with a wrong checksum, for inspection), ``fences`` (digest of the prefix -> floor) and
+``changes`` (version -> change: the log for change capture and resumed observations). A commit is atomic, so a change is
+in the log of changes if and only if it is in the keys.
 
-What a commit promises depends on the durability: ``durable`` = fsynced, in the write-ahead log of
+The guarantee of a commit depends on the durability: ``durable`` = fsynced, in the write-ahead log of
 :mod:`penstock.runtime.io.wal`; ``flushed`` and ``memory`` = a transaction of LMDB, written to the page cache, fsynced
 when the kernel decides and on :meth:`Storage.close`.
 """
@@ -52,18 +52,18 @@ from penstock.statestore.service.rows import (
 __all__ = ["NODE", "SCHEMA", "Storage", "StoredState"]
 
 SCHEMA: Final = 3
-"""Layout of the databases; a newer one is refused. From 2 on there may be commits in a log next to them, from 3 on
-records may have an owner."""
+"""Version of the layout; newer versions are refused. Since 2 there may be a write-ahead log; since 3 records may have
+an owner."""
 
 PAGE_BYTES: Final = 4 << 20
-"""Bytes of the log of changes that are read at once; nothing is written meanwhile."""
+"""Number of bytes of the log of changes that are read at once, which blocks writes."""
 
 _LAG: Final = Struct(">qI")  # ms, crc32 of them
 _STEADY: Final = Struct(">qI")  # offset of the steady clock, crc32 of boot id and offset; the boot id follows
 
 
 class StoredState(NamedTuple):
-    """State found on start. ``quarantined`` are the digests (hex) of values with a wrong checksum.
+    """State found at the start. ``quarantined`` are the digests (hex) of values with a wrong checksum.
 
     The log of changes is complete after the version ``floor`` (None: there is no log). ``steady`` is the boot id and
     the offset in ms of the last :meth:`Storage.note_steady`, ``lag`` that of the last :meth:`Storage.note_lag`.
@@ -82,7 +82,7 @@ class StoredState(NamedTuple):
 class Storage:
     """The LMDB environment in the directory ``path``, created if it does not exist.
 
-    ``environment``: the one to use instead, with the same tables and schema; the simulator has its own.
+    ``environment``: an environment to use instead, with the same tables and schema, for the simulator.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class Storage:
             LmdbEnvironment(
                 path,
                 "state store",
-                "store that is open",
+                "open store",
                 TABLES,
                 schema=SCHEMA,
                 durability=durability,
@@ -109,10 +109,10 @@ class Storage:
         self._lag: int | None = None
 
     def open(self) -> StoredState:
-        """Open, check the schema and load everything but the log of changes, which is checked.
+        """Open, check the schema, load everything except the log of changes, and check that.
 
         Raises:
-            StorageError: already open in this process, written by a newer version, or not readable as a whole.
+            StorageError: already open in this process, written by a newer version, or unreadable.
         """
         with _without_collections():
             return self._environment.open(self._load)
@@ -120,13 +120,13 @@ class Storage:
     def commit(
         self, changes: Sequence[Change], *, log: bool = False, clock: Hlc | None = None, floor: Hlc | None = None
     ) -> None:
-        """Write ``changes``, given in the order of their versions, as one transaction.
+        """Write ``changes``, in the order of their versions, as one transaction.
 
-        ``log``: into the log of changes too; ``floor``: drop it up to there. ``clock``: the greatest version given,
-        default that of the last change.
+        ``log``: also write the log of changes; ``floor``: drop the log up to this version. ``clock``: the greatest
+        assigned version, by default that of the last change.
 
         Raises:
-            StorageError: nothing is known to be on disk.
+            StorageError: the transaction may be lost.
         """
         if not changes and clock is None:
             return
@@ -144,7 +144,7 @@ class Storage:
             self._lag = None
 
     def when_failed(self, tell: Callable[[StorageError], None]) -> None:
-        """Call ``tell``, in another thread, after a failure of the write-back to LMDB."""
+        """Call ``tell``, in another thread, after a failed write-back to LMDB."""
         self._environment.on_failure = tell
 
     def reusable_bytes(self) -> int:
@@ -159,15 +159,15 @@ class Storage:
         """Drop the changes up to the version ``floor`` from the log.
 
         Raises:
-            StorageError: as :meth:`commit`.
+            StorageError: see :meth:`commit`.
         """
         self._environment.commit(drop_changes(floor), "trimming the log of changes")
 
     def log_after(self, version: Hlc) -> LogTail:
-        """Measure the part of the log after ``version``; from any thread, as :meth:`changes_after`.
+        """Measure the part of the log after ``version``. Thread-safe, like :meth:`changes_after`.
 
         Raises:
-            StorageError: it cannot be read.
+            StorageError: the log is not readable.
         """
         return self._environment.read(lambda transaction: self._tail(transaction, version))
 
@@ -209,14 +209,14 @@ class Storage:
         return cursor.iternext() if cursor.set_range(version_key(version) + b"\0") else iter(())
 
     def end_log(self) -> None:
-        """Drop the log: nothing is written to it any more, so it would have a gap."""
+        """Drop the log, which is no longer written and would have a gap."""
         self._environment.commit(delete_log(), "dropping the log of changes")
 
     def note_steady(self, boot_id: str, offset_ms: int) -> None:
-        """Store the offset of the clock of the expiry instants, which is valid for this boot of the machine."""
+        """Store the offset of the clock of expiry times, which is valid until the machine is rebooted."""
         name = boot_id.encode()
         stored = _STEADY.pack(offset_ms, crc32(b"%d:%b" % (offset_ms, name))) + name
-        self._environment.commit([(PUT, META, b"steady", stored)], "keeping the clock")
+        self._environment.commit([(PUT, META, b"steady", stored)], "storing the clock")
 
     def replace(
         self,
@@ -227,10 +227,10 @@ class Storage:
         clock: Hlc,
         floor: Hlc | None,
     ) -> None:
-        """Replace the stored ones of the same key, prefix or (old) version, in one transaction.
+        """Replace stored records, fences and changes with the same key, prefix or old version, in one transaction.
 
         Raises:
-            StorageError: as :meth:`commit`.
+            StorageError: see :meth:`commit`.
         """
         operations = [put_record(record) for record in records]
         operations += [put_fence(prefix, token) for prefix, token in fences]
@@ -243,11 +243,11 @@ class Storage:
         self._environment.commit(operations, "renumbering versions")
 
     def note_lag(self, lag_ms: int) -> None:
-        """Store, with the next commit, how far the clock of the expiry instants is ahead of the wall clock."""
+        """Store the lead of the clock of expiry times over the wall clock, with the next commit."""
         self._lag = lag_ms
 
     def close(self) -> None:
-        """Make everything durable and close; may be called twice."""
+        """Make all commits durable and close. Idempotent."""
         self._environment.close()
 
     def _load(self, transaction: lmdb.Transaction[bytes]) -> StoredState:
@@ -270,8 +270,8 @@ class Storage:
                 raise StorageError(
                     f"state store {self.path}: prefix fence {digest.hex()} is damaged",
                     path=str(self.path),
-                    why="without it a writer that was fenced off could write again",
-                    do="restore the directory from a copy",
+                    why="without it, a fenced writer could write again",
+                    do="restore the directory from a backup",
                 )
             fences.append((record.key, record.version))
         clock = decode_clock(transaction.get(b"clock", db=self._tables["meta"]))
@@ -280,7 +280,7 @@ class Storage:
         for position, stored in transaction.cursor(db=self._tables["changes"]):
             if decode_change(stored, NODE) is None:
                 damaged.append((position, stored))
-                floor = version_at(position)  # what resumes from before it would miss it
+                floor = version_at(position)  # an observation that resumes from an earlier version would miss it
         for position, stored in damaged:
             transaction.put(position, stored, db=self._tables["quarantine"])
             transaction.delete(position, db=self._tables["changes"])
@@ -292,7 +292,7 @@ class Storage:
 
 @contextmanager
 def _without_collections() -> Iterator[None]:
-    """Disable garbage collection: among millions of new objects that all stay it doubles the time."""
+    """Disable garbage collection: with millions of new permanent objects, it doubles the time."""
     enabled = gc.isenabled()
     gc.disable()
     try:

@@ -1,12 +1,12 @@
-"""The path of the store's changes to the disk, and the answers and notifications that wait for their commit.
+"""Writes the store's changes to disk, and releases the answers and notifications that wait for their commit.
 
-The service carries out a request in memory and passes its changes to the writer. Every change that an answer waits for
-belongs to a numbered commit of the :mod:`~penstock.runtime.io.commit_queue`, which takes all changes until it begins as
-one list. An answer leaves after the commit of what it shows, and never before an earlier answer to the same client:
-while one of them waits, those after it wait at least for the same commit.
+The service executes a request in memory and passes its changes to the writer. Every change that an answer waits for
+belongs to a numbered commit of the :mod:`~penstock.runtime.io.commit_queue`, which collects changes until it starts. An
+answer is sent after the commit of the changes that it shows, and never before an earlier answer to the same client: if
+an answer waits, later ones wait for the same commit or a later one.
 
-With durability ``memory`` answers do not wait. Changes collect for a moment, so that a key that is set a thousand times
-is written once; only a disk that does not keep up makes answers wait.
+With durability ``memory`` answers do not wait. Changes are collected for a short time, so that a key that is set a
+thousand times is written once; answers wait only if the disk is too slow.
 """
 
 from __future__ import annotations
@@ -26,39 +26,39 @@ from penstock.statestore.service.storage import Storage
 __all__ = ["ChangeWriter"]
 
 _WRITE_BEHIND_S: Final = 1.0
-"""Longest age of a change that is written behind; as long as those of MQTT sessions."""
+"""Maximum age of a write-behind change, as for MQTT sessions."""
 
 _MAX_WRITE_BEHIND: Final = 50_000
-"""Written-behind changes that may wait for the disk; beyond it answers wait too, so that a disk slower than the clients
-slows them down instead of filling the memory."""
+"""Maximum number of write-behind changes that wait for the disk; then answers wait, too, so that a slow disk slows down
+clients instead of filling the memory."""
 
 _INLINE_BYTES: Final = 64 << 10
-"""Values of a commit in the loop; a larger one takes the disk longer than passing it to the thread."""
+"""Maximum bytes of values for a commit in the loop; for larger commits the thread switch is cheaper than the write."""
 
 _NO_CLOCK: Final = Hlc(0, 0, "")
 
 
 class _Commit:
-    """One commit, filled until it begins."""
+    """One commit, to which changes are added until it starts."""
 
     __slots__ = ("behind", "changes", "clock", "floor", "number")
 
     def __init__(self, number: int) -> None:
         self.number = number
         self.changes: list[Change] = []
-        """In the order of their versions; the first ``behind`` of them were written behind."""
+        """Changes in the order of their versions; the first ``behind`` of them are write-behind changes."""
         self.behind = 0
         self.clock = _NO_CLOCK
-        """The greatest version that was given when it began."""
+        """The greatest assigned version when it started."""
         self.floor: Hlc | None = None
-        """The log of changes is dropped up to this version."""
+        """Version up to which the log of changes is dropped."""
 
 
 class ChangeWriter(CommitClient[_Commit]):
-    """Commits changes, passed in the order of their versions. Call everything in the loop's thread.
+    """Commits changes, passed in the order of their versions. Not thread-safe: use it in the loop's thread.
 
-    ``logs``: every change goes into the log of changes too; ``on_logged`` gets them after their commit. ``clock``
-    returns the greatest version that was given. ``responses`` sends the answers that waited for a commit.
+    ``logs``: changes are also written to the log of changes; ``on_logged`` receives them after their commit. ``clock``
+    returns the greatest assigned version. ``responses`` sends the answers that waited for a commit.
     """
 
     def __init__(
@@ -86,23 +86,23 @@ class ChangeWriter(CommitClient[_Commit]):
         self.queue: CommitQueue[_Commit] = CommitQueue("statestore", self)
         self._next = _Commit(1)
         self._behind: dict[bytes | Hlc, Change] = {}
-        """Changes to be written behind: by key, so that of many changes the last is written; by version those that
-        are more than the state of their key: entries of the log, and floors of prefixes."""
+        """Write-behind changes: by key if only the last one of a key must be written; by version if all must be:
+        entries of the log, and floors of prefixes."""
         self._behind_running = 0
         self._stored_clock = _NO_CLOCK
         self._trim_to: Hlc | None = None
         self._last_change = 0
-        """The last commit that a change waits for."""
+        """The last commit with a change."""
         self._uncommitted: dict[bytes, int] = {}
-        """The commit that a key has to wait for before it may be shown."""
+        """Uncommitted keys, and the commit after which their values may be sent."""
         self._last_answer: dict[str, int] = {}
-        """The commit that the last waiting answer to a client waits for."""
+        """The commit for which the last answer to each client waits."""
         self.waiting = 0
-        """Answers that wait for a commit."""
+        """Number of answers that wait for a commit."""
 
     @property
     def failure(self) -> StorageError | None:
-        """The reason if nothing can be written any more."""
+        """The error of a failed commit, after which nothing is written."""
         return self.queue.failure
 
     @property
@@ -111,14 +111,14 @@ class ChangeWriter(CommitClient[_Commit]):
         return self.queue.stalled
 
     def start(self, recovered: Sequence[Record]) -> None:
-        """Accept changes; ``recovered`` is what is on disk."""
+        """Start to accept changes; ``recovered`` are the stored records."""
         if self._selects:
             self._on_disk.update(record.key for record in recovered)
         self.queue.start()
         self._storage.when_failed(self.queue.fail_soon)
 
     async def close(self) -> None:
-        """Commit what was submitted, call what waits for it, stop; nothing before :meth:`start`."""
+        """Commit submitted changes, send their answers, and stop. Does nothing before :meth:`start`."""
         if not self.queue.is_started:
             return
         has_news = self._memory and (bool(self._behind) or self._clock() > self._stored_clock)
@@ -129,19 +129,19 @@ class ChangeWriter(CommitClient[_Commit]):
     # Changes
 
     def submit(self, changes: list[Change], *, asked: bool = False) -> int:
-        """Take ``changes``; returns the commit that their answer waits for, 0 = none.
+        """Submit ``changes``; return the commit for which their answer waits, 0 = none.
 
-        ``asked``: the request asks for the keys that it sets to be stored.
+        ``asked``: the request requires that its keys are stored.
         """
         queue = self.queue
         if queue.failure is not None:
-            # Only keys that expire get here: they are gone for readers, and the next start removes them for good.
+            # Only expiries get here: the keys are invisible to readers, and the next start removes them from disk.
             return 0
         uncommitted = self._uncommitted
         if self._memory:
             if self._selects:
                 changes = self._selected(changes, asked=asked)
-            # While something waits, no later change may be shown before it.
+            # While a change waits, no later change may become visible before it.
             if not uncommitted and len(self._behind) + self._behind_running < _MAX_WRITE_BEHIND:
                 self._write_behind(changes)
                 return 0
@@ -152,15 +152,15 @@ class ChangeWriter(CommitClient[_Commit]):
         return number
 
     def waits_for(self, key: bytes) -> int:
-        """The commit that ``key`` has to wait for; 0: it may be shown."""
+        """Return the commit for which an answer with ``key`` waits; 0: none."""
         return self._uncommitted.get(key, 0) if self._uncommitted else 0
 
     def waits_for_any(self) -> int:
-        """The last commit that any key waits for; 0: all may be shown."""
+        """Return the last commit for which an answer with any key waits; 0: none."""
         return self._last_change if self._uncommitted else 0
 
     def note_lag(self, lag_ms: int) -> None:
-        """Store how far the clock of the expiry instants is ahead of the wall clock, in a commit of its own."""
+        """Store the lead of the clock of expiry times over the wall clock, in a separate commit."""
         self._storage.note_lag(lag_ms)
         if self.failure is None:
             self.queue.request()
@@ -169,42 +169,42 @@ class ChangeWriter(CommitClient[_Commit]):
         """Drop the log up to ``floor`` with the next commit."""
         self._trim_to = floor
 
-    # What waits
+    # Waiting answers
 
     def answer_waits_for(self, client_id: str, number: int) -> int:
-        """The commit that an answer to ``client_id`` waits for which itself needs ``number`` (0 = none)."""
+        """Return the commit for which an answer to ``client_id`` waits if it needs ``number`` (0 = none)."""
         if self._last_answer and (last := self._last_answer.get(client_id, 0)) > number:
             return last
         return number
 
     def add_answer(self, number: int, client_id: str, answer: CommitWaiter) -> None:
-        """Have ``answer`` wait for the commit ``number``, as :meth:`answer_waits_for` returned it.
+        """Add ``answer`` to the commit ``number`` that :meth:`answer_waits_for` returned.
 
-        It calls :meth:`answer_leaves` first when the commit has ended.
+        After the commit, the answer must call :meth:`answer_leaves` first.
         """
         self._last_answer[client_id] = number
         self.waiting += 1
         self.queue.wait(number, answer)
 
     def answer_leaves(self, number: int, client_id: str) -> None:
-        """An answer that waited for the commit ``number`` is about to be sent."""
+        """Count an answer that waited for the commit ``number`` as sent."""
         self.waiting -= 1
         if self._last_answer.get(client_id, 0) == number:
             del self._last_answer[client_id]
 
     def add_notifications(self, number: int, notifications: CommitWaiter) -> None:
-        """Have ``notifications`` wait for the commit ``number``; no answer waits behind them."""
+        """Add ``notifications`` to the commit ``number``; answers need not wait for them."""
         self.queue.wait(number, notifications)
 
     # Commits
 
     def begin_commit(self) -> _Commit:
-        """Take the changes, those written behind first [CommitClient]."""
+        """Take the changes of a commit, write-behind changes first [CommitClient]."""
         commit, self._next = self._next, _Commit(self.queue.number)
         if self._behind:
             commit.behind = len(self._behind)
             self._behind_running += commit.behind
-            # While a change waits in a commit none is written behind: these are the older ones.
+            # While a commit waits, no change is added to the write-behind changes, so these are older.
             commit.changes = [*self._behind.values(), *commit.changes]
             self._behind.clear()
         commit.clock = self._clock()
@@ -212,7 +212,7 @@ class ChangeWriter(CommitClient[_Commit]):
         return commit
 
     def is_small_commit(self, commit: _Commit) -> bool:
-        """Whether its values are few bytes, and somebody waits for it [CommitClient]."""
+        """Return True if its values are small and a client waits for it [CommitClient]."""
         if self._memory:
             return False
         size = 0
@@ -222,15 +222,15 @@ class ChangeWriter(CommitClient[_Commit]):
         return size <= _INLINE_BYTES and not self._storage.may_wait()
 
     def write_commit(self, commit: _Commit) -> None:
-        """In one transaction [CommitClient]."""
+        """Write the changes in one transaction [CommitClient]."""
         self._storage.commit(commit.changes, log=self._logs, clock=commit.clock, floor=commit.floor)
 
     def end_commit(self, commit: _Commit, failure: StorageError | None) -> None:
-        """Show the values of the keys that wait for no later commit [CommitClient]."""
+        """Make the values of keys visible that wait for no later commit [CommitClient]."""
         self._responses.begin_answers()
         self._behind_running -= commit.behind
         if failure is not None:
-            return  # the keys stay uncommitted for ever: the values in memory must never be shown
+            return  # the keys stay uncommitted, since their values in memory must not be sent
         self._stored_clock = commit.clock
         uncommitted = self._uncommitted
         if not self._next.changes and not self.queue.running:
@@ -243,14 +243,14 @@ class ChangeWriter(CommitClient[_Commit]):
             self._on_logged(commit.changes)
 
     def commits_failed(self, failure: StorageError) -> None:
-        """Pass it on [CommitClient]."""
+        """Report the failure [CommitClient]."""
         self._on_failure(failure)
 
     def send_answers(self) -> None:
-        """Send the answers of a commit at once [CommitClient]."""
+        """Send the answers of a commit together [CommitClient]."""
         self._responses.end_answers()
 
-    # Written behind
+    # Write-behind
 
     def _write_behind(self, changes: list[Change]) -> None:
         behind = self._behind
@@ -263,7 +263,7 @@ class ChangeWriter(CommitClient[_Commit]):
         self.queue.request_within(_WRITE_BEHIND_S)
 
     def _selected(self, changes: list[Change], *, asked: bool) -> list[Change]:
-        """The changes that concern the disk; all of them where there is a log, marked where they are not to be kept."""
+        """Return the changes to store; with a log, all of them, where keys that are not stored are marked."""
         persistence = self._persistence
         concerns: list[Change] = []
         custom = persistence.mode is PersistenceMode.CUSTOM
@@ -275,7 +275,7 @@ class ChangeWriter(CommitClient[_Commit]):
                 continue
             change.kept = False
             if key in self._on_disk:
-                # A value that is not kept must not let an older one come back after a restart.
+                # If the new value is not stored, an older one must not reappear after a restart.
                 self._on_disk.discard(key)
                 concerns.append(change)
             elif self._logs or change.floor is not None:

@@ -408,7 +408,7 @@ def _set_by_time(admin: BrokerAdmin, params: Params) -> list[Answer]:
     time_ms = params.time_ms("recordTime")
     rows = []
     for group in params.items("groupName") or [params.required("groupName")]:
-        # Without a topic: those that the group has consumed, not every topic of the broker.
+        # Without a topic: topics that the group has consumed, not all topics of the broker.
         known = {key[1] for key, _ in admin.engine.offsets.items() if key[0] == group}
         for name in params.items("topicName") or sorted(known):
             topic = admin.topic(name)

@@ -474,7 +474,7 @@ def forbid(engine: MasterEngine, params: Params, now: int) -> SettingChange:
 
 
 def withdraw(engine: MasterEngine, params: Params, now: int) -> SettingChange:
-    """Remove groups from the list of those that may, or may not, consume topics."""
+    """Remove groups from the list of groups that may, or may not, consume topics."""
     return delete_consume(engine, params, now)
 
 

@@ -337,7 +337,7 @@ class TubeBroker:
         """Store messages (data, flag, type) in order; the first one that is rejected ends the run.
 
         After their commit ``done`` gets how many messages were stored, and the error that stopped the others. After an
-        error of the log itself it gets 0, and it is unknown what was stored. It never runs before this returns.
+        error of the log itself it gets 0, and the stored part is unknown. It never runs before this returns.
         """
         assert self._loop is not None, "start() comes first"
         stored = 0

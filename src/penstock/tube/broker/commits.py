@@ -54,7 +54,7 @@ class _Response(NamedTuple):
 
 
 class _PendingCommit:
-    """One commit: the work for the disk, and what follows it."""
+    """One commit: writes to disk, and callbacks after it."""
 
     __slots__ = ("commit", "decided", "responses")
 
@@ -184,12 +184,12 @@ class Commits(CommitClient[_PendingCommit]):
         await future
 
     def schedule(self) -> None:
-        """Commit what was changed, at the end of this loop turn or of the running commit."""
+        """Commit the changes, at the end of this loop turn or of the running commit."""
         if not self._closed:
             self.queue.request()
 
     def changed(self) -> None:
-        """A turn ended: commit what it changed, when those that wait for it need it."""
+        """Commit the changes of a loop turn if requests wait for them."""
         engine = self._engine
         dirty = engine.dirty_stores
         if engine.offsets.founded:
@@ -218,7 +218,7 @@ class Commits(CommitClient[_PendingCommit]):
             connection.on_turn_end()
 
     async def close(self) -> None:
-        """Commit what is scheduled, with what producers have sent; later changes are refused."""
+        """Commit scheduled changes and received messages; later changes are refused."""
         if self._engine.produce.producers.changed and self.failure is None:
             self.snapshot_due = True
         if self._offsets is not None:
@@ -239,7 +239,7 @@ class Commits(CommitClient[_PendingCommit]):
             self.schedule()
 
     def _show_immediate(self) -> None:
-        """Show what is readable at once, at the end of a turn."""
+        """Make messages readable that need no commit, at the end of a loop turn."""
         self._shown = False
         if not self._closed:
             self._show([store for store in self._engine.dirty_stores if store.immediate])
@@ -282,7 +282,7 @@ class Commits(CommitClient[_PendingCommit]):
         return pending.only_appends_little() and not (pending.commit.offsets and self._disk.meta.may_wait())
 
     def _show(self, stores: Sequence[LogStore]) -> None:
-        """Show readers what is new in ``stores``, and send the responses to fetches that waited for it."""
+        """Make new messages in ``stores`` readable, and respond to waiting fetches."""
         self._engine.readable(stores, self._clock())
         touched: dict[ServerConnection, None] = {}
         self._collect_ready(touched)
@@ -311,7 +311,7 @@ class Commits(CommitClient[_PendingCommit]):
             publishing.lost.clear()
 
     def end_commit(self, pending: _PendingCommit, failure: StorageError | None) -> None:
-        """Show readers what is committed now, and send the responses [CommitClient]."""
+        """Make committed messages readable, and send the responses [CommitClient]."""
         engine, commit = self._engine, pending.commit
         now = self._clock()
         if failure is None:

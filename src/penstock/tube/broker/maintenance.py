@@ -47,8 +47,8 @@ __all__ = ["DurabilityOf", "Maintenance", "Opened", "newest", "open_logs"]
 _log = logging.getLogger("penstock.tube.broker.broker")
 
 UNDECIDED = (
-    "start the query or the missing broker again, or penstock tube staged settle QUERY; if a broker is lost for"
-    " good, penstock tube staged delete QUERY --force"
+    "start the query or the missing broker again, or penstock tube staged resolve QUERY; if a broker is lost"
+    " permanently, penstock tube staged delete QUERY --force"
 )
 
 
@@ -205,7 +205,7 @@ class Maintenance:
         producers.changed.clear()
 
     def take_staged(self, commit: StorageCommit) -> list[Publication]:
-        """Pass staged rows and decisions to ``commit``; returns the decisions to carry out after it."""
+        """Pass staged rows and decisions to ``commit``; returns the decisions to apply after it."""
         transactions = self._engine.transactions
         staging = transactions.staging
         assert staging is not None, "a broker has one"

@@ -177,7 +177,7 @@ class MasterCommands:
         return int(engine.checks.read_stopped), int(engine.checks.write_stopped), None
 
     def apply(self, update: MasterUpdate) -> None:
-        """Apply ``update``; what must outlive a restart is part of the next commit."""
+        """Apply ``update``; durable parts are written with the next commit."""
         engine = self._engine
         engine.checks.read_stopped = update.stop_read
         engine.checks.write_stopped = update.stop_write

@@ -228,7 +228,7 @@ class ApacheRangeReader(DirectConsumer, BrokerReader):
         ``start``). Data that expired are then noticed after the last batch; without it they are not.
 
         Raises:
-            DataLossError: part of the range is gone, or a message does not match its checksum.
+            DataLossError: part of the range was deleted, or a message does not match its checksum.
             UnavailableError: no answer in time.
             RefusedError: the broker refuses.
         """

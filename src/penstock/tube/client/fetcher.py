@@ -205,7 +205,7 @@ class FetchSettings:
     want_offsets: bool
     auto_confirm: bool
     apply_s: float
-    """An order of the master is reported as carried out after this time at the latest, so that heartbeats continue."""
+    """An order of the master is reported as executed after this time at the latest, so that heartbeats continue."""
     start_offset: Callable[[Partition], int | None]
     own_offsets: bool
     """Use ``start_offset`` also after a lost connection, instead of the broker's stored offset."""

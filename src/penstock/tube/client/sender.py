@@ -238,7 +238,7 @@ class Sender:
             queue.requests = settings.window
 
     def _send_ready(self, queue: PartitionQueue[PendingRecord]) -> None:
-        """Send what may go now."""
+        """Send the requests that may be sent now."""
         queue.scheduled = False
         broker_id = queue.target.broker.id
         connection = self._ready.get(broker_id)

@@ -19,7 +19,7 @@ M = TypeVar("M", bound=Message)
 
 
 MAX_ITEMS = 20_000
-"""Most items of a repeated text field: no peer has so many partitions, and each item costs time."""
+"""Most items of a repeated text field: no peer has this many partitions, and each item costs time."""
 
 
 class _Text(NamedTuple):

@@ -266,7 +266,7 @@ class LogReads(LogStore):
             read.add(base, _ordinals(part, warm), in_memory)
 
     def _fetch(self, segment: Segment, wanted: array[int], read: StoredMessages) -> None:
-        """Append the messages of these ordinals to ``read``, from disk, and report those that are damaged."""
+        """Append the messages of these ordinals to ``read``, from disk, and report damaged ones."""
         messages, damaged = segment.fetch(self._files, wanted)
         if damaged:
             self._note_damage(segment, wanted, messages, read)

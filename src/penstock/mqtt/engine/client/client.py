@@ -221,7 +221,7 @@ class ClientEngine:
     def publish(self, publish: Publish, token: object, now: int, *, since: int | None = None) -> None:
         """Send a QoS 1 or 2 message as soon as connection and Receive Maximum allow; the answer comes with ``token``.
 
-        Its message expiry runs from ``since`` (default: now): it leaves with what is left, or is given up.
+        Its message expiry runs from ``since`` (default: now): it is sent with the remaining interval, or given up.
         """
         self._outgoing.publish(publish, token, now, now if since is None else since)
 
@@ -257,7 +257,7 @@ class ClientEngine:
                 why="the client is not connected, or has no method of enhanced authentication",
             )
         if self._reauthentication is not None:
-            raise LocalProtocolError("mqtt: an authentication is under way")
+            raise LocalProtocolError("mqtt: an authentication is in progress")
         self._reauthentication = token
         self._send_auth(ReasonCode.REAUTHENTICATE, self._authentication.start(), now)
 
@@ -269,7 +269,7 @@ class ClientEngine:
             return self._outgoing.next_expiry or None
         if not self._keep_alive_ms:
             return None
-        # Also when only the server is silent: who sends QoS 0 alone would never find out that it is gone.
+        # Also when only the server is silent: a client that only sends QoS 0 would never notice the lost connection.
         silent_since = min(self._outbox.last_sent, self._last_received)
         return self._ping_sent + PING_GRACE_MS if self._ping_sent else silent_since + self._keep_alive_ms
 

@@ -113,7 +113,7 @@ class Incoming:
             receipt.code = code
             self._acknowledge_settled(now)
         elif publish.qos == 2 and self._exactly_once.get(packet_id) is publish:
-            # Settled between two connections: when the server sends it again, it gets its PUBREC and nobody else it.
+            # Settled between two connections: if the server sends it again, it gets PUBREC and is not delivered again.
             if code < 0x80:
                 self._exactly_once[packet_id] = None
             else:

@@ -168,7 +168,7 @@ class BrokerConnection(ConnectionState):
                     return
         except RemoteProtocolError as e:
             self._fail(e, now)
-        decoder.discard()  # what follows DISCONNECT
+        decoder.discard()  # bytes after DISCONNECT
 
     def lost(self, now: int) -> None:
         """Handle the end of the network connection; call it once."""
@@ -183,7 +183,7 @@ class BrokerConnection(ConnectionState):
         for exchange in (self._handshake, self._reauthentication):
             if exchange is not None:
                 exchange.withdraw()
-        self._handshake = self._reauthentication = None  # and with the handshake CONNECT and what came after it
+        self._handshake = self._reauthentication = None  # and with the handshake the CONNECT and later packets
 
     # Packets
 

@@ -198,7 +198,7 @@ class Reauthentication(_Exchange):
 
 
 def _auth(reason_code: int, method: str, data: bytes | None) -> Auth:
-    """An AUTH of ours: it always names the method [MQTT-4.12.0-5]."""
+    """An AUTH of the broker: it always has the method [MQTT-4.12.0-5]."""
     return Auth(int(reason_code), Properties(authentication_method=method, authentication_data=data))
 
 
@@ -321,7 +321,7 @@ def _limit_properties(limits: BrokerLimits) -> Properties:
 def _capabilities(
     limits: BrokerLimits, handshake: Handshake, session: Session, keep_alive_s: int, granted: Granted | None
 ) -> Properties:
-    """Return the properties of CONNACK: those that differ from the protocol's defaults."""
+    """Return the properties of CONNACK that differ from the protocol's defaults."""
     asked = handshake.packet.properties
     answer = _limit_properties(limits)
     if handshake.assigned:

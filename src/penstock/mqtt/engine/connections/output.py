@@ -334,7 +334,7 @@ class PacketWriter(SessionConnection):
         if code == 0 or self.version != 5:
             self._send_short(0x40020000 | packet_id)
         elif code == _NO_SUBSCRIBERS and not reason_string and self.maximum_out >= 5:
-            # The answer to every message that nobody wants.
+            # The answer to every message without a subscriber.
             head: int = 0x40030000 | packet_id
             write_i32_be(self.out, head)
             self.out.append(_NO_SUBSCRIBERS)
@@ -353,7 +353,7 @@ class PacketWriter(SessionConnection):
             self.send(PubRec(packet_id, code, self.explained(reason_string or PUBLISH_REASONS.get(code, ""))))
 
     def pubrel(self, packet_id: int, code: int = 0) -> None:
-        """Release a QoS 2 message of ours."""
+        """Release a QoS 2 message of the broker."""
         if code == 0 or self.version != 5:
             self._send_short(0x62020000 | packet_id)
         else:
@@ -400,7 +400,7 @@ class Outbound:
         self.reading: PacketWriter | None = None
         """The connection whose input is being handled: :meth:`end_read` sends its output."""
         self.collects = False
-        """Whether somebody will ask for a flush in this turn: :attr:`wake` is not called."""
+        """Whether a flush in this turn is certain: :attr:`wake` is not called."""
 
     @property
     def has_output(self) -> bool:

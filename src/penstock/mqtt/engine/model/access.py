@@ -50,8 +50,8 @@ class Action(StrEnum):
     HIGH_PRIORITY = "high_priority"
     """Exempt messages with the user property ``$high_priority`` from rate and queue limits."""
     OBSERVE_REQUESTS = "observe_requests"
-    """Be sent, by its subscriptions, what the node and another client say to each other: requests to an exclusive
-    service, answers, notifications; ``topic`` is a name. Where nobody decides about access nobody may."""
+    """Receive, by subscriptions, messages between the node and another client: requests to an exclusive service,
+    answers, notifications; ``topic`` is a name. Not permitted without access control."""
 
 
 class Principal(Protocol):
@@ -59,7 +59,7 @@ class Principal(Protocol):
 
     @property
     def name(self) -> str:
-        """Unique among those that may connect; the same after a restart."""
+        """Unique among all principals; does not change on restarts."""
         ...
 
 
@@ -228,7 +228,7 @@ class Rights:
         """Topic -> six bits that say which of QoS x RETAIN were asked, and above them six with the answers."""
 
     def may_publish(self, topic: str, qos: int, *, retain: bool) -> bool:
-        """Whether the session's client may publish so."""
+        """Return True if the client may publish with this topic, QoS and RETAIN."""
         bit = 1 << (qos << 1 | retain)
         bits = self._publish.get(topic, 0)
         if bits & bit:
@@ -241,21 +241,21 @@ class Rights:
         return allowed
 
     def may_subscribe(self, topic_filter: str, qos: int) -> bool:
-        """Whether the client may subscribe so; not remembered."""
+        """Return True if the client may subscribe; not cached."""
         return self._access.allowed(self.principal, Action.SUBSCRIBE, topic_filter, qos, retain=False)
 
     def may_receive(self, topic: str) -> bool:
-        """Whether messages of the topic may go to the client; not remembered here: routes and queues are."""
+        """Return True if the client may receive messages of the topic; not cached here, but in routes and queues."""
         return self._access.allowed(self.principal, Action.RECEIVE, topic, 0, retain=False)
 
     def may_use_high_priority(self, topic: str) -> bool:
-        """Whether ``$high_priority`` counts; not remembered."""
+        """Return True if the client may use ``$high_priority``; not cached."""
         return self._access.allowed(self.principal, Action.HIGH_PRIORITY, topic, 0, retain=False)
 
     def may_observe_requests(self, topic: str) -> bool:
-        """Whether the client may have what the node and others say to each other; not remembered."""
+        """Return True if the client may observe messages between the node and other clients; not cached."""
         return self._access.allowed(self.principal, Action.OBSERVE_REQUESTS, topic, 0, retain=False)
 
     def forget(self) -> None:
-        """The policies changed."""
+        """Clear the cached decisions after a change of policies."""
         self._publish.clear()

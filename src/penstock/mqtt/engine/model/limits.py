@@ -44,7 +44,7 @@ class QueueOverflowPolicy(StrEnum):
     DROP_OLDEST = "drop_oldest"
     """The oldest queued message is dropped."""
     REFUSE = "refuse"
-    """The publisher is answered 0x97, and nobody gets the message. QoS 0 is dropped."""
+    """The publisher is answered 0x97, and the message is not delivered. QoS 0 is dropped."""
     DISCONNECT = "disconnect"
     """The slow client is disconnected (0x97); its session keeps the queued messages until it expires."""
 

@@ -1,7 +1,7 @@
 """Deadlines of many owners with one entry each, so that a shell needs one timer.
 
 An owner keeps its entry while its real deadline moves on (keep alive moves with every packet): when the entry is due
-the owner looks again and arms itself anew. Entries of owners that are gone are swept once they are the larger half.
+the owner looks again and arms itself anew. Entries of ended owners are removed once they are the larger half.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Tree of topic filters: finds those that match a topic, in time that grows with its levels and not with the filters.
+"""Tree of topic filters: finds matches for a topic, in time that grows with its levels and not with the filters.
 
 Source: MQTT 5.0 section 4.7.
 """
@@ -13,7 +13,7 @@ V = TypeVar("V")
 
 
 class _Node(Generic[V]):
-    """One level of the tree. ``here`` has the filters that end at it, ``below`` those that continue with ``#``."""
+    """One level of the tree. ``here``: filters that end at this level; ``below``: filters that continue with ``#``."""
 
     __slots__ = ("below", "children", "here")
 

@@ -1,4 +1,4 @@
-"""Subscriptions of a session: subscribe, unsubscribe, remove those that its rights no longer cover.
+"""Subscriptions of a session: subscribe, unsubscribe, remove subscriptions without permission.
 
 Source: MQTT 5.0 sections 3.8 to 3.11.
 """

@@ -77,7 +77,7 @@ class PendingRead(NamedTuple):
 
 
 class ReadAhead:
-    """Prepared reads, and those that are ``due``. Stored messages never change, so no result becomes stale."""
+    """Prepared reads, and reads that are ``due``. Stored messages never change, so no result becomes stale."""
 
     def __init__(self) -> None:
         self.due: deque[PendingRead] = deque()
@@ -444,7 +444,7 @@ GET_BYTES = 512 << 10
 """Most bytes in one get, the reference's transferSize. A single larger message is sent alone."""
 
 _RANGE_BYTES = 4 << 20
-"""Most bytes in one range read, whatever the request says: every reader of frames accepts so many."""
+"""Most bytes in one range read, whatever the request says: every reader of frames accepts this size."""
 
 
 def _head(code: int, text: str, *, success: bool) -> bytes:

@@ -143,7 +143,7 @@ class GroupOffsets:
         return slot.committed
 
     def discard(self, key: Key) -> None:
-        """Drop what is in flight, because the consumer is gone."""
+        """Drop what is in flight, because the consumer has ended."""
         slot = self._slots.get(key)
         if slot is not None:
             slot.in_flight = 0

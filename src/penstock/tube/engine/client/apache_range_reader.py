@@ -104,7 +104,7 @@ class RangeSession:
     def __init__(self, client_id: str, groups: Sequence[str]) -> None:
         self.client_id = client_id
         self.held: str | None = None
-        """The group that registered last; None before: those that were tried belong to others."""
+        """The group that registered last; None before: the names tried so far belong to others."""
         self._groups = groups
         self._turn = 0
 
@@ -167,7 +167,7 @@ class RangeSession:
 
 
 def read_range(session: RangeSession, ref: PartitionRef, start: int, end: int) -> RangeSteps:
-    """The messages of ``ref`` in ``[start, end)``, in order, each once; then the partition is given back.
+    """The messages of ``ref`` in ``[start, end)``, in order, each once; then the partition is released.
 
     ``start`` and ``end`` are positions of the store (multiples of 28). The driver ends the generator early where its
     user wants no more; the registration then ends with its session.

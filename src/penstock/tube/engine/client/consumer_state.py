@@ -217,7 +217,7 @@ class Membership(GroupMember):
         self.bound = bound
         self._now = now
         self._not_allocated = True
-        self._event: shared_pb2.EventProto | None = None  # being carried out
+        self._event: shared_pb2.EventProto | None = None  # being executed
         self._finished: shared_pb2.EventProto | None = None
         self._beats = 0
         self._report = False
@@ -305,7 +305,7 @@ class Membership(GroupMember):
         return orders
 
     def finished(self) -> None:
-        """The event is carried out as far as possible: report it, and the held partitions, with the next heartbeat."""
+        """The event is executed as far as possible: report it, and the held partitions, with the next heartbeat."""
         if self._event is not None:
             self._event.status = DONE
             self._finished, self._event = self._event, None
@@ -550,7 +550,7 @@ class PartitionConsumer:
         self._want_offsets = want_offsets
         self._explicit = explicit
         self._known = False  # was registered before in this process
-        self._verdict = False  # what becomes of the batch before the next get
+        self._verdict = False  # the outcome of the previous batch
         self._attempts = 0
         self._most_wait_ms = most_wait_ms
         self._wait_ms = self.FIRST_WAIT_MS
@@ -611,7 +611,7 @@ class PartitionConsumer:
         return FetchStep.DROP
 
     def get_request(self, client_id: str, group: str) -> broker_pb2.GetMessageRequestC2B:
-        """The next get; it carries what became of the batch before."""
+        """The next get; it confirms the previous batch."""
         request = broker_pb2.GetMessageRequestC2B(
             clientId=client_id,
             partitionId=self.partition.id,

@@ -347,10 +347,10 @@ class PartitionQueue(Generic[T]):
         return messages
 
     def refused(self, number: int) -> list[T]:
-        """Return the messages of a request that the broker refused for good; they leave the queue."""
+        """Return the messages of a request that the broker refused permanently; they leave the queue."""
         messages = self._flight.pop(number, None) or []
         if self.producer_id and messages:
-            self._renumber = True  # their numbers are missing now: what follows gets new ones
+            self._renumber = True  # their numbers are missing now: later messages get new ones
         return messages
 
     def failed(self, number: int) -> list[T]:

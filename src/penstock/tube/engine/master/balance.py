@@ -133,7 +133,7 @@ class Group:
 
         Members ignore partitions that they believe to hold. A partition for which a get was refused they have dropped,
         and take it at once: Java, Go and C++ clients report held partitions with every seventh heartbeat only, and
-        nobody would read it until then.
+        it would not be read until then.
         """
         for partition, owner in self.owned.items():
             member = self.members[owner]

@@ -48,7 +48,7 @@ UNKNOWN_MS: Final = 60_000
 
 
 class Publication:
-    """A decision that is being carried out. ``waiters``: connection and serial of requests that wait for its end."""
+    """A decision that is being applied. ``waiters``: connection and serial of requests that wait for its end."""
 
     __slots__ = ("held_since", "parts", "query", "seen", "waiters")
 
@@ -61,7 +61,7 @@ class Publication:
 
 
 class Publishing:
-    """Carries out decisions, one after the other. ``lost``: messages about rows that could not be published."""
+    """Applies decisions, one after the other. ``lost``: messages about rows that could not be published."""
 
     def __init__(self, staging: Staging, produce: ProduceHandler, topics: Topics) -> None:
         self.published = 0

@@ -81,7 +81,7 @@ class Decision(NamedTuple):
 
     @property
     def publishing(self) -> bool:
-        """Whether the transaction is decided and being carried out."""
+        """Whether the transaction is decided and being applied."""
         return self.number > 0
 
 
