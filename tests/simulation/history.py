@@ -8,6 +8,9 @@ notification: from then on it must be durable. The rules need no model of the st
 * Versions rise. A SET that begins after a version of any key was shown gets a greater one, and a version belongs to one
   value for ever. Notifications of a key reach a connection in the order of versions.
 * No key expires before the SET's time has passed since it was sent.
+* A SET or DEL with a lower fencing token than that of a SET shown before it was sent, or without one, is refused,
+  unless a DEL or an expiry can have removed the key since. A refused request changes nothing, and nothing is refused
+  unless a SET with a greater token was sent before.
 
 They hold over restarts as well, which makes "acknowledged is a subset of recovered" a special case. An operation whose
 connection was lost may have been carried out, or not; so may one that the store refused after a failure of its disk.
@@ -18,6 +21,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
+from penstock.statestore.codec.errors import StoreError
 from penstock.statestore.hlc import Hlc
 
 __all__ = ["History", "Operation", "Violation"]
@@ -26,6 +30,9 @@ DEL = "DEL"
 GET = "GET"
 OBSERVE = "KEYNOTIFY"
 SET = "SET"
+
+_FENCED = tuple(f"-ERR {error}\r\n".encode() for error in (StoreError.FENCE_LOWER, StoreError.FENCE_REQUIRED))
+"""Answers to requests with a lower fencing token, and without one."""
 
 
 class Violation(Exception):
@@ -41,6 +48,10 @@ class Operation:
     value: bytes = b""
     px: int = 0
     only_new: bool = False
+    token: Hlc | None = None
+    """Fencing token."""
+    is_refused: bool = False
+    """Its fencing token was refused."""
     sent_ms: int = 0
     done_ms: int | None = None
     removed_nothing: bool = False
@@ -52,6 +63,7 @@ class Operation:
 
     def __str__(self) -> str:
         options = f"{' NX' if self.only_new else ''}{f' PX {self.px}' if self.px else ''}"
+        options += f" token {self.token.wall_ms}" if self.token is not None else ""
         return f"{self.kind} {self.key.decode()} {self.value.rstrip(b'.').decode()}{options}"
 
 
@@ -93,10 +105,15 @@ class History:
         self.note(f"{now_ms} {operation}: {payload!r} {version}")
         if payload.startswith(b"-ERR the state store is read-only"):
             return
+        if payload in _FENCED:
+            self._check_refused(operation)
+            operation.done_ms = now_ms
+            return
         if payload.startswith(b"-"):
             raise Violation(f"{operation} was refused: {payload!r}")
         operation.done_ms = now_ms
         self.answered += 1
+        self._check_fence(operation, now_ms)
         if operation.kind == SET:
             if payload == b"+OK\r\n":
                 self._set_done(operation, version, now_ms)
@@ -142,21 +159,40 @@ class History:
 
     def _check_absent(self, operation: Operation, now_ms: int) -> None:
         shown = operation.newest_of_key
-        if shown is None:
+        if shown is not None and not self._may_be_removed(operation, shown, now_ms):
+            raise Violation(
+                f"{operation} at {now_ms} found nothing, sent after {shown.version} of {shown} had been shown"
+            )
+
+    def _check_fence(self, operation: Operation, now_ms: int) -> None:
+        shown = operation.newest_of_key
+        if shown is None or operation.kind not in {SET, DEL} or not _is_lower(operation, shown):
             return
+        if not self._may_be_removed(operation, shown, now_ms):
+            raise Violation(f"{operation} was carried out, sent after {shown.version} of {shown} had been shown")
+
+    def _check_refused(self, operation: Operation) -> None:
+        if not any(_is_lower(operation, other) for other in self.operations[operation.key] if other.kind == SET):
+            raise Violation(f"{operation} was refused, and no SET had a greater token")
+        operation.is_refused = operation.removed_nothing = True
+
+    def _may_be_removed(self, operation: Operation, shown: Operation, now_ms: int) -> bool:
+        """Whether a DEL or an expiry can have removed what ``shown`` wrote, before ``operation`` was carried out."""
         for other in self.operations[operation.key]:
             if other is operation or (other.done_ms is not None and other.done_ms < shown.sent_ms):
                 continue
             if other.kind == DEL and not other.removed_nothing:
-                return
-            if other.kind == SET and other.px and other.sent_ms + other.px <= now_ms:
-                return
-        raise Violation(f"{operation} at {now_ms} found nothing, sent after {shown.version} of {shown} had been shown")
+                return True
+            if other.kind == SET and other.px and other.sent_ms + other.px <= now_ms and not other.is_refused:
+                return True
+        return False
 
     def _written(self, key: bytes, value: bytes, version: Hlc) -> Operation:
         writer = self._writer.get(value)
         if writer is None or writer.key != key:
             raise Violation(f"{key!r} has a value that nobody wrote: {value!r}")
+        if writer.is_refused:
+            raise Violation(f"{writer} was refused, and its value is there")
         if writer.version is not None and writer.version != version:
             raise Violation(f"{writer} has version {writer.version}, and now {version}")
         return writer
@@ -170,3 +206,8 @@ class History:
             self._newest[writer.key] = writer
         if self._newest_version is None or version > self._newest_version:
             self._newest_version = version
+
+
+def _is_lower(operation: Operation, other: Operation) -> bool:
+    """Whether the fence that ``other`` sets refuses ``operation``."""
+    return other.token is not None and (operation.token is None or operation.token < other.token)

@@ -8,7 +8,7 @@ from concurrent.futures import Executor
 from random import Random
 from typing import Any, TypeVar, TypeVarTuple
 
-__all__ = ["Deadlock", "MachineClock", "VirtualLoop"]
+__all__ = ["WALL_MS", "Deadlock", "MachineClock", "VirtualLoop"]
 
 T = TypeVar("T")
 Args = TypeVarTuple("Args")

@@ -21,6 +21,8 @@ from penstock.mqtt.engine.sessions.retained import Retained
 from penstock.mqtt.engine.sessions.session_manager import SessionManager
 from penstock.runtime.io.wal import LoggedEnvironment
 from penstock.runtime.io.wal_frames import PUT
+from penstock.statestore.codec.errors import StoreError
+from penstock.statestore.engine import requests, store
 from penstock.statestore.hlc import Hlc, StoreClock
 from penstock.statestore.service.storage import Storage
 from tests.simulation import node
@@ -123,6 +125,23 @@ def key_expired_early(patch: pytest.MonkeyPatch) -> None:
 def expiry_by_wall_clock(patch: pytest.MonkeyPatch) -> None:
     """The clock of expiry jumps with the wall clock."""
     patch.setattr(SimulatedNode, "steady_ms", lambda self: self.machine.wall_ns() // 1_000_000)
+
+
+def lost_fence(patch: pytest.MonkeyPatch) -> None:
+    """Fencing tokens are not stored with their keys."""
+
+    class WithoutFences(Storage):
+        def commit(self, changes: Any, **options: Any) -> None:
+            fenced = [(change.record, change.record.fence) for change in changes if change.record is not None]
+            for record, _ in fenced:
+                record.fence = None
+            try:
+                super().commit(changes, **options)
+            finally:
+                for record, fence in fenced:
+                    record.fence = fence
+
+    patch.setattr(node, "Storage", WithoutFences)
 
 
 def message_expired_early(patch: pytest.MonkeyPatch) -> None:
@@ -258,6 +277,17 @@ def retained_kept(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Retained, "store", first)
 
 
+def fence_not_checked(patch: pytest.MonkeyPatch) -> None:
+    """A lower fencing token is accepted."""
+    check = requests.fence_error
+
+    def unless_lower(*args: Any) -> StoreError | None:
+        error = check(*args)
+        return None if error is StoreError.FENCE_LOWER else error
+
+    patch.setattr(store, "fence_error", unless_lower)
+
+
 def version_compared_wrongly(patch: pytest.MonkeyPatch) -> None:
     """A version is the time, also if the last one is not older."""
 
@@ -279,6 +309,7 @@ ANY_FORM: list[Plant] = [
     lost_wake_up,
     key_expired_early,
     expiry_by_wall_clock,
+    lost_fence,
     message_expired_early,
     lost_retained,
     lost_subscription,
@@ -294,6 +325,7 @@ ENGINE: list[Plant] = [
     identifier_forgotten,
     sent_again_in_reverse,
     retained_kept,
+    fence_not_checked,
     version_compared_wrongly,
 ]
 

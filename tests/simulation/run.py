@@ -111,7 +111,7 @@ class Simulation:
         self._reader = RetainedReader(self)
         for number, step in enumerate(schedule.steps[:operations]):
             if isinstance(step, StoreStep):
-                operation = Operation(step.kind, step.key, step.value, step.px, step.only_new)
+                operation = Operation(step.kind, step.key, step.value, step.px, step.only_new, step.token)
                 self._store_clients[step.client].steps.append((number, operation))
             else:
                 self._mqtt_clients[step.client].steps.append(step)

@@ -13,13 +13,15 @@ from penstock.statestore.binding import client_response_topic, key_of_notificati
 from penstock.statestore.codec.resp3 import decode_array
 from penstock.statestore.hlc import Hlc, parse
 from tests.simulation.history import DEL, GET, OBSERVE, SET, History, Operation, Violation
-from tests.simulation.loop import VirtualLoop
+from tests.simulation.loop import WALL_MS, VirtualLoop
 from tests.simulation.node import Connection, SimulatedNode
 
 __all__ = ["CLIENTS", "KEYS", "StoreClient", "StoreStep", "store_step"]
 
 CLIENTS = 5
 KEYS = [b"key-%02d" % number for number in range(16)]
+FENCED = frozenset(KEYS[-4:])
+"""Keys whose changes have fencing tokens, most of them."""
 WINDOW = 4
 """Requests of a client that wait for their answers at the same time."""
 
@@ -33,17 +35,22 @@ class StoreStep(NamedTuple):
     value: bytes = b""
     px: int = 0
     only_new: bool = False
+    token: Hlc | None = None
 
 
 def store_step(random: Random, number: int) -> StoreStep:
     """A random operation of a random client; ``number`` names its value."""
     client, key = random.randrange(CLIENTS), random.choice(KEYS)
     kind = random.choices((SET, GET, DEL, OBSERVE), (50, 30, 12, 8))[0]
+    token = None
+    if key in FENCED and kind in {SET, DEL} and random.random() < 0.9:
+        # Tokens grow with the schedule; a client whose lease was lost uses a lower one.
+        token = Hlc(WALL_MS + number - random.choice((0, 0, 0, 50, 500)), 0, "lease")
     if kind != SET:
-        return StoreStep(client, kind, key)
+        return StoreStep(client, kind, key, token=token)
     value = b"value-%d" % number + b"." * random.choice((0, 0, 10, 700, 3_000))
     px = random.choice((0, 0, 0, 0, 0, 5, 50, 400, 3_000))
-    return StoreStep(client, kind, key, value, px, random.random() < 0.2)
+    return StoreStep(client, kind, key, value, px, random.random() < 0.2, token)
 
 
 class Simulation(Protocol):
@@ -138,7 +145,9 @@ class StoreClient:
                 args += [b"PX", b"%d" % operation.px]
         self._requests += 1
         correlation = b"%015d" % self._requests
-        publish = request(args, self.name, correlation, Hlc(now_ms, 0, self.name), expiry_s=100_000)
+        publish = request(
+            args, self.name, correlation, Hlc(now_ms, 0, self.name), fencing_token=operation.token, expiry_s=100_000
+        )
         publish.packet_id = self._requests % 65_535 + 1
         self._pending[correlation] = operation
         assert self._connection is not None
