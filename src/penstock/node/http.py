@@ -55,6 +55,7 @@ __all__ = [
     "Identify",
     "audited",
     "broker_app",
+    "health_routes",
     "master_app",
     "names_of",
 ]
@@ -107,23 +108,19 @@ async def _anybody(_: str, address: str) -> Caller:
     return Caller(address=address)
 
 
-def master_app(
+def health_routes(
     problems: Callable[[], Sequence[str]],
     metrics: Metrics,
-    administer: Administer,
     *,
     warnings: Callable[[], Sequence[str]] = tuple,
-    names: Collection[str] = (),
     identify: Identify = _anybody,
     open_metrics: bool = True,
-) -> Starlette:
-    """The application of the node's HTTP listener.
+) -> list[Route]:
+    """The paths ``/livez``, ``/readyz`` and ``/metrics``.
 
-    ``identify`` finds the caller of administration requests, and of ``/metrics`` unless ``open_metrics``. Health needs
-    no credentials, since probes have none.
-
-    ``problems`` returns the reasons why the node is not ready, ``warnings`` parts that do not work as configured;
-    ``names`` are further host names for administration requests over loopback (an advertised name).
+    ``problems`` returns the reasons why the process is not ready, ``warnings`` parts that do not work as configured.
+    ``identify`` finds the caller of ``/metrics`` unless ``open_metrics``; health needs no credentials, since probes
+    have none.
     """
 
     async def livez(_: Request) -> Response:
@@ -143,6 +140,25 @@ def master_app(
                 return _unauthorized("metrics need credentials: http.anonymous_metrics opens them")
         return Response(metrics.render(), media_type=CONTENT_TYPE)
 
+    return [Route("/livez", livez), Route("/readyz", readyz), Route("/metrics", show_metrics)]
+
+
+def master_app(
+    problems: Callable[[], Sequence[str]],
+    metrics: Metrics,
+    administer: Administer,
+    *,
+    warnings: Callable[[], Sequence[str]] = tuple,
+    names: Collection[str] = (),
+    identify: Identify = _anybody,
+    open_metrics: bool = True,
+) -> Starlette:
+    """The application of the node's HTTP listener: :func:`health_routes`, and the administration of the master.
+
+    ``identify`` finds the caller of administration requests as well; ``names`` are further host names for these
+    requests over loopback (an advertised name).
+    """
+
     async def index(request: Request) -> Response:
         if "text/html" in request.headers.get("accept", ""):
             return HTMLResponse(_index_page())
@@ -152,9 +168,7 @@ def master_app(
     return Starlette(
         routes=[
             Route("/", index),
-            Route("/livez", livez),
-            Route("/readyz", readyz),
-            Route("/metrics", show_metrics),
+            *health_routes(problems, metrics, warnings=warnings, identify=identify, open_metrics=open_metrics),
             Route("/webapi.htm", _administration(administer, names, identify), methods=["GET", "POST"]),
         ],
         exception_handlers={404: _nothing_there},
@@ -179,10 +193,17 @@ async def _nothing_there(request: Request, _: Exception) -> Response:
     return PlainTextResponse(f"nothing is at {request.url.path!r}; see / for the list\n", status_code=404)
 
 
-def broker_app(administer: Administer, *, names: Collection[str] = (), identify: Identify = _anybody) -> Starlette:
-    """The application of the TubeMQ broker's HTTP listener. As with Apache's broker, any path works."""
+def broker_app(
+    administer: Administer,
+    *,
+    health: Sequence[Route] = (),
+    names: Collection[str] = (),
+    identify: Identify = _anybody,
+) -> Starlette:
+    """The application of the TubeMQ broker's HTTP listener. As with Apache's broker, any other path than ``health``
+    works."""
     answer = _administration(administer, names, identify)
-    return Starlette(routes=[Route("/{path:path}", answer, methods=["GET", "POST"])])
+    return Starlette(routes=[*health, Route("/{path:path}", answer, methods=["GET", "POST"])])
 
 
 async def _caller(request: Request, identify: Identify) -> Caller | Response:

@@ -31,6 +31,7 @@ from penstock.node.http import HttpServer, audited, broker_app, master_app, name
 from penstock.node.metric_help import add_metrics
 from penstock.node.rules import Identities, RuleService
 from penstock.node.security import DEFAULT_LISTENER, NodeSecurity, StorePolicy
+from penstock.node.tube_broker import late_batches
 from penstock.runtime.io.clock import SteppedClock, wall_clock_ms
 from penstock.runtime.io.disk_space import DiskSpace, Writer
 from penstock.runtime.io.loop import (
@@ -131,11 +132,7 @@ class Node:
         """Warnings about parts that work, but not as configured; empty if there are none."""
         failure = self.security.failure
         broken = [] if failure is None else [f"the last reload changed nothing: {failure}"]
-        late = [] if self._tube_broker is None else self._tube_broker.maintenance.undecided.late
-        stuck = [
-            f"tube: batch {item.batch} of query {item.query} is prepared, neither committed nor aborted"
-            for item in late
-        ]
+        stuck = [] if self._tube_broker is None else late_batches(self._tube_broker)
         told = [warning for tell in (self.clock.problem, *self._warnings) if (warning := tell()) is not None]
         return broken + self.security.expiring(time.time()) + stuck + told
 

@@ -1,22 +1,25 @@
-"""A TubeMQ broker as a process of its own, for clusters: it registers at the master of another node."""
+"""A TubeMQ broker in its own process: it registers at the master of a node, on the same machine or another one."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import signal
 import socket
 import ssl
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from penstock.errors import StorageError, UnavailableError
+from penstock.errors import PenstockError, StorageError, UnavailableError
 from penstock.mqtt.listener_access import PasswordChecks
 from penstock.node.config.listeners import OpenListener, refuse_open_listeners
 from penstock.node.config.tube import TubeTls
-from penstock.node.http import HttpAccess, HttpServer, audited, broker_app, names_of
+from penstock.node.http import HttpAccess, HttpServer, audited, broker_app, health_routes, names_of
+from penstock.node.metric_help import add_metrics
 from penstock.node.security import may_administer, rights_of, signing_keys
 from penstock.runtime.io.disk_space import DiskSpace, Writer
 from penstock.runtime.io.files import Durability
@@ -26,6 +29,7 @@ from penstock.runtime.io.network import Address, bind_error
 from penstock.runtime.observability import logs
 from penstock.runtime.observability.audit import AuditTrail
 from penstock.runtime.observability.logs import LogFormat, LogLevel
+from penstock.runtime.observability.metrics import Metrics
 from penstock.security.passwords import read_passwords
 from penstock.security.policy_file import load_policy
 from penstock.tube.admin import broker as broker_admin
@@ -36,7 +40,7 @@ from penstock.tube.engine.limits import DEFAULT_LIMITS, TubeLimits
 from penstock.tube.engine.transactions.staging import StagingLimits
 from penstock.tube.master.admin_token import kept_token
 
-__all__ = ["BrokerSettings", "ReadyBroker", "run_broker", "serve_broker"]
+__all__ = ["BrokerSettings", "ReadyBroker", "late_batches", "run_broker", "serve_broker"]
 
 _log = logging.getLogger("penstock.node")
 
@@ -95,7 +99,7 @@ class ReadyBroker:
 
 
 def run_broker(settings: BrokerSettings, *, log_level: LogLevel, on_ready: Callable[[ReadyBroker], None]) -> None:
-    """Run a broker until SIGTERM or SIGINT; returns after the shutdown.
+    """Run a broker until SIGTERM or SIGINT; returns after the shutdown. SIGHUP reloads users and permissions.
 
     Raises:
         PenstockError: the directory belongs to another program, the broker could not start, or no master accepts it.
@@ -124,12 +128,56 @@ def _check_directory(path: Path) -> None:
     )
 
 
+class _Security:
+    """Users and permissions of the broker's clients, from the files of its settings.
+
+    ``clients`` is None if every client has all permissions; ``failure`` is the error of the last reload.
+    """
+
+    def __init__(self, settings: BrokerSettings) -> None:
+        """Read the files. Raises ConfigError: one cannot be used."""
+        self._settings = settings
+        self.failure: str | None = None
+        self.changed: Callable[[], None] = lambda: None
+        """Called after a reload."""
+        self._read()
+        self.clients = None if self.users is None and self.rights is None else ClientAccess({})
+        self._change()
+
+    def reload(self) -> None:
+        """Read the files again; if one is invalid, the previous users and permissions remain."""
+        try:
+            self._read()
+        except PenstockError as error:
+            self.failure = str(error)
+            _log.error("reload failed, the previous settings remain: %s", error)
+            return
+        self.failure = None
+        self._change()
+        self.changed()
+        _log.info("reloaded")
+
+    def _read(self) -> None:
+        passwords, policies = self._settings.passwords, self._settings.policies
+        users = None if passwords is None else read_passwords(passwords)
+        rights = rights_of(None if policies is None else load_policy(policies))
+        self.users, self.rights = users, rights
+
+    def _change(self) -> None:
+        if self.clients is not None:
+            anonymous = self._settings.anonymous or self.users is None
+            self.clients.change(signing_keys(self.users), self.rights, anonymous=anonymous)
+
+
 async def serve_broker(settings: BrokerSettings, on_ready: Callable[[ReadyBroker], None]) -> None:
-    """Start a broker, report when a master has accepted it, wait for a signal, close it."""
+    """Start a broker, report when a master has accepted it, wait for a signal, close it. SIGHUP reloads the files of
+    users and permissions."""
     _check_directory(settings.data_dir)
     stop = install_signal_handlers()
+    security = _Security(settings)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, security.reload)
     async with AsyncExitStack() as parts:
-        ready = await run_until(stop, _start(settings, parts))
+        ready = await run_until(stop, _start(settings, security, parts))
         if ready is not None:
             freeze_memory()
             fields = {"broker_id": settings.broker_id, "tube_broker": ready.tube_broker}
@@ -138,24 +186,40 @@ async def serve_broker(settings: BrokerSettings, on_ready: Callable[[ReadyBroker
             await stop.wait()
 
 
-async def _start(settings: BrokerSettings, parts: AsyncExitStack) -> ReadyBroker:
+async def _start(settings: BrokerSettings, security: _Security, parts: AsyncExitStack) -> ReadyBroker:
     """Start the parts that ``parts`` closes, and wait for the registration at a master."""
     told = settings.advertise
     idle_release = IdleRelease()
     idle_release.start()
     parts.push_async_callback(idle_release.close)
     started = asyncio.Event()
+    space = DiskSpace(settings.data_dir)
+    trail = AuditTrail(settings.data_dir / "audit")
+    metrics = Metrics()
 
     async def webapi(params: Mapping[str, str], caller: Caller) -> dict[str, Any]:
         if not started.is_set():
             return {"result": False, "errCode": 503, "errMsg": "the broker has not started yet"}
         return await broker.webapi(params, caller)
 
+    def problems() -> list[str]:
+        if not started.is_set():
+            return ["starting"]
+        assert broker.registered is not None, "it was given masters"
+        if not broker.registered.is_set():
+            return ["no master has accepted the broker yet"]
+        failure = broker.failure or broker.stalled
+        return [] if failure is None else [f"tube: {' '.join(str(failure).split())}"]
+
+    def warnings() -> list[str]:
+        reload = security.failure
+        found = [] if reload is None else [f"the last reload changed nothing: {reload}"]
+        found += late_batches(broker) if started.is_set() else []
+        return found + [warning for warning in (space.warning(), trail.warning()) if warning is not None]
+
     # Before the broker, which reports the address of its administration to the master.
     token = settings.admin_token or kept_token(settings.data_dir / "tube" / "admin-token")
-    users = None if settings.passwords is None else read_passwords(settings.passwords)
-    rights = rights_of(None if settings.policies is None else load_policy(settings.policies))
-    if users is None:
+    if security.users is None:
         found = [("--tube-broker", settings.bind, "--tube-broker-anonymous", settings.anonymous)]
         found.append(("--tube-broker-http", settings.http, "--tube-broker-http-anonymous", settings.http_anonymous))
         listeners = [OpenListener(name, at, f"{flag} allow") for name, at, flag, allowed in found if not allowed]
@@ -163,28 +227,40 @@ async def _start(settings: BrokerSettings, parts: AsyncExitStack) -> ReadyBroker
     checks = PasswordChecks()
     parts.callback(checks.close)
     identify = HttpAccess(
-        token, checks, lambda: users, lambda user: may_administer(rights, user), anonymous=settings.http_anonymous
+        token,
+        checks,
+        lambda: security.users,
+        lambda user: may_administer(security.rights, user),
+        anonymous=settings.http_anonymous,
     )
-    access = None
-    if users is not None or rights is not None:
-        access = ClientAccess(signing_keys(users), anonymous=settings.anonymous or users is None, rights=rights)
-    trail = AuditTrail(settings.data_dir / "audit")
+    health = health_routes(
+        problems,
+        metrics,
+        warnings=warnings,
+        identify=identify,
+        open_metrics=settings.http_anonymous or security.users is None,
+    )
     administer = audited(webapi, "broker", trail, token, broker_admin.is_protected)
-    pages = broker_app(administer, names=names_of(settings.http, told), identify=identify)
+    pages = broker_app(administer, health=health, names=names_of(settings.http, told), identify=identify)
     http = HttpServer(pages)
     web = await http.start("tube-broker-http", settings.http)
     parts.push_async_callback(http.close)
-    broker = _broker(settings, str(_told(web, told)), token, access)
+    broker = _broker(settings, str(_told(web, told)), token, security.clients)
     start = broker.start if settings.tls is None else settings.tls.beside(broker.start, settings.tls.broker_port)
     try:
         _, port = await start(settings.bind.host, settings.bind.port)
     except OSError as error:
         raise bind_error(error, "tube-broker", settings.bind) from error
     parts.push_async_callback(broker.close)
-    space = DiskSpace(settings.data_dir)
+    security.changed = broker.access_changed
     parts.push_async_callback(space.close)
     space.add(Writer("TubeMQ sends", broker.refuse_growth, lambda: 0))
     await space.start()
+    began = time.time()
+    add_metrics(metrics, "node", lambda: {"ready": int(not problems()), "start_time_seconds": began})
+    add_metrics(metrics, "tube", lambda: broker.stats)
+    add_metrics(metrics, "disk", space.figures)
+    add_metrics(metrics, "audit", trail.figures)
     started.set()
     await _registered(broker, settings)
     shown, secured = told or Address(settings.bind.host, port), broker.tls_bound
@@ -196,6 +272,14 @@ async def _start(settings: BrokerSettings, parts: AsyncExitStack) -> ReadyBroker
         str(settings.durability),
         None if secured is None else str(Address(shown.host, secured[1])),
     )
+
+
+def late_batches(broker: TubeBroker) -> list[str]:
+    """Warnings about prepared batches that were neither committed nor aborted in time."""
+    return [
+        f"tube: batch {item.batch} of query {item.query} is prepared, neither committed nor aborted"
+        for item in broker.maintenance.undecided.late
+    ]
 
 
 def _broker(settings: BrokerSettings, web_address: str, token: str, access: ClientAccess | None) -> TubeBroker:

@@ -110,6 +110,18 @@ def test_topics_on_some_brokers_alone(web: Web, penstock: Command, monkeypatch: 
     assert (done.status, "write ids of brokers" in done.err) == (2, True)
 
 
+def test_topics_create_on_some_brokers(web: Web, penstock: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    web.rows = [{"success": True}]
+    assert penstock("tube", "topic", "create", "water", "--broker-id", "2,3").status == 0
+    assert web.calls[-1][2]["brokerId"] == "2,3"
+
+    def call(*_: object, **__: object) -> list[dict[str, Any]]:
+        raise RefusedError("refused", text="brokerId 9 is not known")
+
+    monkeypatch.setattr("penstock.tube.client.web.call", call)
+    assert penstock("tube", "topic", "create", "water", "--broker-id", "9").status == 1
+
+
 def test_topics_create_at_apaches_master_names_the_brokers(
     web: Web, penstock: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:

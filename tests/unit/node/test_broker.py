@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import json
 import os
 import signal
+import urllib.error
+import urllib.request
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import trustme
 
-from penstock.errors import StorageError, UnavailableError
+from penstock.errors import RefusedError, StorageError, UnavailableError
 from penstock.node.config.tube import TubeTls
 from penstock.node.tube_broker import BrokerSettings, ReadyBroker, serve_broker
 from penstock.runtime.io.network import Address
 from penstock.runtime.io.tls import TlsOptions
+from penstock.security.passwords import edit_passwords, make_credential
 from penstock.tube.master.master import TubeMaster
 from penstock.tube.producer import Producer
+from penstock.tube.reader import RangeReader
+from tests.ports import free_port
 
 ZERO = Address("127.0.0.1", 0)
 
@@ -111,3 +118,102 @@ async def test_one_that_waits_for_its_master_can_be_ended(tmp_path: Path, monkey
         os.kill(os.getpid(), signal.SIGTERM)
         await running
     assert said == []
+
+
+async def get(address: str, path: str, **headers: str) -> tuple[int, str]:
+    """Status and text of a response."""
+
+    def ask() -> tuple[int, str]:
+        request = urllib.request.Request(f"http://{address}{path}", headers=headers)
+        try:
+            with urllib.request.urlopen(request, timeout=10) as response:
+                return response.status, response.read().decode()
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, error.read().decode()
+
+    return await asyncio.to_thread(ask)
+
+
+def basic(user: str) -> str:
+    """Credentials of a user whose password is the name."""
+    return f"Basic {base64.b64encode(f'{user}:{user}'.encode()).decode()}"
+
+
+async def test_health_and_metrics_of_the_process(tmp_path: Path) -> None:
+    web = Address("127.0.0.1", free_port())
+    at = free_port()
+    settings = BrokerSettings(7, [Address("127.0.0.1", at)], tmp_path / "seven", ZERO, web)
+    ready: asyncio.Future[ReadyBroker] = asyncio.get_running_loop().create_future()
+    running = asyncio.create_task(serve_broker(settings, ready.set_result))
+    master = TubeMaster(tmp_path / "master")
+    try:
+        async with asyncio.timeout(30):
+            while True:
+                with suppress(urllib.error.URLError):
+                    status, text = await get(str(web), "/readyz")
+                    if "no master" in text:
+                        break
+            assert (status, json.loads(text)["reasons"]) == (503, ["no master has accepted the broker yet"])
+            assert await get(str(web), "/livez") == (200, "ok\n")
+            await master.start("127.0.0.1", at)
+            await ready
+            assert (await get(str(web), "/readyz"))[0] == 200
+            await master.create_topic("demo", ready_s=10)
+            async with Producer(f"127.0.0.1:{at}") as producer:
+                await producer.send("demo", b"x")
+            _, text = await get(str(web), "/metrics")
+            for line in ("penstock_node_ready 1.0", "penstock_tube_produced_messages_total 1.0"):
+                assert line in text.splitlines()
+    finally:
+        running.cancel()
+        with suppress(asyncio.CancelledError):
+            await running
+        await master.close()
+
+
+async def test_sighup_reloads_users(tmp_path: Path) -> None:
+    passwords = tmp_path / "passwords"
+
+    def put(*names: str) -> None:
+        edit_passwords(passwords, lambda _: {name: make_credential(name, name.encode()) for name in names})
+
+    put("ann", "bob")
+    master = TubeMaster(tmp_path / "master")
+    _, port = await master.start("127.0.0.1", 0)
+    ready: asyncio.Future[ReadyBroker] = asyncio.get_running_loop().create_future()
+    settings = BrokerSettings(7, [Address("127.0.0.1", port)], tmp_path / "seven", ZERO, ZERO, passwords=passwords)
+    running = asyncio.create_task(serve_broker(settings, ready.set_result))
+    try:
+        async with asyncio.timeout(30):
+            web = (await ready).tube_broker_http
+            await master.create_topic("demo", ready_s=10)
+
+            async def reads(user: str) -> bool:
+                host, _, at = (await ready).tube_broker.partition(":")
+                with RangeReader(host, int(at), user=user, password=user) as reader:
+                    try:
+                        await asyncio.to_thread(reader.bounds, "demo", 0)
+                    except RefusedError:
+                        return False
+                return True
+
+            assert (await get(web, "/metrics"))[0] == 401
+            assert [(await get(web, "/metrics", Authorization=basic(user)))[0] for user in ("ann", "bob")] == [200, 200]
+            assert await reads("bob")
+            put("ann")
+            os.kill(os.getpid(), signal.SIGHUP)
+            await asyncio.sleep(0)
+            assert [(await get(web, "/metrics", Authorization=basic(user)))[0] for user in ("ann", "bob")] == [200, 401]
+            assert (await reads("ann"), await reads("bob")) == (True, False)
+            passwords.write_text("not a password file\n", encoding="utf-8")
+            os.kill(os.getpid(), signal.SIGHUP)
+            await asyncio.sleep(0)
+            assert (await get(web, "/metrics", Authorization=basic("ann")))[0] == 200
+            (warning,) = json.loads((await get(web, "/readyz"))[1])["warnings"]
+            assert warning.startswith("the last reload changed nothing")
+    finally:
+        running.cancel()
+        with suppress(asyncio.CancelledError):
+            await running
+        await master.close()

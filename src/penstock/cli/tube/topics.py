@@ -65,7 +65,7 @@ def topics_list(tube: TubeConnectionOptions, broker_id: BrokerIds = None, as_jso
 
 @app.add(
     "penstock tube topic create telemetry --partitions 6 --retention 3d",
-    "penstock tube topic create telemetry --if-not-exists",
+    "penstock tube topic create telemetry --broker-id 2 --if-not-exists",
     name="create",
 )
 @connects
@@ -78,14 +78,17 @@ def topics_create(
     ] = 1,
     retention: Retention = None,
     max_message_size: MaxMessageSize = None,
+    broker_id: BrokerIds = None,
     if_not_exists: Annotated[
         bool, typer.Option("--if-not-exists", help="Exit with 0 if the topic exists; it is not changed.")
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Create TOPIC on every broker."""
+    """Create TOPIC on every broker, also on brokers that join later, or on the brokers of --broker-id."""
     check_topic(topic)
     settings = _settings(retention, max_message_size)
+    if chosen := _numbers(broker_id):
+        settings["brokerId"] = ",".join(map(str, sorted(chosen)))
     if if_not_exists and _known(tube, topic) is not None:
         note(f"topic {topic} exists already")
         return
@@ -102,7 +105,7 @@ def topics_create(
         if error.code == _EXISTS:
             do = f"change it (penstock tube topic alter {topic}), or leave it as it is: --if-not-exists"
             raise RefusedError(error.what, code=error.code, text=error.text, peer=error.peer, do=do) from None
-        if "brokerId" not in error.text:
+        if chosen or "brokerId" not in error.text:
             raise
         # Apache's master requires ids of brokers; penstock's deploys the topic on all, also on later ones.
         numbers = ",".join(str(broker.id) for broker in tube.brokers())
