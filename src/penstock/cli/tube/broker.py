@@ -130,7 +130,10 @@ def run_command(
         str | None, typer.Option(help="Address for clients, if it differs from --tube-broker.", metavar="HOST:PORT")
     ] = None,
     tube_broker_http: Annotated[
-        str, typer.Option(help="Address of its administration; port 0 for any free port.", metavar="HOST:PORT")
+        str,
+        typer.Option(
+            help="Address of HTTP (health, metrics, administration); port 0 for any free port.", metavar="HOST:PORT"
+        ),
     ] = "127.0.0.1:0",
     durability: Annotated[
         str, typer.Option(help="Guarantee of an acknowledgement: durable, flushed or memory.", metavar="WORD")
@@ -178,7 +181,7 @@ def run_command(
     """Run a TubeMQ broker at the master of another node.
 
     The broker gets its topics from the master, where it authenticates as a client does. SIGTERM and Ctrl-C stop it:
-    accepted requests are completed, and the exit status is 0.
+    accepted requests are completed, and the exit status is 0. SIGHUP reloads passwords and policies.
     """
     from penstock.node.config.tube import tube_limits
     from penstock.node.tube_broker import BrokerSettings, run_broker
