@@ -16,6 +16,7 @@ from benchmarks.figures import Figure, Settings, alternate
 from benchmarks.isolation import isolation
 from benchmarks.keys import keys
 from benchmarks.mqtt import mqtt
+from benchmarks.processes import processes
 from benchmarks.scale import scale
 from benchmarks.spark import spark_source
 from benchmarks.spark_ceiling import spark_ceiling
@@ -77,6 +78,7 @@ CASES: dict[str, Callable[[Settings], list[Figure]]] = {
     "connections": connections,
     "tls": tls,
     "isolation": isolation,
+    "processes": processes,
     "scale": scale,
     "capacity": capacity,
     "statestore": state_store,
