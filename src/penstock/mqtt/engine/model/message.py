@@ -30,7 +30,16 @@ if TYPE_CHECKING:
 
     from penstock.mqtt.codec.properties import Properties
 
-__all__ = ["RELEASED", "Delivery", "DeliveryPool", "Message", "Notification", "identifier_block", "message_of"]
+__all__ = [
+    "RELEASED",
+    "Delivery",
+    "DeliveryPool",
+    "EncodedPublish",
+    "Message",
+    "Notification",
+    "identifier_block",
+    "message_of",
+]
 
 _CONTEXT: Final = 1 << PacketType.PUBLISH
 _SPARE_DELIVERIES: Final = 4096
