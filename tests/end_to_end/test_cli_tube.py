@@ -12,7 +12,7 @@ import pytest
 from penstock.tube.client.web import call
 from penstock.tube.codec.proto import broker_pb2 as pb
 from penstock.tube.codec.strings import BrokerInfo
-from penstock.tube.exactly_once import Asker, BatchId, Stager
+from penstock.tube.exactly_once import BatchId, Stager, TransactionClient
 from penstock.tube.producer import Producer
 from penstock.tube.record import Record
 from tests.end_to_end.nodes import RunningNode
@@ -133,7 +133,7 @@ def test_what_is_staged_is_shown_resolved_and_deleted(node: RunningNode) -> None
                     asked.transactionId = "t"
                     asked.participants.extend([*staged.brokers.values()] * 2)
                     asked.winners.add(attempt=staged.attempt, rows=1)
-                    asker = Asker(producer, batch, 10)
+                    asker = TransactionClient(producer, batch, 10)
                     assert await asker.ask(BrokerInfo.parse(staged.brokers[1]), asked) is not None
                     await asker.close()
 

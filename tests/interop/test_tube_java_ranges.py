@@ -133,7 +133,7 @@ def test_any_range_holds_exactly_its_messages(peer: ConnectionOptions) -> None:
             values(tube, Slice(partitions[0], 0, high + ENTRY))
         with pytest.raises(DataLossError, match="begin at byte -1 of the store or later"):
             values(tube, Slice(partitions[0], 0, ENTRY), mark=-1)
-        with pytest.raises(RefusedError, match="does not find offsets by time"):
+        with pytest.raises(RefusedError, match="does not support offsets by time"):
             tube.offset_at(partitions[0], 0)
         shown_by_and_by(peer, "shown", {("ranges", 1): 280})
         # A name is forgotten once it was written down, as all are now; the first reads were too quick for that.

@@ -8,13 +8,13 @@
         staged = await stager.finish()
     committed = await commit(producer, batch, [staged, ...])                               # in the driver
 
-Readers see nothing of a batch before its commit. Only penstock's brokers stage rows; `Stager.stages` asks them.
+The rows of a batch are not readable before its commit. Only penstock's brokers stage rows; `Stager.stages` checks this.
 
-:func:`commit` first decides the transactions that an earlier run of the query left in doubt. A batch on several
-brokers is prepared at all of them, then published. A transaction is committed when every participant has prepared it,
-whatever happens to its driver: the next run of the query finds it prepared everywhere and continues. While one
-participant has not prepared it, nothing was published, and a newer run aborts it. The newer run begins at every
-participant first, so that the older run can prepare nothing more.
+:func:`commit` first resolves in-doubt transactions of an earlier run of the query. A batch on several brokers is
+prepared at all of them, then published (two-phase commit). A transaction is committed once every participant has
+prepared it: if its driver then fails, the next run of the query finds it prepared everywhere and publishes it. If a
+participant has not prepared it, nothing was published, and a newer run aborts it. A newer run first begins at every
+participant, which prevents the older run from preparing further transactions.
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ from penstock.tube.producer import Producer
 from penstock.tube.record import Record
 
 __all__ = [
-    "Asker",
     "BatchId",
     "Committed",
     "InDoubtTransaction",
     "ParticipantState",
     "Staged",
     "Stager",
+    "TransactionClient",
     "abort",
     "commit",
     "in_doubt",
-    "settle",
+    "resolve",
     "should_commit",
     "transaction_id",
 ]
@@ -62,7 +62,7 @@ __all__ = [
 
 
 class ParticipantState(NamedTuple):
-    """State of a query at one broker. ``committed``: -1 none; ``transaction``: blank none."""
+    """State of a query at one broker. ``committed`` is -1 and ``transaction`` empty if there is none."""
 
     committed: int = -1
     transaction: str = ""
@@ -72,7 +72,7 @@ class ParticipantState(NamedTuple):
 
 
 class InDoubtTransaction(NamedTuple):
-    """A transaction that some brokers have. ``participants``: all its brokers; empty: only the one that has it."""
+    """A transaction prepared at some brokers (``holders``). ``participants``: all its brokers; empty: one broker."""
 
     transaction: str
     batch: int
@@ -81,7 +81,7 @@ class InDoubtTransaction(NamedTuple):
 
 
 def in_doubt(states: Mapping[int, ParticipantState]) -> list[InDoubtTransaction]:
-    """Every transaction that the brokers have, oldest batch first."""
+    """Return every prepared transaction in ``states``, oldest batch first."""
     found: dict[str, InDoubtTransaction] = {}
     for broker, state in states.items():
         if state.transaction:
@@ -94,7 +94,7 @@ def in_doubt(states: Mapping[int, ParticipantState]) -> list[InDoubtTransaction]
 def should_commit(
     item: InDoubtTransaction, participants: Iterable[int], states: Mapping[int, ParticipantState]
 ) -> bool:
-    """Whether ``item`` must be committed (otherwise aborted), from the states of all participants."""
+    """Return True if ``item`` must be committed, False if aborted, from the states of all participants."""
     everywhere = True
     for broker in participants:
         state = states[broker]
@@ -108,7 +108,7 @@ def should_commit(
 
 
 def transaction_id(run: str, batch: int, winners: Iterable[tuple[int, str, int]]) -> str:
-    """Id of a transaction from its content: the same winners of the same run have the same id."""
+    """Return the id of a transaction, derived from the run, the batch and the committed attempts."""
     text = f"{run}\n{batch}\n" + "\n".join(f"{task} {attempt} {rows}" for task, attempt, rows in sorted(winners))
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
@@ -118,9 +118,9 @@ def transaction_id(run: str, batch: int, winners: Iterable[tuple[int, str, int]]
 
 REQUEST_ROWS = 4_000
 REQUEST_BYTES = 1 << 20
-"""A request of one attempt to one broker is sent at this size."""
+"""Size at which a request of one attempt to one broker is sent."""
 CROWDED_BYTES = 8 << 20
-"""Adding waits while this many bytes are in flight to a broker."""
+"""Bytes in flight to a broker at which `Stager.room` waits."""
 _PAUSE_S = 0.05
 _LONGEST_PAUSE_S = 1.0
 _RETRIED = frozenset({ErrCode.SERVICE_UNAVAILABLE, ErrCode.SERVER_RECEIVE_OVERFLOW, ErrCode.CERTIFICATE_FAILURE})
@@ -130,8 +130,8 @@ _RETRIED = frozenset({ErrCode.SERVICE_UNAVAILABLE, ErrCode.SERVER_RECEIVE_OVERFL
 class BatchId:
     """Identifies a batch of a query, and the run of the query that writes it.
 
-    ``epoch``: orders runs, the highest is the newest; 0: a run that the brokers have not seen before is newer than the
-    query's. ``once``: the query has this one batch only.
+    ``epoch`` orders runs: the highest is the newest. With 0, a run that is unknown to the brokers is the newest.
+    ``once``: the query has only this batch.
     """
 
     query: str
@@ -149,9 +149,10 @@ class BatchId:
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """The result of one attempt: staged ``rows`` by broker id; all ``brokers`` that may take part, as ``id:host:port``.
+    """Result of one task attempt.
 
-    ``decided``: the batch had been committed before, so nothing was staged.
+    ``rows`` has the number of staged rows by broker id, ``brokers`` the addresses of all brokers that stage rows, as
+    ``id:host:port``. ``decided``: the batch was already committed, so nothing was staged.
     """
 
     task: int
@@ -161,7 +162,7 @@ class Staged:
     decided: bool = False
 
 
-class Asker:
+class TransactionClient:
     """Sends the transaction requests of one batch to brokers; retries until ``timeout_s`` is over."""
 
     def __init__(self, producer: Producer, batch: BatchId, timeout_s: float) -> None:
@@ -206,7 +207,7 @@ class Asker:
             await asyncio.sleep(pause_s)
 
     async def _once(self, broker: BrokerInfo, asked: pb.Transaction, left: float) -> pb.SendMessageResponseB2P:
-        # The address may have changed since it was noted.
+        # The broker's address may have changed.
         broker = self.producer.brokers.get(broker.id, broker)
         connection = await self.producer.connections.connect((broker.host, broker.port), user=self)
         request = self.producer.stamped(asked)
@@ -229,7 +230,7 @@ class Asker:
 
 @dataclass(slots=True)
 class _Request:
-    """Rows of one request; ``first``: number of rows of the attempt at this broker before them."""
+    """Rows of one request; ``first`` is the number of rows that the attempt staged at this broker before them."""
 
     first: int
     parts: dict[tuple[str, int], pb.StagedRows] = field(default_factory=dict)
@@ -257,7 +258,7 @@ class Stager:
     def __init__(self, producer: Producer, batch: BatchId, *, task: int, timeout_s: float = 60.0) -> None:
         self.decided = False
         """True if a broker reported that the batch is committed: then its rows may be omitted."""
-        self._asker = Asker(producer, batch, timeout_s)
+        self._client = TransactionClient(producer, batch, timeout_s)
         self._producer = producer
         self._batch = batch
         self._task = task
@@ -277,7 +278,7 @@ class Stager:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await self._asker.close()
+        await self._client.close()
 
     async def stages(self, topic: str) -> bool:
         """Return True if all brokers of ``topic`` stage rows; the batch's run becomes the current run there.
@@ -297,19 +298,19 @@ class Stager:
         return known
 
     async def _begin(self, broker: BrokerInfo) -> bool:
-        answer = await self._asker.ask(broker, self._batch.ask(pb.Transaction.BEGIN))
+        answer = await self._client.ask(broker, self._batch.ask(pb.Transaction.BEGIN))
         if answer is not None:
             self._take(answer.transaction)
         return answer is not None
 
     def _take(self, result: pb.TransactionResult) -> None:
         committed = result.committed if result.HasField("committed") else -1
-        if result.publishing:  # decided: its rows will be published whatever happens
+        if result.publishing:  # the commit is decided and cannot be aborted
             committed = max(committed, result.transactionBatch)
         self.decided = self.decided or committed >= self._batch.number
 
     def add(self, topic: str, record: Record, partition: int | None = None) -> None:
-        """Stage ``record`` in ``partition``, that of its key, or the next in turn; `stages` is true for ``topic``.
+        """Stage ``record`` in ``partition``, by its key, or round-robin. `stages` must be true for ``topic``.
 
         Raises:
             RefusedError: the topic has no such partition. LocalProtocolError: the record is empty or too large.
@@ -328,7 +329,7 @@ class Stager:
 
     def _fill(self, queue: _BrokerQueue, target: Partition, data: bytes, flag: int, msg_type: str) -> None:
         filling = queue.filling
-        # A row above the limit has a request of its own: it may be as large as the topic allows.
+        # A row above the limit is sent in a separate request: it may be as large as the topic allows.
         if filling.rows and (filling.rows >= REQUEST_ROWS or filling.bytes + len(data) > REQUEST_BYTES):
             self._send(queue)
             filling = queue.filling
@@ -361,13 +362,13 @@ class Stager:
             asked = self._batch.ask(pb.Transaction.STAGE)
             asked.attempt.task, asked.attempt.attempt, asked.attempt.rows = self._task, self._attempt, request.first
             asked.rows.extend(request.parts.values())
-            answer = await self._asker.ask(queue.broker, asked)
+            answer = await self._client.ask(queue.broker, asked)
             queue.bytes -= request.bytes
             if answer is None:
                 raise UnavailableError(
                     f"tube: broker {queue.broker.address} no longer stages rows",
-                    why="another server listens at this address than before",
-                    do="check which server listens there, then run the batch again",
+                    why="another server is listening at its address",
+                    do="check the server at this address, then run the batch again",
                 )
             self._take(answer.transaction)
 
@@ -408,7 +409,7 @@ def _refused(broker: BrokerInfo, asked: pb.Transaction, answer: pb.SendMessageRe
     match answer.transaction.refusal:
         case pb.TransactionResult.FENCED:
             what = f"tube: {about}: run {asked.run!r} was replaced by run {answer.transaction.run!r}"
-            do = "stop this run; if both should write, give each a query name of its own"
+            do = "stop this run; if both must write, use different query names"
         case pb.TransactionResult.FULL:
             what = f"tube: {about}: broker {broker.address} accepts no more staged rows"
             do = "write smaller batches, or raise tube.staging.max_bytes of the broker; uncommitted rows are deleted "
@@ -427,14 +428,14 @@ def _refused(broker: BrokerInfo, asked: pb.Transaction, answer: pb.SendMessageRe
 
 
 class Committed(NamedTuple):
-    """``rows`` were published; ``before``: none now, because an earlier attempt had committed the batch."""
+    """Result of a commit: number of published ``rows``; ``before``: an earlier attempt already committed the batch."""
 
     rows: int
     before: bool
 
 
 async def commit(producer: Producer, batch: BatchId, staged: Sequence[Staged], *, timeout_s: float = 60.0) -> Committed:
-    """Publish the rows of the winning attempts. It may be repeated.
+    """Publish the rows of the successful task attempts. A repeated call has no further effect.
 
     Raises:
         RefusedError: a newer run exists, or rows are no longer staged: nothing was published.
@@ -469,8 +470,8 @@ async def abort(producer: Producer, batch: BatchId, staged: Sequence[Staged], *,
         await driver.close()
 
 
-async def settle(producer: Producer, batch: BatchId, brokers: Iterable[BrokerInfo], *, timeout_s: float = 60.0) -> int:
-    """Decide the transactions that a dead run of the query left in doubt, as its next run would.
+async def resolve(producer: Producer, batch: BatchId, brokers: Iterable[BrokerInfo], *, timeout_s: float = 60.0) -> int:
+    """Commit or abort the in-doubt transactions of a failed run of the query, as its next run would.
 
     Returns the last committed batch, -1 for none. The run of ``batch`` becomes the current run of the query.
 
@@ -487,30 +488,30 @@ async def settle(producer: Producer, batch: BatchId, brokers: Iterable[BrokerInf
 
 
 class _Driver:
-    """One attempt to commit. ``states``: last reported state of each broker."""
+    """Coordinator of one commit. ``states`` has the last reported state of each broker."""
 
     def __init__(self, producer: Producer, batch: BatchId, timeout_s: float) -> None:
         self.states: dict[int, ParticipantState] = {}
         self._batch = batch
-        self._asker = Asker(producer, batch, timeout_s)
+        self._client = TransactionClient(producer, batch, timeout_s)
         self._brokers: dict[int, BrokerInfo] = {}
 
     async def close(self) -> None:
-        await self._asker.close()
+        await self._client.close()
 
     @property
     def committed(self) -> int:
-        """The last batch that any broker has committed."""
+        """Number of the last batch that any broker has committed."""
         return max((state.committed for state in self.states.values()), default=-1)
 
     async def ask(self, broker: BrokerInfo, asked: pb.Transaction) -> None:
-        """Send ``asked`` and note the state that the broker reports."""
-        answer = await self._asker.ask(broker, asked)
+        """Send ``asked`` and store the state that the broker reports."""
+        answer = await self._client.ask(broker, asked)
         if answer is None:
             raise UnavailableError(
                 f"tube: broker {broker.address} does not know query {asked.query!r}",
-                why="another server listens at this address than before",
-                do="check which server listens there, then run the batch again",
+                why="another server is listening at its address",
+                do="check the server at this address, then run the batch again",
             )
         known = answer.transaction
         self._brokers[broker.id] = broker
@@ -524,7 +525,7 @@ class _Driver:
 
     async def begin(self, addresses: Iterable[str]) -> None:
         """Make this run the current run at these brokers, and at the participants of their transactions."""
-        # A participant of an older transaction may have no part of this batch, but its state decides that one.
+        # A participant of an older transaction may have no rows of this batch, but its state is needed to resolve it.
         new = {broker.id: broker for broker in map(BrokerInfo.parse, addresses) if broker.id not in self.states}
         while new:
             await _all(self._begin(broker) for broker in new.values())
@@ -535,15 +536,15 @@ class _Driver:
         try:
             await self.ask(broker, self._batch.ask(pb.Transaction.BEGIN))
         except UnavailableError as error:
-            # Deciding without it could lose rows that it has published, or publish rows twice.
+            # Resolving without this broker could lose rows that it has published, or publish rows twice.
             left = [state for state in self.states.values() if broker.address in state.participants]
             if not left:
                 raise
             query = self._batch.query
             raise UnavailableError(
-                f"tube: batch {left[0].batch} of query {query!r} waits for broker {broker.address}, which has a part",
+                f"tube: batch {left[0].batch} of query {query!r} waits for its participant, broker {broker.address}",
                 why=error.why or error.what,
-                do=f"start that broker again; if it is lost: penstock tube staged delete {query} --force",
+                do=f"restart the broker; if it is lost: penstock tube staged delete {query} --force",
             ) from error
 
     async def decide(self) -> None:
@@ -561,7 +562,7 @@ class _Driver:
         await self.ask(self._brokers[broker], asked)
 
     async def commit(self, staged: Sequence[Staged]) -> None:
-        """Prepare at all brokers if there are several, then publish."""
+        """Publish the staged rows; with several brokers, prepare the transaction at all of them first."""
         ordered = sorted(staged, key=lambda item: item.task)
         name = transaction_id(
             self._batch.run,
@@ -575,7 +576,7 @@ class _Driver:
             try:
                 await _all(self._prepare(broker, name, ordered, participants) for broker in self.states)
             except RefusedError:
-                # Nothing is published before all have prepared: what some prepared can be released at once.
+                # Nothing is published before all brokers have prepared, so the prepared ones can abort now.
                 for broker in self.states:
                     with contextlib.suppress(PenstockError):
                         item = InDoubtTransaction(name, self._batch.number, tuple(participants), ())
@@ -599,7 +600,7 @@ class _Driver:
         await self.ask(self._brokers[broker], asked)
 
     async def drop(self, staged: Sequence[Staged]) -> None:
-        """Delete rows that were staged again for a batch that was committed before."""
+        """Delete rows that a repeated attempt staged for a batch that was already committed."""
         for item in staged:
             for number in item.rows:
                 asked = self._batch.ask(pb.Transaction.ABORT)
@@ -617,7 +618,7 @@ def _winners(staged: Sequence[Staged], broker: int) -> list[pb.StagedAttempt]:
 
 
 async def _all(calls: Iterable[Awaitable[None]]) -> None:
-    """Wait for all calls, also when one fails; then raise the first failure, a refusal before others."""
+    """Wait for all calls, even if one fails; then raise the first failure, preferably a RefusedError."""
     outcomes = await asyncio.gather(*calls, return_exceptions=True)
     failures = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
     for failure in sorted(failures, key=lambda failure: not isinstance(failure, RefusedError)):

@@ -47,7 +47,7 @@ from penstock.tube.record import Record
 
 __all__ = ["Producer", "SendResult"]
 
-# A broker without batches answers each message; more than so many requests on their way to a partition bring nothing.
+# Requests in flight per partition to a broker without batches; more do not increase throughput.
 MOST_REQUESTS = 1_000
 MOST_WAITING = (1 << 63) - 1
 
@@ -56,16 +56,16 @@ class Producer:
     """``async with Producer("127.0.0.1:8715") as producer``. Safe to use from many tasks of one loop.
 
     At most ``max_in_flight`` messages and ``max_in_flight_bytes`` wait for their acknowledgement; further sends wait. A
-    message is given up after ``delivery_timeout_s`` (UnavailableError, ``applied`` None if it was ever sent).
+    message fails after ``delivery_timeout_s`` (UnavailableError, ``applied`` None if it was ever sent).
 
-    A broker that has not answered a request, or a connect, for ``availability_timeout_s`` is avoided until it answers:
-    records without key and partition go to other brokers. Records with a key or a partition wait for their broker; so
-    do records that were sent to it already, for ``request_timeout_s``.
+    A broker that has not responded to a request or connection attempt for ``availability_timeout_s`` is avoided until
+    it responds: records without key and partition go to other brokers. Records with a key or a partition wait for their
+    broker; records that were already sent to it wait for ``request_timeout_s``.
 
     ``idempotent``: no copies after a retry; only with penstock's brokers, others refuse. ``reorder``: send failed
     messages again even after later ones are stored. ``connections``: shared with other clients; else it has its own.
 
-    ``user`` and ``password`` sign where the cluster has users; ``tls``: for master and brokers, on their TLS ports.
+    ``user`` and ``password`` authenticate in a cluster with users; ``tls``: for master and brokers, on their TLS ports.
     """
 
     def __init__(
@@ -150,7 +150,7 @@ class Producer:
 
     @property
     def retried(self) -> int:
-        """Messages that were sent again."""
+        """Number of retried messages."""
         return self._sender.retried if self._sender is not None else 0
 
     @property
@@ -231,10 +231,10 @@ class Producer:
     async def publish(self, *topics: str) -> None:
         """Publish ``topics`` at the master and connect to their brokers before the first send.
 
-        A send does that itself; this reports earlier that a topic does not exist.
+        The first send does the same; this method reports an unknown topic earlier.
 
         Raises:
-            RefusedError: the master announces no partition of one within ``topic_timeout_s``.
+            RefusedError: the master announces no partition of a topic within ``topic_timeout_s``.
             LocalProtocolError: a name is not valid, or the producer is not running.
         """
         self._running()
@@ -286,7 +286,7 @@ class Producer:
         partition: int | Partition | None = None,
         key: bytes | None = None,
     ) -> list[SendResult]:
-        """Store ``records``, many in one request; return the place of each. ``records`` is read while there is room.
+        """Store ``records``, many per request; return the results in order. ``records`` is read while there is room.
 
         Raises:
             PenstockError: as :meth:`send`, for the first that failed, after all have an outcome.
@@ -315,8 +315,8 @@ class Producer:
     async def close(self) -> None:
         """Accept no more records, wait for those in flight (at most their delivery timeout), leave the master.
 
-        Calls of :meth:`queue` or :meth:`send_all` that still wait for a place get a LocalProtocolError. If this is
-        cancelled while it waits, the producer continues as before.
+        Pending calls of :meth:`queue` or :meth:`send_all` raise LocalProtocolError. If this call is cancelled, the
+        producer continues as before.
         """
         if self._closing:
             return
@@ -393,7 +393,7 @@ class Producer:
         return self._loop
 
     def _start(self, message: PendingRecord) -> None:
-        """Give ``message`` a place in flight and pass it to the sender."""
+        """Count ``message`` as in flight and pass it to the sender."""
         assert self._sender is not None
         self._in_flight += 1
         self._bytes += len(message.data)
@@ -411,7 +411,7 @@ class Producer:
         self._sender.push(target, message)
 
     def _admit(self, topic: str) -> None:
-        """Send records that wait for ``topic``, while there are places in flight."""
+        """Send records that wait for ``topic``, up to the in-flight limits."""
         queue = self._pending.get(topic)
         while queue and not self._full:
             if not self._routes.partitions(topic):

@@ -63,7 +63,7 @@ __all__ = [
 
 
 class Spans(NamedTuple):
-    """The data of messages in one piece of memory: those of message k are ``data[starts[k]:ends[k]]``."""
+    """The data of messages in one buffer: message k is ``data[starts[k]:ends[k]]``."""
 
     data: bytes
     starts: Numbers
@@ -155,7 +155,7 @@ class MessageBatch:
 class RangeResponse:
     """The get response of ``peer``: the part before its messages is parsed, the messages only on demand.
 
-    ``messages``: False if the response has none to speak of; all of it is then parsed, which is faster.
+    ``messages``: False if the response has no or few messages; then all of it is parsed, which is faster.
     """
 
     __slots__ = ("message", "payload", "peer", "start")
@@ -170,7 +170,7 @@ class RangeResponse:
 
     @property
     def has_records(self) -> bool:
-        """True if it has records as stored instead of messages: for :meth:`stored`, not :meth:`batch`."""
+        """True if the response has stored records instead of messages: use :meth:`stored`, not :meth:`batch`."""
         return bool(self.message.range.columns.HasField("positions"))
 
     @property
@@ -195,15 +195,15 @@ class RangeResponse:
         if answer.HasField("range") and wanted.HasField("startOffset"):
             if start < bounds.minOffset:
                 raise DataLossError(
-                    f"tube: topic {topic!r} partition {partition}: offset {start} is no longer kept "
+                    f"tube: topic {topic!r} partition {partition}: offset {start} is no longer stored "
                     f"(earliest {bounds.minOffset})",
                     why="retention removed it before it was read",
-                    do="raise the topic's retention, or start from the earliest offset and accept the gap",
+                    do="increase the topic's retention, or start from the earliest offset and accept the gap",
                 )
             if start > bounds.maxOffset:
                 raise DataLossError(
                     f"tube: topic {topic!r} partition {partition}: offset {start} is beyond the end {bounds.maxOffset}",
-                    why="the log had more when the offset was noted, so records were lost",
+                    why="the log was longer when the offset was stored, so records were lost",
                 )
         if bounds.HasField("lostStart"):
             raise DataLossError(
@@ -235,7 +235,7 @@ class RangeResponse:
     def stored(self) -> MessageBatch | None:
         """Return the messages of a response with records; None if a record is damaged.
 
-        A request for messages instead of records then shows which one is damaged, and what is lost.
+        A request for messages instead of records then reports the damaged record and the loss.
         """
         described, places = numbers_of(self.message.range.columns), positions_of(self.message.range.columns)
         start = records_start(self.payload, self.start)
@@ -266,8 +266,8 @@ class RangeResponse:
             raise RemoteProtocolError(f"tube: {self.peer} sent columns of unequal lengths")
         if self.message.range.columns.checkSum != zlib.crc32(self.messages):
             raise DataLossError(
-                f"tube: topic {topic!r} partition {partition}: an answer from {self.peer} does not match its checksum",
-                why="it was changed on its way",
+                f"tube: topic {topic!r} partition {partition}: a response of {self.peer} does not match its checksum",
+                why="it was corrupted in transit",
             )
         offsets, times, sizes = described
         ends = self.start + np.cumsum(sizes)
@@ -321,11 +321,11 @@ def partitions(
 ) -> list[PartitionInfo]:
     """Return all partitions of ``topic``, by broker and number; empty if the master does not know the topic.
 
-    Partitions that do not accept records at present are included, except by Apache's master, whose response is also
+    Partitions that currently do not accept records are included, except by Apache's master, whose response is also
     empty while no broker of the topic is registered.
 
-    ``user`` and ``password`` authenticate in a cluster with users; ``tls``: ``masters`` are TLS addresses, and so are
-    those of the brokers in the result.
+    ``user`` and ``password`` authenticate in a cluster with users. With ``tls``, ``masters`` and the brokers in the
+    result are TLS addresses.
 
     Raises:
         TopicUnavailableError: the topic exists, but none of its brokers is registered at the master (yet).
@@ -424,9 +424,9 @@ def _check_accepted(code: int, text: str, peer: str) -> None:
 
 
 class BrokerClient:
-    """A client of one broker, for one thread at a time.
+    """A client of one broker. Not thread-safe.
 
-    It connects with the first request, and again after a failure. ``timeout_s`` limits each request. ``user`` and
+    It connects on the first request, and reconnects after a failure. ``timeout_s`` limits each request. ``user`` and
     ``password`` authenticate in a cluster with users; with ``tls`` the address is the broker's TLS address.
     """
 
@@ -461,14 +461,14 @@ class BrokerClient:
 
 
 class BrokerReader(BrokerClient, ABC):
-    """Reads exact ranges from one broker; :class:`RangeReader` for penstock's, ``ApacheRangeReader`` for Apache's."""
+    """Reader of exact ranges: :class:`RangeReader` for penstock's brokers, ``ApacheRangeReader`` for Apache's."""
 
     http = ""
     """Address of the broker's administration, if reading needs it."""
 
     @abstractmethod
     def bounds(self, topic: str, partition: int) -> tuple[int, ...]:
-        """Return oldest offset and durable end of the partition's store (half-open); Apache's: then those of its data.
+        """Return oldest offset and durable end of the partition's store (half-open); from Apache's also of its data.
 
         Raises:
             UnavailableError: no response in time.
@@ -506,8 +506,8 @@ class BrokerReader(BrokerClient, ABC):
     ) -> Iterator[MessageBatch]:
         """Yield exactly the partition's messages with ``start`` <= offset < ``end``, in order, in batches.
 
-        ``types``: only messages that may have one of these types, if the broker knows it. ``data_start``: where the
-        data of the range begin, for brokers that do not detect missing data.
+        ``types``: only messages that may have one of these types, if the broker can filter. ``data_start``: byte at
+        which the data of the range begins, for brokers that do not detect missing data.
 
         Raises:
             DataLossError: part of the range is no longer stored, or a message does not match its checksum.
@@ -550,7 +550,7 @@ class RangeReader(BrokerReader):
         answer = self._get(topic, partition, broker_pb2.RangeRequest(timeMs=time_ms))
         if not answer.range.HasField("timeOffset"):
             raise RefusedError(
-                f"tube: broker {self._peer} does not find offsets by time",
+                f"tube: broker {self._peer} does not support offsets by time",
                 peer=self._peer,
                 do="upgrade the broker to the version of this client",
             )
@@ -613,7 +613,7 @@ class RangeReader(BrokerReader):
                     self._ask_ahead(topic, partition, following)
                 batch = response.stored() if response.has_records else response.batch(topic, partition)
                 if batch is None and response.has_records:
-                    # Damaged on disk or on the way: if asked for messages, the broker checks each and reports losses.
+                    # Corrupted on disk or in transit: request messages instead, which the broker checks one by one.
                     stored = False
                     following = wanted(position)
                     continue
@@ -622,12 +622,12 @@ class RangeReader(BrokerReader):
                 if found.nextOffset <= position:
                     raise DataLossError(
                         f"tube: topic {topic!r} partition {partition}: the log ends at {found.maxOffset}, not at {end}",
-                        why="the range was planned on a log that had more, so records were lost",
+                        why="the log was longer when the range was planned, so records were lost",
                     )
                 position = found.nextOffset
         finally:
             if self._ahead is not None and self._ahead[0] is following:
-                self.close()  # abandoned before its end: nothing reads the response on its way
+                self.close()  # the caller stopped early, and nothing will read the pending response
 
     def _get(self, topic: str, partition: int, wanted: broker_pb2.RangeRequest) -> broker_pb2.GetMessageResponseB2C:
         return self._fetch(topic, partition, wanted, messages=False).message

@@ -1,9 +1,9 @@
-"""The record: value, key, headers and event time of a TubeMQ message, and their form on the wire.
+"""Records: value, key, headers and event time of a TubeMQ message, and their encoding.
 
-One table (``FIELDS``) for rule, producer, source, sink, command line and the reference page. The body is the value,
-untouched; everything else is an attribute ``name=value``. TubeMQ's attributes allow no ``,``, no ``=`` and no blank
-text, so each value of ours is percent-encoded, and an empty one is written as a single ``%``. Attributes with other
-names come from other producers: their text is not decoded.
+Rules, clients, Spark, the command line and the reference page use one table (``FIELDS``). The body of a message is the
+value, unchanged; all other fields are attributes ``name=value``. TubeMQ's attributes must not contain ``,``, ``=`` or
+blank text, so values are percent-encoded, and an empty value is a single ``%``. Attributes with other names are from
+other producers, and are not decoded.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ HEADER_PREFIX = "u."
 
 
 class Field(NamedTuple):
-    """One row: attribute of :class:`Record`, its name on the wire, its Python type, its meaning."""
+    """A field of a record: attribute of :class:`Record`, attribute of the message, Python type, description."""
 
     name: str
     attribute: str
@@ -47,7 +47,7 @@ FIELDS = (
 
 @dataclass(slots=True)
 class Record:
-    """One record. ``headers`` keep order and repeats; from the wire a value is ``str``, or ``bytes`` if not UTF-8."""
+    """A record. ``headers`` keep order and duplicates; a decoded value is ``str``, or ``bytes`` if it is not UTF-8."""
 
     value: bytes
     key: bytes | None = None
@@ -72,11 +72,11 @@ class Record:
         msg_type: str | None = None,
         user_properties: Iterable[tuple[str, str]] = (),
     ) -> Record:
-        """The record of a published message.
+        """Create the record of a published MQTT message.
 
-        ``default_id`` is used unless there is a user property ``id``; the property ``event-time`` (ms) comes before
-        ``event_time_ms``; ``key`` defaults to the topic, ``msg_type`` to its last level. Those two properties are not
-        repeated among the headers.
+        ``default_id`` is used if there is no user property ``id``; the user property ``event-time`` (ms) overrides
+        ``event_time_ms``. ``key`` defaults to the topic, ``msg_type`` to its last level. These two properties are not
+        copied to the headers.
         """
         identity = None
         headers: list[tuple[str, str | bytes]] = []
@@ -99,10 +99,10 @@ class Record:
         )
 
     def encode(self) -> tuple[bytes, int, str | None]:
-        """Return ``data``, ``flag`` and the wire form of the message type, which the send request has as well.
+        """Return ``data``, ``flag`` and the encoded message type, which the send request also contains.
 
         Raises:
-            LocalProtocolError: a text cannot be written (a lone surrogate), ``msg_time`` is not 12 digits, a field has
+            LocalProtocolError: a text is not Unicode (a lone surrogate), ``msg_time`` is not 12 digits, a field has
                 another type.
         """
         if not isinstance(self.value, bytes):
@@ -137,7 +137,7 @@ class Record:
             raise LocalProtocolError("tube: a text of the record is not Unicode", why=str(error)) from None
         except (TypeError, AttributeError, ValueError) as error:
             raise LocalProtocolError(
-                "tube: a field of the record has another type",
+                "tube: a field of the record has the wrong type",
                 why=str(error),
                 do="set the key to bytes, headers to pairs (name, str or bytes), times to numbers, the rest to str",
             ) from error
@@ -147,17 +147,14 @@ class Record:
     def decode(cls, data: bytes, flag: int) -> Record:
         """Decode the record in a message of any producer.
 
-        Attributes that are not in the table, or have a value of another form, become headers of the same name, so
-        nothing is lost.
+        Attributes that are not in the table or have an invalid value become headers of the same name.
 
         Raises:
             RemoteProtocolError: the attribute block is longer than the data.
         """
         split = message.split_data(data, flag)
         if split is None:
-            raise RemoteProtocolError(
-                f"tube: a message of {len(data)} bytes says that it has more attributes than that"
-            )
+            raise RemoteProtocolError(f"tube: the attribute length of a message exceeds its {len(data)} bytes")
         text, value = split
         record = cls(value)
         if text:
@@ -231,7 +228,7 @@ def _text_or_bytes(data: bytes) -> str | bytes:
 
 
 def encode_msg_type(text: str) -> str:
-    """The wire form of a message type, also of a filter. Other letters stay: the broker hashes this text."""
+    """Encode a message type, also of a filter. All other letters are unchanged, because the broker hashes the text."""
     return _UNSAFE_TYPE.sub(lambda match: "".join([f"%{byte:02X}" for byte in match[0].encode()]), text)
 
 

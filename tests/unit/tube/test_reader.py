@@ -69,7 +69,7 @@ async def test_what_is_not_there_is_named(tmp_path: Path) -> None:
             with RangeReader("127.0.0.1", running.ports[1], timeout_s=2) as source:
                 with pytest.raises(DataLossError, match="beyond the end 84"):
                     source.plan("demo", 0, 112, 140, 1)
-                with pytest.raises(DataLossError, match="no longer kept"):
+                with pytest.raises(DataLossError, match="no longer stored"):
                     list(source.read("demo", 0, -28, 28))
                 with pytest.raises(DataLossError, match="the log ends at 84"):
                     list(source.read("demo", 0, 0, 112))

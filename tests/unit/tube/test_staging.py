@@ -15,7 +15,7 @@ from penstock.tube import exactly_once
 from penstock.tube.codec.proto import broker_pb2 as pb
 from penstock.tube.codec.strings import BrokerInfo
 from penstock.tube.engine.transactions.staging import OVERDUE_MS
-from penstock.tube.exactly_once import REQUEST_ROWS, Asker, BatchId, Staged, Stager
+from penstock.tube.exactly_once import REQUEST_ROWS, BatchId, Staged, Stager, TransactionClient
 from penstock.tube.producer import Producer
 from penstock.tube.reader import RangeReader
 from penstock.tube.record import Record
@@ -152,7 +152,7 @@ async def test_an_older_run_is_told_which_one_replaced_it(tmp_path: Path) -> Non
         with pytest.raises(RefusedError, match="run 'old' was replaced by run 'new'") as caught:
             await exactly_once.commit(producer, old, staged)
         assert caught.value.code == 403
-        assert "give each a query name of its own" in str(caught.value)
+        assert "use different query names" in str(caught.value)
         with pytest.raises(RefusedError, match="replaced by run 'new'"):
             await stage(producer, old, 0, ["late"])
         assert await published(running) == {}
@@ -179,11 +179,11 @@ class _DiedError(Exception):
 
 
 def dying(at: int, *, after: bool) -> Callable[..., Coroutine[Any, Any, Any]]:
-    """`Asker.ask` of a driver that dies at its ``at``-th question, before or ``after`` the broker has dealt with it."""
-    whole = Asker.ask
+    """`TransactionClient.ask` of a driver that dies at request ``at``, before or ``after`` the broker handled it."""
+    whole = TransactionClient.ask
     asked = 0
 
-    async def ask(self: Asker, broker: BrokerInfo, question: pb.Transaction) -> Any:
+    async def ask(self: TransactionClient, broker: BrokerInfo, question: pb.Transaction) -> Any:
         nonlocal asked
         asked += 1
         if asked > at or (asked == at and not after):
@@ -206,7 +206,7 @@ async def test_a_driver_dies_at_any_question(tmp_path: Path, monkeypatch: pytest
             batch = BatchId("q", f"old{at}", at)
             staged = await stage_all(producer, batch, f"a{at}")
             with monkeypatch.context() as patch:
-                patch.setattr(Asker, "ask", dying(at, after=after))
+                patch.setattr(TransactionClient, "ask", dying(at, after=after))
                 try:
                     await exactly_once.commit(producer, batch, staged)
                     finished = True
@@ -240,12 +240,14 @@ async def test_the_next_run_waits_for_a_broker_that_may_know_better(
             for item in staged
             if 1 in item.rows
         )
-        asker = Asker(producer, batch, 5)
+        asker = TransactionClient(producer, batch, 5)
         assert await asker.ask(BrokerInfo.parse(staged[0].brokers[1]), asked) is not None
         await running.stop_broker(2)
         new = BatchId("q", "new", 0)
         alone = Staged(0, "none", {}, {1: staged[0].brokers[1]})
-        with pytest.raises(UnavailableError, match=r"batch 0 of query 'q' waits for broker 2:127\.0\.0\.1:") as stuck:
+        with pytest.raises(
+            UnavailableError, match=r"batch 0 of query 'q' waits for its participant, broker 2:127\.0\.0\.1:"
+        ) as stuck:
             await exactly_once.commit(producer, new, [alone], timeout_s=0.5)
         assert "staged delete q --force" in str(stuck.value.do)
         maintenance = running.brokers[1].maintenance
@@ -265,11 +267,11 @@ async def test_settling_finishes_what_a_dead_run_left(tmp_path: Path, monkeypatc
         batch = BatchId("q", "old", 4)
         staged = await stage_all(producer, batch, "a")
         with monkeypatch.context() as patch:
-            patch.setattr(Asker, "ask", dying(5, after=True))
+            patch.setattr(TransactionClient, "ask", dying(5, after=True))
             with pytest.raises(_DiedError):
                 await exactly_once.commit(producer, batch, staged)
         operator = BatchId("q", "operator", 0)
-        assert await exactly_once.settle(producer, operator, list(producer.brokers.values())) == 4
+        assert await exactly_once.resolve(producer, operator, list(producer.brokers.values())) == 4
         assert flat(await published(running)) == rows("a")
 
 
@@ -294,7 +296,7 @@ async def test_a_broker_that_knows_no_transactions(tmp_path: Path) -> None:
 async def test_a_server_that_says_nothing_is_unavailable() -> None:
     async with scripted(lambda _: None) as (port, _), scripted(lambda _: None) as (master, _):
         producer = Producer(f"127.0.0.1:{master}", request_timeout_s=0.2)
-        asker = Asker(producer, BatchId("q", "run", 0), 0.5)
+        asker = TransactionClient(producer, BatchId("q", "run", 0), 0.5)
         with pytest.raises(UnavailableError, match=r"did not answer query 'q', batch 0, within 0.5 s"):
             await asker.ask(BrokerInfo(1, "127.0.0.1", port), BatchId("q", "run", 0).ask(pb.Transaction.BEGIN))
         await asker.close()

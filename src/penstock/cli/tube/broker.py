@@ -405,7 +405,7 @@ async def _resolve(query: str, concerned: list[BrokerRow], tube: TubeConnectionO
     async with Producer(tube.tube_master, **tube.client()) as producer:
         # A new run: its BEGIN fences the one that may still be alive, so that it cannot prepare anything more.
         batch = BatchId(query, f"settled-{uuid.uuid4().hex}", 0)
-        return await exactly_once.settle(producer, batch, [BrokerInfo(*address) for address in addresses])
+        return await exactly_once.resolve(producer, batch, [BrokerInfo(*address) for address in addresses])
 
 
 def _staged_row(broker: BrokerRow, row: dict[str, Any]) -> dict[str, Cell]:

@@ -196,11 +196,11 @@ class ApacheRangeReader(DirectConsumer, BrokerReader):
         return StoreBounds(0, 0, 0, 0)
 
     def offset_at(self, topic: str, partition: int, time_ms: int) -> int:
-        """Raises RefusedError: the broker keeps no times."""
+        """Raises RefusedError: the broker stores no append times."""
         raise RefusedError(
-            f"tube: broker {self._peer} does not find offsets by time ({topic!r} partition {partition} at {time_ms})",
+            f"tube: broker {self._peer} does not support offsets by time ({topic!r} partition {partition}, {time_ms})",
             peer=self._peer,
-            why="it is not a penstock broker; Apache's keep no time with a message",
+            why="it is not a penstock broker; Apache's brokers store no append times",
             do="start at earliest, latest or an offset",
         )
 
@@ -255,13 +255,13 @@ class ApacheRangeReader(DirectConsumer, BrokerReader):
                 self._forget(session.held, topic)
 
     def _check_data(self, ref: PartitionRef, start: int, data_start: int) -> None:
-        kept = self.bounds(ref.topic, ref.partition)
-        if kept.oldest_data > data_start:
+        stored = self.bounds(ref.topic, ref.partition)
+        if stored.oldest_data > data_start:
             raise DataLossError(
-                f"tube: {ref}: of the range from offset {start} data are no longer kept: they begin at byte "
-                f"{data_start} of the store or later, the oldest byte kept is {kept.oldest_data}",
-                why="retention removed data whose index is still there; the broker leaves out such messages silently",
-                do="raise the topic's retention, or start from the earliest offset and accept the gap",
+                f"tube: {ref}: data of the range from offset {start} is no longer stored: it begins at byte "
+                f"{data_start} of the store or later, and the oldest stored byte is {stored.oldest_data}",
+                why="retention removed the data but not its index, and the broker omits such messages silently",
+                do="increase the topic's retention, or start from the earliest offset and accept the gap",
             )
 
     def _batch(self, fetched: Fetched, ref: PartitionRef) -> MessageBatch | None:
@@ -290,7 +290,7 @@ class ApacheRangeReader(DirectConsumer, BrokerReader):
         if [crc32(view[start:end]) & 0x7FFFFFFF for start, end in edges] != sums.tolist():
             raise DataLossError(
                 f"tube: {ref}: a message from {self._peer} does not match its checksum",
-                why="it was changed on its way, or before the broker took it",
+                why="it was corrupted in transit, or before the broker stored it",
             )
 
     def _forget(self, group: str, topic: str) -> None:

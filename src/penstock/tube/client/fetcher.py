@@ -39,9 +39,9 @@ __all__ = ["Confirmation", "FetchSettings", "FetchedBatch", "Fetcher", "Message"
 
 READ = Service.BROKER_READ
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 0.5  # before a broker that does not answer is tried again
-# A broker that cannot be reached for so long is given up; the master hears of it and gives the partition out again.
+# If a broker is unreachable for this time, the partition is reported to the master as released, which reassigns it.
 UNREACHABLE_S = 10.0
-# A released partition waits so long for the application to finish the batch in hand.
+# Maximum wait, when a partition is released, for the application to finish the current batch.
 RELEASE_WAIT_S = 3.0
 
 
@@ -93,10 +93,10 @@ class Confirmation(NamedTuple):
 
 
 class FetchedBatch:
-    """The messages of one response to a get, and whether the application is done with them.
+    """The messages of one response to a get request, and their state in the application.
 
-    ``finished`` is set once the application has its last message or it is revoked, ``settled`` once it is confirmed or
-    revoked. ``waiting_since`` (s): since when the partition is not read because this is not confirmed.
+    ``finished`` is set once the application has the last message or the batch is revoked, ``settled`` once it is
+    confirmed or revoked. ``waiting_since`` (s) is the time since which the partition waits for the confirmation.
     """
 
     __slots__ = (
@@ -126,21 +126,21 @@ class FetchedBatch:
 
     @property
     def handed_out(self) -> bool:
-        """Whether the application had its last message."""
+        """True if the application has all messages."""
         return self.next == self.count
 
     @property
     def waiting(self) -> bool:
-        """True if the partition is not read further before this is confirmed."""
+        """True if the partition delivers no further messages before this batch is confirmed."""
         return self.waiting_since is not None and not self.settled.is_set()
 
     def confirmation(self) -> Confirmation:
-        """The messages that the application has now."""
+        """Return the confirmation of the messages that the application has now."""
         end = self.end if self.handed_out or not self.next else _behind(self.messages[self.next - 1])
         return Confirmation(self, self.next, end)
 
     def finish(self) -> None:
-        """The application has all messages: drop them here."""
+        """Release the messages, which the application has now."""
         self.messages = []
         self.finished.set()
 
@@ -244,7 +244,7 @@ class Fetcher:
 
     @property
     def consumers(self) -> list[PartitionConsumer]:
-        """The partitions that are read now."""
+        """Partitions that are currently read."""
         return [consumer for consumer, _ in self._consumers.values()]
 
     async def apply(self, orders: Orders) -> None:
@@ -317,7 +317,7 @@ class Fetcher:
         self._member.held.discard(partition)
 
     async def release_all(self) -> None:
-        """Give everything back."""
+        """Release all partitions."""
         for task in list(self._beating.values()):
             task.cancel()
         await asyncio.gather(*(self.release(partition, wait_s=0) for partition in list(self._consumers)))
@@ -326,7 +326,7 @@ class Fetcher:
         """Store the offset of a confirmation. Some brokers store it at the end of a batch only.
 
         Raises:
-            UnavailableError: it may or may not be stored, or it is known that it is not.
+            UnavailableError: the offset is not stored, or the broker did not respond.
         """
         batch, count, offset = confirmation
         partition, consumer = batch.consumer.partition, batch.consumer
@@ -363,14 +363,14 @@ class Fetcher:
             raise UnavailableError(
                 f"tube: the offset of {partition.key} is not stored: {answer.errMsg}",
                 applied=False,
-                why="the broker forgot this consumer or gave its partition to another: messages are delivered again",
+                why="the consumer's session expired or its partition was reassigned: messages are delivered again",
             )
         batch.confirmed = max(batch.confirmed, count)
         if batch.confirmed == batch.count:
             batch.confirm()
 
     def commit_soon(self, confirmation: Confirmation) -> None:
-        """As :meth:`commit`, after the previous commit was answered; of several only the last one is sent."""
+        """Commit in the background, after the previous commit; of several pending ones only the last is sent."""
         consumer = confirmation.batch.consumer
         self._to_commit[consumer] = confirmation
         if consumer not in self._committing:
@@ -378,7 +378,7 @@ class Fetcher:
             self._committing[consumer] = task
 
     async def committed(self) -> None:
-        """Return when nothing is being committed."""
+        """Wait until no commit is in flight."""
         await asyncio.gather(*self._committing.values(), return_exceptions=True)
 
     async def _commit_all(self, consumer: PartitionConsumer) -> None:
@@ -390,7 +390,7 @@ class Fetcher:
             del self._committing[consumer]
 
     async def _planned_end(self, batch: FetchedBatch, count: int) -> int | None:
-        """The offset after the first ``count`` messages of ``batch``, which has none; None: it cannot be known."""
+        """Return the offset after the first ``count`` messages of a ``batch`` without offsets; None if unknown."""
         if self._member.filters.get(batch.consumer.partition.topic):
             return None
         wanted = broker_pb2.RangeRequest(startOffset=batch.consumer.offset, maxMessages=count, planOnly=True)
@@ -398,7 +398,7 @@ class Fetcher:
         return plan.nextOffset if plan is not None and plan.messageCount == count else None
 
     async def offsets_at(self, partition: Partition, time_ms: int) -> int:
-        """The first offset that was appended at ``time_ms`` or later; the end if all is older.
+        """Return the offset of the first message that was appended at ``time_ms`` or later; without one, the end.
 
         Raises:
             RefusedError: the broker does not support it.
@@ -406,8 +406,8 @@ class Fetcher:
         found = await self._range(partition, broker_pb2.RangeRequest(timeMs=time_ms))
         if found is None or not found.HasField("timeOffset"):
             raise RefusedError(
-                f"tube: broker {partition.broker.address} does not find offsets by time",
-                why="it is not a penstock broker, or an old one",
+                f"tube: broker {partition.broker.address} does not support offsets by time",
+                why="it is not a penstock broker, or an older version",
                 do="use Apache's administration: broker.htm?method=admin_set_offset_by_time",
             )
         return found.timeOffset
@@ -518,7 +518,7 @@ class Fetcher:
         return step
 
     async def _ask(self, connection: ClientConnection, consumer: PartitionConsumer) -> broker_pb2.GetMessageResponseB2C:
-        """Send one get. Without a response in time abort the connection: a late one would move the stored offset."""
+        """Send a get request. On a timeout, abort the connection: a late response would move the stored offset."""
         partition = consumer.partition
         request = consumer.get_request(self._member.client_id, self._member.group)
         timeout_s = self._settings.timeout_s + request.maxWaitMs / 1000
@@ -550,7 +550,7 @@ class Fetcher:
             del self._unanswered[partition]
 
     def _drop(self, partition: Partition) -> None:
-        """The partition is lost; called by its own task."""
+        """Remove a lost partition; called by the partition's task."""
         self._consumers.pop(partition, None)
         self._revoke(partition)
         self._member.lost(partition)
@@ -558,7 +558,7 @@ class Fetcher:
         self._report_lost()
 
     def _batches_of(self, partition: Partition) -> list[FetchedBatch]:
-        """The batches that the application has not confirmed, oldest first."""
+        """Return the unconfirmed batches, oldest first."""
         found = (self._unconfirmed.get(partition), self._in_hand.get(partition))
         return [batch for batch in found if batch is not None and not batch.settled.is_set()]
 
@@ -615,7 +615,7 @@ class Fetcher:
             self._drop(partition)
 
     async def _wait(self, waiting: Iterable[Awaitable[object]], timeout_s: float) -> bool:
-        """Whether all of them came in time."""
+        """Return True if all completed in time."""
         try:
             async with asyncio.timeout(timeout_s):
                 await asyncio.gather(*waiting)

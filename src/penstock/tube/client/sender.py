@@ -573,13 +573,13 @@ def _overflowed(message: PendingRecord) -> bool:
 
 
 def _order_error(target: Partition, error: PenstockError | None) -> PenstockError:
-    """The error of a record that is given up because later ones are stored; ``error``: that of its last attempt."""
-    do = "send it again if its place does not matter; reorder=True does so always; or keep fewer in flight"
+    """Return the error of a record that is not retried because later ones are stored; ``error``: its last error."""
+    do = "send it again if the order does not matter, set reorder=True to do so always, or reduce max_in_flight"
     if isinstance(error, RefusedError):
         why = "later messages of the partition are stored: sending it again would change their order"
-        told = RefusedError(error.what, code=error.code, text=error.text, peer=error.peer, why=why, do=do)
-        told.retriable = error.retriable
-        return told
+        refused = RefusedError(error.what, code=error.code, text=error.text, peer=error.peer, why=why, do=do)
+        refused.retriable = error.retriable
+        return refused
     return UnavailableError(
         f"tube: a message for {target.key} was not stored, later ones were",
         applied=None,

@@ -71,7 +71,7 @@ async def test_ranges_positions_and_what_is_left_behind(tmp_path: Path, monkeypa
                         assert [b.reached for b in batches[-1:]] in ([], [end])
                         assert all(not len(b.append_times) for b in batches)
                 assert source.plan("demo", 0, 28, 28 * 50, 10) == (28 * 11, 10)
-                with pytest.raises(RefusedError, match="does not find offsets by time"):
+                with pytest.raises(RefusedError, match="does not support offsets by time"):
                     source.offset_at("demo", 0, 5)
                 source.commit_offset("shown", "demo", 1, 280)
 
@@ -99,7 +99,7 @@ async def test_data_that_expired_behind_the_index(tmp_path: Path, monkeypatch: p
                 assert len(list(source.read("demo", 0, 0, 28, data_start=500))) == 1
                 found = source.read("demo", 0, 0, 28, data_start=499)
                 assert next(found).payloads == [b"x"]
-                with pytest.raises(DataLossError, match=r"begin at byte 499 .* the oldest byte kept is 500"):
+                with pytest.raises(DataLossError, match=r"begins at byte 499 .* the oldest stored byte is 500"):
                     next(found)
 
         await blocking(check)

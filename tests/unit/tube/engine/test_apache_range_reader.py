@@ -213,7 +213,7 @@ def test_another_attempt_holds_the_partition() -> None:
 
 def test_what_retention_removed_before_the_read() -> None:
     model = Model([0] * 10, oldest=4)
-    with pytest.raises(DataLossError, match=r"offset 28 is no longer kept \(earliest 112\)") as caught:
+    with pytest.raises(DataLossError, match=r"offset 28 is no longer stored \(earliest 112\)") as caught:
         read(model, ENTRY, 8 * ENTRY)
     assert caught.value.end == 4 * ENTRY
 
@@ -229,7 +229,7 @@ def test_what_retention_removed_during_the_read(method: MethodId) -> None:
             model.oldest = 12
 
     model.before = expire
-    with pytest.raises(DataLossError, match=r"began at 336|no longer kept") as caught:
+    with pytest.raises(DataLossError, match=r"began at 336|no longer stored") as caught:
         read(model, 0, 18 * ENTRY)
     assert caught.value.end == 12 * ENTRY
 

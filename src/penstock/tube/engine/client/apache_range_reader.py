@@ -215,7 +215,7 @@ def _register(session: RangeSession, ref: PartitionRef, start: int, end: int) ->
     # The broker puts a position that it does not have silently where it has one, and says 200.
     if answer.currOffset > start:
         raise DataLossError(
-            f"tube: {ref}: offset {start} is no longer kept (earliest {answer.currOffset})",
+            f"tube: {ref}: offset {start} is no longer stored (earliest {answer.currOffset})",
             end=answer.currOffset,
             why="retention removed it before it was read",
             do="raise the topic's retention, or start from the earliest offset and accept the gap",
@@ -224,7 +224,7 @@ def _register(session: RangeSession, ref: PartitionRef, start: int, end: int) ->
     if reachable < end:
         raise DataLossError(
             f"tube: {ref}: the log ends at {reachable}, not at {end}",
-            why="the range was planned on a log that had more: the broker lost its newest messages in a crash",
+            why="the range was planned on a longer log: the broker lost its newest messages in a crash",
         )
 
 
