@@ -132,7 +132,7 @@ class _Engine:
 
     async def send(self, data: bytes) -> None:
         """Hand a read to the broker; its output is in ``transport``."""
-        self.broker.outbound.reading = self.connection
+        self.broker.outbound.begin_read(self.connection)
         self.connection.receive(data, monotonic_ms(), time.time_ns() // 1_000_000)
         self.broker.outbound.end_read()
         self._flush()
@@ -252,7 +252,7 @@ def fan_out(window: int, reads: int, warm_up: int) -> float:
         return connection, transport
 
     def receive(connection: BrokerConnection, data: bytes, now: int) -> None:
-        broker.outbound.reading = connection
+        broker.outbound.begin_read(connection)
         connection.receive(data, now, now)
         broker.outbound.end_read()
 

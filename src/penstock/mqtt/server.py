@@ -300,14 +300,13 @@ class MqttServer(ServerLinkOwner):
                 self._wall_ms = self._clock()
             broker = self._broker
             outbound = broker.outbound
-            outbound.reading = connection
-            connection.dirty = True  # end_read() looks at its output
+            outbound.begin_read(connection)
             published = broker.stats.publishes_received
             connection.receive(data, now, self._wall_ms)
             if connection.left and outbound.end_connection():
                 link.close(linger=False)
             else:
-                outbound.end_read(unread=connection.unread)
+                outbound.end_read()
             if link.unauthenticated and connection.session is not None:
                 self._known(link)
             if broker.timers.sooner:
@@ -360,10 +359,9 @@ class MqttServer(ServerLinkOwner):
             connection = link.connection
             if connection is not None and connection.unread and self.receiving:
                 try:
-                    broker.outbound.reading = connection
-                    connection.dirty = True
+                    broker.outbound.begin_read(connection)
                     connection.proceed(now, wall_ms)
-                    broker.outbound.end_read(unread=connection.unread)
+                    broker.outbound.end_read()
                 except Exception:
                     logger.exception("internal error; closing %r", connection)
                     self._abort(link)
@@ -471,7 +469,7 @@ class MqttServer(ServerLinkOwner):
         """Write what the engine collected, one write a connection; have what it recorded committed."""
         if self.persistence is not None:
             self.persistence.submit()
-        links = self._links
+        links, at_once = self._links, self._joins_writes
         for connection, data, close in self._broker.flush(self.now()):
             link = links.get(connection)
             if link is None or link.transport is None:
@@ -479,7 +477,10 @@ class MqttServer(ServerLinkOwner):
                     inside.deliver(data, close=close)
                 continue
             if data:
-                link.write(data)
+                if at_once and not link.transport.is_closing():
+                    link.send_now(data)
+                else:
+                    link.write(data)
             if link.unauthenticated and connection.session is not None:
                 self._known(link)
             if close:

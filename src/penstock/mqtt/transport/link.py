@@ -235,10 +235,11 @@ class ServerLink(Sink):
             transport.write(data)
 
     def send_now(self, data: bytes) -> None:
-        """Write immediately, without the transport if its write buffer is empty; only while received bytes are handled.
+        """Write immediately, without the transport if its write buffer is empty.
 
-        uvloop's transport would write at the end of the loop turn, after the broker has processed other connections.
-        A transport that closes by itself passes on no received bytes any more, so its descriptor is still valid here.
+        Only while received bytes are handled, or if the transport is not closing: one that closes by itself passes on
+        no received bytes any more, so its descriptor is still valid. uvloop's transport would write at the end of the
+        loop turn, after the broker has processed other connections, and at a higher cost.
         """
         tls = self._tls
         if self.descriptor < 0 or ((self._buffered or tls is not None) and self._waits()):

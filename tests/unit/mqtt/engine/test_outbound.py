@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from penstock.mqtt.codec.encoder import encode
-from penstock.mqtt.codec.packets import Connect, Disconnect, PingReq, Publish
+from penstock.mqtt.codec.packets import Connect, Disconnect, PingReq, Publish, Subscribe, Subscription
 from penstock.mqtt.engine.broker import Broker
 from penstock.mqtt.engine.connections.connection import BrokerConnection
 from penstock.mqtt.engine.connections.output import Sink
@@ -35,7 +35,7 @@ def _connected() -> tuple[Broker, BrokerConnection, _Sink, list[str]]:
 
 
 def _read(broker: Broker, connection: BrokerConnection, data: bytes) -> None:
-    broker.outbound.reading = connection
+    broker.outbound.begin_read(connection)
     connection.receive(data, 0, 0)
     broker.outbound.end_read()
     assert broker.outbound.reading is None
@@ -59,18 +59,26 @@ def test_what_was_said_before_the_read_leaves_first() -> None:
     assert [data for _, data, _ in broker.flush(0)] == [b""]
 
 
-def test_output_of_a_read_that_is_not_finished_is_left_to_the_flush() -> None:
+def test_messages_to_others_leave_before_their_acknowledgement() -> None:
     broker, connection, sink, wakes = _connected()
-    broker.outbound.reading = connection
-    connection.receive(encode(PingReq()), 0, 0)
-    broker.outbound.end_read(unread=True)
+    receiver = broker.open("r", 0)
+    assert receiver is not None
+    receiver.receive(encode(Connect("r")) + encode(Subscribe(1, [Subscription("t")])), 0, 0)
+    broker.flush(0)
+    wakes.clear()
+    _read(broker, connection, encode(Publish("t", b"x", 1, packet_id=7)))
     assert sink.sent == []
     assert len(wakes) == 1
-    broker.outbound.reading = connection
-    connection.receive(encode(PingReq()), 0, 0)
-    broker.outbound.end_read()
-    assert sink.sent == [2 * PINGRESP]
-    assert [data for _, data, _ in broker.flush(0)] == [b""]
+    assert [(to, data[:1]) for to, data, _ in broker.flush(0)] == [(receiver, b"\x32"), (connection, b"\x40")]
+
+
+def test_output_of_others_does_not_hold_that_of_a_read_without_messages() -> None:
+    broker, connection, sink, _ = _connected()
+    other = broker.open("o", 0)
+    assert other is not None
+    other.receive(encode(Connect("o")), 0, 0)
+    _read(broker, connection, encode(PingReq()))
+    assert sink.sent == [PINGRESP]
 
 
 def test_the_end_of_a_connection_is_left_to_the_flush() -> None:
@@ -97,7 +105,7 @@ def test_output_of_others_is_flushed() -> None:
     other.receive(encode(Connect("d")), 0, 0)
     broker.flush(0)
     wakes.clear()
-    broker.outbound.reading = connection
+    broker.outbound.begin_read(connection)
     other.puback(1, 0)
     broker.outbound.end_read()
     assert wakes == ["wake"]
