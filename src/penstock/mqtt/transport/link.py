@@ -333,14 +333,18 @@ class ServerLink(Sink):
 
         Only the sending direction is closed first: bytes that arrive on a closed socket reset the connection, and a
         client in the middle of sending would not read the DISCONNECT. ``linger`` False closes both directions, for a
-        client that sends nothing more. The TLS transport sends close_notify and always reads until the peer closes.
+        client that sends nothing more. The TLS transport sends close_notify, and reads until the peer closes unless the
+        client has sent DISCONNECT.
         """
         transport = self.transport
         if transport is None or transport.is_closing():
             return
         self.descriptor = -1
         if not linger or self.unauthenticated or not transport.can_write_eof():
-            transport.close()
+            if self._tls is not None and self.connection is not None and self.connection.left:
+                self._tls.close(wait=False)
+            else:
+                transport.close()
             if self._tls is None and not (self._buffered and self._waits()):
                 return  # it ends in the next turn
         elif not self._lingering:

@@ -155,8 +155,12 @@ class TlsTransport:
         if data and self._socket is not None and not self._socket.is_closing():
             self._socket.write(data)
 
-    def close(self) -> None:
-        """Send close_notify and discard what arrives until the client closes, too; the caller limits that time."""
+    def close(self, *, wait: bool = True) -> None:
+        """Send close_notify and discard what arrives until the client closes, too; the caller limits that time.
+
+        Without ``wait`` the connection closes once close_notify was sent [RFC 8446 section 6.1]: for a client that has
+        said that it leaves.
+        """
         if self._closing or self._socket is None:
             return
         self._closing = True
@@ -164,7 +168,9 @@ class TlsTransport:
             self._tls.unwrap()
         except ssl.SSLWantReadError:
             self.send_encrypted(self._outgoing.read())
-            if not self._socket.is_closing() and not self._socket.is_reading():
+            if not wait:
+                self._socket.close()
+            elif not self._socket.is_closing() and not self._socket.is_reading():
                 self._socket.resume_reading()
             return
         except ssl.SSLError:

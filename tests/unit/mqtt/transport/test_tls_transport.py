@@ -237,6 +237,21 @@ async def test_closing_says_goodbye_and_discards_what_still_comes(authority: Aut
     assert received.events == ["made", "lost"]
 
 
+async def test_closing_without_waiting_for_a_client_that_leaves(authority: Authority, context: ServerTls) -> None:
+    transport, received, wire = opened(context)
+    client = Client(authority, transport, wire)
+    client.connect()
+    client.read()
+    transport.write(b"last words")
+    transport.close(wait=False)
+    assert wire.closed
+    client.exchange()
+    assert client.tls.read(100) == b"last words"
+    assert client.tls.read(100) == b""  # close_notify
+    transport.connection_lost(None)
+    assert received.events == ["made", "lost"]
+
+
 async def test_a_client_that_says_goodbye(authority: Authority, context: ServerTls) -> None:
     transport, received, wire = opened(context)
     client = Client(authority, transport, wire)
