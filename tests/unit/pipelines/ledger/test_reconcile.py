@@ -155,4 +155,4 @@ def test_batches_that_a_delta_table_has_forgotten_are_unknown(tmp_path: Path) ->
     checkpoint.write_bytes(b"")
     (account,) = reconcile(books.pipeline, books.state, ten)
     assert account.off == ()
-    assert "is no checkpoint" in account.unknown[0]
+    assert "is not a checkpoint" in account.unknown[0]
