@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import ctypes
 import sys
+import threading
 import time
 from collections.abc import Callable
 from typing import Final
@@ -53,7 +54,7 @@ class IdleRelease:
         self._processor_s = processor_s
         self._released_s = self._looked_s = processor_s()
         self._timer: asyncio.TimerHandle | None = None
-        self._task: asyncio.Task[None] | None = None
+        self._thread: threading.Thread | None = None
 
     def start(self) -> None:
         """Look every :data:`INTERVAL_S`; call it in the event loop."""
@@ -63,12 +64,14 @@ class IdleRelease:
         """Stop, after a release that is running."""
         if self._timer is not None:
             self._timer.cancel()
-        if self._task is not None:
-            await self._task
+        if self._thread is not None:
+            self._thread.join()
 
     def _look_again(self) -> None:
         if self.is_due():
-            self._task = asyncio.create_task(asyncio.to_thread(self._release), name="release memory")
+            # Not one of the loop's executor, which would stay.
+            self._thread = threading.Thread(target=self._release, name="release memory")
+            self._thread.start()
         self.start()
 
     def is_due(self) -> bool:
