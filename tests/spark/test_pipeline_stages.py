@@ -166,7 +166,7 @@ def test_expressions_that_fail_on_a_row_leave_the_others_alone(spark: SparkSessi
 
 
 def windowed(**given: Any) -> dict[str, Any]:
-    window = {"time": "t", "duration": "1 hour", "watermark": "1 hour", "by": ["note"], "ahead": "2 hours"}
+    window = {"time": "t", "duration": "1 hour", "watermark": "1 hour", "by": ["note"], "max_ahead": "2 hours"}
     return {"name": "w", "window": window | given}
 
 
@@ -313,7 +313,7 @@ def test_a_value_that_is_too_large_for_a_sink_is_a_dead_letter(
         ({"drop": ["flow.x"]}, "column 'flow' has no fields to drop"),
         ({"compute": {"x": "nope + 1"}}, "`nope` cannot be resolved"),
         # What is there, and not Spark's number of the error.
-        ({"compute": {"x": "nope + 1"}}, r"`\]\.\n  do:  correct its map; columns there: t timestamp, flow double"),
+        ({"compute": {"x": "nope + 1"}}, r"`\]\.\n  do:  correct its map; existing columns: t timestamp, flow double"),
     ],
 )
 def test_a_map_that_cannot_be_is_refused(spark: SparkSession, step: dict[str, Any], message: str) -> None:
