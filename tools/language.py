@@ -1,4 +1,4 @@
-"""Find rejected words in the texts of the project: pages, docstrings, error texts, help and names.
+"""Find rejected words in the texts of the project: pages, docstrings, comments, error texts, help and names.
 
 Usage: python -m tools.language [--list] [--write]
 
@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import argparse
 import ast
+import io
 import json
 import re
 import sys
+import tokenize
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -49,6 +51,18 @@ REJECTED = {
 }
 """Pattern to what the field says instead."""
 
+REJECTED_IN_CODE = {
+    r"(?<!`)\b(?:nobody|somebody|anybody)\b": "no client, a client, any client",
+    r"\bunder way\b": "in progress, active, in flight",
+    r"\bcarr(?:y|ies|ied) out\b": "execute, run, apply",
+    r"\bfor good\b": "permanently",
+    r"\b(?:is|are|was|were) gone\b": "does not exist any more, was deleted, is disconnected",
+    r"\bof (?:ours|theirs|hers)\b": "of penstock, of the broker, of the caller",
+    r"\bas long as [a-z ]+ stands?\b": "while ... is valid",
+    r"\bwhat (?:is|was) (?:there|left|kept)\b": "the existing ..., the remaining ..., the stored ...",
+}
+"""Pattern to what the field says instead; in docstrings, comments and other texts of the modules."""
+
 OPENING = re.compile(r"(?:What|Where|How|Who|Whom|Which|Why|Whose)\b")
 """A docstring or title that begins with such a word: use a noun phrase or an imperative instead."""
 
@@ -60,6 +74,17 @@ MODULE_NAMES = frozenset(
 """Rejected names of modules."""
 
 
+NAME_WORDS = frozenset({"anew", "books", "said", "untold", "upkeep", "ways", "whoever"})
+"""Rejected words of names of classes, functions and parameters."""
+
+NAME_OPENING = re.compile(r"_*(?:what|whom|whose|tell|said|told)_")
+"""Rejected starts of names of functions."""
+
+CLASS_NAMES = frozenset(
+    {"Begun", "Books", "HandedOut", "Kept", "Later", "Passing", "Planned", "Shelf", "Show", "Way", "Written"}
+)
+"""Rejected names of classes, with or without a leading underscore."""
+
 OPTION_WORDS = frozenset(
     {"books", "figures", "holdings", "kept", "lane", "pacing", "somebody", "told", "turned", "upkeep"}
     | {"ways", "whoever", "words"}
@@ -68,6 +93,8 @@ OPTION_WORDS = frozenset(
 
 PAGE_NAME = re.compile(r"(?:what|where|how|who|whom|which|why|whose|say|let|see)-")
 """Rejected starts of page file names."""
+
+_CODE = REJECTED | REJECTED_IN_CODE
 
 
 class Hit(NamedTuple):
@@ -79,9 +106,9 @@ class Hit(NamedTuple):
     instead: str
 
 
-def in_text(area: str, place: str, text: str) -> Iterator[Hit]:
+def in_text(area: str, place: str, text: str, rejected: Mapping[str, str] = REJECTED) -> Iterator[Hit]:
     """Rejected words of a text."""
-    for pattern, instead in REJECTED.items():
+    for pattern, instead in rejected.items():
         for found in re.finditer(pattern, text, re.IGNORECASE):
             line = text.count("\n", 0, found.start()) + 1
             yield Hit(area, f"{place}:{line}", " ".join(found.group().split()), instead)
@@ -125,25 +152,45 @@ def names() -> Iterator[Hit]:
 
 
 def code() -> Iterator[Hit]:
-    """Docstrings, other texts and names of the modules."""
+    """Docstrings, comments, other texts and names of the modules."""
     for path in sorted(SOURCE.rglob("*.py")):
         place = str(path.relative_to(ROOT))
         if "/proto/" in place:
             continue
         if path.stem in MODULE_NAMES:
             yield Hit("modules", place, path.stem, "a noun of the field")
-        tree = ast.parse(path.read_text(encoding="utf-8"))
+        source = path.read_text(encoding="utf-8")
+        tree = ast.parse(source)
         docstrings = {id(node) for node in _docstrings(tree)}
         for node in ast.walk(tree):
+            yield from _code_names(place, node)
             if not isinstance(node, ast.Constant) or not isinstance(node.value, str):
                 continue
             where = f"{place}:{node.lineno}"
             if id(node) in docstrings:
-                yield from (hit._replace(place=where) for hit in in_text("docstrings", place, node.value))
+                yield from (hit._replace(place=where) for hit in in_text("docstrings", place, node.value, _CODE))
                 if OPENING.match(node.value):
                     yield Hit("docstrings", where, node.value.split()[0], "a noun phrase or an imperative")
             elif " " in node.value:
-                yield from (hit._replace(place=where) for hit in in_text("texts", place, node.value))
+                yield from (hit._replace(place=where) for hit in in_text("texts", place, node.value, _CODE))
+        for token in tokenize.generate_tokens(io.StringIO(source).readline):
+            if token.type == tokenize.COMMENT:
+                where = f"{place}:{token.start[0]}"
+                yield from (hit._replace(place=where) for hit in in_text("comments", place, token.string, _CODE))
+
+
+def _code_names(place: str, node: ast.AST) -> Iterator[Hit]:
+    """Rejected names of classes, functions and their parameters."""
+    if isinstance(node, ast.ClassDef):
+        words = re.findall(r"[A-Z]+[a-z0-9]*|[a-z0-9]+", node.name)
+        if node.name.lstrip("_") in CLASS_NAMES or NAME_WORDS & {word.lower() for word in words}:
+            yield Hit("code names", f"{place}:{node.lineno}", node.name, "a noun of the field")
+    elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+        if NAME_OPENING.match(node.name) or NAME_WORDS & set(node.name.split("_")):
+            yield Hit("code names", f"{place}:{node.lineno}", node.name, "a verb of the layer, or a noun of the field")
+        for parameter in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs):
+            if NAME_WORDS & set(parameter.arg.split("_")):
+                yield Hit("code names", f"{place}:{parameter.lineno}", parameter.arg, "a noun of the field")
 
 
 def _docstrings(tree: ast.Module) -> Iterator[ast.Constant]:
@@ -159,7 +206,7 @@ def hits() -> list[Hit]:
 
 
 def counts(found: list[Hit]) -> dict[str, int]:
-    """Number of hits of each area: pages, names, docstrings, texts (errors, help, log lines), modules."""
+    """Number of hits of each area: pages, names, docstrings, comments, texts (errors, help, logs), modules, code."""
     return dict(sorted(Counter(hit.area for hit in found).items()))
 
 

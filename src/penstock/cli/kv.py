@@ -693,13 +693,13 @@ def _lines(file: IO[bytes]) -> Iterator[ImportLine]:
             except (ValueError, TypeError) as error:
                 raise ConfigError(
                     f"kv import: line {number} cannot be used: {_start_of(text)}",
-                    why=_what_is_wrong(error),
+                    why=_problem(error),
                     do='write one object per line, as in {"key": "line-3/target", "value": "12.5"};'
                     " bytes that are not text as key_base64, value_base64; nothing was set",
                 ) from error
 
 
-def _what_is_wrong(error: Exception) -> str:
+def _problem(error: Exception) -> str:
     if isinstance(error, json.JSONDecodeError):
         return f"it is not JSON: {error.msg[:1].lower()}{error.msg[1:]} at column {error.colno}"
     return "it is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else str(error)

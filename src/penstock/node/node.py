@@ -226,19 +226,19 @@ class Node:
             pid=os.getpid(),
             data_dir=str(directory.path),
             durability=str(config.durability),
-            mqtt=_told(config.mqtt, mqtt[DEFAULT_LISTENER]),
+            mqtt=_advertised_address(config.mqtt, mqtt[DEFAULT_LISTENER]),
             listeners={
-                name: f"{_SCHEMES[entry.transport]}://{_told(entry, mqtt[name])}"
+                name: f"{_SCHEMES[entry.transport]}://{_advertised_address(entry, mqtt[name])}"
                 + (entry.path if entry.transport.websocket else "")
                 for name, entry in self.security.listeners.items()
             }
             | ({} if faults is None else {"faults": f"mqtt://{faults}"}),
-            tube_master=_told(config.tube_master, tube_master),
-            tube_broker=_told(config.tube_broker, tube_broker),
+            tube_master=_advertised_address(config.tube_master, tube_master),
+            tube_broker=_advertised_address(config.tube_broker, tube_broker),
             tube_master_tls=_beside(config.tube_master, master.tls_bound),
             tube_broker_tls=_beside(config.tube_broker, broker.tls_bound),
-            tube_broker_http=_told(config.tube_broker_http, broker_http),
-            http=_told(config.http, http),
+            tube_broker_http=_advertised_address(config.tube_broker_http, broker_http),
+            http=_advertised_address(config.http, http),
             http_tls=None if config.http.tls is None else True,
             tube_broker_http_tls=None if config.tube_broker_http.tls is None else True,
             admin_token_file=None if config.tube.admin_token is not None else str(directory.admin_token),
@@ -511,15 +511,15 @@ def _beside(listener: ListenerSection, bound: tuple[str, int] | None) -> str | N
     if bound is None:
         return None
     host = listener.bind.host if listener.advertise is None else listener.advertise.host
-    return _told(ListenerSection(bind=listener.bind), Address(host, bound[1]))
+    return _advertised_address(ListenerSection(bind=listener.bind), Address(host, bound[1]))
 
 
 def _web_address(listener: TubeBrokerHttpListener, bound: Address) -> str:
     """Address of the broker's administration, reported to the master; without a scheme for plain HTTP."""
-    return ("" if listener.tls is None else "https://") + _told(listener, bound)
+    return ("" if listener.tls is None else "https://") + _advertised_address(listener, bound)
 
 
-def _told(listener: ListenerSection, bound: Address) -> str:
+def _advertised_address(listener: ListenerSection, bound: Address) -> str:
     """Advertised address: as configured, else the bound address, with the host name for a wildcard."""
     if listener.advertise is not None:
         return str(listener.advertise)

@@ -245,7 +245,7 @@ async def _start(settings: BrokerSettings, security: _Security, parts: AsyncExit
     http = HttpServer(pages)
     web = await http.start("tube-broker-http", settings.http)
     parts.push_async_callback(http.close)
-    broker = _broker(settings, str(_told(web, told)), token, security.clients)
+    broker = _broker(settings, str(_advertised_address(web, told)), token, security.clients)
     start = broker.start if settings.tls is None else settings.tls.beside(broker.start, settings.tls.broker_port)
     try:
         _, port = await start(settings.bind.host, settings.bind.port)
@@ -303,7 +303,7 @@ def _broker(settings: BrokerSettings, web_address: str, token: str, access: Clie
     )
 
 
-def _told(web: Address, advertised: Address | None) -> Address:
+def _advertised_address(web: Address, advertised: Address | None) -> Address:
     """Address of the HTTP listener ``web`` for other machines."""
     if not web.is_wildcard:
         return web

@@ -169,7 +169,7 @@ class Consumer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if error is not None:
-            self._auto_confirm = False  # the message in hand was not processed: it comes again
+            self._auto_confirm = False  # the current message was not processed: it is delivered again
         await self.close()
 
     @property
@@ -344,7 +344,7 @@ class Consumer:
         if self._closed:
             return
         if self._auto_confirm and self._heart is not None:
-            with contextlib.suppress(PenstockError):  # then it comes again
+            with contextlib.suppress(PenstockError):  # then it is delivered again
                 await self.confirm()
         self._closed = True
         await self._fetcher.committed()

@@ -27,7 +27,7 @@ from penstock.node.config.node import (
     TubeMasterListener,
 )
 from penstock.node.data_dir import DataDirectory
-from penstock.node.node import Node, Ready, _told
+from penstock.node.node import Node, Ready, _advertised_address
 from penstock.runtime.io.clock import wall_clock_ms
 from penstock.runtime.io.files import Durability
 from penstock.runtime.io.network import Address, parse_address
@@ -322,9 +322,9 @@ async def test_a_lost_environment_stops_the_start_and_nothing_is_made_in_its_pla
 
 def test_everywhere_is_told_as_the_name_of_the_machine() -> None:
     everywhere = MqttListener(bind=Address("0.0.0.0", 1883))
-    host = parse_address(_told(everywhere, everywhere.bind)).host
+    host = parse_address(_advertised_address(everywhere, everywhere.bind)).host
     assert host not in {"0.0.0.0", ""}
-    assert _told(MqttListener(bind=FREE), Address("127.0.0.1", 5)) == "127.0.0.1:5"
+    assert _advertised_address(MqttListener(bind=FREE), Address("127.0.0.1", 5)) == "127.0.0.1:5"
 
 
 async def test_others_are_told_what_the_operator_says(tmp_path: Path) -> None:

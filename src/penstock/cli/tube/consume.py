@@ -140,7 +140,7 @@ def consume(
     if not raw and (form is not RawFormat.LINES or key_separator is not None):
         option = "--format" if key_separator is None else "--key-separator"
         raise ConfigError(f"{option} is set without --raw", option=option, do=f"add --raw, or omit {option}")
-    show = _Show(raw=raw, as_json=as_json, form=form, separator=key_separator)
+    show = _Printer(raw=raw, as_json=as_json, form=form, separator=key_separator)
     with contextlib.suppress(KeyboardInterrupt):
         if group is None and not follow and _show_held(request, show):
             return
@@ -201,7 +201,7 @@ def _check(request: ConsumeRequest, group: str | None, *, follow: bool) -> None:
         )
 
 
-def _show_held(request: ConsumeRequest, show: _Show) -> bool:
+def _show_held(request: ConsumeRequest, show: _Printer) -> bool:
     """Print the records that are stored now; False: the brokers serve consumer groups only.
 
     Raises:
@@ -310,7 +310,7 @@ def _held(request: ConsumeRequest, unavailable: dict[int, UnavailableError]) -> 
     return heapq.merge(*map(of_partition, infos), key=lambda row: row["append_time_ms"])
 
 
-async def _consume(request: ConsumeRequest, group: str, show: _Show, *, follow: bool) -> None:
+async def _consume(request: ConsumeRequest, group: str, show: _Printer, *, follow: bool) -> None:
     import asyncio
 
     from penstock.tube.consumer import Consumer
@@ -399,7 +399,7 @@ def _fields(
     }
 
 
-class _Show:
+class _Printer:
     """Prints rows in the selected format."""
 
     def __init__(self, *, raw: bool, as_json: bool, form: RawFormat, separator: str | None) -> None:

@@ -107,7 +107,7 @@ class Tls(Section):
     minimum_version: Literal["1.2", "1.3"] = Field(default="1.2", description="minimum TLS version")
 
     @model_validator(mode="after")
-    def _lists_are_of_somebody(self) -> Tls:
+    def _check_lists(self) -> Tls:
         if self.revoked is not None and self.client_ca is None:
             raise ValueError("`revoked` lists client certificates: it needs `client_ca`")
         return self

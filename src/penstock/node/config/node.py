@@ -118,7 +118,7 @@ class HttpTls(Section):
     )
 
     @model_validator(mode="after")
-    def _lists_are_of_somebody(self) -> HttpTls:
+    def _check_lists(self) -> HttpTls:
         if self.revoked is not None and self.client_ca is None:
             raise ValueError("`revoked` lists client certificates: it needs `client_ca`")
         return self

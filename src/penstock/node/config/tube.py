@@ -64,7 +64,7 @@ class TubeTls(Section):
     broker_port: int = Field(default=8124, ge=0, le=65535, description="TLS port of the broker; 0 selects a free port")
 
     @model_validator(mode="after")
-    def _lists_are_of_somebody(self) -> TubeTls:
+    def _check_lists(self) -> TubeTls:
         if self.revoked is not None and self.client_ca is None:
             raise ValueError("`revoked` lists client certificates: it needs `client_ca`")
         return self

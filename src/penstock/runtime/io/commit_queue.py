@@ -11,7 +11,7 @@ and end in the order of their numbers. A change belongs to the commit ``number``
 Grouping needs no timer. A requested commit begins at the end of the loop turn, or when the running commit has ended,
 and ``begin_commit`` takes all that has been changed until then. So a slow disk makes commits larger, not the queue
 longer, and at most two commits are unfinished: one that runs and one that collects. ``request_within`` is for changes
-that nobody waits for (write-behind): their commit begins some time later, or with the next one that somebody requests.
+without waiters (write-behind): their commit begins some time later, or with the next requested one.
 
 Inline or in the thread. Passing a commit to the thread and back costs as much as a small commit on a fast disk. So a
 commit runs in the loop if its client calls the batch small and the disk has been fast: the longest of the last commits,

@@ -271,20 +271,20 @@ class StallWatch:
         self._clock = clock
         self._beat = clock()
         self._timer: asyncio.TimerHandle | None = None
-        self._told: list[Callable[[int], None]] = []
+        self._callbacks: list[Callable[[int], None]] = []
 
-    def add(self, told: Callable[[int], None]) -> None:
-        """Call ``told`` after each stall with the extension in ms, until it is removed."""
-        self._told.append(told)
+    def add(self, on_stall: Callable[[int], None]) -> None:
+        """Call ``on_stall`` after each stall with the extension in ms, until it is removed."""
+        self._callbacks.append(on_stall)
         if self._timer is None:
             self._beat = self._clock()
             self._timer = self._loop.call_later(BEAT_S, self._next)
 
-    def remove(self, told: Callable[[int], None]) -> None:
+    def remove(self, on_stall: Callable[[int], None]) -> None:
         """Remove a callback; may be called twice."""
-        if told in self._told:
-            self._told.remove(told)
-        if not self._told and self._timer is not None:
+        if on_stall in self._callbacks:
+            self._callbacks.remove(on_stall)
+        if not self._callbacks and self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
@@ -306,21 +306,21 @@ class StallWatch:
         _log.warning(
             "the process did not run for up to %.1f s; timeouts of clients are extended by %.1f s", stall_s, grace_s
         )
-        for told in list(self._told):
-            told(int(grace_s * 1000))
+        for on_stall in list(self._callbacks):
+            on_stall(int(grace_s * 1000))
 
 
 _watches: WeakValueDictionary[asyncio.AbstractEventLoop, StallWatch] = WeakValueDictionary()
 """The servers of a loop own its watch. A watch refers to its loop, so the loop must not be what keeps it."""
 
 
-def watch_stalls(told: Callable[[int], None]) -> StallWatch:
-    """Stall watch of the running loop, shared by its servers; it calls ``told`` with the extension in ms."""
+def watch_stalls(on_stall: Callable[[int], None]) -> StallWatch:
+    """Stall watch of the running loop, shared by its servers; it calls ``on_stall`` with the extension in ms."""
     loop = asyncio.get_running_loop()
     watch = _watches.get(loop)
     if watch is None:
         watch = _watches[loop] = StallWatch(loop)
-    watch.add(told)
+    watch.add(on_stall)
     return watch
 
 

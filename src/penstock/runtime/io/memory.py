@@ -2,7 +2,7 @@
 
 While a server works, memory that was freed is kept for the next allocation: returning it and faulting it in again
 halves the throughput of large messages (:func:`~penstock.runtime.io.loop.tune_process`). After the work it would stay
-for good: glibc returns none by itself, and LMDB keeps the pages of its largest transaction.
+permanently: glibc returns none by itself, and LMDB keeps the pages of its largest transaction.
 
 Python's own allocator returns an arena of 1 MB when its last object is freed, so it needs no help, as long as few small
 objects live long among many that do not.

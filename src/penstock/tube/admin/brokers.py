@@ -11,10 +11,10 @@ from penstock.tube.admin.changes import (
     SettingChange,
     has_properties,
     item,
+    modification,
     refuse_unchangeable,
     success,
     topic_defaults,
-    who_and_when,
 )
 from penstock.tube.admin.request import BadParameter, Params
 from penstock.tube.codec.strings import ipv4_to_int
@@ -277,7 +277,7 @@ def configured(engine: MasterEngine, params: Params, now: int) -> Answer:
             "acceptPublish": setting.status in _WRITABLE,
             "acceptSubscribe": setting.status in _READABLE,
             **NOT_USED,
-            **who_and_when(engine, BrokerSetting, str(number)),
+            **modification(engine, BrokerSetting, str(number)),
         } | ({"topicSet": [_topic(topic, number) for topic in topics]} if with_topic else {})
         rows += [row] if has_properties(row, params) else []
     return success(rows)

@@ -42,10 +42,10 @@ __all__ = [
     "has_properties",
     "item",
     "message_bytes",
+    "modification",
     "refuse_unchangeable",
     "success",
     "topic_defaults",
-    "who_and_when",
 ]
 
 Answer = dict[str, Any]
@@ -103,7 +103,7 @@ def refuse_unchangeable(params: Params) -> None:
 
 
 AUTHOR = ("dataVersionId", "serialId", "createUser", "createDate", "modifyUser", "modifyDate")
-"""Names of the fields of `who_and_when`."""
+"""Names of the fields of `modification`."""
 
 
 class SettingChange(NamedTuple):
@@ -118,7 +118,7 @@ def success(rows: Sequence[Answer | str]) -> Answer:
     return {"result": True, "errCode": 0, "errMsg": "OK", "data": rows, "count": len(rows)}
 
 
-def who_and_when(engine: MasterEngine, kind: type[Setting], key: str, serial: int = UNDEFINED) -> Answer:
+def modification(engine: MasterEngine, kind: type[Setting], key: str, serial: int = UNDEFINED) -> Answer:
     """Authors and times of the setting of that kind and key; ``-`` if it was not made by administration requests."""
     found = engine.controls.authors.get((kind_of(kind), key))
     if found is None:

@@ -16,10 +16,10 @@ from penstock.tube.admin.changes import (
     flow_text,
     item,
     message_bytes,
+    modification,
     refuse_unchangeable,
     success,
     topic_defaults,
-    who_and_when,
 )
 from penstock.tube.admin.request import BadParameter, Params
 from penstock.tube.codec.strings import UNDEFINED, valid_group
@@ -39,6 +39,7 @@ from penstock.tube.engine.master.settings import (
 __all__ = [
     "FILTERED",
     "FILTERED_AND_OFF",
+    "access_of",
     "allow",
     "allowed",
     "bind_filters",
@@ -71,7 +72,6 @@ __all__ = [
     "sub_info",
     "topic_authorization",
     "topic_controls",
-    "who_may",
     "withdraw",
 ]
 
@@ -227,7 +227,7 @@ def consume_controls(engine: MasterEngine, params: Params, now: int) -> Answer:
                 "filterEnable": control.filter_enabled,
                 # A comma at both ends, so that tools find an item as ",item,".
                 "filterConds": f",{','.join(control.filters)}," if control.filters else "",
-                **who_and_when(engine, ConsumeControl, f"{group}\0{topic}"),
+                **modification(engine, ConsumeControl, f"{group}\0{topic}"),
             }
             for (group, topic), control in sorted(engine.controls.consume.items())
             if (not groups or group in groups) and (not topics or topic in topics)
@@ -281,7 +281,7 @@ def topic_controls(engine: MasterEngine, params: Params, now: int) -> Answer:
                 "topicNameId": UNDEFINED,
                 "enableAuthControl": name in engine.controls.topics and engine.controls.topics[name].enabled,
                 "maxMsgSizeInMB": (topic.max_message_bytes or engine.max_message_bytes) // MIN_MESSAGE_BYTES,
-                **who_and_when(engine, TopicControl, name),
+                **modification(engine, TopicControl, name),
             }
             for name, topic in sorted(engine.cluster.topics.items())
             if not wanted or name in wanted
@@ -292,17 +292,17 @@ def topic_controls(engine: MasterEngine, params: Params, now: int) -> Answer:
 def topic_authorization(engine: MasterEngine, params: Params, now: int) -> Answer:
     """Topics with access control, with their groups and filters."""
     wanted = set(params.items("topicName"))
-    return success([who_may(engine, name) for name in sorted(engine.cluster.topics) if not wanted or name in wanted])
+    return success([access_of(engine, name) for name in sorted(engine.cluster.topics) if not wanted or name in wanted])
 
 
-def who_may(engine: MasterEngine, topic: str) -> Answer:
+def access_of(engine: MasterEngine, topic: str) -> Answer:
     """Access control of ``topic``, the groups with rules for it, and their filters."""
     control = engine.controls.topics.get(topic)
     groups, filters = [], []
     for (group, name), said in sorted(engine.controls.consume.items()):
         if name != topic:
             continue
-        author = who_and_when(engine, ConsumeControl, f"{group}\0{name}")
+        author = modification(engine, ConsumeControl, f"{group}\0{name}")
         if said.enabled:
             groups.append({"topicName": name, "groupName": group, **author})
         text = f",{','.join(said.filters)}," if said.filters else ""
@@ -311,7 +311,7 @@ def who_may(engine: MasterEngine, topic: str) -> Answer:
     return {
         "topicName": topic,
         "isEnable": control is not None and control.enabled,
-        **who_and_when(engine, TopicControl, topic),
+        **modification(engine, TopicControl, topic),
         "authConsumeGroup": groups,
         "groupCount": len(groups),
         "authFilterCondSet": filters,
@@ -363,7 +363,7 @@ def resources(engine: MasterEngine, params: Params, now: int) -> Answer:
                 "qryPriorityId": setting.query_priority,
                 "flowCtrlEnable": setting.flow_enabled,
                 **flow_rules(setting.flow_info, "flowCtrlRuleCount"),
-                **who_and_when(engine, GroupSetting, name, setting.serial),
+                **modification(engine, GroupSetting, name, setting.serial),
             }
             for name, setting in sorted(engine.controls.groups.items())
             if not wanted or name in wanted
@@ -419,7 +419,7 @@ def cluster_setting(engine: MasterEngine, params: Params, now: int) -> Answer:
                 "qryPriorityId": QUERY_PRIORITY if setting.query_priority is None else setting.query_priority,
                 "flowCtrlEnable": setting.flow_enabled,
                 **flow_rules(setting.flow_info, "flowCtrlRuleCount"),
-                **who_and_when(engine, ClusterSetting, "", setting.serial),
+                **modification(engine, ClusterSetting, "", setting.serial),
                 "numPartitions": default.partitions,
                 "numTopicStores": default.stores,
                 "deletePolicy": default.delete_policy,

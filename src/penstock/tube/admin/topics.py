@@ -17,11 +17,11 @@ from penstock.tube.admin.changes import (
     has_properties,
     item,
     message_bytes,
+    modification,
     refuse_unchangeable,
     success,
-    who_and_when,
 )
-from penstock.tube.admin.groups import who_may
+from penstock.tube.admin.groups import access_of
 from penstock.tube.admin.request import BadParameter, Params
 from penstock.tube.codec.strings import UNDEFINED
 from penstock.tube.engine.master.context import DEFAULTS
@@ -222,7 +222,7 @@ def info(engine: MasterEngine, params: Params, now: int) -> Answer:
     """Topics, their brokers, and whether they can be used."""
     rows = []
     for topic, numbers in _asked(engine, params):
-        control = who_may(engine, topic.name)
+        control = access_of(engine, topic.name)
         # The reference names this flag differently here than in the response of the other method.
         del control["topicName"]
         control["enableAuthControl"] = control.pop("isEnable")
@@ -239,7 +239,7 @@ def deployed(engine: MasterEngine, params: Params, now: int) -> Answer:
             {
                 **_sums(engine, topic, numbers),
                 "topicNameId": UNDEFINED,
-                **who_and_when(engine, TopicSetting, topic.name),
+                **modification(engine, TopicSetting, topic.name),
                 "deployInfo": _places(engine, topic, numbers),
             }
             for topic, numbers in _asked(engine, params)
@@ -304,7 +304,7 @@ def _places(engine: MasterEngine, topic: TopicSetting, numbers: Collection[int])
                 "brokerIp": brokers[broker_id].host,
                 "brokerPort": brokers[broker_id].port,
                 **_properties(engine, topic.at(broker_id)),
-                **who_and_when(engine, TopicSetting, topic.name),
+                **modification(engine, TopicSetting, topic.name),
                 "runInfo": run,
             }
         )

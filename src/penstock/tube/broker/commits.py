@@ -5,8 +5,8 @@ commit nothing is acknowledged any more: clients that wait, and later ones, get 
 with one write per connection.
 
 Commits of few messages run in the loop while the disk is fast (decision 34). Two kinds of changes are written behind,
-because nobody waits for them: messages in topics of durability "memory", and offsets that only a fetch moved. A fetch
-that confirms the messages before it is answered with the next messages, not with a promise.
+because no request waits for them: messages in topics of durability "memory", and offsets that only a fetch moved. A
+fetch that confirms the messages before it is answered with the next messages, not with a promise.
 """
 
 from __future__ import annotations

@@ -247,7 +247,7 @@ class ApacheRangeReader(DirectConsumer, BrokerReader):
                 self._check_data(ref, start, data_start)
         finally:
             if not done and session.held is not None and self._connection.connected:
-                # Its user wants no more, or cannot go on. The registration need not stay until its session ends.
+                # Its user has ended or failed. The registration need not stay until its session ends.
                 self._timeout_s = min(self._timeout_s, _STOPS_S)
                 with suppress(PenstockError):
                     self._ask(session.leave(ref))

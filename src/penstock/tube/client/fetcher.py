@@ -490,7 +490,7 @@ class Fetcher:
             return FetchStep.REGISTER
         step = consumer.register_answer(answer, monotonic_ms())
         if step is FetchStep.GET:
-            self._revoke(partition)  # what was not confirmed before comes again
+            self._revoke(partition)  # unconfirmed messages are delivered again
             self._member.held.add(partition)
             self._registered.pop(partition, asyncio.Event()).set()
         return step

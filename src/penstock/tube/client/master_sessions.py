@@ -254,7 +254,7 @@ class MemberSession:
         self._heart: asyncio.Task[None] | None = None
 
     async def start(self, fetcher: Fetcher) -> None:
-        """Join the group, then send heartbeats; ``fetcher`` carries out the assignment.
+        """Join the group, then send heartbeats; ``fetcher`` executes the assignment.
 
         Raises:
             UnavailableError: no master responds.

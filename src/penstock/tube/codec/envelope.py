@@ -229,7 +229,7 @@ def payload_of(response: Response, method: int, peer: str) -> bytes:
                 text=text,
                 peer=peer,
                 why=f"{response.exception}: {text}",
-                do="name the address of a TubeMQ master here: port 8715 (8716 with TLS), if nobody chose another",
+                do="set the address of a TubeMQ master: its default port is 8715 (8716 with TLS)",
             )
         what = f"tube: {peer} failed on {METHODS[method].name}: {response.exception}"
         raise RefusedError(what, text=text, peer=peer, why=text)

@@ -293,7 +293,7 @@ class DefaultConfig(NamedTuple):
     def format(self) -> str:
         """The text in messages: 12 items."""
         items = _items(self)
-        return ":".join([*items[:5], " ", *items[5:]])  # deleteWhen is gone and stays as one blank
+        return ":".join([*items[:5], " ", *items[5:]])  # deleteWhen was removed; one blank remains
 
     @classmethod
     def parse(cls, text: str) -> DefaultConfig:

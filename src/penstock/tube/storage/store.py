@@ -3,7 +3,7 @@
 Two threads use it and share no mutable state except the files. The loop's thread appends (in memory), reads, and moves
 the durable end; the committing thread writes and syncs what it was given:
 
-    store.append(...)                     # loop: gives the message its offset, nobody can read it yet
+    store.append(...)                     # loop: assigns the offset; the message is not readable yet
     work = store.take()                   # loop: takes everything appended since the last time
     store.write(work); store.sync(work)   # committing thread
     store.written(work)                   # loop: from now on it is readable
@@ -399,6 +399,6 @@ class Store(LogReads):
             # The data first: recovery sets an index without data aside, it is never served.
             self._files.remove(segment.data_path)
             self._files.remove(segment.index_path)
-            # One after the other also on disk: if a newer one were gone and an older one back after a power loss, what
+            # One after the other also on disk: if a power loss removed a newer one and not an older one, what
             # retention removed would look like damage.
             self._files.sync_dir(self.directory)

@@ -247,7 +247,7 @@ def _fetch(
         if got.errCode not in {ErrCode.SUCCESS, ErrCode.NOT_FOUND}:
             raise _refused(ref, got.errCode, got.errMsg)
         if got.errCode == ErrCode.SUCCESS and got.currOffset < position:
-            yield from _register_anew(session, ref, position, end)
+            yield from _register_again(session, ref, position, end)
             continue
         if got.errCode == ErrCode.SUCCESS and got.currOffset > position:
             raise DataLossError(
@@ -264,7 +264,7 @@ def _fetch(
         if done.errCode != ErrCode.SUCCESS:
             raise _refused(ref, done.errCode, done.errMsg)
         if done.currOffset < position:
-            yield from _register_anew(session, ref, position, end)
+            yield from _register_again(session, ref, position, end)
             continue
         if done.currOffset > position:
             return (messages if got.errCode == ErrCode.SUCCESS else messages.until(0)), done.currOffset
@@ -272,7 +272,7 @@ def _fetch(
         yield Pause(_RETRY_MS, f"{ref}: nothing can be read at offset {position} yet: {got.errMsg}")
 
 
-def _register_anew(session: RangeSession, ref: PartitionRef, position: int, end: int) -> RangeSteps:
+def _register_again(session: RangeSession, ref: PartitionRef, position: int, end: int) -> RangeSteps:
     """Register at ``position`` again: the broker's stored offset was lower.
 
     It forgot the offset of the name's earlier user, or lost the end of its log; the registration shows which.

@@ -5,7 +5,7 @@ Every response, including errors, contains the broker's state of the query. So a
 the extension, and a new run learns which transaction the previous run left in doubt.
 
 A commit is answered when all its rows are published and durable; until then its connection waits in `answered`. Every
-row of a decision is published as a message of the log, once, some per loop turn. A decision is carried out only when
+row of a decision is published as a message of the log, once, some per loop turn. A decision is applied only when
 its note is durable: a crash leaves either nothing published or a note of what to publish. The decision's number is
 stored with the messages in the log (like that of an idempotent producer), so that a publication that is repeated
 after a crash skips the messages that are stored.
