@@ -218,7 +218,7 @@ class MqttHistory:
         self._seen.add((message.number, client))
         if message.number > last:
             self._last[key] = message.number
-        elif is_first and _has_one_publication(message, [self.subscriptions[i] for i in identifiers], now_ms):
+        elif is_first and _has_one_publication(message, [self.subscriptions[i] for i in identifiers], qos, now_ms):
             raise Violation(f"{client} received {message} after message {last}")
 
     def _check_retained(self, found: Message, begin_ms: int, now_ms: int, reader: str) -> None:
@@ -298,12 +298,16 @@ class MqttHistory:
         )
 
 
-def _has_one_publication(message: Message, members: list[Wanted], now_ms: int) -> bool:
-    """Whether the first delivery is of the first publication.
+def _has_one_publication(message: Message, members: list[Wanted], qos: int, now_ms: int) -> bool:
+    """Whether the first delivery, with ``qos``, is of the first publication.
 
-    A message that is sent again reaches subscriptions that came meanwhile, and those where it had expired.
+    A message that is sent again reaches subscriptions that came meanwhile, those where it had expired, and, with QoS 0,
+    those of clients that were not connected.
     """
     sent_ms = message.sent_ms
     if sent_ms is None or (message.expiry_s and now_ms >= sent_ms + message.expiry_s * 1000):
+        return False
+    windows = members[0].windows
+    if not qos and not (windows and windows[-1].begin_ms < sent_ms):
         return False
     return all(member.confirmed_ms is not None and member.confirmed_ms < sent_ms for member in members)

@@ -94,6 +94,21 @@ def test_first_deliveries_are_in_order() -> None:
         received(made, 1, 1)
 
 
+def test_with_qos_0_the_first_delivery_to_a_client_that_was_away_may_be_of_a_repetition() -> None:
+    made = history()
+    made.subscriptions[ID].windows[:] = [Window(15)]
+    for number in (1, 2):
+        sent(made, number, 1)
+    received(made, 2, 0)
+    received(made, 1, 0)
+    made.subscriptions[ID].windows[:] = [Window(0)]
+    sent(made, 3, 1)
+    sent(made, 4, 1)
+    received(made, 4, 0)
+    with pytest.raises(Violation, match="after message 4"):
+        received(made, 3, 0)
+
+
 def test_only_a_subscription_brings_a_message() -> None:
     made = history(qos=1)
     message = sent(made)
