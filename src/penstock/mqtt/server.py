@@ -33,7 +33,7 @@ from penstock.mqtt.listener_access import AuthenticatedClient, Certificate
 from penstock.mqtt.persistence import Persistence
 from penstock.mqtt.service import Service
 from penstock.mqtt.transport.connection_limits import Abortable, ConnectionLimiter, ConnectionLimitStats
-from penstock.mqtt.transport.link import CLOSE_GRACE_S, ServerLink, ServerLinkOwner
+from penstock.mqtt.transport.link import CLOSE_GRACE_S, END_WORK, ServerLink, ServerLinkOwner
 from penstock.mqtt.transport.listener import HANDSHAKE_WORK, Listener
 from penstock.mqtt.transport.listener_settings import ConnectionLimits, ListenerSettings
 from penstock.runtime.io.clock import wall_clock_ms
@@ -322,7 +322,9 @@ class MqttServer(ServerLinkOwner):
             self._abort(link)
 
     def defers(self, link: ServerLink, work: int) -> bool:
-        """Whether bytes of a connection without CONNACK wait: such connections have ``TURN_SHARES`` of a turn together.
+        """Whether bytes of a connection without CONNACK, or its end, wait.
+
+        Such connections and ends have ``TURN_SHARES`` of a turn together.
 
         All reads of a turn see one time, that of the loop. Where two turns have the same one, they share.
         """
@@ -375,6 +377,7 @@ class MqttServer(ServerLinkOwner):
                 continue
             link.deferred = False
             if link.lost:
+                broker.work += END_WORK
                 link.finish()
             else:
                 link.resume_reading()

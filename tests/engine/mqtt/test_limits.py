@@ -92,6 +92,8 @@ def test_a_hundred_thousand_filters() -> None:
     assert codes == [1] * 1_000 + [0x97] * 99_000
     assert bench.broker.measure().subscriptions == 1_000
     peer.drop()
+    while bench.broker.ending:
+        bench.flush()
     assert bench.broker.measure().subscriptions == 0
 
 

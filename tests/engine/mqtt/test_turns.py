@@ -3,8 +3,21 @@
 from __future__ import annotations
 
 from penstock.mqtt.codec.encoder import encode
-from penstock.mqtt.codec.packets import Connect, Packet, PubAck, Publish, Subscribe, Subscription
+from penstock.mqtt.codec.packets import (
+    Connect,
+    Packet,
+    PingReq,
+    PingResp,
+    PubAck,
+    Publish,
+    SubAck,
+    Subscribe,
+    Subscription,
+    UnsubAck,
+    Unsubscribe,
+)
 from penstock.mqtt.engine.model.limits import TURN_SHARES, BrokerLimits
+from penstock.mqtt.engine.sessions.subscribing import FILTER_WORK
 from tests.engine.mqtt.harness import Bench, Peer
 
 SHARE = 32
@@ -18,6 +31,20 @@ def turn(peer: Peer) -> list[Packet]:
     """What one flush of the broker sends to the peer."""
     found = peer.bench.broker.flush(peer.bench.now)
     return [p for connection, data, _ in found if connection is peer.connection for p in peer.decoder.feed(data)]
+
+
+def works(peer: Peer, *packets: Packet) -> list[int]:
+    """Send packets; the work of each turn until they are handled."""
+    broker = peer.bench.broker
+    found: list[int] = []
+    before = broker.work
+    peer.connection.receive(b"".join(map(encode, packets)), 1_000, 0)
+    found.append(broker.work - before)
+    while peer.connection.unread:
+        before = broker.work
+        peer.connection.proceed(1_000, 0)
+        found.append(broker.work - before)
+    return found
 
 
 def test_acknowledgements_of_all_turns_are_in_order() -> None:
@@ -102,3 +129,76 @@ def test_many_clients_with_queues_share_a_part_of_a_turn() -> None:
         assert broker.broker.work - before <= (TURN_SHARES + 1) * SHARE
     for peer in peers:
         assert len([p for p in peer.inbox if isinstance(p, Publish)]) == 100
+
+
+def test_topic_filters_of_a_packet_are_handled_in_shares() -> None:
+    """The answer follows the last one, and what came after the packet follows the answer."""
+    peer = bench().connect("c")
+    filters = [f"a/{n}/+" for n in range(200)]
+    wanted = [*filters[:100], "/" * 200, *filters[101:]]
+    for packet in (Subscribe(1, [Subscription(name, 1) for name in wanted]), Unsubscribe(2, filters)):
+        turns = works(peer, packet, PingReq(), PingReq())
+        assert len(turns) >= 200 * FILTER_WORK // SHARE
+        *others, largest = sorted(turns)
+        assert max(others) <= SHARE + FILTER_WORK
+        assert largest <= 2 * SHARE + FILTER_WORK, "the search for retained messages has a share of its own"
+        answer, *pings = peer.take()
+        expected = [1] * 200 if isinstance(packet, Subscribe) else [0] * 200
+        expected[100] = 0x8F if isinstance(packet, Subscribe) else 0x11
+        assert isinstance(answer, SubAck | UnsubAck)
+        assert answer.reason_codes == expected
+        assert [type(packet) for packet in pings] == [PingResp, PingResp]
+    assert peer.bench.broker.measure().subscriptions == 0
+
+
+def test_a_connection_that_ends_within_a_packet_leaves_no_subscription() -> None:
+    broker = bench()
+    peer = broker.connect("c")
+    peer.connection.receive(encode(Subscribe(1, [Subscription(f"a/{n}") for n in range(200)])), 1_000, 0)
+    assert peer.connection.unread
+    peer.drop()
+    peer.connection.proceed(1_000, 0)
+    for _ in range(20):
+        broker.flush()
+    assert broker.broker.measure().subscriptions == 0
+
+
+def test_subscriptions_of_ended_sessions_are_removed_in_shares() -> None:
+    broker = bench()
+    sender = broker.connect("p")
+    peers = [broker.connect(f"c{n}") for n in range(3)]
+    for peer in peers:
+        peer.subscribe(*(f"a/{m}" for m in range(200)), "a/+", "$share/g/a/1")
+    other = broker.connect("o")
+    other.subscribe("a/1", "$share/g/a/1")
+    for peer in peers:
+        before = broker.broker.work
+        peer.connection.lost(broker.now)
+        assert broker.broker.work - before <= SHARE
+    turns = 0
+    while broker.broker.ending:
+        before = broker.broker.work
+        for connection, data, _ in broker.broker.flush(broker.now):
+            broker.peers[connection].inbox += broker.peers[connection].decoder.feed(data)
+        assert broker.broker.work - before <= TURN_SHARES * SHARE
+        turns += 1
+        sender.send(Publish("a/1", b"%d" % turns))
+    assert turns >= 3 * 200 * FILTER_WORK // (TURN_SHARES * SHARE)
+    expected = [b"%d" % (n + 1) for n in range(turns) for _ in range(2)]
+    assert [p.payload for p in other.publishes()] == expected
+    assert broker.broker.measure().subscriptions == 2
+
+
+def test_a_client_that_returns_before_its_subscriptions_are_removed_keeps_the_new_ones() -> None:
+    broker = bench()
+    peer = broker.connect("c")
+    peer.subscribe(*(f"a/{n}" for n in range(200)))
+    peer.drop()
+    assert broker.broker.ending
+    again = broker.connect("c")
+    again.subscribe("a/7")
+    for _ in range(20):
+        broker.flush()
+    broker.connect("p").send(Publish("a/7", b"x"), Publish("a/8", b"x"))
+    assert again.topics() == ["a/7"]
+    assert broker.broker.measure().subscriptions == 1

@@ -14,7 +14,7 @@ from penstock.mqtt.codec.packets import Connect, Disconnect, PingReq, Publish, S
 from penstock.mqtt.engine.connections.connection import CONNECT_WORK
 from penstock.mqtt.engine.model.limits import TURN_SHARES
 from penstock.mqtt.server import LARGE_READ_BYTES, BrokerLimits, MqttServer
-from penstock.mqtt.transport.link import ServerLink
+from penstock.mqtt.transport.link import END_WORK, ServerLink
 
 SHARE = 32
 PING = encode(PingReq())
@@ -81,8 +81,22 @@ class Wire:
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None: ...
 
 
+class Clock:
+    """The time of the loop: a turn takes a millisecond. The server has turns of the same time share the work of one."""
+
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+
+    def time(self) -> float:
+        return self.now_s
+
+
+clock = Clock()
+
+
 @pytest.fixture
-async def server() -> AsyncIterator[MqttServer]:
+async def server(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[MqttServer]:
+    monkeypatch.setattr(asyncio.get_running_loop(), "time", clock.time)
     server = MqttServer(limits=BrokerLimits(max_turn_work=SHARE))
     await server.start("127.0.0.1", 0)
     yield server
@@ -91,6 +105,7 @@ async def server() -> AsyncIterator[MqttServer]:
 
 async def turn() -> None:
     """Let the loop run what is due now."""
+    clock.now_s += 0.001
     await asyncio.sleep(0)
 
 
@@ -271,3 +286,27 @@ async def test_what_follows_a_connect_that_waits_keeps_its_order(server: MqttSer
         assert found == sorted(found)
     assert b"will" not in received
     assert server.stats.connections == 1
+
+
+async def test_ends_of_many_connections_share_a_turn(server: MqttServer) -> None:
+    """Each end counts, and those beyond the share of a turn wait; a client that returns meanwhile is accepted."""
+    observer = Wire(server, "observer")
+    observer.link.data_received(encode(Subscribe(1, [Subscription("will")])))
+    crowd = [Wire(server, f"c{n}", will=Will("will", b"gone")) for n in range(100)]
+    await connected(observer, *crowd)
+    for wire in crowd:
+        wire.leave()
+    again = Wire(server, "c99")
+    ends = [sum(wire.link.connection is None for wire in crowd)]
+    while ends[-1] < 100:
+        assert len(ends) < 200
+        observer.link.data_received(PING)
+        await turn()
+        ends.append(sum(wire.link.connection is None for wire in crowd))
+    steps = [after - before for before, after in pairwise([0, *ends])]
+    assert max(steps) <= TURN_SHARES * SHARE // END_WORK + 1, steps
+    received = await received_by(observer, turns=3)
+    assert received.count(PONG) == len(ends) - 1
+    assert received.count(b"gone") == 100
+    await connected(again)
+    assert server.stats.connections == 2

@@ -52,6 +52,7 @@ class Broker(BrokerCore):
     ) -> None:
         super().__init__(limits or BrokerLimits(), journal, new_client_id, report, report_merged)
         self._access = access
+        self.wake = wake
         self.outbound = Outbound(self, wake)
         self._session_manager = SessionManager(self)
         for service in services:
@@ -105,6 +106,8 @@ class Broker(BrokerCore):
 
     def flush(self, now: int) -> list[PendingWrite]:
         """Return the output to write, one piece per connection; ``wake`` was called if the next turn has more."""
+        if self.ending:
+            self._session_manager.remove_subscriptions()
         return self.outbound.flush(now)
 
     def refuse_stored(self, reason: str) -> None:

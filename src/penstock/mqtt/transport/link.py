@@ -20,12 +20,14 @@ from penstock.security.certificates import certificate_identity, name_in_certifi
 if TYPE_CHECKING:
     from penstock.mqtt.engine.connections.connection import BrokerConnection
 
-__all__ = ["CLOSE_GRACE_S", "ServerLink", "ServerLinkOwner"]
+__all__ = ["CLOSE_GRACE_S", "END_WORK", "ServerLink", "ServerLinkOwner"]
 
 _write: Final = os.write
 
 CLOSE_GRACE_S = 5.0
 """Time for a peer to read the last bytes of a closed connection before it is aborted."""
+END_WORK: Final = 16
+"""Units of work for the end of a connection (see ``max_turn_work``)."""
 WRITE_BUFFER_BYTES: Final = 256 * 1024
 """Size of the write buffer above which a connection gets no messages and is not read."""
 
@@ -60,7 +62,10 @@ class ServerLinkOwner:
         raise NotImplementedError
 
     def defers(self, link: ServerLink, work: int) -> bool:
-        """Whether bytes of a connection without CONNACK wait for a later turn; False: handle them, ``work`` units."""
+        """Whether bytes of a connection without CONNACK, or its end, wait for a later turn.
+
+        False: they are to be handled, with ``work`` units.
+        """
         raise NotImplementedError
 
     def lost(self, link: ServerLink) -> None:
@@ -312,6 +317,10 @@ class ServerLink(Sink):
         if self.deferred and self.connection is not None and (self.connection.unread or self.early):
             self.lost = True  # its last packets, perhaps a DISCONNECT, were received before
             self.descriptor = -1
+        elif self._server.defers(self, END_WORK):
+            self.lost = True
+            self.descriptor = -1
+            self.early = b""
         else:
             self.finish()
 

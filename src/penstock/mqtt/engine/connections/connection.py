@@ -47,15 +47,25 @@ __all__ = ["BrokerConnection"]
 
 PINGRESP: Final = b"\xd0\x00"
 """The answer to PINGREQ [MQTT-3.12.4-1]."""
-FILTER_WORK: Final = 4
-"""Units of work for a topic filter of SUBSCRIBE or UNSUBSCRIBE."""
 CONNECT_WORK: Final = 64
 """Units of work for CONNECT, and for each packet of enhanced authentication before CONNACK."""
 
+_WHOLE: Final = 1 << 60
+"""An end of work that no broker reaches."""
 _PUBLISH: Final = 3
 _PUBACK: Final = 4
 _PINGREQ: Final = 12
 _DISCONNECT: Final = 14
+
+
+class _Change:
+    """SUBSCRIBE or UNSUBSCRIBE, and the reason codes of the topic filters that were handled."""
+
+    __slots__ = ("codes", "packet")
+
+    def __init__(self, packet: Subscribe | Unsubscribe) -> None:
+        self.packet = packet
+        self.codes: list[int] = []
 
 
 class BrokerConnection(ConnectionState):
@@ -63,6 +73,7 @@ class BrokerConnection(ConnectionState):
 
     __slots__ = (
         "_access",
+        "_change",
         "_credit",
         "_deciding",
         "_handshake",
@@ -96,6 +107,8 @@ class BrokerConnection(ConnectionState):
         self._reauthentication: Reauthentication | None = None
         self._deciding = False
         """Reading is held until the Access decides about CONNECT."""
+        self._change: _Change | None = None
+        """SUBSCRIBE or UNSUBSCRIBE that is continued in the next share."""
         self._credit: i64 = 0
         """Work of the last packet beyond the share of its turn, as a negative number: later turns have less."""
         self.unread = False
@@ -133,6 +146,15 @@ class BrokerConnection(ConnectionState):
         session = self.session
         end = broker.work + broker.max_turn_work + self._credit
         try:
+            change = self._change
+            if (
+                change is not None
+                and session is not None
+                and (broker.work >= end or not self._change_subscriptions(session, change, end, now))
+            ):
+                self._credit = end - broker.work
+                self.unread = True
+                return
             while not self.closing:
                 if broker.work >= end and decoder.has_more():
                     self._credit = end - broker.work
@@ -162,7 +184,11 @@ class BrokerConnection(ConnectionState):
                 elif packet_type == _DISCONNECT and decoder.is_empty():
                     self._leave(session, now)
                 else:
-                    self._other(session, decoder.packet(), now)
+                    self._other(session, decoder.packet(), end, now)
+                    if self._change is not None:
+                        self._credit = end - broker.work
+                        self.unread = True
+                        return
                 if not decoder.has_more():
                     self._credit = 0
                     return
@@ -178,6 +204,7 @@ class BrokerConnection(ConnectionState):
         self._sessions.connection_ended(self, now)
         self.closing = True
         self.decoder.discard()  # the entry in the timers may keep the connection for a while
+        self._change = None
         self.out.truncate(0)
         broker.timers.remove(self)
         for exchange in (self._handshake, self._reauthentication):
@@ -266,13 +293,12 @@ class BrokerConnection(ConnectionState):
                 if isinstance(packet, Publish):
                     handle_publish(self, session, packet, now, wall_ms)
                 else:
-                    self._other(session, packet, now)
+                    self._other(session, packet, _WHOLE, now)
         except RemoteProtocolError as e:
             self._fail(e, now)
 
-    def _other(self, session: Session, packet: Packet, now: int) -> None:
-        """Handle packets other than PUBLISH, on an accepted connection."""
-        broker = self.broker
+    def _other(self, session: Session, packet: Packet, end: i64, now: int) -> None:
+        """Handle packets other than PUBLISH, on an accepted connection; topic filters until the work is ``end``."""
         if isinstance(packet, PubRec):
             code = session.pubrec(packet.packet_id, packet.reason_code, now)
             if code >= 0:
@@ -285,26 +311,40 @@ class BrokerConnection(ConnectionState):
             session.acknowledge(packet.packet_id, now)
         elif isinstance(packet, PingReq):
             self.send_encoded(PINGRESP)
-        elif isinstance(packet, Subscribe):
-            if self.bridge:
+        elif isinstance(packet, (Subscribe, Unsubscribe)):
+            if isinstance(packet, Subscribe) and self.bridge:
                 as_bridge(packet)
-            broker.work += FILTER_WORK * len(packet.subscriptions)
-            codes = subscribe(broker, session, packet, now)
-            session.hold_output(self)
-            refused = next((code for code in codes if code >= 0x80), 0)
-            self.send(SubAck(packet.packet_id, codes, self.explained(SUBSCRIPTION_REASONS.get(refused, ""))))
-            subscribed(session, packet, now)
-        elif isinstance(packet, Unsubscribe):
-            broker.work += FILTER_WORK * len(packet.topic_filters)
-            codes = unsubscribe(broker, session, packet.topic_filters, now)
-            session.hold_output(self)
-            self.send(UnsubAck(packet.packet_id, codes))
+            self._change_subscriptions(session, _Change(packet), end, now)
         elif isinstance(packet, Disconnect):
             self._disconnect(packet, now)
         elif isinstance(packet, Connect):
             raise protocol_error("a second CONNECT [MQTT-3.1.0-2]")
         elif isinstance(packet, Auth):
             self._authenticate_again(packet, now)
+
+    def _change_subscriptions(self, session: Session, change: _Change, end: i64, now: int) -> bool:
+        """Handle topic filters of SUBSCRIBE or UNSUBSCRIBE until the work is ``end``; return whether all are handled.
+
+        The answer follows the last one. The rest is handled by :meth:`proceed`, before other packets: a packet with
+        10,000 filters takes many turns.
+        """
+        broker, packet, codes = self.broker, change.packet, change.codes
+        if isinstance(packet, Subscribe):
+            done = subscribe(broker, session, packet, codes, end, now)
+        else:
+            done = unsubscribe(broker, session, packet.topic_filters, codes, end, now)
+        if not done:
+            self._change = change
+            return False
+        self._change = None
+        session.hold_output(self)
+        if isinstance(packet, Subscribe):
+            refused = next((code for code in codes if code >= 0x80), 0)
+            self.send(SubAck(packet.packet_id, codes, self.explained(SUBSCRIPTION_REASONS.get(refused, ""))))
+            subscribed(session, packet, now)
+        else:
+            self.send(UnsubAck(packet.packet_id, codes))
+        return True
 
     def _authenticate_again(self, packet: Auth, now: int) -> None:
         credentials, session = self.credentials, self.session

@@ -157,13 +157,15 @@ class Router:
         self._forget(inner)
 
     def remove(self, subscription: SessionSubscription) -> None:
-        """Remove a subscription."""
+        """Remove a subscription; of an ending session, which no route contains, without forgetting routes."""
         client_id = subscription.session.client_id
+        ending = subscription.session.ending
         group = subscription.group
         if group is None:
             gone = self._filters.remove(subscription.topic_filter, client_id)
             self._sys_subscriptions -= gone and subscription.topic_filter.startswith(SYS_PREFIX)
-            self._forget(subscription.topic_filter)
+            if not ending:
+                self._forget(subscription.topic_filter)
             return
         name, inner = split_shared(subscription.topic_filter) or ("", "")
         if group.members.pop(client_id, None) is not None:
@@ -172,7 +174,8 @@ class Router:
         if not group.members:
             self._shared.remove(inner, name)
             self.groups.pop(group.topic_filter, None)
-        self._forget(inner)
+        if not ending:
+            self._forget(inner)
 
     def route(self, topic: str) -> Route:
         """Return the route of a topic; cached, unless the topic is very long or exceeds the limits."""

@@ -49,17 +49,19 @@ def _mixed(value: int) -> int:
 class Subscriber(Timed):
     """The owner of subscriptions, as routing sees it; sessions implement it."""
 
-    __slots__ = ("client_id", "rights")
+    __slots__ = ("client_id", "ending", "rights")
 
     def __init__(self, client_id: str) -> None:
         super().__init__()
         self.client_id = client_id
+        self.ending = False
+        """The session has ended, and its subscriptions are being removed: no route leads to it."""
         self.rights: Rights | None = None
         """Rights of the client; None where no access control is configured."""
 
     def may_receive(self, topic: str) -> bool:
         """Return whether messages of that topic may be sent to the client."""
-        return self.rights is None or self.rights.may_receive(topic)
+        return not self.ending and (self.rights is None or self.rights.may_receive(topic))
 
     def deliver(self, message: Message, qos: i64, retain: i64, identifiers: bytes, now: i64, share: str = "") -> None:
         """Send the message to the client, or queue it. ``identifiers``: its subscription identifiers, encoded."""

@@ -67,6 +67,10 @@ class BrokerCore(SessionOwner):
         self.topics = TopicNames()
         self.timers = Timers()
         self.sessions: dict[str, Session] = {}
+        self.ending: dict[str, Session] = {}
+        """Ended sessions with many subscriptions, which are removed in shares of loop turns."""
+        self.wake: Callable[[], None] = _nothing
+        """Has :meth:`Broker.flush` called in the next turn."""
         self.journal = journal or Journal(enabled=False)
         self.router = Router(limits)
         self.sys_topics = SysTopics(
@@ -311,3 +315,7 @@ def _has_room(route: Route, message: Message, publisher: Session) -> bool:
         if chosen is not None and chosen.qos and not session.has_room(message):
             return False
     return all(any(member.session.has_room(message) for member in shared.members) for shared in route.shared)
+
+
+def _nothing() -> None:
+    """Does nothing: there is no shell yet."""

@@ -127,7 +127,6 @@ class Session(Subscriber):
         "_stats",
         "connection",
         "deferred_group",
-        "ending",
         "ends_at",
         "expiry_s",
         "incoming",
@@ -174,7 +173,6 @@ class Session(Subscriber):
 
         self.restored = False
         """It was recovered at a start and not resumed yet: its rights are not known."""
-        self.ending = False
         """The session is being discarded."""
 
         # State of the connection.

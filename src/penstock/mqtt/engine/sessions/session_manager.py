@@ -5,18 +5,27 @@ Source: MQTT 5.0 sections 3.1, 3.14, 4.1.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Final
+
 from penstock.mqtt.codec.packets import Connect, Publish
 from penstock.mqtt.codec.reasons import ReasonCode
 from penstock.mqtt.engine.model.access import UNKNOWN, Rights
 from penstock.mqtt.engine.model.journal import PERSISTENCE_PROPERTY
+from penstock.mqtt.engine.model.limits import TURN_SHARES
 from penstock.mqtt.engine.sessions.core import BrokerCore
 from penstock.mqtt.engine.sessions.session import NEVER, Session, SessionConnection
 from penstock.mqtt.engine.sessions.session_journal import SessionJournal
 from penstock.mqtt.engine.sessions.shared_delivery import share_out
-from penstock.mqtt.engine.sessions.subscribing import apply_rights
+from penstock.mqtt.engine.sessions.subscribing import FILTER_WORK, apply_rights
 from penstock.mqtt.service import Inbound
 
+if TYPE_CHECKING:
+    from mypy_extensions import i64
+
 __all__ = ["SessionManager", "expiry_asked"]
+
+_WHOLE: Final = 1 << 60
+"""An end of work that no broker reaches."""
 
 
 def expiry_asked(packet: Connect) -> int:
@@ -57,6 +66,9 @@ class SessionManager:
             if not clean_start:
                 return session, True
             self._discard(session, now)
+        ending = self.broker.ending.get(client_id)
+        if ending is not None:  # subscriptions are found by client identifier
+            self._remove_subscriptions(ending, _WHOLE)
         session = sessions[client_id] = Session(self.broker, client_id, self._limits, self._stats)
         session.owner = owner
         return session, False
@@ -142,15 +154,40 @@ class SessionManager:
         """Delete a session with its subscriptions and messages; a delayed will is published [MQTT-4.1.0-2]."""
         if session.will is not None and session.connection is None:
             self._publish_will(session, now)
-        for subscription in session.subscriptions.values():
-            self.broker.router.remove(subscription)
+        broker = self.broker
+        if FILTER_WORK * len(session.subscriptions) <= broker.max_turn_work:
+            for subscription in session.subscriptions.values():
+                broker.router.remove(subscription)
+            session.subscriptions.clear()
+        else:
+            broker.router.forget_all()
+            broker.ending[session.client_id] = session
+            broker.wake()
         session.ending = True
         share_out(session, now)
         session.delete_state()
-        session.subscriptions.clear()
         session.clear()
         self.broker.timers.remove(session)
         self.broker.sessions.pop(session.client_id, None)
+
+    def remove_subscriptions(self) -> None:
+        """Remove subscriptions of ended sessions, within the work that all of them have in a turn."""
+        broker = self.broker
+        end = broker.work + TURN_SHARES * broker.max_turn_work
+        while broker.ending and broker.work < end:
+            self._remove_subscriptions(next(iter(broker.ending.values())), end)
+        if broker.ending:
+            broker.wake()
+
+    def _remove_subscriptions(self, session: Session, end: i64) -> None:
+        """Remove subscriptions of an ended session until the work of the broker is ``end``."""
+        broker, subscriptions = self.broker, session.subscriptions
+        while subscriptions and broker.work < end:
+            _, subscription = subscriptions.popitem()
+            broker.router.remove(subscription)
+            broker.work += FILTER_WORK
+        if not subscriptions:
+            del broker.ending[session.client_id]
 
     def _publish_will(self, session: Session, now: int) -> None:
         will = session.will

@@ -5,6 +5,8 @@ Source: MQTT 5.0 sections 3.8 to 3.11.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Final
+
 from penstock.mqtt.codec.packets import Subscribe, Subscription
 from penstock.mqtt.codec.reasons import ReasonCode
 from penstock.mqtt.codec.topics import SHARE_PREFIX, filter_problem
@@ -15,13 +17,29 @@ from penstock.mqtt.engine.sessions.core import BrokerCore
 from penstock.mqtt.engine.sessions.session import Session
 from penstock.mqtt.engine.sessions.shared_delivery import leave_group, take_over
 
-__all__ = ["apply_rights", "as_bridge", "subscribe", "subscribed", "unsubscribe"]
+if TYPE_CHECKING:
+    from mypy_extensions import i64
+
+__all__ = ["FILTER_WORK", "apply_rights", "as_bridge", "subscribe", "subscribed", "unsubscribe"]
+
+FILTER_WORK: Final = 4
+"""Units of work for a topic filter of SUBSCRIBE or UNSUBSCRIBE, and for a subscription of a session that ends."""
 
 
-def subscribe(broker: BrokerCore, session: Session, packet: Subscribe, now: int) -> list[int]:
-    """Add subscriptions, and return a reason code for each. Their retained messages are sent after the SUBACK."""
+def subscribe(broker: BrokerCore, session: Session, packet: Subscribe, codes: list[int], end: i64, now: int) -> bool:
+    """Add subscriptions until the work of the broker is ``end``, at least one; return whether all are added.
+
+    ``codes`` gets a reason code for each, and is passed again for the rest. Their retained messages are sent after the
+    SUBACK.
+    """
     identifier = identifier_block(packet.properties.subscription_identifiers)
-    return [_subscribe(broker, session, wanted, identifier, now) for wanted in packet.subscriptions]
+    subscriptions = packet.subscriptions
+    while len(codes) < len(subscriptions):
+        codes.append(_subscribe(broker, session, subscriptions[len(codes)], identifier, now))
+        broker.work += FILTER_WORK
+        if broker.work >= end:
+            break
+    return len(codes) == len(subscriptions)
 
 
 def as_bridge(packet: Subscribe) -> None:
@@ -76,17 +94,21 @@ def _subscribe(broker: BrokerCore, session: Session, wanted: Subscription, ident
     return wanted.qos
 
 
-def unsubscribe(broker: BrokerCore, session: Session, topic_filters: list[str], now: int) -> list[int]:
-    """Remove subscriptions, and return a reason code for each."""
-    codes: list[int] = []
-    for topic_filter in topic_filters:
-        subscription = session.subscriptions.get(topic_filter)
+def unsubscribe(
+    broker: BrokerCore, session: Session, topic_filters: list[str], codes: list[int], end: i64, now: int
+) -> bool:
+    """Remove subscriptions until the work of the broker is ``end``, at least one; as :func:`subscribe`."""
+    while len(codes) < len(topic_filters):
+        subscription = session.subscriptions.get(topic_filters[len(codes)])
         if subscription is None:
             codes.append(ReasonCode.NO_SUBSCRIPTION_EXISTED)
         else:
             _end_subscription(broker, session, subscription, now)
             codes.append(0)
-    return codes
+        broker.work += FILTER_WORK
+        if broker.work >= end:
+            break
+    return len(codes) == len(topic_filters)
 
 
 def _end_subscription(broker: BrokerCore, session: Session, subscription: SessionSubscription, now: int) -> None:
