@@ -92,7 +92,7 @@ _MAX_TOPIC: Final = 65_535
 class StoreRequest(Context):
     """A valid request: its sender, and the topic of its answer.
 
-    ``expires_at`` is the wall clock time in ms at which the answer expires; 0 = never.
+    ``expires_at`` is the instant in ms at which the answer expires; 0 = never.
     """
 
     __slots__ = ("correlation", "expires_at", "properties", "response_topic")
@@ -161,7 +161,10 @@ def read_request(
     username: str | None = None,
     principal: object = None,
 ) -> StoreRequest | RejectedRequest:
-    """Parse the request in ``publish``, or return why it is rejected; ``forced`` overrides its dialect."""
+    """Parse the request in ``publish``, or return why it is rejected; ``forced`` overrides its dialect.
+
+    ``received_ms`` and ``now_ms`` are instants of one clock, on which the answer expires.
+    """
     properties = publish.property_block()
     response_topic = "" if properties is None else properties.response_topic
     if properties is None or not response_topic:

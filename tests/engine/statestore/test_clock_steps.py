@@ -11,7 +11,7 @@ from penstock.runtime.io.files import Durability
 from penstock.statestore.hlc import MAX_DRIFT_MS
 from penstock.statestore.service import service as services
 from penstock.statestore.service.service import StateStoreService
-from tests.engine.statestore import FakeOutlet, ManualClock, Peer
+from tests.engine.statestore import FakeOutlet, ManualClock, ManualQueue, Peer
 
 NOW_S = 1_790_000_000
 TEN_YEARS_S = 10 * 365 * 86_400
@@ -49,9 +49,9 @@ class Machine:
         self.booted_s = 10
         self.client.now_ms += seconds * 1000
 
-    async def store(self, path: Path) -> tuple[StateStoreService, Peer]:
+    async def store(self, path: Path, durability: Durability = Durability.MEMORY) -> tuple[StateStoreService, Peer]:
         self.clock = self.new_clock()
-        service = StateStoreService(path, Durability.MEMORY, self.clock)
+        service = StateStoreService(path, durability, self.clock)
         await service.start(self.outlet)
         return service, Peer(service, self.outlet, self.client)
 
@@ -92,6 +92,33 @@ async def test_a_clock_that_is_set_for_good_is_followed_after_a_while(
     machine.error_s = 0
     machine.passes(302)
     assert ask(peer, "SET k v") == b"+OK\r\n"
+    await service.close()
+
+
+@pytest.mark.parametrize("error_s", [25, -25])
+async def test_a_step_does_not_expire_responses_that_wait_for_a_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error_s: int
+) -> None:
+    """It is followed at once; requests expire on the clock that never steps."""
+    machine = Machine(monkeypatch)
+    service, peer = await machine.store(tmp_path, Durability.DURABLE)
+    queue = ManualQueue()
+    queue.attach(service)
+    peer.send("SET k v", expiry=10)
+    machine.error_s = error_s
+    machine.passes(1)
+    assert machine.clock.offset_ms == 0, "the step was followed"
+    assert machine.outlet.taken() == []
+    queue.finish()
+    (answer,) = machine.outlet.taken()
+    assert answer.payload == b"+OK\r\n"
+    assert answer.publish.properties.message_expiry_interval == 9
+    peer.clock.now_ms += error_s * 1000  # when the client's clock is the same
+    peer.send("SET k w", expiry=10)
+    peer.clock.now_ms -= error_s * 1000
+    machine.passes(10)
+    queue.finish()
+    assert machine.outlet.taken() == [], "it has expired"
     await service.close()
 
 

@@ -14,7 +14,7 @@ from penstock.errors import LocalProtocolError
 from penstock.mqtt.codec.packets import Publish
 from penstock.mqtt.codec.reasons import ReasonCode
 from penstock.mqtt.service import OTHERS_TOPIC, SHARED_TOPIC, Inbound, Outlet
-from penstock.runtime.io.clock import SteppedClock, monotonic_ms
+from penstock.runtime.io.clock import monotonic_ms
 from penstock.runtime.observability.logs import LogLimiter
 from penstock.statestore.binding import notification, response, topic_fits
 from penstock.statestore.codec.dialects import Dialect
@@ -29,13 +29,12 @@ _log = logging.getLogger("penstock.statestore")
 class ResponseSender:
     """Sends responses and notifications. ``outlet``: None while stopped; ``requests_observed``: send copies, too.
 
-    ``clock``: wall clock in ms.
+    ``clock``: ms of the clock on which requests expire.
     """
 
     __slots__ = (
         "_clock",
         "_stats",
-        "_stepped_clock",
         "_unanswered_log",
         "committed_ms",
         "outlet",
@@ -45,7 +44,6 @@ class ResponseSender:
     def __init__(self, stats: StoreStats, clock: Callable[[], int]) -> None:
         self._stats = stats
         self._clock = clock
-        self._stepped_clock = clock if isinstance(clock, SteppedClock) else None
         self.committed_ms = 0
         """Time of the answers of the current commit; 0: no commit is sending answers."""
         self._unanswered_log = LogLimiter()
@@ -53,9 +51,8 @@ class ResponseSender:
         self.requests_observed = False
 
     def now(self) -> int:
-        """The wall clock, in ms."""
-        clock = self._stepped_clock
-        return self._clock() if clock is None else clock.now()
+        """The clock on which requests expire, in ms."""
+        return self._clock()
 
     def begin_answers(self) -> None:
         """Start to send the answers of a commit; the clock is read once for all of them."""

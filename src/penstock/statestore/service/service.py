@@ -132,7 +132,7 @@ class StateStoreService(Service):
             secret=secrets.token_bytes(16),
         )
         self._storage = storage or Storage(path, durability)
-        self._responses = ResponseSender(self.stats, clock)
+        self._responses = ResponseSender(self.stats, self._steady_now)
         self._changelog = ChangeLog(self._storage, self._engine, options, capture, self._trim)
         self._engine.logs_changes = self._changelog.wanted
         self._writer = ChangeWriter(
@@ -316,6 +316,9 @@ class StateStoreService(Service):
         self._boot_offset = offset
         self._steady = self._since_boot
 
+    def _steady_now(self) -> int:
+        return self._steady()
+
     def _since_boot(self) -> int:
         return boot_ms() + self._boot_offset
 
@@ -354,17 +357,19 @@ class StateStoreService(Service):
             self._read = message.read
             stepped = self._stepped_clock
             if self._boot_offset < 0 or stepped is None:
-                self._now_ms = self._responses.now()
+                self._now_ms = self._clock()
                 self._steady_ms = self._steady()
             else:
                 self._now_ms, boot = stepped.now_and_boot_ms()
                 self._steady_ms = boot + self._boot_offset
         now_ms = self._now_ms
+        steady_ms = self._steady_ms
         ask = read_request(
             message.publish,
             message.client_id,
-            message.received_ms,
-            now_ms,
+            # A step of the wall clock before the answer leaves must not expire it.
+            steady_ms - now_ms + message.received_ms,
+            steady_ms,
             self._forced,
             message.username,
             message.principal,
@@ -373,14 +378,14 @@ class StateStoreService(Service):
         if policy is not None and isinstance(ask, StoreRequest) and not policy.may_answer_on(ask, ask.response_topic):
             ask = RejectedRequest(ReasonCode.NOT_AUTHORIZED, "the client may not subscribe to its own response topic")
         if not isinstance(ask, StoreRequest):
-            self._refuse(message, ask, now_ms)
+            self._refuse(message, ask, steady_ms)
             return
         context = ask
         if policy is not None:
             context.owner = policy.owner(context)
         if message.again and self._recent.has(context.client_id, ask.correlation, context.timestamp):
             self.stats.repeated += 1
-            self._answer(message, _REPEATED, None, 0, now_ms)
+            self._answer(message, _REPEATED, None, 0, steady_ms)
             return
         if self._writer.waiting >= self._max_waiting and not self._is_urgent(ask):
             self.stats.refused += 1
@@ -388,26 +393,26 @@ class StateStoreService(Service):
             return
         command = parse_payload(message.publish.payload, self._engine.extensions)
         if isinstance(command, StoreError):
-            self._answer(message, ask, Answer(AnswerKind.ERROR, error=command), 0, now_ms)
+            self._answer(message, ask, Answer(AnswerKind.ERROR, error=command), 0, steady_ms)
             return
         if command.verb is _KEYNOTIFY and (error := _cannot_observe(message, command)) is not None:
-            self._answer(message, ask, Answer(AnswerKind.ERROR, error=error), 0, now_ms)
+            self._answer(message, ask, Answer(AnswerKind.ERROR, error=error), 0, steady_ms)
             return
         if command.spec.checks_fence:  # it writes
             if message.again and self._is_in_doubt(ask, command):
-                self._refuse(message, _in_doubt(ask, now_ms), now_ms)
+                self._refuse(message, _in_doubt(ask, steady_ms), steady_ms)
                 return
             self._recent.note(context.client_id, ask.correlation, context.timestamp)
-        answer, changes = self._engine.execute(command, context, now_ms, self._steady_ms)
+        answer, changes = self._engine.execute(command, context, now_ms, steady_ms)
         if changes:
             self._arm()
             wait_for = self._writer.submit(changes, asked=self._is_asked_to_keep(ask))
-            self._answer(message, ask, answer, wait_for, now_ms)
+            self._answer(message, ask, answer, wait_for, steady_ms)
             self._notify(changes, wait_for)
         elif answer.kind is _PAYLOAD or answer.missed is not None:
-            self._answer(message, ask, answer, self._writer.waits_for_any(), now_ms)
+            self._answer(message, ask, answer, self._writer.waits_for_any(), steady_ms)
         else:
-            self._answer(message, ask, answer, self._writer.waits_for(command.key), now_ms)
+            self._answer(message, ask, answer, self._writer.waits_for(command.key), steady_ms)
 
     def _is_asked_to_keep(self, ask: StoreRequest) -> bool:
         if not self._may_ask:
@@ -456,12 +461,17 @@ class StateStoreService(Service):
         _log.critical("read-only path=%s: %s", self._storage.path, failure)
 
     def _answer(
-        self, message: Inbound, ask: StoreRequest | RejectedRequest, answer: Answer | None, wait_for: int, now_ms: int
+        self,
+        message: Inbound,
+        ask: StoreRequest | RejectedRequest,
+        answer: Answer | None,
+        wait_for: int,
+        steady_ms: int,
     ) -> None:
         """Send an answer now or after the commit ``wait_for``, in the order of the answers to the same client."""
         wait_for = self._writer.answer_waits_for(message.client_id, wait_for)
         if not wait_for or self.failure is not None:
-            self._release(message, ask, answer, now_ms, committed=not wait_for)
+            self._release(message, ask, answer, steady_ms, committed=not wait_for)
         else:
             self._writer.add_answer(
                 wait_for, message.client_id, _WaitingAnswer(self, self._writer, wait_for, message, ask, answer)
@@ -478,7 +488,7 @@ class StateStoreService(Service):
         message: Inbound,
         ask: StoreRequest | RejectedRequest,
         answer: Answer | None,
-        now_ms: int,
+        steady_ms: int,
         *,
         committed: bool,
     ) -> None:
@@ -491,7 +501,7 @@ class StateStoreService(Service):
             if ask.response is not None:
                 self._responses.answer_rejected(message, ask.response)
         elif answer is not None:
-            expiry_s = seconds_left(ask, now_ms)
+            expiry_s = seconds_left(ask, steady_ms)
             if expiry_s < 0:
                 message.settle()
             else:
@@ -502,13 +512,13 @@ class StateStoreService(Service):
                 for change in answer.missed:
                     self._responses.notify(message.client_id, ask.dialect, change)
 
-    def _refuse(self, message: Inbound, refusal: RejectedRequest, now_ms: int) -> None:
+    def _refuse(self, message: Inbound, refusal: RejectedRequest, steady_ms: int) -> None:
         self.stats.refused += 1
         if refusal.disconnect:
             # No PUBACK. Close only the connection of the request: the will of a reconnected client has none.
             message.disconnect(refusal.reason_code, refusal.reason)
         else:
-            self._answer(message, refusal, None, 0, now_ms)
+            self._answer(message, refusal, None, 0, steady_ms)
 
     def _is_in_doubt(self, ask: StoreRequest, command: Command) -> bool:
         """Return True if a repeated write may have been executed before the start; a BATCH cannot be checked by key."""
@@ -581,10 +591,10 @@ class _WaitingNotifications(CommitWaiter):
             self._service.notify(self._changes)
 
 
-def _in_doubt(ask: StoreRequest, now_ms: int) -> RejectedRequest:
+def _in_doubt(ask: StoreRequest, steady_ms: int) -> RejectedRequest:
     """Return the answer to a repeated write that may have been executed before the start: status 408, a timeout."""
     fields = [("__stMsg", "the store was restarted, and may have executed the request before")]
-    answer = status_response(ask.response_topic, ask.correlation, ask.dialect, ask.expires_at, now_ms, 408, fields)
+    answer = status_response(ask.response_topic, ask.correlation, ask.dialect, ask.expires_at, steady_ms, 408, fields)
     return RejectedRequest(0, "", answer)
 
 
