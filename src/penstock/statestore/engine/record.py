@@ -9,7 +9,7 @@ from sys import intern
 from typing import TYPE_CHECKING, Final, final
 from zlib import crc32
 
-from librt.strings import BytesWriter, write_i64_be
+from librt.strings import BytesWriter, read_i64_be, write_i64_be
 from mypy_extensions import mypyc_attr
 
 from penstock.statestore.hlc import Hlc
@@ -28,6 +28,7 @@ __all__ = [
     "decode_change",
     "decode_record",
     "digest_of",
+    "digest_of_deleted",
     "encode_change",
     "encode_record",
     "encode_record_body",
@@ -135,8 +136,7 @@ _SIGNED: Final = 1 << 60
 """Smaller numbers have the same encoding with and without a sign."""
 _NO_CLOCK: Final = bytes(16)
 _SIZES: Final = Struct(">HHI")
-_CHECKED_HEAD: Final = Struct(">IQQQQQHHI")
-_HEAD_END: Final = _CHECKED_HEAD.size
+_HEAD_END: Final = 52
 
 
 _MAX_DIGESTS: Final = 4096
@@ -156,6 +156,12 @@ def digest_of(key: bytes) -> bytes:
                 _digests.clear()
             _digests[key] = digest
     return digest
+
+
+def digest_of_deleted(key: bytes) -> bytes:
+    """Return :func:`digest_of` a deleted key, and remove it from the cache."""
+    digest = _digests.pop(key, None)
+    return blake2b(key, digest_size=32).digest() if digest is None else digest
 
 
 def encode_record(record: Record) -> bytes:
@@ -206,20 +212,58 @@ def _write_number(out: BytesWriter, value: int) -> None:
 
 def decode_record(stored: bytes) -> Record | None:
     """Decode the record in ``stored``; None if checksum or lengths are wrong."""
-    if len(stored) < _HEAD_END:
+    size: i64 = len(stored)
+    if size < _HEAD_END:
         return None
-    checksum, expires_at, wall, counter, fence_wall, fence_counter, node_size, fence_size, key_size = (
-        _CHECKED_HEAD.unpack_from(stored)
-    )
-    node_end = _HEAD_END + node_size
-    fence_end = node_end + fence_size
-    key_end = fence_end + key_size
-    if crc32(stored[4:]) != checksum or key_end > len(stored):
+    checksum: i64 = crc32(stored[_CHECKSUM.size :])
+    if read_i64_be(stored, 0) >> 32 & 0xFFFFFFFF != checksum:
         return None
-    node, owner = _node_and_owner(stored[_HEAD_END:node_end])
-    version = Hlc(wall, counter, node)
-    fence = Hlc(fence_wall, fence_counter, _node(stored[node_end:fence_end])) if fence_size else None
-    return Record(stored[fence_end:key_end], stored[key_end:], version, fence, expires_at, owner)
+    sizes = read_i64_be(stored, _HEAD_END - 8)
+    node_end = _HEAD_END + (sizes >> 48 & 0xFFFF)
+    fence_end = node_end + (sizes >> 32 & 0xFFFF)
+    key_end = fence_end + (sizes & 0xFFFFFFFF)
+    if key_end > size:
+        return None
+    name = stored[_HEAD_END:node_end]
+    last = _last.owner
+    if name != last.name:
+        last = _last.owner = _node_and_owner(name)
+    version = Hlc(_read_number(stored, 12), _read_number(stored, 20), last.node)
+    fence = None
+    if fence_end > node_end:
+        fence = Hlc(_read_number(stored, 28), _read_number(stored, 36), _node(stored[node_end:fence_end]))
+    return Record(stored[fence_end:key_end], stored[key_end:], version, fence, _read_number(stored, 4), last.owner)
+
+
+def _read_number(stored: bytes, offset: i64) -> int:
+    """Decode the eight bytes at ``offset`` as an unsigned number."""
+    number = read_i64_be(stored, offset)
+    return number if number >= 0 else int.from_bytes(stored[offset : offset + 8], "big")
+
+
+@final
+class _Owner:
+    """Node id and owner of a version, stored as ``name``. Records share these strings."""
+
+    __slots__ = ("name", "node", "owner")
+
+    def __init__(self, name: bytes, node: str, owner: str) -> None:
+        self.name = name
+        self.node = node
+        self.owner = owner
+
+
+@final
+class _LastOwner:
+    """The owner decoded last: consecutive records usually have the same."""
+
+    __slots__ = ("owner",)
+
+    def __init__(self) -> None:
+        self.owner = _Owner(b"", "", "")
+
+
+_last: Final = _LastOwner()
 
 
 @lru_cache(maxsize=128)  # a client may choose 64 KiB for the node of its fencing token
@@ -229,10 +273,10 @@ def _node(name: bytes) -> str:
 
 
 @lru_cache(maxsize=1024)
-def _node_and_owner(name: bytes) -> tuple[str, str]:
+def _node_and_owner(name: bytes) -> _Owner:
     """Decode the node id of a version, which may be followed by an owner."""
     node, _, owner = name.decode().partition("\0")
-    return intern(node), intern(owner)
+    return _Owner(name, intern(node), intern(owner))
 
 
 # A change in the log of changes: crc32 of the following bytes; version; length of the writer; the writer; for a SET,

@@ -160,15 +160,19 @@ class Engine:
         ``clock`` is the greatest stored version, including versions of deletes. The clock is set to the maximum of it
         and of all versions, so that no version is assigned twice, independent of the system clock.
         """
-        # Passes that run in C, since there may be millions of keys.
-        kept = self._records = {record.key: record for record in records}
+        kept = self._records = {}
+        size: i64 = 0
+        greatest = _NEVER
+        for record in records:
+            kept[record.key] = record
+            size += len(record.key) + len(record.value)
+            if greatest.is_before(record.version):
+                greatest = record.version
         self._expiries = Expiries(kept)
         self._scanner = Scanner(kept, self._secret)
-        values = sum([len(record.value) for record in kept.values()])
         self.quotas.keys = len(kept)
-        self.quotas.size = sum(map(len, kept)) + values + RECORD_BYTES * len(kept)
+        self.quotas.size = size + RECORD_BYTES * len(kept)
         self.quotas.restore(kept.values())
-        greatest = max((record.version for record in kept.values()), default=_NEVER)
         if clock is not None:
             greatest = max(greatest, clock)
         self._clock.see(greatest.wall_ms, greatest.counter)

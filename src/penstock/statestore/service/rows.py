@@ -25,6 +25,7 @@ from penstock.statestore.engine.record import (
     Change,
     Record,
     digest_of,
+    digest_of_deleted,
     encode_change,
     encode_record,
     encode_record_body,
@@ -75,7 +76,7 @@ def write_rows(out: BytesWriter, changes: Sequence[Change], *, log: bool) -> Non
             write_u32(out, _crc32(body))
             out.write(body)
         else:
-            write_operation(out, DELETE, KEYS, digest_of(change.key), b"")
+            write_operation(out, DELETE, KEYS, digest_of_deleted(change.key), b"")
         if log:
             write_operation(out, *put_logged(change))
         if change.floor is not None:
