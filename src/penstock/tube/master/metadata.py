@@ -73,7 +73,8 @@ class SettingStore:
         except StorageError:
             self._lock.close()
             raise
-        self._table = self._environment.tables["settings"]
+        self._tables = self._environment.tables
+        """Read at each use: an environment that is opened again has other handles."""
 
     def load(self) -> list[Setting]:
         """All topics, by name, and all settings.
@@ -82,7 +83,7 @@ class SettingStore:
             StorageError: a value is damaged or of a newer schema.
         """
         values = self._environment.read(
-            lambda transaction: [bytes(value) for _, value in transaction.cursor(self._table)]
+            lambda transaction: [bytes(value) for _, value in transaction.cursor(self._tables["settings"])]
         )
         return sorted(map(self._decode, values), key=key_of)
 
@@ -97,9 +98,9 @@ class SettingStore:
     def _put(self, transaction: lmdb.Transaction[bytes], settings: Sequence[Setting | Removal]) -> None:
         for setting in settings:
             if isinstance(setting, Removal):
-                transaction.delete(_key(setting), db=self._table)
+                transaction.delete(_key(setting), db=self._tables["settings"])
             else:
-                transaction.put(_key(setting), _encode(setting), db=self._table)
+                transaction.put(_key(setting), _encode(setting), db=self._tables["settings"])
 
     def _decode(self, value: bytes) -> Setting:
         body = value[4:]

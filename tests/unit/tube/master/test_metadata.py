@@ -10,6 +10,7 @@ import lmdb
 import pytest
 
 from penstock.errors import StorageError
+from penstock.runtime.io.lmdb_environment import release_pages
 from penstock.tube.engine.master.settings import (
     BrokerSeen,
     BrokerSetting,
@@ -45,6 +46,17 @@ def test_topics_survive(tmp_path: Path) -> None:
     again = SettingStore(tmp_path / "new" / "master")
     assert again.load() == [TopicSetting("a", 5, 2, (1, 3)), TOPICS[1]]
     again.close()
+
+
+def test_topics_are_read_and_written_after_a_release_of_memory(tmp_path: Path) -> None:
+    store = SettingStore(tmp_path)
+    store.put(TOPICS)
+    release_pages()
+    assert store.load() == TOPICS
+    release_pages()
+    store.put([TopicSetting("c")])
+    assert store.load() == [*TOPICS, TopicSetting("c")]
+    store.close()
 
 
 @pytest.mark.parametrize(
