@@ -18,6 +18,7 @@ from typing import Any
 import penstock
 from penstock.errors import PenstockError, RemoteProtocolError, StorageError
 from penstock.runtime.io.clock import steady_clock
+from penstock.runtime.io.commit_queue import CommitClient, CommitQueue
 from penstock.runtime.io.files import Durability, Files
 from penstock.runtime.io.network import parse_address
 from penstock.runtime.observability.logs import error_fields
@@ -42,6 +43,7 @@ from penstock.tube.engine.sessions import RequestContext
 from penstock.tube.engine.transactions.staging import StagingLimits
 from penstock.tube.rpc import REQUEST_WORK, Listeners, Peers, ServerConnection
 from penstock.tube.storage.broker_storage import BrokerStorage
+from penstock.tube.storage.meta import MetaStore
 from penstock.tube.storage.store import Store, StoreLimits
 
 __all__ = ["AppendDone", "AppendResult", "TubeBroker", "TubeBrokerConnection"]
@@ -57,7 +59,8 @@ class TubeBroker:
     its administration, which the master tells clients. ``access``: users that clients authenticate as. ``master_user``:
     name and password with which the broker itself signs. ``master_tls``: TLS to the masters, whose TLS ports
     ``masters`` then names; None: without TLS. ``topic_durability`` overrides ``durability`` for single topics.
-    ``staging``: limits of staged rows.
+    ``staging``: limits of staged rows. ``files``, ``clock`` (ms since 1970, without steps), ``open_meta`` and
+    ``commit_queue`` stand for the machine; the simulator has its own.
     """
 
     def __init__(
@@ -81,6 +84,8 @@ class TubeBroker:
         master_tls: ssl.SSLContext | None = None,
         files: Files | None = None,
         clock: Callable[[], int] | None = None,
+        open_meta: Callable[[Path], MetaStore] | None = None,
+        commit_queue: Callable[[str, CommitClient[Any]], CommitQueue[Any]] = CommitQueue,
     ) -> None:
         self.broker_id = broker_id
         self.durability = durability
@@ -105,6 +110,8 @@ class TubeBroker:
         self._master_user = master_user
         self._master_tls = master_tls
         self._files = files
+        self._open_meta = open_meta
+        self._commit_queue = commit_queue
         self._storage: BrokerStorage | None = None
         self._engine: BrokerEngine | None = None
         self._commits: Commits | None = None
@@ -230,7 +237,7 @@ class TubeBroker:
         storage, engine, maintenance = self.storage, self.engine, self.maintenance
         self._commits = Commits(
             storage, engine, maintenance, name=f"tube-{self.broker_id}", clock=self.clock,
-            failed=self._failed, lost=self._lost,
+            failed=self._failed, lost=self._lost, commit_queue=self._commit_queue,
         )  # fmt: skip
         self._timers = BrokerTimers(engine, self._commits, maintenance, self.clock)
         self.look = self._timers.look
@@ -416,6 +423,7 @@ class TubeBroker:
             ),
             staging_limits=self._staging_limits,
             on_loss=self._lost,
+            open_meta=self._open_meta,
         )
 
     def _store(self, topic: str, number: int) -> Store:

@@ -108,6 +108,7 @@ class Commits(CommitClient[_PendingCommit]):
     """The commits of one broker; created in the loop that they run in.
 
     ``failed`` is called with the first failure, ``lost`` with a text for staged rows that turned out to be lost.
+    ``commit_queue`` creates the queue.
     """
 
     def __init__(
@@ -120,6 +121,7 @@ class Commits(CommitClient[_PendingCommit]):
         clock: Callable[[], int],
         failed: Callable[[StorageError], None],
         lost: Callable[[str], None],
+        commit_queue: Callable[[str, CommitClient[_PendingCommit]], CommitQueue[_PendingCommit]] = CommitQueue,
     ) -> None:
         self.failure: StorageError | None = None
         self.next = StorageCommit()
@@ -139,7 +141,7 @@ class Commits(CommitClient[_PendingCommit]):
         """The next commit stores the committed offsets of groups."""
         self._closed = False
         self._loop = asyncio.get_running_loop()
-        self.queue: CommitQueue[_PendingCommit] = CommitQueue(name, self)
+        self.queue = commit_queue(name, self)
         self.queue.start()
         disk.meta.when_failed(self.queue.fail_soon)
 

@@ -25,6 +25,7 @@ from penstock.tube.engine.broker_engine import BrokerEngine
 from penstock.tube.engine.transactions.handler import Publication
 from penstock.tube.engine.transactions.staging import InDoubtWatch, Staging, StagingLimits
 from penstock.tube.storage.broker_storage import BrokerStorage, StorageCommit
+from penstock.tube.storage.meta import MetaStore
 from penstock.tube.storage.notes import (
     SEQUENCES_PREFIX,
     SequenceRow,
@@ -106,6 +107,7 @@ def open_logs(
     limits: StoreLimits,
     staging_limits: StagingLimits,
     on_loss: Callable[[object], None],
+    open_meta: Callable[[Path], MetaStore] | None = None,
 ) -> Opened:
     """Open the directory and every store in it. Blocks: reads the newest segment of each store.
 
@@ -115,7 +117,7 @@ def open_logs(
     def lost(loss: Loss) -> None:
         on_loss(loss)
 
-    storage = BrokerStorage(directory, files=files, limits=limits, on_loss=lost)
+    storage = BrokerStorage(directory, files=files, limits=limits, on_loss=lost, open_meta=open_meta)
     try:
         producers = []
         notes: dict[str, bytes | None] = {}

@@ -51,7 +51,8 @@ _STARTS = frozenset(
 class TubeMaster(CommitClient[list[Setting | Removal]]):
     """A TubeMQ master. ``data_dir`` holds its topics; sessions and assignments are in memory, as in the reference.
 
-    Use: ``await start(host, port)``, later ``await close()``.
+    ``clock`` (ms since 1970, without steps), ``open_settings`` and ``commit_queue`` stand for the machine; the
+    simulator has its own. Use: ``await start(host, port)``, later ``await close()``.
     """
 
     def __init__(
@@ -61,6 +62,9 @@ class TubeMaster(CommitClient[list[Setting | Removal]]):
         config: MasterConfig | None = None,
         admin_token: str | None = None,
         access: ClientAccess | None = None,
+        clock: Callable[[], int] | None = None,
+        open_settings: Callable[[Path], SettingStore] = SettingStore,
+        commit_queue: Callable[[str, CommitClient[Any]], CommitQueue[Any]] = CommitQueue,
     ) -> None:
         self.on_change: Callable[[], None] = lambda: None
         """Called when there is something new for the brokers: a broker in this process can ask at once."""
@@ -68,7 +72,9 @@ class TubeMaster(CommitClient[list[Setting | Removal]]):
         self._config = config if config is not None else MasterConfig()
         self._admin_token = admin_token
         self._access = access
-        self._clock = steady_clock()
+        self._clock = clock if clock is not None else steady_clock()
+        self._open_settings = open_settings
+        self._commit_queue = commit_queue
         self._engine: MasterEngine | None = None
         self._store: SettingStore | None = None
         self._queue: CommitQueue[list[Setting | Removal]] | None = None
@@ -92,7 +98,7 @@ class TubeMaster(CommitClient[list[Setting | Removal]]):
             StorageError: the topics cannot be read.
             OSError: the address is taken.
         """
-        self._store = store = SettingStore(self._data_dir)
+        self._store = store = self._open_settings(self._data_dir)
         try:
             # Before the engine: standby texts and the administration show the bound port.
             bound = await self._listeners.start(host, port, tls, DEFAULT_TLS_PORT if tls_port is None else tls_port)
@@ -104,7 +110,7 @@ class TubeMaster(CommitClient[list[Setting | Removal]]):
             self._listeners.stop()
             store.close()
             raise
-        self._queue = CommitQueue("tube-master", self)
+        self._queue = self._commit_queue("tube-master", self)
         self._queue.start()
         self._stalls = watch_stalls(self._stalled)
         return bound

@@ -34,6 +34,7 @@ from penstock.tube.storage.lock import DirectoryLock
 __all__ = ["SettingStore"]
 
 SCHEMA = 1
+TABLES = ("meta", "settings")
 _MAP_BYTES = 1 << 26
 _KINDS: dict[str, type[Any]] = {
     kind.__name__: kind
@@ -50,28 +51,34 @@ _KINDS: dict[str, type[Any]] = {
 
 
 class SettingStore:
-    """The store in directory ``path``; it can be open once per path."""
+    """The store in directory ``path``; it can be open once per path.
 
-    def __init__(self, path: Path, *, map_bytes: int = _MAP_BYTES) -> None:
+    ``environment``: used in the place of LMDB at ``path``, which is then neither created nor locked.
+    """
+
+    def __init__(self, path: Path, *, map_bytes: int = _MAP_BYTES, environment: LmdbEnvironment | None = None) -> None:
         self.path = path
-        try:
-            DirectFiles().make_dir(path)
-        except OSError as error:
-            raise StorageError(
-                f"tube: {path} cannot be used: {error.strerror}",
-                path=str(path),
-                do="set a data directory that this user can write to",
-            ) from None
-        # Two masters would each announce their own topics to their brokers.
-        self._lock = DirectoryLock(path)
-        self._environment = LmdbEnvironment(
-            path, "tube settings", "master that has them", ("meta", "settings"), schema=SCHEMA,
-            durability=Durability.DURABLE, map_bytes=map_bytes, many=True,
-        )  # fmt: skip
+        self._lock: DirectoryLock | None = None
+        if environment is None:
+            try:
+                DirectFiles().make_dir(path)
+            except OSError as error:
+                raise StorageError(
+                    f"tube: {path} cannot be used: {error.strerror}",
+                    path=str(path),
+                    do="set a data directory that this user can write to",
+                ) from None
+            # Two masters would each announce their own topics to their brokers.
+            self._lock = DirectoryLock(path)
+            environment = LmdbEnvironment(
+                path, "tube settings", "master that has them", TABLES, schema=SCHEMA,
+                durability=Durability.DURABLE, map_bytes=map_bytes, many=True,
+            )  # fmt: skip
+        self._environment = environment
         try:
             self._environment.open(lambda _: None)
         except StorageError:
-            self._lock.close()
+            self._unlock()
             raise
         self._tables = self._environment.tables
         """Read at each use: an environment that is opened again has other handles."""
@@ -93,7 +100,11 @@ class SettingStore:
 
     def close(self) -> None:
         self._environment.close()
-        self._lock.close()
+        self._unlock()
+
+    def _unlock(self) -> None:
+        if self._lock is not None:
+            self._lock.close()
 
     def _put(self, transaction: lmdb.Transaction[bytes], settings: Sequence[Setting | Removal]) -> None:
         for setting in settings:

@@ -82,10 +82,12 @@ class BrokerStorage:
         limits: StoreLimits | None = None,
         on_loss: Callable[[Loss], None] = lambda _: None,
         without_meta: bool = False,
+        open_meta: Callable[[Path], MetaStore] | None = None,
     ) -> None:
         """Open the directory. Raises StorageError if it is in use, cannot be used, or lost its ``meta``.
 
         ``on_loss`` is called with every loss whenever one is found. ``without_meta``: continue without ``meta``.
+        ``open_meta``: ``files`` and ``meta`` are not on the disk of this machine, so no directory is created or locked.
         """
         self.directory = directory
         self.files = files or DirectFiles()
@@ -99,12 +101,15 @@ class BrokerStorage:
         self._on_loss = on_loss
         self._removing: set[str] = set()
         self._ran = False
-        try:
-            DirectFiles().make_dir(directory)
-        except OSError as error:
-            raise StorageError(f"tube: {directory} cannot be used: {error.strerror}", path=str(directory)) from error
-        self._lock = DirectoryLock(directory)
-        noted = (directory / "meta").is_dir()
+        self._lock: DirectoryLock | None = None
+        if open_meta is None:
+            try:
+                DirectFiles().make_dir(directory)
+            except OSError as error:
+                what = f"tube: {directory} cannot be used: {error.strerror}"
+                raise StorageError(what, path=str(directory)) from error
+            self._lock = DirectoryLock(directory)
+        noted = open_meta is not None or (directory / "meta").is_dir()
         try:
             if not noted and not without_meta and self.present():
                 raise StorageError(
@@ -114,9 +119,9 @@ class BrokerStorage:
                     do="restore the whole directory from one copy; or, to continue with the messages alone: "
                     f"penstock tube broker fsck {directory} --repair",
                 )
-            self.meta = MetaStore(directory / "meta")
+            self.meta = (open_meta or MetaStore)(directory / "meta")
         except BaseException:
-            self._lock.close()
+            self._unlock()
             raise
         try:
             self.notes = self.meta.notes()
@@ -130,7 +135,7 @@ class BrokerStorage:
                 self.meta.commit([], notes={name: None})
         except BaseException:
             self.meta.close()
-            self._lock.close()
+            self._unlock()
             raise
 
     def present(self) -> list[tuple[str, int]]:
@@ -237,6 +242,10 @@ class BrokerStorage:
         finally:
             self.stores.clear()
             self.meta.close()
+            self._unlock()
+
+    def _unlock(self) -> None:
+        if self._lock is not None:
             self._lock.close()
 
 

@@ -27,7 +27,7 @@ _CRC = struct.Struct(">I")
 _HEAD = struct.Struct(">qqi")
 SCHEMA = 2
 """Layout of the databases; a newer one is rejected. From 2 on there may be commits in a log next to them."""
-_TABLES = ("meta", "offsets", "notes")
+TABLES = ("meta", "offsets", "notes")
 _META, _OFFSETS, _NOTES = range(3)
 _MAP_BYTES = 64 << 20
 _LOG_BYTES = 256 << 10
@@ -45,19 +45,26 @@ class GroupOffset(NamedTuple):
 
 
 class MetaStore:
-    """One environment in directory ``path``. Calls may come from one thread at a time."""
+    """One environment in directory ``path``. Calls may come from one thread at a time.
 
-    def __init__(self, path: Path, *, map_bytes: int = _MAP_BYTES) -> None:
+    ``environment``: used in the place of LMDB at ``path``.
+    """
+
+    def __init__(
+        self, path: Path, *, map_bytes: int = _MAP_BYTES, environment: LoggedEnvironment | None = None
+    ) -> None:
         """Open or create the environment. Raises StorageError if it is open already, of another kind, or unreadable."""
         self.path = path
         self.damaged: list[str] = []
         """Descriptions of damaged entries, which are skipped."""
-        # Always fsynced: these are promises, few bytes each, in the same commit as the log's own fsync.
-        environment = LmdbEnvironment(
-            path, "tube notes", "broker that has them", _TABLES, schema=SCHEMA, durability=Durability.DURABLE,
-            map_bytes=map_bytes, many=True,
-        )  # fmt: skip
-        self._environment = LoggedEnvironment(environment, segment_bytes=_LOG_BYTES)
+        if environment is None:
+            # Always fsynced: these are promises, few bytes each, in the same commit as the log's own fsync.
+            tables = LmdbEnvironment(
+                path, "tube notes", "broker that has them", TABLES, schema=SCHEMA, durability=Durability.DURABLE,
+                map_bytes=map_bytes, many=True,
+            )  # fmt: skip
+            environment = LoggedEnvironment(tables, segment_bytes=_LOG_BYTES)
+        self._environment = environment
         self._tables = self._environment.tables
         self._environment.open(lambda _: None)
 
