@@ -23,7 +23,7 @@ from typing import Any
 
 from tests.simulation.history import Violation
 
-__all__ = ["TubeRecorder", "check"]
+__all__ = ["TubeHistory", "TubeRecorder", "check"]
 
 Place = tuple[str, int]
 """Partition and offset."""
@@ -31,16 +31,11 @@ Sent = tuple[str, int]
 """Producer, and the number of its message."""
 
 
-class TubeRecorder:
-    """Writes a line for each event of the clients of one test, in the order in which they happened."""
+class _Events:
+    """The events of the clients of one test, in the order in which they happen."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._file = path.open("a", encoding="utf-8")
-
-    def close(self) -> None:
-        """Close the file; the history can be checked then."""
-        self._file.close()
+    def apply(self, event: dict[str, Any]) -> None:
+        raise NotImplementedError
 
     def send(self, producer: str, number: int, partition: int | str | None = None, *, repeats: bool = False) -> None:
         """A message is about to be sent; ``repeats``: the producer may send it again, and it may be stored twice."""
@@ -56,9 +51,9 @@ class TubeRecorder:
         """A message was read."""
         self._note("read", reader=reader, partition=partition, offset=offset, producer=producer, number=number)
 
-    def confirm(self, reader: str, partition: int | str) -> None:
-        """What a reader has read of a partition was confirmed."""
-        self._note("confirm", reader=reader, partition=partition)
+    def confirm(self, reader: str, partition: int | str, *, asked: bool = False) -> None:
+        """What a reader has read of a partition was confirmed, or (``asked``) its confirmation is about to be sent."""
+        self._note("confirm", reader=reader, partition=partition, asked=asked)
 
     def resume(self, reader: str, partition: int | str | None = None) -> None:
         """A reader starts again, in all partitions or one: unconfirmed messages come again."""
@@ -66,7 +61,22 @@ class TubeRecorder:
 
     def _note(self, event: str, **fields: Any) -> None:
         present = {name: value for name, value in fields.items() if value is not None and value is not False}
-        self._file.write(json.dumps({"event": event, **present}) + "\n")
+        self.apply({"event": event, **present})
+
+
+class TubeRecorder(_Events):
+    """Writes a line for each event."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file = path.open("a", encoding="utf-8")
+
+    def apply(self, event: dict[str, Any]) -> None:
+        self._file.write(json.dumps(event) + "\n")
+
+    def close(self) -> None:
+        """Close the file; the history can be checked then."""
+        self._file.close()
 
 
 @dataclass
@@ -76,12 +86,16 @@ class _Reading:
     offsets: set[int] = field(default_factory=set)
     last: int = -1
     confirmed: int = -1
+    asked: set[int] = field(default_factory=set)
+    """Offsets whose confirmation was sent, and may have been stored or not."""
     resumed: bool = False
-    steps: list[tuple[int, int]] = field(default_factory=list)
-    """Offsets of messages read or confirmed, and then read."""
+    steps: list[tuple[set[int], int]] = field(default_factory=list)
+    """Offsets of messages after which one may be read, and the offset of the one that was."""
 
 
-class _History:
+class TubeHistory(_Events):
+    """Checks events while they happen, and with `check_end` and `check_complete`."""
+
     def __init__(self) -> None:
         self.sent: dict[Sent, dict[str, Any]] = {}
         self.acknowledged: set[Sent] = set()
@@ -109,7 +123,11 @@ class _History:
         elif kind == "confirm":
             assert partition is not None
             reading = self.readings[event["reader"]][partition]
-            reading.confirmed = max(reading.confirmed, reading.last)
+            if event.get("asked"):
+                reading.asked.add(reading.last)
+            else:
+                reading.confirmed = max(reading.confirmed, reading.last)
+                reading.asked.clear()
         elif kind == "resume":
             partitions = self.readings[event["reader"]]
             for reading in list(partitions.values()) if partition is None else [partitions[partition]]:
@@ -137,7 +155,8 @@ class _History:
             raise Violation(f"{reader} read offset {offset} of partition {partition} after offset {before}")
         if not reading.resumed and offset in reading.offsets:
             raise Violation(f"{reader} read offset {offset} of partition {partition} twice")
-        reading.steps.append((before, offset))
+        may_follow = {asked for asked in reading.asked if before < asked < offset} if reading.last < 0 else set()
+        reading.steps.append(({before, *may_follow}, offset))
         reading.offsets.add(offset)
         reading.last = offset
 
@@ -151,10 +170,11 @@ class _History:
             self._check_order(partition, offsets, times)
             for reader, partitions in self.readings.items():
                 for before, offset in partitions[partition].steps:
-                    if (following := offsets[bisect_right(offsets, before)]) < offset:
+                    following = offsets[bisect_right(offsets, max(before))]
+                    if following < offset:
                         raise Violation(
-                            f"{reader} read offset {offset} of partition {partition} after {before}, without offset"
-                            f" {following}: {self.stored[partition, following]}"
+                            f"{reader} read offset {offset} of partition {partition} after {max(before)}, without"
+                            f" offset {following}: {self.stored[partition, following]}"
                         )
         for message, count in times.items():
             if count > 1 and not self.sent[message].get("repeats"):
@@ -189,7 +209,7 @@ def check(path: Path, *complete: str) -> str:
     Raises:
         Violation: a rule was broken.
     """
-    history = _History()
+    history = TubeHistory()
     for line in path.read_text(encoding="utf-8").splitlines():
         history.apply(json.loads(line))
     history.check_end()

@@ -69,6 +69,11 @@ class SimulatedDisk(RecordedDisk):
         if number in self.failing and kind == "sync":
             raise OSError(errno.EIO, "the simulated disk failed")
 
+    def names(self, path: Path) -> list[str]:
+        """Files in ``path``, and folders that contain some."""
+        depth = len(path.parts)
+        return sorted({entry.parts[depth] for entry in self.entries if entry.is_relative_to(path)})
+
     def after_power_loss(self) -> SimulatedDisk:
         """The disk that the next start finds: of what was not synced, nothing, all, or any sectors."""
         random = self._random
@@ -148,7 +153,7 @@ class TableTransaction:
     def delete(self, key: bytes, *, db: str) -> bool:
         return self._tables[db].pop(_checked(key), None) is not None
 
-    def cursor(self, *, db: str) -> TableCursor:
+    def cursor(self, db: str) -> TableCursor:
         return TableCursor(self._tables[db])
 
 

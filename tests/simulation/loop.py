@@ -8,8 +8,11 @@ from concurrent.futures import Executor
 from random import Random
 from typing import Any, TypeVar, TypeVarTuple
 
+from tests.simulation.network import NetworkEnd, VirtualNetwork, VirtualServer
+
 __all__ = ["WALL_MS", "Deadlock", "MachineClock", "VirtualLoop"]
 
+P = TypeVar("P", bound=asyncio.Protocol)
 T = TypeVar("T")
 Args = TypeVarTuple("Args")
 
@@ -78,6 +81,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._selector = _Clock(start_s)
         self._clock_resolution = 1e-9
         self.random = random
+        self.network = VirtualNetwork(self, random)
         self.failures: list[str] = []
         self.set_exception_handler(self._failed)
 
@@ -109,6 +113,25 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
         self.soon(0.01, work)
         return future
+
+    async def create_server(  # type: ignore[override]
+        self, accept: Callable[[], asyncio.Protocol], host: str, port: int, **_options: Any
+    ) -> VirtualServer:
+        return self.network.listen((host, port), accept)
+
+    async def create_connection(  # type: ignore[override]
+        self, create: Callable[[], P], host: str, port: int, **_options: Any
+    ) -> tuple[NetworkEnd, P]:
+        protocol = create()
+        return self.network.connect((host, port), protocol), protocol
+
+    def close(self) -> None:
+        """End, with everything that still waits: nothing of it runs any more."""
+        if not self.is_closed():
+            self.set_exception_handler(lambda *_: None)
+            for task in asyncio.all_tasks(self):
+                task._log_destroy_pending = False  # type: ignore[attr-defined]
+        super().close()
 
     def _process_events(self, event_list: list[Any]) -> None:
         """There is no input but that of timers."""

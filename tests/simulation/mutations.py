@@ -25,13 +25,18 @@ from penstock.statestore.codec.errors import StoreError
 from penstock.statestore.engine import requests, store
 from penstock.statestore.hlc import Hlc, StoreClock
 from penstock.statestore.service.storage import Storage
+from penstock.tube.broker import maintenance
+from penstock.tube.broker.commits import Commits
+from penstock.tube.codec.methods import MethodId
+from penstock.tube.engine.broker.group_offsets import GroupOffsets
+from penstock.tube.engine.broker.registrations import Registrations
 from tests.simulation import node
 from tests.simulation.history import Violation
 from tests.simulation.node import SimulatedCommitQueue, SimulatedLog, SimulatedNode
-from tests.simulation.run import simulate
+from tests.simulation.run import LOG_EVERY, simulate
 from tests.unit.runtime.recorded_disk import MemoryFile
 
-__all__ = ["ANY_FORM", "ENGINE", "MOST_SEEDS", "seeds_needed"]
+__all__ = ["ANY_FORM", "ENGINE", "LOG", "MOST_SEEDS", "seeds_needed"]
 
 MOST_SEEDS = 20
 Plant = Callable[[pytest.MonkeyPatch], None]
@@ -220,6 +225,56 @@ def lost_will(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(mqtt_storage, "encode_session", lambda row, offset: encode(row._replace(will=None), offset))
 
 
+def log_without_fsync(patch: pytest.MonkeyPatch) -> None:
+    """Segments of the log are written and not synced."""
+    sync = MemoryFile.sync
+
+    def not_of_segments(self: MemoryFile) -> None:
+        if self._path.suffix != ".tube":
+            sync(self)
+
+    patch.setattr(MemoryFile, "sync", not_of_segments)
+
+
+def sent_before_commit(patch: pytest.MonkeyPatch) -> None:
+    """Sends to the log are acknowledged before their commit."""
+
+    def at_once(self: Commits, connection: Any, serials: Any, method: int, bodies: Any, _expires: int) -> None:
+        connection.put_all(serials, bodies)
+        asyncio.get_running_loop().call_soon(connection.flush)
+        if method != MethodId.SEND_MESSAGE:
+            self._offsets_due = True
+        self.schedule()
+
+    patch.setattr(Commits, "wait", at_once)
+
+
+def offset_confirmed_early(patch: pytest.MonkeyPatch) -> None:
+    """The offset of a group moves when messages are delivered."""
+    end_get = GroupOffsets.end_get
+
+    def confirm(self: GroupOffsets, key: Any, size: int, **options: Any) -> None:
+        end_get(self, key, size, **options)
+        self.commit(key, consumed=True)
+
+    patch.setattr(GroupOffsets, "end_get", confirm)
+
+
+def offsets_not_stored(patch: pytest.MonkeyPatch) -> None:
+    """Confirmed offsets of groups are not stored."""
+    patch.setattr(GroupOffsets, "take_dirty", lambda self: self.dirty.clear() or [])
+
+
+def partition_owned_twice(patch: pytest.MonkeyPatch) -> None:
+    """A broker lets two members of a group read a partition."""
+    patch.setattr(Registrations, "_occupied", lambda *_args: None)
+
+
+def sequences_forgotten(patch: pytest.MonkeyPatch) -> None:
+    """After a restart the broker does not know which numbered messages it has stored."""
+    patch.setattr(maintenance, "read_sequences", lambda *_args: [])
+
+
 # In the engines: interpreted only
 
 
@@ -319,6 +374,15 @@ ANY_FORM: list[Plant] = [
     deliveries_swapped,
     lost_will,
 ]
+LOG: list[Plant] = [
+    log_without_fsync,
+    sent_before_commit,
+    offset_confirmed_early,
+    offsets_not_stored,
+    partition_owned_twice,
+    sequences_forgotten,
+]
+"""In TubeMQ, in either form; only seeds with TubeMQ are tried."""
 ENGINE: list[Plant] = [
     will_without_delay,
     session_expired_early,
@@ -332,19 +396,20 @@ ENGINE: list[Plant] = [
 
 def seeds_needed(plant: Plant, most: int = MOST_SEEDS) -> tuple[int, str]:
     """The number of seeds, from 0 on, until one finds the bug, and the rule that was broken; 0: none did."""
+    step = LOG_EVERY if plant in LOG else 1
     with pytest.MonkeyPatch.context() as patch:
         plant(patch)
-        for seed in range(most):
+        for count, seed in enumerate(range(0, most * step, step), 1):
             try:
                 simulate(seed)
             except Violation as violation:
-                return seed + 1, str(violation)
+                return count, str(violation)
     return 0, "not found"
 
 
 def main() -> int:
     """Print the table."""
-    plants = ANY_FORM + (ENGINE if compiled.form() == "interpreted" else [])
+    plants = ANY_FORM + LOG + (ENGINE if compiled.form() == "interpreted" else [])
     print("| planted bug | seeds | found by |\n| --- | --- | --- |")
     missed = 0
     for plant in plants:

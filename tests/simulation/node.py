@@ -28,15 +28,30 @@ from penstock.runtime.io.wal import LoggedEnvironment
 from penstock.statestore.service.rows import TABLES
 from penstock.statestore.service.service import StateStoreService
 from penstock.statestore.service.storage import SCHEMA, Storage
+from penstock.tube.broker.broker import TubeBroker
+from penstock.tube.engine.limits import TubeLimits
+from penstock.tube.master.master import TubeMaster
+from penstock.tube.master.metadata import SCHEMA as SETTING_SCHEMA
+from penstock.tube.master.metadata import TABLES as SETTING_TABLES
+from penstock.tube.master.metadata import SettingStore
+from penstock.tube.storage.meta import SCHEMA as META_SCHEMA
+from penstock.tube.storage.meta import TABLES as META_TABLES
+from penstock.tube.storage.meta import MetaStore
 from tests.simulation.disk import SimulatedDisk, TableEnvironment
 from tests.simulation.loop import MachineClock, VirtualLoop
+from tests.simulation.tube_client import BROKER, MASTER, PARTITIONS
 
 __all__ = ["Connection", "NetworkClient", "SimulatedNode"]
 
 PATH = Path("/simulated/statestore")
 MQTT_PATH = Path("/simulated/mqtt")
+TUBE_PATH = Path("/simulated")
 SEGMENT_BYTES = 16 << 10
 """Small, so that segments are used again, and some commits fit into none."""
+
+
+LOG_SEGMENT_BYTES = 64 << 10
+"""Of the TubeMQ log."""
 
 
 class NetworkClient(Protocol):
@@ -50,8 +65,10 @@ class NetworkClient(Protocol):
 class SimulatedNode:
     """One life of a node. It ends with the loop: nothing of it is closed, as when power is lost."""
 
-    def __init__(self, loop: VirtualLoop, disk: SimulatedDisk, machine: MachineClock) -> None:
+    def __init__(self, loop: VirtualLoop, disk: SimulatedDisk, machine: MachineClock, *, has_log: bool) -> None:
         self.loop = loop
+        self.has_log = has_log
+        """Whether it starts TubeMQ's master and broker."""
         self.disk = disk
         self.machine = machine
         self.clock = SteppedClock(wall=machine.wall_ns, elapsed=machine.elapsed_ns)
@@ -67,10 +84,40 @@ class SimulatedNode:
         persistence._store._tables = log.tables
         persistence._queue = SimulatedCommitQueue(loop, disk, "mqtt", persistence)
         self.server = MqttServer(services=[self.service], clock=self.clock)
+        self.broker, self.master = self._tube(loop, disk)
         self._listener = ListenerState(ListenerSettings(), self.server.limits)
         self._ports = 10_000
         # Stalls are measured on the clock of the process, which says nothing about virtual time.
         self._stalls = runtime_loop._watches[loop] = runtime_loop.StallWatch(loop, loop.time)
+
+    def _tube(self, loop: VirtualLoop, disk: SimulatedDisk) -> tuple[TubeBroker, TubeMaster]:
+        """Broker and master of the log; neither is started."""
+
+        def meta(path: Path) -> MetaStore:
+            tables = TableEnvironment(disk, path, META_TABLES, schema=META_SCHEMA)
+            return MetaStore(path, environment=SimulatedLog(loop, tables, disk))
+
+        def settings(path: Path) -> SettingStore:
+            return SettingStore(path, environment=TableEnvironment(disk, path, SETTING_TABLES, schema=SETTING_SCHEMA))
+
+        def commit_queue(name: str, client: CommitClient[Any]) -> CommitQueue[Any]:
+            return SimulatedCommitQueue(loop, disk, name, client)
+
+        broker = TubeBroker(
+            TUBE_PATH,
+            masters=[f"{MASTER[0]}:{MASTER[1]}"],
+            limits=TubeLimits(segment_bytes=LOG_SEGMENT_BYTES, cached_bytes=LOG_SEGMENT_BYTES),
+            heartbeat_s=5.0,
+            files=disk,
+            clock=self.steady_ms,
+            open_meta=meta,
+            commit_queue=commit_queue,
+        )
+        master = TubeMaster(
+            TUBE_PATH / "master", clock=self.steady_ms, open_settings=settings, commit_queue=commit_queue
+        )
+        master.on_change = broker.poke
+        return broker, master
 
     def steady_ms(self) -> int:
         """The clock of expiry."""
@@ -79,12 +126,28 @@ class SimulatedNode:
     @property
     def has_failed(self) -> bool:
         """Whether a part of the node commits nothing any more."""
-        return self.service.failure is not None or self.persistence.failure is not None
+        failures = (self.service.failure, self.persistence.failure, self.broker.failure)
+        return any(failure is not None for failure in failures)
 
     async def start(self) -> None:
         self.clock.start()
+        if self.has_log:
+            await self._start_log()
         await self.service.start(self.server.outlet)
         await self.server.recover(self.persistence, steady=self.steady_ms)
+
+    async def _start_log(self) -> None:
+        """Start the log, with its topics."""
+        await self.master.start(*MASTER)
+        await self.broker.start(*BROKER)
+        registered = self.broker.registered
+        assert registered is not None
+        await registered.wait()
+        known = {topic.name for topic in self.master.topics()}
+        for topic, partitions in PARTITIONS.items():
+            if topic not in known:
+                await self.master.create_topic(topic, partitions)
+            await self.master.wait_topic(topic, 60.0)
 
     def accept(self, client: NetworkClient) -> Connection:
         """A connection of ``client``, open at once."""

@@ -1,24 +1,25 @@
 """A schedule of operations and faults for each seed, and what is done about a seed that breaks a rule.
 
-A schedule has operations of the clients of the state store and of MQTT, cuts of connections, and faults of disk and
-clocks. It is made before the simulation starts, from a generator of its own, so that a prefix of the schedule is the
-same test with fewer operations.
+A schedule has operations of the clients of the state store and of MQTT, in every fourth seed of TubeMQ too, cuts of
+connections, and faults of disk and clocks. It is made before the simulation starts, from a generator of its own, so
+that a prefix of the schedule is the same test with fewer operations.
 
 In each simulation power is lost twice: at a random operation of the disk, and after the last answer. After each restart
-every key and every retained message is read before the clients continue. At the end all clients are connected for so
+every key, every retained message and the whole log are read. At the end all clients are connected for so
 long that everything must have been delivered.
 """
 
 from __future__ import annotations
 
 import logging
+import random as process_random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
 
 from penstock.errors import PenstockError
-from tests.simulation import mqtt_client, statestore_client
+from tests.simulation import mqtt_client, statestore_client, tube_client
 from tests.simulation.disk import PowerLoss, SimulatedDisk
 from tests.simulation.history import GET, History, Operation, Violation
 from tests.simulation.loop import Deadlock, MachineClock, VirtualLoop
@@ -26,10 +27,20 @@ from tests.simulation.mqtt_client import MqttClient, MqttStep, RetainedReader, m
 from tests.simulation.mqtt_history import AMPLE_MS, MqttHistory
 from tests.simulation.node import SimulatedNode
 from tests.simulation.statestore_client import StoreClient, StoreStep, store_step
+from tests.simulation.tube_client import (
+    LogHistory,
+    TubeAuditor,
+    TubeConsumer,
+    TubeProducer,
+    TubeStep,
+    tube_step,
+)
 
-__all__ = ["OPERATIONS", "Failure", "Result", "failure", "report", "simulate"]
+__all__ = ["LOG_EVERY", "OPERATIONS", "Failure", "Result", "failure", "report", "simulate"]
 
 OPERATIONS = 2_000
+LOG_EVERY = 4
+"""Every so many seeds have TubeMQ too, which takes twice the time."""
 QUIET_S = 2 * AMPLE_MS / 1000
 """Virtual time from the last operation to the end, in which everything is delivered."""
 SOON_S = (0.02, 0.05, 0.1, 0.2, 1.0, 5.0, 30.0, 100.0)
@@ -52,6 +63,10 @@ class Result:
     acknowledged: int
     """QoS 1 and 2 messages of clients."""
     delivered: int
+    stored: int
+    """Acknowledged messages of the log."""
+    read: int
+    """Messages of the log that clients have read."""
     cuts: int
     faults: Sequence[str]
 
@@ -68,14 +83,24 @@ class Failure:
         return f"seed {self.seed}, the first {self.operations} operations of its schedule: {self.reason}"
 
 
+Step = StoreStep | MqttStep | TubeStep
+
+
+def _step(random: Random, number: int, *, has_log: bool) -> Step:
+    """A random operation of one of the protocols."""
+    kind = random.random()
+    if has_log and kind > 0.75:
+        return tube_step(random)
+    return store_step(random, number) if kind < (0.3 if has_log else 0.4) else mqtt_step(random)
+
+
 class Schedule:
     """What a seed does; ``cuts`` are the numbers of the operations before which their connection is cut."""
 
     def __init__(self, seed: int) -> None:
         random = Random(f"schedule {seed}")
-        self.steps: list[StoreStep | MqttStep] = [
-            store_step(random, number) if random.random() < 0.4 else mqtt_step(random) for number in range(OPERATIONS)
-        ]
+        self.has_log = seed % LOG_EVERY == 0
+        self.steps = [_step(random, number, has_log=self.has_log) for number in range(OPERATIONS)]
         self.cuts = {number for number in range(OPERATIONS) if random.random() < 0.005}
         self.power_loss_at = random.randrange(60, 1_000)  # all operations need 1,500 to 3,000 of the disk
         fault = random.choice(("none", "slow", "full", "failing"))
@@ -96,6 +121,7 @@ class Simulation:
     def __init__(self, seed: int, operations: int) -> None:
         self.history = History()
         self.mqtt = MqttHistory()
+        self.tube = LogHistory(self.history)
         self.cuts = 0
         self.paused_s = 0.0
         """Time in which nothing ran."""
@@ -109,13 +135,26 @@ class Simulation:
             MqttClient(self, f"mqtt-{number}", expiry_s, random) for number, expiry_s in enumerate(mqtt_client.EXPIRY_S)
         ]
         self._reader = RetainedReader(self)
+        self._producers = [TubeProducer(self, kind, number) for number, kind in enumerate(tube_client.PRODUCERS)]
+        self._consumers = [TubeConsumer(self, f"member-{number}", random) for number in range(tube_client.CONSUMERS)]
+        for member in self._consumers:
+            member.others = self._consumers
+        self._log_auditor = TubeAuditor(self)
+        self._tube_clients: list[TubeProducer | TubeConsumer] = [*self._producers, *self._consumers]
         for number, step in enumerate(schedule.steps[:operations]):
             if isinstance(step, StoreStep):
                 operation = Operation(step.kind, step.key, step.value, step.px, step.only_new, step.token)
                 self._store_clients[step.client].steps.append((number, operation))
-            else:
+            elif isinstance(step, MqttStep):
                 self._mqtt_clients[step.client].steps.append(step)
-        self._clients: list[StoreClient | MqttClient] = [self._auditor, *self._store_clients, *self._mqtt_clients]
+            else:
+                self._tube_clients[step.client].steps.append(step)
+        self._clients: list[StoreClient | MqttClient | TubeProducer | TubeConsumer] = [
+            self._auditor,
+            *self._store_clients,
+            *self._mqtt_clients,
+            *(self._tube_clients if schedule.has_log else []),
+        ]
         self._is_ending = False
         self.machine = MachineClock(schedule.slow_clock)
         self.loop = VirtualLoop(random)
@@ -134,6 +173,9 @@ class Simulation:
         self._lose_power()  # once more, after everything was delivered
         if not self._live():
             raise Violation("power was lost again")
+        self.tube.check_end()
+        if self._schedule.has_log:
+            self.tube.check_complete([tube_client.GROUP, self._log_auditor.reader])
         history, mqtt = self.history, self.mqtt
         return Result(
             self._seed,
@@ -142,6 +184,8 @@ class Simulation:
             history.notified,
             mqtt.acknowledged,
             mqtt.delivered,
+            len(self.tube.acknowledged),
+            self.tube.reads,
             self.cuts,
             self.faults,
         )
@@ -196,7 +240,7 @@ class Simulation:
         self._has_ended = self._is_ending = False
         try:
             self.machine.true_s = loop.time
-            self.node = SimulatedNode(loop, disk, self.machine)
+            self.node = SimulatedNode(loop, disk, self.machine, has_log=self._schedule.has_log)
             try:
                 loop.run_until_complete(self.node.start())
             except PenstockError as error:
@@ -204,6 +248,8 @@ class Simulation:
             self._auditor.steps.extend((-1, Operation(GET, key)) for key in statestore_client.KEYS)
             self._auditor.connect()
             self._reader.connect()
+            if self._schedule.has_log:
+                self._log_auditor.connect()
             for client in self._clients[1:]:
                 loop.soon(0.05, client.connect)
             for at_s, seconds in self._schedule.pauses:
@@ -227,6 +273,8 @@ class Simulation:
         self.mqtt.power_lost(self.loop.true_ms())
         for client in self._clients:
             client.power_lost()
+        if self._schedule.has_log:
+            self._log_auditor.power_lost()
         start_s = self.loop.time() + self._random.choice((0.1, 5.0))
         self.loop.close()
         self.machine.set_right()
@@ -251,11 +299,15 @@ def simulate(seed: int, operations: int = OPERATIONS) -> Result:
     log.addHandler(errors)
     log.setLevel(logging.WARNING)
     log.propagate = False
+    # The pauses of a broker without a master are drawn from the process's generator.
+    random_state = process_random.getstate()
+    process_random.seed(seed)
     simulation = Simulation(seed, operations)
     try:
         result = simulation.run()
     finally:
         simulation.loop.close()
+        process_random.setstate(random_state)
         log.removeHandler(errors)
         log.setLevel(level)
         log.propagate = propagate
