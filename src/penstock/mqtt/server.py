@@ -306,7 +306,7 @@ class MqttServer(ServerLinkOwner):
             if connection.left and outbound.end_connection():
                 link.close(linger=False)
             else:
-                outbound.end_read()
+                outbound.end_read(unread=connection.unread)
             if link.unauthenticated and connection.session is not None:
                 self._known(link)
             if broker.timers.sooner:
@@ -363,7 +363,7 @@ class MqttServer(ServerLinkOwner):
                 try:
                     broker.outbound.begin_read(connection)
                     connection.proceed(now, wall_ms)
-                    broker.outbound.end_read()
+                    broker.outbound.end_read(unread=connection.unread)
                 except Exception:
                     logger.exception("internal error; closing %r", connection)
                     self._abort(link)

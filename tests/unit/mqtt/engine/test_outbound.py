@@ -59,14 +59,16 @@ def test_what_was_said_before_the_read_leaves_first() -> None:
     assert [data for _, data, _ in broker.flush(0)] == [b""]
 
 
-def test_messages_to_others_leave_before_their_acknowledgement() -> None:
+def test_messages_of_an_unfinished_read_leave_before_their_acknowledgement() -> None:
     broker, connection, sink, wakes = _connected()
     receiver = broker.open("r", 0)
     assert receiver is not None
     receiver.receive(encode(Connect("r")) + encode(Subscribe(1, [Subscription("t")])), 0, 0)
     broker.flush(0)
     wakes.clear()
-    _read(broker, connection, encode(Publish("t", b"x", 1, packet_id=7)))
+    broker.outbound.begin_read(connection)
+    connection.receive(encode(Publish("t", b"x", 1, packet_id=7)), 0, 0)
+    broker.outbound.end_read(unread=True)
     assert sink.sent == []
     assert len(wakes) == 1
     assert [(to, data[:1]) for to, data, _ in broker.flush(0)] == [(receiver, b"\x32"), (connection, b"\x40")]
