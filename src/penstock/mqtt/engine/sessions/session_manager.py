@@ -128,7 +128,7 @@ class SessionManager:
         if now < self.broker.grace_until:
             self.broker.timers.arm(session, self.broker.grace_until)
             return
-        if session.will is not None and session.will_at and session.will_at <= now:
+        if session.will_at and session.will_at <= now:
             self._publish_will(session, now)
         if session.ends_at and session.ends_at <= now:
             self._discard(session, now)
