@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -82,3 +87,37 @@ def test_like_a_dictionary(steps: list[tuple[str, int]]) -> None:
         assert len(inflight) == len(model)
         assert [(entry.packet_id, entry) for entry in inflight.values()] == list(model.items())
         assert inflight.get(packet_id) is model.get(packet_id)
+
+
+CHAIN = """
+from penstock.mqtt.codec.packets import Publish
+from penstock.mqtt.engine.model.inflight import Inflight
+from penstock.mqtt.engine.model.message import Delivery, message_of
+
+message = message_of(Publish("t", b"x"), 0)
+inflight = Inflight()
+for packet_id in range(64, 65_536, 64):  # each in the slot of the first one, until the table grows
+    inflight.restore(packet_id, Delivery(message, 1, 0, b"", "", 0))
+for packet_id in range(64, 65_536, 64):
+    if packet_id % 1024:
+        assert inflight.take(packet_id) is not None
+inflight.clear()
+"""
+POOL = """
+from penstock.mqtt.codec.packets import Publish
+from penstock.mqtt.engine.model.message import DeliveryPool, message_of
+
+message, pool = message_of(Publish("t", b"x"), 0), DeliveryPool()
+deliveries = [pool.create(message, 1, 0, b"", "") for _ in range(5_000)]
+for delivery in deliveries:
+    pool.recycle(delivery)
+del delivery, deliveries, pool
+"""
+
+
+@pytest.mark.parametrize("program", [CHAIN, POOL], ids=["one slot", "spare deliveries"])
+def test_freeing_many_entries_leaves_other_memory_alone(program: str) -> None:
+    """Entries have no header of the garbage collector, which freeing a chain of more than 50 would write into."""
+    environment = {**os.environ, "PYTHONMALLOC": "debug", "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

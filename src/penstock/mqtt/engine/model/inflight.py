@@ -144,6 +144,10 @@ class Inflight:
 
     def clear(self) -> None:
         """Remove all entries; identifiers continue."""
+        # A client that acknowledges selected messages can have any number of entries in one slot, and freeing a chain
+        # of more than 50 acyclic objects corrupts memory.
+        for entry in self._entries():
+            entry.next = None
         self._slots = [None]
         self._mask = 0
         self.count = 0

@@ -7,7 +7,7 @@ length, the property block with its length, the payload. A receiver adds the fix
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Final, cast, final
+from typing import TYPE_CHECKING, Final, final
 
 from librt.strings import BytesWriter
 from mypy_extensions import mypyc_attr
@@ -265,20 +265,17 @@ class DeliveryPool:
     mypyc keeps one free object of a class, and thousands are acknowledged after thousands were sent.
     """
 
-    __slots__ = ("_count", "_spare")
+    __slots__ = ("_spare",)
 
     def __init__(self) -> None:
-        self._spare: Delivery | None = None
-        self._count: i64 = 0
+        # Not a chain of deliveries: freeing more than 50 acyclic objects that refer to each other corrupts memory.
+        self._spare: list[Delivery] = []
 
     def create(self, message: Message, qos: i64, retain: i64, identifiers: bytes, share: str) -> Delivery:
         """Return a delivery that is not stored."""
-        delivery = self._spare
-        if delivery is None:
+        if not self._spare:
             return Delivery(message, qos, retain, identifiers, share, 0)
-        self._spare = cast("Delivery | None", delivery.next)
-        self._count -= 1
-        delivery.next = None
+        delivery = self._spare.pop()
         delivery.message = message
         delivery.qos = qos
         delivery.retain = retain
@@ -289,8 +286,6 @@ class DeliveryPool:
 
     def recycle(self, delivery: Delivery) -> None:
         """Keep a delivery for :meth:`create` to which nothing else refers."""
-        if self._count < _SPARE_DELIVERIES:
+        if len(self._spare) < _SPARE_DELIVERIES:
             delivery.release()
-            delivery.next = self._spare
-            self._spare = delivery
-            self._count += 1
+            self._spare.append(delivery)

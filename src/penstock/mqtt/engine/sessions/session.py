@@ -190,6 +190,7 @@ class Session(Subscriber):
 
     def clear(self) -> None:
         """Remove all messages; the broker removes subscriptions."""
+        self.inflight.clear()
         self.inflight = Inflight()
         self.incoming.clear()
         self.routed = _NO_IDENTIFIERS
