@@ -111,7 +111,7 @@ def test_messages_sent_with_connect_arrive_when_it_is_accepted() -> None:
     assert len(set(reads)) == 2, reads
 
 
-def test_what_comes_before_the_decision_waits_for_it() -> None:
+def test_packets_wait_for_the_authentication_decision() -> None:
     gate = Gate(later=True)
     bench = Bench(access=gate)
     watcher = bench.open().send(Connect("w", username="w"))
@@ -225,7 +225,7 @@ def test_a_refused_rival_does_not_take_over() -> None:
     assert owner.send(PingReq()).only() == PingResp()
 
 
-def test_what_is_too_large_before_the_decision_is_an_error() -> None:
+def test_an_oversized_packet_before_the_authentication_decision_is_an_error() -> None:
     """The limit of CONNECT ends with CONNECT; that of packets holds for what is sent right behind it."""
     gate = Gate(later=True)
     bench = Bench(access=gate, limits=BrokerLimits(max_packet_size=1024))
@@ -253,7 +253,9 @@ def test_server_busy_by_version(version: int, expected: int) -> None:
     [(Connect("c"), 0x82), (Auth(0x18, Properties(authentication_method="m")), 0x82), (Disconnect(), None)],
     ids=["connect", "auth", "disconnect"],
 )
-def test_what_may_not_come_before_the_decision(packet: Packet, expected: int | None) -> None:
+def test_forbidden_packets_before_the_authentication_decision_end_the_connection(
+    packet: Packet, expected: int | None
+) -> None:
     bench = Bench(access=Gate(later=True))
     peer = bench.open().send(Connect("c")).send(packet)
     assert [code(p) for p in peer.take()] == ([] if expected is None else [expected])
@@ -380,7 +382,7 @@ def test_changed_policies_end_subscriptions_and_drop_what_waits() -> None:
     assert bench.broker.measure().subscriptions == 1
 
 
-def test_who_decides_may_differ_from_listener_to_listener() -> None:
+def test_each_listener_may_have_its_own_access_control() -> None:
     bench = Bench(access=Gate(("u", "publish", "a")))
     connection = bench.broker.open("other", bench.now, access=Gate(("u", "publish", "b")))
     assert connection is not None

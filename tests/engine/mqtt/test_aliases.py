@@ -115,7 +115,7 @@ def test_a_message_too_large_to_send_sets_no_alias() -> None:
     assert (second.topic, second.properties.topic_alias) == ("", 1)
 
 
-def test_what_is_sent_again_carries_its_topic_on_the_new_connection() -> None:
+def test_redelivered_messages_carry_their_topic_on_a_new_connection() -> None:
     bench = Bench()
     peer = bench.connect("s", topic_alias_maximum=5, expiry=60)
     peer.subscribe("a")

@@ -329,7 +329,7 @@ def test_disconnect_by_the_server() -> None:
     assert closed == Closed(0x8B, "bye", by_server=True)
 
 
-def test_what_is_given_up() -> None:
+def test_abandoned_publishes_report_whether_they_were_sent() -> None:
     engine = start()
     engine.receive(encode(ConnAck(properties=Properties(receive_maximum=1))), 0)
     engine.publish(Publish("a", b"", 1), "sent", 0)

@@ -130,7 +130,7 @@ def test_a_session_that_ends_while_a_message_is_on_its_way_holds_nothing() -> No
     ],
     ids=["messages", "bytes", "drop oldest"],
 )
-def test_what_waits_in_all_sessions_is_bounded(limits: BrokerLimits, kept: int) -> None:
+def test_total_queue_limits_apply_to_all_sessions_together(limits: BrokerLimits, kept: int) -> None:
     bench = Bench(limits=limits)
     for name in ("s1", "s2"):
         peer = bench.connect(name, expiry=100)

@@ -62,7 +62,7 @@ def test_without_a_kept_taker_nothing_is_recorded_and_nothing_waits(bench: KeptB
     assert (bench.journal.waiting, bench.journal.awaited_changes, bench.commits) == (0, 0, 0)
 
 
-def test_what_follows_a_promise_on_its_connection_waits_with_it_and_others_do_not(bench: KeptBench) -> None:
+def test_packets_behind_an_uncommitted_acknowledgement_wait_on_its_connection_only(bench: KeptBench) -> None:
     reader(bench)
     writer, other = bench.connect("writer"), bench.connect("other")
     bench.stalled = True

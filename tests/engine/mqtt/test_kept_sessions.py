@@ -27,7 +27,7 @@ def bench(tmp_path: Path) -> KeptBench:
     return KeptBench(tmp_path)
 
 
-def test_what_was_acknowledged_is_delivered_after_a_crash(bench: KeptBench) -> None:
+def test_acknowledged_messages_are_delivered_after_a_crash(bench: KeptBench) -> None:
     reader(bench)
     writer = bench.connect("writer")
     for n in range(3):
@@ -42,7 +42,7 @@ def test_what_was_acknowledged_is_delivered_after_a_crash(bench: KeptBench) -> N
     ]
 
 
-def test_what_was_not_acknowledged_may_be_gone_but_not_half(bench: KeptBench) -> None:
+def test_an_unacknowledged_publish_is_stored_completely_or_not_at_all(bench: KeptBench) -> None:
     reader(bench)
     writer = bench.connect("writer", expiry=HOUR)
     bench.stalled = True
@@ -220,7 +220,7 @@ def test_a_message_for_many_is_stored_once(bench: KeptBench) -> None:
     assert bench.found.deliveries == []
 
 
-def test_what_a_full_queue_drops_is_dropped_on_disk_too(tmp_path: Path) -> None:
+def test_messages_dropped_from_a_full_queue_are_dropped_on_disk(tmp_path: Path) -> None:
     limits = BrokerLimits(max_queued_messages=2, queue_overflow=QueueOverflowPolicy.DROP_OLDEST)
     bench = KeptBench(tmp_path, limits=limits)
     reader(bench)

@@ -229,7 +229,7 @@ def test_a_paused_replay_skips_what_changed_and_ends_with_its_subscription() -> 
     assert unsuback.packet_id == 9  # type: ignore[union-attr]
 
 
-def test_what_one_turn_sends_is_bounded_also_after_a_reconnect() -> None:
+def test_output_per_turn_is_bounded_after_a_reconnect_too() -> None:
     bench = Bench(limits=BrokerLimits(max_output_bytes=10_000))
     peer = bench.connect("s", expiry=100)
     peer.subscribe("a")
@@ -325,7 +325,7 @@ def test_disconnect_while_a_message_is_with_a_service() -> None:
     ],
     ids=["code", "characters", "length"],
 )
-def test_whatever_a_service_says_can_be_sent(code: int, text: str, sent_code: int, sent: str) -> None:
+def test_reason_codes_and_strings_of_services_are_made_valid(code: int, text: str, sent_code: int, sent: str) -> None:
     service = RecordingService("a")
     bench = Bench(service)
     peer = bench.connect("c", request_problem_information=1).send(Publish("a", b"", 1, packet_id=1))

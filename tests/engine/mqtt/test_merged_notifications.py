@@ -58,7 +58,7 @@ def test_every_notification_arrives_while_there_is_room() -> None:
     assert bench.broker.stats.notifications_merged == 0
 
 
-def test_what_is_merged_keeps_its_order_over_all_keys() -> None:
+def test_merged_notifications_keep_their_order_across_keys() -> None:
     bench = Bench(limits=BrokerLimits(max_queued_messages=5))
     peer = stalled(bench)
     notify(bench, "a=1", "b=2", "a=3", "c=4", "b=5", "a=6")

@@ -65,7 +65,7 @@ def test_delivery_qos_is_the_lower(published: int, granted: int, delivered: int)
     assert sender.take() == [[], [PubAck(7)], [PubRec(7)]][published]
 
 
-def test_nobody_subscribed() -> None:
+def test_a_publish_without_subscribers_returns_no_matching_subscribers() -> None:
     peer = Bench().connect().send(Publish("a", b"", 1, packet_id=1))
     assert peer.only() == PubAck(1, 0x10)
 

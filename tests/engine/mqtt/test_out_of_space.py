@@ -48,7 +48,7 @@ def test_messages_to_store_are_refused_with_0x97_until_there_is_space(bench: Kep
     assert writer.send(Publish("kept/a", b"3", 1, packet_id=7)).only() == PubAck(7)
 
 
-def test_what_the_publisher_sent_before_does_not_let_the_next_pass(bench: KeptBench) -> None:
+def test_publishes_are_refused_even_after_accepted_ones(bench: KeptBench) -> None:
     kept, writer = bench.connect("kept", expiry=HOUR), bench.connect("writer")
     kept.subscribe(Subscription("#", 1))
     for number in range(1, 6):

@@ -32,7 +32,7 @@ def test_puback_waits_for_all_takers_and_keeps_the_order() -> None:
     assert [p.packet_id for p in peer.take() if isinstance(p, PubAck)] == [1, 2, 3]
 
 
-def test_what_an_inbound_tells() -> None:
+def test_an_inbound_message_carries_its_publisher_and_receive_time() -> None:
     service = RecordingService("a")
     bench = Bench(service)
     bench.connect("pump").send(Publish("a", b"x"))

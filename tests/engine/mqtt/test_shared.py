@@ -147,7 +147,7 @@ def test_unacknowledged_qos_1_goes_to_another_member(expiry: int, *, polite: boo
         assert again.take() == [], "it is the other one's now"
 
 
-def test_what_waits_moves_too_and_expired_is_left() -> None:
+def test_queued_messages_move_to_another_member_unless_expired() -> None:
     bench = Bench()
     one, two = bench.connect("one", receive_maximum=1, expiry=100), bench.connect("two", receive_maximum=1)
     for peer in (one, two):

@@ -142,7 +142,7 @@ async def test_a_floor_holds_for_each_key_and_none_is_raised(peer: Peer, queue: 
     assert answer.payload == b"-ERR syntax error\r\n", "ignoring it would leave the prefix open"
 
 
-async def test_what_is_wrong_for_all_is_refused_once_and_changes_nothing(peer: Peer) -> None:
+async def test_an_error_of_the_whole_batch_is_returned_once_and_changes_nothing(peer: Peer) -> None:
     clock = peer.service._engine.clock
     for ts, ft, error in (
         (None, None, b"missing timestamp"),
@@ -157,7 +157,7 @@ async def test_what_is_wrong_for_all_is_refused_once_and_changes_nothing(peer: P
     assert peer.service.keys == 0
 
 
-async def test_where_nothing_changed_there_is_no_version(peer: Peer) -> None:
+async def test_a_batch_without_changes_has_no_version(peer: Peer) -> None:
     answer = peer.ask("BATCH 2 DEL none 3 VDEL none v")
     assert (answer.payload, answer.version) == (b"*2\r\n:0\r\n:0\r\n", None)
 

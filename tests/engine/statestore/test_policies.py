@@ -75,7 +75,7 @@ async def test_no_answer_goes_where_the_requester_may_not_subscribe(tmp_path: Pa
     await service.close()
 
 
-async def test_where_somebody_may_observe_every_message_is_offered(tmp_path: Path) -> None:
+async def test_messages_are_offered_to_observers_only_while_a_policy_permits_it(tmp_path: Path) -> None:
     outlet, clock, rules = FakeOutlet(), ManualClock(), Rules(Access.READ | Access.WRITE)
     service = await open_service(tmp_path, outlet, clock, policy=rules)
     peer = Peer(service, outlet, clock)

@@ -79,7 +79,7 @@ async def test_a_read_that_shows_a_change_waits_for_it_and_no_other_does(held: H
 
 
 @pytest.mark.parametrize("words", ["GET k", "SET k x NX", "DEL k", "VDEL k x", "SET k x"])
-async def test_whatever_shows_an_uncommitted_change_waits(held: Held, words: str) -> None:
+async def test_replies_that_depend_on_an_uncommitted_change_wait(held: Held, words: str) -> None:
     held.a.send("SET k v", ft=f"{held.clock.now_ms}:0:n")
     held.b.send(words)
     assert held.answers() == []

@@ -57,7 +57,7 @@ async def test_its_puback_waits_for_the_commit_of_the_first(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("words", ["GET k", "KEYNOTIFY k", "KEYNOTIFY k STOP", "SCAN *"])
-async def test_what_only_reads_or_observes_is_done_again(tmp_path: Path, words: str) -> None:
+async def test_repeated_reads_and_observations_are_executed_again(tmp_path: Path, words: str) -> None:
     """An observation ended with the connection that broke."""
     outlet, clock = FakeOutlet(), ManualClock()
     service = await open_service(tmp_path, outlet, clock)
@@ -87,7 +87,7 @@ async def test_without_its_session_it_is_carried_out_again(tmp_path: Path) -> No
     await service.close()
 
 
-async def test_what_was_not_carried_out_or_is_another_request_is_carried_out(tmp_path: Path) -> None:
+async def test_a_request_that_was_not_executed_or_differs_is_executed(tmp_path: Path) -> None:
     outlet, clock = FakeOutlet(), ManualClock()
     service = await open_service(tmp_path, outlet, clock)
     peer, other = Peer(service, outlet, clock), Peer(service, outlet, clock, "other")
@@ -110,7 +110,7 @@ async def test_what_was_not_carried_out_or_is_another_request_is_carried_out(tmp
     await service.close()
 
 
-async def test_where_too_much_waits_it_is_acknowledged_all_the_same(tmp_path: Path) -> None:
+async def test_a_repeated_request_is_acknowledged_when_the_queue_is_full(tmp_path: Path) -> None:
     outlet, clock, queue = FakeOutlet(), ManualClock(), ManualQueue()
     service = await open_service(
         tmp_path,

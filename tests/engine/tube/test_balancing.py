@@ -272,13 +272,13 @@ def run(seeds: Iterable[int]) -> None:
 
 
 @pytest.mark.parametrize("block", range(4))
-def test_whatever_happens(block: int) -> None:
+def test_random_events_keep_the_invariants(block: int) -> None:
     run(range(block * 75, block * 75 + 75))
 
 
 @pytest.mark.nightly
 @pytest.mark.timeout(600)
-def test_whatever_happens_for_longer() -> None:
+def test_random_events_keep_the_invariants_for_longer() -> None:
     run(range(300, 10_000))
 
 

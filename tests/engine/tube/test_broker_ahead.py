@@ -70,7 +70,7 @@ def test_a_batch_that_was_not_consumed_comes_again(old: Talk, reads: list[int]) 
     assert len(reads) == 3
 
 
-def test_what_came_meanwhile_is_behind_what_was_read(old: Talk) -> None:
+def test_messages_appended_meanwhile_follow_the_prefetched_ones(old: Talk) -> None:
     got = texts(old.get())
     work(old)
     old.fill(b"new")

@@ -73,7 +73,7 @@ def test_an_empty_batch_asks_what_the_broker_speaks() -> None:
     assert talk.send_batch(producer=(5, 0, 3)).result.expectedSequence == 3
 
 
-def test_what_was_stored_is_not_stored_again() -> None:
+def test_stored_messages_are_not_stored_again() -> None:
     talk = Talk()
     assert talk.send_batch(b"0", b"1", producer=(9, 0)).result.duplicates == 0
     again = talk.send_batch(b"0", b"1", producer=(9, 0))

@@ -24,7 +24,7 @@ def valid_send(data: bytes = b"a") -> bytes:
     ).SerializeToString()
 
 
-def test_what_a_send_answers() -> None:
+def test_a_send_returns_message_id_append_time_and_offset() -> None:
     talk = Talk()
     first = talk.send(b"a")
     assert (first.success, first.errCode, first.errMsg) == (True, 200, str(first.messageId))
@@ -143,7 +143,7 @@ def test_methods_that_do_not_belong_here(method: int, service: int, status: int)
     assert "#" not in (response.text or "")
 
 
-def test_what_cannot_be_read_is_fatal_and_names_the_field() -> None:
+def test_unreadable_requests_are_fatal_errors() -> None:
     talk = Talk()
     for payload in (b"", b"\xff", pb.SendMessageRequestP2B(clientId="p").SerializePartialToString()):
         assert talk.raw(request(payload=payload)).status == 2

@@ -101,7 +101,7 @@ def test_epochs_order_runs_that_were_not_seen_before(talk: StagingTalk) -> None:
     assert talk.begin(query="e", run="new", epoch=7).transaction.refusal == Why.FENCED
 
 
-def test_nobody_stages_for_a_query_that_was_not_begun(talk: StagingTalk) -> None:
+def test_staging_for_a_query_that_has_not_begun_is_refused(talk: StagingTalk) -> None:
     refused = talk.stage("x", {("a", 0): [b"1"]}, query="other")
     assert refused.transaction.refusal == Why.NOT_STAGED
 
@@ -171,7 +171,7 @@ def test_bad_rows_are_refused_when_they_are_staged(talk: StagingTalk) -> None:
     "fields",
     [{"query": ""}, {"query": "q" * 513}, {"run": ""}, {"step": 0}, {"step": 9}, {"batch": -1}, {"epoch": -1}],
 )
-def test_what_makes_no_sense_is_refused(talk: StagingTalk, fields: dict[str, object]) -> None:
+def test_invalid_transaction_fields_are_refused(talk: StagingTalk, fields: dict[str, object]) -> None:
     assert talk.ask(**{"step": COMMIT, **fields}).errCode == 400
 
 
@@ -189,7 +189,7 @@ def test_staged_bytes_are_bounded() -> None:
     assert talk.stage("y", {("a", 0): [bytes(2500)]}, batch=1).success
 
 
-def test_what_nobody_commits_goes_after_a_while() -> None:
+def test_uncommitted_staged_rows_expire() -> None:
     talk = StagingTalk(limits=StagingLimits(keep_ms=1000, forget_ms=5000))
     talk.begin()
     talk.stage("left", {("a", 0): [b"1"]})

@@ -39,7 +39,7 @@ def test_a_get_waits_until_a_message_is_committed() -> None:
     assert talk.engine.fetch.parked == 0
 
 
-def test_what_is_there_comes_at_once_and_without_an_address_nothing_waits() -> None:
+def test_available_messages_are_returned_at_once_and_only_connections_can_wait() -> None:
     talk = Talk()
     talk.fill(b"x")
     talk.register()
@@ -126,7 +126,7 @@ def test_a_filtered_get_waits_for_what_matches() -> None:
     assert [texts(found) for _, _, found in ready(talk)] == [[b"2"]]
 
 
-def test_who_lost_the_partition_while_waiting_is_told() -> None:
+def test_a_waiting_consumer_is_notified_when_it_loses_the_partition() -> None:
     talk = Talk()
     talk.connection = object()
     talk.register()

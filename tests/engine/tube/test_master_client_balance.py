@@ -111,7 +111,7 @@ def test_the_two_kinds_of_consumers_do_not_share_a_group() -> None:
     assert register(engine).errCode == 424
 
 
-def test_who_is_silent_for_too_long_has_to_register_again() -> None:
+def test_a_client_that_misses_heartbeats_must_register_again() -> None:
     engine = running()
     register(engine)
     assert beat(engine, now=NOW + 20_000).errCode == 200

@@ -317,7 +317,7 @@ def test_details_of_a_broker_are_what_it_was_told_and_what_it_says() -> None:
     assert "topicsServed" not in plain
 
 
-def test_what_tools_ask_first() -> None:
+def test_initial_queries_of_administration_tools_are_answered() -> None:
     engine = running()
     assert do(engine, "admin_query_server_version")[0]["version"].startswith("penstock")
     assert do(engine, "admin_query_master_group_info")[0]["statusInfo"] == {"nodeStatus": "MASTER"}
@@ -371,7 +371,7 @@ def test_reading_and_writing_are_switched_each_apart() -> None:
     assert (row["errCode"], row["success"]) == (405, False)
 
 
-def test_what_is_asked_for_is_what_is_shown() -> None:
+def test_queries_return_only_the_requested_rows() -> None:
     engine = master(TopicSetting("demo"), TopicSetting("other", brokers=(9,), status=1))
     join_broker(engine)
     do(engine, "admin_add_broker_configure", brokerIp="10.0.0.9", brokerId="9")
