@@ -55,7 +55,7 @@ def test_a_refusal_by_the_subscriber_settles_the_message() -> None:
     assert bench.connect("s", expiry=100, clean_start=False).take() == []
 
 
-def test_what_is_in_flight_is_completed_after_unsubscribe() -> None:
+def test_inflight_messages_are_completed_after_unsubscribe() -> None:
     bench = Bench()
     subscriber = bench.connect("s", expiry=100)
     subscriber.subscribe("a")

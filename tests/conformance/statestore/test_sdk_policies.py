@@ -34,7 +34,7 @@ rules:
     ],
     ids=lambda value: str(value.name) if isinstance(value, Profile) else "",
 )
-async def test_what_the_guide_tells_to_grant_is_enough(tmp_path: Path, sdk: Profile, subscribes: list[str]) -> None:
+async def test_permissions_of_the_guide_are_sufficient(tmp_path: Path, sdk: Profile, subscribes: list[str]) -> None:
     policies = tmp_path / "policies.yaml"
     policies.write_text(RULES.replace("SUBSCRIBES", ", ".join(f'"{topic}"' for topic in subscribes)))
     listeners = dict.fromkeys(("mqtt", "tube_master", "tube_broker", "tube_broker_http", "http"), FREE)

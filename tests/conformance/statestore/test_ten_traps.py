@@ -123,7 +123,7 @@ async def test_trap_10_the_answer_is_a_message_of_the_store(bench: Bench) -> Non
     assert (answer.publish.qos, answer.publish.retain, answer.publish.dup) == (1, False, False)
 
 
-async def test_what_else_the_sdks_compare(bench: Bench) -> None:
+async def test_replies_have_the_bytes_that_the_sdks_compare(bench: Bench) -> None:
     assert [bench.peer.ask("KEYNOTIFY k").payload for _ in range(2)] == [b"+OK\r\n"] * 2
     assert bench.peer.ask("KEYNOTIFY k STOP").payload == b"+OK\r\n"
     assert bench.peer.ask("KEYNOTIFY k STOP").payload == b":0\r\n"

@@ -372,7 +372,9 @@ async def test_the_next_master(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "accepted", [{"anonymous": True}, {"networks": ["127.0.0.0/8"]}, {}], ids=["opt-out", "network", "refused"]
 )
-async def test_where_the_node_has_users(kind: Kind, accepted: dict[str, Any], tmp_path: Path) -> None:
+async def test_clients_without_signatures_need_an_exception_on_a_node_with_users(
+    kind: Kind, accepted: dict[str, Any], tmp_path: Path
+) -> None:
     """Neither client can sign: ``anonymous: allow`` of the listener accepts them, or a network of ``tube.access``."""
     async with tube(tmp_path, "demo", users={"usr": "secret"}, **accepted) as running:
         if not accepted:

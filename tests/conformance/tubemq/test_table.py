@@ -25,7 +25,7 @@ NAMED = {test for tests in TABLE["methods"].values() for test in tests} | {row[2
 
 
 @pytest.mark.parametrize("test", sorted(NAMED))
-def test_what_it_names_is_there(test: str) -> None:
+def test_named_tests_exist(test: str) -> None:
     path, _, name = test.partition("::")
     assert (ROOT / path).is_file()
     assert not name or f"def {name}(" in (ROOT / path).read_text(encoding="utf-8")
