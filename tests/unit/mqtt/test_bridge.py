@@ -109,7 +109,7 @@ async def test_both_directions_with_prefixes(sites: Sites) -> None:
     assert bridge.stats.connected == 1
 
 
-async def test_what_goes_out_waits_while_the_other_side_is_away(sites: Sites) -> None:
+async def test_outbound_messages_wait_while_the_remote_broker_is_unavailable(sites: Sites) -> None:
     bridge = await sites.run_bridge(BridgeTopic("a"), window=5)
     await until(lambda: bridge.stats.connected == 1)
     await sites.there.close()
@@ -127,7 +127,7 @@ async def test_what_goes_out_waits_while_the_other_side_is_away(sites: Sites) ->
     assert [int(m.payload) for m in received] == sorted(int(m.payload) for m in received)
 
 
-async def test_what_is_out_waits_for_a_bridge_that_is_away(sites: Sites) -> None:
+async def test_outbound_messages_wait_for_a_stopped_bridge(sites: Sites) -> None:
     first = await sites.run_bridge(BridgeTopic("a"), BridgeTopic("old"))
     await until(lambda: first.stats.connected == 1)
     await first.close()
@@ -141,7 +141,7 @@ async def test_what_is_out_waits_for_a_bridge_that_is_away(sites: Sites) -> None
     assert await sites.at_here.publish("old") == 0x10
 
 
-async def test_what_comes_in_is_acknowledged_once_it_was_accepted_here(sites: Sites) -> None:
+async def test_inbound_messages_are_acknowledged_once_accepted_locally(sites: Sites) -> None:
     bridge = await sites.run_bridge(BridgeTopic("log/#", Direction.IN))
     await until(lambda: sites.there.stats.subscriptions == 1)
     await sites.at_there.publish("log/x", b"1")

@@ -73,7 +73,7 @@ def test_a_request_id_has_its_fault_once(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.parametrize("switches", [{"delay": "x"}, {"delay": "-1"}, {"delay": "nan"}, {"disconnect": "256"}])
-def test_what_cannot_be_read_is_no_fault(switches: dict[str, str], caplog: pytest.LogCaptureFixture) -> None:
+def test_unreadable_fault_requests_cause_no_fault(switches: dict[str, str], caplog: pytest.LogCaptureFixture) -> None:
     assert Faults().fault_for(Publish("t", b"", properties=asks(**switches))) == Fault()
     assert caplog.records
 
@@ -126,7 +126,7 @@ async def test_a_publish_can_be_delayed(port: int) -> None:
         assert loop.time() - before > 0.049  # the clock of uvloop has milliseconds
 
 
-async def test_what_is_no_mqtt_reaches_the_broker_and_ends(port: int) -> None:
+async def test_input_that_is_not_mqtt_reaches_the_broker_and_ends_the_connection(port: int) -> None:
     for garbage in (b"GET / HTTP/1.1\r\n\r\n", b"\x10\xff\xff\xff\xff\xff", b"\x10"):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(garbage)

@@ -151,7 +151,7 @@ async def test_the_log_says_why(
     assert reason in caplog.text
 
 
-async def test_who_authenticates_again_stays_the_same_object() -> None:
+async def test_reauthentication_keeps_the_client_object() -> None:
     """The state store's observers remember it, and a reload only knows of the session's."""
     gate = access(AuthenticationMethod.TOKEN, policy=True)
     other = Token("robot", frozenset({"robots", "elders"}), {})
@@ -183,7 +183,7 @@ async def test_who_authenticates_again_stays_the_same_object() -> None:
         ([AuthenticationMethod.PASSWORD], "$bridge/x", None, set()),
     ],
 )
-def test_who_owned_a_session_before_the_restart(
+def test_session_owners_are_recovered_after_a_restart(
     methods: list[AuthenticationMethod], owner: str, user: str | None, groups: set[str]
 ) -> None:
     gate = access(*methods)
@@ -282,7 +282,7 @@ async def test_policies() -> None:
     assert await decide(gate, Credentials(client_id="ann")) == Refused(0x87)
 
 
-async def test_what_a_reload_takes_away() -> None:
+async def test_a_reload_revokes_access() -> None:
     gate = access(
         AuthenticationMethod.PASSWORD,
         AuthenticationMethod.CERTIFICATE,

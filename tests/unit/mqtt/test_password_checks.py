@@ -113,7 +113,7 @@ async def test_the_loop_goes_on_meanwhile(hashing: Hashing) -> None:
     checks.close()
 
 
-async def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_cache_of_verified_passwords_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(password_checks, "REMEMBERED", 3)
     monkeypatch.setattr(password_checks, "verify_password", lambda *_: True)
     checks = PasswordChecks()

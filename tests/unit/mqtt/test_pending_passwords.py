@@ -94,7 +94,7 @@ async def connack(streams: Streams) -> int:
     return (await read(streams, 4))[3]
 
 
-async def test_who_is_connected_is_answered_while_passwords_are_checked(blocked: Blocked) -> None:
+async def test_connected_clients_are_served_while_passwords_are_checked(blocked: Blocked) -> None:
     async with node(BrokerLimits(), blocked) as made:
         inside = await made.open(encode(Connect("inside")))
         assert await connack(inside) == 0

@@ -196,7 +196,7 @@ async def test_in_memory_only_those_wait_that_ask(tmp_path: Path, monkeypatch: p
         assert place.persistence.figures()["changes"] == disk.batches[0]
 
 
-async def test_what_nobody_waits_for_is_written_behind(tmp_path: Path) -> None:
+async def test_changes_without_a_waiting_client_are_written_behind(tmp_path: Path) -> None:
     async with served(tmp_path) as place:
         wire, _ = await place.kept()
         wire.send(Subscribe(1, [Subscription("#", 1)]))

@@ -269,7 +269,7 @@ async def test_connects_wait_while_others_are_served(server: MqttServer) -> None
     assert all(wire.reading for wire in crowd)
 
 
-async def test_what_follows_a_connect_that_waits_keeps_its_order(server: MqttServer) -> None:
+async def test_packets_behind_a_waiting_connect_keep_their_order(server: MqttServer) -> None:
     """Also of a client that has left: it did not wait for CONNACK."""
     observer = Wire(server, "observer")
     observer.link.data_received(encode(Subscribe(1, [Subscription("#")])))

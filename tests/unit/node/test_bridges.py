@@ -65,7 +65,7 @@ def test_a_whole_section(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_it_refuses(tmp_path: Path, text: str, message: str) -> None:
+def test_invalid_bridges_are_refused(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "penstock.yaml"
     path.write_text(f"bridges: [{text}]\n")
     with pytest.raises(ConfigError, match=message):
@@ -110,7 +110,7 @@ async def test_a_node_with_a_bridge(tmp_path: Path) -> None:
         await cloud.close()
 
 
-async def test_what_waits_for_the_other_side_survives_a_restart(tmp_path: Path) -> None:
+async def test_messages_that_wait_for_the_remote_broker_survive_a_restart(tmp_path: Path) -> None:
     port = free_port()
     bridge = {"name": "cloud", "url": f"mqtt://127.0.0.1:{port}", "topics": [{"filter": "line/#"}]}
     node = Node(config(tmp_path, bridges=[bridge]))

@@ -137,7 +137,7 @@ def test_changes_go_out_in_order_one_run_at_a_time() -> None:
     assert log.ids[-1] == 4
 
 
-def test_what_the_topic_has_is_left_out_after_a_restart() -> None:
+def test_changes_already_in_the_topic_are_skipped_after_a_restart() -> None:
     log, outbox = Log(), Outbox([change(1), change(2), change(3), change(4)])
     capture = ChangeCapture("changes", 0, log.append_run, log.call_later, last=Hlc(2, 0, "StateStore"))
     assert capture.last == Hlc(2, 0, "StateStore")
@@ -148,7 +148,7 @@ def test_what_the_topic_has_is_left_out_after_a_restart() -> None:
     assert log.ids == [3, 4]
 
 
-def test_what_is_not_taken_is_offered_again_and_nothing_passes_it(caplog: pytest.LogCaptureFixture) -> None:
+def test_failed_changes_are_retried_in_order(caplog: pytest.LogCaptureFixture) -> None:
     log = Log()
     capture = ChangeCapture("changes", 0, log.append_run, log.call_later, last=None)
     capture.resume(NOTHING, no_log, lambda _: None)
@@ -182,7 +182,7 @@ def test_a_value_that_the_topic_never_takes_is_left_out_and_named() -> None:
     assert (log.stored[1].value, dict(log.stored[1].headers)["omitted"]) == (b"", "9")
 
 
-def test_what_does_not_fit_waits_in_the_log() -> None:
+def test_changes_beyond_the_memory_limit_wait_in_the_log() -> None:
     log, outbox = Log(), Outbox()
     size = change(1).held_bytes
     capture = ChangeCapture("changes", 0, log.append_run, log.call_later, last=None, max_bytes=2 * size)

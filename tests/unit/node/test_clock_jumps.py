@@ -158,7 +158,9 @@ async def test_versions_in_the_future_are_reported_and_repaired(
         await node.close()
 
 
-async def test_what_cannot_be_repaired(tmp_path: Path, system: SystemClock, penstock: Command) -> None:
+async def test_repair_refuses_a_missing_directory_and_a_wrong_clock(
+    tmp_path: Path, system: SystemClock, penstock: Command
+) -> None:
     status, _, err = penstock("statestore", "repair", "--data-dir", str(tmp_path / "none"))
     assert (status, "has no format.json" in err) == (1, True)
     assert not (tmp_path / "none").exists()

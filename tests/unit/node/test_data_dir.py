@@ -30,7 +30,7 @@ def test_a_new_directory_is_made_locked_and_marked(tmp_path: Path) -> None:
     DataDirectory(path).close()
 
 
-def test_what_the_node_keeps_is_not_for_every_user(tmp_path: Path) -> None:
+def test_data_files_are_not_accessible_to_other_users(tmp_path: Path) -> None:
     path = tmp_path / "data"
     umask = os.umask(0)
     try:
@@ -129,7 +129,7 @@ def test_a_lost_environment_is_no_new_one(tmp_path: Path, *, whole: bool) -> Non
     assert json.loads((tmp_path / "format.json").read_text())["environments"] == ["mqtt", "tube/master"]
 
 
-def test_what_is_kept_is_written_once_and_stays_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environments_are_recorded_once_in_the_format_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # A directory of an earlier version, which notes nothing.
     (tmp_path / "format.json").write_text('{"format": 1}')
     with DataDirectory(tmp_path) as directory:

@@ -95,7 +95,7 @@ async def test_the_first_page_leads_to_what_there_is(node: Node) -> None:
             assert (await ask(node.address, unescape(place)))[0] == 200
 
 
-async def test_what_strangers_send_is_not_logged(node: Node, caplog: pytest.LogCaptureFixture) -> None:
+async def test_unsupported_upgrade_requests_are_not_logged(node: Node, caplog: pytest.LogCaptureFixture) -> None:
     upgrade = "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: eA==\r\n"
     await ask(node.address, "/livez", extra=upgrade)
     assert not caplog.records
@@ -134,7 +134,9 @@ async def test_a_page_of_another_site_is_turned_away(node: Node) -> None:
         ("Sec-Fetch-Site: same-origin\r\nOrigin: https://tube.example", 200),
     ],
 )
-async def test_where_browsers_do_not_name_the_site_origin_and_referer_do(node: Node, header: str, status: int) -> None:
+async def test_origin_and_referer_are_checked_if_the_browser_does_not_name_the_site(
+    node: Node, header: str, status: int
+) -> None:
     assert (await ask(node.address, "/webapi.htm?method=m", extra=f"{header}\r\n"))[0] == status
 
 

@@ -14,7 +14,7 @@ from tests.unit.node.test_node import config
 ONLY_WITH_TLS = {"certificate_expires_timestamp_seconds", "revocation_lists_expire_timestamp_seconds"}
 
 
-async def test_what_a_node_with_all_parts_shows_is_what_the_table_says(tmp_path: Path) -> None:
+async def test_metrics_of_a_node_with_all_parts_match_the_table(tmp_path: Path) -> None:
     bridge = BridgeEntry.model_validate({"name": "away", "url": "mqtt://127.0.0.1:1", "topics": [{"filter": "x"}]})
     node = Node(
         config(

@@ -339,7 +339,7 @@ async def test_others_are_told_what_the_operator_says(tmp_path: Path) -> None:
         await node.close()
 
 
-async def test_what_was_taken_is_acknowledged_before_goodbye(tmp_path: Path) -> None:
+async def test_accepted_messages_are_acknowledged_before_shutdown(tmp_path: Path) -> None:
     node = Node(config(tmp_path, rules=[RuleSection(filter="plant/#", topic="water")]))
     ready = await node.start()
     address = parse_address(ready.mqtt)

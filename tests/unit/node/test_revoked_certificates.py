@@ -126,7 +126,9 @@ def test_a_list_without_an_authority_is_told(tmp_path: Path) -> None:
         NodeConfig.model_validate({"mqtt": {"transport": "tls", "tls": tls}})
 
 
-async def test_what_ends_soon_is_told_in_time(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_certificates_and_revocation_lists_that_end_soon_are_reported(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     now = datetime.now(UTC)
     site = Site(tmp_path, ends=now + timedelta(days=3))
     site.authority.revoke(site.list, lasts=timedelta(days=40))

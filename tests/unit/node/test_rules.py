@@ -306,7 +306,7 @@ def test_user_properties_of_waiting_messages_count(log: Log, broker: Broker) -> 
     assert [code for code, _ in broker.settled] == [ReasonCode.QUOTA_EXCEEDED]
 
 
-def test_who_sends_more_than_may_wait_is_not_read_until_half_of_it_is_gone(log: Log, broker: Broker) -> None:
+def test_a_publisher_with_too_many_pending_messages_is_paused_until_half_are_done(log: Log, broker: Broker) -> None:
     rule = service(log, broker, small())
     for text in "abcd":
         send(rule, broker, text)
@@ -416,7 +416,7 @@ def test_pauses_between_attempts_are_bounded(log: Log, broker: Broker) -> None:
     assert pauses == sorted(pauses)
 
 
-def test_what_waits_at_the_end_of_the_node_stays_with_its_publisher(log: Log, broker: Broker) -> None:
+def test_pending_messages_stay_with_their_publisher_at_shutdown(log: Log, broker: Broker) -> None:
     later = Later()
     rule = service(log, broker, later=later)
     send(rule, broker, "a")

@@ -86,6 +86,6 @@ def test_dynamic_persistence_can_be_switched_off(tmp_path: Path) -> None:
         ("max_keys: -1", "max_keys"),
     ],
 )
-def test_what_cannot_be_used_is_named(tmp_path: Path, text: str, message: str) -> None:
+def test_invalid_options_are_named(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         load(tmp_path, f"statestore:\n  {text}\n")

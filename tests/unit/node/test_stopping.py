@@ -29,7 +29,7 @@ class Start:
             self.cleaned = True
 
 
-async def test_what_is_ready_in_time_is_given() -> None:
+async def test_a_start_that_finishes_in_time_is_returned() -> None:
     start = Start()
     start.may_end.set()
     assert await run_until(asyncio.Event(), start()) == "ready"
@@ -52,7 +52,7 @@ async def test_a_start_that_is_told_to_end_has_ended() -> None:
     assert start.cleaned
 
 
-async def test_who_waits_for_the_start_may_be_cancelled() -> None:
+async def test_waiting_for_the_start_can_be_cancelled() -> None:
     start = Start()
     running = asyncio.create_task(run_until(asyncio.Event(), start()))
     await asyncio.sleep(0)

@@ -64,7 +64,7 @@ def test_a_message_without_properties_has_the_defaults() -> None:
     "text",
     ["{", "}", "{}", "{nothing}", "{level.0}", "{level.x}", "{level}", "{levels.}", "{user.}", "{a{b}", "{topic.1}"],
 )
-def test_what_is_no_template_says_what_is(text: str) -> None:
+def test_errors_of_invalid_templates_state_the_expected_form(text: str) -> None:
     with pytest.raises(ValueError, match="expected"):
         Template(text)
 

@@ -141,7 +141,7 @@ def test_globs_for_keys_compare_bytes() -> None:
     assert not exact.matches(b"x\x00\xff".decode("latin-1"))
 
 
-def test_what_fills_a_placeholder_is_no_glob() -> None:
+def test_values_of_placeholders_are_not_globs() -> None:
     bound = GlobPattern("{clientId}/*", keys=True).bind(Principal("*"))
     assert bound is not None
     assert bound.matches("*/x")

@@ -279,7 +279,7 @@ def test_permissions_are_shared_where_no_placeholder_tells_principals_apart() ->
     assert personal.permissions(Principal("a")) is not personal.permissions(Principal("b"))
 
 
-def test_what_is_remembered_is_bounded() -> None:
+def test_the_cache_of_decisions_is_bounded() -> None:
     permissions = permissions_of(
         "rules: [{principals: {clientIds: ['*']}, brokerResources: [{method: Publish, topics: ['a/#']}]}]",
         Principal("c"),

@@ -24,7 +24,7 @@ def identity(certificate: Path) -> bytes:
     return certificate_identity(PEM_cert_to_DER_cert(certificate.read_text()))
 
 
-def test_what_a_list_names(authority: Authority, tmp_path: Path) -> None:
+def test_revocation_lists_return_identities_and_their_next_update(authority: Authority, tmp_path: Path) -> None:
     gone, here = authority.issue("gone")[0], authority.issue("here")[0]
     path, empty = tmp_path / "crl.pem", tmp_path / "empty.pem"
     authority.revoke(path, gone)
@@ -65,7 +65,7 @@ def test_when_a_certificate_ends(authority: Authority, year: int) -> None:
         ("-----BEGIN X509 CRL-----\nMIL//w==\n-----END X509 CRL-----", "longer than its parent"),
     ],
 )
-def test_what_is_no_list(text: str, words: str) -> None:
+def test_invalid_revocation_lists_are_refused(text: str, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         read_revocations(text)
 

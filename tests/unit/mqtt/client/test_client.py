@@ -163,7 +163,7 @@ async def test_misuse_is_told_before_anything_is_sent(broker: tuple[MqttServer, 
         await client.publish("a")
 
 
-async def test_nobody_there() -> None:
+async def test_an_unreachable_broker_raises_unavailable() -> None:
     with pytest.raises(UnavailableError) as caught:
         await MqttClient("127.0.0.1", free_port()).connect()
     assert caught.value.applied is False
@@ -203,7 +203,7 @@ async def test_a_server_that_does_not_answer() -> None:
             await ended.wait()
 
 
-async def test_what_has_no_puback_is_sent_again_after_a_reconnect(broker: tuple[MqttServer, str, int]) -> None:
+async def test_publishes_without_puback_are_sent_again_after_a_reconnect(broker: tuple[MqttServer, str, int]) -> None:
     server, _, _ = broker
     log = Log()
     server.add_service(log)

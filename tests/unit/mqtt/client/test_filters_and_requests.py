@@ -27,7 +27,7 @@ def test_text_has_the_options_of_the_call(filters: Filters, expected: list[Subsc
 
 
 @pytest.mark.parametrize("filters", ["a/#/b", "", Subscription("a", 3)], ids=str)
-def test_what_is_none_is_refused(filters: Filters) -> None:
+def test_invalid_subscriptions_are_refused(filters: Filters) -> None:
     with pytest.raises(LocalProtocolError):
         subscriptions(filters, OPTIONS)
 

@@ -91,7 +91,7 @@ def test_a_packet_above_the_limit_is_refused_at_its_header() -> None:
         assert caught.value.reason_code == 0x95
 
 
-def test_what_comes_before_connect_has_a_bound_of_its_own() -> None:
+def test_the_first_packet_has_its_own_size_limit() -> None:
     connect, publish = encode(Connect("c")), encode(Publish("a", bytes(200)))
     decoder = Decoder(1000, role=Role.SERVER, max_connect_size=len(connect))
     assert len(decoder.feed(connect + publish)) == 2, "the wider limit holds for the rest of the same bytes"

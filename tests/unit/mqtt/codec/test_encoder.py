@@ -161,7 +161,7 @@ def test_round_trip(packet: Packet) -> None:
     ],
     ids=repr,
 )
-def test_what_the_protocol_forbids_is_not_encoded(packet: Packet) -> None:
+def test_packets_that_the_protocol_forbids_are_not_encoded(packet: Packet) -> None:
     with pytest.raises(LocalProtocolError):
         encode(packet)
 

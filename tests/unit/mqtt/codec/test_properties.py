@@ -41,7 +41,7 @@ def test_user_properties_go_everywhere_but_with_ping() -> None:
     assert not ALLOWED_IN[context_of(PacketType.PINGREQ)]
 
 
-def test_what_a_publish_may_carry() -> None:
+def test_publish_and_will_allow_the_properties_of_the_specification() -> None:
     assert [spec.identifier for spec in ALLOWED_IN[context_of(PacketType.PUBLISH)]] == [
         0x01, 0x02, 0x03, 0x08, 0x09, 0x0B, 0x23, 0x26,
     ]  # fmt: skip

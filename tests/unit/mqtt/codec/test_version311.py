@@ -72,7 +72,7 @@ def test_a_connect_chooses_the_version_for_what_follows() -> None:
     assert Decoder(role=Role.SERVER).feed(connect.data)[0] == connect.packet
 
 
-def test_what_3_1_1_cannot_say_is_left_out() -> None:
+def test_fields_that_3_1_1_lacks_are_left_out() -> None:
     properties = Properties(reason_string="why", user_properties=[("k", "v")])
     assert encode_311(PubAck(1, 0x87, properties)) == b"\x40\x02\x00\x01"
     assert encode_311(PubRec(1, 0x97, properties)) == b"\x50\x02\x00\x01"
@@ -84,7 +84,7 @@ def test_what_3_1_1_cannot_say_is_left_out() -> None:
 
 
 @pytest.mark.parametrize("packet", [Auth(), Connect("c", username=None, password=b"x", protocol_version=4)])
-def test_what_3_1_1_has_not_is_not_encoded(packet: Packet) -> None:
+def test_packets_that_3_1_1_lacks_are_not_encoded(packet: Packet) -> None:
     with pytest.raises(LocalProtocolError):
         encode_311(packet)
 

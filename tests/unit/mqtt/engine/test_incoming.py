@@ -121,7 +121,7 @@ def test_receive_maximum() -> None:
         receiver.publish(4, 2)
 
 
-def test_what_is_sent_again_may_be_more_than_receive_maximum() -> None:
+def test_redelivered_publishes_may_exceed_receive_maximum() -> None:
     """Mosquitto 2.0 after a restart."""
     receiver = Receiver(receive_maximum=2)
     for packet_id in (1, 2):

@@ -87,7 +87,7 @@ def test_a_shared_message_is_stored_once_and_goes_with_its_last_delivery() -> No
     assert journal.waiting == 0
 
 
-def test_what_a_restart_found_keeps_its_progress_and_its_numbers() -> None:
+def test_recovered_deliveries_keep_their_progress_and_numbers() -> None:
     journal = Journal()
     journal.start_at(70)
     journal.restored(12, progressed=True)

@@ -45,7 +45,7 @@ def test_expiry_counts_down_in_whole_seconds() -> None:
     assert left == [10, 10, 9, 1]
 
 
-def test_what_belongs_to_the_publishers_connection_ends_here() -> None:
+def test_properties_of_the_publishers_connection_are_not_forwarded() -> None:
     properties = Properties(topic_alias=3, subscription_identifiers=[9], content_type="x")
     message = message_of(Publish("a", b"", properties=properties), 0)
     assert as_sent(message, b"", 0).properties == Properties(content_type="x")

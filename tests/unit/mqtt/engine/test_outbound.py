@@ -51,7 +51,7 @@ def test_all_that_a_read_brought_is_one_write_without_a_flush() -> None:
     assert broker.stats.bytes_sent >= len(sink.sent[0])
 
 
-def test_what_was_said_before_the_read_leaves_first() -> None:
+def test_earlier_packets_leave_before_the_response_to_a_read() -> None:
     broker, connection, sink, _ = _connected()
     connection.puback(3, 0)
     _read(broker, connection, encode(PingReq()))
@@ -91,7 +91,7 @@ def test_the_end_of_a_connection_is_left_to_the_flush() -> None:
     assert broker.flush(0) == [(connection, PINGRESP, True)]
 
 
-def test_what_waits_for_a_commit_is_left_to_the_flush() -> None:
+def test_packets_that_wait_for_a_commit_are_left_to_the_flush() -> None:
     broker, connection, sink, _ = _connected()
     connection.gate = broker.journal.committed + 1
     _read(broker, connection, encode(PingReq()))

@@ -72,7 +72,7 @@ def test_released_messages_are_released_again_and_others_are_sent_again() -> Non
     assert sender.answers() == [("two", [0])]
 
 
-def test_what_the_server_has_is_not_sent_to_its_next_session() -> None:
+def test_messages_that_the_server_received_are_not_sent_to_its_next_session() -> None:
     sender = Sender()
     sender.publish("taken")
     sender.publish("open")

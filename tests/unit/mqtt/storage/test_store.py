@@ -82,7 +82,7 @@ class Fill:
 
 
 @pytest.mark.parametrize("durability", Durability)
-def test_what_was_committed_comes_back(tmp_path: Path, durability: Durability) -> None:
+def test_committed_changes_are_recovered(tmp_path: Path, durability: Durability) -> None:
     path = tmp_path / "deep" / "mqtt"
     store = SessionStore(path, durability)
     assert store.open(OFFSET) == ([], [], [], [], [], [], 1, [])
@@ -162,7 +162,7 @@ def test_a_directory_without_a_log_is_opened_and_then_refused_by_the_version_bef
     assert caught.value.why == "a newer version of penstock has written them"
 
 
-def test_what_was_taken_back_is_gone(tmp_path: Path) -> None:
+def test_deleted_records_are_not_recovered(tmp_path: Path) -> None:
     store = SessionStore(tmp_path)
     store.open(OFFSET)
     fill = Fill()

@@ -92,7 +92,7 @@ class SocketWire(Wire):
 
 
 @pytest.mark.parametrize("encrypted", [False, True], ids=["plain", "TLS of the event loop"])
-def test_what_is_sent_now_goes_past_an_empty_transport_and_behind_a_full_one(*, encrypted: bool) -> None:
+def test_send_now_bypasses_an_empty_transport_and_follows_a_full_one(*, encrypted: bool) -> None:
     listener = ListenerState(ListenerSettings(), BrokerLimits())
     with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as client:
         tcp, _ = server.accept()

@@ -161,7 +161,7 @@ async def test_bytes_of_any_size_in_both_directions(authority: Authority, contex
     assert client.read() == sent
 
 
-async def test_what_is_sent_now_is_encrypted_and_in_order(authority: Authority, context: ServerTls) -> None:
+async def test_send_now_encrypts_in_order(authority: Authority, context: ServerTls) -> None:
     listener = ListenerState(ListenerSettings(), BrokerLimits())
     listener.tls = context
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -204,7 +204,9 @@ def received_all(there: socket.socket) -> bytes:
     return data
 
 
-async def test_what_arrives_at_once_is_handed_on_in_one_piece(authority: Authority, context: ServerTls) -> None:
+async def test_tls_records_that_arrive_together_are_delivered_in_one_piece(
+    authority: Authority, context: ServerTls
+) -> None:
     transport, received, wire = opened(context)
     client = Client(authority, transport, wire)
     client.connect()

@@ -129,7 +129,7 @@ async def test_text_is_refused(server: tuple[MqttServer, str]) -> None:
         assert await closed(websocket) == 1003
 
 
-async def test_what_is_too_long_is_refused(server: tuple[MqttServer, str]) -> None:
+async def test_oversized_messages_are_refused(server: tuple[MqttServer, str]) -> None:
     """A stranger's frames are bounded by what a CONNECT may be, a client's by what a packet may be."""
     broker, url = server
     async with connect(url + "/mqtt", subprotocols=MQTT) as websocket:
