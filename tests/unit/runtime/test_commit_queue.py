@@ -94,7 +94,7 @@ async def test_operations_of_one_loop_turn_share_a_commit() -> None:
     assert done == [0, 1, 2, 3, 4]
 
 
-async def test_what_comes_while_a_commit_runs_waits_for_the_next_one() -> None:
+async def test_operations_during_a_commit_wait_for_the_next_one() -> None:
     gate = threading.Event()
     batches: list[list[int]] = []
 
@@ -124,7 +124,7 @@ async def test_what_comes_while_a_commit_runs_waits_for_the_next_one() -> None:
     assert (client.queue.commits, client.queue.ended, client.queue.running) == (2, 2, False)
 
 
-async def test_what_the_last_answer_brings_about_is_committed_before_the_end() -> None:
+async def test_operations_of_the_last_callback_are_committed_before_close() -> None:
     gate = threading.Event()
     batches: list[list[int]] = []
 

@@ -157,7 +157,7 @@ def test_many_errors_are_cut() -> None:
     assert error.what.endswith("and 20 more")
 
 
-def test_what_a_file_must_have_is_named() -> None:
+def test_missing_required_options_are_named() -> None:
     error = refused("", Required)
     assert "f.yaml: option 'source': is missing" in error.what
     assert "option 'sinks': is missing" in error.what

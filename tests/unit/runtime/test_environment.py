@@ -33,7 +33,7 @@ def rows_of(environment: LmdbEnvironment) -> list[tuple[bytes, bytes]]:
     return environment.open(load)
 
 
-def test_what_a_transaction_wrote_is_there_when_it_is_opened_again(tmp_path: Path) -> None:
+def test_committed_rows_exist_after_reopening(tmp_path: Path) -> None:
     environment = an_environment(tmp_path / "made" / "here")
     assert rows_of(environment) == []
     environment.transact(lambda t: t.put(b"k", b"v", db=environment.tables["rows"]), "writing")
@@ -159,7 +159,7 @@ def test_a_newer_schema_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
     newer.close()
 
 
-def test_what_is_no_environment_cannot_be_opened(tmp_path: Path) -> None:
+def test_a_file_that_is_not_an_environment_cannot_be_opened(tmp_path: Path) -> None:
     (tmp_path / "data.mdb").write_bytes(b"not LMDB's" * 1000)
     with pytest.raises(StorageError, match="cannot be opened"):
         rows_of(an_environment(tmp_path))

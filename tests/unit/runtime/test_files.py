@@ -68,7 +68,7 @@ def test_unbuffered_writes_are_read_back_and_the_others_pass_through_the_page_ca
 
 
 @pytest.mark.parametrize("refuses", ["open", "pwrite"])
-def test_where_unbuffered_writes_are_refused_the_page_cache_is_used(
+def test_the_page_cache_is_used_if_unbuffered_writes_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refuses: str
 ) -> None:
     (tmp_path / "x").write_bytes(bytes(2 * SECTOR))
@@ -125,7 +125,7 @@ def test_names_rename_remove(tmp_path: Path) -> None:
         files.open(tmp_path / "a")
 
 
-def test_what_is_left_is_said_in_words(tmp_path: Path) -> None:
+def test_free_space_is_described(tmp_path: Path) -> None:
     assert re.fullmatch(r"\d+ KiB are free on its file system", room(tmp_path))
     assert room(tmp_path / "gone") == "its file system does not report its free space: No such file or directory"
 

@@ -20,7 +20,7 @@ def test_a_login_holds_names_of_files_only(tmp_path: Path) -> None:
     assert b"secret" not in pickle.dumps(login)
 
 
-def test_what_cannot_be_used(tmp_path: Path) -> None:
+def test_incomplete_or_unreadable_credentials_are_refused(tmp_path: Path) -> None:
     for user, file in (("edge", None), (None, tmp_path)):
         with pytest.raises(ConfigError, match="a user and a password file must be set together"):
             Login(user, file)

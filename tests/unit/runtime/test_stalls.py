@@ -68,7 +68,7 @@ def test_a_watch_does_not_keep_a_closed_loop() -> None:
 @pytest.mark.parametrize(
     "factory", [pytest.param(asyncio.new_event_loop, id="asyncio"), pytest.param(loop_factory(), id="usual")]
 )
-def test_what_waits_is_read_before_a_deadline_that_has_passed(
+def test_pending_input_is_read_before_an_expired_deadline(
     factory: Callable[[], asyncio.AbstractEventLoop],
 ) -> None:
     async def main() -> list[str]:

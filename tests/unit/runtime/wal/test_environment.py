@@ -100,7 +100,7 @@ def test_a_log_without_its_data_is_no_new_store(tmp_path: Path, durability: Dura
 
 
 @pytest.mark.parametrize("durability", Durability)
-def test_what_was_committed_is_there_after_any_end(
+def test_committed_changes_exist_after_a_close_or_a_kill(
     tmp_path: Path, stores: list[_Store], durability: Durability
 ) -> None:
     path = tmp_path / "deep" / "store"

@@ -83,7 +83,7 @@ def test_a_flipped_bit_anywhere_is_noticed_and_harms_no_other_frame() -> None:
             assert numbers(frames[0] + bytes(damaged) + frames[2]) == expected
 
 
-def test_what_is_left_of_older_frames_is_told_by_its_numbers() -> None:
+def test_remains_of_older_frames_are_recognized_by_their_numbers() -> None:
     old = b"".join(framed(ME, 1, number, OPERATIONS) for number in range(1, 6))
     new = framed(ME, 1, 6, [])
     assert len(new) < len(framed(ME, 1, 1, OPERATIONS))

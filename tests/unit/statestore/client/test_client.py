@@ -145,7 +145,7 @@ async def test_it_announces_no_topic_aliases() -> None:
     await server.wait_closed()
 
 
-async def test_nobody_listening_is_unavailable() -> None:
+async def test_an_unreachable_broker_raises_unavailable() -> None:
     server = MqttServer()
     _, port = await server.start("127.0.0.1", 0)
     await server.close()
@@ -385,7 +385,7 @@ async def test_scan_reads_page_by_page_and_gives_the_token_back_unchanged() -> N
     await pages.server.close()
 
 
-async def test_what_only_our_store_has() -> None:
+async def test_extensions_use_their_wire_forms() -> None:
     """The wire forms of the extensions, answered by a script; the store itself has tests of its own."""
     at = b"001000000000000:00001:StateStore"
     pages = Pages(

@@ -33,7 +33,7 @@ async def test_only_newer_versions_are_news() -> None:
     assert await read(reader) == [change(2), change(3, None)]
 
 
-async def test_what_a_get_finds_is_news_where_it_differs() -> None:
+async def test_a_get_that_finds_a_different_value_reports_a_missed_change() -> None:
     observed, reader = ObservedKey(b"k"), Observation()
     observed.compare(None)
     observed.compare(Entry(b"v", version(1)))

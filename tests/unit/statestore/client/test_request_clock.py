@@ -26,7 +26,7 @@ def test_stamps_grow_and_follow_what_was_seen() -> None:
 
 
 @pytest.mark.parametrize("text", [None, "", "1:2", "x:1:n"])
-def test_what_is_no_version_changes_nothing(text: str | None) -> None:
+def test_an_invalid_version_changes_nothing(text: str | None) -> None:
     clock = RequestClock("me", Wall(1000))
     assert clock.receive(text) is None
     assert clock.behind_ms is None

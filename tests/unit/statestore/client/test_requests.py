@@ -76,7 +76,7 @@ async def test_answers_find_their_requests(mqtt: Mqtt, requests: RequestSender) 
         (False, 0, "not connected to the broker"),
     ],
 )
-async def test_where_no_answer_comes_the_likely_cause_is_told(
+async def test_a_timeout_names_the_likely_cause(
     mqtt: Mqtt, requests: RequestSender, connected: bool, code: int, why: str
 ) -> None:
     mqtt.connected, mqtt.code = connected, code

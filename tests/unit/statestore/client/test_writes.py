@@ -160,7 +160,7 @@ async def test_requests_stay_below_what_the_broker_takes(store: Store, packet_by
         assert bool(sizes) == (packet_bytes != 100), "a write that is too large goes alone, and says so itself"
 
 
-async def test_what_is_refused_is_named_and_stops_nothing_else(store: Store) -> None:
+async def test_refused_writes_are_named_and_the_others_are_applied(store: Store) -> None:
     store.set(b"fenced", HIGHER)
     store.set(b"another", HIGHER)
     writes = [Write.set(key, b"1") for key in (b"a", b"fenced", b"b", b"another", b"c")]
@@ -201,7 +201,7 @@ async def test_a_quota_is_of_single_keys_too(store: Store) -> None:
     assert raised.value.applied == [True, False, True]
 
 
-async def test_what_is_wrong_with_all_is_raised_as_it_is(store: Store) -> None:
+async def test_an_error_of_all_writes_is_raised_unchanged(store: Store) -> None:
     store.ahead_ms = 60_001
     with pytest.raises(ClockSkewError):
         await write(many(store), [Write.set("a", "1"), Write.set("b", "1")])

@@ -27,7 +27,7 @@ def test_how_long_a_key_lives(digits: bytes) -> None:
         "\u0665".encode(),
     ],
 )
-def test_what_is_no_such_time(digits: bytes) -> None:
+def test_invalid_expiry_times_are_zero(digits: bytes) -> None:
     assert ttl_of(digits) == 0
 
 

@@ -122,7 +122,7 @@ def test_first_error(error: str, args: list[bytes]) -> None:
     ],
     ids=lambda value: value.decode() if isinstance(value, bytes) else "",
 )
-def test_what_is_switched_off_is_refused_as_any_store_would(
+def test_disabled_extensions_are_refused_like_unknown_commands(
     line: bytes, extension: Extension, error: StoreError
 ) -> None:
     assert parse(line.split(b" "), ~extension) is error

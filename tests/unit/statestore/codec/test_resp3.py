@@ -148,7 +148,7 @@ def test_a_huge_count_is_refused_before_anything_is_allocated() -> None:
 
 
 @given(st.lists(st.binary(max_size=40), min_size=1, max_size=8))
-def test_what_is_encoded_is_decoded(elements: list[bytes]) -> None:
+def test_encoded_arrays_are_decoded(elements: list[bytes]) -> None:
     assert decode_array(encode_array(elements)) == elements
 
 
@@ -197,7 +197,7 @@ def test_replies_of_a_batch() -> None:
         b"*1000000000\r\n+OK\r\n",
     ],
 )
-def test_what_are_no_replies_of_a_batch(payload: bytes) -> None:
+def test_invalid_replies_of_a_batch_are_refused(payload: bytes) -> None:
     with pytest.raises(RemoteProtocolError):
         decode_replies(payload)
 
@@ -219,7 +219,7 @@ def test_what_are_no_replies_of_a_batch(payload: bytes) -> None:
         b"*1\r\n*1000000000\r\n",
     ],
 )
-def test_what_is_no_page_of_scan(payload: bytes) -> None:
+def test_invalid_scan_pages_are_refused(payload: bytes) -> None:
     with pytest.raises(RemoteProtocolError):
         decode_page(payload)
 

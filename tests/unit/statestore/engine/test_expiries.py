@@ -13,7 +13,7 @@ def _record(key: bytes, expires_at: int) -> Record:
     return Record(key, b"", VERSION, expires_at=expires_at)
 
 
-def test_what_is_restored_is_due_in_order() -> None:
+def test_restored_keys_expire_in_order() -> None:
     records = {key: _record(key, at) for key, at in ((b"late", 9), (b"never", 0), (b"soon", 3))}
     expiries = Expiries(records)
     assert expiries.next() == (3, b"soon")

@@ -23,5 +23,5 @@ def test_a_sealed_key_is_read_by_its_store_alone(key: bytes) -> None:
 
 
 @pytest.mark.parametrize("token", [b"", b"1", b"1;1", b"3;1;a", b"1;2;a", b"2;1;", b"2;1;" + bytes(20), b"2;;a"])
-def test_what_this_store_did_not_write(token: bytes) -> None:
+def test_page_tokens_of_other_stores_are_refused(token: bytes) -> None:
     assert OURS.read(b"*", token) is None

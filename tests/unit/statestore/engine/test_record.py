@@ -25,7 +25,7 @@ records = st.builds(
 
 
 @given(records)
-def test_what_is_stored_comes_back(record: Record) -> None:
+def test_encoded_records_are_decoded(record: Record) -> None:
     assert decode_record(encode_record(record)) == record
 
 

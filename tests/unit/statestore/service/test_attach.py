@@ -34,7 +34,7 @@ DEADLINE_S = 30
         (Properties(response_topic="clients/a/b", user_properties=[("__srcId", "")]), "a"),
     ],
 )
-def test_who_asks(properties: Properties | None, client_id: str) -> None:
+def test_the_requesting_client_is_identified(properties: Properties | None, client_id: str) -> None:
     assert requesting_client(Publish(INVOKE, b"", 1, properties=properties)) == client_id
 
 

@@ -43,7 +43,7 @@ async def test_a_restart_keeps_keys_fences_and_expiries_and_never_turns_the_cloc
     await service.close()
 
 
-async def test_what_expired_while_the_store_was_down_is_removed_for_good(tmp_path: Path) -> None:
+async def test_keys_that_expired_while_the_store_was_down_are_deleted(tmp_path: Path) -> None:
     outlet, clock = FakeOutlet(), ManualClock()
     service = await open_service(tmp_path, outlet, clock)
     Peer(service, outlet, clock).ask("SET k v PX 10")

@@ -43,7 +43,7 @@ def edit(path: Path, database: bytes, key: bytes, value: bytes) -> None:
 
 
 @pytest.mark.parametrize("durability", Durability)
-def test_what_was_committed_comes_back(tmp_path: Path, durability: Durability) -> None:
+def test_committed_changes_are_recovered(tmp_path: Path, durability: Durability) -> None:
     storage = Storage(tmp_path / "deep" / "store", durability)
     assert storage.open() == StoredState([], None, [], [], None, None)
     huge = b"\x00\xff" * 600
@@ -286,7 +286,7 @@ def test_a_directory_from_before_the_log_is_taken_over(tmp_path: Path) -> None:
     assert schema == (3).to_bytes(4, "big")
 
 
-def test_what_is_not_kept_is_removed(tmp_path: Path) -> None:
+def test_keys_without_persistence_are_deleted(tmp_path: Path) -> None:
     storage = Storage(tmp_path, Durability.MEMORY)
     storage.open()
     storage.commit([put(b"a", b"1", 1)])

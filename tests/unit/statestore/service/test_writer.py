@@ -109,7 +109,7 @@ class _Writing:
                 await asyncio.sleep(0.001)
 
 
-async def test_what_comes_before_a_commit_begins_is_part_of_it(tmp_path: Path) -> None:
+async def test_changes_made_before_a_commit_begins_are_part_of_it(tmp_path: Path) -> None:
     async with _Writing(tmp_path, Durability.FLUSHED) as writing:
         assert [writing.set(b"a"), writing.set(b"b"), writing.set(b"a")] == [1, 1, 1]
         assert [writing.writer.waits_for(key) for key in (b"a", b"b", b"c")] == [1, 1, 0]
