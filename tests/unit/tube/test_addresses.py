@@ -15,7 +15,7 @@ def test_list_of_masters() -> None:
 
 
 @pytest.mark.parametrize("text", ["", ",", "host", ":1", "host:", "host:x", "host:0", "host:65536", "a..b:1"])
-def test_what_is_no_address(text: str) -> None:
+def test_invalid_addresses_are_refused(text: str) -> None:
     with pytest.raises(ConfigError):
         parse_masters(text)
 

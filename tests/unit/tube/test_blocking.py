@@ -86,7 +86,7 @@ async def test_poll_tells_an_unconfirmed_batch_from_a_drained_topic(
         await asyncio.to_thread(poll_without_confirming, running.masters)
 
 
-def test_what_is_not_running() -> None:
+def test_clients_that_are_not_running_raise_errors() -> None:
     sender, reader = Producer("127.0.0.1:1"), Consumer("127.0.0.1:1", "lake", ["demo"])
     with pytest.raises(LocalProtocolError, match="not running"):
         sender.send("demo", b"x")

@@ -383,7 +383,7 @@ async def test_exactly_once_where_the_position_is_stored_with_the_result(tmp_pat
         assert sorted(table) == numbered(0, 200)
 
 
-async def test_what_cannot_be_consumed(tmp_path: Path) -> None:
+async def test_invalid_consumer_arguments_are_refused(tmp_path: Path) -> None:
     async with tube(tmp_path, "demo") as running:
         with pytest.raises(RefusedError) as caught:
             await Consumer(running.masters, "lake", ["none"]).start()

@@ -38,7 +38,7 @@ async def stored(running: Tube, topic: str) -> list[tuple[int, list[bytes]]]:
     return await asyncio.to_thread(read)
 
 
-async def test_what_was_acknowledged_is_in_the_log_where_it_said(tmp_path: Path) -> None:
+async def test_acknowledged_messages_are_stored_at_their_offsets(tmp_path: Path) -> None:
     async with tube(tmp_path, "demo") as running, Producer(running.masters) as producer:
         results = await asyncio.gather(*(producer.send("demo", b"m%03d" % n) for n in range(300)))
         assert {result.partition for result in results} == {0, 1, 2}
@@ -72,7 +72,7 @@ async def test_window_bounds_what_is_in_flight(tmp_path: Path) -> None:
         assert bodies == [b"%d" % n for n in range(50)]
 
 
-async def test_what_cannot_be_sent(tmp_path: Path) -> None:
+async def test_invalid_records_are_refused(tmp_path: Path) -> None:
     async with tube(tmp_path, "demo") as running, Producer(running.masters, topic_timeout_s=0.05) as producer:
         with pytest.raises(LocalProtocolError, match="an empty record"):
             await producer.send("demo", b"")
@@ -108,7 +108,7 @@ async def test_nothing_is_lost_when_broker_and_master_restart(tmp_path: Path) ->
         assert len(results) == 400
 
 
-async def test_who_waits_for_a_place_is_told_when_it_closes(tmp_path: Path) -> None:
+async def test_producers_that_wait_for_capacity_get_an_error_on_close(tmp_path: Path) -> None:
     async with tube(tmp_path, "demo") as running:
         producer = Producer(running.masters, max_in_flight=1)
         await producer.start()

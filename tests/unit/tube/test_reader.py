@@ -61,7 +61,7 @@ async def test_every_range_holds_exactly_its_messages(tmp_path: Path) -> None:
         await blocking(check)
 
 
-async def test_what_is_not_there_is_named(tmp_path: Path) -> None:
+async def test_missing_offsets_and_topics_are_named(tmp_path: Path) -> None:
     async with tube(tmp_path, "demo") as running:
         await fill(running.masters, 3)
 
@@ -118,7 +118,7 @@ async def test_a_gap_in_the_log_is_named_and_can_be_passed(tmp_path: Path, caplo
         assert vars(losses[0])["fields"]["broker_id"] == broker.broker_id
 
 
-async def test_what_was_asked_ahead_harms_nobody(tmp_path: Path) -> None:
+async def test_prefetched_requests_do_not_affect_later_ones(tmp_path: Path) -> None:
     async with tube(tmp_path, "demo", partitions=1) as running:
         await fill(running.masters, 40)
         expected = [b"%03d" % n for n in range(40)]

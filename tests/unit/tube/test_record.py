@@ -33,7 +33,7 @@ RECORDS = st.builds(
 
 
 @given(RECORDS)
-def test_what_is_written_is_read(record: Record) -> None:
+def test_encoded_records_are_decoded(record: Record) -> None:
     data, flag, msg_type = record.encode()
     assert Record.decode(data, flag) == record
     if msg_type is not None:

@@ -149,7 +149,7 @@ async def test_many_floods_together_have_a_bounded_part_of_a_turn() -> None:
     assert all(flood.reading for flood in floods)
 
 
-async def test_what_a_request_takes_beyond_a_share_is_subtracted_from_the_next_ones() -> None:
+async def test_work_beyond_a_share_is_subtracted_from_the_next_shares() -> None:
     server = Server()
     wire = server.connect()
     wire.send(requests(1, bytes(256 * 3 * TURN_WORK)) + requests(2))

@@ -48,7 +48,7 @@ def consuming() -> Admin:
     return admin
 
 
-def test_where_a_group_stands() -> None:
+def test_group_offsets_and_lag_are_shown() -> None:
     admin = consuming()
     (row,) = admin.ask("admin_query_group_offset", topicName="demo", groupName="group", partitionId="0")
     assert row == {
@@ -63,7 +63,7 @@ def test_where_a_group_stands() -> None:
     assert (unknown["zkOffset"], unknown["maxOffset"]) == (-1, 0)
 
 
-def test_who_consumes_and_what_is_stored() -> None:
+def test_consumers_groups_and_stores_are_shown() -> None:
     admin = consuming()
     (row,) = admin.ask("admin_query_broker_all_consumer_info")
     assert (row["consumerId"], row["lastRegTime"], row["maxOffset"]) == ("c1", NOW, 84)
@@ -235,7 +235,7 @@ def test_client_ids_are_shown_to_callers_with_a_credential_only() -> None:
         assert shown(method, name, Caller(), confModAuthToken="secret") == {"c1"}
 
 
-def test_what_would_have_no_effect_is_refused() -> None:
+def test_requests_without_effect_are_refused() -> None:
     admin = consuming()
     place = {"topicName": "demo", "groupName": "group", "partitionId": "0", **USER}
     assert "msgCount: this method" in admin.refused(

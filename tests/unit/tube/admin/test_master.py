@@ -57,7 +57,7 @@ def test_short_names_and_bad_values() -> None:
         {"method": "admin_query_consume_group_detail"},
     ],
 )
-def test_what_is_refused(params: dict[str, str]) -> None:
+def test_invalid_requests_are_refused(params: dict[str, str]) -> None:
     answer = handle(master(), params, TOKEN, NOW)
     assert isinstance(answer, dict)
     assert (answer["result"], answer["errCode"]) == (False, 400)

@@ -26,7 +26,7 @@ def staged() -> StagingTalk:
     return talk
 
 
-def test_what_is_staged_is_shown() -> None:
+def test_staged_rows_are_shown() -> None:
     talk = staged()
     assert [(row["queryName"], row["rows"]) for row in ask(talk, "admin_query_staged_rows")] == [("p", 2), ("q", 2)]
     (row,) = ask(talk, "admin_query_staged_rows", queryName="q")
@@ -37,7 +37,7 @@ def test_what_is_staged_is_shown() -> None:
     }  # fmt: skip
 
 
-def test_what_a_query_staged_is_let_go() -> None:
+def test_staged_rows_of_a_query_are_deleted() -> None:
     talk = staged()
     assert ask(talk, "admin_rmv_staged_rows", queryName="q", **USER) == [{"queryName": "q", "attempts": 1}]
     talk.commit()
@@ -45,7 +45,7 @@ def test_what_a_query_staged_is_let_go() -> None:
     assert ask(talk, "admin_rmv_staged_rows", queryName="never", **USER) == []
 
 
-def test_what_is_prepared_is_let_go_by_force_only() -> None:
+def test_prepared_rows_are_deleted_only_with_force() -> None:
     talk = staged()
     talk.settle(pb.Transaction.PREPARE, ("q-x", 2), query="q", batch=3, participants=BOTH)
     talk.settle(pb.Transaction.PREPARE, query="p", batch=3, participants=BOTH)

@@ -40,7 +40,7 @@ def test_groups() -> None:
     assert query(engine, "admin_query_client_balance_group_set")["data"] == []
 
 
-def test_what_cannot_be_done_is_refused() -> None:
+def test_unsupported_changes_are_refused() -> None:
     engine = master()
     join_broker(engine)
     release = "admin_release_broker_autoforbidden_status"

@@ -318,7 +318,7 @@ def plain(data: bytes) -> bytes:
     return request.SerializeToString()
 
 
-async def test_what_comes_while_a_commit_runs_is_answered_by_one_write(tmp_path: Path) -> None:
+async def test_requests_during_a_commit_are_answered_by_one_write(tmp_path: Path) -> None:
     gate, begun = threading.Event(), threading.Event()
     gate.set()
 

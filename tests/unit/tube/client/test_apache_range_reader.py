@@ -191,7 +191,7 @@ async def test_no_progress_is_no_end() -> None:
             await blocking(lambda: registrar.commit_offset("g", "demo", 0, 28))
 
 
-def test_where_brokers_administrations_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_administration_addresses_of_brokers_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [
         {"brokerId": 1, "brokerIp": "h1", "brokerPort": 1, "brokerWebPort": 81},
         {"brokerId": 2, "brokerIp": "h2", "brokerPort": 1, "brokerWebAddress": "w:82"},

@@ -99,7 +99,7 @@ async def test_bytes_that_are_no_frame_end_the_connection() -> None:
         assert transports
 
 
-async def test_nobody_there() -> None:
+async def test_an_unreachable_server_raises_unavailable() -> None:
     with pytest.raises(UnavailableError) as caught:
         await ClientConnection.connect(("127.0.0.1", free_port()))
     assert caught.value.applied is False

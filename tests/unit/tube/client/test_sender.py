@@ -78,7 +78,7 @@ class Peer:
         return None if code == 0 else answer.SerializeToString()
 
 
-async def test_what_comes_together_goes_together() -> None:
+async def test_messages_queued_together_share_a_request() -> None:
     peer = Peer()
     async with scripted(peer.answer) as (port, _):
         peer.port = port
@@ -110,7 +110,7 @@ async def test_send_all_tells_where_each_is_and_the_first_failure() -> None:
             assert peer.log[-1] == b"z"
 
 
-async def test_who_sends_waits_for_a_place() -> None:
+async def test_producers_wait_while_too_many_messages_are_in_flight() -> None:
     peer = Peer()
     async with scripted(peer.answer) as (port, _):
         peer.port = port

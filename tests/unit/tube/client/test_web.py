@@ -86,14 +86,14 @@ def test_refusals_say_what_to_do(address: str) -> None:
 
 
 @pytest.mark.parametrize("answer", [b"", b"<html>", b"[]", b"{}"])
-def test_somebody_else_answers_there(address: str, answer: bytes) -> None:
+def test_a_server_without_an_administration_raises_unavailable(address: str, answer: bytes) -> None:
     Master.answer = answer
     with pytest.raises(UnavailableError, match="the administration of a TubeMQ master is not reachable at") as caught:
         call(address, "m", {})
     assert caught.value.why == "the server at this address has no such administration (HTTP status 200)"
 
 
-def test_nobody_answers() -> None:
+def test_an_unreachable_server_raises_unavailable() -> None:
     with pytest.raises(UnavailableError) as caught:
         call("127.0.0.1:1", "m", {})
     assert (caught.value.applied, caught.value.why) == (False, "nothing listens there (connection refused)")

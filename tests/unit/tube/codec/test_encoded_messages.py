@@ -43,7 +43,7 @@ def test_other_orders_are_left_to_the_parser() -> None:
 
 
 @given(st.data())
-def test_what_is_cut_off_or_changed_is_refused_or_means_the_same(data: st.DataObject) -> None:
+def test_truncated_or_changed_bytes_are_refused_or_mean_the_same(data: st.DataObject) -> None:
     whole = bytearray(response([3, 200, 0]).SerializeToString())
     whole[data.draw(st.integers(0, len(whole) - 1))] = data.draw(st.integers(0, 255))
     cut = bytes(whole[: data.draw(st.integers(0, len(whole)))])

@@ -57,7 +57,7 @@ def test_the_reference_sample_of_a_signature() -> None:
         shared_pb2.MasterCertificateInfo(),
     ],
 )
-def test_who_is_not_let_in(info: shared_pb2.MasterCertificateInfo) -> None:
+def test_invalid_credentials_are_refused(info: shared_pb2.MasterCertificateInfo) -> None:
     assert access().admit(info, "10.0.0.1", "group", NOW) is None
     assert access().admit_token(info.authorizedToken, "10.0.0.1", "group", NOW) is None
 

@@ -36,7 +36,7 @@ def test_a_read_that_was_expected_is_there_once() -> None:
     assert ahead.take(place) is None
 
 
-def test_what_was_read_is_only_for_who_asks_for_the_same() -> None:
+def test_prefetched_messages_are_returned_only_for_the_same_request() -> None:
     store = stored(b"one", b"two")
     ahead, place = ReadAhead(), PendingRead(store, 0, 0, frozenset({7}), 1000)
     ahead.expect(place, 0)
@@ -83,7 +83,7 @@ def test_many_readers_are_not_expected_and_those_who_stay_away_make_room() -> No
     assert [ahead.take(place) is not None for place in places] == [False, *[True] * 15, False, True]
 
 
-def test_what_retention_took_and_stores_that_are_removed_are_not_read() -> None:
+def test_expired_messages_and_removed_stores_are_not_prefetched() -> None:
     store, other = stored(b"one", b"two"), stored(b"one")
     ahead, place = ReadAhead(), PendingRead(store, 0, 0, None, 1000)
     ahead.expect(place, 0)

@@ -211,7 +211,7 @@ def test_another_attempt_holds_the_partition() -> None:
     assert pauses
 
 
-def test_what_retention_removed_before_the_read() -> None:
+def test_offsets_removed_before_the_read_raise_data_loss() -> None:
     model = Model([0] * 10, oldest=4)
     with pytest.raises(DataLossError, match=r"offset 28 is no longer stored \(earliest 112\)") as caught:
         read(model, ENTRY, 8 * ENTRY)
@@ -219,7 +219,7 @@ def test_what_retention_removed_before_the_read() -> None:
 
 
 @pytest.mark.parametrize("method", [MethodId.GET_MESSAGES, MethodId.COMMIT_OFFSET])
-def test_what_retention_removed_during_the_read(method: MethodId) -> None:
+def test_offsets_removed_during_the_read_raise_data_loss(method: MethodId) -> None:
     model = Model([0] * 20)
     seen: list[MethodId] = []
 

@@ -93,7 +93,7 @@ def test_second_member_gets_its_share_only_after_the_first_let_go() -> None:
     assert take.partitions == release.partitions
 
 
-def test_what_was_not_told_yet_moves_without_a_release() -> None:
+def test_unannounced_partitions_move_without_a_release() -> None:
     g = group()
     first = Consumer(g, "a")
     g.rebalance(parts(4), {1}, 0)

@@ -37,7 +37,7 @@ def test_all_or_a_share() -> None:
         member(source_count=3, node_id=3)
 
 
-def test_what_may_not_be_consumed_is_not_taken_and_what_is_gone_is_given_up() -> None:
+def test_unreadable_partitions_are_not_taken_and_missing_ones_are_released() -> None:
     ours = member()
     assert keys(told(ours, "demo#1:1:1:1,2:1:1:0").take) == ["1:demo:0"]
     ours.held = set(told(ours, "demo#1:1:1:1,2:1:1:1").take)

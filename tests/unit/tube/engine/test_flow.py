@@ -77,7 +77,7 @@ def test_a_limit_of_nothing_stops_the_reader() -> None:
         json.dumps([{"type": 3, "rule": [{}, {}]}]),
     ],
 )
-def test_what_is_no_rule_is_refused(text: str) -> None:
+def test_invalid_rules_are_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="flow control"):
         parse_rules(text)
 

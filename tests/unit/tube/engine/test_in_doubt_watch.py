@@ -19,7 +19,7 @@ def prepared(name: str, transaction: str, batch: int, number: int = 0) -> Query:
     return query
 
 
-def test_what_nobody_decides_is_told_once() -> None:
+def test_an_overdue_transaction_is_reported_once() -> None:
     watch = InDoubtWatch()
     queries = [
         prepared("stuck", "t1", 7),

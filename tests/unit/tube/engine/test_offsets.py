@@ -31,7 +31,9 @@ LOW, HIGH = 280, 2800
         (560, 0, 0, LOW),
     ],
 )
-def test_where_a_registration_starts(stored: int | None, read_status: int, wanted: int | None, start: int) -> None:
+def test_a_registration_starts_at_the_expected_offset(
+    stored: int | None, read_status: int, wanted: int | None, start: int
+) -> None:
     offsets = GroupOffsets([] if stored is None else [(KEY, stored)])
     assert offsets.register(KEY, read_status, wanted, LOW, HIGH) == start
     assert offsets.committed(KEY) == start

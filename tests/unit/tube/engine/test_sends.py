@@ -157,7 +157,7 @@ def test_a_changed_request_is_not_taken_for_the_known_one(data: st.DataObject) -
         assert whole(reader, damaged) == careful(damaged)
 
 
-def test_what_is_known_of_whole_requests_is_bounded() -> None:
+def test_the_cache_of_request_shapes_is_bounded() -> None:
     reader = SendDecoder()
     for n in range(9000):
         whole(reader, request_with(encoded(clientId=f"client-{n}")))
@@ -191,7 +191,7 @@ def test_fields_in_unusual_places_are_not_remembered() -> None:
     assert read(reader, lacking + b"\x22\x01x" + tail)[-1] == b"x"
 
 
-def test_what_is_remembered_is_bounded() -> None:
+def test_the_cache_of_decoded_fields_is_bounded() -> None:
     reader = SendDecoder()
     for n in range(3000):
         reader.read(encoded(clientId=f"client-{n}", msgType=f"type-{n}"))
@@ -199,7 +199,7 @@ def test_what_is_remembered_is_bounded() -> None:
     assert max(map(len, reader._known)) <= 1024
 
 
-def test_what_repeats_is_one_object_and_a_sum_is_not_remembered() -> None:
+def test_repeated_fields_are_one_object_and_checksums_are_not_cached() -> None:
     reader = SendDecoder()
     first, second = reader.read(encoded(b"a")), reader.read(encoded(b"other"))
     assert isinstance(first, tuple)

@@ -15,14 +15,14 @@ def held(*, publishing: bool = False, committed: int = -1) -> ParticipantState:
     return ParticipantState(committed, "t", 5, publishing, BOTH)
 
 
-def test_what_is_prepared_everywhere_is_committed() -> None:
+def test_a_transaction_prepared_everywhere_is_committed() -> None:
     states = {1: held(), 2: held()}
     (item,) = in_doubt(states)
     assert item == InDoubtTransaction("t", 5, BOTH, (1, 2))
     assert should_commit(item, [1, 2], states)
 
 
-def test_what_is_not_prepared_everywhere_is_let_go() -> None:
+def test_a_transaction_not_prepared_everywhere_is_aborted() -> None:
     states = {1: held(), 2: ParticipantState(4)}
     (item,) = in_doubt(states)
     assert item.holders == (1,)
@@ -30,7 +30,7 @@ def test_what_is_not_prepared_everywhere_is_let_go() -> None:
     assert not should_commit(item, [1, 2], {1: held(), 2: ParticipantState(4, "other", 5, publishing=True)})
 
 
-def test_what_one_has_begun_to_publish_is_committed() -> None:
+def test_a_transaction_that_began_to_publish_is_committed() -> None:
     for other in (ParticipantState(5), ParticipantState(7), held(publishing=True)):
         states = {1: held(), 2: other}
         assert should_commit(in_doubt(states)[0], [1, 2], states)

@@ -18,7 +18,9 @@ from penstock.tube.storage.notes import begin_epoch, decode_epochs, encode_epoch
         ({"boot": "a"}, "durable", "b", False),
     ],
 )
-def test_what_may_be_lost(previous: dict[str, str] | None, durability: str, boot: str, lost: bool) -> None:
+def test_possible_data_loss_depends_on_durability_and_boot(
+    previous: dict[str, str] | None, durability: str, boot: str, lost: bool
+) -> None:
     assert may_have_lost(previous, durability, boot) == lost
 
 

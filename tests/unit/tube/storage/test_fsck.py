@@ -142,7 +142,7 @@ def test_a_torn_tail_after_an_abrupt_end_is_no_damage(directory: Path) -> None:
     assert ([finding.kind for finding in report.findings], report.ok) == (["torn tail"], True)
 
 
-def test_what_is_in_use_or_no_broker_is_refused(directory: Path, tmp_path: Path) -> None:
+def test_a_directory_in_use_or_of_another_kind_is_refused(directory: Path, tmp_path: Path) -> None:
     disk = BrokerStorage(directory)
     with pytest.raises(StorageError, match="in use"):
         check(directory)

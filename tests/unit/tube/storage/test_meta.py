@@ -13,7 +13,7 @@ from penstock.runtime.io.wal_segments import FrameLog
 from penstock.tube.storage.meta import GroupOffset, MetaStore
 
 
-def test_what_was_stored_is_there_again(tmp_path: Path) -> None:
+def test_committed_metadata_exists_after_reopening(tmp_path: Path) -> None:
     long = GroupOffset("g" * 1024, "t" * 64, 10002, 28 << 33, 1_795_249_426_525)
     other = GroupOffset("gruppe-ä", "topic", 0, 0, 5)
     store = MetaStore(tmp_path / "meta")
@@ -80,7 +80,7 @@ def test_nothing_of_a_commit_that_failed_is_there(tmp_path: Path, monkeypatch: p
     again.close()
 
 
-def test_what_is_only_in_the_log_is_there_after_a_kill(tmp_path: Path) -> None:
+def test_metadata_that_is_only_in_the_log_is_recovered_after_a_kill(tmp_path: Path) -> None:
     store = MetaStore(tmp_path / "first")
     store.commit([GroupOffset("a", "t", 0, 28, 1), GroupOffset("b", "t", 0, 28, 1)], b"config", {"note": b"1"})
     store.commit([GroupOffset("a", "t", 0, 56, 2), GroupOffset("b", "t", 0, None, 2)], notes={"note": None})

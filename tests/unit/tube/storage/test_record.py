@@ -75,7 +75,7 @@ def test_an_odd_flag_takes_what_it_needs() -> None:
     st.integers(0, 1 << 31),
     st.sampled_from([0, 1, -1, 300]),
 )
-def test_what_is_stored_is_found_with_all_it_says(data: bytes, position: int, ordinal: int, flag: int) -> None:
+def test_stored_records_are_found_with_all_fields(data: bytes, position: int, ordinal: int, flag: int) -> None:
     out = record(data, position, ordinal, flag)
     found = find_record(b"xx" + out, 2, position - 2)
     assert found is not None

@@ -29,7 +29,7 @@ def staged(shelf: StagingDirectory, *bodies: bytes) -> AttemptFile:
     return file
 
 
-def test_what_was_written_is_read(shelf: StagingDirectory) -> None:
+def test_committed_rows_are_read(shelf: StagingDirectory) -> None:
     file = staged(shelf, b"one", b"two")
     assert (file.rows, file.durable_rows, list(file.read())) == (4, 0, [])
     assert shelf.unwritten_bytes == file.size
@@ -102,7 +102,7 @@ def test_damage_is_an_error_that_names_the_file(shelf: StagingDirectory) -> None
         next(bodies)
 
 
-def test_what_is_removed_before_it_was_written_never_is(shelf: StagingDirectory) -> None:
+def test_rows_removed_before_a_commit_are_never_written(shelf: StagingDirectory) -> None:
     gone, stays = staged(shelf, b"one"), staged(shelf, b"two")
     gone.remove()
     assert shelf.dirty

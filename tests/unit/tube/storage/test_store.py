@@ -178,7 +178,7 @@ def test_damage_in_a_file_is_noticed_when_it_is_read(*, joined: bool) -> None:
     assert payloads(read) == [b"message %d" % n for n in range(1, 10)]
 
 
-def test_what_may_pass_is_not_taken_for_damage(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_temporary_errors_are_not_reported_as_damage(monkeypatch: pytest.MonkeyPatch) -> None:
     disk = RecordedDisk()
     store = Store(disk, LOG, 0, limits=SMALL)
     for n in range(200):
