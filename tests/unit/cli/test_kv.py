@@ -219,13 +219,13 @@ def test_watch_tells_of_outages_on_standard_error(
     "error",
     [UnavailableError("mqtt: no connection", why="refused", do=START), RefusedError("state store: no", do="ask")],
 )
-def test_what_the_store_says_is_status_1(store: Store, penstock: Command, error: Exception) -> None:
+def test_errors_of_the_state_store_are_exit_status_1(store: Store, penstock: Command, error: Exception) -> None:
     store.error = error
     done = penstock("kv", "get", "k")
     assert (done.status, done.out, done.err) == (1, "", f"penstock: {error}\n")
 
 
-def test_where_no_broker_answers_the_remedy_names_the_option(penstock: Command) -> None:
+def test_the_hint_names_the_option_if_no_broker_answers(penstock: Command) -> None:
     done = penstock("kv", "get", "k", "--broker", "mqtt://127.0.0.1:1")
     assert (done.status, done.out) == (1, "")
     assert done.err.startswith("penstock: mqtt: no connection to 127.0.0.1:1\n  why: ")

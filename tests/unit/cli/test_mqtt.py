@@ -208,9 +208,7 @@ def test_misuse(penstock: Command, arguments: tuple[str, ...], words: str) -> No
     assert words in done.err
 
 
-def test_what_the_environment_says_is_what_penstock_kv_takes_from_it(
-    penstock: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_environment_variables_are_those_of_penstock_kv(penstock: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, option in (("PASSWORD_FILE", "--password-file"), ("CA_FILE", "ca_file"), ("CERT_FILE", "cert_file")):
         with monkeypatch.context() as patch:
             patch.setenv("PENSTOCK_BROKER", "mqtts://h")

@@ -9,7 +9,7 @@ from penstock.pipelines.spec.loader import load
 
 
 @pytest.mark.parametrize("source", ["tubemq", "mqtt", "files"])
-def test_what_is_written_is_valid_with_its_case(
+def test_generated_pipelines_and_cases_are_valid(
     source: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "7_My.Plant" / "p.yaml"

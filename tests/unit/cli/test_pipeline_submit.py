@@ -119,7 +119,7 @@ def test_a_shell_gets_the_words_back(nasty: str) -> None:
         ("yarn", {"environment": {"A B": "1"}}, "is not the name of a variable"),
     ],
 )
-def test_what_does_not_go_together(master: str, changed: dict[str, Any], message: str) -> None:
+def test_incompatible_options_are_refused(master: str, changed: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         line(master, **changed)
 
@@ -179,7 +179,7 @@ def test_a_driver_elsewhere_needs_paths_that_it_finds_there(
     assert "secret@edge" not in capsys.readouterr().out
 
 
-def test_what_spark_submit_would_trace_is_told_before(
+def test_errors_are_reported_before_spark_submit_starts(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SPARK_HOME", str(tmp_path / "none"))

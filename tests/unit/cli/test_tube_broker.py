@@ -41,7 +41,7 @@ def test_arguments(penstock: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     assert penstock("tube", "broker", "run", *args).out.startswith("broker 2 is ready\n")
 
 
-def test_what_is_kept_is_as_in_the_configuration_file(penstock: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_storage_options_match_the_configuration_file(penstock: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[BrokerSettings] = []
     monkeypatch.setattr(node_broker, "run_broker", lambda settings, **_: given.append(settings))
     args = ["--broker-id", "2"]
@@ -59,7 +59,7 @@ def test_what_is_kept_is_as_in_the_configuration_file(penstock: Command, monkeyp
 @pytest.mark.parametrize(
     ("flag", "value"), [("--max-store-size", "5"), ("--staging-max-size", "0"), ("--staging-keep", "a while")]
 )
-def test_what_cannot_be_kept_names_its_flag(penstock: Command, flag: str, value: str) -> None:
+def test_invalid_storage_options_name_their_flag(penstock: Command, flag: str, value: str) -> None:
     done = penstock("tube", "broker", "run", "--broker-id", "2", flag, value)
     assert done.status == 2
     assert flag in done.err

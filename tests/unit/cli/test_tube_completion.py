@@ -52,7 +52,9 @@ def test_the_master_that_the_line_names_is_asked(penstock: Command, monkeypatch:
     assert web.calls[1][0] == "plant:8080"
 
 
-def test_where_nobody_answers_nothing_is_offered(penstock: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_completions_are_offered_if_the_master_is_unreachable(
+    penstock: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def away(*_: object, **__: object) -> None:
         raise UnavailableError("no administration of a TubeMQ master answers")
 

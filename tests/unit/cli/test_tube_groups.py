@@ -15,7 +15,7 @@ HELD = [
 ]
 
 
-def test_who_has_which_partition(web: Web, penstock: Command) -> None:
+def test_describe_lists_the_member_of_each_partition(web: Web, penstock: Command) -> None:
     web.answers["admin_query_consume_group_detail"] = HELD
     table = (
         "TOPIC  BROKER  PARTITION  MEMBER\n"
@@ -54,7 +54,7 @@ def test_a_group_is_forgotten(web: Web, penstock: Command) -> None:
 
 
 @pytest.mark.usefixtures("_standing")
-def test_what_is_not_forgotten(web: Web, penstock: Command) -> None:
+def test_a_group_is_not_deleted_if_declined_unknown_or_active(web: Web, penstock: Command) -> None:
     assert "was not deleted" in penstock("tube", "group", "delete", "lake", stdin=b"no\n").err
     assert "has no committed offsets" in penstock("tube", "group", "delete", "nobody", "--yes").err
     web.answers["admin_query_sub_info"] = [{"consumeGroup": "lake", "consumerNum": 1, "topicSet": ["water"]}]

@@ -72,7 +72,7 @@ def test_of_a_foreign_broker_the_messages_of_the_store_count() -> None:
 
 
 @pytest.mark.parametrize("text", ["-1", "2h"])
-def test_who_is_not_let_in_learns_that(text: str) -> None:
+def test_refused_credentials_are_an_error(text: str) -> None:
     with pytest.raises(RefusedError) as caught:
         parse_offset(text, "--to").offset(log(415))
     assert caught.value.code == 415
@@ -90,7 +90,7 @@ def test_times() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "x", "5w", "h", "999999999999d", "1.5h", "+", "Latest", "\u0661"])
-def test_what_is_no_place(text: str) -> None:
+def test_invalid_offsets_are_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="--from: got") as caught:
         parse_offset(text, "--from")
     assert "earliest, latest, a time" in (caught.value.do or "")

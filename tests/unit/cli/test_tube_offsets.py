@@ -163,7 +163,7 @@ def test_a_topic_that_nobody_has(web: Web, penstock: Command) -> None:
         assert (done.status, "no broker has topic 'wter'" in done.err) == (1, True)
 
 
-def test_what_cannot_be_reset(penstock: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_resets_are_refused(penstock: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     done = penstock("tube", "offset", "reset", "lake", "--to", "10")
     assert done.status == 2
     assert "for a number of messages write +N or -N" in done.err
@@ -266,7 +266,7 @@ def _second_broker_is_gone(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     "command", [["group", "lag", "lake"], ["offset", "list", "lake"], ["topic", "describe", "water"], ["group", "list"]]
 )
-def test_what_the_other_brokers_have_is_shown(
+def test_reachable_brokers_are_shown_if_another_is_unreachable(
     web: Web, penstock: Command, monkeypatch: pytest.MonkeyPatch, command: list[str]
 ) -> None:
     _second_broker_is_gone(web, monkeypatch)

@@ -153,7 +153,7 @@ def test_a_topic_that_nobody_serves_is_status_1(penstock: Command, how: list[str
 
 
 @pytest.mark.parametrize("args", [["produce", "water", "v"], ["consume", "water"], ["consume", "water", "--follow"]])
-def test_where_no_master_answers_the_remedy_names_the_option(
+def test_the_hint_names_the_option_if_no_master_answers(
     monkeypatch: pytest.MonkeyPatch, penstock: Command, args: list[str]
 ) -> None:
     def partitions(masters: str, topic: str, **_: object) -> list[PartitionInfo]:
@@ -323,6 +323,6 @@ def test_apaches_brokers_are_read_as_a_group(penstock: Command, monkeypatch: pyt
         (["--until", "3"], "a multiple of 28"),
     ],
 )
-def test_what_does_not_go_together(penstock: Command, args: list[str], words: str) -> None:
+def test_incompatible_options_are_refused(penstock: Command, args: list[str], words: str) -> None:
     done = penstock("tube", "consume", "water", *args)
     assert (done.status, words in done.err) == (2, True), done.err

@@ -20,7 +20,7 @@ def test_without_a_pace_it_looks_once_and_what_fails_is_raised() -> None:
         watching.repeat(look, shown.append, None, as_json=False)
 
 
-def test_what_fails_meanwhile_is_said_and_what_always_fails_ends_it(
+def test_temporary_errors_are_printed_and_permanent_errors_end_the_loop(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     answers: Iterator[int | Exception] = iter([UnavailableError("away", do="wait"), 2, ConfigError("no such file")])

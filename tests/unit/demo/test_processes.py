@@ -99,7 +99,7 @@ async def test_a_failure_has_the_last_words(tmp_path: Path) -> None:
     await one.kill()
 
 
-async def test_what_was_not_started_stops_at_once(tmp_path: Path) -> None:
+async def test_a_process_that_was_not_started_stops_at_once(tmp_path: Path) -> None:
     one = child("", tmp_path, Events())
     assert await one.stop() == 0
     await one.kill()

@@ -63,7 +63,7 @@ def proof(evidence: Evidence = GOOD, *, chaos: bool = False) -> Proof:
     return prove(evidence, measured=MEASURED, malformed=["bad"], late=["late"], segments=[SEGMENT], chaos=chaos)
 
 
-def test_what_should_have_happened_holds() -> None:
+def test_all_checks_hold_for_a_correct_run() -> None:
     found = proof()
     assert [check for check in found.checks if not check.holds] == []
     assert found.counts == {

@@ -58,7 +58,7 @@ def test_an_alarm_is_read_as_the_pipeline_writes_it() -> None:
 
 
 @pytest.mark.parametrize("value", [b"", b"{}", b"nope"])
-def test_what_is_no_alarm_is_an_error(value: bytes) -> None:
+def test_an_invalid_alarm_is_an_error(value: bytes) -> None:
     with pytest.raises((ValueError, KeyError)):
         parse_alarm(value)
 

@@ -22,7 +22,7 @@ def environ(tmp_path: Path) -> dict[str, str]:
     return {"XDG_CACHE_HOME": str(tmp_path / "cache")}
 
 
-def test_what_spark_looks_for_is_there(environ: dict[str, str]) -> None:
+def test_the_spark_home_has_scripts_and_jars(environ: dict[str, str]) -> None:
     made = spark_home(environ)
     assert made is not None
     for name in ("bin/spark-submit", "jars"):

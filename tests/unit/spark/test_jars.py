@@ -55,7 +55,7 @@ def test_maven_fetches_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert [path.name for path in jars.folder(ARTEFACT).parent.iterdir()] == [jars.folder(ARTEFACT).name]
 
 
-def test_what_maven_says_is_told(
+def test_errors_of_maven_are_reported(
     cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     maven(cache, monkeypatch, "echo no such artefact; exit 1")

@@ -39,7 +39,7 @@ def test_source_and_sink_take_the_same() -> None:
         ({"tubemq.tlsCA2": "x"}, "has no option"),
     ],
 )
-def test_what_cannot_be_used(given: dict[str, str], message: str) -> None:
+def test_invalid_login_options_are_refused(given: dict[str, str], message: str) -> None:
     for parse, base in ((SourceOptions.parse, SOURCE), (SinkOptions.parse, SINK)):
         with pytest.raises(ConfigError, match=message):
             parse(base | given)

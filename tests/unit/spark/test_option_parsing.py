@@ -57,7 +57,7 @@ def test_a_broker_is_a_url(url: str) -> None:
         ({"x.broker": "mqtt://h/path"}, "cannot be used"),
     ],
 )
-def test_what_is_no_broker(given: dict[str, str], message: str) -> None:
+def test_invalid_broker_urls_are_refused(given: dict[str, str], message: str) -> None:
     with pytest.raises(ConfigError, match=message) as raised:
         option_parsing.broker_url(given, "x.broker")
     assert raised.value.option == "x.broker"

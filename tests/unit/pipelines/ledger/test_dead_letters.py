@@ -41,7 +41,7 @@ def test_a_letter_sent_again_keeps_its_id_and_counts(tmp_path: Path) -> None:
     assert _redriven_record(last) == Record(b"{7", b"k", [(REDRIVE, b"3"), step], event_time_ms=5, id="id-7")
 
 
-def test_what_was_sent_again_is_noted(tmp_path: Path) -> None:
+def test_redriven_dead_letters_are_recorded(tmp_path: Path) -> None:
     assert redriven(tmp_path) == set()
     write_json(tmp_path / "_redriven" / "1.json", {"places": [("t", 1, 0, 28)]})
     write_json(tmp_path / "_redriven" / "2.json", {"places": [("t", 1, 1, 0)]})

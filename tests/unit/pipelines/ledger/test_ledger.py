@@ -44,7 +44,7 @@ def test_sums(tmp_path: Path) -> None:
     assert ledger.sums("others") == Sums()
 
 
-def test_what_is_no_entry_is_an_error(tmp_path: Path) -> None:
+def test_an_incomplete_entry_is_an_error(tmp_path: Path) -> None:
     write_json(tmp_path / "rows" / "0.json", {"sink": "rows"})
     with pytest.raises(StorageError, match="lacks"):
         Ledger(tmp_path).entries("rows")

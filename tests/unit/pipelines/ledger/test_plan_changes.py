@@ -27,7 +27,7 @@ def told(state: Path, text: str) -> list[tuple[str, str]]:
     return [(change.mark, change.what) for change in changes(parse(text), state) or ()]
 
 
-def test_where_nobody_ran_nothing_changes(tmp_path: Path) -> None:
+def test_a_pipeline_that_never_ran_has_no_changes(tmp_path: Path) -> None:
     assert changes(parse(), tmp_path / "none") is None
 
 
@@ -62,7 +62,7 @@ def test_parts_that_came_went_or_are_others(tmp_path: Path) -> None:
     assert plausible.text == "was: of parsed: filter flow >= 0; is: of parsed: filter flow > 0"
 
 
-def test_what_no_checkpoint_can_follow_is_told(tmp_path: Path) -> None:
+def test_changes_that_are_incompatible_with_the_checkpoint_are_reported(tmp_path: Path) -> None:
     ran(tmp_path)
     found = changes(parse(FILE.replace("duration: 3 hours", "duration: 4 hours")), tmp_path) or []
     (refused,) = [change for change in found if change.mark == "!"]

@@ -94,7 +94,7 @@ def test_a_pipeline_that_has_not_run(books: Books, tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_does_not_add_up_is_told(books: Books, spoil: Callable[[Books], object], off: str) -> None:
+def test_discrepancies_are_reported(books: Books, spoil: Callable[[Books], object], off: str) -> None:
     spoil(books)
     (account,) = reconcile(books.pipeline, books.state, lambda *_: 10)
     assert any(off in text for text in account.off), account.off

@@ -23,7 +23,7 @@ def test_ctrl_c_stays_what_the_caller_made_it() -> None:
     assert signal.getsignal(signal.SIGINT) is before
 
 
-def test_what_is_started_inside_gets_no_sigterm_and_we_get_it_afterwards() -> None:
+def test_child_processes_do_not_receive_sigterm_and_the_driver_receives_it_afterwards() -> None:
     got: list[int] = []
     before = signal.signal(signal.SIGTERM, lambda number, _: got.append(number))
     try:

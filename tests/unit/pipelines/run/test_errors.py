@@ -83,7 +83,7 @@ def test_conditions_of_sparks_are_told_apart() -> None:
     assert not is_spark_condition("Task not serializable")
 
 
-def test_what_a_busy_machine_did_not_start_in_time_is_known() -> None:
+def test_start_timeouts_of_a_busy_machine_are_recognized() -> None:
     late = "org.apache.spark.SparkException: Python worker failed to connect back.\nCaused by: Timed out while waiting"
     assert retry_policy(*cause(late), late) is BUSY
     words = '[CANNOT_OPEN_SOCKET] Can not open socket: ["tried to connect"]'

@@ -74,7 +74,7 @@ def test_a_record_comes_back_and_others_are_none() -> None:
     assert (str(Holder("abc", None)), str(Holder(None, None))) == ("run abc", "no run")
 
 
-def test_who_holds_the_lease_says_where_it_runs(broker: str, new_run: Runs, request: pytest.FixtureRequest) -> None:
+def test_the_lease_holder_publishes_where_it_runs(broker: str, new_run: Runs, request: pytest.FixtureRequest) -> None:
     pipeline = request.node.name
     assert lease_holder(broker, pipeline, 10.0) == Holder(None, None)
     first, second = new_run(), new_run()

@@ -55,7 +55,7 @@ def test_lag_is_split_by_hop() -> None:
     assert (unknown.lag_records, unknown.waiting_records, unknown.in_batch_records) == (50, None, None)
 
 
-def test_what_spark_says_and_what_becomes_a_metric() -> None:
+def test_spark_progress_becomes_metrics() -> None:
     operators = [{"numRowsTotal": 3, "memoryUsedBytes": 100}, {"numRowsTotal": 4, "memoryUsedBytes": 50}]
     said = of_spark({"durationMs": {"triggerExecution": 250, "addBatch": 200}, "stateOperators": operators})
     assert said == {"batch_s": 0.25, "state_rows": 7, "state_bytes": 150}

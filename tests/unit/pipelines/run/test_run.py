@@ -45,7 +45,7 @@ def test_a_tube_that_does_not_answer_is_named_with_its_setting(tmp_path: Path, m
 
 
 @pytest.mark.parametrize(("text", "tries"), [(COLUMN, 3), ("Task not serializable", 8)])
-def test_what_spark_has_no_name_for_is_tried_longer(text: str, tries: int, tmp_path: Path) -> None:
+def test_errors_that_spark_does_not_classify_are_retried_longer(text: str, tries: int, tmp_path: Path) -> None:
     events: list[run.Event] = []
     loop = run._PipelineRun(parse(), events.append, threading.Event(), run.Options(), tmp_path)
     restarted: list[str] = []

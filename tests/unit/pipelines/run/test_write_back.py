@@ -81,7 +81,7 @@ def test_a_store_that_fences_no_prefixes_is_told_and_a_later_run_is_an_error(hel
         fence(held(Store(FencingError("refused", text="an older token"))), "a/")
 
 
-def test_who_holds_the_lease_is_unknown_where_nobody_answers() -> None:
+def test_the_lease_holder_is_unknown_if_the_broker_is_unreachable() -> None:
     with pytest.raises(PenstockError) as caught:
         lease.lease_holder("mqtt://127.0.0.1:1", "p", 0.3)
     assert "PENSTOCK_BROKER" in str(caught.value.do)

@@ -55,9 +55,7 @@ def test_a_file_where_a_directory_should_be_is_an_error(where: str, node: Node, 
     assert caught.value.why == f"{str(file)!r} is a file"
 
 
-def test_who_does_not_answer_may_be_back_when_there_is_something_to_send(
-    node: Node, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unreachable_sink_is_a_warning(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(delivery, "CHECK_TIMEOUT_S", 0.3)
     away = free_port()
     sinks = [

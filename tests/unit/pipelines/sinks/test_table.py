@@ -106,7 +106,7 @@ def test_a_run_that_was_paused_removes_nothing_of_the_one_that_took_over(tmp_pat
     assert sorted(path.name for path in tmp_path.rglob("*.parquet")) == ["part-new.parquet"]
 
 
-def test_what_a_dead_attempt_left_does_not_count(tmp_path: Path) -> None:
+def test_files_of_a_failed_attempt_do_not_count(tmp_path: Path) -> None:
     left = tmp_path / "writer=rows" / "batch=0" / "part-half.parquet"
     left.parent.mkdir(parents=True)
     left.write_bytes(b"PAR1")

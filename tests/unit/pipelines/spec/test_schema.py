@@ -46,7 +46,7 @@ def test_pipelines_are_of_the_schema(text: str) -> None:
     assert errors(text) == []
 
 
-def test_what_the_environment_fills_in_is_of_the_schema() -> None:
+def test_environment_placeholders_match_the_schema() -> None:
     """An editor sees the file before that."""
     file = {
         "name": "${NAME}",
@@ -73,7 +73,7 @@ def test_what_the_environment_fills_in_is_of_the_schema() -> None:
         ("sinks:", "sinks: []\nmore:", "'more' was unexpected"),
     ],
 )
-def test_what_is_broken_is_not_of_the_schema(old: str, new: str, place: str) -> None:
+def test_invalid_pipelines_do_not_match_the_schema(old: str, new: str, place: str) -> None:
     assert old in FILE
     text = FILE.replace(old, new, 1)
     assert any(place in found for found in errors(text)), errors(text)

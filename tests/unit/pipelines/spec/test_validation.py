@@ -32,7 +32,7 @@ from tests.unit.pipelines.files import FILE, parse
         ("path: lake/dead", "path: lake/rows", "expected a separate directory: dead_letters uses this one"),
     ],
 )
-def test_what_does_not_fit_together_is_named_with_its_place(old: str, new: str, message: str) -> None:
+def test_inconsistent_options_are_reported_with_their_location(old: str, new: str, message: str) -> None:
     assert old in FILE
     with pytest.raises(ConfigError, match=message):
         parse(FILE.replace(old, new, 1))
@@ -163,7 +163,7 @@ def test_parse_reads_the_source() -> None:
 @pytest.mark.parametrize(
     ("more", "message"), [("filter: n > 1", None), ("dedupe: {within: 1 day}", "expected only sql, map, filter")]
 )
-def test_what_may_follow_a_window(more: str, message: str | None) -> None:
+def test_only_sql_map_and_filter_may_follow_a_window(more: str, message: str | None) -> None:
     text = FILE.replace("sinks:", f"  - {{name: more, {more}}}\nsinks:")
     if message is None:
         parse(text)

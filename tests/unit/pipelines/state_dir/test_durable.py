@@ -30,7 +30,7 @@ def test_a_directory_is_made_and_one_that_cannot_be_is_told(tmp_path: Path, monk
     assert [entry.name for entry in (tmp_path / "a").iterdir()] == ["b"]
 
 
-def test_what_was_written_is_read_and_replaced_whole(tmp_path: Path) -> None:
+def test_files_are_written_and_replaced_atomically(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "file.json"
     write_json(path, {"a": 1})
     write_json(path, {"a": 2})
@@ -39,7 +39,7 @@ def test_what_was_written_is_read_and_replaced_whole(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{", "[1]", "3"])
-def test_what_is_no_object_is_an_error_that_names_the_file(tmp_path: Path, text: str) -> None:
+def test_a_file_without_an_object_is_an_error_that_names_it(tmp_path: Path, text: str) -> None:
     path = tmp_path / "file.json"
     path.write_text(text)
     with pytest.raises(StorageError, match=r"file\.json is not"):
@@ -60,7 +60,7 @@ def test_the_first_one_makes_the_file(tmp_path: Path, links: bool, monkeypatch: 
     assert [entry.name for entry in path.parent.iterdir()] == ["file.json"]
 
 
-def test_what_cannot_be_looked_into_is_not_empty(tmp_path: Path) -> None:
+def test_an_unreadable_directory_is_not_treated_as_empty(tmp_path: Path) -> None:
     name = re.compile(r"[0-9]+\.json")
     assert listed(tmp_path / "none", name) == []
     (tmp_path / "7.json").touch()

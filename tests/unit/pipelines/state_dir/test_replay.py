@@ -32,7 +32,7 @@ def test_places(text: str, expected: object) -> None:
 
 
 @pytest.mark.parametrize("text", ["yesterday", "", "{", "2024-13-01", "{}", "latest"])
-def test_what_is_no_place(text: str) -> None:
+def test_invalid_start_and_end_points_are_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="--from"):
         parse_point(text, "--from")
     with pytest.raises(ConfigError, match="--to"):

@@ -50,7 +50,7 @@ def test_other_changes_go_on(tmp_path: Path, old: str, new: str) -> None:
         ("source: {topics: [water_flow]}", "sources: {a: {topics: [water_flow]}}", "sink 'rows': its sources"),
     ],
 )
-def test_what_state_depends_on_stays(tmp_path: Path, old: str, new: str, what: str) -> None:
+def test_changes_that_break_stored_state_are_refused(tmp_path: Path, old: str, new: str, what: str) -> None:
     begun(tmp_path)
     changed = FILE.replace(old, new)
     if "sources:" in new:

@@ -58,7 +58,7 @@ def test_a_value_that_is_not_exactly_json(value: bytes, monkeypatch: pytest.Monk
     assert look("bad", "plain", "bad", missing="fail") == [wrong, (b"{}", None, None), wrong]
 
 
-def test_what_is_known_of_values_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cache_of_parsed_values_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lookups, "_MOST_VALUES", 2)
     for number in range(5):
         monkeypatch.setitem(STORED, "plain", b"%d" % number)

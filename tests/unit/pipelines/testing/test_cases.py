@@ -45,7 +45,7 @@ def test_a_file_of_cases(tmp_path: Path) -> None:
         ("cases: []\n", "at least 1"),
     ],
 )
-def test_what_cannot_be_used(tmp_path: Path, text: str, message: str) -> None:
+def test_invalid_test_cases_are_refused(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         load(tmp_path, text)
 

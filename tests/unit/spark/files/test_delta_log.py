@@ -146,7 +146,7 @@ def test_half_a_checkpoint_is_none(table: Table) -> None:
         (add("b", deletionVector={"storageType": "u"}), "REORG TABLE"),
     ],
 )
-def test_what_we_would_read_wrongly_is_refused(table: Table, action: dict[str, Any], says: str) -> None:
+def test_unsupported_table_features_are_refused(table: Table, action: dict[str, Any], says: str) -> None:
     table.commit(meta(), add("a"))
     table.commit(action)
     with pytest.raises(ConfigError, match=says):

@@ -78,7 +78,7 @@ def test_a_file_that_is_no_longer_what_it_was_is_a_loss(tmp_path: Path) -> None:
         check_unchanged(found)
 
 
-def test_what_was_read_is_not_read_again(tmp_path: Path) -> None:
+def test_entries_already_read_are_not_read_again(tmp_path: Path) -> None:
     reader, writer = FileLog(tmp_path / "q.jsonl"), FileLog(tmp_path / "q.jsonl")
     names: list[list[str]] = []
     for name in ("a", "b"):

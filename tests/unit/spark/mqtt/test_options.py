@@ -56,7 +56,7 @@ def test_a_write() -> None:
         ({"tubemq.master": "nowhere"}, "is not HOST:PORT"),
     ],
 )
-def test_what_a_read_cannot_use(given: dict[str, str], message: str) -> None:
+def test_invalid_read_options_are_refused(given: dict[str, str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         MqttReadOptions.parse(READ | given)
 
@@ -71,6 +71,6 @@ def test_what_a_read_cannot_use(given: dict[str, str], message: str) -> None:
         ({"path": "a"}, "path is not supported by the mqtt sink"),
     ],
 )
-def test_what_a_write_cannot_use(given: dict[str, str], message: str) -> None:
+def test_invalid_write_options_are_refused(given: dict[str, str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         MqttWriteOptions.parse(WRITE | given)

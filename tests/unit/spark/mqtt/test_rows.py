@@ -96,7 +96,7 @@ NAMES = st.one_of(st.sampled_from(["id", "content-type", "event-time", "$msgType
         max_size=8,
     )
 )
-def test_whatever_is_published_is_read(messages: list[tuple[str, bytes, list[tuple[str, str]], str | None]]) -> None:
+def test_any_published_message_is_read(messages: list[tuple[str, bytes, list[tuple[str, str]], str | None]]) -> None:
     records = [of_rule(t, payload, *own, content_type=c) for t, payload, own, c in messages]
     found = read(*records)
     assert [row["payload"] for row in found] == [record.value for record in records]

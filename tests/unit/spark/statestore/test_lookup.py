@@ -127,7 +127,7 @@ def test_values_are_used_again_until_they_are_too_old(reader: KeyReader, store: 
     assert store.asked == [b"a", b"x", b"b", b"a", b"b"]
 
 
-def test_what_is_kept_is_bounded(reader: KeyReader, store: FakeStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cache_is_bounded(reader: KeyReader, store: FakeStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lookup, "_CACHED", 2)
     reader.values([b"a", b"b"], refresh_ms=500, timeout_ms=1000)
     reader.values([b"c"], refresh_ms=500, timeout_ms=1000)

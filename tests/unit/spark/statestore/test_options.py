@@ -22,7 +22,7 @@ def test_options_of_a_batch() -> None:
         StoreReadOptions.parse({}).for_batch()
 
 
-def test_who_wrote_is_told_by_the_topic_of_the_changes() -> None:
+def test_include_writer_requires_the_change_topic() -> None:
     given = BASE | {"includeWriter": "true"}
     with pytest.raises(ConfigError, match=r"tubemq\.topic is not set"):
         StoreReadOptions.parse(given).for_batch()
@@ -72,7 +72,7 @@ def test_a_stream_without_a_snapshot_needs_no_broker(text: str, starting: object
         (TUBE, "statestore.broker is not set"),
     ],
 )
-def test_what_a_stream_needs(given: dict[str, str], message: str) -> None:
+def test_missing_stream_options_are_named(given: dict[str, str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         StoreReadOptions.parse(given).for_stream()
 
@@ -98,7 +98,7 @@ def test_options_of_a_write() -> None:
         ({"path": "a"}, "path is not supported"),
     ],
 )
-def test_what_a_read_cannot_use(given: dict[str, str], message: str) -> None:
+def test_invalid_read_options_are_refused(given: dict[str, str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         StoreReadOptions.parse(BASE | given)
 
@@ -111,6 +111,6 @@ def test_what_a_read_cannot_use(given: dict[str, str], message: str) -> None:
         ({"statestore.broker": "http://h"}, "cannot be used"),
     ],
 )
-def test_what_a_write_cannot_use(given: dict[str, str], message: str) -> None:
+def test_invalid_write_options_are_refused(given: dict[str, str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         StoreWriteOptions.parse(BASE | given)

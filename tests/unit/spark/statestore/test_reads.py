@@ -58,7 +58,7 @@ def keys(count: int) -> list[bytes]:
 
 @pytest.mark.parametrize("has_mget", [True, False])
 @pytest.mark.parametrize("count", [0, 1, 2, 700])
-async def test_what_exists_is_found(count: int, has_mget: bool) -> None:
+async def test_existing_keys_are_found(count: int, has_mget: bool) -> None:
     store = FakeStore(3, has_mget=has_mget)
     wanted = keys(count) if count else []
     found = await ManyKeys(store).read(wanted)

@@ -73,7 +73,7 @@ def test_a_key_as_it_is() -> None:
     assert rows[1]["expires_at"] == at(T0)
 
 
-def test_what_happened_to_a_key() -> None:
+def test_changes_of_a_key_become_rows() -> None:
     large = change(b"big", b"x" * 100, 4)
     found = read(
         record_of(change(b"k", b"", 1)),
@@ -127,6 +127,6 @@ def test_the_version_of_a_change() -> None:
         max_size=6,
     )
 )
-def test_whatever_is_captured_is_read(changes: list[tuple[bytes, bytes | None, str]]) -> None:
+def test_any_captured_change_is_read(changes: list[tuple[bytes, bytes | None, str]]) -> None:
     found = read(*(record_of(change(k, value, n, w)) for n, (k, value, w) in enumerate(changes)))
     assert [(row["key"], row["value"], row["writer"]) for row in found] == [(k, v, w or None) for k, v, w in changes]

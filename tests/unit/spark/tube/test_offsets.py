@@ -154,7 +154,7 @@ def test_selection() -> None:
         select(existing, ["a"], {"a": ("3:0",)})
 
 
-def test_what_is_gone_is_said_with_both_positions() -> None:
+def test_an_offset_out_of_range_is_reported_with_the_bound() -> None:
     check_offset_in_range(28, Bounds(28, 280), A0)
     check_offset_in_range(280, Bounds(28, 280), A0)
     with pytest.raises(DataLossError) as caught:

@@ -197,7 +197,7 @@ def test_the_group_is_the_same_for_the_same_topics() -> None:
     assert SourceOptions.parse(BASE | {"tubemq.group": ""}).group == ""
 
 
-def test_where_the_administration_is() -> None:
+def test_the_administration_address_defaults_to_the_first_master() -> None:
     assert SourceOptions.parse(BASE | {"tubemq.master": "[::1]:1,h:2"}).connection.administration == "[::1]:8080"
     assert SourceOptions.parse(BASE | {"tubemq.http": "h:9"}).connection.administration == "h:9"
 

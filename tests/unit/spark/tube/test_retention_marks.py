@@ -52,7 +52,7 @@ def test_a_mark_is_of_the_last_end_that_was_seen_before() -> None:
     assert ends.marks({A0: 28}, now, begin={A0: 28}, before={A0: 90}) == {A0: 90}
 
 
-def test_what_is_remembered_is_bounded() -> None:
+def test_remembered_log_ends_are_bounded() -> None:
     ends = LogEnds()
     for n in range(1, MOST_ENDS * 3):
         ends.record({A0: Bounds(0, n * 28, 0, n)})

@@ -17,7 +17,7 @@ def test_options_as_spark_hands_them_over() -> None:
     assert SinkOptions.parse(BASE | {"includeheaders": "true"}) == SinkOptions.parse(BASE)
 
 
-def test_what_a_write_promises_and_how_it_is_named() -> None:
+def test_delivery_guarantee_transaction_and_fencing_token_are_parsed() -> None:
     found = SinkOptions.parse(
         BASE
         | {"DELIVERYGUARANTEE": "Exactly-Once", "txnappid": "q/out", "txnVersion": "17", "fencingToken": "5:1:node"}
@@ -51,6 +51,6 @@ def test_what_a_write_promises_and_how_it_is_named() -> None:
         ({"topics": "a"}, r"the tubemq sink has no option 'topics'[\s\S]*did you mean topic\?"),
     ],
 )
-def test_what_cannot_be_used(given: dict[str, str], message: str) -> None:
+def test_invalid_options_are_refused(given: dict[str, str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         SinkOptions.parse(BASE | given)

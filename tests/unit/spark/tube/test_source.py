@@ -491,7 +491,7 @@ def test_a_stream_keeps_marks_with_its_offsets(fake: FakeTube, broker: FakeBroke
     assert whole["a"]["1:0"] == 168
 
 
-def test_what_is_committed_is_shown_as_the_group_of_the_query(fake: FakeTube, broker: FakeBroker) -> None:
+def test_committed_offsets_are_shown_as_the_group_of_the_query(fake: FakeTube, broker: FakeBroker) -> None:
     append(broker, 0, 1, 0)
     reader = stream(fake, **{"tubemq.group": "lake"})
     start = reader.initialOffset()

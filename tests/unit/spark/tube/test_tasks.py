@@ -19,7 +19,7 @@ def read_everything() -> int:
     return sum(rows.num_rows for task in reader.partitions() for rows in reader.read(task))
 
 
-def test_what_an_executor_has_loaded_is_not_looked_at_after_each_task(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_objects_loaded_by_an_executor_are_excluded_from_garbage_collection(monkeypatch: pytest.MonkeyPatch) -> None:
     frozen: list[int] = []
     monkeypatch.setattr(gc, "freeze", lambda: frozen.append(1))
     source._freeze_gc.cache_clear()

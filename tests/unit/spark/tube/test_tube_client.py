@@ -126,7 +126,7 @@ def test_a_broker_that_moved_is_found_again(tube: TubeClient, fake: FakeTube, br
     assert tube.bounds([A0]) == {A0: Bounds(0, 560)}
 
 
-def test_what_is_gone_is_an_error_that_names_it(tube: TubeClient, broker: FakeBroker) -> None:
+def test_an_offset_no_longer_stored_is_an_error_that_names_it(tube: TubeClient, broker: FakeBroker) -> None:
     broker.oldest["a"] = 4
     with pytest.raises(DataLossError, match=r"topic 'a' partition 1:0: offset 28 is no longer stored \(oldest: 112\)"):
         payloads(tube, Slice(A0, 28, 280))
