@@ -282,7 +282,7 @@ def test_no_module_imports_itself_by_way_of_others() -> None:
     graphlib.TopologicalSorter(graph).prepare()  # a CycleError names the modules in their order
 
 
-def test_what_spark_does_not_offer_is_used_in_one_place() -> None:
+def test_spark_internals_are_used_in_one_module() -> None:
     """A new version of Spark is looked through there: its classes in the JVM are no public interface."""
     inside = {"_jvm", "_jdf", "_jc", "_jsc", "_gateway", "_jsparkSession", "_jreader", "_jwrite", "_jsq", "_jconf"}
     found = {

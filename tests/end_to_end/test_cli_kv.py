@@ -78,7 +78,7 @@ def test_a_watch_survives_a_restart_of_the_node(tmp_path: Path) -> None:
         assert json.loads(next(lines))["value"] == "after"
 
 
-def test_nobody_there_is_status_1(node: RunningNode) -> None:
+def test_an_unreachable_broker_is_exit_status_1(node: RunningNode) -> None:
     done = node.penstock("kv", "get", "x", "--broker", "mqtt://127.0.0.1:1")
     assert (done.returncode, done.stdout) == (1, b"")
     assert b"127.0.0.1:1" in done.stderr

@@ -36,7 +36,7 @@ def test_topics(node: RunningNode) -> None:
     assert node.penstock("tube", "topic", "create", "denied", "--admin-token", "x").returncode == 1
 
 
-def test_what_is_produced_is_consumed(node: RunningNode) -> None:
+def test_produced_records_are_consumed(node: RunningNode) -> None:
     node.out("tube", "topic", "create", "round")
     args = ["--key", "k", "--header", "line=3", "--msg-type", "flow"]
     sent = node.rows("tube", "produce", "round", "a", "b", "c", *args)
@@ -103,7 +103,7 @@ def test_a_topic_is_deleted_with_its_records(node: RunningNode) -> None:
     assert "gone" not in {row["topic"] for row in node.rows("tube", "topic", "list")}
 
 
-def test_nobody_there_is_status_1(node: RunningNode) -> None:
+def test_an_unreachable_server_or_unknown_topic_is_exit_status_1(node: RunningNode) -> None:
     for args in (
         ["tube", "produce", "water", "x", "--tube-master", "127.0.0.1:1"],
         ["tube", "consume", "water", "--tube-master", "127.0.0.1:1"],
@@ -115,7 +115,7 @@ def test_nobody_there_is_status_1(node: RunningNode) -> None:
         assert b"Traceback" not in done.stderr
 
 
-def test_what_is_staged_is_shown_resolved_and_deleted(node: RunningNode) -> None:
+def test_staged_records_are_listed_resolved_and_deleted(node: RunningNode) -> None:
     node.out("tube", "topic", "create", "squares")
     master = str(node.ready["tube_master"])
 

@@ -104,7 +104,7 @@ def test_the_banner_for_people(tmp_path: Path) -> None:
             process.kill()
 
 
-def test_what_stops_a_start_says_what_why_and_do(tmp_path: Path) -> None:
+def test_startup_errors_state_failure_cause_and_remedy(tmp_path: Path) -> None:
     with RunningNode(tmp_path) as node:
 
         def second(*flags: str) -> tuple[int, str]:

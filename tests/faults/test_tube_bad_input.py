@@ -198,7 +198,7 @@ async def test_frames_that_cannot_be(running: Tube, role: Role) -> None:
     await still_served(running)
 
 
-async def test_what_readers_leave_out_is_not_lost_on_the_others(running: Tube) -> None:
+async def test_consumers_skip_and_count_messages_with_invalid_attributes(running: Tube) -> None:
     """Attributes that are longer than the data are stored as they came; who reads counts them and goes on."""
     peer = await Peer.at(running, Role.BROKER)
     for data, flag in ((b"\0\0\0\x09abc", 1), (b"\xff\xff\xff\xffabc", 1), (b"ab", 1), (b"good", 0)):

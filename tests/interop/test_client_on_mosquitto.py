@@ -53,7 +53,7 @@ async def test_streams_share_a_client_also_where_filters_overlap(mosquitto: Mosq
             assert len(stream) == 0
 
 
-async def test_what_the_body_did_not_finish_comes_again(mosquitto: Mosquitto) -> None:
+async def test_messages_that_the_body_did_not_finish_are_redelivered(mosquitto: Mosquitto) -> None:
     session: dict[str, Any] = {"client_id": "s", "session_expiry_s": 60}
     async with MqttClient(mosquitto.url) as publisher, asyncio.timeout(DEADLINE_S):
         first = MqttClient(mosquitto.url, clean_start=True, **session)

@@ -91,5 +91,5 @@ def test_notifications_come_in_the_order_of_versions_and_show_what_is_durable() 
         history.answer(sent(history, 4, GET), NOTHING, None, 5)
 
 
-def test_what_happens_is_part_of_the_trace() -> None:
+def test_events_are_part_of_the_trace() -> None:
     assert history_with_a().trace == history_with_a().trace != History().trace

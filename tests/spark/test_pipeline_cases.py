@@ -100,7 +100,7 @@ def test_messages_dead_letters_and_a_diff(tmp_path: Path, capsys: pytest.Capture
     assert "is none of the cases" in capsys.readouterr().err
 
 
-def test_what_cannot_be_built_names_case_and_sink(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_build_errors_name_case_and_sink(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "p.yaml").write_text(FILE.replace("when: celsius", "when: celcius"))
     (tmp_path / "p.test.yaml").write_text(CASES)
     assert main(["pipeline", "test", str(tmp_path / "p.yaml")]) == 2

@@ -204,7 +204,7 @@ sinks:
 
 
 @pytest.mark.timeout(300)
-def test_what_changes_in_the_state_store_is_a_source(setup_of: Callable[..., Setup]) -> None:
+def test_state_store_changes_are_a_source(setup_of: Callable[..., Setup]) -> None:
     setup = setup_of(CHANGES)
     before = setup.node.capture.stats.captured
     setup.node.set_keys({"graph/a": b'{"x": 1}', "graph/c": b'{"x": 2}', "graph/b=,%": b"nope"}, writer="setter")

@@ -95,7 +95,7 @@ def test_ids_come_from_the_header_or_the_place(spark: SparkSession) -> None:
     ],
     ids=lambda value: repr(value)[:60],
 )
-def test_what_is_no_record_of_the_schema_is_a_dead_letter(
+def test_records_that_do_not_match_the_schema_are_dead_letters(
     parsed: dict[bytes | None, Any], value: bytes | None, reason: str | None
 ) -> None:
     row = parsed[value]
@@ -233,7 +233,7 @@ def test_a_window_that_a_sink_refuses_is_a_letter_of_its_own(
     assert json.loads(refused["_source"]["value"])["note"] == "+" * 60
 
 
-def test_what_fails_of_a_whole_window_is_null(spark: SparkSession) -> None:
+def test_expressions_that_fail_for_a_whole_window_are_null(spark: SparkSession) -> None:
     values = [b'{"t":"2022-03-20T10:00:00Z","big":9223372036854775807,"z":0}'] * 2
     parse = {"name": "parsed", "parse": {"schema": "t TIMESTAMP, big LONG, z INT, note STRING"}}
     given = {"all": "sum(big)", "half": "sum(big) / 2", "mean": "avg(z)", "ratio": "1 / sum(z)", "n": "count(big)"}
@@ -324,7 +324,7 @@ def test_a_map_that_cannot_be_is_refused(spark: SparkSession, step: dict[str, An
 @pytest.fixture(scope="module")
 def parsed(spark: SparkSession, request: pytest.FixtureRequest) -> dict[bytes | None, Any]:
     """All payloads of the test above in one job."""
-    test = test_what_is_no_record_of_the_schema_is_a_dead_letter
+    test = test_records_that_do_not_match_the_schema_are_dead_letters
     values = [case[0] for mark in test.pytestmark if mark.name == "parametrize" for case in mark.args[1]]
     done = apply(rows(spark, *values), steps(PARSE), no_lookup).orderBy("_source.offset").collect()
     return dict(zip(values, done, strict=True))

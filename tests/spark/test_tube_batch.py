@@ -115,7 +115,9 @@ def test_a_topic_that_does_not_exist(spark: SparkSession, node: Node) -> None:
         read(spark, node, "nothing_here").collect()
 
 
-def test_what_retention_removed(spark: SparkSession, node: Node, new_topic: Callable[..., str]) -> None:
+def test_offsets_removed_by_retention_fail_the_read_or_are_skipped(
+    spark: SparkSession, node: Node, new_topic: Callable[..., str]
+) -> None:
     topic = new_topic(partitions=1)
     positions = node.append(topic, [(0, b"%d" % index) for index in range(SEGMENT_RECORDS + 50)])
     node.expire_closed_segments()
