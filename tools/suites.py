@@ -36,7 +36,7 @@ PYTEST = {
         "tests/engine",
         "tests/conformance",
         "tests/unit/runtime",
-        "tests/unit/tube/engine/test_ahead.py",
+        "tests/unit/tube/engine/test_read_ahead.py",
         "tests/unit/tube/storage/test_meta.py",
         "tests/unit/node/test_node_mqtt.py",
         "tests/unit/node/test_tls_alerts.py",

@@ -11,7 +11,7 @@ from random import Random
 from typing import Any
 
 from penstock.tube.codec.proto import broker_pb2 as pb
-from tests.engine.tube.staging_talk import Rows, StagingTalk
+from tests.engine.tube.staging_harness import Rows, StagingTalk
 from tests.unit.runtime.recorded_disk import Op, RecordedDisk, after_power_loss
 
 PLACES = [("a", 0), ("a", 1), ("b", 0)]

@@ -14,7 +14,7 @@ from uvicorn.server import ServerState
 from penstock.node.http import HttpAccess, _Connection, master_app
 from penstock.runtime.observability.metrics import Metrics
 from penstock.tube.admin.request import BadParameter, Caller, Params
-from tests.fuzz.pieces import head, in_pieces
+from tests.fuzz.data_provider import head, in_pieces
 
 
 class _Transport(asyncio.Transport):

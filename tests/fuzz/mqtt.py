@@ -16,7 +16,7 @@ from penstock.mqtt.engine.broker import Broker
 from penstock.mqtt.engine.connections.connection import BrokerConnection
 from penstock.mqtt.engine.model.limits import BrokerLimits
 from penstock.mqtt.engine.routing.filter_tree import FilterTree
-from tests.fuzz.pieces import head, in_pieces, records
+from tests.fuzz.data_provider import head, in_pieces, records
 
 ROLES = (Role.SERVER, Role.CLIENT, Role.EITHER)
 MAX_PACKET = 4096

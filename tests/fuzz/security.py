@@ -11,7 +11,7 @@ from penstock.errors import ConfigError
 from penstock.security.certificates import certificate_expiry, certificate_identity, read_revocations
 from penstock.security.passwords import Credential, ScramExchange, read_passwords
 from penstock.security.tokens import token_of
-from tests.fuzz.pieces import head
+from tests.fuzz.data_provider import head
 
 _KEY = base64.b64encode(b"k" * 32).decode()
 VERIFIER = f"SCRAM-SHA-256$4096:c2FsdHNhbHRzYWx0c2FsdA==${_KEY}:{_KEY}"

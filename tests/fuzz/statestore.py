@@ -25,7 +25,7 @@ from penstock.statestore.engine.record import Change, decode_change, decode_reco
 from penstock.statestore.engine.requests import Answer, AnswerKind
 from penstock.statestore.engine.store import Engine
 from penstock.statestore.hlc import Hlc, StoreClock, parse, parse_position, parse_wire
-from tests.fuzz.pieces import head, records
+from tests.fuzz.data_provider import head, records
 
 START = 1_700_000_000_000
 MAX_KEYS = 8

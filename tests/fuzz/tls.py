@@ -12,7 +12,7 @@ from typing import cast
 from penstock.mqtt.transport.tls import ServerTls, TlsFiles
 from penstock.mqtt.transport.tls_transport import TlsTransport
 from tests.certificates import Authority
-from tests.fuzz.pieces import head, in_pieces, records
+from tests.fuzz.data_provider import head, in_pieces, records
 
 
 class _Socket:

@@ -23,8 +23,8 @@ from penstock.tube.engine.broker.send_decoder import SendDecoder
 from penstock.tube.engine.sessions import RequestContext
 from penstock.tube.storage.record import scan
 from penstock.tube.storage.store import Store
-from tests.engine.tube.broker_talk import Talk
-from tests.fuzz.pieces import head, in_pieces, records
+from tests.engine.tube.broker_harness import Talk
+from tests.fuzz.data_provider import head, in_pieces, records
 from tests.unit.runtime.recorded_disk import RecordedDisk
 from tests.unit.tube.storage.test_recovery import ALL, SMALL, contents, filled
 from tests.unit.tube.storage.test_store import LOG

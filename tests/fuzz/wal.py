@@ -14,7 +14,7 @@ from penstock.runtime.io.wal_frames import (
     frames_in,
     last_of,
 )
-from tests.fuzz.pieces import records
+from tests.fuzz.data_provider import records
 
 IDENTITY = b"identity"
 OPERATIONS = [

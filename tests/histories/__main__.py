@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from tests.histories.program import check
+from tests.histories.porcupine import check
 
 
 def main() -> int:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.histories import mqtt, tube
-from tests.histories.program import check
+from tests.histories.porcupine import check
 from tests.simulation.history import Violation
 
 VECTORS = Path(__file__).parents[1] / "vectors" / "histories"

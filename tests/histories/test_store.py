@@ -18,7 +18,7 @@ import pytest
 from penstock.runtime.io.network import parse_address
 from tests.end_to_end.nodes import RunningNode
 from tests.histories.machine import Machine
-from tests.histories.program import check
+from tests.histories.porcupine import check
 from tests.histories.proxy import Proxy
 from tests.histories.store import Load, Recorder, read_all, record
 

@@ -11,7 +11,7 @@ import sys
 
 import pytest
 
-from tests.histories import program as histories
+from tests.histories import porcupine as histories
 from tests.interop import test_statestore_rust as rust
 from tests.interop.tube_java.jars import prepare
 

@@ -21,9 +21,9 @@ from penstock.tube.codec.message import encode_data
 from penstock.tube.codec.methods import MethodId
 from penstock.tube.engine.client.consumer_state import Membership
 from penstock.tube.engine.master.master import MasterEngine
-from tests.engine.tube.broker_talk import NOW as BROKER_NOW
-from tests.engine.tube.broker_talk import Talk
-from tests.engine.tube.talk import NOW, ask, join_broker, master
+from tests.engine.tube.broker_harness import NOW as BROKER_NOW
+from tests.engine.tube.broker_harness import Talk
+from tests.engine.tube.master_harness import NOW, ask, join_broker, master
 from tests.unit.tube.admin.admin_requests import change, query
 
 RECORDED = json.loads((Path(__file__).parents[2] / "vectors/tubemq/administration.json").read_text(encoding="utf-8"))

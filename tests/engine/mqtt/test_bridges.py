@@ -10,7 +10,7 @@ from penstock.mqtt.codec.decoder import Decoder, Role
 from penstock.mqtt.codec.packets import ConnAck, Connect, PubAck, Publish, Subscription, Will
 from penstock.mqtt.codec.version311 import encode_311
 from tests.engine.mqtt.harness import Bench, Peer
-from tests.engine.mqtt.kept import KeptBench
+from tests.engine.mqtt.persistent_harness import KeptBench
 from tests.engine.mqtt.test_access import Gate
 
 STATE = "$SYS/broker/connection/site-7/state"

@@ -9,7 +9,7 @@ import pytest
 from penstock.mqtt.codec.packets import Disconnect, PubAck, Publish, Subscription
 from penstock.mqtt.engine.model.limits import BrokerLimits, QueueOverflowPolicy
 from tests.engine.mqtt.harness import Bench, Peer
-from tests.engine.mqtt.kept import HOUR, KeptBench
+from tests.engine.mqtt.persistent_harness import HOUR, KeptBench
 
 POLICIES = [policy for policy in QueueOverflowPolicy if policy is not QueueOverflowPolicy.DISCONNECT]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from penstock.mqtt.codec.packets import PubAck, Publish, PubRec, Subscription
-from tests.engine.mqtt.kept import HOUR, KeptBench
+from tests.engine.mqtt.persistent_harness import HOUR, KeptBench
 
 WHY = "no space"
 

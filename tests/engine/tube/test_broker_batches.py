@@ -10,7 +10,7 @@ from penstock.tube.codec.codes import EXTENSIONS
 from penstock.tube.codec.envelope import Request
 from penstock.tube.codec.proto import broker_pb2 as pb
 from penstock.tube.engine.broker.produce_handler import MAX_BATCH, MAX_BATCH_BYTES
-from tests.engine.tube.broker_talk import NOW, Talk, texts
+from tests.engine.tube.broker_harness import NOW, Talk, texts
 
 
 def test_a_batch_is_stored_together_and_answered_once() -> None:

@@ -8,7 +8,7 @@ from penstock.tube.codec.proto import broker_pb2 as pb
 from penstock.tube.codec.schema import decode
 from penstock.tube.codec.strings import BrokerInfo, Partition
 from penstock.tube.engine.access import ClientAccess
-from tests.engine.tube.broker_talk import SESSION_MS, Talk, texts
+from tests.engine.tube.broker_harness import SESSION_MS, Talk, texts
 
 OURS, THEIRS = "ours", "theirs"
 PART = Partition(BrokerInfo(1, "h", 8123), "demo", 0).full

@@ -7,7 +7,7 @@ import pytest
 from penstock.tube.codec.proto import broker_pb2 as pb
 from penstock.tube.engine.transactions.handler import TURN_ROWS
 from penstock.tube.engine.transactions.staging import StagingLimits
-from tests.engine.tube.staging_talk import NOW, Rows, StagingTalk
+from tests.engine.tube.staging_harness import NOW, Rows, StagingTalk
 
 PREPARE, COMMIT, ABORT = pb.Transaction.PREPARE, pb.Transaction.COMMIT, pb.Transaction.ABORT
 Why = pb.TransactionResult

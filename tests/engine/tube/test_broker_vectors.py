@@ -10,7 +10,7 @@ from penstock.tube.codec.envelope import Response, decode_request, decode_respon
 from penstock.tube.codec.framing import FrameDecoder
 from penstock.tube.codec.methods import METHODS
 from penstock.tube.codec.proto.broker_pb2 import GetMessageResponseB2C
-from tests.engine.tube.broker_talk import Talk
+from tests.engine.tube.broker_harness import Talk
 from tests.unit.tube.vectors import Frame, frames
 
 SCENARIOS = ["producer", "consumer", "filter", "bootstrap", "push", "balance", "user-producer", "user-consumer"]

@@ -18,7 +18,7 @@ from penstock.tube.engine.limits import TubeLimits
 from penstock.tube.engine.master.context import TOKEN_PERIOD_MS
 from penstock.tube.engine.master.master import MasterConfig, MasterEngine
 from penstock.tube.engine.master.settings import ClusterSetting, TopicSetting
-from tests.engine.tube.talk import NOW, ask, broker_beat, join_broker, master, raw, report
+from tests.engine.tube.master_harness import NOW, ask, broker_beat, join_broker, master, raw, report
 
 PARTITIONS = {Partition(BrokerInfo(1, "10.0.0.1", 8123), "demo", number) for number in range(3)}
 

@@ -12,7 +12,7 @@ from penstock.tube.engine.client.consumer_state import Membership
 from penstock.tube.engine.master.clients import META_PUSH_MS
 from penstock.tube.engine.master.master import MasterEngine
 from penstock.tube.engine.master.settings import TopicSetting
-from tests.engine.tube.talk import NOW, ask, join_broker, master, report
+from tests.engine.tube.master_harness import NOW, ask, join_broker, master, report
 
 
 def register(engine: MasterEngine, client: str = "c1", **fields: Any) -> Any:

@@ -14,7 +14,7 @@ from penstock.tube.engine.client.producer_state import Routes
 from penstock.tube.engine.master.master import MasterEngine
 from penstock.tube.engine.master.settings import TopicSetting
 from penstock.tube.engine.sessions import RequestContext
-from tests.engine.tube.talk import NOW, join_broker, master
+from tests.engine.tube.master_harness import NOW, join_broker, master
 
 HOST = "10.0.0.1"
 

@@ -6,8 +6,8 @@ from penstock.tube.codec.methods import MethodId
 from penstock.tube.engine.client.producer_state import Routes
 from penstock.tube.engine.master.master import MasterConfig
 from penstock.tube.engine.master.settings import TopicSetting
-from tests.engine.tube.broker_talk import SESSION_MS, Talk
-from tests.engine.tube.talk import NOW, ask, broker_beat, join_broker, master
+from tests.engine.tube.broker_harness import SESSION_MS, Talk
+from tests.engine.tube.master_harness import NOW, ask, broker_beat, join_broker, master
 from tests.engine.tube.test_master import beat, consumer
 
 PAUSE = 300_000

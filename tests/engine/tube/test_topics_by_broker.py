@@ -21,7 +21,7 @@ from penstock.tube.engine.master.settings import (
     TopicDeployment,
     TopicSetting,
 )
-from tests.engine.tube.talk import NOW, ask, join_broker, master, report
+from tests.engine.tube.master_harness import NOW, ask, join_broker, master, report
 from tests.unit.tube.admin.admin_requests import change, query
 
 CLOSED = {"acceptPublish": "false", "acceptSubscribe": "false"}

@@ -22,7 +22,7 @@ from penstock.tube.producer import Producer, SendResult
 from penstock.tube.reader import RangeReader
 from penstock.tube.record import Record
 from tests.unit.tube.servers import scripted, tube, until
-from tests.unit.tube.stored import encode_stored
+from tests.unit.tube.stored_messages import encode_stored
 
 T = TypeVar("T")
 

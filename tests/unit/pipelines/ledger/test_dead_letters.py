@@ -10,7 +10,7 @@ from penstock.pipelines.spec.values import REDRIVE, REDRIVE_STEP
 from penstock.pipelines.state_dir.layout import write_json
 from penstock.pipelines.state_dir.replay import Span, parse_point
 from penstock.tube.record import Record
-from tests.unit.pipelines.bookkeeping import Books, letter
+from tests.unit.pipelines.recorded_run import Books, letter
 
 
 def test_letters_are_the_records_as_they_were(tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ from penstock.pipelines.ledger.plan_changes import PlanChange, changes, remember
 from penstock.pipelines.state_dir import layout
 from penstock.pipelines.state_dir.checkpoint import check_shapes
 from penstock.pipelines.state_dir.layout import claim
-from tests.unit.pipelines.bookkeeping import Books
 from tests.unit.pipelines.files import FILE, parse
+from tests.unit.pipelines.recorded_run import Books
 
 
 def ran(state: Path, text: str = FILE) -> None:

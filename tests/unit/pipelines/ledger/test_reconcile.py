@@ -12,8 +12,8 @@ from penstock.errors import DataLossError
 from penstock.pipelines.ledger.reconcile import reconcile
 from penstock.pipelines.state_dir.checkpoint import Offsets
 from penstock.pipelines.state_dir.layout import write_json
-from tests.unit.pipelines.bookkeeping import Books, letter
 from tests.unit.pipelines.files import parse
+from tests.unit.pipelines.recorded_run import Books, letter
 
 
 @pytest.fixture

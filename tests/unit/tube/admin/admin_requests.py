@@ -6,7 +6,7 @@ from typing import Any
 
 from penstock.tube.admin.master import SettingChange, handle
 from penstock.tube.engine.master.master import MasterEngine
-from tests.engine.tube.talk import NOW
+from tests.engine.tube.master_harness import NOW
 
 __all__ = ["TOKEN", "change", "query"]
 

@@ -9,7 +9,7 @@ import pytest
 
 from penstock.tube.admin.master import handle
 from penstock.tube.engine.master.settings import ConsumeControl, Status
-from tests.engine.tube.talk import NOW, join_broker, master
+from tests.engine.tube.master_harness import NOW, join_broker, master
 from tests.unit.tube.admin.admin_requests import TOKEN, change, query
 
 

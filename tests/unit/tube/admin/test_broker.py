@@ -13,7 +13,7 @@ from penstock.tube.admin.broker import METHODS, BrokerAdmin, handle
 from penstock.tube.admin.request import Caller, format_time
 from penstock.tube.broker.broker import TubeBroker
 from penstock.tube.codec.message import encode_data
-from tests.engine.tube.broker_talk import NOW, Talk
+from tests.engine.tube.broker_harness import NOW, Talk
 from tests.unit.tube.broker_client import Client
 
 USER = {"modifyUser": "admin"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from tests.engine.tube.talk import master
+from tests.engine.tube.master_harness import master
 from tests.unit.tube.admin.admin_requests import change, query
 
 RULES = json.dumps([{"type": 1, "rule": [{"zeroCnt": 3, "freqInMs": 300}]}])

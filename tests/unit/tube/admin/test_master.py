@@ -9,7 +9,7 @@ from penstock.tube.admin.request import Caller
 from penstock.tube.codec.methods import MethodId
 from penstock.tube.engine.client.consumer_state import Membership
 from penstock.tube.engine.master.master import MasterEngine
-from tests.engine.tube.talk import NOW, ask, broker_beat, join_broker, master, report
+from tests.engine.tube.master_harness import NOW, ask, broker_beat, join_broker, master, report
 from tests.unit.tube.admin.admin_requests import TOKEN, change, query
 
 

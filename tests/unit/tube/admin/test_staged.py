@@ -5,8 +5,8 @@ from typing import Any
 from penstock.tube.admin.broker import BrokerAdmin, handle
 from penstock.tube.admin.request import Caller
 from penstock.tube.codec.proto import broker_pb2 as pb
-from tests.engine.tube.broker_talk import Talk
-from tests.engine.tube.staging_talk import StagingTalk
+from tests.engine.tube.broker_harness import Talk
+from tests.engine.tube.staging_harness import StagingTalk
 
 USER = {"modifyUser": "admin"}
 BOTH = ["1:h:1", "2:h:2"]

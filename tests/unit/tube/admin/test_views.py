@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from penstock.tube.codec.methods import MethodId
 from penstock.tube.engine.client.consumer_state import Membership
-from tests.engine.tube.talk import NOW, ask, join_broker, master
+from tests.engine.tube.master_harness import NOW, ask, join_broker, master
 from tests.unit.tube.admin.admin_requests import change, query
 
 

@@ -9,7 +9,7 @@ from penstock.tube.codec import message
 from penstock.tube.codec.framing import FrameDecoder
 from penstock.tube.codec.message import Marker, decode_marker, encode_marker
 from penstock.tube.codec.proto import broker_pb2
-from tests.unit.tube.stored import encode_stored
+from tests.unit.tube.stored_messages import encode_stored
 from tests.unit.tube.vectors import frames
 
 ATTRIBUTES = "$msgType$=abc,$msgTime$=202401010101,k=v"

@@ -23,7 +23,7 @@ from penstock.tube.codec.range_columns import (
     sums_of,
     take_apart,
 )
-from tests.unit.tube.stored import encode_stored
+from tests.unit.tube.stored_messages import encode_stored
 
 HEAD = broker_pb2.GetMessageResponseB2C(success=True, errCode=200, errMsg="OK!").SerializeToString()
 LENGTHS = st.one_of(st.integers(0, 40), st.sampled_from([99, 100, 101, 126, 127, 128, 129, 16_370, 16_384, 2_097_160]))

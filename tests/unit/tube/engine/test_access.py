@@ -12,7 +12,7 @@ from penstock.tube.codec.proto import shared_pb2
 from penstock.tube.engine.access import ClientAccess, sign
 from penstock.tube.engine.master.master import MasterEngine
 from penstock.tube.engine.master.settings import TopicSetting
-from tests.engine.tube.talk import NOW, ask
+from tests.engine.tube.master_harness import NOW, ask
 
 HOUR = 3_600_000
 

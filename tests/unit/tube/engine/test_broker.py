@@ -6,7 +6,7 @@ from typing import Any
 
 from penstock.tube.codec.envelope import Request
 from penstock.tube.codec.proto import broker_pb2 as pb
-from tests.engine.tube.broker_talk import NOW, SESSION_MS, Talk
+from tests.engine.tube.broker_harness import NOW, SESSION_MS, Talk
 
 
 def test_message_ids_rise_when_the_clock_does_not() -> None:

@@ -13,7 +13,7 @@ from penstock.tube.reader import RangeResponse
 from penstock.tube.storage.store import Store, StoreLimits
 from tests.unit.runtime.recorded_disk import RecordedDisk
 from tests.unit.tube.storage.test_store import commit, put
-from tests.unit.tube.stored import encode_stored
+from tests.unit.tube.stored_messages import encode_stored
 
 
 def test_slices_between_head_and_tail_are_one_message() -> None:

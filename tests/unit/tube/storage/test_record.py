@@ -23,7 +23,7 @@ from penstock.tube.storage.record import (
     messages_joined,
     scan,
 )
-from tests.unit.tube.stored import encode_stored
+from tests.unit.tube.stored_messages import encode_stored
 
 MESSAGE_ID = 1_795_249_426_525 << 20
 

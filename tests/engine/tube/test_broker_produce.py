@@ -11,7 +11,7 @@ from penstock.tube.codec.envelope import Request
 from penstock.tube.codec.message import check_sum
 from penstock.tube.codec.methods import METHODS, MethodId, Role
 from penstock.tube.codec.proto import broker_pb2 as pb
-from tests.engine.tube.broker_talk import NOW, Talk, texts
+from tests.engine.tube.broker_harness import NOW, Talk, texts
 
 
 def request(method: int = 13, service: int = 3, payload: bytes = b"", **more: Any) -> Request:

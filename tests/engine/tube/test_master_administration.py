@@ -13,7 +13,7 @@ from penstock.tube.codec.proto import master_pb2 as pb
 from penstock.tube.engine.client.consumer_state import Membership
 from penstock.tube.engine.master.master import MasterEngine
 from penstock.tube.engine.master.settings import BrokerSeen, Removal, TopicDeployment, TopicSetting
-from tests.engine.tube.talk import NOW, ask, broker_beat, join_broker, master
+from tests.engine.tube.master_harness import NOW, ask, broker_beat, join_broker, master
 
 TOKEN = "secret"
 RULES = json.dumps(

@@ -9,7 +9,7 @@ import pytest
 from penstock.tube.codec.envelope import Request
 from penstock.tube.codec.methods import MethodId
 from penstock.tube.codec.proto import broker_pb2 as pb
-from tests.engine.tube.broker_talk import NOW, SESSION_MS, Talk, texts
+from tests.engine.tube.broker_harness import NOW, SESSION_MS, Talk, texts
 
 
 def outcome(answer: Any) -> tuple[bool, int]:

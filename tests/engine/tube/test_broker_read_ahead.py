@@ -6,7 +6,7 @@ import pytest
 
 from penstock.tube.engine.broker.fetch_handler import PendingRead
 from penstock.tube.engine.interfaces import LogRead
-from tests.engine.tube.broker_talk import Talk, texts
+from tests.engine.tube.broker_harness import Talk, texts
 from tests.unit.runtime.recorded_disk import RecordedDisk
 
 MESSAGES = [b"%d|" % n + bytes(8000) for n in range(160)]

@@ -20,7 +20,7 @@ from penstock.tube.engine.master.balance import Event, Group, Member
 from penstock.tube.engine.master.context import SETTLE_MS
 from penstock.tube.engine.master.master import MasterConfig, MasterEngine
 from penstock.tube.engine.master.settings import TopicSetting
-from tests.engine.tube.talk import NOW, ask, broker_beat, join_broker, master
+from tests.engine.tube.master_harness import NOW, ask, broker_beat, join_broker, master
 
 T = TypeVar("T")
 

@@ -18,7 +18,7 @@ from penstock.pipelines.run import lease
 from penstock.pipelines.spec.values import REDRIVE, REDRIVE_STEP
 from penstock.pipelines.state_dir.layout import write_json
 from penstock.pipelines.state_dir.replay import plan_replay
-from tests.unit.pipelines.bookkeeping import Books, letter
+from tests.unit.pipelines.recorded_run import Books, letter
 
 
 @pytest.fixture

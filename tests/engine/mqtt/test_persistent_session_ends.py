@@ -18,7 +18,7 @@ from penstock.mqtt.engine.model.access import UNKNOWN, Rights
 from tests.engine.mqtt.test_access import Gate, User
 
 from .harness import RecordingService
-from .kept import HOUR, KeptBench, back, reader
+from .persistent_harness import HOUR, KeptBench, back, reader
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from penstock.mqtt.codec.properties import Properties
 from penstock.mqtt.engine.model.limits import BrokerLimits, QueueOverflowPolicy
 
 from .harness import RecordingService
-from .kept import HOUR, KeptBench, back, reader
+from .persistent_harness import HOUR, KeptBench, back, reader
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from typing import Any
 from penstock.tube.codec.codes import EXTENSIONS
 from penstock.tube.codec.envelope import Request, decode_response
 from penstock.tube.codec.proto import broker_pb2 as pb
-from tests.engine.tube.broker_talk import NOW, Talk, texts
+from tests.engine.tube.broker_harness import NOW, Talk, texts
 
 
 def ask(talk: Talk, address: object, serial: int = 1, *, timeout: int | None = None, **fields: Any) -> Any:

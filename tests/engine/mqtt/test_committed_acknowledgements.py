@@ -25,7 +25,7 @@ from penstock.mqtt.codec.packets import (
 from penstock.mqtt.codec.properties import Properties
 from penstock.mqtt.engine.model.limits import BrokerLimits
 
-from .kept import HOUR, KeptBench, reader
+from .persistent_harness import HOUR, KeptBench, reader
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from penstock.tube.engine.broker.group_offsets import GroupOffsets
 from penstock.tube.engine.broker.topics import Topics
 from penstock.tube.engine.broker_engine import BrokerEngine
 from penstock.tube.engine.limits import TubeLimits
-from tests.engine.tube.broker_talk import NOW, SESSION_MS, Talk
+from tests.engine.tube.broker_harness import NOW, SESSION_MS, Talk
 
 
 def bounded(talk: Talk, **bounds: Any) -> None:
