@@ -18,7 +18,7 @@ from penstock.runtime.io.files import Durability
 
 from .harness import Bench, Peer, RecordingService
 
-__all__ = ["HOUR", "KeptBench", "back", "reader"]
+__all__ = ["HOUR", "PersistentBench", "back", "reader"]
 
 HOUR = 3600
 
@@ -26,7 +26,7 @@ WALL = 1_000_000
 """Wall clock minus the bench's clock, as its peers say it."""
 
 
-class KeptBench(Bench):
+class PersistentBench(Bench):
     """Commits at every flush; not while ``stalled``, as if the disk took its time."""
 
     def __init__(
@@ -86,14 +86,14 @@ class KeptBench(Bench):
         self._start(*services)
 
 
-def reader(bench: KeptBench, qos: int = 2, client_id: str = "reader", **more: Any) -> None:
+def reader(bench: PersistentBench, qos: int = 2, client_id: str = "reader", **more: Any) -> None:
     """A kept session with a subscription to everything, offline."""
     peer = bench.connect(client_id, expiry=HOUR, **more)
     peer.subscribe(Subscription("#", qos))
     peer.drop()
 
 
-def back(bench: KeptBench, client_id: str = "reader") -> list[Packet]:
+def back(bench: PersistentBench, client_id: str = "reader") -> list[Packet]:
     """The reader connects again; what it is sent."""
     peer = bench.connect(client_id, clean_start=False, expiry=HOUR)
     assert bench.connack.session_present

@@ -10,7 +10,7 @@ from penstock.mqtt.codec.decoder import Decoder, Role
 from penstock.mqtt.codec.packets import ConnAck, Connect, PubAck, Publish, Subscription, Will
 from penstock.mqtt.codec.version311 import encode_311
 from tests.engine.mqtt.harness import Bench, Peer
-from tests.engine.mqtt.persistent_harness import KeptBench
+from tests.engine.mqtt.persistent_harness import PersistentBench
 from tests.engine.mqtt.test_access import Gate
 
 STATE = "$SYS/broker/connection/site-7/state"
@@ -97,7 +97,7 @@ def test_the_state_of_a_bridge_is_retained_and_falls_with_its_will() -> None:
 @pytest.mark.parametrize(("clean", "expected"), [(True, []), (False, [b"0"])])
 def test_no_bridge_is_connected_after_a_crash(tmp_path: Path, *, clean: bool, expected: list[bytes]) -> None:
     """Its state is not kept, since it would be misleading; the will of a session that was kept is published."""
-    bench = KeptBench(tmp_path)
+    bench = PersistentBench(tmp_path)
     bridge(bench, clean=clean)
     bench.crash()
     watcher = bench.connect("w")

@@ -25,15 +25,15 @@ from penstock.mqtt.codec.packets import (
 from penstock.mqtt.codec.properties import Properties
 from penstock.mqtt.engine.model.limits import BrokerLimits
 
-from .persistent_harness import HOUR, KeptBench, reader
+from .persistent_harness import HOUR, PersistentBench, reader
 
 
 @pytest.fixture
-def bench(tmp_path: Path) -> KeptBench:
-    return KeptBench(tmp_path)
+def bench(tmp_path: Path) -> PersistentBench:
+    return PersistentBench(tmp_path)
 
 
-def test_a_puback_waits_for_the_commit_of_what_a_kept_session_gets(bench: KeptBench) -> None:
+def test_a_puback_waits_for_the_commit_of_what_a_kept_session_gets(bench: PersistentBench) -> None:
     reader(bench)
     writer = bench.connect("writer")
     bench.stalled = True
@@ -43,7 +43,7 @@ def test_a_puback_waits_for_the_commit_of_what_a_kept_session_gets(bench: KeptBe
     assert writer.take() == [PubAck(7), PubRec(8)]
 
 
-def test_without_a_kept_taker_nothing_is_recorded_and_nothing_waits(bench: KeptBench) -> None:
+def test_without_a_kept_taker_nothing_is_recorded_and_nothing_waits(bench: PersistentBench) -> None:
     bench.stalled = True
     live = bench.connect("live")
     live.subscribe("#")
@@ -62,7 +62,7 @@ def test_without_a_kept_taker_nothing_is_recorded_and_nothing_waits(bench: KeptB
     assert (bench.journal.waiting, bench.journal.awaited_changes, bench.commits) == (0, 0, 0)
 
 
-def test_packets_behind_an_uncommitted_acknowledgement_wait_on_its_connection_only(bench: KeptBench) -> None:
+def test_packets_behind_an_uncommitted_acknowledgement_wait_on_its_connection_only(bench: PersistentBench) -> None:
     reader(bench)
     writer, other = bench.connect("writer"), bench.connect("other")
     bench.stalled = True
@@ -85,7 +85,9 @@ def test_packets_behind_an_uncommitted_acknowledgement_wait_on_its_connection_on
     ],
     ids=["SUBACK", "UNSUBACK", "PUBACK of a retained message", "PUBCOMP"],
 )
-def test_answers_in_a_kept_session_wait_for_its_commit(bench: KeptBench, request_: Packet, answer: Packet) -> None:
+def test_answers_in_a_persistent_session_wait_for_its_commit(
+    bench: PersistentBench, request_: Packet, answer: Packet
+) -> None:
     peer = bench.connect("c", expiry=HOUR)
     peer.send(Publish("none", b"", 2, packet_id=3))
     assert peer.only() == PubRec(3, 0x10)
@@ -100,7 +102,7 @@ def test_answers_in_a_kept_session_wait_for_its_commit(bench: KeptBench, request
     assert answer in peer.take()
 
 
-def test_connack_of_a_kept_session_waits_and_a_lost_one_was_never_promised(bench: KeptBench) -> None:
+def test_connack_of_a_kept_session_waits_and_a_lost_one_was_never_promised(bench: PersistentBench) -> None:
     bench.stalled = True
     peer = bench.open()
     peer.send(Connect("c", properties=Properties(session_expiry_interval=HOUR)))
@@ -116,7 +118,7 @@ def test_connack_of_a_kept_session_waits_and_a_lost_one_was_never_promised(bench
     assert list(bench.broker.sessions) == ["c"]
 
 
-def test_a_qos_2_message_reaches_a_kept_session_only_with_a_committed_identifier(bench: KeptBench) -> None:
+def test_a_qos_2_message_reaches_a_kept_session_only_with_a_committed_identifier(bench: PersistentBench) -> None:
     peer = bench.connect("reader", expiry=HOUR)
     peer.subscribe(Subscription("#", 2))
     writer = bench.connect("writer")
@@ -134,7 +136,7 @@ def test_a_qos_2_message_reaches_a_kept_session_only_with_a_committed_identifier
     assert peer.take() == [PubRel(publish.packet_id)]
 
 
-def test_a_message_that_was_acknowledged_before_its_commit_is_never_written(bench: KeptBench) -> None:
+def test_a_message_that_was_acknowledged_before_its_commit_is_never_written(bench: PersistentBench) -> None:
     peer = bench.connect("reader", expiry=HOUR)
     peer.subscribe("#")
     writer = bench.connect("writer")
@@ -148,7 +150,7 @@ def test_a_message_that_was_acknowledged_before_its_commit_is_never_written(benc
 
 
 def test_written_behind_only_who_asks_waits(tmp_path: Path) -> None:
-    bench = KeptBench(tmp_path, durable_acknowledgements=False)
+    bench = PersistentBench(tmp_path, durable_acknowledgements=False)
     reader(bench)
     writer = bench.connect("writer")
     bench.stalled = True
@@ -170,7 +172,7 @@ def test_written_behind_only_who_asks_waits(tmp_path: Path) -> None:
     assert {row.client_id: row.awaited for row in bench.found.sessions} == {"reader": False, "asking": True}
 
 
-def test_after_a_failed_commit_nothing_is_acknowledged_and_the_clients_are_told(bench: KeptBench) -> None:
+def test_after_a_failed_commit_nothing_is_acknowledged_and_the_clients_are_told(bench: PersistentBench) -> None:
     reader(bench)
     writer, idle = bench.connect("writer"), bench.connect("idle")
     bench.stalled = True
@@ -196,7 +198,7 @@ def test_after_a_failed_commit_nothing_is_acknowledged_and_the_clients_are_told(
     assert refusal.reason_code == 0x88
 
 
-def test_a_connack_that_waited_when_the_disk_failed_is_no_connack(bench: KeptBench) -> None:
+def test_a_connack_that_waited_when_the_disk_failed_is_no_connack(bench: PersistentBench) -> None:
     bench.stalled = True
     peer = bench.open()
     peer.send(Connect("c", properties=Properties(session_expiry_interval=HOUR)))
@@ -208,7 +210,7 @@ def test_a_connack_that_waited_when_the_disk_failed_is_no_connack(bench: KeptBen
 
 
 def test_output_that_waits_is_bounded(tmp_path: Path) -> None:
-    bench = KeptBench(tmp_path, limits=BrokerLimits(max_output_bytes=10_000))
+    bench = PersistentBench(tmp_path, limits=BrokerLimits(max_output_bytes=10_000))
     peer = bench.connect("reader", expiry=HOUR)
     peer.subscribe(Subscription("#", 2))
     writer = bench.connect("writer")

@@ -9,7 +9,7 @@ import pytest
 from penstock.mqtt.codec.packets import Disconnect, PubAck, Publish, Subscription
 from penstock.mqtt.engine.model.limits import BrokerLimits, QueueOverflowPolicy
 from tests.engine.mqtt.harness import Bench, Peer
-from tests.engine.mqtt.persistent_harness import HOUR, KeptBench
+from tests.engine.mqtt.persistent_harness import HOUR, PersistentBench
 
 POLICIES = [policy for policy in QueueOverflowPolicy if policy is not QueueOverflowPolicy.DISCONNECT]
 
@@ -149,7 +149,7 @@ def test_a_notification_larger_than_the_queue_ends_the_connection() -> None:
 
 
 def test_merged_notifications_leave_a_durable_session_too(tmp_path: Path) -> None:
-    bench = KeptBench(tmp_path, limits=BrokerLimits(max_queued_messages=5))
+    bench = PersistentBench(tmp_path, limits=BrokerLimits(max_queued_messages=5))
     peer = stalled(bench, expiry=HOUR)
     notify(bench, "a=1", "k", "k=2", "k=3", "k", "k=4", "k=5")
     bench.commit()

@@ -7,17 +7,17 @@ from pathlib import Path
 import pytest
 
 from penstock.mqtt.codec.packets import PubAck, Publish, PubRec, Subscription
-from tests.engine.mqtt.persistent_harness import HOUR, KeptBench
+from tests.engine.mqtt.persistent_harness import HOUR, PersistentBench
 
 WHY = "no space"
 
 
 @pytest.fixture
-def bench(tmp_path: Path) -> KeptBench:
-    return KeptBench(tmp_path)
+def bench(tmp_path: Path) -> PersistentBench:
+    return PersistentBench(tmp_path)
 
 
-def test_messages_to_store_are_refused_with_0x97_until_there_is_space(bench: KeptBench) -> None:
+def test_messages_to_store_are_refused_with_0x97_until_there_is_space(bench: PersistentBench) -> None:
     kept, plain = bench.connect("kept", expiry=HOUR), bench.connect("plain")
     kept.subscribe(Subscription("kept/#", 2))
     plain.subscribe(Subscription("#", 2))
@@ -48,7 +48,7 @@ def test_messages_to_store_are_refused_with_0x97_until_there_is_space(bench: Kep
     assert writer.send(Publish("kept/a", b"3", 1, packet_id=7)).only() == PubAck(7)
 
 
-def test_publishes_are_refused_even_after_accepted_ones(bench: KeptBench) -> None:
+def test_publishes_are_refused_even_after_accepted_ones(bench: PersistentBench) -> None:
     kept, writer = bench.connect("kept", expiry=HOUR), bench.connect("writer")
     kept.subscribe(Subscription("#", 1))
     for number in range(1, 6):
@@ -58,7 +58,7 @@ def test_publishes_are_refused_even_after_accepted_ones(bench: KeptBench) -> Non
     assert [ack.reason_code for ack in codes if isinstance(ack, PubAck)] == [0x97] * 3
 
 
-def test_a_shared_subscription_with_a_kept_member_stores(bench: KeptBench) -> None:
+def test_a_shared_subscription_with_a_kept_member_stores(bench: PersistentBench) -> None:
     bench.connect("kept", expiry=HOUR).subscribe(Subscription("$share/g/#", 1))
     bench.connect("plain").subscribe(Subscription("$share/g/#", 1))
     bench.broker.refuse_stored(WHY)
@@ -67,7 +67,7 @@ def test_a_shared_subscription_with_a_kept_member_stores(bench: KeptBench) -> No
     assert ack.reason_code == 0x97
 
 
-def test_mqtt_311_has_no_code_so_its_publisher_is_disconnected_and_keeps_the_message(bench: KeptBench) -> None:
+def test_mqtt_311_has_no_code_so_its_publisher_is_disconnected_and_keeps_the_message(bench: PersistentBench) -> None:
     bench.connect("kept", expiry=HOUR).subscribe(Subscription("#", 1))
     bench.broker.refuse_stored(WHY)
     writer = bench.connect("writer", version=4)

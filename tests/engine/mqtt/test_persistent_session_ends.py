@@ -18,15 +18,15 @@ from penstock.mqtt.engine.model.access import UNKNOWN, Rights
 from tests.engine.mqtt.test_access import Gate, User
 
 from .harness import RecordingService
-from .persistent_harness import HOUR, KeptBench, back, reader
+from .persistent_harness import HOUR, PersistentBench, back, reader
 
 
 @pytest.fixture
-def bench(tmp_path: Path) -> KeptBench:
-    return KeptBench(tmp_path)
+def bench(tmp_path: Path) -> PersistentBench:
+    return PersistentBench(tmp_path)
 
 
-def test_sessions_that_expired_meanwhile_are_gone_and_others_go_on_counting(bench: KeptBench) -> None:
+def test_sessions_that_expired_meanwhile_are_gone_and_others_go_on_counting(bench: PersistentBench) -> None:
     for client_id, expiry in (("short", 10), ("long", 100), ("for ever", 0xFFFFFFFF)):
         bench.connect(client_id, expiry=expiry).drop()
     connected = bench.connect("connected", expiry=10)
@@ -48,7 +48,7 @@ def test_sessions_that_expired_meanwhile_are_gone_and_others_go_on_counting(benc
     assert [row.client_id for row in bench.found.sessions] == ["for ever"]
 
 
-def test_a_clean_start_ends_the_stored_session_before_it_is_accepted(bench: KeptBench) -> None:
+def test_a_clean_start_ends_the_stored_session_before_it_is_accepted(bench: PersistentBench) -> None:
     reader(bench)
     bench.connect("writer").send(Publish("t", b"old", 1, packet_id=1))
     bench.flush()
@@ -57,7 +57,7 @@ def test_a_clean_start_ends_the_stored_session_before_it_is_accepted(bench: Kept
     assert bench.found[:5] == ([], [], [], [], [])
 
 
-def test_a_session_that_gives_up_its_expiry_is_forgotten_at_once(bench: KeptBench) -> None:
+def test_a_session_that_gives_up_its_expiry_is_forgotten_at_once(bench: PersistentBench) -> None:
     reader(bench)
     bench.connect("writer").send(Publish("t", b"x", 1, packet_id=1))
     bench.flush()
@@ -70,7 +70,7 @@ def test_a_session_that_gives_up_its_expiry_is_forgotten_at_once(bench: KeptBenc
     assert bench.found[:5] == ([], [], [], [], [])
 
 
-def will_at(bench: KeptBench, delay: int, end: Callable[[], None]) -> list[str]:
+def will_at(bench: PersistentBench, delay: int, end: Callable[[], None]) -> list[str]:
     """Who sees the will of a client with ``delay``, from before the end to after."""
     reader(bench, client_id="heir")
     properties = Properties(will_delay_interval=delay)
@@ -82,7 +82,7 @@ def will_at(bench: KeptBench, delay: int, end: Callable[[], None]) -> list[str]:
 
 @pytest.mark.parametrize(("delay", "down_ms", "seen"), [(0, 0, ["will"]), (60, 10_000, []), (60, 70_000, [])])
 def test_a_will_of_a_client_that_was_connected_counts_from_the_start(
-    bench: KeptBench, delay: int, down_ms: int, seen: list[str]
+    bench: PersistentBench, delay: int, down_ms: int, seen: list[str]
 ) -> None:
     assert will_at(bench, delay, lambda: bench.crash(down_ms=down_ms)) == seen
     bench.advance(61_000)
@@ -90,7 +90,7 @@ def test_a_will_of_a_client_that_was_connected_counts_from_the_start(
     assert [p.topic for p in peer.publishes()] == ["will"]
 
 
-def test_a_will_whose_delay_passed_during_the_downtime_is_published_on_start(bench: KeptBench) -> None:
+def test_a_will_whose_delay_passed_during_the_downtime_is_published_on_start(bench: PersistentBench) -> None:
     def end() -> None:
         connection = bench.broker.sessions["mortal"].connection
         assert connection is not None
@@ -104,7 +104,7 @@ def test_a_will_whose_delay_passed_during_the_downtime_is_published_on_start(ben
 
 
 def test_the_will_of_a_client_that_did_not_come_back_is_of_an_unknown_one(tmp_path: Path) -> None:
-    bench = KeptBench(tmp_path / "mqtt", RecordingService("will"))
+    bench = PersistentBench(tmp_path / "mqtt", RecordingService("will"))
     for name in ("away", "back"):
         bench.connect(name, expiry=60, will=Will("will", name.encode(), 1))
     after = RecordingService("will")
@@ -115,7 +115,7 @@ def test_the_will_of_a_client_that_did_not_come_back_is_of_an_unknown_one(tmp_pa
 
 
 def test_wills_from_before_the_start_are_checked_by_the_policy_of_now(tmp_path: Path) -> None:
-    bench = KeptBench(tmp_path / "mqtt")
+    bench = PersistentBench(tmp_path / "mqtt")
     for name in ("gone", "allowed", "forbidden"):
         bench.connect(name, expiry=60, will=Will(f"will/{name}", b"", 1))
     bench.connect("watcher", expiry=HOUR).subscribe(Subscription("will/#", 1))
@@ -140,7 +140,7 @@ def test_wills_from_before_the_start_are_checked_by_the_policy_of_now(tmp_path: 
 
 def test_wills_without_delay_are_published_when_the_node_ends(tmp_path: Path) -> None:
     rule = RecordingService("will/#")
-    bench = KeptBench(tmp_path, rule)
+    bench = PersistentBench(tmp_path, rule)
     bench.connect("plain", will=Will("will/plain", b""))
     bench.connect("later", expiry=HOUR, will=Will("will/later", b"", properties=Properties(will_delay_interval=5)))
     bench.connect("now", expiry=HOUR, will=Will("will/now", b""))

@@ -19,15 +19,15 @@ from penstock.mqtt.codec.properties import Properties
 from penstock.mqtt.engine.model.limits import BrokerLimits, QueueOverflowPolicy
 
 from .harness import RecordingService
-from .persistent_harness import HOUR, KeptBench, back, reader
+from .persistent_harness import HOUR, PersistentBench, back, reader
 
 
 @pytest.fixture
-def bench(tmp_path: Path) -> KeptBench:
-    return KeptBench(tmp_path)
+def bench(tmp_path: Path) -> PersistentBench:
+    return PersistentBench(tmp_path)
 
 
-def test_acknowledged_messages_are_delivered_after_a_crash(bench: KeptBench) -> None:
+def test_acknowledged_messages_are_delivered_after_a_crash(bench: PersistentBench) -> None:
     reader(bench)
     writer = bench.connect("writer")
     for n in range(3):
@@ -42,7 +42,7 @@ def test_acknowledged_messages_are_delivered_after_a_crash(bench: KeptBench) -> 
     ]
 
 
-def test_an_unacknowledged_publish_is_stored_completely_or_not_at_all(bench: KeptBench) -> None:
+def test_an_unacknowledged_publish_is_stored_completely_or_not_at_all(bench: PersistentBench) -> None:
     reader(bench)
     writer = bench.connect("writer", expiry=HOUR)
     bench.stalled = True
@@ -55,7 +55,7 @@ def test_an_unacknowledged_publish_is_stored_completely_or_not_at_all(bench: Kep
     assert len(back(bench)) == 1
 
 
-def test_sent_messages_come_again_with_dup_their_identifier_and_their_order(bench: KeptBench) -> None:
+def test_sent_messages_come_again_with_dup_their_identifier_and_their_order(bench: PersistentBench) -> None:
     peer = bench.connect("reader", expiry=HOUR, receive_maximum=3)
     peer.subscribe(Subscription("#", 2))
     writer = bench.connect("writer")
@@ -72,7 +72,7 @@ def test_sent_messages_come_again_with_dup_their_identifier_and_their_order(benc
     assert {p.payload: p.packet_id for p in got[:3]} == {text: sent[text] for text in (b"1", b"2", b"3")}
 
 
-def test_a_released_message_never_comes_again(bench: KeptBench) -> None:
+def test_a_released_message_never_comes_again(bench: PersistentBench) -> None:
     peer = bench.connect("reader", expiry=HOUR)
     peer.subscribe(Subscription("#", 2))
     bench.connect("writer").send(Publish("t", b"x", 2, packet_id=1))
@@ -91,7 +91,7 @@ def test_a_released_message_never_comes_again(bench: KeptBench) -> None:
     assert bench.found.progress == []
 
 
-def test_a_qos_2_message_of_the_client_is_taken_once_over_a_crash(bench: KeptBench) -> None:
+def test_a_qos_2_message_of_the_client_is_taken_once_over_a_crash(bench: PersistentBench) -> None:
     reader(bench)
     writer = bench.connect("writer", expiry=HOUR)
     writer.send(Publish("t", b"x", 2, packet_id=9))
@@ -111,7 +111,7 @@ def test_a_qos_2_message_of_the_client_is_taken_once_over_a_crash(bench: KeptBen
 
 def test_between_subscribers_and_services_a_crash_makes_services_alone_get_it_again(tmp_path: Path) -> None:
     service = RecordingService("rule/#")
-    bench = KeptBench(tmp_path, service)
+    bench = PersistentBench(tmp_path, service)
     reader(bench)
     writer = bench.connect("writer", expiry=HOUR)
     writer.send(Publish("rule/t", b"x", 2, packet_id=9))
@@ -136,7 +136,7 @@ def test_between_subscribers_and_services_a_crash_makes_services_alone_get_it_ag
 
 def test_a_refused_qos_2_message_leaves_no_identifier(tmp_path: Path) -> None:
     service = RecordingService("rule/#")
-    bench = KeptBench(tmp_path, service)
+    bench = PersistentBench(tmp_path, service)
     writer = bench.connect("writer", expiry=HOUR)
     writer.send(Publish("rule/t", b"x", 2, packet_id=9))
     service.taken[0].settle(0x97, "full")
@@ -147,7 +147,7 @@ def test_a_refused_qos_2_message_leaves_no_identifier(tmp_path: Path) -> None:
     assert bench.found.incoming == []
 
 
-def test_subscriptions_come_back_with_their_options(bench: KeptBench) -> None:
+def test_subscriptions_come_back_with_their_options(bench: PersistentBench) -> None:
     peer = bench.connect("c", expiry=HOUR)
     peer.subscribe(Subscription("a/+", 1, retain_as_published=True), Subscription("b", 0, no_local=True), identifier=77)
     peer.subscribe(Subscription("gone", 1))
@@ -163,7 +163,7 @@ def test_subscriptions_come_back_with_their_options(bench: KeptBench) -> None:
     assert ack == PubAck(1)
 
 
-def test_retained_messages_come_back_and_deleted_ones_do_not(bench: KeptBench) -> None:
+def test_retained_messages_come_back_and_deleted_ones_do_not(bench: PersistentBench) -> None:
     writer = bench.connect("writer")
     for topic, payload in (("a", b"1"), ("b", b"2"), ("a", b"3"), ("c", b"4"), ("b", b"")):
         writer.send(Publish(topic, payload, 0, retain=True))
@@ -186,7 +186,7 @@ def test_retained_messages_come_back_and_deleted_ones_do_not(bench: KeptBench) -
     assert len(bench.found.retained) == 2
 
 
-def test_message_expiry_runs_on_while_the_broker_is_down(bench: KeptBench) -> None:
+def test_message_expiry_runs_on_while_the_broker_is_down(bench: PersistentBench) -> None:
     reader(bench)
     writer = bench.connect("writer")
     for n, seconds in enumerate((5, 60), start=1):
@@ -203,7 +203,7 @@ def test_message_expiry_runs_on_while_the_broker_is_down(bench: KeptBench) -> No
     assert [row.message.payload for row in bench.found.deliveries] == [b"2"]
 
 
-def test_a_message_for_many_is_stored_once(bench: KeptBench) -> None:
+def test_a_message_for_many_is_stored_once(bench: PersistentBench) -> None:
     for n in range(5):
         reader(bench, client_id=f"r{n}")
     bench.connect("writer").send(Publish("t", b"x" * 50_000, 1, packet_id=1))
@@ -222,7 +222,7 @@ def test_a_message_for_many_is_stored_once(bench: KeptBench) -> None:
 
 def test_messages_dropped_from_a_full_queue_are_dropped_on_disk(tmp_path: Path) -> None:
     limits = BrokerLimits(max_queued_messages=2, queue_overflow=QueueOverflowPolicy.DROP_OLDEST)
-    bench = KeptBench(tmp_path, limits=limits)
+    bench = PersistentBench(tmp_path, limits=limits)
     reader(bench)
     writer = bench.connect("writer")
     for n in range(4):
@@ -232,7 +232,7 @@ def test_messages_dropped_from_a_full_queue_are_dropped_on_disk(tmp_path: Path) 
     assert [p.payload for p in back(bench) if isinstance(p, Publish)] == [b"2", b"3"]
 
 
-def test_shared_subscriptions_keep_their_group_over_a_restart(bench: KeptBench) -> None:
+def test_shared_subscriptions_keep_their_group_over_a_restart(bench: PersistentBench) -> None:
     first = bench.connect("first", expiry=HOUR)
     first.subscribe("$share/g/t")
     first.drop()

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.cli import mqtt
-from penstock.cli import record_reader as arriving
+from penstock.cli import mqtt, record_reader
 from penstock.cli.mqtt import _report_outages
 from penstock.errors import UnavailableError
 from penstock.mqtt.client import MqttClient
@@ -124,7 +123,7 @@ def test_a_line_is_published_when_it_comes(penstock: Command, broker: Broker, mo
 
     with os.fdopen(ours, "rb") as pipe, ThreadPoolExecutor(1) as pool:
         writing = pool.submit(write)
-        monkeypatch.setattr(mqtt, "chunks", lambda _: arriving.chunks(pipe))
+        monkeypatch.setattr(mqtt, "chunks", lambda _: record_reader.chunks(pipe))
         assert penstock("mqtt", "pub", "in/6", "--lines", "--broker", broker.url).status == 0
         writing.result()
     assert [message.payload for message in broker.got] == [b"one", b"two"]

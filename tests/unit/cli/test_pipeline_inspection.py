@@ -18,20 +18,20 @@ from penstock.pipelines.run import lease
 from penstock.pipelines.spec.values import REDRIVE, REDRIVE_STEP
 from penstock.pipelines.state_dir.layout import write_json
 from penstock.pipelines.state_dir.replay import plan_replay
-from tests.unit.pipelines.recorded_run import Books, letter
+from tests.unit.pipelines.recorded_run import RecordedRun, letter
 
 
 @pytest.fixture
-def books(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Books:
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RecordedRun:
     monkeypatch.setattr(reconcile, "source_count", lambda *_: lambda *_: 10)
-    return Books(tmp_path)
+    return RecordedRun(tmp_path)
 
 
 def lines(capsys: pytest.CaptureFixture[str]) -> list[dict[str, object]]:
     return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 
 
-def test_status(books: Books, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_status(run: RecordedRun, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[str, str]] = []
 
     def holder(broker: str, pipeline: str, _timeout_s: float) -> lease.Holder:
@@ -43,7 +43,7 @@ def test_status(books: Books, capsys: pytest.CaptureFixture[str], monkeypatch: p
         return lease.Holder("abc", 5_000, record)
 
     monkeypatch.setattr(lease, "lease_holder", holder)
-    assert main(["pipeline", "status", str(books.file), "--state-dir", str(books.state), "--json"]) == 0
+    assert main(["pipeline", "status", str(run.file), "--state-dir", str(run.state), "--json"]) == 0
     (line,) = lines(capsys)
     record = line.pop("record")
     assert datetime.fromisoformat(str(line.pop("time"))).utcoffset() is not None
@@ -70,10 +70,10 @@ def test_status(books: Books, capsys: pytest.CaptureFixture[str], monkeypatch: p
             "run": "abc",
         }
     ]
-    assert asked == [(books.pipeline.statestore.broker, books.pipeline.name)]
-    assert main(["pipeline", "status", str(books.file), "--state-dir", str(books.state)]) == 0
+    assert asked == [(run.pipeline.statestore.broker, run.pipeline.name)]
+    assert main(["pipeline", "status", str(run.file), "--state-dir", str(run.state)]) == 0
     assert "whether a run holds the lease is unknown: nobody answers" in capsys.readouterr().err
-    assert main(["pipeline", "status", str(books.file), "--state-dir", str(books.state)]) == 0
+    assert main(["pipeline", "status", str(run.file), "--state-dir", str(run.state)]) == 0
     printed = capsys.readouterr()
     held_by = "run abc (host edge-7, process 42, since 2024-05-01T00:00:00Z)"
     assert f"{held_by} holds the lease, 5.0 s unless it renews it" in printed.err
@@ -81,10 +81,10 @@ def test_status(books: Books, capsys: pytest.CaptureFixture[str], monkeypatch: p
 
 
 def test_status_is_watched_until_an_interrupt(
-    books: Books, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, pauses: list[float]
+    run: RecordedRun, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, pauses: list[float]
 ) -> None:
     monkeypatch.setattr(lease, "lease_holder", lambda *_: lease.Holder(None, None))
-    command = ["pipeline", "status", str(books.file), "--state-dir", str(books.state), "--watch", "5"]
+    command = ["pipeline", "status", str(run.file), "--state-dir", str(run.state), "--watch", "5"]
     assert main(command) == 0
     printed = capsys.readouterr()
     assert pauses == [5, 5]
@@ -96,10 +96,10 @@ def test_status_is_watched_until_an_interrupt(
 
 
 def test_status_of_a_run_that_has_ended(
-    books: Books, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    run: RecordedRun, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     record = lease.RunRecord("abc", "edge-7", 42, since="2024-05-01T00:00:00Z", at="2024-05-01T01:00:00Z")
-    command = ["pipeline", "status", str(books.file), "--state-dir", str(books.state)]
+    command = ["pipeline", "status", str(run.file), "--state-dir", str(run.state)]
     for changed, words in [
         (record, "run abc on edge-7: ended without a record, last seen 2024-05-01T01:00:00Z"),
         (replace(record, state="failed", why="no"), "run abc on edge-7: failed 2024-05-01T01:00:00Z: no"),
@@ -107,19 +107,19 @@ def test_status_of_a_run_that_has_ended(
         monkeypatch.setattr(lease, "lease_holder", lambda *_, r=changed: lease.Holder(None, None, r))
         assert main(command) == 0
         assert words in capsys.readouterr().err
-    assert main([*command[:-1], str(books.root / "elsewhere")]) == 0
-    assert f"{books.root / 'elsewhere'} contains no ledger" in capsys.readouterr().err
+    assert main([*command[:-1], str(run.root / "elsewhere")]) == 0
+    assert f"{run.root / 'elsewhere'} contains no ledger" in capsys.readouterr().err
 
 
-def test_books_of_another_pipeline_are_not_shown(books: Books, capsys: pytest.CaptureFixture[str]) -> None:
-    write_json(books.state / "pipeline.json", {"pipeline": "another"})
+def test_state_of_another_pipeline_is_not_shown(run: RecordedRun, capsys: pytest.CaptureFixture[str]) -> None:
+    write_json(run.state / "pipeline.json", {"pipeline": "another"})
     for command in ("status", "reconcile", "run"):
-        assert main(["pipeline", command, str(books.file), "--state-dir", str(books.state)]) == 2
+        assert main(["pipeline", command, str(run.file), "--state-dir", str(run.state)]) == 2
         assert "is the state directory of the pipeline 'another'" in capsys.readouterr().err
 
 
 def test_status_of_a_replay(
-    books: Books, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    run: RecordedRun, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[str] = []
 
@@ -129,33 +129,33 @@ def test_status_of_a_replay(
 
     monkeypatch.setattr(lease, "lease_holder", holder)
     into = tmp_path / "replay"
-    planned = plan_replay(books.pipeline, into, None, None, live=False)
-    Ledger(planned.state / "ledger").write(replace(books.entries[0], read=5, out=3))
-    command = ["pipeline", "status", str(books.file), "--into", str(into), "--json"]
+    planned = plan_replay(run.pipeline, into, None, None, live=False)
+    Ledger(planned.state / "ledger").write(replace(run.entries[0], read=5, out=3))
+    command = ["pipeline", "status", str(run.file), "--into", str(into), "--json"]
     assert main(command) == 0
     assert [(line["read"], line["lease"]) for line in lines(capsys)] == [(5, "free")]
     assert asked == [planned.lease]
-    assert main([*command, "--state-dir", str(books.state)]) == 2
+    assert main([*command, "--state-dir", str(run.state)]) == 2
     assert "--state-dir and --into" in capsys.readouterr().err
     assert main([*command[:-2], str(tmp_path / "none")]) == 2
     assert "contains no replay" in capsys.readouterr().err
 
 
-def test_dead_letters_of_a_replay(books: Books, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_dead_letters_of_a_replay(run: RecordedRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     into = tmp_path / "replay"
-    plan_replay(books.pipeline, into, None, None, live=False)
-    shutil.copytree(books.root / "dead", into / "dead_letters")
-    shutil.rmtree(books.root / "dead")
+    plan_replay(run.pipeline, into, None, None, live=False)
+    shutil.copytree(run.root / "dead", into / "dead_letters")
+    shutil.rmtree(run.root / "dead")
     for command, count in (("list", 1), ("show", 2)):
-        assert main(["pipeline", "dead-letter", command, str(books.file), "--into", str(into), "--json"]) == 0
+        assert main(["pipeline", "dead-letter", command, str(run.file), "--into", str(into), "--json"]) == 0
         assert len(lines(capsys)) == count
-        assert main(["pipeline", "dead-letter", command, str(books.file), "--json"]) == 0
+        assert main(["pipeline", "dead-letter", command, str(run.file), "--json"]) == 0
         assert lines(capsys) == []
-    assert main(["pipeline", "dead-letter", "show", str(books.file), "--into", str(tmp_path / "none")]) == 2
+    assert main(["pipeline", "dead-letter", "show", str(run.file), "--into", str(tmp_path / "none")]) == 2
 
 
 def test_a_replay_is_stopped_under_its_own_lease(
-    books: Books, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    run: RecordedRun, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[tuple[str, str]] = []
 
@@ -164,21 +164,21 @@ def test_a_replay_is_stopped_under_its_own_lease(
         return lease.Stopped("abc", clean=True)
 
     monkeypatch.setattr(lease, "stop_run", stop)
-    planned = plan_replay(books.pipeline, tmp_path / "replay", None, None, live=False)
-    assert main(["pipeline", "stop", str(books.file), "--into", str(tmp_path / "replay")]) == 0
-    assert asked == [(books.pipeline.statestore.broker, planned.lease)]
+    planned = plan_replay(run.pipeline, tmp_path / "replay", None, None, live=False)
+    assert main(["pipeline", "stop", str(run.file), "--into", str(tmp_path / "replay")]) == 0
+    assert asked == [(run.pipeline.statestore.broker, planned.lease)]
     assert capsys.readouterr().out == f"pipeline {planned.lease}: run abc has stopped\n"
     # Neither a name, which says nothing of a replay, nor a directory without one.
-    assert main(["pipeline", "stop", books.pipeline.name, "--into", str(tmp_path / "replay")]) == 2
-    assert main(["pipeline", "stop", str(books.file), "--into", str(tmp_path / "none")]) == 2
+    assert main(["pipeline", "stop", run.pipeline.name, "--into", str(tmp_path / "replay")]) == 2
+    assert main(["pipeline", "stop", str(run.file), "--into", str(tmp_path / "none")]) == 2
     assert len(asked) == 1
 
 
-def test_reconcile(books: Books, capsys: pytest.CaptureFixture[str]) -> None:
-    command = ["pipeline", "reconcile", str(books.file), "--state-dir", str(books.state)]
+def test_reconcile(run: RecordedRun, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["pipeline", "reconcile", str(run.file), "--state-dir", str(run.state)]
     assert main(command) == 0
     assert capsys.readouterr().out == "rows: ok: 2 batches, 10 read, 7 out, 2 dead, 1 duplicates\n"
-    books.change(1, out=2)
+    run.change(1, out=2)
     assert main(command) == 1
     assert "rows: off" in capsys.readouterr().out
     assert main([*command, "--json"]) == 1
@@ -187,37 +187,39 @@ def test_reconcile(books: Books, capsys: pytest.CaptureFixture[str]) -> None:
     assert line["off"]
 
 
-def test_dead_letters_are_listed_and_shown(books: Books, capsys: pytest.CaptureFixture[str]) -> None:
-    write_json(books.root / "dead" / "_redriven" / "1.json", {"places": [("t", 1, 0, 0)]})
-    assert main(["pipeline", "dead-letter", "list", str(books.file), "--json"]) == 0
+def test_dead_letters_are_listed_and_shown(run: RecordedRun, capsys: pytest.CaptureFixture[str]) -> None:
+    write_json(run.root / "dead" / "_redriven" / "1.json", {"places": [("t", 1, 0, 0)]})
+    assert main(["pipeline", "dead-letter", "list", str(run.file), "--json"]) == 0
     listed = {"step": "parsed", "code": "parse.not_json", "reason": "not JSON", "letters": 2, "sent_again": 1}
     assert lines(capsys) == [listed]
-    assert main(["pipeline", "dead-letter", "show", str(books.file), "--id", "id-1", "--json"]) == 0
+    assert main(["pipeline", "dead-letter", "show", str(run.file), "--id", "id-1", "--json"]) == 0
     (line,) = lines(capsys)
     assert (line["id"], line["key"], line["value"], line["place"]) == ("id-1", "k", "{1", "t 1:0@28")
-    assert main(["pipeline", "dead-letter", "show", str(books.file), "-n", "1"]) == 0
+    assert main(["pipeline", "dead-letter", "show", str(run.file), "-n", "1"]) == 0
     printed = capsys.readouterr()
     assert "id-0: parsed: not JSON (parse.not_json) (sent again)\n  t 1:0@0, 2024-05-01 00:00:00 UTC\n" in printed.out
     assert "site: \\xff" in printed.out
     assert "1 more" in printed.err
 
 
-def test_a_dry_run_of_redrive_sends_nothing(books: Books, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["pipeline", "dead-letter", "redrive", str(books.file), "--dry-run"]) == 0
+def test_a_dry_run_of_redrive_sends_nothing(run: RecordedRun, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["pipeline", "dead-letter", "redrive", str(run.file), "--dry-run"]) == 0
     assert capsys.readouterr().out == "2 letters would be sent again\n"
-    assert main(["pipeline", "dead-letter", "redrive", str(books.file), "--dry-run", "--id", "id-1"]) == 0
+    assert main(["pipeline", "dead-letter", "redrive", str(run.file), "--dry-run", "--id", "id-1"]) == 0
     assert capsys.readouterr().out == "1 letter would be sent again\n"
     assert (
-        main(["pipeline", "dead-letter", "redrive", str(books.file), "--dry-run", "--step", "sink:rows", "--json"]) == 0
+        main(["pipeline", "dead-letter", "redrive", str(run.file), "--dry-run", "--step", "sink:rows", "--json"]) == 0
     )
     assert lines(capsys) == [{"chosen": 0, "sent": 0}]
 
 
 @pytest.mark.parametrize("command", ["redrive", "show"])
-def test_an_id_that_no_letter_has_is_an_error(books: Books, command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["pipeline", "dead-letter", command, str(books.file), "--id", "id-7"]) == 2
+def test_an_id_that_no_letter_has_is_an_error(
+    run: RecordedRun, command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["pipeline", "dead-letter", command, str(run.file), "--id", "id-7"]) == 2
     assert "no dead letter has the id 'id-7'" in capsys.readouterr().err
-    assert main(["pipeline", "dead-letter", command, str(books.file), "--step", "prased"]) == 2
+    assert main(["pipeline", "dead-letter", command, str(run.file), "--step", "prased"]) == 2
     error = capsys.readouterr().err
     assert "no dead letter has the step 'prased'" in error
     assert "did you mean 'parsed'?" in error
@@ -225,20 +227,31 @@ def test_an_id_that_no_letter_has_is_an_error(books: Books, command: str, capsys
 
 @pytest.mark.parametrize(("content", "place"), [("lines", "t, byte 28"), ("parquet", "t, row 28")])
 def test_a_letter_of_a_file_is_told_by_its_place_there(
-    books: Books, content: str, place: str, capsys: pytest.CaptureFixture[str]
+    run: RecordedRun, content: str, place: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source = f"{{format: files, path: in, content: {content}}}"
-    books.file.write_text(books.file.read_text().replace("{topics: [t]}", source))
-    assert main(["pipeline", "dead-letter", "show", str(books.file), "--id", "id-1"]) == 0
+    run.file.write_text(run.file.read_text().replace("{topics: [t]}", source))
+    assert main(["pipeline", "dead-letter", "show", str(run.file), "--id", "id-1"]) == 0
     assert f"  {place}, 2024" in capsys.readouterr().out
 
 
-def test_a_letter_of_a_file_goes_into_the_inbox_of_its_source(books: Books, capsys: pytest.CaptureFixture[str]) -> None:
-    books.file.write_text(books.file.read_text().replace("{topics: [t]}", "{format: files, path: in}"))
-    command = ["pipeline", "dead-letter", "redrive", str(books.file), "--state-dir", str(books.state), "--id", "id-1"]
+def test_a_letter_of_a_file_goes_into_the_inbox_of_its_source(
+    run: RecordedRun, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run.file.write_text(run.file.read_text().replace("{topics: [t]}", "{format: files, path: in}"))
+    command = [
+        "pipeline",
+        "dead-letter",
+        "redrive",
+        str(run.file),
+        "--state-dir",
+        str(run.state),
+        "--id",
+        "id-1",
+    ]
     assert main(command) == 0
     assert capsys.readouterr().out == "1 letter sent again\n"
-    (path,) = (books.state / "inbox" / "source").glob("*.jsonl")
+    (path,) = (run.state / "inbox" / "source").glob("*.jsonl")
     (line,) = [json.loads(text) for text in path.read_text().splitlines()]
     assert base64.b64decode(line["value"]) == b"{1"
     headers = {name: base64.b64decode(value) for name, value in line["headers"]}
@@ -249,16 +262,24 @@ def test_a_letter_of_a_file_goes_into_the_inbox_of_its_source(books: Books, caps
     assert "1 letter sent again before: --repeat sends it once more" in said.err
 
 
-def test_windows_are_shown_and_kept_back(books: Books, capsys: pytest.CaptureFixture[str]) -> None:
-    text = books.file.read_text()
+def test_windows_are_shown_and_kept_back(run: RecordedRun, capsys: pytest.CaptureFixture[str]) -> None:
+    text = run.file.read_text()
     window = "  - {name: hours, window: {time: x, duration: 1 hour, watermark: 1 hour, aggregates: {n: count(*)}}}\n"
     text = text.replace("sinks:\n", f"{window}sinks:\n").replace("rows\n    table", "rows\n    from: parsed\n    table")
-    books.file.write_text(text + "  - {name: panel, mqtt: {topic: panel}}\n")
+    run.file.write_text(text + "  - {name: panel, mqtt: {topic: panel}}\n")
     window_row = letter(9, step="sink:panel", source="hours", topic="hours", value=b'{"n":2}', headers=None)
-    books.commit("dead", 2, [window_row])
-    assert main(["pipeline", "dead-letter", "show", str(books.file), "--step", "sink:panel"]) == 0
+    run.commit("dead", 2, [window_row])
+    assert main(["pipeline", "dead-letter", "show", str(run.file), "--step", "sink:panel"]) == 0
     assert "window of hours, 2024-05-01 00:00:00 UTC" in capsys.readouterr().out
-    redrive = ["pipeline", "dead-letter", "redrive", str(books.file), "--state-dir", str(books.state), "--dry-run"]
+    redrive = [
+        "pipeline",
+        "dead-letter",
+        "redrive",
+        str(run.file),
+        "--state-dir",
+        str(run.state),
+        "--dry-run",
+    ]
     assert main(redrive) == 0
     printed = capsys.readouterr()
     assert printed.out == "2 letters would be sent again\n"

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.cli import record_reader as arriving
+from penstock.cli import record_reader
 from penstock.cli.record_reader import LENGTH, Lengths, Lines, Splitter, chunks
 from penstock.errors import LocalProtocolError
 
@@ -55,7 +55,7 @@ def test_lengths_wherever_they_are_cut(values: list[bytes], places: list[int]) -
 def test_a_broken_stream(
     monkeypatch: pytest.MonkeyPatch, splitter: Callable[[], Splitter], data: bytes, message: str
 ) -> None:
-    monkeypatch.setattr(arriving, "LARGEST", 100)
+    monkeypatch.setattr(record_reader, "LARGEST", 100)
     cutting = splitter()
     records = itertools.chain(cutting.feed(data), cutting.finish())
     assert next(records) == b"a", "what stands before it is given out"
@@ -66,17 +66,17 @@ def test_a_broken_stream(
 async def test_a_pipe_gives_what_it_has_and_keeps_nobody_waiting() -> None:
     ours, theirs = os.pipe()
     with os.fdopen(ours, "rb") as pipe:
-        arriving_now = chunks(pipe)
+        stream = chunks(pipe)
         os.write(theirs, b"one")
-        assert await anext(arriving_now) == b"one"
-        next_one = asyncio.ensure_future(anext(arriving_now))
+        assert await anext(stream) == b"one"
+        next_one = asyncio.ensure_future(anext(stream))
         await asyncio.sleep(0)
         assert not next_one.done(), "the loop goes on"
         os.write(theirs, b"two")
         assert await next_one == b"two"
         os.close(theirs)
         with pytest.raises(StopAsyncIteration):
-            await anext(arriving_now)
+            await anext(stream)
 
 
 async def test_a_stream_without_a_descriptor_and_one_that_fails() -> None:

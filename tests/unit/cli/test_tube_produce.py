@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Self
 
 import pytest
 
-from penstock.cli import record_reader as arriving
+from penstock.cli import record_reader
 from penstock.cli.tube import produce as tube_produce
 from penstock.errors import RefusedError
 from penstock.tube import producer
@@ -200,7 +200,7 @@ def test_a_record_that_fails_ends_it_while_the_input_is_silent(
     ours, theirs = os.pipe()
     with os.fdopen(ours, "rb") as pipe:
         os.write(theirs, b"a\n")
-        monkeypatch.setattr(tube_produce, "chunks", lambda _: arriving.chunks(pipe))
+        monkeypatch.setattr(tube_produce, "chunks", lambda _: record_reader.chunks(pipe))
         done = penstock("tube", "produce", "water", stdin=b"")
         os.close(theirs)
         for thread in threading.enumerate():

@@ -4,20 +4,20 @@ from collections.abc import Iterator
 
 import pytest
 
-from penstock.cli import options as watching
+from penstock.cli import options
 from penstock.errors import ConfigError, UnavailableError
 
 
 def test_without_a_pace_it_looks_once_and_what_fails_is_raised() -> None:
     shown: list[int] = []
-    watching.repeat(lambda: 1, shown.append, None, as_json=False)
+    options.repeat(lambda: 1, shown.append, None, as_json=False)
     assert shown == [1]
 
     def look() -> int:
         raise UnavailableError("away")
 
     with pytest.raises(UnavailableError):
-        watching.repeat(look, shown.append, None, as_json=False)
+        options.repeat(look, shown.append, None, as_json=False)
 
 
 def test_temporary_errors_are_printed_and_permanent_errors_end_the_loop(
@@ -35,7 +35,7 @@ def test_temporary_errors_are_printed_and_permanent_errors_end_the_loop(
 
     shown: list[int] = []
     with pytest.raises(ConfigError):
-        watching.repeat(look, shown.append, 3.0, as_json=True)
+        options.repeat(look, shown.append, 3.0, as_json=True)
     printed = capsys.readouterr()
     assert (shown, pauses, printed.out) == ([2], [3.0, 3.0], "")
     assert printed.err == "penstock: away\n  do:  wait\n"

@@ -15,7 +15,7 @@ from penstock.pipelines.spec.pipeline import Pipeline
 from penstock.pipelines.state_dir.layout import write_json
 from tests.unit.pipelines.files import parse
 
-__all__ = ["Books", "letter"]
+__all__ = ["RecordedRun", "letter"]
 
 FILE = """\
 name: plain
@@ -50,7 +50,7 @@ def letter(number: int, *, step: str = "parsed", reason: str = "not JSON", **cha
     return row | changed
 
 
-class Books:
+class RecordedRun:
     """Two batches of one sink: 10 read, 7 out, 2 dead, 1 duplicate."""
 
     def __init__(self, root: Path) -> None:

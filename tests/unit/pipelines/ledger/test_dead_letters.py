@@ -10,11 +10,11 @@ from penstock.pipelines.spec.values import REDRIVE, REDRIVE_STEP
 from penstock.pipelines.state_dir.layout import write_json
 from penstock.pipelines.state_dir.replay import Span, parse_point
 from penstock.tube.record import Record
-from tests.unit.pipelines.recorded_run import Books, letter
+from tests.unit.pipelines.recorded_run import RecordedRun, letter
 
 
 def test_letters_are_the_records_as_they_were(tmp_path: Path) -> None:
-    Books(tmp_path)
+    RecordedRun(tmp_path)
     found = list(letters(tmp_path / "dead"))
     assert [(x.id, x.coordinates, x.key, x.value) for x in found] == [
         ("id-0", ("t", 1, 0, 0), b"k", b"{0"),
@@ -26,15 +26,15 @@ def test_letters_are_the_records_as_they_were(tmp_path: Path) -> None:
 
 def test_a_table_without_keys_is_read_too(tmp_path: Path) -> None:
     old = {name: value for name, value in letter(3).items() if name != "key"} | {"headers": None}
-    Books(tmp_path).commit("dead", 2, [old])
+    RecordedRun(tmp_path).commit("dead", 2, [old])
     *_, last = letters(tmp_path / "dead")
     assert (last.id, last.key, last.headers) == ("id-3", None, [])
 
 
 def test_a_letter_sent_again_keeps_its_id_and_counts(tmp_path: Path) -> None:
-    books = Books(tmp_path)
+    run = RecordedRun(tmp_path)
     twice = [{"key": "event-time", "value": b"5"}, {"key": REDRIVE, "value": b"2"}]
-    books.commit("dead", 2, [letter(7, headers=twice)])
+    run.commit("dead", 2, [letter(7, headers=twice)])
     first, _, last = letters(tmp_path / "dead")
     step = (REDRIVE_STEP, b"parsed")
     assert _redriven_record(first) == Record(b"{0", b"k", [("site", b"\xff"), (REDRIVE, b"1"), step], id="id-0")
@@ -60,7 +60,7 @@ def test_redriven_dead_letters_are_recorded(tmp_path: Path) -> None:
     ],
 )
 def test_a_stretch_with_records_and_their_copies_is_told(tmp_path: Path, begin: str, end: str, records: int) -> None:
-    Books(tmp_path)
+    RecordedRun(tmp_path)
     since_ms = 1_714_694_400_000  # 2024-05-03; the records are of 2024-05-01
     inputs = {"source": TubeSource(topics=["t"])}
     span = Span(parse_point(begin, "--from"), parse_point(end, "--to"))

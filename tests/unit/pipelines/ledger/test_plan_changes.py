@@ -10,7 +10,7 @@ from penstock.pipelines.state_dir import layout
 from penstock.pipelines.state_dir.checkpoint import check_shapes
 from penstock.pipelines.state_dir.layout import claim
 from tests.unit.pipelines.files import FILE, parse
-from tests.unit.pipelines.recorded_run import Books
+from tests.unit.pipelines.recorded_run import RecordedRun
 
 
 def ran(state: Path, text: str = FILE) -> None:
@@ -38,7 +38,7 @@ def test_the_same_file_goes_on(tmp_path: Path) -> None:
         PlanChange("=", "sink alarms", "continues where it ended"),
     ]
     (tmp_path / "other").mkdir()
-    Ledger(layout.ledger(tmp_path)).write(Books(tmp_path / "other").entries[1])
+    Ledger(layout.ledger(tmp_path)).write(RecordedRun(tmp_path / "other").entries[1])
     assert changes(parse(), tmp_path)[0].text == "continues after batch 1"  # type: ignore[index]  # a run was there
 
 

@@ -13,12 +13,12 @@ from penstock.pipelines.ledger.reconcile import reconcile
 from penstock.pipelines.state_dir.checkpoint import Offsets
 from penstock.pipelines.state_dir.layout import write_json
 from tests.unit.pipelines.files import parse
-from tests.unit.pipelines.recorded_run import Books, letter
+from tests.unit.pipelines.recorded_run import RecordedRun, letter
 
 
 @pytest.fixture
-def books(tmp_path: Path) -> Books:
-    return Books(tmp_path)
+def run(tmp_path: Path) -> RecordedRun:
+    return RecordedRun(tmp_path)
 
 
 def ten(_sink: str, start: Offsets, end: Offsets) -> int:
@@ -26,26 +26,26 @@ def ten(_sink: str, start: Offsets, end: Offsets) -> int:
     return 10
 
 
-def test_books_that_balance(books: Books) -> None:
-    (account,) = reconcile(books.pipeline, books.state, ten)
+def test_a_consistent_run_has_no_discrepancies(run: RecordedRun) -> None:
+    (account,) = reconcile(run.pipeline, run.state, ten)
     assert (account.sink, account.off, account.unknown) == ("rows", (), ())
     assert (account.sums.batches, account.sums.read, account.sums.out, account.sums.dead) == (2, 10, 7, 2)
 
 
-def test_topics_and_partitions_that_come_and_go_are_counted(books: Books) -> None:
+def test_topics_and_partitions_that_come_and_go_are_counted(run: RecordedRun) -> None:
     """A partition is named where it begins, by the batch before the first one that reads it."""
-    books.change(0, end={"t": {"1:0": 280, "1:1": 56}})
-    books.change(1, start={"t": {"1:0": 280, "1:1": 56}}, end={"t": {"1:0": 560, "1:1": 84}, "u": {"1:0": 28}})
+    run.change(0, end={"t": {"1:0": 280, "1:1": 56}})
+    run.change(1, start={"t": {"1:0": 280, "1:1": 56}}, end={"t": {"1:0": 560, "1:1": 84}, "u": {"1:0": 28}})
     asked: list[tuple[Offsets, Offsets]] = []
 
     def count(_sink: str, start: Offsets, end: Offsets) -> int:
         asked.append((start, end))
         return 10
 
-    (account,) = reconcile(books.pipeline, books.state, count)
+    (account,) = reconcile(run.pipeline, run.state, count)
     assert account.off == ()
-    books.change(1, start={"t": {"1:0": 280, "1:1": 56}}, end={"u": {"1:0": 28}})
-    reconcile(books.pipeline, books.state, count)
+    run.change(1, start={"t": {"1:0": 280, "1:1": 56}}, end={"u": {"1:0": 28}})
+    reconcile(run.pipeline, run.state, count)
     start = {"t": {"1:0": 0, "1:1": 56}, "u": {"1:0": 28}}
     assert asked == [
         (start, {"t": {"1:0": 560, "1:1": 84}, "u": {"1:0": 28}}),
@@ -53,27 +53,27 @@ def test_topics_and_partitions_that_come_and_go_are_counted(books: Books) -> Non
     ]
 
 
-def test_rows_are_looked_for_where_they_were_written(books: Books) -> None:
+def test_rows_are_looked_for_where_they_were_written(run: RecordedRun) -> None:
     """The sink and the dead letters were given other tables before the second batch."""
     for number, tables in enumerate((("rows", "dead"), ("new", "lost"))):
-        table, letters = (str(books.root / name) for name in tables)
-        books.change(number, table=table, letters_table=letters)
-    (books.root / "dead/_commits/rows-1.json").unlink()
-    (books.root / "rows/_commits/rows-1.json").unlink()
-    books.commit("new", 1, [{"x": n} for n in range(3)])
-    books.commit("lost", 1, [letter(1)])
-    (account,) = reconcile(books.pipeline, books.state, ten)
+        table, letters = (str(run.root / name) for name in tables)
+        run.change(number, table=table, letters_table=letters)
+    (run.root / "dead/_commits/rows-1.json").unlink()
+    (run.root / "rows/_commits/rows-1.json").unlink()
+    run.commit("new", 1, [{"x": n} for n in range(3)])
+    run.commit("lost", 1, [letter(1)])
+    (account,) = reconcile(run.pipeline, run.state, ten)
     assert account.off == ()
-    (books.root / "lost/_commits/rows-1.json").unlink()
-    (account,) = reconcile(books.pipeline, books.state, ten)
-    assert account.off == (f"{books.root}/lost has 0 rows committed, the ledger has 1 dead letters",)
+    (run.root / "lost/_commits/rows-1.json").unlink()
+    (account,) = reconcile(run.pipeline, run.state, ten)
+    assert account.off == (f"{run.root}/lost has 0 rows committed, the ledger has 1 dead letters",)
 
 
-def test_a_pipeline_that_has_not_run(books: Books, tmp_path: Path) -> None:
+def test_a_pipeline_that_has_not_run(run: RecordedRun, tmp_path: Path) -> None:
     for table in ("rows", "dead"):
         for commit in (tmp_path / table / "_commits").iterdir():
             commit.unlink()
-    (account,) = reconcile(books.pipeline, tmp_path / "elsewhere", ten)
+    (account,) = reconcile(run.pipeline, tmp_path / "elsewhere", ten)
     assert (account.sums.batches, account.off, account.unknown) == (0, (), ())
 
 
@@ -94,35 +94,35 @@ def test_a_pipeline_that_has_not_run(books: Books, tmp_path: Path) -> None:
         ),
     ],
 )
-def test_discrepancies_are_reported(books: Books, spoil: Callable[[Books], object], off: str) -> None:
-    spoil(books)
-    (account,) = reconcile(books.pipeline, books.state, lambda *_: 10)
+def test_discrepancies_are_reported(run: RecordedRun, spoil: Callable[[RecordedRun], object], off: str) -> None:
+    spoil(run)
+    (account,) = reconcile(run.pipeline, run.state, lambda *_: 10)
     assert any(off in text for text in account.off), account.off
 
 
-def test_a_range_that_retention_removed_is_unknown_not_off(books: Books) -> None:
+def test_a_range_that_retention_removed_is_unknown_not_off(run: RecordedRun) -> None:
     def gone(*_: object) -> int:
         raise DataLossError("offset 0 is no longer kept")
 
-    (account,) = reconcile(books.pipeline, books.state, gone)
+    (account,) = reconcile(run.pipeline, run.state, gone)
     assert account.off == ()
     assert account.unknown == ("the source cannot be counted from the first batch: offset 0 is no longer kept",)
 
 
-def delta(root: Path, mode: str, versions: list[tuple[int, int]], first: int = 0) -> Books:
-    """Books of a Delta sink; each of ``versions`` is the batch and the rows that it added."""
-    books = Books(root)
+def delta(root: Path, mode: str, versions: list[tuple[int, int]], first: int = 0) -> RecordedRun:
+    """RecordedRun of a Delta sink; each of ``versions`` is the batch and the rows that it added."""
+    run = RecordedRun(root)
     options = "format: delta" if mode == "append" else "format: delta, mode: merge, keys: [x]"
-    text = books.file.read_text().replace(f"{{path: {root}/rows}}", f"{{path: {root}/delta, {options}}}")
-    books.pipeline = parse(text)
-    write_json(books.state / "checkpoints" / "rows" / "metadata", {"id": "q"})
+    text = run.file.read_text().replace(f"{{path: {root}/rows}}", f"{{path: {root}/delta, {options}}}")
+    run.pipeline = parse(text)
+    write_json(run.state / "checkpoints" / "rows" / "metadata", {"id": "q"})
     log = root / "delta" / "_delta_log"
     log.mkdir(parents=True)
     for number, (batch, rows) in enumerate(versions):
         add = {"path": f"{number}.parquet", "modificationTime": 1, "stats": json.dumps({"numRecords": rows})}
         actions = [{"txn": {"appId": "penstock/rows/q", "version": batch}}, {"add": add}]
         (log / f"{number + first:020}.json").write_text("\n".join(map(json.dumps, actions)))
-    return books
+    return run
 
 
 @pytest.mark.parametrize(
@@ -139,20 +139,20 @@ def delta(root: Path, mode: str, versions: list[tuple[int, int]], first: int = 0
 def test_a_delta_table_is_compared_batch_by_batch(
     tmp_path: Path, mode: str, versions: list[tuple[int, int]], off: str | None
 ) -> None:
-    books = delta(tmp_path, mode, versions)
-    (account,) = reconcile(books.pipeline, books.state, ten)
+    run = delta(tmp_path, mode, versions)
+    (account,) = reconcile(run.pipeline, run.state, ten)
     assert account.unknown == ()
     assert [text.endswith(off or "-") for text in account.off] == ([] if off is None else [True])
 
 
 def test_batches_that_a_delta_table_has_forgotten_are_unknown(tmp_path: Path) -> None:
-    books = delta(tmp_path, "append", [(1, 3)], first=5)
-    checkpoint = books.root / "delta/_delta_log" / f"{4:020}.checkpoint.parquet"
+    run = delta(tmp_path, "append", [(1, 3)], first=5)
+    checkpoint = run.root / "delta/_delta_log" / f"{4:020}.checkpoint.parquet"
     pq.write_table(pa.table({"txn": [0]}), checkpoint)
-    (account,) = reconcile(books.pipeline, books.state, ten)
+    (account,) = reconcile(run.pipeline, run.state, ten)
     assert account.off == ()
-    assert account.unknown == (f"the log of {books.root}/delta starts at version 5: 1 batches are older",)
+    assert account.unknown == (f"the log of {run.root}/delta starts at version 5: 1 batches are older",)
     checkpoint.write_bytes(b"")
-    (account,) = reconcile(books.pipeline, books.state, ten)
+    (account,) = reconcile(run.pipeline, run.state, ten)
     assert account.off == ()
     assert "is not a checkpoint" in account.unknown[0]
