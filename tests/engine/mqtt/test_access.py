@@ -200,7 +200,7 @@ def test_keep_alive_counts_from_the_decision() -> None:
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
-def test_of_two_with_one_identifier_the_later_decision_takes_over(order: tuple[int, int]) -> None:
+def test_the_later_decision_takes_over_between_two_connections_of_one_client_id(order: tuple[int, int]) -> None:
     gate = Gate(later=True)
     bench = Bench(access=gate)
     peers = [bench.open().send(Connect("same", username="u")) for _ in range(2)]
@@ -493,7 +493,7 @@ def accepted(gate: Exchange, bench: Bench) -> Peer:
     return peer
 
 
-def test_re_authentication_goes_on_beside_everything_else() -> None:
+def test_re_authentication_runs_alongside_other_packets() -> None:
     gate = Exchange(1)
     bench = Bench(access=gate)
     peer = accepted(gate, bench)
@@ -505,7 +505,7 @@ def test_re_authentication_goes_on_beside_everything_else() -> None:
     assert peer.take() == [PubAck(1, 0x10), auth(b"done", 0)]
 
 
-def test_re_authentication_changes_the_rights_and_not_who_it_is() -> None:
+def test_re_authentication_changes_permissions_but_not_the_user() -> None:
     gate = Exchange(0)
     bench = Bench(access=gate)
     peer = accepted(gate, bench)

@@ -186,7 +186,7 @@ def sent_expiries(engine: ClientEngine) -> list[tuple[int | None, bool]]:
     return [(p.properties.message_expiry_interval, p.dup) for p in packets if isinstance(p, Publish)]
 
 
-def test_a_message_leaves_with_what_is_left_of_its_expiry() -> None:
+def test_a_message_is_sent_with_its_remaining_expiry() -> None:
     engine = start()
     given = expiring(10)
     engine.receive(encode(ConnAck(properties=Properties(receive_maximum=1))), 0)
@@ -252,7 +252,7 @@ def test_operations_without_an_answer_are_bounded(monkeypatch: pytest.MonkeyPatc
         engine.subscribe([Subscription("s")], Properties(), 3, 0)
 
 
-def test_a_subscription_that_is_not_made_again_is_told() -> None:
+def test_a_subscription_that_is_not_restored_is_reported() -> None:
     engine = start()
     engine.receive(encode(ConnAck()), 0)
     engine.subscribe([Subscription("a"), Subscription("b")], Properties(), "s", 0)

@@ -33,7 +33,7 @@ def bench(tmp_path: Path) -> PersistentBench:
     return PersistentBench(tmp_path)
 
 
-def test_a_puback_waits_for_the_commit_of_what_a_kept_session_gets(bench: PersistentBench) -> None:
+def test_a_puback_waits_for_the_commit_of_the_delivery_to_a_persistent_session(bench: PersistentBench) -> None:
     reader(bench)
     writer = bench.connect("writer")
     bench.stalled = True
@@ -43,7 +43,7 @@ def test_a_puback_waits_for_the_commit_of_what_a_kept_session_gets(bench: Persis
     assert writer.take() == [PubAck(7), PubRec(8)]
 
 
-def test_without_a_kept_taker_nothing_is_recorded_and_nothing_waits(bench: PersistentBench) -> None:
+def test_without_a_persistent_subscriber_nothing_is_recorded_and_nothing_waits(bench: PersistentBench) -> None:
     bench.stalled = True
     live = bench.connect("live")
     live.subscribe("#")
@@ -102,7 +102,7 @@ def test_answers_in_a_persistent_session_wait_for_its_commit(
     assert answer in peer.take()
 
 
-def test_connack_of_a_kept_session_waits_and_a_lost_one_was_never_promised(bench: PersistentBench) -> None:
+def test_connack_of_a_persistent_session_waits_for_its_commit(bench: PersistentBench) -> None:
     bench.stalled = True
     peer = bench.open()
     peer.send(Connect("c", properties=Properties(session_expiry_interval=HOUR)))
@@ -118,7 +118,7 @@ def test_connack_of_a_kept_session_waits_and_a_lost_one_was_never_promised(bench
     assert list(bench.broker.sessions) == ["c"]
 
 
-def test_a_qos_2_message_reaches_a_kept_session_only_with_a_committed_identifier(bench: PersistentBench) -> None:
+def test_a_qos_2_message_reaches_a_persistent_session_only_with_a_committed_identifier(bench: PersistentBench) -> None:
     peer = bench.connect("reader", expiry=HOUR)
     peer.subscribe(Subscription("#", 2))
     writer = bench.connect("writer")
@@ -172,7 +172,7 @@ def test_written_behind_only_who_asks_waits(tmp_path: Path) -> None:
     assert {row.client_id: row.awaited for row in bench.found.sessions} == {"reader": False, "asking": True}
 
 
-def test_after_a_failed_commit_nothing_is_acknowledged_and_the_clients_are_told(bench: PersistentBench) -> None:
+def test_after_a_failed_commit_nothing_is_acknowledged_and_the_clients_are_disconnected(bench: PersistentBench) -> None:
     reader(bench)
     writer, idle = bench.connect("writer"), bench.connect("idle")
     bench.stalled = True

@@ -82,7 +82,7 @@ def test_server_keep_alive_and_session_expiry_are_lowered() -> None:
     ],
     ids=lambda packet: type(packet).__name__,
 )
-def test_anything_before_connect_is_closed_without_a_word(packet: Packet) -> None:
+def test_packets_before_connect_close_the_connection_without_a_response(packet: Packet) -> None:
     peer = Bench().open().send(packet)
     assert peer.take() == []
     assert peer.closed

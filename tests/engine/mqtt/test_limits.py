@@ -45,7 +45,7 @@ def retain(bench: Bench, count: int, *, qos: int = 0, size: int = 1) -> None:
     sender.drop()
 
 
-def test_a_payload_that_is_not_the_text_it_says() -> None:
+def test_a_payload_that_is_not_utf_8_as_indicated_is_refused() -> None:
     bench = Bench()
     watcher = bench.connect("w")
     watcher.subscribe("#")

@@ -304,7 +304,7 @@ def test_message_expiry_counts_down_and_deletes() -> None:
     assert bench.broker.stats.dropped_expired == 1
 
 
-def test_expiry_zero_reaches_who_is_there() -> None:
+def test_messages_with_expiry_zero_reach_connected_clients() -> None:
     bench = Bench()
     subscriber = bench.connect("s")
     subscriber.subscribe("a")

@@ -58,7 +58,7 @@ def test_publishes_are_refused_even_after_accepted_ones(bench: PersistentBench) 
     assert [ack.reason_code for ack in codes if isinstance(ack, PubAck)] == [0x97] * 3
 
 
-def test_a_shared_subscription_with_a_kept_member_stores(bench: PersistentBench) -> None:
+def test_messages_for_a_shared_subscription_with_a_persistent_member_are_stored(bench: PersistentBench) -> None:
     bench.connect("kept", expiry=HOUR).subscribe(Subscription("$share/g/#", 1))
     bench.connect("plain").subscribe(Subscription("$share/g/#", 1))
     bench.broker.refuse_stored(WHY)

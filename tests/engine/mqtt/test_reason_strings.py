@@ -46,7 +46,7 @@ def bench() -> Bench:
 
 @pytest.mark.parametrize(("sent", "kind", "code", "text"), REFUSED)
 @pytest.mark.parametrize("wanted", [None, 1, 0])
-def test_a_refusal_says_why_to_who_wants_to_hear(
+def test_a_refusal_has_a_reason_string_if_the_client_requests_problem_information(
     sent: Packet, kind: type[Packet], code: int, text: str, wanted: int | None
 ) -> None:
     peer = bench().connect("c", username="u", request_problem_information=wanted).send(sent)
@@ -70,7 +70,7 @@ def test_connack_and_disconnect_say_why_in_any_case() -> None:
     assert "second CONNECT" in (goodbye.properties.reason_string or "")
 
 
-def test_success_says_nothing() -> None:
+def test_success_has_no_reason_string() -> None:
     peer = bench().connect("c", username="u", request_problem_information=1)
     peer.send(Publish("a", b"", 1, packet_id=1), Publish("a", b"", 2, packet_id=2), PubRel(2))
     assert peer.take() == [PubAck(1, 0x10), PubRec(2, 0x10), PubComp(2)]

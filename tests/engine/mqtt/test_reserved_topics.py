@@ -20,7 +20,7 @@ def bench_with_victim(*services: RecordingService) -> tuple[Bench, Peer]:
 
 
 @pytest.mark.parametrize("retain", [False, True])
-def test_a_message_of_a_client_is_refused_at_every_qos_and_reaches_nobody(*, retain: bool) -> None:
+def test_a_message_of_a_client_is_refused_at_every_qos_and_not_delivered(*, retain: bool) -> None:
     rule = RecordingService("#")
     bench, victim = bench_with_victim(rule)
     peer = bench.connect("attacker", request_problem_information=1)
@@ -67,7 +67,7 @@ def test_a_will_is_refused_at_connect(version: int) -> None:
     assert bench.broker.stats.refused_unauthorized == 1
 
 
-def test_the_node_publishes_there_and_clients_everywhere_else() -> None:
+def test_the_node_publishes_to_reserved_topics_and_clients_to_all_others() -> None:
     bench, victim = bench_with_victim()
     peer = bench.connect("other")
     bench.broker.publish(Publish(ANSWERS, b"published", 1), bench.now)

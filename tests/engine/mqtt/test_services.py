@@ -81,7 +81,7 @@ def test_exclusive_messages_are_neither_routed_nor_retained() -> None:
     assert [m.publish.topic for m in service.taken] == ["store/x"]
 
 
-def test_a_service_beside_subscribers() -> None:
+def test_a_service_and_subscribers_receive_the_same_message() -> None:
     service = RecordingService("a")
     bench = Bench(service)
     subscriber = bench.connect("s")

@@ -77,7 +77,7 @@ def test_options_and_identifier_of_the_member_count() -> None:
     assert message.properties.subscription_identifiers == [300]
 
 
-def test_members_that_are_there_come_before_those_that_are_away() -> None:
+def test_connected_members_are_preferred_to_disconnected_ones() -> None:
     bench = Bench()
     away, there = members(bench, 2, expiry=100)
     away.drop()
@@ -92,7 +92,7 @@ def test_members_that_are_there_come_before_those_that_are_away() -> None:
     assert payloads(bench.connect("m1", clean_start=False, expiry=100)) == []
 
 
-def test_a_new_member_takes_over_from_those_that_are_away() -> None:
+def test_a_new_member_takes_over_from_disconnected_members() -> None:
     bench = Bench()
     (away,) = members(bench, 1, expiry=100)
     away.drop()

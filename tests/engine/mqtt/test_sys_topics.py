@@ -14,7 +14,7 @@ def figures(peer: Peer) -> dict[str, str]:
     return {p.topic: p.payload.decode() for p in peer.publishes()}
 
 
-def test_a_subscriber_gets_the_figures_of_the_moment_and_then_what_changes() -> None:
+def test_a_subscriber_gets_the_current_metrics_and_then_their_changes() -> None:
     bench = Bench(limits=BrokerLimits(sys_interval_s=10))
     bench.connect("other")
     bench.advance(5_000)
@@ -36,7 +36,7 @@ def test_a_subscriber_gets_the_figures_of_the_moment_and_then_what_changes() -> 
 
 
 @pytest.mark.parametrize("topic_filter", ["$SYS/#", "$share/g/$SYS/#"])
-def test_nothing_runs_when_nobody_is_subscribed(topic_filter: str) -> None:
+def test_nothing_is_published_without_a_subscriber(topic_filter: str) -> None:
     bench = Bench()
     peer = bench.connect("s")
     peer.subscribe("#", "+/broker/version")
@@ -51,7 +51,7 @@ def test_nothing_runs_when_nobody_is_subscribed(topic_filter: str) -> None:
     assert bench.broker.next_deadline() is None
 
 
-def test_they_can_be_turned_off() -> None:
+def test_sys_topics_can_be_disabled() -> None:
     bench = Bench(limits=BrokerLimits(sys_interval_s=0))
     peer = bench.connect("s")
     peer.subscribe("$SYS/#")

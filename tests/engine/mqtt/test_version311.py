@@ -45,7 +45,7 @@ def test_clean_session_and_its_opposite() -> None:
     assert bench.broker.measure().sessions == 0
 
 
-def test_a_kept_session_may_be_bounded() -> None:
+def test_the_expiry_of_a_persistent_session_may_be_limited() -> None:
     bench = Bench(limits=BrokerLimits(max_session_expiry_s=60))
     old(bench, clean=False).drop()
     bench.advance(59_999)
@@ -192,7 +192,7 @@ def test_a_server_closes_without_a_disconnect(cause: str) -> None:
     assert watcher.topics() == ["will"]
 
 
-def test_disconnect_takes_the_will_away() -> None:
+def test_disconnect_removes_the_will() -> None:
     bench = Bench()
     watcher = bench.connect("w")
     watcher.subscribe("will")
@@ -228,7 +228,7 @@ def test_its_keep_alive_cannot_be_lowered() -> None:
     assert ended == [(False, False), (True, False)]
 
 
-def test_it_was_told_no_receive_maximum() -> None:
+def test_a_3_1_1_client_has_no_receive_maximum() -> None:
     service = RecordingService("a")
     bench = Bench(service, limits=BrokerLimits(receive_maximum=2))
     peer = old(bench)

@@ -183,7 +183,7 @@ async def test_an_answer_is_not_sent_once_its_request_has_expired(held: Held) ->
     assert held.settled() == [(b"a-1", 0)]
 
 
-async def test_the_expiry_of_a_key_is_told_after_its_commit(held: Held) -> None:
+async def test_the_expiry_of_a_key_is_notified_after_its_commit(held: Held) -> None:
     held.b.send("KEYNOTIFY k")
     held.a.send("SET k v PX 100")
     held.queue.finish()

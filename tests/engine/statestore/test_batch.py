@@ -74,7 +74,7 @@ async def test_golden_requests_and_answers(peer: Peer, queue: ManualQueue) -> No
         assert done(peer, queue, case["request"].encode(), TOKEN) == case["answer"].encode(), case["meaning"]
 
 
-async def test_all_of_it_is_one_commit_and_told_after_it(peer: Peer, outlet: FakeOutlet, queue: ManualQueue) -> None:
+async def test_a_batch_is_one_commit_and_notified_after_it(peer: Peer, outlet: FakeOutlet, queue: ManualQueue) -> None:
     for key in ("k1", "k2"):
         peer.ask(f"KEYNOTIFY {key}")
     queue.groups = True
@@ -98,7 +98,7 @@ async def test_all_of_it_is_one_commit_and_told_after_it(peer: Peer, outlet: Fak
     assert answer.version == changes[-1].version
 
 
-async def test_after_a_failed_commit_none_of_it_is_acknowledged_or_told(
+async def test_after_a_failed_commit_no_write_of_a_batch_is_acknowledged_or_notified(
     peer: Peer, outlet: FakeOutlet, queue: ManualQueue
 ) -> None:
     peer.ask("KEYNOTIFY k1")
@@ -162,7 +162,7 @@ async def test_a_batch_without_changes_has_no_version(peer: Peer) -> None:
     assert (answer.payload, answer.version) == (b"*2\r\n:0\r\n:0\r\n", None)
 
 
-async def test_a_request_that_asks_to_be_kept_has_all_its_keys_kept(tmp_path: Path) -> None:
+async def test_a_batch_that_requests_persistence_persists_all_its_keys(tmp_path: Path) -> None:
     options = StoreOptions(extensions=~Extension.NONE, persistence=KeyPersistence(PersistenceMode.CUSTOM))
     for restarted in (False, True):
         clock, outlet = ManualClock(), FakeOutlet()
@@ -177,7 +177,7 @@ async def test_a_request_that_asks_to_be_kept_has_all_its_keys_kept(tmp_path: Pa
         await service.close()
 
 
-async def test_it_does_not_exist_where_it_is_not_switched_on(tmp_path: Path) -> None:
+async def test_batch_is_unknown_if_it_is_not_enabled(tmp_path: Path) -> None:
     clock, outlet = ManualClock(), FakeOutlet()
     service = await open_service(tmp_path, outlet, clock, options=StoreOptions(extensions=~Extension.BATCH))
     assert Peer(service, outlet, clock).ask("BATCH 3 SET k v").payload == b"-ERR unknown command\r\n"

@@ -57,7 +57,7 @@ class Peer:
 
 @pytest.mark.parametrize("inline_s", [0.0, 60.0], ids=["thread", "loop"])
 @pytest.mark.parametrize("window", [1, 4])
-async def test_nothing_is_answered_before_its_sync(
+async def test_no_request_is_answered_before_its_sync(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inline_s: float, window: int
 ) -> None:
     """The log is written and synced; only then has the client something to read, all of a commit in one write."""

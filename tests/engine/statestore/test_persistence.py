@@ -71,7 +71,7 @@ async def test_all_is_written_behind_and_none_is_not(tmp_path: Path) -> None:
         await store.service.close()
 
 
-async def test_custom_keeps_what_is_selected_and_what_asks(tmp_path: Path) -> None:
+async def test_custom_persistence_keeps_selected_keys_and_requests_that_ask(tmp_path: Path) -> None:
     store = Store(tmp_path, options(PersistenceMode.CUSTOM, (b"line/*",)), clock=ManualClock())
     peer = await store.start()
     peer.send("SET line/3 v")
@@ -203,7 +203,7 @@ async def test_without_the_log_the_history_begins_anew(tmp_path: Path) -> None:
     await store.service.close()
 
 
-async def test_a_prefix_fence_stands_after_a_restart(tmp_path: Path) -> None:
+async def test_a_prefix_fence_is_kept_after_a_restart(tmp_path: Path) -> None:
     store = Store(tmp_path, RESUMES, clock=ManualClock(), durability=Durability.FLUSHED)
     peer = await store.start()
     zombie = (await ask(peer, "SET lock a")).version

@@ -45,7 +45,7 @@ async def test_a_client_with_write_alone_writes_and_releases_locks_and_reads_not
     await service.close()
 
 
-async def test_an_observer_that_may_not_read_any_more_is_told_nothing(tmp_path: Path) -> None:
+async def test_an_observer_that_lost_read_permission_gets_no_notifications(tmp_path: Path) -> None:
     outlet, clock, rules = FakeOutlet(), ManualClock(), Rules(Access.READ | Access.WRITE)
     service = await open_service(tmp_path, outlet, clock, policy=rules)
     peer = Peer(service, outlet, clock)

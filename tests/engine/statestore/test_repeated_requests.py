@@ -23,7 +23,7 @@ STAMP = "1700000000000:%d:c"
         ("DEL k", "SET k mine", b"+OK\r\n"),
     ],
 )
-async def test_it_is_acknowledged_and_changes_nothing_any_more(
+async def test_a_repeated_write_is_acknowledged_and_changes_nothing(
     tmp_path: Path, before: str, write: str, answer: bytes
 ) -> None:
     outlet, clock = FakeOutlet(), ManualClock()

@@ -65,7 +65,7 @@ def test_a_batch_is_refused_as_a_whole(datas: list[bytes], fields: dict[str, Any
     assert talk.engine.produce.messages == 0
 
 
-def test_an_empty_batch_asks_what_the_broker_speaks() -> None:
+def test_an_empty_batch_queries_the_extensions_of_the_broker() -> None:
     talk = Talk()
     answer = talk.send_batch()
     assert (answer.success, answer.result.extensions, answer.result.count) == (True, EXTENSIONS, 0)

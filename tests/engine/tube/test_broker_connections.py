@@ -42,7 +42,7 @@ def test_another_connection_gets_nothing_with_the_client_id() -> None:
     assert talk.confirm().success
 
 
-def test_a_client_whose_connection_ended_goes_on_over_a_new_one_as_apaches_do() -> None:
+def test_a_client_continues_over_a_new_connection_as_apaches_clients_do() -> None:
     talk = registered()
     assert texts(talk.get()) == [b"secret"]
     talk.engine.connection_closed(OURS)
@@ -54,7 +54,7 @@ def test_a_client_whose_connection_ended_goes_on_over_a_new_one_as_apaches_do() 
     assert over(talk, THEIRS).get().errCode == 411, "the session is that of the second connection now"
 
 
-def test_it_may_register_again_from_its_host_and_from_another_after_the_session() -> None:
+def test_a_client_may_register_again_from_its_host_and_from_another_after_its_session() -> None:
     talk = registered()
     talk.engine.connection_closed(OURS)
     assert over(talk, "moved", "10.0.0.2").register().errCode == 410

@@ -210,7 +210,7 @@ def test_registrations_that_are_refused(fields: dict[str, Any], code: int) -> No
 
 
 @pytest.mark.parametrize("separator", list("#:@,-;="))
-def test_names_with_separators_disturb_nobody(separator: str) -> None:
+def test_names_with_separators_do_not_affect_other_clients(separator: str) -> None:
     talk = Talk()
     talk.fill(b"a")
     talk.register()
@@ -250,7 +250,7 @@ def test_names_are_trimmed() -> None:
     assert texts(talk.get()) == [b"a"]
 
 
-def test_visit_tokens_are_asked_of_those_who_carry_them() -> None:
+def test_visit_tokens_are_checked_for_clients_that_send_them() -> None:
     talk = Talk()
     talk.engine.checks.check_tokens = True
     talk.engine.checks.add_tokens([1, 2, 3, 4, 5, 6, 7])

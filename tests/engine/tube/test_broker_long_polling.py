@@ -60,7 +60,7 @@ def test_a_get_without_the_extension_waits_for_the_commit_that_brings_it_somethi
     assert ask(talk, address, maxWaitMs=0, lastPackConsumed=True).errCode == 404
 
 
-def test_it_does_not_wait_for_a_commit_that_takes_long() -> None:
+def test_a_get_does_not_wait_for_a_slow_commit() -> None:
     talk, address = Talk(), object()
     talk.register()
     talk.send(b"x")
@@ -75,7 +75,7 @@ def test_it_does_not_wait_for_a_commit_that_takes_long() -> None:
     assert texts(ask(talk, address, maxWaitMs=0)) == [b"x"]
 
 
-def test_nor_for_what_is_readable_before_it_is_written() -> None:
+def test_a_get_does_not_wait_for_messages_that_are_readable_before_they_are_written() -> None:
     talk, address = Talk(), object()
     talk.fill(b"a")
     talk.stores["demo", 0].immediate = True
@@ -115,7 +115,7 @@ def test_messages_of_other_partitions_do_not_end_the_wait() -> None:
     assert [texts(found) for _, _, found in ready(talk)] == [[b"own"]]
 
 
-def test_a_filtered_get_waits_for_what_matches() -> None:
+def test_a_filtered_get_waits_for_matching_messages() -> None:
     talk = Talk()
     talk.register(filterCondStr=["yes"])
     assert ask(talk, object()) is None
@@ -186,7 +186,7 @@ def test_a_range_at_the_end_waits() -> None:
     assert (found.errCode, found.range.nextOffset, texts(found)) == (200, 56, [])
 
 
-def test_an_ordinary_get_tells_offsets_and_times_when_asked() -> None:
+def test_an_ordinary_get_returns_offsets_and_times_on_request() -> None:
     talk = Talk()
     talk.fill(b"a")
     talk.fill(b"other", partition=1)
@@ -213,7 +213,7 @@ def test_offset_by_time() -> None:
     assert not bounds(talk).HasField("timeOffset")
 
 
-def test_a_log_that_was_cut_is_told_to_who_had_read_further() -> None:
+def test_a_truncated_log_is_reported_to_consumers_beyond_its_end() -> None:
     talk = Talk()
     talk.fill(b"a", b"b", b"c")
     talk.stores["demo", 0].epochs = [(1, 28)]
@@ -225,7 +225,7 @@ def test_a_log_that_was_cut_is_told_to_who_had_read_further() -> None:
     assert talk.get(range=pb.RangeRequest(startOffset=84)).errCode == 200
 
 
-def test_a_broker_tells_its_extensions_to_who_asks() -> None:
+def test_a_broker_announces_its_extensions_on_request() -> None:
     talk = Talk()
     assert talk.register(extensions=1).extensions == EXTENSIONS
     assert not talk.register().HasField("extensions")

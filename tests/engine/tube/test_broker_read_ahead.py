@@ -80,7 +80,7 @@ def test_messages_appended_meanwhile_follow_the_prefetched_ones(old: Talk) -> No
     assert got == [*MESSAGES, b"new"]
 
 
-def test_a_filter_is_kept(old: Talk) -> None:
+def test_prefetched_reads_keep_the_filter(old: Talk) -> None:
     old.register(filterCondStr=["odd"], clientId="c1")
     got = texts(old.get())
     work(old)
@@ -90,7 +90,7 @@ def test_a_filter_is_kept(old: Talk) -> None:
     assert got == MESSAGES[::4]
 
 
-def test_a_seek_is_not_answered_with_what_was_read_for_another_place(old: Talk) -> None:
+def test_a_seek_is_not_answered_with_messages_prefetched_for_another_offset(old: Talk) -> None:
     old.get()
     work(old)
     old.register(currOffset=28 * 5)

@@ -133,7 +133,7 @@ def test_a_prepared_transaction_can_be_undone(talk: StagingTalk) -> None:
     assert talk.published() == {}
 
 
-def test_an_abort_leaves_what_is_committed(talk: StagingTalk) -> None:
+def test_an_abort_leaves_committed_rows(talk: StagingTalk) -> None:
     talk.stage("x", {("a", 0): [b"1"]})
     talk.settle(COMMIT, ("x", 1))
     assert talk.settle(ABORT, name="t").success
@@ -236,7 +236,7 @@ def test_a_large_batch_takes_several_turns(talk: StagingTalk) -> None:
     assert talk.published() == {("a", 0): [b"%d" % part for part in range(count) for _ in range(5000)]}
 
 
-def test_a_restart_keeps_what_is_staged_and_goes_on(talk: StagingTalk) -> None:
+def test_a_restart_keeps_staged_rows_and_continues(talk: StagingTalk) -> None:
     talk.stage("x", {("a", 0): [b"1"]})
     talk = talk.killed()
     assert talk.stage("x", {("a", 0): [b"1"]}).transaction.stagedRows == 1
@@ -246,7 +246,7 @@ def test_a_restart_keeps_what_is_staged_and_goes_on(talk: StagingTalk) -> None:
     assert talk.killed().begin(run="r2").transaction.committed == 0
 
 
-def test_a_restart_removes_what_can_never_be_committed(talk: StagingTalk) -> None:
+def test_a_restart_removes_rows_that_can_never_be_committed(talk: StagingTalk) -> None:
     talk.stage("x", {("a", 0): [b"1"]}, batch=2)
     notes = dict(talk.notes)
     talk.stage("y", {("a", 0): [b"1"]}, batch=2, task=1)
@@ -294,14 +294,14 @@ def test_rows_of_a_topic_that_is_gone_are_reported(talk: StagingTalk) -> None:
     assert "1 rows for partition 0 of topic b" in text
 
 
-def test_a_broker_that_stores_nothing_any_more_says_so(talk: StagingTalk) -> None:
+def test_a_broker_whose_storage_failed_reports_it(talk: StagingTalk) -> None:
     talk.engine.checks.write_stopped = True
     refused = talk.begin()
     assert refused.errCode == 503
     assert refused.HasField("transaction")
 
 
-def test_without_disk_space_nothing_is_staged_and_what_is_staged_can_be_committed() -> None:
+def test_without_disk_space_nothing_is_staged_but_staged_rows_can_be_committed() -> None:
     talk = StagingTalk()
     talk.begin()
     assert talk.stage("x", {("a", 0): [b"1"]}).success

@@ -61,7 +61,7 @@ def test_producer_learns_brokers_then_partitions() -> None:
     assert [p.id for p in routes.partitions("demo")] == [0, 1, 2, 10000, 10001, 10002]
 
 
-def test_a_producer_keeps_what_it_knows_while_the_brokers_are_away() -> None:
+def test_a_producer_keeps_its_routes_while_the_brokers_are_unavailable() -> None:
     """A Java producer would forget its topics at one heartbeat without any, and fail sends until the next."""
     engine = master(TopicSetting("demo"), TopicSetting("closed", accept_publish=False), TopicSetting("gone", status=1))
     routes = Routes("p1", "h")
@@ -122,7 +122,7 @@ def test_producer_may_not_write_the_system_topic_and_expires() -> None:
     assert engine.next_deadline() is None
 
 
-def test_largest_message_is_told_to_whom_does_not_know_it() -> None:
+def test_the_largest_message_size_is_sent_to_clients_that_do_not_know_it() -> None:
     engine = MasterEngine([TopicSetting("demo"), ClusterSetting(max_message_bytes=2 << 20)], NOW)
     java = ask(engine, MethodId.PRODUCER_REGISTER, Routes("p", "h").register())
     assert java.appdConfig.maxMsgSize == 2 << 20
@@ -162,7 +162,7 @@ def test_broker_gets_its_configuration_and_a_new_topic_with_a_heartbeat() -> Non
     assert info.format() == "more#1:2:1#"
 
 
-def test_broker_unknown_or_expired_is_told_to_register_again() -> None:
+def test_an_unknown_or_expired_broker_must_register_again() -> None:
     engine = master()
     assert broker_beat(engine).errCode == 411
     join_broker(engine)
@@ -331,7 +331,7 @@ def test_a_member_may_ask_for_a_shorter_session() -> None:
     assert second.held == PARTITIONS
 
 
-def test_after_a_restart_of_the_master_members_keep_what_they_hold() -> None:
+def test_members_keep_their_partitions_after_a_restart_of_the_master() -> None:
     old = master()
     join_broker(old)
     members = [consumer(old, "c1"), consumer(old, "c2")]
@@ -452,7 +452,7 @@ def test_bound_group_checks_its_members() -> None:
 # --- the envelope's side ---
 
 
-def test_standby_master_says_so_in_the_requesters_words() -> None:
+def test_a_standby_master_answers_in_the_form_of_the_request() -> None:
     engine = master(active=False)
     request = Request(7, 1, MethodId.PRODUCER_CLOSE, pb.CloseRequestP2M(clientId="p").SerializeToString(), version=2)
     answer = raw(engine, request)

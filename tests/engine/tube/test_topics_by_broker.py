@@ -101,7 +101,7 @@ def test_partitions_and_switches_differ() -> None:
     assert [(load["partTotalCfgCnt"], load["topicAccPubTotalCnt"]) for load in loads] == [(3, 1), (5, 1), (6, 0)]
 
 
-def test_a_broker_that_is_away_is_not_forgotten_by_a_restart() -> None:
+def test_an_unavailable_broker_is_not_forgotten_after_a_restart() -> None:
     """Else "on broker 1" would be everywhere, and what the others hold would be removed when they come back."""
     topics = list(three().cluster.topics.values())
     engine = MasterEngine([*topics, BrokerSeen(1), BrokerSeen(2)], NOW)
@@ -223,7 +223,7 @@ def test_a_removal_in_several_steps_ends_everywhere() -> None:
     assert "demo" not in engine.cluster.topics
 
 
-def test_a_restarted_master_goes_on_with_a_removal() -> None:
+def test_a_restarted_master_continues_a_removal() -> None:
     before = three()
     edit(before, "modify_topic_info", "2", **CLOSED)
     edit(before, "delete_topic_info", "2")
@@ -285,7 +285,7 @@ def test_a_broker_is_forgotten_once_nothing_of_it_is_needed() -> None:
     assert forget() == 401
 
 
-def test_a_producer_is_told_why_there_is_no_partition() -> None:
+def test_a_producer_without_partitions_gets_the_cause() -> None:
     engine = master(
         TopicSetting("demo"), TopicSetting("closed", accept_publish=False), TopicSetting("deleted", status=1)
     )
@@ -330,7 +330,7 @@ def test_a_producer_is_told_why_there_is_no_partition() -> None:
     assert why("demo")[0].endswith("broker 3 (10.0.0.3:8123) does not serve it yet; and 1 more")
 
 
-def test_a_reader_without_a_group_is_told_what_takes_no_records() -> None:
+def test_a_reader_without_a_group_is_notified_of_partitions_that_accept_no_records() -> None:
     engine = three(TopicSetting("demo"), TopicSetting("gone", status=1))
     change(engine, "admin_modify_topic_info", topicName="demo", brokerId="2", modifyUser="me", **CLOSED)
     engine.cluster.brokers[3].write_status = -1
