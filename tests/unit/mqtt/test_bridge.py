@@ -151,7 +151,7 @@ async def test_inbound_messages_are_acknowledged_once_accepted_locally(sites: Si
     await until(lambda: bridge.stats.received == 1 and sites.there.stats.inflight == 0)
 
 
-async def test_nothing_goes_round(sites: Sites) -> None:
+async def test_messages_do_not_loop_between_bridges(sites: Sites) -> None:
     bridge = await sites.run_bridge(BridgeTopic("#", Direction.BOTH))
     await until(lambda: sites.there.stats.subscriptions == 1)
     async with sites.at_here.subscription("t/#") as here, sites.at_there.subscription("t/#") as there:
@@ -281,7 +281,7 @@ rules:
     checks.close()
 
 
-async def test_a_session_of_a_bridge_is_nobody_elses(sites: Sites) -> None:
+async def test_a_session_of_a_bridge_cannot_be_taken_over(sites: Sites) -> None:
     bridge = await sites.run_bridge(BridgeTopic("a"))
     await until(lambda: bridge.stats.connected == 1)
     with pytest.raises(RefusedError) as caught:

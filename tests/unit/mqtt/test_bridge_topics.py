@@ -37,7 +37,7 @@ def test_filters() -> None:
     assert [(t.out, t.into) for t in TOPICS] == [(True, False), (False, True), (True, True)]
 
 
-def test_hops_are_counted_and_nothing_else_is_changed() -> None:
+def test_hops_are_counted_and_other_properties_are_unchanged() -> None:
     message = Publish(
         "a", properties=Properties(user_properties=[("k", "1"), ("k", "2")], topic_alias=3, content_type="t")
     )

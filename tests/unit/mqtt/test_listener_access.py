@@ -143,7 +143,7 @@ async def test_methods(methods: list[AuthenticationMethod], credentials: Credent
         ),
     ],
 )
-async def test_the_log_says_why(
+async def test_the_log_names_the_cause_of_a_refusal(
     methods: list[AuthenticationMethod], credentials: Credentials, reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, logger="penstock.mqtt")

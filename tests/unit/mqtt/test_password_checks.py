@@ -47,7 +47,7 @@ async def answer(checks: PasswordChecks, password: bytes, *, address: str = "a",
     return found
 
 
-async def test_a_check_that_fails_is_answered_and_the_others_go_on(
+async def test_a_check_that_fails_is_answered_and_the_others_continue(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def hash_or_fail(credential: Credential | None, password: bytes) -> bool:
@@ -97,7 +97,7 @@ async def test_a_flood_waits_for_itself(hashing: Hashing) -> None:
     assert checks.waiting == 0
 
 
-async def test_the_loop_goes_on_meanwhile(hashing: Hashing) -> None:
+async def test_the_event_loop_continues_during_a_check(hashing: Hashing) -> None:
     checks = PasswordChecks(workers=2)
     done: list[bool | None] = []
     for n in range(4):
@@ -156,7 +156,7 @@ async def test_an_ipv6_site_has_one_queue(hashing: Hashing) -> None:
     checks.close()
 
 
-async def test_a_check_that_nobody_waits_for_is_not_computed(hashing: Hashing) -> None:
+async def test_a_check_without_a_waiter_is_not_computed(hashing: Hashing) -> None:
     checks = PasswordChecks(BrokerLimits(max_pending_passwords_per_address=2), workers=1)
     done: list[bytes] = []
 
@@ -183,7 +183,7 @@ async def test_a_check_that_nobody_waits_for_is_not_computed(hashing: Hashing) -
     checks.close()
 
 
-async def test_a_password_that_nobody_can_have_takes_no_place_in_the_queue(hashing: Hashing) -> None:
+async def test_an_impossible_password_is_refused_without_queueing(hashing: Hashing) -> None:
     checks = PasswordChecks(workers=1)
     for user in (ANN, None):
         assert not await answer(checks, b"x" * 1025, user=user)
@@ -191,7 +191,7 @@ async def test_a_password_that_nobody_can_have_takes_no_place_in_the_queue(hashi
     checks.close()
 
 
-async def test_closing_answers_what_waits_and_what_comes_later(hashing: Hashing) -> None:
+async def test_closing_answers_pending_and_later_checks(hashing: Hashing) -> None:
     checks = PasswordChecks(workers=1)
     done: list[tuple[str, bool | None]] = []
 

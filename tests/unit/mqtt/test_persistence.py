@@ -124,7 +124,7 @@ async def test_a_session_outlives_the_server(tmp_path: Path, durability: Durabil
         assert [(await wire.next()).topic for _ in range(2)] == ["a", "b"]  # type: ignore[union-attr]
 
 
-async def test_a_slow_disk_holds_up_who_waits_for_it_and_nobody_else(
+async def test_a_slow_disk_delays_only_clients_that_wait_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with served(tmp_path, Durability.DURABLE) as place:
@@ -149,7 +149,7 @@ async def test_a_slow_disk_holds_up_who_waits_for_it_and_nobody_else(
 
 @pytest.mark.parametrize("durability", [Durability.DURABLE, Durability.FLUSHED])
 @pytest.mark.parametrize("error", [StorageError("no space left on device"), MemoryError()], ids=["storage", "other"])
-async def test_a_failed_commit_acknowledges_nothing_and_ends_who_waits(
+async def test_a_failed_commit_acknowledges_nothing_and_disconnects_waiting_clients(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, durability: Durability, error: Exception
 ) -> None:
     async with served(tmp_path, durability) as place:
@@ -212,7 +212,7 @@ async def test_changes_without_a_waiting_client_are_written_behind(tmp_path: Pat
                 await asyncio.sleep(0.005)
 
 
-async def test_damaged_records_are_told_and_the_rest_is_served(
+async def test_damaged_records_are_reported_and_the_rest_is_served(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with served(tmp_path) as place:

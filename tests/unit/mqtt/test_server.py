@@ -192,7 +192,7 @@ async def test_a_failure_of_ours_ends_one_connection(
         client.writer.close()
 
 
-async def test_the_log_says_who_was_ended_and_why(caplog: pytest.LogCaptureFixture) -> None:
+async def test_the_log_names_disconnected_clients_and_the_cause(caplog: pytest.LogCaptureFixture) -> None:
     """What the broker ended is for every log, who comes and goes in peace for those who look closely."""
     caplog.set_level(logging.DEBUG, "penstock.mqtt")
     server = MqttServer()
@@ -224,7 +224,7 @@ async def test_keep_alive_runs_on_the_loops_clock(server: tuple[MqttServer, tupl
     await wire.close()
 
 
-async def test_close_says_goodbye_and_may_be_called_again() -> None:
+async def test_close_sends_disconnect_and_may_be_called_again() -> None:
     broker = MqttServer()
     await broker.close()
     address = await broker.start("127.0.0.1", 0)

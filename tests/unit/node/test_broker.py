@@ -29,7 +29,7 @@ from tests.ports import free_port
 ZERO = Address("127.0.0.1", 0)
 
 
-async def test_it_serves_the_masters_topics_until_it_is_told_to_end(tmp_path: Path) -> None:
+async def test_a_broker_serves_the_masters_topics_until_interrupted(tmp_path: Path) -> None:
     master = TubeMaster(tmp_path / "master")
     _, port = await master.start("127.0.0.1", 0)
     ready: asyncio.Future[ReadyBroker] = asyncio.get_running_loop().create_future()
@@ -53,7 +53,7 @@ async def test_it_serves_the_masters_topics_until_it_is_told_to_end(tmp_path: Pa
 
 
 @pytest.mark.parametrize(("place", "apache"), [("demo-0/index", True), ("photos", False)])
-async def test_a_directory_of_something_else_is_refused(tmp_path: Path, place: str, *, apache: bool) -> None:
+async def test_a_directory_of_another_kind_is_refused(tmp_path: Path, place: str, *, apache: bool) -> None:
     """It would start empty beside Apache's messages, as if they were not there."""
     (tmp_path / place).mkdir(parents=True)
     settings = BrokerSettings(7, [Address("127.0.0.1", 1)], tmp_path, ZERO, ZERO)

@@ -93,7 +93,7 @@ class Log:
         return [int((record.id or "").split(":")[0]) for record in self.stored]
 
 
-def test_a_record_tells_everything_of_a_change() -> None:
+def test_a_record_has_all_fields_of_a_change() -> None:
     version = Hlc(1_696_374_425_000, 7, "StateStore")
     kept = Kept(b"\x00\xff", b"value", version, Hlc(5, 6, "n"), 1_696_374_430_000)
     set_ = record_of(Change(kept.key, kept, version, writer="client ä,="))
@@ -255,7 +255,7 @@ def test_a_log_that_cannot_be_read_is_read_again(caplog: pytest.LogCaptureFixtur
     assert (log.ids, capture.waiting, capture.stats.failures) == ([1, 2], 0, 2)
 
 
-def test_a_capture_that_does_not_move_says_so() -> None:
+def test_a_stalled_capture_is_reported() -> None:
     log, clock = Log(), [100.0]
     capture = ChangeCapture("changes", 0, log.append_run, log.call_later, last=None, now=lambda: clock[0])
     capture.resume(NOTHING, no_log, lambda _: None)

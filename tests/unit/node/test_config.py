@@ -110,7 +110,7 @@ def paths_of(value: object) -> list[Path]:
     return [value] if isinstance(value, Path) else []
 
 
-def test_relative_paths_of_the_file_begin_beside_it(tmp_path: Path) -> None:
+def test_relative_paths_of_the_file_start_at_its_directory(tmp_path: Path) -> None:
     tls = "{certificate: c, key: k, client_ca: a, revoked: r}"
     (tmp_path / "etc").mkdir()
     path = write(
@@ -164,7 +164,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("text", "message"), REFUSED, ids=[text.strip() for text, _ in REFUSED])
-def test_a_refused_option_says_where_and_what_is_accepted(text: str, message: str) -> None:
+def test_a_refused_option_names_its_location_and_accepted_values(text: str, message: str) -> None:
     write(text)
     with pytest.raises(ConfigError) as caught:
         load_config(None, {}, {})

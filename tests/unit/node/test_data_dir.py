@@ -62,7 +62,7 @@ def test_a_killed_process_leaves_no_lock(tmp_path: Path) -> None:
     DataDirectory(tmp_path).close()
 
 
-def test_a_lock_that_cannot_say_who_has_it_holds_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lock_without_a_known_holder_is_respected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -72,7 +72,7 @@ def test_a_lock_that_cannot_say_who_has_it_holds_all_the_same(tmp_path: Path, mo
         DataDirectory(tmp_path)
 
 
-def test_a_directory_of_something_else_is_not_taken_over(tmp_path: Path) -> None:
+def test_a_directory_of_another_kind_is_refused(tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("x")
     with pytest.raises(StorageError, match=r"contains 'thesis.txt' and no format.json"):
         DataDirectory(tmp_path)

@@ -85,7 +85,7 @@ async def test_metrics_and_other_paths(node: Node) -> None:
     assert (await ask(node.address, "/livez", ""))[0] == 405
 
 
-async def test_the_first_page_leads_to_what_there_is(node: Node) -> None:
+async def test_the_first_page_links_to_all_pages(node: Node) -> None:
     for accept, found in (("", r"^(/\S+) +\w"), ("Accept: text/html,*/*\r\n", r'<a href="(/[^"]+)">')):
         status, headers, text = await ask(node.address, "/", extra=accept)
         assert (status, "text/html" in headers["content-type"]) == (200, bool(accept))
@@ -116,7 +116,7 @@ async def test_a_callback_wraps_the_reply_and_only_a_plain_name_does(node: Node)
     assert (await ask(node.address, "/webapi.htm?callback=alert(1)"))[2].startswith('{"result"')
 
 
-async def test_a_page_of_another_site_is_turned_away(node: Node) -> None:
+async def test_cross_site_requests_are_refused(node: Node) -> None:
     assert (await ask(node.address, "/webapi.htm?method=m", extra="Sec-Fetch-Site: cross-site\r\n"))[0] == 403
     assert (await ask(node.address, "/webapi.htm?method=m", extra="Sec-Fetch-Site: same-origin\r\n"))[0] == 200
 
@@ -156,7 +156,7 @@ async def test_origin_and_referer_are_checked_if_the_browser_does_not_name_the_s
         ("", 200),
     ],
 )
-async def test_a_name_that_somebody_points_at_loopback_is_turned_away(host: str, status: int) -> None:
+async def test_requests_with_a_foreign_host_name_are_refused(host: str, status: int) -> None:
     names = names_of(Address("127.0.0.1", 0), Address("tube.example", 8080))
     for path, app in (
         ("/webapi.htm", master_app(list, Metrics(), echo, names=names)),
@@ -251,7 +251,7 @@ async def test_the_broker_page_answers_under_any_path() -> None:
         await server.close()
 
 
-async def test_a_port_in_use_is_said(node: Node) -> None:
+async def test_a_port_in_use_is_reported(node: Node) -> None:
     with pytest.raises(UnavailableError, match=f"http: cannot listen on {node.address}"):
         await HttpServer(broker_app(echo)).start("http", node.address)
 

@@ -139,7 +139,7 @@ async def test_health_is_open_and_metrics_by_setting(tmp_path: Path, *, open_met
         (None, ["bob"], {"bob"}),
     ],
 )
-async def test_which_users_may_administer(
+async def test_only_administrators_may_use_the_administration(
     tmp_path: Path, *, policies: str | None, administrators: list[str] | None, allowed: set[str]
 ) -> None:
     (tmp_path / "policies.yaml").write_text(f"rules: {policies}\n")

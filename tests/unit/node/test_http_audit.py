@@ -65,7 +65,7 @@ async def test_each_change_is_recorded_with_its_caller_before_it_is_answered(
     assert f"--data-dir: {tmp_path / 'none'} is not a directory" in capsys.readouterr().err
 
 
-async def test_queries_show_who_made_and_who_changed_a_setting_also_after_a_restart(tmp_path: Path) -> None:
+async def test_queries_show_creator_and_modifier_of_a_setting_after_a_restart_too(tmp_path: Path) -> None:
     async def authors(address: str, query: str) -> Mapping[str, Any]:
         rows: Any = (await answered(address, f"/webapi.htm?method={query}"))["data"]
         return {name: rows[0][name] for name in ("createUser", "createDate", "modifyUser", "modifyDate")}

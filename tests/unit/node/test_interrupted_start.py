@@ -43,7 +43,7 @@ async def test_an_error_of_the_start_is_raised() -> None:
         await run_until(asyncio.Event(), start())
 
 
-async def test_a_start_that_is_told_to_end_has_ended() -> None:
+async def test_an_interrupted_start_has_ended() -> None:
     start, stop = Start(), asyncio.Event()
     running = asyncio.create_task(run_until(stop, start()))
     await asyncio.sleep(0)

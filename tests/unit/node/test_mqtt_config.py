@@ -62,7 +62,7 @@ def test_settings_that_cannot_be(config: dict[str, Any], words: str) -> None:
         NodeConfig.model_validate(config)
 
 
-def test_paths_of_the_file_lie_beside_it(tmp_path: Path) -> None:
+def test_paths_of_the_file_start_at_its_directory(tmp_path: Path) -> None:
     path = tmp_path / "etc" / "penstock.yaml"
     path.parent.mkdir()
     path.write_text(

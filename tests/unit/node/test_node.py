@@ -320,14 +320,14 @@ async def test_a_lost_environment_stops_the_start_and_nothing_is_made_in_its_pla
     assert not (tmp_path / lost).exists()
 
 
-def test_everywhere_is_told_as_the_name_of_the_machine() -> None:
+def test_the_wildcard_address_is_advertised_as_the_host_name() -> None:
     everywhere = MqttListener(bind=Address("0.0.0.0", 1883))
     host = parse_address(_advertised_address(everywhere, everywhere.bind)).host
     assert host not in {"0.0.0.0", ""}
     assert _advertised_address(MqttListener(bind=FREE), Address("127.0.0.1", 5)) == "127.0.0.1:5"
 
 
-async def test_others_are_told_what_the_operator_says(tmp_path: Path) -> None:
+async def test_the_advertised_address_is_the_configured_one(tmp_path: Path) -> None:
     node = Node(config(tmp_path, tube_broker=TubeBrokerListener(bind=FREE, advertise=Address("edge-1.example", 8123))))
     ready: Ready = await node.start()
     try:

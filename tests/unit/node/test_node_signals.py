@@ -133,7 +133,7 @@ async def test_a_node_that_still_starts_can_be_ended() -> None:
     assert (said, Stub.closed) == ([], 1)
 
 
-async def test_a_failed_start_closes_what_was_started_and_says_why() -> None:
+async def test_a_failed_start_closes_started_parts_and_reports_the_cause() -> None:
     Stub.may_start.set()
     Stub.may_close.set()
     Stub.error = StorageError("disk")

@@ -52,7 +52,7 @@ def allowing(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_a_listener_that_others_can_reach_needs_users_or_says_so(place: str, tmp_path: Path) -> None:
+def test_a_reachable_listener_needs_users_or_an_explicit_exception(place: str, tmp_path: Path) -> None:
     settings = PLACES[place]
     with pytest.raises(ConfigError) as refused:
         checked(settings)

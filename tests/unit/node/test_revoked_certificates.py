@@ -120,7 +120,7 @@ async def test_a_list_that_cannot_be_used_changes_nothing(tmp_path: Path) -> Non
             pass
 
 
-def test_a_list_without_an_authority_is_told(tmp_path: Path) -> None:
+def test_a_revocation_list_without_an_authority_is_reported(tmp_path: Path) -> None:
     tls = {"certificate": "c", "key": "k", "revoked": str(tmp_path)}
     with pytest.raises(ValueError, match="it needs `client_ca`"):
         NodeConfig.model_validate({"mqtt": {"transport": "tls", "tls": tls}})

@@ -217,7 +217,7 @@ def test_a_refusal_is_a_failure_code_with_its_reason(
 
 
 @pytest.mark.parametrize("error", AWAY)
-def test_a_log_that_is_away_ends_the_connection_so_that_the_publisher_keeps_the_message(
+def test_an_unavailable_log_ends_the_connection_so_that_the_publisher_keeps_the_message(
     log: Log, broker: Broker, error: PenstockError
 ) -> None:
     rule = service(log, broker)
@@ -246,7 +246,7 @@ def test_mqtt_3_has_no_failure_codes_so_every_refusal_ends_the_connection(log: L
     assert broker.disconnected == [(ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR, "no such topic")]
 
 
-def test_at_qos_0_what_is_not_taken_is_counted(log: Log, broker: Broker) -> None:
+def test_refused_qos_0_messages_are_counted(log: Log, broker: Broker) -> None:
     rule = service(log, broker)
     rule.receive(broker.inbound(Publish("plant/a", b"", 0)))
     log.waiting.pop()(StorageError("disk gone"))
@@ -254,7 +254,7 @@ def test_at_qos_0_what_is_not_taken_is_counted(log: Log, broker: Broker) -> None
     assert (rule.stats.dropped, rule.stats.refused) == (1, 0)
 
 
-def test_a_will_that_the_log_refuses_is_counted_since_nobody_can_be_told(log: Log, broker: Broker) -> None:
+def test_a_will_that_the_log_refuses_is_counted(log: Log, broker: Broker) -> None:
     rule = service(log, broker)
     rule.receive(Inbound(Publish("plant/a", b"", 1), "dev", 0))
     log.waiting.pop()(StorageError("disk gone"))
@@ -384,7 +384,7 @@ def test_a_log_that_fills_up_again_keeps_the_order(log: Log, broker: Broker) -> 
 
 
 @pytest.mark.parametrize("error", [*(error for error, _ in REFUSED), *AWAY])
-def test_a_retry_that_is_refused_for_good_does_not_stop_what_waits_behind_it(
+def test_a_permanently_refused_retry_does_not_block_the_messages_behind_it(
     log: Log, broker: Broker, error: PenstockError
 ) -> None:
     later = Later()

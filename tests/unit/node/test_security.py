@@ -73,7 +73,7 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.005)
 
 
-async def test_without_files_nobody_is_asked() -> None:
+async def test_clients_need_no_credentials_without_files() -> None:
     async with serving() as (security, bound):
         assert not security.enforced
         assert security.settings("mqtt").access is None
@@ -109,7 +109,7 @@ async def test_passwords_scram_and_tokens(tmp_path: Path) -> None:
         assert security.stats.granted == 5
 
 
-async def test_a_session_belongs_to_who_made_it(tmp_path: Path) -> None:
+async def test_a_session_belongs_to_the_user_that_created_it(tmp_path: Path) -> None:
     passwords = tmp_path / "passwords"
     put_user(passwords, "ann", b"secret")
     put_user(passwords, "bob", b"secret")
@@ -185,7 +185,7 @@ rules:
     assert warning.fields == {"rule": "rule 1", "policies": str(policies)}  # type: ignore[attr-defined]
 
 
-async def test_a_reload_drops_those_who_may_not_be_here_and_nobody_else(tmp_path: Path) -> None:
+async def test_a_reload_disconnects_only_clients_that_are_no_longer_accepted(tmp_path: Path) -> None:
     passwords, policies = tmp_path / "passwords", tmp_path / "policies.yaml"
     for name in ("ann", "bob", "eve"):
         put_user(passwords, name, name.encode())
@@ -289,7 +289,7 @@ async def test_a_broken_file_keeps_what_held(tmp_path: Path) -> None:
         assert client.connected
 
 
-async def test_an_authority_that_is_not_trusted_any_more_lets_nobody_finish(tmp_path: Path) -> None:
+async def test_handshakes_with_an_authority_that_is_no_longer_trusted_fail(tmp_path: Path) -> None:
     old, new = Authority(tmp_path / "old"), Authority(tmp_path / "new")
     certificate, key = old.issue("server", "127.0.0.1")
     mine = old.issue("press-7")

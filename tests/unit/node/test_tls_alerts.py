@@ -107,7 +107,7 @@ def told(address: tuple[str, int], context: ssl.SSLContext) -> str | None:
 
 @pytest.mark.parametrize("loop", LOOPS)
 @pytest.mark.parametrize("kind", ["tls", "wss", "tubemq"])
-def test_the_alert_says_what_is_wrong_with_the_certificate(site: Site, loop: str, kind: str) -> None:
+def test_the_alert_names_the_fault_of_the_certificate(site: Site, loop: str, kind: str) -> None:
     async def run() -> dict[tuple[str, str], str | None]:
         async with listening(site, kind) as address, asyncio.timeout(DEADLINE_S):
             return {

@@ -15,7 +15,7 @@ from tests.unit.node.test_node import config
 from tests.unit.tube.broker_client import Client
 
 
-async def test_tls_listeners_beside_the_plain_ones(tmp_path: Path) -> None:
+async def test_tls_listeners_run_alongside_plain_ones(tmp_path: Path) -> None:
     authority = trustme.CA()
     certificate = authority.issue_cert("localhost")
     certificate.cert_chain_pems[0].write_to_path(tmp_path / "server.pem")

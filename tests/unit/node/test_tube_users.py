@@ -175,7 +175,7 @@ async def test_a_broker_needs_the_right_to_administer(tmp_path: Path) -> None:
             await asyncio.wait([serving])
 
 
-async def test_a_reload_ends_what_a_user_may_not_do_any_more(tmp_path: Path) -> None:
+async def test_a_reload_ends_actions_that_a_user_lost_permission_for(tmp_path: Path) -> None:
     async with running(tmp_path, policies=POLICIES) as (node, ready):
         async with Producer(ready.tube_master, **login("press-7")) as producer:
             await producer.send("water", b"1")

@@ -30,7 +30,7 @@ def test_addresses_parse_and_print(text: str, address: Address) -> None:
 
 
 @pytest.mark.parametrize("text", BAD)
-def test_other_text_is_refused_with_what_was_expected(text: str) -> None:
+def test_invalid_addresses_are_refused_with_the_expected_form(text: str) -> None:
     with pytest.raises(ValueError, match="expected"):
         parse_address(text)
 
@@ -55,7 +55,7 @@ def test_loopback_is_known() -> None:
         (errno.EMFILE, "Too many open files"),
     ],
 )
-def test_a_listener_that_cannot_open_says_why_and_what_to_do(number: int, why: str) -> None:
+def test_a_listener_that_cannot_open_reports_cause_and_remedy(number: int, why: str) -> None:
     error = bind_error(OSError(number, os.strerror(number)), "mqtt", Address("127.0.0.1", 1883))
     assert error.what == "mqtt: cannot listen on 127.0.0.1:1883"
     assert error.why == why
@@ -63,6 +63,6 @@ def test_a_listener_that_cannot_open_says_why_and_what_to_do(number: int, why: s
     assert "--mqtt" in error.do
 
 
-def test_an_unknown_host_name_is_said() -> None:
+def test_an_unknown_host_name_is_reported() -> None:
     error = bind_error(socket.gaierror(-2, "Name or service not known"), "http", Address("nowhere.invalid", 1))
     assert error.why == "the host name is unknown"

@@ -41,7 +41,7 @@ def test_a_row_that_a_crash_cut_costs_only_itself(tmp_path: Path) -> None:
     assert [row["number"] for row in read_audit(tmp_path)] == [0, 2]
 
 
-def test_a_failure_is_told_until_a_row_is_written(tmp_path: Path) -> None:
+def test_a_failure_is_reported_until_a_row_is_written(tmp_path: Path) -> None:
     (tmp_path / "audit").write_text("a file")
     trail = AuditTrail(tmp_path / "audit")
     with pytest.raises(StorageError, match="cannot be written"):

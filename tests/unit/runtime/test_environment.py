@@ -56,7 +56,7 @@ def test_the_names_of_a_new_environment_are_durable(tmp_path: Path, monkeypatch:
     assert "data.mdb" in synced[tmp_path / "made" / "here"]
 
 
-def test_it_grows_until_a_transaction_fits_and_keeps_its_size(tmp_path: Path) -> None:
+def test_the_map_grows_until_a_transaction_fits_and_keeps_its_size(tmp_path: Path) -> None:
     environment = an_environment(tmp_path)
     rows_of(environment)
     before = environment.stored_bytes()

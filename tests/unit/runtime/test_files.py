@@ -32,7 +32,7 @@ def test_positions_growth_and_truncation(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [0, errno.EOPNOTSUPP, errno.ENOSPC, errno.EIO])
-def test_allocated_bytes_are_zeros_and_keep_what_is_there(
+def test_allocated_bytes_are_zeros_and_existing_bytes_are_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     file = DirectFiles().create(tmp_path / "x")

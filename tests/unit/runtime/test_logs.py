@@ -61,7 +61,7 @@ def test_levels_hold_and_configuring_again_replaces(stream: io.StringIO) -> None
     assert stream.getvalue().count("\n") == 2
 
 
-def test_a_limited_line_says_how_often_it_happened() -> None:
+def test_a_rate_limited_line_reports_its_count() -> None:
     limiter = LogLimiter(interval_ms=10_000)
     assert [limiter.admit(now) for now in (5, 6, 10_004)] == [1, 0, 0]
     assert limiter.admit(10_005, 3) == 5

@@ -39,7 +39,7 @@ def test_runs_in_its_own_thread_and_hands_errors_on() -> None:
         thread.run(where())
 
 
-def test_close_cancels_what_is_under_way() -> None:
+def test_close_cancels_running_coroutines() -> None:
     thread = LoopThread("mine")
     started, ended = threading.Event(), threading.Event()
 
@@ -78,7 +78,7 @@ def test_a_call_from_the_loops_own_thread_is_refused() -> None:
     thread.close()
 
 
-def test_work_that_nobody_waits_for_can_be_cancelled() -> None:
+def test_work_without_a_waiter_can_be_cancelled() -> None:
     thread = LoopThread("mine")
     assert thread.submit(where()).result(10) == "mine"
     cancelled = threading.Event()

@@ -27,7 +27,7 @@ def test_memory_is_released_once_after_work() -> None:
     assert [passed(0.5) for _ in range(8)] == [False, False, False, True] * 2, "a little work adds up"
 
 
-async def test_it_is_released_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_memory_is_released_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "INTERVAL_S", 0.001)
     monkeypatch.setattr(memory, "_IDLE", 1e9)
     used_s = 0.0

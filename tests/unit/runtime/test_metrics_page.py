@@ -13,7 +13,7 @@ from penstock.runtime.observability.metrics import serve_page
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
-def test_a_client_that_goes_away_is_no_news(host: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_client_that_disconnects_is_not_reported(host: str, capsys: pytest.CaptureFixture[str]) -> None:
     try:
         with serve_page((host, 0), lambda: b"x" * 1_000_000, "text/plain") as address:
             assert address.startswith("[::1]:" if host == "::1" else "127.0.0.1:")

@@ -32,7 +32,7 @@ class Machine:
             clock.check()
 
 
-def test_it_runs_with_the_system_clock() -> None:
+def test_the_clock_runs_with_the_system_clock() -> None:
     machine = Machine()
     clock = machine.clock()
     machine.passes(3600, clock)
@@ -40,7 +40,7 @@ def test_it_runs_with_the_system_clock() -> None:
     assert (clock.offset_ms, clock.steps, clock.problem()) == (0, 0, None)
 
 
-def test_it_is_read_to_the_millisecond() -> None:
+def test_the_clock_is_read_to_the_millisecond() -> None:
     clock = SteppedClock()
     for _ in range(1000):
         before = time.time_ns() // 1_000_000
@@ -144,7 +144,7 @@ def test_a_suspended_machine_has_lost_no_time() -> None:
     assert clock.steps == 0
 
 
-async def test_it_looks_by_itself_until_it_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_clock_checks_for_steps_until_it_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.runtime.io.clock._CHECK_S", 0.001)
     machine = Machine()
     clock = machine.clock()

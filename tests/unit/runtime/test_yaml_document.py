@@ -54,12 +54,12 @@ SCALARS: list[tuple[str, object]] = [
 
 
 @pytest.mark.parametrize(("text", "value"), SCALARS, ids=[text[:12] or "empty" for text, _ in SCALARS])
-def test_scalars_mean_what_the_core_schema_says(text: str, value: object) -> None:
+def test_scalars_follow_the_core_schema(text: str, value: object) -> None:
     assert value_of(text) == value
     assert type(value_of(text)) is type(value)
 
 
-def test_not_a_number_is_one() -> None:
+def test_nan_is_a_number() -> None:
     assert math.isnan(value_of(".nan"))
 
 
@@ -74,7 +74,7 @@ def test_every_value_and_key_has_its_place() -> None:
 
 
 @pytest.mark.parametrize("text", ["a: [\n", "a: [1,", "a: {b: 1\n\n", "[", "a:\n  - [x, {y:\n"])
-def test_a_bracket_that_stays_open_is_said(text: str) -> None:
+def test_an_unclosed_bracket_is_reported(text: str) -> None:
     with pytest.raises(ConfigError, match=r"^f\.yaml:\d+:\d+: ") as caught:
         parse_document(text, "f.yaml", {})
     assert "close the bracket" in str(caught.value.do)

@@ -137,7 +137,7 @@ rules:
     assert not permissions_of(text, Principal("x")).may_observe_requests("statestore/v1")
 
 
-def test_a_rule_for_anonymous_clients_is_for_nobody_else() -> None:
+def test_a_rule_for_anonymous_clients_applies_only_to_them() -> None:
     text = """
 rules:
   - principals: {anonymous: true}
@@ -272,7 +272,7 @@ def test_topics_that_are_left_out() -> None:
     assert not ann.may_pass_first("bulk/a")
 
 
-def test_permissions_are_shared_where_no_placeholder_tells_principals_apart() -> None:
+def test_permissions_are_shared_unless_a_placeholder_distinguishes_principals() -> None:
     plain = parse_policy(STORE.replace(', "own/{principal.clientId}/*"', ""))
     assert plain.permissions(Principal("a")) is plain.permissions(Principal("b"))
     personal = parse_policy(STORE)

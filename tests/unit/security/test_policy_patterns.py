@@ -88,7 +88,7 @@ def test_placeholders() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "a/#/b", "a+", "#a", "$share/g/a", "{nobody}", "a/{", "{attributes.}", "a\0"])
-def test_topic_patterns_that_are_none(text: str) -> None:
+def test_invalid_topic_patterns_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match="expected"):
         TopicPattern(text)
 
@@ -149,7 +149,7 @@ def test_values_of_placeholders_are_not_globs() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "[a", "[!", "[b-a]", "[é]", "\\", "{x}", "}"])
-def test_globs_that_are_none(text: str) -> None:
+def test_invalid_globs_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match="expected"):
         GlobPattern(text)
 

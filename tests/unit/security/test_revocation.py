@@ -48,7 +48,7 @@ def test_equal_serial_numbers_of_two_authorities_are_two(authority: Authority, t
 
 
 @pytest.mark.parametrize("year", [2030, 2049, 2050, 9999])
-def test_when_a_certificate_ends(authority: Authority, year: int) -> None:
+def test_the_end_of_a_certificate_is_read(authority: Authority, year: int) -> None:
     """UTCTime has two digits of the year, up to 2049; then there is GeneralizedTime."""
     until = datetime(year, 12, 31, 23, 59, 59, tzinfo=UTC)
     certificate = authority.issue(f"until-{year}", until=until)[0]

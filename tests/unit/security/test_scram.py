@@ -66,12 +66,12 @@ def test_the_example_of_rfc_7677() -> None:
     "message",
     [b"", b"\xff", b"n,,", b"n,,n=ann", b"n,,r=x,n=ann", b"p=tls-unique,,n=ann,r=x", b"x" * 5000, b"n,a=x,n=ann,r=x"],
 )
-def test_first_messages_that_are_none(message: bytes) -> None:
+def test_invalid_client_first_messages_are_refused(message: bytes) -> None:
     assert exchange().first(message) is None
 
 
 @pytest.mark.parametrize("message", [b"", b"\xff", b"c=biws", b"c=biws,r=cs,p=AAAA", b"c=!,r=csservernonce,p=!"])
-def test_final_messages_that_are_none(message: bytes) -> None:
+def test_invalid_client_final_messages_are_refused(message: bytes) -> None:
     server = exchange()
     assert server.first(b"n,,n=ann,r=c") is not None
     assert server.final(message) is None

@@ -48,5 +48,5 @@ def test_a_token_in_place_of_its_digest_is_not_shown() -> None:
     assert "my-secret-token" not in str(raised.value)
 
 
-def test_an_empty_file_lets_nobody_in() -> None:
+def test_an_empty_file_accepts_no_token() -> None:
     assert token_of(parse_tokens(""), b"x") is None

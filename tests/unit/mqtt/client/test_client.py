@@ -143,7 +143,7 @@ async def test_refusals(broker: tuple[MqttServer, str, int]) -> None:
         assert client.connected
 
 
-async def test_misuse_is_told_before_anything_is_sent(broker: tuple[MqttServer, str, int]) -> None:
+async def test_misuse_is_an_error_before_anything_is_sent(broker: tuple[MqttServer, str, int]) -> None:
     client = client_on(broker)
     with pytest.raises(LocalProtocolError):
         await client.publish("a")
@@ -175,7 +175,7 @@ async def test_a_password_that_is_proved_is_not_sent() -> None:
     assert MqttClient(url, authentication=ScramAuthentication("ann", "secret"))._engine.connect.password is None
 
 
-async def test_a_failure_of_our_own_ends_the_client_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_internal_error_ends_the_client_and_is_raised(caplog: pytest.LogCaptureFixture) -> None:
     def broken(_: object) -> ClientLink:
         raise RuntimeError("a bug")
 
@@ -258,7 +258,7 @@ async def test_without_the_session_messages_go_as_new_and_subscriptions_are_made
         assert message.properties.subscription_identifiers == [9]
 
 
-async def test_operations_wait_while_the_server_is_away() -> None:
+async def test_operations_wait_while_the_server_is_unavailable() -> None:
     server = MqttServer()
     host, port = await server.start("127.0.0.1", free_port())
     client = MqttClient(host, port, jitter=lambda: 0.0)
@@ -315,7 +315,7 @@ async def test_taken_over_clients_do_not_fight(broker: tuple[MqttServer, str, in
     await first.disconnect()
 
 
-async def test_disconnect_fails_what_waits(broker: tuple[MqttServer, str, int]) -> None:
+async def test_disconnect_fails_pending_operations(broker: tuple[MqttServer, str, int]) -> None:
     server, _, _ = broker
     log = Log()
     server.add_service(log)
@@ -407,7 +407,7 @@ async def test_a_cancelled_publish_is_not_sent_later() -> None:
     await server.close()
 
 
-async def test_an_expired_publish_fails_while_the_server_is_away() -> None:
+async def test_an_expired_publish_fails_while_the_server_is_unavailable() -> None:
     server = MqttServer()
     host, port = await server.start("127.0.0.1", free_port())
     async with MqttClient(host, port, jitter=lambda: 0.0) as client:
@@ -451,7 +451,7 @@ async def test_qos_0_waits_for_room_instead_of_piling_up() -> None:
     listener.close()
 
 
-async def test_a_listener_or_hook_that_fails_hurts_nobody_else(
+async def test_a_listener_or_hook_that_fails_does_not_affect_others(
     broker: tuple[MqttServer, str, int], caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(_: object) -> None:

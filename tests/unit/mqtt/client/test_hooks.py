@@ -11,7 +11,7 @@ from penstock.mqtt.client import MqttClient
 from penstock.mqtt.server import MqttServer
 
 
-async def test_all_are_called_whatever_one_of_them_raises(caplog: pytest.LogCaptureFixture) -> None:
+async def test_all_hooks_are_called_even_if_one_raises(caplog: pytest.LogCaptureFixture) -> None:
     server = MqttServer()
     _, port = await server.start("127.0.0.1", 0)
     client = MqttClient("127.0.0.1", port, client_id="hooks")

@@ -30,7 +30,7 @@ def test_listeners_come_before_the_callback() -> None:
     assert ([m.topic for m in heard], [m.topic for m in rest]) == (["a/b"], ["z", "a/c"])
 
 
-async def test_reading_pauses_at_the_mark_and_goes_on_at_half_of_it() -> None:
+async def test_reading_pauses_at_the_limit_and_resumes_at_half_of_it() -> None:
     reading = Reading()
     inbox = Inbox(None, reading, lambda _: None)
     for n in range(MAX_UNREAD):

@@ -24,7 +24,7 @@ def test_no_properties_equal_empty_properties() -> None:
     assert Publish("a") != "a"
 
 
-def test_they_print_short() -> None:
+def test_packets_have_short_representations() -> None:
     assert repr(Publish("a", b"hi", 1, packet_id=7, retain=True)) == "<PUBLISH 'a' q1 retain id=7 b'hi'>"
     assert len(repr(Publish("a", bytes(100_000)))) < 200
     assert repr(PubAck(3, 0x97)) == "<PUBACK id=3 0x97>"

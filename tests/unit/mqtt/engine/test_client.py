@@ -99,7 +99,7 @@ def test_auth_out_of_place() -> None:
         assert closed.reason_code == 0x82
 
 
-def test_silence_proves_nothing_while_nobody_reads() -> None:
+def test_silence_does_not_end_the_connection_while_reading_is_paused() -> None:
     engine = ClientEngine(Connect("c", keep_alive=10))
     engine.begin(0)
     engine.receive(encode(ConnAck()), 0)

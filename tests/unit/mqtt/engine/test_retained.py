@@ -26,7 +26,7 @@ def match(retained: Retained, topic_filter: str, now: int) -> list[Message]:
 
 
 @given(st.lists(topics, max_size=10, unique=True), st.lists(topics, max_size=5), filters)
-def test_it_agrees_with_matches(stored: list[str], deleted: list[str], topic_filter: str) -> None:
+def test_lookups_agree_with_matches(stored: list[str], deleted: list[str], topic_filter: str) -> None:
     retained = Retained(100, 100_000)
     for topic in stored:
         assert retained.store(topic, message(topic))

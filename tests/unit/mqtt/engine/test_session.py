@@ -36,7 +36,7 @@ def test_a_full_queue_and_its_bytes(policy: QueueOverflowPolicy, kept: list[byte
     assert (session.waiting.bytes, len(session.waiting)) == (0, 0)
 
 
-def test_qos_0_is_not_kept_for_who_is_away() -> None:
+def test_qos_0_is_not_queued_for_disconnected_clients() -> None:
     session = offline()
     put(session, b"x", qos=0)
     assert (len(session.waiting.qos0), session.waiting.bytes) == (0, 0)

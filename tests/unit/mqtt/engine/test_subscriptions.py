@@ -14,7 +14,7 @@ topics = st.lists(st.sampled_from(["a", "b", "", "$x"]), min_size=1, max_size=4)
 
 
 @given(st.lists(filters, max_size=12), st.lists(filters, max_size=6), topics)
-def test_it_agrees_with_matches(added: list[str], removed: list[str], topic: str) -> None:
+def test_lookups_agree_with_matches(added: list[str], removed: list[str], topic: str) -> None:
     tree: FilterTree[str] = FilterTree()
     kept: set[str] = set()
     for topic_filter in added:

@@ -128,7 +128,7 @@ async def test_plain_bytes_and_silence_on_a_tls_port(
 
 
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
-async def test_a_resumed_session_is_still_somebody(
+async def test_a_resumed_tls_session_keeps_the_client_certificate(
     server: MqttServer, authority: Authority, version: ssl.TLSVersion
 ) -> None:
     address = await server.listen(tls_settings(authority, client_certificates=ClientCertificates.REQUIRE))
@@ -191,7 +191,7 @@ async def test_old_tls_is_refused(server: MqttServer, authority: Authority) -> N
         (b"\x10\x0d\x00\x04MQTX\x05", b""),
     ],
 )
-async def test_a_refusal_says_why(sent: bytes, expected: bytes) -> None:
+async def test_a_refusal_has_a_reason(sent: bytes, expected: bytes) -> None:
     server = MqttServer(connection_limits=ConnectionLimits(connect_rate_per_address=1))
     address = await server.start("127.0.0.1", 0)
     server._time = lambda: 0.0  # in one second, however long it takes

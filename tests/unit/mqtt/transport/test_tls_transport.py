@@ -216,7 +216,7 @@ async def test_tls_records_that_arrive_together_are_delivered_in_one_piece(
     assert (received.data, received.pieces) == (b"x" * 60_000, 1)
 
 
-async def test_closing_says_goodbye_and_discards_what_still_comes(authority: Authority, context: ServerTls) -> None:
+async def test_closing_sends_close_notify_and_discards_later_input(authority: Authority, context: ServerTls) -> None:
     transport, received, wire = opened(context)
     client = Client(authority, transport, wire)
     client.connect()
@@ -254,7 +254,7 @@ async def test_closing_without_waiting_for_a_client_that_leaves(authority: Autho
     assert received.events == ["made", "lost"]
 
 
-async def test_a_client_that_says_goodbye(authority: Authority, context: ServerTls) -> None:
+async def test_a_client_that_sends_close_notify_ends_the_connection(authority: Authority, context: ServerTls) -> None:
     transport, received, wire = opened(context)
     client = Client(authority, transport, wire)
     client.connect()

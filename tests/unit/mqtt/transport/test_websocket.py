@@ -149,7 +149,7 @@ async def test_oversized_messages_are_refused(server: tuple[MqttServer, str]) ->
     "request_bytes", [b"GET /mqtt HTTP/1.1\r\n" + b"X: " + b"y" * 20_000, b"a" * 20_000, b"\x16\x03"]
 )
 @pytest.mark.parametrize("server", [500], indirect=True)
-async def test_requests_that_are_none(server: tuple[MqttServer, str], request_bytes: bytes) -> None:
+async def test_invalid_handshakes_are_refused(server: tuple[MqttServer, str], request_bytes: bytes) -> None:
     broker, url = server
     host, port = url.removeprefix("ws://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port))

@@ -192,7 +192,7 @@ def test_a_commit_larger_than_the_log_goes_into_lmdb(tmp_path: Path, stores: lis
     assert (recovered[b"a"], recovered[b"b"], len(recovered[b"large"])) == (b"3", b"2", 2 * SEGMENT)
 
 
-def test_lmdb_follows_while_commits_go_on(tmp_path: Path, stores: list[_Store]) -> None:
+def test_lmdb_is_updated_while_commits_continue(tmp_path: Path, stores: list[_Store]) -> None:
     store = _Store(tmp_path / "a", follows=True)
     stores.append(store)
     expected = {}
@@ -297,7 +297,7 @@ def test_a_disk_without_room_for_the_log_is_slower_and_no_worse(
         (DirectFiles, "remove", Durability.FLUSHED),
     ],
 )
-def test_a_log_that_cannot_be_used_is_told_and_kept(
+def test_an_unusable_log_is_reported_and_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: type, operation: str, durability: Durability
 ) -> None:
     store = _Store(tmp_path / "a")
@@ -451,7 +451,7 @@ def found_by_copy(path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[bytes, by
     return found(copy)
 
 
-def test_lmdb_without_disk_space_lets_commits_go_on_and_follows_later(
+def test_commits_continue_while_lmdb_has_no_disk_space(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setitem(vars(wal), "_RETRY_S", 0.001)

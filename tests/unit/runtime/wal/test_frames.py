@@ -51,7 +51,7 @@ def numbers(data: bytes) -> list[int]:
     return [frame.sequence for frame in frames_in(data, ME)]
 
 
-def test_frames_are_found_between_anything_else() -> None:
+def test_frames_are_found_between_other_bytes() -> None:
     first, second = framed(ME, 1, 1, OPERATIONS), framed(ME, 1, 2, [])
     foreign = framed(b"somebody", 1, 3, OPERATIONS)
     assert numbers(bytes(SECTOR) + first + foreign + bytes(3 * SECTOR) + second + bytes(SECTOR)) == [1, 2]
@@ -61,7 +61,7 @@ def test_frames_are_found_between_anything_else() -> None:
     assert numbers(first[:SECTOR] + second) == [2]
 
 
-def test_a_frame_torn_at_any_byte_is_none() -> None:
+def test_a_torn_frame_is_not_read() -> None:
     before, written = framed(ME, 1, 1, []), framed(ME, 1, 2, OPERATIONS)
     for size in range(len(written.rstrip(b"\0"))):
         assert numbers(before + written[:size] + bytes(len(written) - size)) == [1]
@@ -90,7 +90,7 @@ def test_remains_of_older_frames_are_recognized_by_their_numbers() -> None:
     assert numbers(new + old[len(new) :]) == [6, 2, 3, 4, 5]
 
 
-def test_a_value_that_looks_like_a_frame_is_none() -> None:
+def test_a_value_that_looks_like_a_frame_is_not_read_as_one() -> None:
     forged = framed(b"guessed!", 1, 7, [(PUT, 0, b"k", b"forged")])
     value = bytes(SECTOR - 100) + forged * 3
     frame = framed(ME, 1, 1, [(PUT, 0, b"k", value)])
@@ -104,7 +104,7 @@ def test_a_value_that_looks_like_a_frame_is_none() -> None:
 
 
 @pytest.mark.parametrize("size", [0, 1, 7, 8, 27, 28, 511])
-def test_less_than_a_frame_is_none(size: int) -> None:
+def test_less_than_a_frame_is_not_read(size: int) -> None:
     assert list(frames_in(framed(ME, 1, 1, OPERATIONS)[:size], ME)) == []
     assert list(frames_in(ME + b"\xff" * 24, ME)) == []
 

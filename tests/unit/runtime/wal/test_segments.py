@@ -77,7 +77,7 @@ def test_scarce_is_the_last_segment_when_half_full() -> None:
     assert not segments.is_scarce()
 
 
-def test_there_are_no_more_segments_than_allowed() -> None:
+def test_the_number_of_segments_is_bounded() -> None:
     disk = RecordedDisk()
     segments = some(disk, most=2)
     for _ in range(5):
