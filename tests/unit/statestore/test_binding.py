@@ -230,7 +230,7 @@ def test_the_answer_to_a_delete_and_its_notification_carry_one_version(dialect: 
 # Requests that break the rules
 
 
-def test_without_a_response_topic_the_puback_says_so() -> None:
+def test_a_missing_response_topic_is_reported_in_the_puback() -> None:
     for publish in (message(response_topic=None), message(response_topic=""), Publish(INVOKE, b"x", 1)):
         refusal = read(publish)
         assert isinstance(refusal, RejectedRequest)
@@ -336,7 +336,7 @@ def test_a_request_whose_expiry_is_used_up_is_neither_executed_nor_answered(
 
 
 @pytest.mark.parametrize(("passed_ms", "left"), [(0, 10), (1, 10), (1_000, 9), (9_001, 1), (9_999, 1), (10_000, None)])
-def test_an_answer_has_what_is_left_of_the_expiry(passed_ms: int, left: int | None) -> None:
+def test_an_answer_has_the_remaining_expiry(passed_ms: int, left: int | None) -> None:
     publish = answered(ask(expires_at=NOW + 10_000), Answer(AnswerKind.OK), NOW + passed_ms)
     assert (None if publish is None else publish.properties.message_expiry_interval) == left
 

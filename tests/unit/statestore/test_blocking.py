@@ -40,7 +40,7 @@ NOT_BLOCKING = {"connect", "on_lost", "on_restored", "timeout_s"}
 """The constructor's part, and hooks, which run in the loop of the asyncio client."""
 
 
-def test_every_method_of_the_client_is_there() -> None:
+def test_every_method_of_the_client_exists() -> None:
     methods = {name for name in vars(StateStoreClient) if not name.startswith("_")}
     missing = methods - NOT_BLOCKING - set(dir(Client))
     assert not missing, f"add to BlockingCommands in statestore/client/client.py: {sorted(missing)}"

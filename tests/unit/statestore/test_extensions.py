@@ -101,7 +101,7 @@ async def test_a_prefix_fence_stops_a_zombie_that_writes_a_new_key(store: StateS
         await store.set("out/never seen", "v", fencing_token=lease.token)
 
 
-async def test_a_held_lock_says_for_how_long(store: StateStoreClient) -> None:
+async def test_a_held_lock_reports_its_remaining_time(store: StateStoreClient) -> None:
     await store.set("lock", "somebody", ttl_ms=60_000)
     with pytest.raises(LockHeldError) as raised:
         await Lease(store, "lock", holder="me").acquire(timeout_s=0)
@@ -140,7 +140,7 @@ async def test_no_change_is_missed_across_a_reconnect(node: LocalNode, store: St
                 assert [change.value for change in told] == [b"1", b"2", b"3"]
 
 
-async def test_without_resuming_a_prefix_tells_that_it_may_have_missed_something(tmp_path: Path) -> None:
+async def test_without_resuming_an_observed_prefix_reports_possibly_missed_changes(tmp_path: Path) -> None:
     with LocalNode(tmp_path, extensions=["prefix-observe"]) as node:
         async with (
             asyncio.timeout(20),
@@ -157,7 +157,7 @@ async def test_without_resuming_a_prefix_tells_that_it_may_have_missed_something
                 assert change.key == b"line/1"
 
 
-async def test_a_store_without_them_says_so(tmp_path: Path) -> None:
+async def test_a_store_without_extensions_raises_an_error(tmp_path: Path) -> None:
     with LocalNode(tmp_path) as node:
         async with StateStoreClient.connect(node.url) as store:
             written = (await store.set("k", "v")).version

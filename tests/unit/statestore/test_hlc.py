@@ -55,7 +55,7 @@ def test_read(text: str) -> None:
         *(f"{2**64}:0:n", f"0:{2**64}:n", "1" * 5000 + ":0:n", "\u0661:0:n", "1:\u00b2:n", "1:0:n:", "1:0\n:n"),
     ],
 )
-def test_not_read(text: str) -> None:
+def test_invalid_versions_are_refused(text: str) -> None:
     assert parse(text) is None
 
 

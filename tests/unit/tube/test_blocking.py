@@ -76,7 +76,7 @@ def poll_without_confirming(masters: str) -> None:
         assert reader.poll(0.2) is None, "now it is drained"
 
 
-async def test_poll_tells_an_unconfirmed_batch_from_a_drained_topic(
+async def test_poll_distinguishes_an_unconfirmed_batch_from_a_drained_topic(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("penstock.tube.engine.client.consumer_state.EXTENSIONS", None)  # served as Apache's brokers do

@@ -22,7 +22,7 @@ from tests.unit.tube.servers import keys_of
 USERS = {"edge": "secret"}
 
 
-async def test_users_sign_and_go_on_by_token(tmp_path: Path) -> None:
+async def test_users_sign_once_and_continue_with_a_token(tmp_path: Path) -> None:
     # Tokens are good for a second: both are renewed several times.
     master = TubeMaster(tmp_path / "master", access=ClientAccess(keys_of(USERS), token_ms=1000), config=MasterConfig())
     _, port = await master.start("127.0.0.1", 0)

@@ -42,7 +42,7 @@ def numbered(start: int, end: int) -> list[bytes]:
     return [b"%04d" % number for number in range(start, end)]
 
 
-async def test_everything_comes_once_and_in_order_of_the_partition(tmp_path: Path) -> None:
+async def test_all_messages_are_delivered_once_and_in_partition_order(tmp_path: Path) -> None:
     async with tube(tmp_path, "demo") as running:
         await fill(running, numbered(0, 500))
         async with Consumer(running.masters, "lake", ["demo"]) as consumer:
@@ -58,7 +58,7 @@ async def test_everything_comes_once_and_in_order_of_the_partition(tmp_path: Pat
             assert {partition.id for partition in consumer.assignment} == {0, 1, 2}
 
 
-async def test_group_goes_on_where_it_was_even_in_the_middle_of_a_batch(tmp_path: Path) -> None:
+async def test_a_group_continues_at_its_offset_even_within_a_batch(tmp_path: Path) -> None:
     async with tube(tmp_path, "demo", partitions=1) as running:
         await fill(running, numbered(0, 100))
         async with Consumer(running.masters, "lake", ["demo"]) as consumer:

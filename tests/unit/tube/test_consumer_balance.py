@@ -42,7 +42,7 @@ def member(running: Tube, node: int, of: int) -> Consumer:
     )
 
 
-async def test_members_take_their_shares_and_go_on_after_restarts(tmp_path: Path) -> None:
+async def test_members_take_their_shares_and_continue_after_restarts(tmp_path: Path) -> None:
     async with tube(tmp_path, "demo") as running:
         await fill(running, 0)
         pair = [member(running, node, 2) for node in range(2)]
@@ -64,7 +64,7 @@ async def test_members_take_their_shares_and_go_on_after_restarts(tmp_path: Path
             assert await read([alone], COUNT) == list(range(2 * COUNT, 3 * COUNT))
 
 
-async def test_a_member_holds_what_it_is_told_to(tmp_path: Path) -> None:
+async def test_a_member_holds_the_partitions_it_selects(tmp_path: Path) -> None:
     async with tube(tmp_path, "demo") as running, member(running, 0, 1) as consumer:
         await until(lambda: len(consumer.assignment) == 3)
         await consumer.assign(["1:demo:2"])

@@ -89,7 +89,7 @@ async def test_invalid_records_are_refused(tmp_path: Path) -> None:
         assert (caught.value.code, "topic create unknown" in str(caught.value.do)) == (444, True)
 
 
-async def test_nothing_is_lost_when_broker_and_master_restart(tmp_path: Path) -> None:
+async def test_no_message_is_lost_when_broker_and_master_restart(tmp_path: Path) -> None:
     async with tube(tmp_path, "demo") as running, Producer(running.masters, heartbeat_s=0.05) as producer:
         sends = []
         for number in range(400):
@@ -145,7 +145,7 @@ async def test_a_close_that_is_cancelled_changes_nothing(tmp_path: Path) -> None
         assert {(await sending).broker_id, (await producer.send("demo", b"b")).broker_id} == {1}
 
 
-async def test_a_wrong_topic_disturbs_nobody(tmp_path: Path) -> None:
+async def test_an_unknown_topic_does_not_affect_other_sends(tmp_path: Path) -> None:
     async with tube(tmp_path, "demo") as running, Producer(running.masters, heartbeat_s=0.05) as producer:
         for wrong in (None, "", "a:b", 3):
             topic: Any = wrong
@@ -156,7 +156,7 @@ async def test_a_wrong_topic_disturbs_nobody(tmp_path: Path) -> None:
         assert (await producer.send("demo", b"x")).append_offset == 0
 
 
-async def test_broker_that_stays_away_gives_an_error_in_time(tmp_path: Path) -> None:
+async def test_a_broker_that_stays_unavailable_is_an_error_in_time(tmp_path: Path) -> None:
     async with tube(tmp_path, "demo") as running:
         producer = Producer(running.masters, delivery_timeout_s=0.3, retry_s=0.02)
         await producer.start()
@@ -225,7 +225,7 @@ async def run(script: Script, count: int, **kind: Any) -> list[object]:
             return await asyncio.gather(*sends, return_exceptions=True)
 
 
-async def test_old_broker_says_the_message_id_in_words() -> None:
+async def test_an_old_broker_returns_the_message_id_as_text() -> None:
     [result] = await run(Script(), 1)
     assert getattr(result, "message_id", None) == 42
 
@@ -278,7 +278,7 @@ async def test_message_that_was_overtaken_is_not_put_behind() -> None:
     assert script.log == [b"1", b"2"]
 
 
-async def test_refusal_for_good_stops_nobody_else() -> None:
+async def test_a_permanent_refusal_does_not_stop_other_sends() -> None:
     script = Script(403)
     first, second = await run(script, 2)
     assert isinstance(first, RefusedError)

@@ -12,7 +12,7 @@ from penstock.tube.consumer import Consumer
 from penstock.tube.reader import RangeReader
 
 
-def test_every_public_name_is_there() -> None:
+def test_every_public_name_exists() -> None:
     assert tube.Consumer is Consumer
     assert tube.RangeReader is RangeReader
     assert sorted(tube._HOMES) == tube.__all__

@@ -62,7 +62,7 @@ async def test_body_that_is_no_request_gets_a_fatal_answer(port: int) -> None:
     assert decode_response(9, body).status == FATAL
 
 
-async def test_peer_that_speaks_something_else_is_cut(port: int) -> None:
+async def test_a_peer_with_another_protocol_is_disconnected(port: int) -> None:
     good = encode_frame(1, encode_request(Request(1, 1, 3, b"x")))
     assert len(await talk(port, good + b"GET / HTTP/1.1\r\n", lambda _: False)) == 1
     assert await talk(port, b"GET / HTTP/1.1\r\n", lambda _: False) == []

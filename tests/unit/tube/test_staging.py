@@ -144,7 +144,7 @@ async def test_rows_that_cannot_be_stored_are_refused(tmp_path: Path) -> None:
         assert running.brokers[1].stats["staged_attempts"] == 0
 
 
-async def test_an_older_run_is_told_which_one_replaced_it(tmp_path: Path) -> None:
+async def test_an_older_run_gets_the_name_of_its_successor(tmp_path: Path) -> None:
     async with tube(tmp_path, "demo", brokers=2) as running, client(running) as producer:
         old, new = BatchId("q", "old", 3), BatchId("q", "new", 3)
         staged = await stage_all(producer, old, "a")
@@ -262,7 +262,7 @@ async def test_the_next_run_waits_for_a_broker_that_may_know_better(
         await asker.close()
 
 
-async def test_settling_finishes_what_a_dead_run_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_settling_finishes_transactions_of_a_dead_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with tube(tmp_path, "demo", brokers=2) as running, client(running) as producer:
         batch = BatchId("q", "old", 4)
         staged = await stage_all(producer, batch, "a")
@@ -293,7 +293,7 @@ async def test_a_broker_that_knows_no_transactions(tmp_path: Path) -> None:
             assert (await stager.finish()).brokers == {}
 
 
-async def test_a_server_that_says_nothing_is_unavailable() -> None:
+async def test_a_server_that_does_not_respond_is_unavailable() -> None:
     async with scripted(lambda _: None) as (port, _), scripted(lambda _: None) as (master, _):
         producer = Producer(f"127.0.0.1:{master}", request_timeout_s=0.2)
         asker = TransactionClient(producer, BatchId("q", "run", 0), 0.5)

@@ -123,7 +123,7 @@ async def test_without_a_state_store_the_request_times_out() -> None:
     await server.close()
 
 
-async def test_it_announces_no_topic_aliases() -> None:
+async def test_the_client_announces_no_topic_aliases() -> None:
     """The broker sends an encoded response as it is only to clients without aliases."""
     received: asyncio.Future[Connect] = asyncio.get_running_loop().create_future()
 
@@ -256,7 +256,7 @@ async def test_an_observer_that_comes_while_the_last_one_leaves(node: StoreNode)
         assert store._observations._keys == {}
 
 
-async def test_an_outage_is_told_and_whether_changes_may_have_been_missed(node: StoreNode) -> None:
+async def test_an_outage_and_possibly_missed_changes_are_reported(node: StoreNode) -> None:
     async with connect(node) as store:
         kept = await store.set("kept", "v")
         lost: list[str] = []
@@ -279,7 +279,7 @@ async def test_an_outage_is_told_and_whether_changes_may_have_been_missed(node: 
             assert observation.entry is None
 
 
-async def test_an_observation_survives_a_restart_and_tells_what_was_missed(node: StoreNode) -> None:
+async def test_an_observation_survives_a_restart_and_reports_missed_changes(node: StoreNode) -> None:
     async with connect(node) as store:
         await store.set("kept", "old")
         await store.set("gone", "old")
@@ -443,7 +443,7 @@ async def test_a_machine_with_a_wrong_clock_may_go_by_the_servers(node: StoreNod
         assert store.clock_behind_ms < 0
 
 
-async def test_a_clock_that_became_fast_is_told_by_how_much(node: StoreNode) -> None:
+async def test_a_fast_clock_is_reported_with_its_skew(node: StoreNode) -> None:
     ahead = 0
     async with (
         MqttClient("127.0.0.1", node.port, client_id="fast") as mqtt,

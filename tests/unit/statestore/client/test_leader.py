@@ -29,7 +29,7 @@ async def test_campaign_and_resign(store: StateStoreClient, other: StateStoreCli
     assert not b.deposed.is_set()
 
 
-async def test_observers_learn_who_leads_and_nothing_of_renewals(
+async def test_observers_learn_the_leader_but_not_its_renewals(
     store: StateStoreClient, other: StateStoreClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(penstock.statestore.client.locks, "_RENEWALS_PER_TTL", 600)

@@ -121,7 +121,7 @@ async def test_a_store_out_of_reach_loses_the_lease_within_its_time(node: StoreN
             await lease.release()
 
 
-async def test_waiting_goes_on_while_the_store_is_out_of_reach(node: StoreNode) -> None:
+async def test_waiting_continues_while_the_store_is_unreachable(node: StoreNode) -> None:
     async with StateStoreClient.connect(node.url) as store:
         await node.close()
         store.timeout_s = 0.1

@@ -38,7 +38,7 @@ class Store:
         return self.entry
 
 
-async def test_a_change_right_behind_the_answer_is_told_to_the_observer_of_a_prefix() -> None:
+async def test_a_change_right_after_the_answer_reaches_the_observer_of_a_prefix() -> None:
     store = Store()
     async with store.observations.observe(b"line/", prefix=True) as changes:
         assert changes.entry is None
@@ -47,7 +47,7 @@ async def test_a_change_right_behind_the_answer_is_told_to_the_observer_of_a_pre
     assert (change.key, change.operation, change.value) == (b"line/1", "SET", b"new")
 
 
-async def test_of_a_single_key_it_is_what_the_observation_starts_with() -> None:
+async def test_an_observation_of_a_single_key_starts_with_its_value() -> None:
     store = Store()
     async with store.observations.observe(b"line/1") as changes:
         assert changes.entry == store.entry

@@ -46,7 +46,7 @@ async def test_a_get_that_finds_a_different_value_reports_a_missed_change() -> N
     assert await read(reader) == [change(2, b"w", missed=True), KeyChange(b"k", "DELETE", None, None, missed=True)]
 
 
-async def test_a_slow_reader_loses_the_oldest_and_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_slow_reader_loses_the_oldest_changes_and_counts_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(observations, "MAX_UNREAD", 2)
     reader = Observation()
     for n in range(3):

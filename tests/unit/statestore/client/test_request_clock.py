@@ -52,7 +52,7 @@ def test_a_clock_that_was_set_back_does_not_stay_in_the_future() -> None:
     assert clock.stamp() == Hlc(wall.ms, 0, "me")
 
 
-def test_the_skew_is_told_from_the_newest_version() -> None:
+def test_the_skew_is_computed_from_the_newest_version() -> None:
     wall = Wall(100_000)
     clock = RequestClock("me", wall)
     assert clock.skew()[0] is None

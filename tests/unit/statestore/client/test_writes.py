@@ -236,6 +236,6 @@ async def test_an_answer_of_another_length_is_no_answer(store: Store, monkeypatc
         (lambda: Write.set("k", "v", ttl_ms=0), "SET 'k': ttl_ms is 0"),
     ],
 )
-def test_writes_that_are_none_are_never_sent(make: Any, error: str) -> None:
+def test_invalid_writes_are_never_sent(make: Any, error: str) -> None:
     with pytest.raises(LocalProtocolError, match=error):
         make()

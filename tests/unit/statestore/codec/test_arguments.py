@@ -7,7 +7,7 @@ from penstock.statestore.hlc import Hlc, parse_wire
 
 
 @pytest.mark.parametrize("digits", [b"1", b"60000", b"31536000000000"])
-def test_how_long_a_key_lives(digits: bytes) -> None:
+def test_expiry_times_are_parsed(digits: bytes) -> None:
     assert ttl_of(digits) == int(digits)
 
 

@@ -136,7 +136,7 @@ def test_a_payload_that_is_not_resp3_is_a_syntax_error() -> None:
     assert isinstance(parse_payload(encode_array([b"GET", b"k"])), Command)
 
 
-def test_every_error_text_of_the_sdks_is_there() -> None:
+def test_every_error_text_of_the_sdks_exists() -> None:
     texts = vectors()["errors"]["texts_matched_exactly"]
     assert len(texts) == 12
     assert [error.value for error in StoreError][:12] == texts

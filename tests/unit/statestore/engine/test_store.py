@@ -267,7 +267,7 @@ def test_deadlines_of_renewed_keys_do_not_pile_up(store: Store) -> None:
     assert store.engine.next_deadline() == NOW + 5000
 
 
-def test_observers_are_told_of_changes_and_of_nothing_else(store: Store) -> None:
+def test_observers_are_notified_of_changes_only(store: Store) -> None:
     assert store.ask("KEYNOTIFY k", client="a").kind is AnswerKind.OK
     assert store.ask("KEYNOTIFY k", client="a").kind is AnswerKind.OK
     store.ask("KEYNOTIFY k", client="b")
@@ -351,7 +351,7 @@ def test_quota_of_bytes_counts_what_a_record_takes_and_only_what_grows() -> None
     assert store.ask("SET b 12345 NX").kind is AnswerKind.NOT_MET
 
 
-def test_of_the_fence_of_a_key_and_the_floor_above_it_the_higher_counts() -> None:
+def test_the_higher_of_key_fence_and_prefix_floor_applies() -> None:
     store = Store(Engine(extensions=Extension.PREFIX_FENCE))
     store.ask("SET out/k v", ft=f"{NOW}:1:n")
     command = parse([b"SET", b"lock", b"v"], Extension.PREFIX_FENCE)

@@ -42,7 +42,7 @@ def test_the_last_ones_are_kept_and_no_more_than_twice_as_many(monkeypatch: pyte
         assert min(number + 1, 3) <= len(known) <= 6
 
 
-def test_they_are_few_objects() -> None:
+def test_remembered_writes_use_few_objects() -> None:
     """Small objects that live long keep the arenas of the allocator in which they are."""
     writes = RecentWrites()
     before = sys.getallocatedblocks()

@@ -242,7 +242,7 @@ def edit_while_open(storage: Storage, position: bytes) -> None:
 
 
 @pytest.mark.parametrize("durability", Durability)
-def test_after_an_abrupt_end_everything_is_there(
+def test_all_data_exists_after_an_abrupt_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, durability: Durability
 ) -> None:
     # Nothing changes while it is copied.

@@ -59,7 +59,7 @@ async def store(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator
         ("asker", "answers/elsewhere", "unanswered", "no subscription"),
     ],
 )
-async def test_an_answer_for_nobody_has_a_reason(
+async def test_an_answer_without_a_recipient_has_a_reason(
     store: Store, caplog: pytest.LogCaptureFixture, subscriber: str, topic_filter: str, counter: str, reason: str
 ) -> None:
     caplog.set_level(logging.WARNING)
@@ -85,7 +85,7 @@ async def test_the_request_was_carried_out(store: Store) -> None:
         assert entry.value == b"v"
 
 
-async def test_a_subscription_beside_the_shared_one_gets_the_answer(store: Store) -> None:
+async def test_a_subscription_next_to_the_shared_one_gets_the_answer(store: Store) -> None:
     async with MqttClient(store.url, client_id="asker") as asker:
         await asker.subscribe("$share/group/answers/here", qos=1)
         await asker.subscribe("answers/#", qos=1)

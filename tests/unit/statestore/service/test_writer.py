@@ -196,7 +196,7 @@ async def test_an_answer_waits_for_the_one_before_it_to_the_same_client_alone(tm
         assert (writer.waiting, writer.answer_waits_for("a", 0)) == (0, 0)
 
 
-async def test_a_notification_keeps_its_place_and_nobody_waits_behind_it(tmp_path: Path) -> None:
+async def test_a_notification_keeps_its_order_without_delaying_others(tmp_path: Path) -> None:
     async with _Writing(tmp_path, Durability.FLUSHED) as writing:
         writer, left = writing.writer, list[str]()
         number = writing.set(b"1")

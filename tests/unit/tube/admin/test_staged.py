@@ -59,6 +59,6 @@ def test_prepared_rows_are_deleted_only_with_force() -> None:
     assert [row["queryName"] for row in ask(talk, "admin_query_staged_rows")] == ["p", "p"]
 
 
-def test_an_engine_without_staging_says_so() -> None:
+def test_an_engine_without_staging_refuses_the_request() -> None:
     answer, _ = handle(BrokerAdmin(Talk().engine, 1, dict, 0), {"method": "admin_query_staged_rows"}, None)
     assert answer["errMsg"] == "this broker does not stage rows"

@@ -45,7 +45,7 @@ async def test_produce_consume_confirm_over_a_socket(tmp_path: Path) -> None:
         assert stats["unwritten_bytes"] == 0
 
 
-async def test_everything_is_there_after_a_restart(tmp_path: Path) -> None:
+async def test_all_data_exists_after_a_restart(tmp_path: Path) -> None:
     async with running(tmp_path) as (_, client):
         for n in range(3):
             await client.answer(client.send(b"%d" % n))

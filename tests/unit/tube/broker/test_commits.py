@@ -113,7 +113,9 @@ async def test_no_commit_waits_for_a_position_that_only_a_get_moved(
                 await asyncio.sleep(0)
 
 
-async def test_nothing_waits_for_what_memory_acknowledges(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_acknowledgements_from_memory_do_not_wait_for_a_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("penstock.tube.broker.commits.WRITE_BEHIND_S", NEVER_S)
     async with running(tmp_path, durability=Durability.MEMORY) as (broker, client):
         await broker.committed()
@@ -130,7 +132,7 @@ async def test_nothing_waits_for_what_memory_acknowledges(tmp_path: Path, monkey
 
 
 @pytest.mark.parametrize("setting", [("WRITE_BEHIND_S", 0.001), ("WRITE_BEHIND_BYTES", 0)])
-async def test_it_is_written_a_moment_later_or_when_it_is_much(
+async def test_memory_topics_are_written_after_a_delay_or_a_size(
     setting: tuple[str, float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("penstock.tube.broker.commits.WRITE_BEHIND_S", NEVER_S)

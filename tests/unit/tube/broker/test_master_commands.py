@@ -38,7 +38,7 @@ async def test_visit_tokens_count_once_clients_can_have_heard_of_them(tmp_path: 
     await broker.close()
 
 
-async def test_a_client_goes_on_over_restarts_of_broker_and_master(tmp_path: Path) -> None:
+async def test_a_client_continues_over_restarts_of_broker_and_master(tmp_path: Path) -> None:
     """With a token of before, or none: a Java producer hears of another one only after 13 s."""
     config, port = MasterConfig(check_visit_tokens=True), free_port()
 

@@ -75,7 +75,7 @@ def test_an_answer_that_ends_early() -> None:
         ask(connection)
 
 
-def test_a_peer_that_speaks_something_else() -> None:
+def test_a_peer_with_another_protocol_is_an_error() -> None:
     with (
         answering([b"HTTP/1.1 400 Bad Request\r\n"]) as connection,
         pytest.raises(RemoteProtocolError, match="begins with"),

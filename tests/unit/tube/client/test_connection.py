@@ -82,7 +82,7 @@ async def test_late_answer_is_dropped() -> None:
     ],
     ids=["standby", "exception", "other method", "required fields"],
 )
-async def test_answers_that_are_none(body: bytes, error: type[Exception]) -> None:
+async def test_invalid_answers_are_refused(body: bytes, error: type[Exception]) -> None:
     async with scripted(lambda _: body) as (port, _):
         connection = await ClientConnection.connect(("127.0.0.1", port))
         with pytest.raises(error):

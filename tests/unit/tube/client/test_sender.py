@@ -93,7 +93,7 @@ async def test_messages_queued_together_share_a_request() -> None:
         assert [result.message_id for result in results[:4]] == [100, 101, 102, 103]
 
 
-async def test_send_all_tells_where_each_is_and_the_first_failure() -> None:
+async def test_send_all_returns_each_offset_and_the_first_failure() -> None:
     peer = Peer()
     async with scripted(peer.answer) as (port, _):
         peer.port = port

@@ -70,7 +70,7 @@ def test_a_refusal_carries_code_and_words(address: str, answer: dict[str, object
     assert caught.value.text in caught.value.what
 
 
-def test_refusals_say_what_to_do(address: str) -> None:
+def test_refusals_name_the_remedy(address: str) -> None:
     Master.answer = json.dumps({"result": False, "errMsg": "Unsupported method: 'm'; known: a, b, c"}).encode()
     with pytest.raises(RefusedError, match=f"{address} is not the administration of a TubeMQ master") as caught:
         call(address, "m", {})

@@ -37,7 +37,7 @@ def test_text_that_is_not_utf_8(kind: type[master_pb2.CloseResponseM2P], data: b
         decode(kind, data)
 
 
-def test_not_protobuf() -> None:
+def test_bytes_that_are_not_protobuf_are_refused() -> None:
     with pytest.raises(RemoteProtocolError, match="cannot be read"):
         decode(master_pb2.CloseResponseM2P, b"\x0a\xff")
 

@@ -91,7 +91,7 @@ def test_a_java_consumers_signed_token_towards_a_broker() -> None:
     assert not access().admit_token(text.replace("usr", "two"), "", None, NOW)
 
 
-def test_networks_and_groups_are_let_in_without() -> None:
+def test_exempt_networks_and_groups_are_accepted_without_credentials() -> None:
     rules = access(networks=["10.1.0.0/16", "::1/128"], groups=["legacy"])
     for peer, group, admitted in [
         ("10.1.2.3", None, True),

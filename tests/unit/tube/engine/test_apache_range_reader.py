@@ -153,7 +153,7 @@ def read(model: Model, start: int, end: int, session: RangeSession | None = None
 
 
 @given(st.data())
-def test_any_range_whatever_the_broker_does(data: st.DataObject) -> None:
+def test_any_range_is_read_exactly(data: st.DataObject) -> None:
     chance = random.Random(data.draw(st.integers(0, 1 << 30)))
     rate = data.draw(st.sampled_from([0.0, 0.1, 0.4]))
     model = Model(

@@ -229,7 +229,7 @@ def test_the_only_member_gets_its_partitions_anew() -> None:
     assert g.next_event(alone.member, 2) == Event(2, RebalanceOp.ONLY_CONNECT, tuple(parts(2)))
 
 
-def test_topic_that_shrank_is_released_but_not_for_a_broker_that_is_away() -> None:
+def test_a_topic_that_shrank_is_released_unless_its_broker_is_unavailable() -> None:
     g = group()
     consumer = Consumer(g, "a")
     settle(g, [consumer], parts(3))

@@ -112,6 +112,6 @@ def test_subscription_that_cannot_be(group: str, topics: list[str], filters: dic
 
 
 @pytest.mark.parametrize("group", ["g", "7up", "a b", "x" * 1025])
-def test_a_group_that_cannot_be_is_told_the_whole_rule(group: str) -> None:
+def test_the_error_of_an_invalid_group_states_the_whole_rule(group: str) -> None:
     with pytest.raises(LocalProtocolError, match="a letter, then letters, digits, '_' and '-': 2 to 1,024 in all"):
         Membership("c", "h", group, ["demo"], {}, 5)

@@ -89,7 +89,7 @@ def test_manual_gets_walk_on_and_the_commit_adds_the_sum() -> None:
     assert offsets.commit(KEY, consumed=True) == 1120
 
 
-def test_nothing_to_read_and_positions_outside_what_is_kept() -> None:
+def test_a_get_at_the_end_or_outside_the_log_starts_at_a_valid_offset() -> None:
     offsets = GroupOffsets([(KEY, HIGH)])
     assert offsets.begin_get(KEY, LOW, HIGH, consumed=False, manual=False) == (HIGH, False)
     offsets = GroupOffsets([(KEY, HIGH + 280)])

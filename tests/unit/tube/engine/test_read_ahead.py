@@ -23,7 +23,7 @@ def stored(*messages: bytes) -> Store:
     return Store(RecordedDisk(disk.files()), path, 0)
 
 
-def test_a_read_that_was_expected_is_there_once() -> None:
+def test_a_prefetched_read_is_returned_once() -> None:
     ahead, place = ReadAhead(), PendingRead(stored(b"one", b"two"), 0, 28, None, 1000)
     assert ahead.take(place) is None
     ahead.expect(place, 0)
@@ -68,7 +68,7 @@ def test_a_reader_that_comes_back_to_its_place_is_read_for_once() -> None:
     assert expected_at == 5
 
 
-def test_many_readers_are_not_expected_and_those_who_stay_away_make_room() -> None:
+def test_prefetched_reads_are_bounded_and_unused_ones_are_evicted() -> None:
     ahead, store = ReadAhead(), stored(b"one")
     places = [PendingRead(store, 0, 0, None, room) for room in range(1, 19)]
     for place in places[:17]:

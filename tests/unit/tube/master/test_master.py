@@ -180,7 +180,7 @@ async def test_taken_address_leaves_nothing_open(tmp_path: Path) -> None:
     await first.close()
 
 
-async def test_a_broker_is_drained_while_clients_go_on(tmp_path: Path) -> None:
+async def test_a_broker_is_drained_while_clients_continue(tmp_path: Path) -> None:
     """Closed for producers, read to the end, closed for consumers, deleted, removed: on broker 2 alone."""
     sent: list[int] = []
     read: list[int] = []

@@ -50,7 +50,7 @@ def test_a_store_that_only_let_segments_go_does_not_hide_what_another_turn_wrote
     assert [op.kind for op in disk_files.ops if op.path.suffix == ".tube"][-1] == "sync"
 
 
-def test_a_second_broker_is_kept_out(tmp_path: Path) -> None:
+def test_a_second_broker_is_refused(tmp_path: Path) -> None:
     disk = BrokerStorage(tmp_path)
     with pytest.raises(StorageError, match="in use"):
         BrokerStorage(tmp_path)

@@ -59,7 +59,7 @@ def test_more_than_the_first_map_holds(tmp_path: Path) -> None:
     store.close()
 
 
-def test_nothing_of_a_commit_that_failed_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_commit_leaves_no_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = MetaStore(tmp_path)
     store.commit([GroupOffset("a", "t", 0, 1, 1)], b"old", {"note": b"1"})
 

@@ -30,7 +30,7 @@ def test_without_a_filter() -> None:
     assert (list(chosen.places), chosen.full, chosen.reached) == ([0], True, 3)
 
 
-def test_the_first_message_goes_whatever_its_size() -> None:
+def test_the_first_message_is_returned_regardless_of_its_size() -> None:
     for keys in (None, {7}):
         chosen, taken = choose(FOUR, 0, 4, keys, 10, 10, started=False)
         assert (list(chosen.places), chosen.full, taken) == ([0], True, 100)

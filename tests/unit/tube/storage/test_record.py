@@ -125,7 +125,7 @@ def test_a_record_in_another_place_does_not_count() -> None:
     assert find_record(out, 0, 1001) is None
 
 
-def test_scan_goes_on_behind_damage_and_shows_the_gap() -> None:
+def test_a_scan_continues_behind_damage_and_reports_the_gap() -> None:
     log = b""
     starts = []
     for ordinal in range(5):

@@ -42,7 +42,7 @@ def test_committed_rows_are_read(shelf: StagingDirectory) -> None:
     assert file.path.stat().st_size == file.size == file.durable_size
 
 
-def test_another_process_finds_it_and_goes_on(shelf: StagingDirectory) -> None:
+def test_another_process_finds_staged_rows_and_continues(shelf: StagingDirectory) -> None:
     staged(shelf, b"one")
     staged(shelf, b"other")
     commit(shelf, shelf.directory)

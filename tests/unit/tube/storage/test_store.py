@@ -41,7 +41,7 @@ def payloads(read: LogRead) -> list[bytes]:
     return [message.payLoadData for message in answer.messages]
 
 
-def test_nothing_is_seen_before_its_commit() -> None:
+def test_messages_are_not_readable_before_their_commit() -> None:
     store = Store(RecordedDisk(), LOG, 0)
     assert put(store, 0, b"one") == 0
     assert put(store, 1, b"two") == 28
@@ -204,7 +204,7 @@ def _raise(number: int) -> Callable[[Path], MemoryFile]:
     return fail
 
 
-def test_losses_are_told_once_whenever_they_are_found() -> None:
+def test_losses_are_reported_once() -> None:
     disk = RecordedDisk()
     store = Store(disk, LOG, 0, limits=SMALL)
     for n in range(200):
@@ -230,7 +230,7 @@ def test_losses_are_told_once_whenever_they_are_found() -> None:
     assert again.first_gap(end, again.durable_end) is None
 
 
-def test_data_and_index_of_a_range_expire_together_and_offsets_go_on(tmp_path: Path) -> None:
+def test_data_and_index_of_a_range_expire_together_and_offsets_continue(tmp_path: Path) -> None:
     store = Store(DirectFiles(), tmp_path / "demo-0", 0, limits=SMALL)
     for n in range(200):
         put(store, 0, b"message %d" % n, now=1000 + n)
