@@ -61,7 +61,7 @@ def test_a_removed_and_an_added_module_end_a_build(package: Path) -> None:
     assert compiled.cached_build(package)[1].startswith(f"{MODULE} was changed")
 
 
-def test_without_a_build_it_says_what_to_do(package: Path) -> None:
+def test_without_a_build_the_error_names_the_command(package: Path) -> None:
     shutil.rmtree(compiled.build_folder(package))
     files, why = compiled.cached_build(package)
     assert files == {}

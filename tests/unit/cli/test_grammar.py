@@ -95,6 +95,8 @@ def test_a_size(text: str, size: int) -> None:
     "arguments",
     [("kv", "get", "k", "--timeout", "soon"), ("tube", "topic", "create", "t", "--max-message-size", "1MB")],
 )
-def test_a_wrong_value_says_what_is_accepted(arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_error_of_an_invalid_value_names_accepted_values(
+    arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(arguments) == 2
     assert re.search(r"is not a (duration: write 500ms, 10s|size: write 512KiB)", capsys.readouterr().err)

@@ -161,7 +161,7 @@ def test_the_value_may_come_from_a_file_or_from_standard_input(store: Store, pen
         (["k", "v", "--fencing-token", "x"], "--fencing-token: got 'x', expected a version"),
     ],
 )
-def test_misuse_of_set_is_status_2_and_asks_nobody(
+def test_misuse_of_set_is_exit_status_2_without_a_request(
     store: Store, penstock: Command, args: list[str], message: str
 ) -> None:
     done = penstock("kv", "set", *args)
@@ -192,7 +192,7 @@ def test_watch_prints_changes_until_it_is_interrupted(store: Store, penstock: Co
     ]
 
 
-def test_watch_tells_of_outages_on_standard_error(
+def test_watch_reports_outages_on_standard_error(
     store: Store, penstock: Command, capsys: pytest.CaptureFixture[str]
 ) -> None:
     store.entry = Entry(b"a\nb", VERSION)

@@ -127,7 +127,7 @@ sys.exit(7)
     assert store.get("job") is None
 
 
-def test_a_lock_that_is_held_says_by_whom(kv: Command, store: Client) -> None:
+def test_the_error_of_a_held_lock_names_its_holder(kv: Command, store: Client) -> None:
     store.set("job", "somebody", ttl_ms=60_000)
     done = kv("lock", "--no-wait", "-E", "9", "job", "--", "true")
     assert done.status == 9
@@ -258,7 +258,7 @@ def test_export_and_import_are_inverse(kv: Command, store: Client, tmp_path: Pat
         (b'{"key": "\xff"}', "it is not UTF-8 text"),
     ],
 )
-def test_nothing_is_imported_where_one_line_is_wrong(kv: Command, node: LocalNode, line: bytes, why: str) -> None:
+def test_nothing_is_imported_if_one_line_is_invalid(kv: Command, node: LocalNode, line: bytes, why: str) -> None:
     done = kv("import", stdin=b'{"key": "first", "value": "v"}\n' + line + b"\n")
     assert done.status == 2
     first, cause, action = done.err.splitlines()
@@ -268,7 +268,7 @@ def test_nothing_is_imported_where_one_line_is_wrong(kv: Command, node: LocalNod
     assert node.keys == 0
 
 
-def test_an_import_that_is_refused_says_how_far_it_came(kv: Command, store: Client) -> None:
+def test_a_refused_import_reports_its_progress(kv: Command, store: Client) -> None:
     fenced = store.set("lock", "me").version
     store.set("fenced", "v", fencing_token=fenced)
     done = kv("import", stdin=b'{"key": "a", "value": "v"}\n{"key": "fenced", "value": "v"}\n')
@@ -276,9 +276,7 @@ def test_an_import_that_is_refused_says_how_far_it_came(kv: Command, store: Clie
     assert done.err.startswith("imported 1 key before this error\npenstock: state store refused SET 'fenced'")
 
 
-def test_an_import_that_is_not_answered_any_more_says_how_far_it_came(
-    kv: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unanswered_import_reports_its_progress(kv: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     write_many = StateStoreClient.write_many
 
     async def once(self: StateStoreClient, writes: Iterable[Write], **options: Any) -> list[bool]:

@@ -129,7 +129,7 @@ def test_a_line_is_published_when_it_comes(penstock: Command, broker: Broker, mo
     assert [message.payload for message in broker.got] == [b"one", b"two"]
 
 
-def test_pub_to_nobody(penstock: Command, broker: Broker) -> None:
+def test_pub_reports_that_no_client_is_subscribed(penstock: Command, broker: Broker) -> None:
     done = penstock("mqtt", "pub", "nobody/here", "x", "--broker", broker.url)
     assert done == (0, "", "note: the broker accepted the message; no client is subscribed to 'nobody/here'\n")
 
@@ -156,7 +156,7 @@ def test_sub_shows_what_a_message_carries(penstock: Command, broker: Broker) -> 
     assert "0 of 1 messages within 0.2 s" in done.err
 
 
-def test_a_session_is_kept_and_read_once(penstock: Command, broker: Broker) -> None:
+def test_a_persistent_session_is_read_once(penstock: Command, broker: Broker) -> None:
     session = ["--client-id", "cli", "--session-expiry", "60", "--broker", broker.url]
     assert penstock("mqtt", "sub", "later", "--timeout", "0.1", *session).status == 0
     for text in ("one", "two"):
@@ -166,7 +166,7 @@ def test_a_session_is_kept_and_read_once(penstock: Command, broker: Broker) -> N
         assert done.out == text
 
 
-def test_sub_says_that_the_connection_was_lost_and_is_back(capsys: pytest.CaptureFixture[str]) -> None:
+def test_sub_reports_a_lost_and_restored_connection(capsys: pytest.CaptureFixture[str]) -> None:
     client = MqttClient()
     _report_outages(client)
     (connected,), (disconnected,) = client._driver.connected_hooks, client._driver.disconnected_hooks

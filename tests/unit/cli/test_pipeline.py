@@ -41,7 +41,7 @@ def test_validate_takes_many_files(tmp_path: Path, capsys: pytest.CaptureFixture
     assert len(lines[2]["cases"]) == 3
 
 
-def test_plan_tells_what_a_run_would_change(
+def test_plan_lists_the_changes_of_a_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -67,7 +67,7 @@ def test_validate_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert set(line["sinks"]) == {"readings", "alarms"}
 
 
-def test_plan_tells_what_each_query_does(capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_describes_each_query(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["pipeline", "plan", str(example("pipeline.yaml"))]) == 0
     out = capsys.readouterr().out
     assert "query readings: source -> readings -> plausible -> limited -> judged -> once -> sink" in out
@@ -116,7 +116,7 @@ def test_the_schema_is_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert json.loads(capsys.readouterr().out)["title"] == "Pipeline"
 
 
-def test_validate_says_what_is_wrong_as_json_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_validate_reports_errors_as_json_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "p.yaml"
     path.write_text("name: p\nsource: {topics: [t]}\nsinks: [{name: S, from: nowhere, tabel: {path: x}}]\n")
     assert main(["pipeline", "validate", "--json", str(path)]) == 2

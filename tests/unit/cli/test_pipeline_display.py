@@ -53,7 +53,7 @@ def test_a_batch_says_what_it_did_and_how_long_it_took(capsys: pytest.CaptureFix
     assert capsys.readouterr().out == "rows batch 3: 100 read, 97 out, 1 dead, 2 filtered; took 0.8 s\n"
 
 
-def test_a_run_that_waits_says_at_once_for_whom(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_waiting_run_names_the_lease_holder_at_once(capsys: pytest.CaptureFixture[str]) -> None:
     event = {"event": "waiting", "pipeline": "water", "text": "run abc (host edge-7)", "left_ms": 7_500, "wait_s": 60.0}
     with display(as_json=False) as screen:
         screen.show_event(event)
@@ -64,7 +64,7 @@ def test_a_run_that_waits_says_at_once_for_whom(capsys: pytest.CaptureFixture[st
     assert second.endswith("holds the lease; waiting forever")
 
 
-def test_a_run_that_was_asked_to_stop_says_what_it_waits_for(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_stopping_run_reports_what_it_waits_for(capsys: pytest.CaptureFixture[str]) -> None:
     for event in ("stopping", "stopped"):
         LineRunDisplay().show_event({"event": event, "pipeline": "water"})
     assert capsys.readouterr().err.splitlines() == [

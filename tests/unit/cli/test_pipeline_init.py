@@ -25,7 +25,7 @@ def test_generated_pipelines_and_cases_are_valid(
     assert file.read_bytes() == before
 
 
-def test_a_name_that_is_none_leaves_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_invalid_name_creates_no_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["pipeline", "init", str(tmp_path / "p.yaml"), "--name", "A b"]) == 2
     assert "expected a name: a lowercase letter" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []

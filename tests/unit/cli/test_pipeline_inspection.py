@@ -226,7 +226,7 @@ def test_an_id_that_no_letter_has_is_an_error(
 
 
 @pytest.mark.parametrize(("content", "place"), [("lines", "t, byte 28"), ("parquet", "t, row 28")])
-def test_a_letter_of_a_file_is_told_by_its_place_there(
+def test_a_letter_of_a_file_is_identified_by_its_location(
     run: RecordedRun, content: str, place: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source = f"{{format: files, path: in, content: {content}}}"
@@ -262,7 +262,7 @@ def test_a_letter_of_a_file_goes_into_the_inbox_of_its_source(
     assert "1 letter sent again before: --repeat sends it once more" in said.err
 
 
-def test_windows_are_shown_and_kept_back(run: RecordedRun, capsys: pytest.CaptureFixture[str]) -> None:
+def test_windows_are_shown_and_not_sent_again(run: RecordedRun, capsys: pytest.CaptureFixture[str]) -> None:
     text = run.file.read_text()
     window = "  - {name: hours, window: {time: x, duration: 1 hour, watermark: 1 hour, aggregates: {n: count(*)}}}\n"
     text = text.replace("sinks:\n", f"{window}sinks:\n").replace("rows\n    table", "rows\n    from: parsed\n    table")

@@ -63,7 +63,7 @@ def test_a_broken_stream(
         next(records)
 
 
-async def test_a_pipe_gives_what_it_has_and_keeps_nobody_waiting() -> None:
+async def test_a_pipe_returns_available_input_at_once() -> None:
     ours, theirs = os.pipe()
     with os.fdopen(ours, "rb") as pipe:
         stream = chunks(pipe)

@@ -52,7 +52,7 @@ def test_a_place_in_a_log(text: str, offset: int) -> None:
     assert parse_offset(text, "--from").offset(log()) == offset
 
 
-def test_messages_are_counted_from_where_a_group_stands() -> None:
+def test_messages_are_counted_from_the_offset_of_the_group() -> None:
     assert parse_offset("+1", "--to").offset(log(), 84) == 140
     assert parse_offset("-1", "--to").offset(log(), 84) == 28
 
@@ -64,7 +64,7 @@ def test_an_offset_that_the_log_does_not_have(text: str) -> None:
     assert caught.value.why == "it stores 28 to 196"
 
 
-def test_of_a_foreign_broker_the_messages_of_the_store_count() -> None:
+def test_messages_of_the_store_are_counted_for_apaches_broker() -> None:
     assert parse_offset("-2", "--to").offset(log(411)) == 140
     assert counter(log(411))(28, 196, 3) == (112, 3)
     with pytest.raises(ConfigError, match="broker 1 does not support offsets by time"):

@@ -138,7 +138,7 @@ def test_reset_of_chosen_partitions(web: Web, penstock: Command) -> None:
     assert (done.status, "group 'lake' has no committed offset in the selected partitions" in done.err) == (1, True)
 
 
-def test_reset_says_that_the_group_runs(web: Web, penstock: Command) -> None:
+def test_reset_reports_a_running_group(web: Web, penstock: Command) -> None:
     web.answers["admin_query_sub_info"] = [{"consumeGroup": "lake", "consumerNum": 2, "topicSet": ["water"]}]
     done = penstock("tube", "offset", "reset", "lake", "--to", "latest")
     assert (done.status, "has members (2): messages that they have fetched are added" in done.err) == (0, True)
@@ -152,7 +152,7 @@ def test_reset_of_a_topic_includes_partitions_without_a_position(web: Web, penst
     assert json.loads(web.calls[-1][2]["offsetJsonInfo"]) == {"1:water:1": 168}
 
 
-def test_a_topic_that_nobody_has(web: Web, penstock: Command) -> None:
+def test_a_topic_without_a_broker_is_an_error(web: Web, penstock: Command) -> None:
     web.answers |= {"admin_query_offset": [], "admin_query_pubinfo": []}
     for command in (
         ["offset", "reset", "lake", "--to", "latest"],
@@ -229,7 +229,7 @@ def test_watching_ends_with_an_interrupt(penstock: Command, pauses: list[float])
     assert len(re.findall(r"^20..-..-.. ..:..:..$", done.out, re.MULTILINE)) == 2, "each table says when it was so"
 
 
-def test_watching_goes_on_after_a_failure(
+def test_watching_continues_after_a_failure(
     penstock: Command, monkeypatch: pytest.MonkeyPatch, web: Web, pauses: list[float]
 ) -> None:
     ask = web.call
@@ -279,7 +279,7 @@ def test_reachable_brokers_are_shown_if_another_is_unreachable(
     assert done.err == "broker 2: no administration: nothing listens there; its data is not shown\n"
 
 
-def test_a_check_fails_where_a_broker_is_away(web: Web, penstock: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_check_fails_if_a_broker_is_unavailable(web: Web, penstock: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     _second_broker_is_gone(web, monkeypatch)
     assert penstock("tube", "group", "lag", "lake", "--fail-above", "100").status == 1
 

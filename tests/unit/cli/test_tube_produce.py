@@ -211,9 +211,7 @@ def test_a_record_that_fails_ends_it_while_the_input_is_silent(
 
 
 @pytest.mark.usefixtures("_producer")
-def test_produce_says_once_that_acknowledgements_are_missing(
-    penstock: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_produce_reports_missing_acknowledgements_once(penstock: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     unanswered: list[asyncio.Future[SendResult]] = []
     notes: list[str] = []
 
@@ -241,7 +239,7 @@ def test_produce_says_once_that_acknowledgements_are_missing(
 
 
 @pytest.mark.usefixtures("_producer")
-def test_produce_says_that_it_waits_for_a_topic(penstock: Command) -> None:
+def test_produce_reports_that_it_waits_for_a_topic(penstock: Command) -> None:
     done = penstock("tube", "produce", "nope", "v")
     assert done.err.startswith("waiting for topic nope: ")
     assert "penstock tube topic create" in done.err

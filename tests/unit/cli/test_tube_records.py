@@ -69,7 +69,7 @@ def test_consume_prints_what_the_log_holds_in_the_order_of_arrival(penstock: Com
 
 
 @pytest.mark.usefixtures("_reader")
-def test_a_broker_that_is_away_is_left_out_and_told(penstock: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unavailable_broker_is_left_out_and_reported(penstock: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     infos = [PartitionInfo(broker, "127.0.0.1", 8123, n) for broker in (1, 2) for n in (0, 1)]
     monkeypatch.setattr(reader, "partitions", lambda *_, **__: infos)
     asked: list[int] = []
@@ -145,7 +145,7 @@ def test_a_group_reads_what_no_broker_takes_records_for(penstock: Command, monke
 
 @pytest.mark.usefixtures("_reader", "_consumer")
 @pytest.mark.parametrize("how", [[], ["--follow"], ["--group", "lake"]])
-def test_a_topic_that_nobody_serves_is_status_1(penstock: Command, how: list[str]) -> None:
+def test_a_topic_without_a_broker_is_exit_status_1(penstock: Command, how: list[str]) -> None:
     done = penstock("tube", "consume", "nope", *how)
     assert (done.status, done.out) == (1, "")
     assert "topic 'nope' does not exist" in done.err

@@ -9,7 +9,7 @@ ROW = {"queryName": "q", "run": "r", "batchId": 7, "taskId": 0, "attempt": "a", 
        "state": "prepared", "ageMs": 61_000}  # fmt: skip
 
 
-def test_a_broker_that_is_away_stops_nobody(penstock: Command, web: Web) -> None:
+def test_an_unavailable_broker_does_not_stop_the_others(penstock: Command, web: Web) -> None:
     """It may be gone for good, and what waits for it is to be let go."""
     web.answers = {
         "admin_query_broker_run_status": [{**BROKER, "brokerWebAddress": "127.0.0.1:7"}, AWAY],

@@ -95,7 +95,7 @@ def test_the_ready_line(node: Node, penstock: Command) -> None:
     }
 
 
-def test_the_banner_says_where_everything_is_and_what_to_try(node: Node, penstock: Command) -> None:
+def test_the_banner_lists_addresses_and_example_commands(node: Node, penstock: Command) -> None:
     out = penstock("up").out
     for text in (
         "penstock 0.1.0 is ready",

@@ -55,7 +55,7 @@ def test_refusals(penstock: Command, tmp_path: Path) -> None:
         assert "cannot be read" in done.err
 
 
-def test_the_key_for_clients_that_sign_with_what_they_are_given(penstock: Command, tmp_path: Path) -> None:
+def test_the_signing_key_of_tubemq_clients_is_printed(penstock: Command, tmp_path: Path) -> None:
     file = tmp_path / "passwords"
     assert penstock("user", "create", str(file), "ann", stdin=b"secret\n").status == 0
     done = penstock("user", "tube-key", "ann", stdin=b"secret\n")

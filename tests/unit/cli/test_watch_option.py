@@ -8,7 +8,7 @@ from penstock.cli import options
 from penstock.errors import ConfigError, UnavailableError
 
 
-def test_without_a_pace_it_looks_once_and_what_fails_is_raised() -> None:
+def test_without_an_interval_it_runs_once_and_raises_errors() -> None:
     shown: list[int] = []
     options.repeat(lambda: 1, shown.append, None, as_json=False)
     assert shown == [1]

@@ -71,7 +71,7 @@ def test_a_users_own_home_is_left(environ: dict[str, str]) -> None:
     assert spark_home(environ | {"SPARK_HOME": "/opt/spark"}) is None
 
 
-def test_a_cache_that_cannot_be_written_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unwritable_cache_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "penstock").write_text("a file is in the way")
     assert spark_home({"XDG_CACHE_HOME": str(tmp_path)}) is None
     assert "Spark's Python processes will start slowly" in caplog.text
@@ -102,7 +102,7 @@ def test_a_home_without_spark_and_a_path_without_bash_are_refused(tmp_path: Path
 
 
 @pytest.mark.parametrize("wrong", [{"SPARK_HOME": "/nowhere"}, {"PATH": "/nowhere"}])
-def test_a_session_that_cannot_start_says_so(wrong: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_session_that_cannot_start_is_reported(wrong: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     from penstock.spark.session import session
 
     for name, value in wrong.items():

@@ -33,7 +33,7 @@ def test_a_run_needs_what_was_set_up_and_says_how() -> None:
     assert "make jars" in (error.value.do or "")
 
 
-def test_a_version_that_delta_has_not_is_told() -> None:
+def test_a_missing_delta_version_is_reported() -> None:
     with pytest.raises(ConfigError, match=r"there is no Delta Lake for Spark 4\.3\.0") as error:
         jars.delta_settings(spark="4.3.0")
     assert "Spark 4.1 or 4.2" in (error.value.do or "")
@@ -67,7 +67,7 @@ def test_errors_of_maven_are_reported(
     assert "no such artefact" in capsys.readouterr().err
 
 
-def test_no_maven_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_maven_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nonexistent")
     with pytest.raises(ConfigError, match=r"Maven \(mvn\) is not installed"):
         jars.resolve(ARTEFACT)

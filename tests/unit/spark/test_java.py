@@ -67,7 +67,7 @@ def test_an_old_or_broken_java_is_passed_over(tmp_path: Path, environ: dict[str,
 
 
 @pytest.mark.usefixtures("no_wheel")
-def test_without_any_java_the_error_says_what_was_looked_at(tmp_path: Path, environ: dict[str, str]) -> None:
+def test_without_java_the_error_lists_the_searched_locations(tmp_path: Path, environ: dict[str, str]) -> None:
     fake_java(tmp_path / "old", "11.0.2")
     (tmp_path / "path").mkdir()
     (tmp_path / "path" / "java").symlink_to(fake_java(tmp_path / "eight", "1.8.0_392", code=1))

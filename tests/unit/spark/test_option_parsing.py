@@ -99,6 +99,6 @@ def test_numbers_have_an_end() -> None:
         store.WRITE_OPTIONS,
     ],
 )
-def test_every_option_says_last_what_holds_without_it(table: Mapping[str, str]) -> None:
+def test_every_option_text_ends_with_its_default(table: Mapping[str, str]) -> None:
     for name, text in table.items():
         assert re.fullmatch(r"\S.* \([^()]+\)", text), name

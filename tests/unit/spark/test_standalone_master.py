@@ -10,7 +10,7 @@ from penstock.errors import ConfigError, UnavailableError
 from penstock.spark.session import check_master
 
 
-def test_a_master_that_is_not_there_is_told_before_spark_starts() -> None:
+def test_an_unreachable_master_is_reported_before_spark_starts() -> None:
     check_master("local[2]")
     with socket.create_server(("127.0.0.1", 0)) as listener, socket.socket() as taken:
         here = f"127.0.0.1:{listener.getsockname()[1]}"

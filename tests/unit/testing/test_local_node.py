@@ -52,7 +52,7 @@ def test_options_reach_the_store(tmp_path: Path) -> None:
         assert store.get("k") is None
 
 
-def test_an_observer_is_told_once_the_clock_of_the_test_has_moved(tmp_path: Path) -> None:
+def test_an_observer_is_notified_once_the_clock_of_the_test_has_moved(tmp_path: Path) -> None:
     now = [1_000_000]
     with LocalNode(tmp_path, clock=lambda: now[0]) as node, node.client().observe("k") as changes:
         node.client("writer").set("k", "v", ttl_ms=3_600_000)

@@ -89,7 +89,7 @@ def test_wrong_options_are_explained(tmp_path: Path) -> None:
     assert "'red' is not a valid Durability" in output
 
 
-def test_it_is_announced_to_pytest_and_imports_nothing_before_it_is_used() -> None:
+def test_the_plugin_is_announced_to_pytest_and_imports_nothing_before_its_use() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     assert project["project"]["entry-points"]["pytest11"] == {"penstock": PLUGIN}
     code = f"import sys, {PLUGIN}; print(sorted(m for m in sys.modules if m.startswith('penstock')))"

@@ -31,7 +31,7 @@ def test_a_pipeline_that_never_ran_has_no_changes(tmp_path: Path) -> None:
     assert changes(parse(), tmp_path / "none") is None
 
 
-def test_the_same_file_goes_on(tmp_path: Path) -> None:
+def test_an_unchanged_file_continues(tmp_path: Path) -> None:
     ran(tmp_path)
     assert changes(parse(), tmp_path) == [
         PlanChange("=", "sink rows", "continues where it ended"),

@@ -69,7 +69,7 @@ def test_java_leaves_the_signals_alone_unless_it_was_there_before_us(
         (Py4JError("An error occurred while calling o1.nothing. Trace:\npy4j.Py4JException: no such method"), False),
     ],
 )
-def test_a_process_that_is_gone_is_told_from_a_call_that_failed(error: Exception, gone: bool) -> None:
+def test_a_lost_process_is_distinguished_from_a_failed_call(error: Exception, gone: bool) -> None:
     assert errors.has_ended(error) is gone
 
 
@@ -81,7 +81,7 @@ def test_tracebacks_of_py4j_are_left_out_and_others_are_not(caplog: pytest.LogCa
     assert [record.pathname for record in caplog.records] == ["/site-packages/other/of.py"]
 
 
-def test_of_a_lost_lease_the_run_tells_itself(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_run_reports_a_lost_lease_itself(caplog: pytest.LogCaptureFixture) -> None:
     store = logging.getLogger("penstock.statestore")
     with errors.suppress_client_logs():
         store.warning("lease lost name=%s: %s", "n", "why")

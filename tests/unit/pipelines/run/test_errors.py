@@ -69,7 +69,7 @@ class OfSpark(Exception):
         self._cause = cause
 
 
-def test_the_causes_in_the_jvm_are_told() -> None:
+def test_causes_in_the_jvm_are_reported() -> None:
     deepest = OfSpark("object not serializable (class: a.B)", "java.io.NotSerializableException: a.B\n\tat c")
     error = OfSpark("Task not serializable", cause=OfSpark("Job aborted", "org.apache.Spark", deepest))
     assert cause(whole(error)) == (
@@ -78,7 +78,7 @@ def test_the_causes_in_the_jvm_are_told() -> None:
     )
 
 
-def test_conditions_of_sparks_are_told_apart() -> None:
+def test_error_conditions_of_spark_are_distinguished() -> None:
     assert is_spark_condition(COLUMN)
     assert not is_spark_condition("Task not serializable")
 
@@ -92,7 +92,7 @@ def test_start_timeouts_of_a_busy_machine_are_recognized() -> None:
     assert retry_policy("UnavailableError", "the node is away", "the node is away") is UNAVAILABLE
 
 
-def test_of_a_call_that_failed_the_reason_is_told() -> None:
+def test_the_cause_of_a_failed_call_is_reported() -> None:
     text = (
         "An error occurred while calling o64.load.\n"
         ': java.io.IOException: Cannot run program "python3": error=13\n'
@@ -104,7 +104,7 @@ def test_of_a_call_that_failed_the_reason_is_told() -> None:
 
 
 @pytest.mark.parametrize("part", ["KEY", "VALUE"])
-def test_state_of_other_types_is_told(part: str) -> None:
+def test_state_with_other_types_is_reported(part: str) -> None:
     words = f"[STATE_STORE_{part}_SCHEMA_NOT_COMPATIBLE] Provided schema does not match existing state schema."
     assert is_incompatible_state(words)
     assert is_spark_condition(words)

@@ -125,7 +125,7 @@ def test_a_run_is_asked_to_stop_and_waited_for(broker: str, new_run: Runs, reque
     assert not after.stop_asked.wait(0.3)
 
 
-def test_a_run_that_fails_or_goes_on_is_told(broker: str, new_run: Runs, request: pytest.FixtureRequest) -> None:
+def test_a_failed_or_running_run_is_reported(broker: str, new_run: Runs, request: pytest.FixtureRequest) -> None:
     pipeline = request.node.name
     run = new_run()
     run.acquire(10.0)

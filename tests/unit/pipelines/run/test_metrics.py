@@ -32,7 +32,7 @@ def test_a_scrape_has_every_sink() -> None:
     assert "# HELP penstock_pipeline_lag_records Records in the sources that the sink has not finished." in lines
 
 
-def test_each_figure_says_what_it_counts() -> None:
+def test_each_metric_has_a_help_text() -> None:
     known: dict[str, Any] = {field.name: 1 for field in fields(SinkProgress)}
     named = figures(SinkProgress(**known))
     assert set(named) == set(MEANINGS)

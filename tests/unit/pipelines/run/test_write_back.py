@@ -121,7 +121,7 @@ def test_a_large_batch_has_more_time(held: Held, monkeypatch: pytest.MonkeyPatch
         thread.close()
 
 
-def test_nothing_more_is_written_once_the_lease_is_lost(held: Held, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_writes_stop_once_the_lease_is_lost(held: Held, monkeypatch: pytest.MonkeyPatch) -> None:
     """As of a run that was paused for longer than its lease, in the middle of a batch."""
     begun: list[str] = []
 

@@ -58,7 +58,7 @@ def test_a_writer_refuses_its_own_batches_of_another_checkpoint(tmp_path: Path) 
     Table(tmp_path, "others", "new")
 
 
-def test_a_commit_that_is_none_is_an_error(tmp_path: Path) -> None:
+def test_an_invalid_commit_is_an_error(tmp_path: Path) -> None:
     write_json(tmp_path / "_commits" / "rows-1.json", {"batch": 1})
     with pytest.raises(StorageError, match="not a commit of a table"):
         commits(tmp_path)

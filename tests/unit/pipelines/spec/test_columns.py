@@ -96,7 +96,7 @@ def test_columns_that_are_there_are_found_whatever_made_them() -> None:
         ("order_by: version", "order_by: at", "expected a column of 'keys': state_key, operation, version, writer"),
     ],
 )
-def test_a_name_that_is_not_among_the_columns_is_told_with_place_and_remedy(old: str, new: str, message: str) -> None:
+def test_an_unknown_column_is_reported_with_location_and_remedy(old: str, new: str, message: str) -> None:
     assert old in FULL
     with pytest.raises(ConfigError, match=re.escape(message)):
         parse(FULL.replace(old, new, 1))
@@ -108,7 +108,7 @@ def test_before_a_payload_is_parsed_a_tube_has_no_columns() -> None:
         parse(unparsed)
 
 
-def test_a_schema_that_cannot_be_read_is_the_only_thing_told() -> None:
+def test_an_unreadable_schema_is_the_only_reported_problem() -> None:
     with pytest.raises(ConfigError) as caught:
         parse(FILE.replace("flow DOUBLE", "flow DUBLE"))
     assert "did you mean DOUBLE" in caught.value.what

@@ -118,13 +118,13 @@ def test_a_step_knows_its_kind() -> None:
         ("topics: [water_flow]", "topics: []", "source.topics"),
     ],
 )
-def test_a_bad_value_says_where_it_is_and_what_is_accepted(old: str, new: str, message: str) -> None:
+def test_an_invalid_value_is_reported_with_location_and_accepted_values(old: str, new: str, message: str) -> None:
     assert old in FILE
     with pytest.raises(ConfigError, match=message):
         parse(FILE.replace(old, new, 1))
 
 
-def test_a_schema_may_stand_in_a_file_beside(tmp_path: Path) -> None:
+def test_a_schema_may_be_in_a_separate_file(tmp_path: Path) -> None:
     path = tmp_path / "p.yaml"
     path.write_text(
         FILE.replace('schema: "branch STRING NOT NULL, time TIMESTAMP NOT NULL, flow DOUBLE"', "schema_file: flow.ddl")

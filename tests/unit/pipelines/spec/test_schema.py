@@ -28,7 +28,7 @@ def errors(text: str) -> list[str]:
     return errors_of(parse_document(text, "p.yaml", {}).data)
 
 
-def test_it_is_a_schema() -> None:
+def test_the_schema_is_valid_json_schema() -> None:
     Draft202012Validator.check_schema(json_schema())
 
 

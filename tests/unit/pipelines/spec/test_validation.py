@@ -242,7 +242,7 @@ def test_several_sources_and_the_graph_of_steps(old: str, new: str, message: str
         parse(text)
 
 
-def test_a_problem_of_a_shared_step_is_told_once() -> None:
+def test_a_problem_of_a_shared_step_is_reported_once() -> None:
     text = FILE.replace("filter: flow >= 0", "parse: {schema: x INT}")
     with pytest.raises(ConfigError) as error:
         parse(text)

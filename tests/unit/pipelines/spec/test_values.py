@@ -46,7 +46,7 @@ def test_a_template_is_text_and_columns(template: str, parts: list[TemplatePart]
 
 
 @pytest.mark.parametrize("template", ["{", "}", "{a", "a}", "{}", "{a b}", "{a;drop}", "{1a}", "{a.}"])
-def test_a_template_that_is_none_is_refused(template: str) -> None:
+def test_an_invalid_template_is_refused(template: str) -> None:
     with pytest.raises(ValueError, match="expected"):
         template_parts(template)
 

@@ -26,7 +26,7 @@ def test_an_entry_of_the_offset_log() -> None:
     assert parse_offsets('v1\n{"batchWatermarkMs":0}\n-') == PlannedBatch(0, {})
 
 
-def test_the_streams_of_several_sources_are_told_apart() -> None:
+def test_the_streams_of_several_sources_are_distinguished() -> None:
     text = 'v1\n{"batchWatermarkMs":0}\n{"t":{"1:0":56}}\n{"t":{"1:0":28}}\n-'
     found = parse_offsets(text, ("source", "source#2", "clock"))
     assert found.end == {"t": {"1:0": 56}, "source#2/t": {"1:0": 28}}

@@ -32,7 +32,7 @@ def begun(state: Path) -> None:
         ("  - name: alarms", "  - {name: seen, console: {}}\n  - name: alarms"),
     ],
 )
-def test_other_changes_go_on(tmp_path: Path, old: str, new: str) -> None:
+def test_compatible_changes_continue(tmp_path: Path, old: str, new: str) -> None:
     begun(tmp_path)
     assert old in FILE
     check_shapes(parse(FILE.replace(old, new)), tmp_path)

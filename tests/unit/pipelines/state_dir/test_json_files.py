@@ -12,7 +12,7 @@ from penstock.errors import StorageError
 from penstock.pipelines.state_dir.layout import create_json, listed, read_json, ready_directory, write_json
 
 
-def test_a_directory_is_made_and_one_that_cannot_be_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_directory_is_created_and_a_failure_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ready_directory(tmp_path / "a" / "b")
     assert list((tmp_path / "a" / "b").iterdir()) == []
     (tmp_path / "file").write_text("")
@@ -71,7 +71,7 @@ def test_an_unreadable_directory_is_not_treated_as_empty(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("write", [write_json, create_json])
-def test_a_file_that_cannot_be_written_or_read_is_told(
+def test_an_unwritable_or_unreadable_file_is_reported(
     write: Callable[[Path, dict[str, int]], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(_descriptor: int) -> None:

@@ -77,7 +77,7 @@ def test_a_stretch_that_is_empty_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "a").exists()
 
 
-def test_the_same_again_goes_on_and_anything_else_is_refused(tmp_path: Path) -> None:
+def test_an_equal_replay_continues_and_a_different_one_is_refused(tmp_path: Path) -> None:
     assert replay(tmp_path / "a") == replay(tmp_path / "a")
     for changed in ({"begin": None}, {"live": True}):
         with pytest.raises(ConfigError, match="contains another replay"):

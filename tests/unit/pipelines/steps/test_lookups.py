@@ -87,7 +87,7 @@ def test_a_dataset_is_indexed_again_when_it_changed(monkeypatch: pytest.MonkeyPa
     assert look("data", wanted=["c"], fields=("id",)) == [(b'{"id":"c"}', None, None)]
 
 
-def test_a_dataset_that_is_none_is_told() -> None:
+def test_an_invalid_dataset_is_reported() -> None:
     ((value, code, reason),) = look("broken", wanted=["a"], fields=("id",))
     assert (value, code) == (None, NOT_JSON)
     assert "the dataset under key broken cannot be read" in reason
@@ -102,7 +102,7 @@ def test_a_missing_key_may_end_the_run() -> None:
 
 
 @pytest.mark.parametrize(("policy", "code"), [("pass", UNKNOWN), ("dead_letter", UNAVAILABLE)])
-def test_a_store_that_is_away(policy: str, code: str) -> None:
+def test_an_unavailable_state_store_is_an_error(policy: str, code: str) -> None:
     found = look("plain", None, get=away, unavailable=policy, missing="fail")
     assert found == [(None, code, "the state store did not answer"), (None, None, None)]
     with pytest.raises(UnavailableError):

@@ -129,7 +129,7 @@ def test_a_snapshot_begins_at_a_checkpoint_where_older_versions_are_gone(table: 
         list(DeltaLog(table.path).versions(-1))
 
 
-def test_half_a_checkpoint_is_none(table: Table) -> None:
+def test_an_incomplete_checkpoint_is_ignored(table: Table) -> None:
     table.commit(meta(), add("a"))
     table.commit(add("b"))
     table.checkpoint(0, [], ".0000000001.0000000002")
@@ -201,7 +201,7 @@ def test_rows_that_are_replaced_end_the_run_or_are_left_out(table: Table) -> Non
     assert names(found(table, known, skip=True)) == ["b"]
 
 
-def test_a_file_that_was_cleaned_away_is_a_loss(table: Table) -> None:
+def test_a_vacuumed_file_is_a_data_loss(table: Table) -> None:
     table.commit(meta(), add("a"))
     (table.path / "a").unlink()
     with pytest.raises(DataLossError, match="VACUUM"):

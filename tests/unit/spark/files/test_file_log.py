@@ -28,7 +28,7 @@ def test_the_log_keeps_its_order_and_forgets_a_line_that_a_crash_cut_off(tmp_pat
     assert [found.path for found in FileLog(log.path).entries()] == ["a", "b", "d"]
 
 
-def test_something_else_is_no_log(tmp_path: Path) -> None:
+def test_another_file_is_not_a_log(tmp_path: Path) -> None:
     (tmp_path / "q.jsonl").write_text("{}\n5\n")
     with pytest.raises(StorageError, match="is not a file log"):
         FileLog(tmp_path / "q.jsonl").entries()

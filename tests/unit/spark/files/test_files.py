@@ -115,7 +115,7 @@ def test_a_stream_takes_new_files_and_a_batch_the_same_again(tmp_path: Path) -> 
     assert found == [b"b", b"c"]
 
 
-def test_available_now_ends_at_the_files_that_are_there(tmp_path: Path) -> None:
+def test_available_now_ends_at_the_existing_files(tmp_path: Path) -> None:
     reader = FilesStreamReader(options(tmp_path))
     for name in "abc":
         (tmp_path / "in" / name).write_text(name)

@@ -64,7 +64,7 @@ def test_without_the_topic_it_speaks_of_rules(fake: FakeTube, broker: FakeBroker
         MqttReader(options(), fake).partitions()
 
 
-def test_without_the_tube_it_says_so(fake: FakeTube) -> None:
+def test_a_missing_tube_is_reported(fake: FakeTube) -> None:
     fake.failures = 1_000_000
     with pytest.raises(
         UnavailableError,

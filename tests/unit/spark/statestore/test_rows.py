@@ -109,7 +109,7 @@ def test_only_keys_that_match() -> None:
         Record(b"v", b"k", [("operation", "SET"), ("version", str(version(1))), ("expires-at", "never")]),
     ],
 )
-def test_a_record_of_somebody_else_is_an_error(record: Record) -> None:
+def test_a_record_of_another_writer_is_an_error(record: Record) -> None:
     with pytest.raises(PenstockError, match="'changes', offset 28: the record is not a change"):
         read(record_of(change(b"k", b"v", 1)), record)
 

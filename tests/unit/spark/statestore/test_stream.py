@@ -104,7 +104,7 @@ def test_a_snapshot_comes_first_and_then_what_changed_since(fake: FakeTube, brok
     assert reader.latestOffset(second, ReadAllAvailable()) == second
 
 
-def test_a_query_that_goes_on_reads_no_snapshot_again(fake: FakeTube, broker: FakeBroker) -> None:
+def test_a_continued_query_reads_no_snapshot_again(fake: FakeTube, broker: FakeBroker) -> None:
     append(broker, 3)
     here: Offset = {"changes": {"1:0": 28}, SNAPSHOT_DONE: {"done": 1}}
     reader = stream(fake)
@@ -195,7 +195,7 @@ def test_changes_that_are_gone_are_a_loss(fake: FakeTube, broker: FakeBroker) ->
 
 
 @pytest.mark.parametrize("starting", ["snapshot", "earliest", "latest", "12:0:n"])
-def test_a_node_without_capture_is_told(fake: FakeTube, broker: FakeBroker, starting: str) -> None:
+def test_a_node_without_capture_is_reported(fake: FakeTube, broker: FakeBroker, starting: str) -> None:
     broker.partitions.clear()
     with pytest.raises(ConfigError, match=r"'changes' does not exist[\s\S]*set statestore.capture_topic: changes"):
         stream(fake, startingVersion=starting).initialOffset()
@@ -203,7 +203,7 @@ def test_a_node_without_capture_is_told(fake: FakeTube, broker: FakeBroker, star
         stream(fake, startingVersion=starting).prepareForTriggerAvailableNow()
 
 
-def test_records_of_somebody_else_are_told(fake: FakeTube, broker: FakeBroker) -> None:
+def test_records_of_another_writer_are_reported(fake: FakeTube, broker: FakeBroker) -> None:
     append(broker, 1)
     broker.logs["changes"].append((0, b"\0\0\0\0something else"))
     reader = stream(fake, startingVersion="earliest")

@@ -30,7 +30,9 @@ def test_the_newest_positions_are_shown(fake: FakeTube) -> None:
     assert fake.discoveries == 1
 
 
-def test_a_refusal_is_told_once_and_harms_nothing(fake: FakeTube, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_refusal_is_reported_once_and_does_not_stop_the_query(
+    fake: FakeTube, caplog: pytest.LogCaptureFixture
+) -> None:
     others = threading.enumerate()
     fake.unwilling = True
     progress = group_progress(fake)

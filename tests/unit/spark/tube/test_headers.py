@@ -86,7 +86,7 @@ def test_a_header_is_the_first_of_its_name(blocks: list[str]) -> None:
 
 
 @pytest.mark.parametrize("payload", [b"", b"\0\0\0", b"\0\0\0\x09id=1", b"\xff\xff\xff\xffid=1", b"\0\0\0\0body"])
-def test_blocks_that_are_none(payload: bytes) -> None:
+def test_malformed_blocks_decode_as_in_a_record(payload: bytes) -> None:
     for flag in (0, 1):
         assert columns([payload], [flag]) == one_by_one([payload], [flag])
 

@@ -95,7 +95,7 @@ def test_shares_are_in_proportion_so_that_event_time_stays_together() -> None:
 
 
 @given(st.lists(st.integers(0, 300), min_size=1, max_size=6), st.integers(1, 50))
-def test_a_limit_drains_everything_and_starves_nobody(waiting: list[int], limit: int) -> None:
+def test_a_limit_drains_all_partitions_without_starving_any(waiting: list[int], limit: int) -> None:
     left, rounds = list(waiting), 0
     while sum(left):
         left = [count - given for count, given in zip(left, share_limit(limit, left), strict=True)]

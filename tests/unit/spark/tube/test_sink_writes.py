@@ -189,7 +189,7 @@ async def test_an_abort_after_a_commit_undoes_nothing(tmp_path: Path) -> None:
         assert await content(running) == ["a"]
 
 
-async def test_an_abort_says_nothing_of_its_own(tmp_path: Path) -> None:
+async def test_an_abort_raises_no_error_of_its_own(tmp_path: Path) -> None:
     async with tube(tmp_path, "demo") as running:
         query = Query(running)
         message = await query.task(0, 0, ["a"])
@@ -283,7 +283,7 @@ async def test_batch_writes(tmp_path: Path) -> None:
         assert await content(running) == ["a", "a", "b", "c", "d", "e", "g"]
 
 
-def test_how_batches_are_named() -> None:
+def test_batches_are_named_by_query_run_and_number() -> None:
     options = SinkOptions("127.0.0.1:1")
     stream = {"sql.streaming.queryId": "q", "streaming.sql.batchId": "4", "spark.jobGroup.id": "r"}
     assert sink_writes.batch_of(options, stream.get, "job", streaming=True) == BatchId("q", "r", 4)

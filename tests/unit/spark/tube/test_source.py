@@ -317,7 +317,7 @@ def test_available_now_leaves_partitions_that_came_later_for_the_next_run(fake: 
     assert [read for _, read in drain(reader, start, ReadAllAvailable())] == [[b"0"]]
 
 
-def test_a_broker_that_is_away_is_missed_not_skipped(fake: FakeTube, broker: FakeBroker) -> None:
+def test_an_unavailable_broker_is_an_error_and_is_not_skipped(fake: FakeTube, broker: FakeBroker) -> None:
     append(broker, 0)
     reader = stream(fake)
     start = reader.initialOffset()
@@ -328,7 +328,7 @@ def test_a_broker_that_is_away_is_missed_not_skipped(fake: FakeTube, broker: Fak
     assert [read for _, read in drain(reader, start, ReadAllAvailable())] == [[b"0"]]
 
 
-def test_positions_of_topics_no_longer_read_are_kept(fake: FakeTube, broker: FakeBroker) -> None:
+def test_offsets_of_topics_no_longer_read_are_kept(fake: FakeTube, broker: FakeBroker) -> None:
     append(broker, 0)
     start = {"a": {"1:0": 0, "1:1": 0}, "old": {"5:0": 280}}
     [(end, read)] = drain(stream(fake), start, ReadAllAvailable())
@@ -369,7 +369,7 @@ def test_spark_4_1_gives_neither_start_nor_limit(fake: FakeTube, broker: FakeBro
     assert len(values(restarted, restarted.partitions(end, restarted.latestOffset()))) == 4
 
 
-def test_a_first_batch_is_repeated_although_a_broker_was_away_at_the_restart(
+def test_a_first_batch_is_repeated_although_a_broker_was_unavailable_at_the_restart(
     fake: FakeTube, broker: FakeBroker
 ) -> None:
     append(broker, 0, 1)

@@ -78,7 +78,7 @@ def test_after_the_deadline_the_failure_is_raised(tube: TubeClient, fake: FakeTu
     assert "tubemq.timeoutMs" in str(caught.value.do)
 
 
-def test_a_read_goes_on_where_the_connection_broke(tube: TubeClient, fake: FakeTube) -> None:
+def test_a_read_continues_where_the_connection_broke(tube: TubeClient, fake: FakeTube) -> None:
     batches = tube.read(Slice(A0, 0, 560))
     first = next(batches)
     fake.failures = 2
@@ -132,7 +132,7 @@ def test_an_offset_no_longer_stored_is_an_error_that_names_it(tube: TubeClient, 
         payloads(tube, Slice(A0, 28, 280))
 
 
-def test_without_failing_reading_goes_on_at_the_oldest(tube: TubeClient, broker: FakeBroker) -> None:
+def test_without_fail_on_data_loss_reading_continues_at_the_oldest_offset(tube: TubeClient, broker: FakeBroker) -> None:
     broker.oldest["a"] = 4
     assert payloads(tube, Slice(A0, 0, 280), fail_on_data_loss=False) == [b"4", b"6", b"8"]
     assert payloads(tube, Slice(A0, 0, 112), fail_on_data_loss=False) == []
@@ -192,7 +192,9 @@ def test_discovery_is_repeated_when_it_is_old_or_something_failed(
     assert fake.discoveries == before + 2
 
 
-def test_a_task_that_is_told_the_address_asks_no_master(tube: TubeClient, fake: FakeTube, broker: FakeBroker) -> None:
+def test_a_task_with_the_brokers_address_does_not_ask_the_master(
+    tube: TubeClient, fake: FakeTube, broker: FakeBroker
+) -> None:
     [first] = tube.read(Slice(A0, 0, 28), address=BrokerAddress("127.0.0.1", 8123, ""))
     assert first.payloads == [b"0"]
     assert fake.discoveries == 0
