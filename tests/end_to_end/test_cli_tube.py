@@ -55,7 +55,7 @@ def test_produced_records_are_consumed(node: RunningNode) -> None:
     assert node.rows("tube", "produce", "round", "d")
 
 
-def test_a_group_goes_on_where_it_was(node: RunningNode) -> None:
+def test_a_group_continues_at_its_offsets(node: RunningNode) -> None:
     node.out("tube", "topic", "create", "grouped")
     node.out("tube", "produce", "grouped", *(f"v{n}" for n in range(10)), "--partition", "0")
     first = node.rows("tube", "consume", "grouped", "--group", "lake", "--count", "4")

@@ -154,7 +154,7 @@ def test_commands(node: Secured) -> None:
     assert b"--username is set without --password-file" in done.stderr
 
 
-def test_dead_letters_are_sent_again_by_who_reads_the_source(node: Secured, tmp_path: Path) -> None:
+def test_dead_letters_are_sent_again_with_the_credentials_of_the_source(node: Secured, tmp_path: Path) -> None:
     node.out("tube", "topic", "create", "mended")
     at = datetime(2024, 5, 1, tzinfo=UTC)
     letter = DeadLetter("p", "parse.not_json", "why", "id-1", "", "mended", 1, 0, 0, at, b"k", [], b"nope")

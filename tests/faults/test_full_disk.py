@@ -60,7 +60,7 @@ async def until_refused(send: Callable[[bytes, bytes], Awaitable[object]]) -> li
         acknowledged.append(number)
 
 
-async def test_every_part_says_so_and_keeps_what_it_acknowledged(tmp_path: Path) -> None:
+async def test_every_part_reports_a_full_disk_and_keeps_acknowledged_data(tmp_path: Path) -> None:
     with RunningNode(tmp_path, "tube:\n  topics:\n    demo: {partitions: 1}\n") as node:
         mqtt = parse_address(node.ready["mqtt"])
         async with MqttClient(*mqtt, client_id="kept", session_expiry_s=3600) as subscriber:

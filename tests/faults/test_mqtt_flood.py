@@ -225,7 +225,7 @@ async def test_wrong_passwords_do_not_keep_others_out() -> None:
     checks.close()
 
 
-async def test_a_bad_client_is_told_and_counted() -> None:
+async def test_an_invalid_client_gets_an_error_and_is_counted() -> None:
     async with broker(BrokerLimits(), ListenerSettings(port=0, max_connections=1)) as server:
         address = address_of(server)
         async with MqttClient(*address):

@@ -210,7 +210,7 @@ async def test_takeover_ping_pong(broker: tuple[MqttServer, tuple[str, int]]) ->
         writer.close()
 
 
-async def test_identifiers_run_out_with_nobody_acknowledging() -> None:
+async def test_packet_identifiers_run_out_without_acknowledgements() -> None:
     """A subscriber with Receive Maximum 65,535 that never acknowledges holds 1,024 in flight, the rest waits."""
     server = MqttServer(limits=BrokerLimits(max_queued_messages=2000))
     address = await server.start("127.0.0.1", 0)

@@ -113,7 +113,7 @@ async def test_line_ends_inside_keys_and_values_are_plain_bytes(node: StoreNode)
     "ttl",
     ["0", "-1", "31536000000001", str(2**63 - 1), str(2**63), "1e3", " 5", "5 ", "+5", "05", "", "0x5", "٣", "9" * 400],
 )
-async def test_an_expiry_that_is_none_is_a_syntax_error(node: StoreNode, ttl: str) -> None:
+async def test_an_invalid_expiry_is_a_syntax_error(node: StoreNode, ttl: str) -> None:
     async with PlainClient(node) as client:
         payload = encode_array([b"SET", b"k", b"v", b"PX", ttl.encode()])
         assert await send(client, payload) == b"-ERR syntax error\r\n"
@@ -140,7 +140,7 @@ async def test_an_expiry_that_is_none_is_a_syntax_error(node: StoreNode, ttl: st
     ],
     ids=str,
 )
-async def test_time_stamps_that_are_none(node: StoreNode, stamps: list[str], error: str) -> None:
+async def test_invalid_timestamps_are_refused(node: StoreNode, stamps: list[str], error: str) -> None:
     async with PlainClient(node) as client:
         answer = await send(client, encode_array([b"SET", b"k", b"v"]), ts=stamps)
         assert answer.startswith(f"-ERR {error}".encode())

@@ -98,7 +98,7 @@ def fresh(tmp_path: Path) -> Iterator[Path]:
     shutil.rmtree(folder)
 
 
-def test_every_prefix_of_what_a_store_does(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_recovers_from_power_loss_after_any_operation(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     random = Random(11)
     disk = RecordedDisk()
     path, copies = fresh / "store", 0

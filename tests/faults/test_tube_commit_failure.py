@@ -98,7 +98,7 @@ async def test_after_a_failed_commit_nothing_is_acknowledged(tmp_path: Path, kin
     await again.close()
 
 
-async def test_all_that_waited_for_the_failed_commit_is_told(tmp_path: Path) -> None:
+async def test_all_requests_of_a_failed_commit_get_its_error(tmp_path: Path) -> None:
     files = FailingFiles()
     broker = TubeBroker(tmp_path, files=files)
     address = await broker.start("127.0.0.1", 0)
@@ -113,7 +113,7 @@ async def test_all_that_waited_for_the_failed_commit_is_told(tmp_path: Path) -> 
     await broker.close()
 
 
-async def test_producers_are_told_which_broker_stores_nothing_and_why(tmp_path: Path) -> None:
+async def test_errors_of_producers_name_the_broker_that_stores_nothing_and_the_cause(tmp_path: Path) -> None:
     files = FailingFiles()
     running = Tube(tmp_path)
     master = await running.start_master()

@@ -141,7 +141,7 @@ async def confirm_some(port: int, batches: int, seen: list[bytes | None]) -> int
 
 
 @pytest.mark.parametrize("rounds", [3, pytest.param(60, marks=[pytest.mark.nightly, pytest.mark.timeout(900)])])
-async def test_consumers_go_on_where_they_confirmed(tmp_path: Path, rounds: int) -> None:
+async def test_consumers_continue_at_their_confirmed_offsets(tmp_path: Path, rounds: int) -> None:
     history = TubeRecorder(tmp_path / "history.jsonl")
     seen: list[bytes | None] = []
     confirmed = 0

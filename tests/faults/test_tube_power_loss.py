@@ -83,7 +83,7 @@ def check(
     return acknowledged
 
 
-def test_every_prefix_of_what_a_store_does() -> None:
+def test_a_store_recovers_from_power_loss_after_any_operation() -> None:
     random = Random(3)
     appended: dict[int, tuple[int, bytes]] = {}
     session = Session(RecordedDisk(), appended)

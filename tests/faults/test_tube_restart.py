@@ -48,7 +48,7 @@ async def stored(client: Client) -> list[bytes]:
 
 @pytest.mark.parametrize("how", ["killed", "killed after a note", "closed"])
 @pytest.mark.parametrize("limits", [TubeLimits(), SMALL])
-async def test_a_producer_goes_on_where_the_log_ends(tmp_path: Path, how: str, limits: TubeLimits) -> None:
+async def test_a_producer_continues_at_the_end_of_the_log(tmp_path: Path, how: str, limits: TubeLimits) -> None:
     path = tmp_path / "a"
     async with broker(path, limits=limits) as (first, client):
         await send(client, *(b"%d" % n for n in range(50)), sequence=0)
@@ -79,7 +79,7 @@ async def test_a_batch_that_was_cut_is_completed_by_its_repetition(tmp_path: Pat
         assert await stored(client) == [b"message-%d" % n for n in range(8)]
 
 
-async def test_readers_are_told_what_a_restart_lost_of_a_memory_topic(tmp_path: Path) -> None:
+async def test_readers_get_an_error_for_records_that_a_memory_topic_lost_in_a_restart(tmp_path: Path) -> None:
     path = tmp_path / "a"
     async with broker(path, durability=Durability.MEMORY) as (running, client):
         for text in (b"kept", b"lost-1", b"lost-2"):

@@ -87,7 +87,7 @@ async def test_data_and_requests_survive_the_store(broker: Mosquitto, tmp_path: 
             assert await reading == (b"v", written.version)
 
 
-async def test_observations_end_when_nobody_subscribes(broker: Mosquitto, tmp_path: Path) -> None:
+async def test_observations_end_without_a_subscriber(broker: Mosquitto, tmp_path: Path) -> None:
     service_path = tmp_path / "store"
     async with (
         attach(broker, service_path) as attached,
@@ -137,7 +137,7 @@ async def test_two_stores_at_one_broker_are_refused(broker: Mosquitto, tmp_path:
         assert "another client took over the session of 'store'" in error.what
 
 
-async def test_an_observer_must_say_who_it_is(broker: Mosquitto, tmp_path: Path) -> None:
+async def test_an_observer_must_identify_itself(broker: Mosquitto, tmp_path: Path) -> None:
     async with (
         attach(broker, tmp_path / "store"),
         MqttClient(broker.url, client_id="anonymous") as mqtt,

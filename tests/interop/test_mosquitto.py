@@ -133,7 +133,7 @@ async def test_mosquitto_request_and_response(server: tuple[MqttServer, list[str
     assert (code, out, err) == (0, "HELLO\n", "")
 
 
-async def test_mosquitto_is_told_what_is_wrong(server: tuple[MqttServer, list[str]]) -> None:
+async def test_mosquitto_receives_reason_codes(server: tuple[MqttServer, list[str]]) -> None:
     _, where = server
     _, _, err = await run("mosquitto_sub", *where, "-t", "a/" * 200, "-W", "5")
     assert "subscription" in err.lower(), "its exit code is 0 even then"

@@ -82,7 +82,7 @@ async def test_mosquitto_pub_with_a_client_certificate(setup: Setup) -> None:
 @pytest.mark.parametrize(
     ("version", "alert"), [("-tls1_2", "alert handshake failure"), ("-tls1_3", "alert certificate required")]
 )
-async def test_openssl_s_client_is_told_that_it_needs_a_certificate(setup: Setup, version: str, alert: str) -> None:
+async def test_openssl_s_client_receives_the_certificate_required_alert(setup: Setup, version: str, alert: str) -> None:
     where = ["-connect", f"127.0.0.1:{setup.ports['secure']}", "-CAfile", str(setup.authority.file)]
     _, _, err = await run("openssl", "s_client", *where, version, "-ign_eof")
     assert alert in err

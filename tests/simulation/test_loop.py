@@ -59,7 +59,7 @@ def test_a_lost_wake_up_is_a_deadlock() -> None:
     loop.close()
 
 
-def test_an_exception_that_nobody_handles_stops_the_loop() -> None:
+def test_an_unhandled_exception_stops_the_loop() -> None:
     loop = VirtualLoop(Random(0))
 
     def fail() -> None:

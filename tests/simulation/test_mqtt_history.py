@@ -94,7 +94,7 @@ def test_first_deliveries_are_in_order() -> None:
         received(made, 1, 1)
 
 
-def test_with_qos_0_the_first_delivery_to_a_client_that_was_away_may_be_of_a_repetition() -> None:
+def test_the_first_qos_0_delivery_to_a_disconnected_client_may_be_a_repetition() -> None:
     made = history()
     made.subscriptions[ID].windows[:] = [Window(15)]
     for number in (1, 2):

@@ -208,7 +208,7 @@ def supervised(driver: Driver) -> Iterator[threading.Lock]:
 
 @pytest.mark.nightly
 @pytest.mark.timeout(2400)
-def test_nothing_is_lost_doubled_or_turned_back(tmp_path: Path) -> None:
+def test_no_record_is_lost_duplicated_or_reordered(tmp_path: Path) -> None:
     seed = int(os.environ.get("PENSTOCK_CHAOS_SEED", time.time_ns() % 1_000_000))
     print(f"PENSTOCK_CHAOS_SEED={seed}")
     dice = random.Random(seed)

@@ -44,7 +44,7 @@ def records(first: int, last: int) -> list[tuple[int, Record]]:
 
 @pytest.mark.nightly
 @pytest.mark.timeout(900)
-def test_nothing_of_a_run_that_was_paused_past_its_lease_is_written(node: Node, tmp_path: Path) -> None:
+def test_a_run_that_was_paused_past_its_lease_writes_nothing(node: Node, tmp_path: Path) -> None:
     node.create_topic("taken_over", 1)
     lake, state = tmp_path / "lake", tmp_path / "state"
     file = tmp_path / "p.yaml"

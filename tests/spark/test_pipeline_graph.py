@@ -184,7 +184,7 @@ def test_late_records_have_a_sink_of_their_own(setup_of: Callable[..., Setup]) -
         assert (account.off, account.unknown) == ((), ())
 
 
-def test_a_directory_that_is_not_there_is_told_before_spark_starts(setup_of: Callable[..., Setup]) -> None:
+def test_a_missing_directory_is_reported_before_spark_starts(setup_of: Callable[..., Setup]) -> None:
     setup = setup_of(FILE)
     with pytest.raises(ConfigError, match="the directory does not exist"):
         setup.run()

@@ -204,7 +204,7 @@ def test_copies_are_dropped_over_a_restart(setup: Setup) -> None:
     assert setup.ledger.sums("rows").duplicates == 1
 
 
-def test_a_run_that_is_told_to_stop_ends_between_batches(setup: Setup) -> None:
+def test_an_interrupted_run_ends_between_batches(setup: Setup) -> None:
     setup.send(*(message(f"m{n}", n) for n in range(300)))
     stop = threading.Event()
 
@@ -227,7 +227,7 @@ def test_a_run_that_is_told_to_stop_ends_between_batches(setup: Setup) -> None:
     assert setup.ledger.sums("alarms").read == 300
 
 
-def test_it_is_stopped_from_elsewhere_and_a_second_run_is_told_who_holds_the_lease(setup: Setup) -> None:
+def test_a_run_is_stopped_remotely_and_a_second_run_learns_the_lease_holder(setup: Setup) -> None:
     setup.send(*(message(f"m{n}", n) for n in range(150)))
     name, broker = setup.pipeline.name, setup.node.mqtt
     results: list[lease.Stopped] = []
@@ -379,7 +379,7 @@ def test_a_second_run_waits_and_the_first_is_fenced_off_once_it_took_over(node: 
             store.close()
 
 
-def test_a_topic_that_is_not_there_is_told_before_spark_starts(
+def test_a_missing_topic_is_reported_before_spark_starts(
     node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(errors, "session", None)

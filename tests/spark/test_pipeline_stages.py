@@ -273,7 +273,7 @@ def _nodes(*given: dict[str, Any]) -> list[PlanNode]:
     return [PlanNode(step, (reads,)) for step, reads in zip(made, before, strict=False)]
 
 
-def test_rows_on_which_a_condition_of_the_state_store_sink_fails_are_told(spark: SparkSession) -> None:
+def test_rows_on_which_a_condition_of_the_state_store_sink_fails_are_reported(spark: SparkSession) -> None:
     parsed = apply(rows(spark, GOOD, GOOD.replace(b"1.5", b"0")), steps(PARSE), no_lookup)
     entries: Any = [{"key": "a/{note}", "when": "3 / flow > 1", "value": ["flow"]}]
     sink = StateStoreSink.model_validate({"entries": entries})
@@ -365,7 +365,7 @@ def test_a_statement_that_changes_the_rows_is_refused(spark: SparkSession, state
         apply(rows(spark, GOOD), steps(PARSE, {"name": "q", "sql": statement}), no_lookup)
 
 
-def test_a_schema_that_is_none_is_refused(spark: SparkSession) -> None:
+def test_an_invalid_schema_is_refused(spark: SparkSession) -> None:
     with pytest.raises(ConfigError, match="is not a list of columns"):
         apply(rows(spark, GOOD), steps({"name": "p", "parse": {"schema": "flow DUBLE"}}), no_lookup)
 

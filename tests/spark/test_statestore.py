@@ -51,7 +51,7 @@ def test_rows_become_keys_and_keys_rows(spark: SparkSession, node: Node) -> None
     assert read(spark, node, keys="nothing/*") == {}
 
 
-def test_the_last_row_of_a_key_is_told_by_a_column(spark: SparkSession, node: Node) -> None:
+def test_the_last_row_of_a_key_is_chosen_by_a_column(spark: SparkSession, node: Node) -> None:
     rows = spark.range(100, numPartitions=4).selectExpr(
         "concat('last/', id % 3) AS key", "cast(id AS string) AS value", "id AS at"
     )

@@ -63,7 +63,7 @@ def stream(spark: SparkSession, node: Node, new_topic: Callable[..., str], tmp_p
     return Stream(spark, node, new_topic(partitions=2), tmp_path)
 
 
-def test_available_now_drains_everything_in_limited_batches_and_goes_on(stream: Stream) -> None:
+def test_available_now_drains_all_records_in_limited_batches_and_continues(stream: Stream) -> None:
     stream.append(range(1000))
     query = stream.drain(maxOffsetsPerTrigger="300", **{"tubemq.group": "drained"})
     assert stream.sizes() == [300, 300, 300, 100]

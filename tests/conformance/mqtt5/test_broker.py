@@ -142,7 +142,7 @@ def test_order_of_a_topic_holds_for_each_publisher_and_qos() -> None:
 
 
 @pytest.mark.parametrize("keep_alive", [0, 60])
-def test_a_session_is_not_discarded_while_the_connection_stands(keep_alive: int) -> None:
+def test_a_session_is_not_discarded_while_it_is_connected(keep_alive: int) -> None:
     bench = Bench()
     peer = bench.connect("c", expiry=1, keep_alive=keep_alive)
     peer.subscribe("a")
@@ -151,7 +151,7 @@ def test_a_session_is_not_discarded_while_the_connection_stands(keep_alive: int)
     assert peer.topics() == ["a"]
 
 
-def test_nothing_follows_a_disconnect_of_ours() -> None:
+def test_no_packet_follows_a_disconnect_of_the_broker() -> None:
     bench = Bench()
     peer = bench.connect("c", expiry=10)
     peer.subscribe("a")
@@ -187,7 +187,7 @@ def test_bytes_of_an_accepted_and_of_a_refused_connack() -> None:
     assert connack.reason_code == 0
 
 
-def test_response_information_is_given_to_who_asks() -> None:
+def test_response_information_is_returned_on_request() -> None:
     bench = Bench(limits=BrokerLimits(response_information="answers/{clientId}"))
     for asked, given in ((None, None), (0, None), (1, "answers/c")):
         bench.connect("c", request_response_information=asked)

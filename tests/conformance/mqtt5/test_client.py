@@ -42,7 +42,7 @@ def sent(engine: ClientEngine) -> list[Packet]:
     return Decoder().feed(engine.take())
 
 
-def test_connect_comes_first_whatever_waits() -> None:
+def test_connect_is_sent_before_pending_packets() -> None:
     engine = ClientEngine(Connect("c"))
     engine.publish(Publish("a", b"", 1), "p", 0)
     engine.subscribe([Subscription("a")], Properties(), "s", 0)

@@ -40,7 +40,7 @@ async def test_no_client_publishes_to_the_response_or_notify_topic_of_another(no
 
 
 @pytest.mark.parametrize("profile", [GO, RUST, DOTNET], ids=lambda profile: profile.name)
-async def test_a_forged_notification_at_qos_0_reaches_nobody(node: StoreNode, profile: Profile) -> None:
+async def test_a_forged_notification_at_qos_0_is_not_delivered(node: StoreNode, profile: Profile) -> None:
     async with SdkClient(node.port, profile, "victim") as victim, MqttClient(node.url) as attacker:
         await victim.observe("key")
         await attacker.publish(notify_topic("victim", b"key"), b"*2\r\n$6\r\nNOTIFY\r\n$6\r\nDELETE\r\n", qos=0)

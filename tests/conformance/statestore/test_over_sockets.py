@@ -24,7 +24,7 @@ def version(message: Publish) -> Hlc | None:
     return parse(message.properties.user_property("__ts") or "")
 
 
-async def test_trap_1_an_observer_without_a_subscription_is_told_and_one_with_it_is_told_once(node: StoreNode) -> None:
+async def test_trap_1_observers_are_notified_once_with_and_without_a_subscription(node: StoreNode) -> None:
     dotnet = f"{TOPICS['notify_for_client-id1_key_SOMEKEY'].rpartition('/command')[0]}/command/notify"
     for filters in ((), (notify_filter("client-id1"),), (dotnet,), (notify_filter("client-id1"), "clients/#", "#")):
         async with PlainClient(node, subscribe=filters) as observer, PlainClient(node, "writer") as writer:
@@ -37,7 +37,7 @@ async def test_trap_1_an_observer_without_a_subscription_is_told_and_one_with_it
             assert [version(m) for m in told] == sorted(version(m) for m in told)  # type: ignore[type-var]
 
 
-async def test_traps_2_and_7_condition_not_met_tells_the_stored_version(node: StoreNode) -> None:
+async def test_traps_2_and_7_condition_not_met_returns_the_stored_version(node: StoreNode) -> None:
     async with PlainClient(node) as client:
         stored = await client.ask("SET k v NEX PX 60000")
         refused = await client.ask("SET k w NEX PX 60000")
@@ -79,7 +79,7 @@ async def test_trap_10_no_local_does_not_suppress_the_answer(node: StoreNode, to
         assert client.messages == []
 
 
-async def test_requests_answers_and_notifications_reach_nobody_else(node: StoreNode) -> None:
+async def test_requests_answers_and_notifications_reach_no_other_client(node: StoreNode) -> None:
     filters = ["#", "statestore/#", "clients/#", INVOKE]
     async with PlainClient(node, "spy", subscribe=filters) as spy, PlainClient(node) as client:
         answers = [await client.ask(words) for words in ("KEYNOTIFY k", "SET k v", "GET k")]

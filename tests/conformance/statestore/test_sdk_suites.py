@@ -41,7 +41,7 @@ async def test_crud(node: StoreNode, sdk: Profile) -> None:
 
 
 @every_sdk
-async def test_expiry_is_told_and_the_key_is_gone(node: StoreNode, sdk: Profile) -> None:
+async def test_expiry_is_notified_and_the_key_is_deleted(node: StoreNode, sdk: Profile) -> None:
     """Go and .NET TestStateStoreObjectExpiryTime, TestStateStoreObserveSingleKeyThatExpires."""
     async with SdkClient(node.port, sdk) as client:
         key, value = name(), name()

@@ -134,7 +134,7 @@ async def test_replies_have_the_bytes_that_the_sdks_compare(bench: Bench) -> Non
         assert payload.endswith(b"\r\n")
 
 
-async def test_the_writer_that_observes_its_own_key_is_told(bench: Bench) -> None:
+async def test_a_writer_that_observes_its_own_key_is_notified(bench: Bench) -> None:
     bench.peer.ask("KEYNOTIFY SOMEKEY")
     bench.peer.ask("SET SOMEKEY v")
     assert len(bench.notifications()) == 1
@@ -218,7 +218,7 @@ async def test_a_forbidden_response_topic_ends_the_connection(bench: Bench) -> N
     assert bench.peer.ask("GET k").payload == b"$-1\r\n"
 
 
-async def test_a_will_with_a_forbidden_response_topic_disconnects_nobody(bench: Bench) -> None:
+async def test_a_will_with_a_forbidden_response_topic_disconnects_no_client(bench: Bench) -> None:
     """A will has no network connection; the client may be back on a new one, which did nothing wrong."""
     bench.peer.connection = None
     bench.peer.send("SET k v", response_topic=NOTIFY_TOPIC)

@@ -109,7 +109,7 @@ def missing(recorded: Any, ours: Any, path: str = "") -> Iterator[str]:
 
 
 @pytest.mark.parametrize("asked", ANSWERS)
-def test_answers_have_what_apaches_have(asked: str) -> None:
+def test_answers_have_the_fields_of_apaches_answers(asked: str) -> None:
     answer = answer_of(*asked.split())
     assert answer["result"], answer
     assert set(missing(ANSWERS[asked], answer)) == LEFT_OUT.get(asked, set())
