@@ -1,4 +1,4 @@
-"""What every suite shares: deterministic property tests."""
+"""Settings of all suites: deterministic property tests."""
 
 from __future__ import annotations
 

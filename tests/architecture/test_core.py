@@ -1,4 +1,4 @@
-"""What mypyc compiles otherwise than it reads."""
+"""Differences between mypyc and CPython that the core must avoid."""
 
 from __future__ import annotations
 

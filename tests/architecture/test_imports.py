@@ -1,4 +1,4 @@
-"""What may import what (CONTRIBUTING.md has the table in words), checked on the syntax trees."""
+"""Permitted imports (CONTRIBUTING.md has the table in words), checked on the syntax trees."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A hostile or broken network against the broker: it answers rightly or closes, stays up, and others do not notice."""
+"""A hostile or broken network: the broker answers correctly or closes, keeps running, other clients are unaffected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Peers that mean harm, or are broken: they get an answer or are cut, and everyone else is served as before."""
+"""Hostile or broken peers get an answer or are disconnected; all other clients are served as before."""
 
 from __future__ import annotations
 

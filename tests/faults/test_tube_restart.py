@@ -1,4 +1,4 @@
-"""What a broker knows again after it ended abruptly: producers, epochs of its logs, positions, half-removed topics.
+"""State of a broker after it ended abruptly: producers, log epochs, offsets, partly removed topics.
 
 The abrupt end is a copy of the directory of a running broker: what had been written is there, nothing was closed.
 """

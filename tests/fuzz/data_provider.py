@@ -1,4 +1,4 @@
-"""Splitting of fuzzed bytes into what a target needs; any bytes are accepted."""
+"""Split fuzzed bytes into the values that a target needs; any bytes are accepted."""
 
 from __future__ import annotations
 

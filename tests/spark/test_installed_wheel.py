@@ -1,4 +1,4 @@
-"""The wheel where there is no checkout, on one machine and on a cluster: a script needs no import of penstock."""
+"""The wheel without a checkout, on one machine and on a cluster: a script does not import penstock."""
 
 from __future__ import annotations
 

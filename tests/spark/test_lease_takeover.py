@@ -1,4 +1,4 @@
-"""A driver that is paused for longer than its lease: the run that takes over is not disturbed when it wakes up."""
+"""A driver that is paused for longer than its lease does not disturb the run that took over when it resumes."""
 
 from __future__ import annotations
 

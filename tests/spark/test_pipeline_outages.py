@@ -1,4 +1,4 @@
-"""What a pipeline needs is away for a while: nothing is lost, doubled or left lying, and the books say so."""
+"""Outages of a pipeline's dependencies: no record is lost, duplicated or left behind, as its ledger confirms."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which form of the core runs: a build counts only for the sources that it was made from."""
+"""Compiled or interpreted core: a build is used only for the sources that it was made from."""
 
 from __future__ import annotations
 

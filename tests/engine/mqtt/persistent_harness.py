@@ -1,4 +1,4 @@
-"""A broker engine whose sessions are kept on a real store, commits and crashes by hand."""
+"""A broker engine with persistent sessions in a real store; commits and crashes are triggered by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who may connect, publish, subscribe and receive; enhanced authentication [MQTT 5.0 sections 3.1.4, 3.15, 4.12]."""
+"""Authorization to connect, publish, subscribe and receive; enhanced authentication [MQTT 5.0 3.1.4, 3.15, 4.12]."""
 
 from __future__ import annotations
 

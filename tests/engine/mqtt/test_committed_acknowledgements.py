@@ -1,4 +1,4 @@
-"""What a kept session is promised leaves after its commit, and after a failed one nothing more is."""
+"""Acknowledgements of persistent sessions leave after their commit, and none leaves after a failed commit."""
 
 from __future__ import annotations
 

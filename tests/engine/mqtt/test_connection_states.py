@@ -1,4 +1,4 @@
-"""Every state of a connection x every packet: a known answer, and nobody else is disturbed."""
+"""Every state of a connection combined with every packet: the answer is as specified, other clients are unaffected."""
 
 from __future__ import annotations
 

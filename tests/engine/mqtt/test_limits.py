@@ -1,4 +1,4 @@
-"""What a client beyond a limit, or a hostile one, is answered, and that nothing grows without a bound."""
+"""Answers to clients that exceed a limit or are hostile; nothing grows without a bound."""
 
 from __future__ import annotations
 

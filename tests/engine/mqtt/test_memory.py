@@ -1,4 +1,4 @@
-"""What stays in memory of clients that are gone: nothing that grows with their number or with what they sent."""
+"""Memory after clients have left: nothing grows with their number or with the messages that they sent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How kept sessions and their wills end while the broker is down, when it starts and when it stops."""
+"""Persistent sessions and their wills that end while the broker is down, when it starts and when it stops."""
 
 from __future__ import annotations
 

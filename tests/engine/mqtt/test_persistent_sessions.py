@@ -1,4 +1,4 @@
-"""Sessions that outlive the process: what a restart brings back."""
+"""Persistent sessions: recovery after a restart or a crash."""
 
 from __future__ import annotations
 

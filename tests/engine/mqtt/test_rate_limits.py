@@ -1,4 +1,4 @@
-"""Clients that publish too fast, or have too many bytes in flight."""
+"""Limits of the publish rate and of the bytes in flight."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What refusals say beside their code, and to whom [MQTT-3.1.2-29]."""
+"""Reason strings of refusals, and the clients that receive them [MQTT-3.1.2-29]."""
 
 from __future__ import annotations
 

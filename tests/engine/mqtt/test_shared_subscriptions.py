@@ -1,4 +1,4 @@
-"""Shared subscriptions: one member a message, fair, and nothing lost when a member leaves [MQTT 5.0 section 4.8.2]."""
+"""Shared subscriptions: one member per message, fair, no loss when a member leaves [MQTT 5.0 section 4.8.2]."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What stands below ``$SYS/``: for those who ask, while they ask."""
+"""``$SYS`` topics: published to their subscribers, while there are any."""
 
 from __future__ import annotations
 

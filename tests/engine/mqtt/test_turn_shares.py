@@ -1,4 +1,4 @@
-"""What one turn of a connection does is bounded: packets handled, and messages sent from queues and retained ones."""
+"""The work of one turn of a connection is bounded: packets handled, queued and retained messages sent."""
 
 from __future__ import annotations
 

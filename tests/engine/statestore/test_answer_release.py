@@ -1,4 +1,4 @@
-"""When answers, PUBACKs and notifications leave: after the commit, in order, and never after a failure."""
+"""Answers, PUBACKs and notifications leave after the commit, in order, and never after a failure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Durable means: the answer is written after the sync that makes its change durable, wherever the commit runs."""
+"""Durable requests are answered after the sync that makes the change durable, wherever the commit runs."""
 
 from __future__ import annotations
 

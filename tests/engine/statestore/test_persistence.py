@@ -1,4 +1,4 @@
-"""What durability ``memory`` keeps over a restart, by mode; and what the log of changes gives a resuming observer."""
+"""Keys that durability ``memory`` keeps over a restart, by mode; changes that a resuming observer gets from the log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What policies decide, and that nothing happens before they did."""
+"""Decisions of policies; nothing happens before they are made."""
 
 from __future__ import annotations
 

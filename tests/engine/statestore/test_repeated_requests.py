@@ -1,4 +1,4 @@
-"""A write that comes again, because its connection broke before the PUBACK, is carried out once."""
+"""A write that is sent again, because its connection broke before the PUBACK, is executed once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Talking to a broker engine over stores in memory, without sockets: requests as clients send them."""
+"""A broker engine over stores in memory, without sockets: requests as clients send them."""
 
 from __future__ import annotations
 

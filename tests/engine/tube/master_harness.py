@@ -1,4 +1,4 @@
-"""Talking to a master engine without sockets: requests as clients send them, answers as they read them."""
+"""A master engine without sockets: requests as clients send them, answers as they read them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tasks and drivers that talk to a broker engine about staged rows, with what its shell does around it."""
+"""A broker engine with staged rows, with tasks and drivers as its clients; it does the shell's work, too."""
 
 from __future__ import annotations
 

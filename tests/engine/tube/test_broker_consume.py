@@ -1,4 +1,4 @@
-"""Registering, getting, confirming, losing partitions: section 10 of the facts, request by request."""
+"""Consumers at a broker, request by request: registration, gets, confirmation, loss of partitions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What consumers can make a broker remember has an end; ids rise whatever the clock does."""
+"""Limits of the memory that consumers occupy in a broker; message ids increase even if the clock is set back."""
 
 from __future__ import annotations
 

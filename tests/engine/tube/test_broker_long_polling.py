@@ -1,4 +1,4 @@
-"""Gets that wait for messages (extension of method 17), offsets in ordinary gets, offsets by time, log epochs."""
+"""Long polling (extension of method 17), offsets in ordinary gets, offsets by time, log epochs."""
 
 from __future__ import annotations
 

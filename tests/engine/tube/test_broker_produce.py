@@ -1,4 +1,4 @@
-"""Sends, the checks before them, and requests that are no requests of a broker."""
+"""Produce requests, their checks, and invalid requests to a broker."""
 
 from __future__ import annotations
 

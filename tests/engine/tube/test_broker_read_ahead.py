@@ -1,4 +1,4 @@
-"""Gets of old messages whose reads were done ahead: what comes is what would have come."""
+"""Prefetched gets of old messages return the same as gets that are not prefetched."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an administrator sets at the master and what clients and brokers then hear: by HTTP in, by the wire out."""
+"""Settings of an administrator at the master (HTTP), and their effect on clients and brokers (wire protocol)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What commands print: tables and JSON from the same rows, nothing that a peer could make of a terminal."""
+"""Output of commands: tables and JSON from the same rows, without control characters of a peer."""
 
 from __future__ import annotations
 

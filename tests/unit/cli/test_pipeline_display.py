@@ -1,4 +1,4 @@
-"""What a run looks like for people."""
+"""The display of a run for people."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Input in pieces: records whatever the cuts, a silent pipe that holds up nobody."""
+"""Records from input in pieces of any size; a silent pipe does not block the event loop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the commands of `penstock tube` share: how a client ends, and what it shows to the administration."""
+"""Parts that the commands of `penstock tube` share: the end of a client, credentials for the administration."""
 
 from __future__ import annotations
 

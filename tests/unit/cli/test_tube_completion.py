@@ -1,4 +1,4 @@
-"""What a shell offers after a Tab. Administrations are stand-ins."""
+"""Shell completion. Administrations are stand-ins."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who may come in, by each method; what a policy then allows; what a reload takes away."""
+"""Authentication by each method, authorization by a policy, and their reload."""
 
 from __future__ import annotations
 

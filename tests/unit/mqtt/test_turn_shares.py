@@ -1,4 +1,4 @@
-"""Shares of a loop turn: counted packets of one client, while another one waits, without sockets and times."""
+"""Shares of a loop turn: counted packets of one client while another one waits, without sockets and timers."""
 
 from __future__ import annotations
 

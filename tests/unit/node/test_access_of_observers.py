@@ -1,4 +1,4 @@
-"""Who observes keys while tokens are renewed and policies are reloaded: the answer is always that of now."""
+"""Access of observers while tokens are renewed and policies are reloaded follows the current policy."""
 
 from __future__ import annotations
 

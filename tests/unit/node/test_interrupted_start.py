@@ -1,4 +1,4 @@
-"""Told to end: what starts meanwhile is cancelled, and has ended."""
+"""An interrupted start: its task is cancelled and has ended."""
 
 from __future__ import annotations
 

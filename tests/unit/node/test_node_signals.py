@@ -1,4 +1,4 @@
-"""The node as a process: ready, told to end, told to end again, told to end while it starts."""
+"""The node as a process: ready, interrupted, interrupted again, interrupted during the start."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A pipeline's state and tables as a run leaves them, made without Spark."""
+"""State and tables of a finished run, created without Spark."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a refused option looks like: place, path, value, what is accepted, the nearest known name."""
+"""Messages of refused options: location, path, value, accepted values, the nearest known name."""
 
 from __future__ import annotations
 

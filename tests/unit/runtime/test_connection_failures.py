@@ -1,4 +1,4 @@
-"""Each way in which a connection fails is told in words, with what to do."""
+"""Each kind of connection failure is reported with cause and remedy."""
 
 from __future__ import annotations
 

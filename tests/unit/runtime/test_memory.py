@@ -1,4 +1,4 @@
-"""When a server returns free memory: when it becomes idle after work."""
+"""A server returns free memory when it becomes idle after work."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A page for scrapers, beside a program that has no event loop."""
+"""A metrics page served by a program without an event loop."""
 
 from __future__ import annotations
 

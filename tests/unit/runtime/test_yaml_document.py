@@ -1,4 +1,4 @@
-"""YAML 1.2 with places: what scalars mean, what is refused and where the message points."""
+"""YAML 1.2 with locations: values of scalars, refused input, and the location in each message."""
 
 from __future__ import annotations
 

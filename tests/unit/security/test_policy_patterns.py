@@ -1,4 +1,4 @@
-"""Patterns: against slow models, and with clients that try to be a pattern themselves."""
+"""Patterns of policies, compared with slow models, and clients whose names are patterns."""
 
 from __future__ import annotations
 

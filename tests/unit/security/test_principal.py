@@ -1,4 +1,4 @@
-"""Whose a session is."""
+"""Ownership of a session."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a standalone master is there is known before Spark is started."""
+"""An unreachable standalone master is found before Spark is started."""
 
 from __future__ import annotations
 

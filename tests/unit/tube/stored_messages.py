@@ -1,4 +1,4 @@
-"""Stored messages as protobuf writes them: what the log's own encoder must produce."""
+"""Stored messages as protobuf writes them, the expected output of the log's own encoder."""
 
 from __future__ import annotations
 

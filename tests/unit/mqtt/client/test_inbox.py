@@ -1,4 +1,4 @@
-"""Where messages go: listeners, the callback, the iteration; the marks at which reading pauses."""
+"""Delivery of messages to listeners, the callback and the iteration; the limits at which reading pauses."""
 
 from __future__ import annotations
 

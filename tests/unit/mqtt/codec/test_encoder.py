@@ -1,4 +1,4 @@
-"""What is encoded is what the standard's layouts say, and decodes to the same packet."""
+"""Encoded packets have the standard's layout and decode to the same packet."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What comes in to a client: order of acknowledgements, QoS 2 across connections, Receive Maximum, topic aliases."""
+"""Packets that a client receives: acknowledgement order, QoS 2 across connections, Receive Maximum, aliases."""
 
 from __future__ import annotations
 

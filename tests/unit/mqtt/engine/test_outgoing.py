@@ -1,4 +1,4 @@
-"""What a client asked for: QoS 2 to its end, resent or not, topic aliases, what the server announced."""
+"""Operations of a client: QoS 2 to its end, resent or not, topic aliases, limits that the server announced."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a read brings for its own connection leaves at its end, where nothing has to happen before."""
+"""Responses to a read leave at its end if they do not wait for a commit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is decided about one message by itself."""
+"""The check that a payload is UTF-8 text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The bucket that bounds a publish rate."""
+"""The token bucket that limits a publish rate."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who may come in: limits by address, rate and strangers."""
+"""Limits of connections: by address, by rate, and of unauthenticated clients."""
 
 from __future__ import annotations
 

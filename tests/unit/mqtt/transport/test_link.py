@@ -1,4 +1,4 @@
-"""What is written at once and what the transport writes; a refused connection, its CONNECT in pieces of any size."""
+"""Direct writes and writes of the transport; a refused connection with its CONNECT in pieces of any size."""
 
 from __future__ import annotations
 

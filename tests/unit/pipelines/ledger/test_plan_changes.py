@@ -1,4 +1,4 @@
-"""What a run would do differently from the run before it, told from what that one left."""
+"""Changes of a pipeline since its last run, found from the state of that run."""
 
 from __future__ import annotations
 

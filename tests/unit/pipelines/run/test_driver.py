@@ -1,4 +1,4 @@
-"""Which signals Spark's processes get, and what a run says once they are gone."""
+"""Signals of Spark's processes, and errors of a driver whose processes have ended."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the error that ended a query is found in what Spark says about it."""
+"""The cause of a failed query, found in Spark's error."""
 
 from __future__ import annotations
 

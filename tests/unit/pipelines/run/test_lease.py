@@ -1,4 +1,4 @@
-"""What a run says of itself, how it is asked to stop, who is told to wait: with a state store in this process."""
+"""The record of a run, its stop request and runs that wait for the lease, with a state store in this process."""
 
 from __future__ import annotations
 

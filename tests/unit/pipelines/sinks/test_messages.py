@@ -1,4 +1,4 @@
-"""What a write of messages is told, without Spark: where the tube is, who writes, and which batch it is."""
+"""Options of a write of messages, without Spark: address of the tube, credentials, batch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run finds out about its sinks before Spark is started."""
+"""Checks of a run's sinks before Spark is started."""
 
 from __future__ import annotations
 

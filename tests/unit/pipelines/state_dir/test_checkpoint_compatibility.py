@@ -1,4 +1,4 @@
-"""Which changes of a file its checkpoints can follow."""
+"""Changes of a pipeline file that its checkpoints support."""
 
 from __future__ import annotations
 

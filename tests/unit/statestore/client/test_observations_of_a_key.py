@@ -1,4 +1,4 @@
-"""What is news of an observed key, and what its readers get."""
+"""Changes of an observed key, and their delivery to its readers."""
 
 from __future__ import annotations
 

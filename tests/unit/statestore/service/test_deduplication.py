@@ -1,4 +1,4 @@
-"""Which writes are remembered, and for how long."""
+"""Writes that are remembered, and for how long."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests whose answer reaches nobody: what their sender is told, and what an operator sees. Over sockets."""
+"""Requests whose answer has no recipient: PUBACK for the sender, logs and counters for an operator. Over sockets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which commit a change is part of, and what is written behind."""
+"""The commit that a change is part of, and changes that are written behind."""
 
 from __future__ import annotations
 

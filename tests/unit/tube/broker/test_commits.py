@@ -1,4 +1,4 @@
-"""Which commits run in the loop, and what is written behind."""
+"""Commits in the event loop or in a thread, and data that is written behind."""
 
 from __future__ import annotations
 

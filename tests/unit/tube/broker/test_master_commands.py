@@ -1,4 +1,4 @@
-"""What a master's answers make a broker do."""
+"""Commands of a master to a broker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a program gives a client: taken, or refused with what would be taken."""
+"""Arguments of clients: accepted, or refused with the accepted values."""
 
 from __future__ import annotations
 

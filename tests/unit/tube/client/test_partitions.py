@@ -1,4 +1,4 @@
-"""Where partitions are, asked of a master over a blocking connection."""
+"""Partitions of a topic, requested from a master over a blocking connection."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the conversations in tests/engine/tube do not show: ids over time, bounds, and what a shell reads."""
+"""Parts that the conversations in tests/engine/tube do not cover: ids over time, bounds, values for the shell."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a client shows: signature, then token, then a signature again."""
+"""Credentials of a client: signature, then token, then a signature again."""
 
 from __future__ import annotations
 

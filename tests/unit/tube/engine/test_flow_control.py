@@ -1,4 +1,4 @@
-"""Flow control rules: what a text may say, which rule is in force, and what a reader gets in its window."""
+"""Flow control rules: their syntax, the rule in force, and the messages of a consumer in its window."""
 
 from __future__ import annotations
 

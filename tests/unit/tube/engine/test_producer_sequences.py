@@ -1,4 +1,4 @@
-"""What a broker remembers of idempotent producers: bounds, forgetting, snapshots."""
+"""Sequences of idempotent producers in a broker: bounds, expiry, snapshots."""
 
 from __future__ import annotations
 

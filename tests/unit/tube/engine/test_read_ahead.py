@@ -1,4 +1,4 @@
-"""Reads that are done before they are asked for: which, how many, for whom."""
+"""Prefetched reads: their selection, number and consumers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The quick way of reading sends says what the careful one says, in whatever order and however often."""
+"""The fast decoder of send requests agrees with the protobuf parser, in any order and repetition."""
 
 from __future__ import annotations
 

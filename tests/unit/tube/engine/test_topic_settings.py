@@ -1,4 +1,4 @@
-"""A topic on its brokers: what they have in common, what single ones have instead, who has it at all."""
+"""A topic on its brokers: common settings, settings of single brokers, membership."""
 
 from __future__ import annotations
 

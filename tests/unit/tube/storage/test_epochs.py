@@ -1,4 +1,4 @@
-"""When a log may have lost what was readable, and how its epochs are kept."""
+"""Log epochs: recognition of a possible loss, and storage."""
 
 from __future__ import annotations
 

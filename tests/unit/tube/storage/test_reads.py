@@ -1,4 +1,4 @@
-"""What a read takes of a partition, with and without filters, at its limits."""
+"""The messages that a read returns from a partition, with and without filters, at its limits."""
 
 from __future__ import annotations
 

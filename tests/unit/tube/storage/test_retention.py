@@ -1,4 +1,4 @@
-"""Which segments go, and the texts that say so."""
+"""Retention policies: age and size of segments, and the texts of the options."""
 
 from __future__ import annotations
 
