@@ -131,7 +131,7 @@ def test_any_range_holds_exactly_its_messages(peer: ConnectionOptions) -> None:
         assert sum(tube.count(piece) for piece in pieces) == len(data)
         with pytest.raises(DataLossError, match=f"the log ends at {high}, not at {high + ENTRY}"):
             values(tube, Slice(partitions[0], 0, high + ENTRY))
-        with pytest.raises(DataLossError, match="begin at byte -1 of the store or later"):
+        with pytest.raises(DataLossError, match="begins at byte -1 of the store or later"):
             values(tube, Slice(partitions[0], 0, ENTRY), mark=-1)
         with pytest.raises(RefusedError, match="does not support offsets by time"):
             tube.offset_at(partitions[0], 0)
