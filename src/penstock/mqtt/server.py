@@ -449,7 +449,7 @@ class MqttServer(ServerLinkOwner):
         self._joins_writes = joins_writes(loop)
 
     def _wake(self) -> None:
-        """Have :meth:`_next_turn` called once the loop has polled."""
+        """Have :meth:`_next_turn` called after the reads of this turn."""
         if not self._awake and self._loop is not None:
             self._awake = True
             self._loop.call_soon(self._next_turn)

@@ -161,7 +161,7 @@ class Node:
         self._parts.callback(watch_stalls(self._stalled).remove, self._stalled)
         idle_release = IdleRelease()
         idle_release.start()
-        self._parts.push_async_callback(idle_release.close)
+        self._parts.callback(idle_release.close)
         directory = DataDirectory(config.data_dir)
         self._parts.callback(directory.close)
         await self._check_addresses()

@@ -191,7 +191,7 @@ async def _start(settings: BrokerSettings, security: _Security, parts: AsyncExit
     told = settings.advertise
     idle_release = IdleRelease()
     idle_release.start()
-    parts.push_async_callback(idle_release.close)
+    parts.callback(idle_release.close)
     started = asyncio.Event()
     space = DiskSpace(settings.data_dir)
     trail = AuditTrail(settings.data_dir / "audit")

@@ -43,7 +43,7 @@ async def test_memory_is_released_in_a_thread(monkeypatch: pytest.MonkeyPatch) -
     found.start()
     used_s = 100.0
     await released.wait()
-    await found.close()
+    found.close()
     assert threads[0] != threading.get_ident()
 
 

@@ -60,7 +60,7 @@ class IdleRelease:
         """Look every :data:`INTERVAL_S`; call it in the event loop."""
         self._timer = asyncio.get_running_loop().call_later(INTERVAL_S, self._look_again)
 
-    async def close(self) -> None:
+    def close(self) -> None:
         """Stop, after a release that is running."""
         if self._timer is not None:
             self._timer.cancel()

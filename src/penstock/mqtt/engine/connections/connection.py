@@ -38,7 +38,7 @@ from penstock.mqtt.engine.model.access import LOCAL, Access, Credentials, Grante
 from penstock.mqtt.engine.sessions.core import BrokerCore
 from penstock.mqtt.engine.sessions.session import Session
 from penstock.mqtt.engine.sessions.session_manager import SessionManager
-from penstock.mqtt.engine.sessions.subscribing import as_bridge, subscribe, subscribed, unsubscribe
+from penstock.mqtt.engine.sessions.subscribing import NO_END, as_bridge, subscribe, subscribed, unsubscribe
 
 if TYPE_CHECKING:
     from mypy_extensions import i64
@@ -50,8 +50,6 @@ PINGRESP: Final = b"\xd0\x00"
 CONNECT_WORK: Final = 64
 """Units of work for CONNECT, and for each packet of enhanced authentication before CONNACK."""
 
-_WHOLE: Final = 1 << 60
-"""An end of work that no broker reaches."""
 _PUBLISH: Final = 3
 _PUBACK: Final = 4
 _PINGREQ: Final = 12
@@ -293,7 +291,7 @@ class BrokerConnection(ConnectionState):
                 if isinstance(packet, Publish):
                     handle_publish(self, session, packet, now, wall_ms)
                 else:
-                    self._other(session, packet, _WHOLE, now)
+                    self._other(session, packet, NO_END, now)
         except RemoteProtocolError as e:
             self._fail(e, now)
 

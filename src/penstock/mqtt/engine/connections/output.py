@@ -417,9 +417,9 @@ class Outbound:
 
         One write for all packets of a read, without the work of :meth:`flush`. ``unread``: the rest of the read is
         handled in the next turn, so its output follows the messages to others in the flush. A window of which a part is
-        acknowledged earlier would come in parts from then on, each of them a write to every receiver. A read that is
-        finished is acknowledged at once: that a client with one message in flight continues while it is delivered is
-        worth a third of its rate, and costs half of the time to delivery.
+        acknowledged earlier would come in parts from then on, each of them a write to every receiver. A finished
+        read is acknowledged at once: with one message in flight the rate is half as high again, and the time to
+        delivery twice as long.
         """
         connection, self.reading = self.reading, None
         if connection is None or not connection.dirty:

@@ -64,7 +64,7 @@ class Route:
     """The receivers of a topic. ``exclusive``: only services; with a ``refusal`` no client may publish to it.
 
     ``receivers``: number of subscribers, members of shared subscriptions included. ``many``: a message has several
-    receivers; ``nobody`` is the value without a subscriber.
+    receivers; ``nobody``: it has no subscriber.
     """
 
     __slots__ = (

@@ -173,7 +173,6 @@ class Session(Subscriber):
 
         self.restored = False
         """It was recovered at a start and not resumed yet: its rights are not known."""
-        """The session is being discarded."""
 
         # State of the connection.
         self.connection: SessionConnection | None = None

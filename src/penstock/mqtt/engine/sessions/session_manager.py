@@ -5,7 +5,7 @@ Source: MQTT 5.0 sections 3.1, 3.14, 4.1.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from penstock.mqtt.codec.packets import Connect, Publish
 from penstock.mqtt.codec.reasons import ReasonCode
@@ -16,16 +16,13 @@ from penstock.mqtt.engine.sessions.core import BrokerCore
 from penstock.mqtt.engine.sessions.session import NEVER, Session, SessionConnection
 from penstock.mqtt.engine.sessions.session_journal import SessionJournal
 from penstock.mqtt.engine.sessions.shared_delivery import share_out
-from penstock.mqtt.engine.sessions.subscribing import FILTER_WORK, apply_rights
+from penstock.mqtt.engine.sessions.subscribing import FILTER_WORK, NO_END, apply_rights
 from penstock.mqtt.service import Inbound
 
 if TYPE_CHECKING:
     from mypy_extensions import i64
 
 __all__ = ["SessionManager", "expiry_asked"]
-
-_WHOLE: Final = 1 << 60
-"""An end of work that no broker reaches."""
 
 
 def expiry_asked(packet: Connect) -> int:
@@ -68,7 +65,7 @@ class SessionManager:
             self._discard(session, now)
         ending = self.broker.ending.get(client_id)
         if ending is not None:  # subscriptions are found by client identifier
-            self._remove_subscriptions(ending, _WHOLE)
+            self._remove_subscriptions(ending, NO_END)
         session = sessions[client_id] = Session(self.broker, client_id, self._limits, self._stats)
         session.owner = owner
         return session, False

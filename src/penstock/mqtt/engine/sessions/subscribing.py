@@ -20,10 +20,12 @@ from penstock.mqtt.engine.sessions.shared_delivery import leave_group, take_over
 if TYPE_CHECKING:
     from mypy_extensions import i64
 
-__all__ = ["FILTER_WORK", "apply_rights", "as_bridge", "subscribe", "subscribed", "unsubscribe"]
+__all__ = ["FILTER_WORK", "NO_END", "apply_rights", "as_bridge", "subscribe", "subscribed", "unsubscribe"]
 
 FILTER_WORK: Final = 4
 """Units of work for a topic filter of SUBSCRIBE or UNSUBSCRIBE, and for a subscription of a session that ends."""
+NO_END: Final = 1 << 60
+"""An end of work that no broker reaches: all is handled at once."""
 
 
 def subscribe(broker: BrokerCore, session: Session, packet: Subscribe, codes: list[int], end: i64, now: int) -> bool:
