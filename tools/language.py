@@ -2,7 +2,8 @@
 
 Usage: python -m tools.language [--list] [--write]
 
-The rules are those of docs/reference/glossary.md: the field's standard term, always the same one. Uses that are
+The rules are those of docs/reference/glossary.md: the field's standard term, always the same one. Its column "not" has
+the synonyms that no name in the area of its table may have. Uses that are
 right in their sentence exist, so nothing is replaced by machine; the number of hits of each area may only fall
 (tests/docs/language.json, compared by tests/docs/test_language.py). ``--list`` prints each hit with its place;
 ``--write`` stores the numbers as they are now.
@@ -19,6 +20,7 @@ import sys
 import tokenize
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -97,6 +99,65 @@ PAGE_NAME = re.compile(r"(?:what|where|how|who|whom|which|why|whose|say|let|see)
 _CODE = REJECTED | REJECTED_IN_CODE
 
 
+GLOSSARY = ROOT / "docs" / "reference" / "glossary.md"
+
+AREAS = {
+    "State store": r"\b(?:statestore|state-store|kv)\b",
+    "MQTT": r"\bmqtt\b|\b(?:bridges|rules)\b",
+    "TubeMQ": r"\btube(?:mq)?(?![a-z])",
+    "Pipelines and Spark": r"\b(?:pipelines?|spark)\b",
+    "Durability and operations": r"",
+}
+"""Section of the glossary to the places of the names that it is about."""
+
+EXCEPTIONS = {
+    "EventProto": "the Protobuf message of Apache TubeMQ",
+    "PartitionQueue": "the records of a partition that are not sent yet: not a topic",
+    "_BrokerQueue": "the staged rows that are not sent to a broker yet: not a topic",
+}
+"""Names that keep a synonym, with the reason."""
+
+
+class Term(NamedTuple):
+    """A row of the glossary: its section, the term, and the synonyms that are not used, as words in the singular."""
+
+    section: str
+    term: str
+    synonyms: tuple[str, ...]
+
+
+@cache
+def glossary() -> tuple[Term, ...]:
+    """The terms of the glossary, in the order of the page."""
+    found: list[Term] = []
+    section = ""
+    for line in GLOSSARY.read_text(encoding="utf-8").splitlines():
+        if line.startswith("## "):
+            section = line[3:]
+        elif line.startswith("| ") and not line.startswith(("| term |", "| --- |")):
+            term, _, _, rejected = (cell.strip() for cell in line.strip("|").split("|"))
+            found.append(Term(section, term, tuple(_singular(word) for word in rejected.split(","))))
+    return tuple(found)
+
+
+def _singular(name: str) -> str:
+    """The words of a name, in lower case and in the singular, with spaces between them."""
+    words = re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+", name)
+    return " ".join(word.lower().removesuffix("s") if len(word) > 3 else word.lower() for word in words)
+
+
+def in_name(area: str, place: str, name: str) -> Iterator[Hit]:
+    """Synonyms of terms of the glossary in a name, whose ``place`` has its file, its command or its key."""
+    if name in EXCEPTIONS:
+        return
+    words = f" {_singular(name)} "
+    for term in glossary():
+        if re.search(AREAS[term.section], place):
+            for synonym in term.synonyms:
+                if f" {synonym} " in words:
+                    yield Hit(area, f"{place}: {name}", synonym, term.term)
+
+
 class Hit(NamedTuple):
     """A rejected word: where, the word, and what to write instead."""
 
@@ -131,24 +192,43 @@ def pages() -> Iterator[Hit]:
 
 
 def names() -> Iterator[Hit]:
-    """File names and titles of all pages, and names of keys, options and commands."""
+    """File names, titles and headings of all pages, and names of commands, options, keys and metrics."""
     for page in sorted((ROOT / "docs").rglob("*.md")):
+        if "_build" in page.parts:
+            continue
         place = str(page.relative_to(ROOT))
-        title = re.search(r"^# (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+        text = page.read_text(encoding="utf-8")
+        title = re.search(r"^# (.*)$", text, re.MULTILINE)
         if PAGE_NAME.match(page.stem):
             yield Hit("names", place, page.stem, "the task or its subject")
         if title and OPENING.match(title[1]):
             yield Hit("names", place, title[1], "the task, in the imperative")
-    for reference, pattern in (
-        ("cli.md", r"^## penstock (.+)$|^`--([a-z-]+)"),
-        ("configuration.md", r"^`([a-z_]+)`$"),
-        ("pipeline-file.md", r"^`([a-z_]+)`$"),
+        yield from in_name("names", place, page.stem)
+        for heading in re.finditer(r"^#+ (.*)$", re.sub(r"```.*?```", "", text, flags=re.DOTALL), re.MULTILINE):
+            yield from in_name("names", place, heading[1])
+    for place, name in user_names():
+        if OPTION_WORDS & set(re.split(r"[ _-]", name)):
+            yield Hit("names", place, name, "a term of the glossary")
+        yield from in_name("names", place, name)
+
+
+def user_names() -> Iterator[tuple[str, str]]:
+    """Place and name of each command and its options, key of the configuration and of the pipeline file, option of the
+    Spark formats, and metric: from the reference pages, which are generated from the code."""
+    for reference, section, pattern in (
+        ("cli.md", r"^##+ (?:Options of )?(penstock.*)$", r"^##+ penstock (.+)$|^`--([a-z-]+)"),
+        ("configuration.md", r"^## (.+)$", r"^`([a-z_]+)`$"),
+        ("pipeline-file.md", r"^## (.+)$", r"^`([a-z_]+)`$"),
+        ("spark-options.md", r"^## (.+)$", r"^\| `([A-Za-z.]+)` \|"),
+        ("metrics.md", r"^## (.+)$", r"^\| `(penstock_[a-z_]+)` \|"),
     ):
-        text = (ROOT / "docs" / "reference" / reference).read_text(encoding="utf-8")
-        for found in re.finditer(pattern, text, re.MULTILINE):
-            name = next(group for group in found.groups() if group)
-            if OPTION_WORDS & set(re.split(r"[ _-]", name)):
-                yield Hit("names", f"docs/reference/{reference}", name, "a term of the glossary")
+        place = reference
+        for line in (ROOT / "docs" / "reference" / reference).read_text(encoding="utf-8").splitlines():
+            if heading := re.match(section, line):
+                place = f"{reference.removesuffix('.md')} {heading[1]}"
+            if found := re.match(pattern, line):
+                name = next(group for group in found.groups() if group)
+                yield f"metrics {name.replace('_', ' ')}" if reference == "metrics.md" else place, name
 
 
 def code() -> Iterator[Hit]:
@@ -159,6 +239,7 @@ def code() -> Iterator[Hit]:
             continue
         if path.stem in MODULE_NAMES:
             yield Hit("modules", place, path.stem, "a noun of the field")
+        yield from in_name("modules", place, path.stem if path.stem != "__init__" else path.parent.name)
         source = path.read_text(encoding="utf-8")
         tree = ast.parse(source)
         docstrings = {id(node) for node in _docstrings(tree)}
@@ -185,6 +266,7 @@ def _code_names(place: str, node: ast.AST) -> Iterator[Hit]:
         words = re.findall(r"[A-Z]+[a-z0-9]*|[a-z0-9]+", node.name)
         if node.name.lstrip("_") in CLASS_NAMES or NAME_WORDS & {word.lower() for word in words}:
             yield Hit("code names", f"{place}:{node.lineno}", node.name, "a noun of the field")
+        yield from in_name("code names", place, node.name)
     elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
         if NAME_OPENING.match(node.name) or NAME_WORDS & set(node.name.split("_")):
             yield Hit("code names", f"{place}:{node.lineno}", node.name, "a verb of the layer, or a noun of the field")

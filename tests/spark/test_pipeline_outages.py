@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from penstock.pipelines.ledger import dead_letters
-from penstock.pipelines.ledger.reconcile import Account, reconcile, source_count
+from penstock.pipelines.ledger.reconcile import QueryReconciliation, reconcile, source_count
 from penstock.pipelines.sinks.table import files
 from penstock.pipelines.spec import loader
 from penstock.tube.record import Record
@@ -36,7 +36,7 @@ def record(n: int, place: str = "p") -> Record:
     return Record(json.dumps({"place": place, "n": n}).encode(), id=f"m{n}")
 
 
-def books(setup: Setup) -> list[Account]:
+def books(setup: Setup) -> list[QueryReconciliation]:
     return reconcile(setup.pipeline, setup.state, source_count(setup.pipeline, setup.state))
 
 

@@ -16,7 +16,7 @@ import pytest
 from penstock.tube.codec.methods import MethodId
 from penstock.tube.codec.strings import Partition
 from penstock.tube.engine.client.consumer_state import Membership
-from penstock.tube.engine.master.balance import Event, Group, Member
+from penstock.tube.engine.master.balance import Group, Member, RebalanceOrder
 from penstock.tube.engine.master.context import SETTLE_MS
 from penstock.tube.engine.master.master import MasterConfig, MasterEngine
 from penstock.tube.engine.master.settings import TopicSetting
@@ -296,11 +296,11 @@ def test_the_model_sees_a_partition_given_before_it_was_let_go(monkeypatch: pyte
 
 
 def test_the_model_sees_an_order_that_is_lost_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
-    next_event = Group.next_event
+    next_order = Group.next_order
 
-    def only_once(group: Group, member: Member, rebalance_id: int) -> Event | None:
-        return None if member.processing is not None else next_event(group, member, rebalance_id)
+    def only_once(group: Group, member: Member, rebalance_id: int) -> RebalanceOrder | None:
+        return None if member.processing is not None else next_order(group, member, rebalance_id)
 
-    monkeypatch.setattr(Group, "next_event", only_once)
+    monkeypatch.setattr(Group, "next_order", only_once)
     with pytest.raises(AssertionError, match="seed"):
         run(range(300))

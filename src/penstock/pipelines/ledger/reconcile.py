@@ -21,13 +21,13 @@ from penstock.pipelines.state_dir import layout
 from penstock.pipelines.state_dir.checkpoint import Checkpoint, Offsets
 from penstock.spark.files.delta_log import DeltaLog
 
-__all__ = ["COMPARISONS", "Account", "Comparison", "Count", "QueryEntries", "reconcile", "source_count"]
+__all__ = ["COMPARISONS", "Comparison", "Count", "QueryEntries", "QueryReconciliation", "reconcile", "source_count"]
 
 Count = Callable[[str, Offsets, Offsets], int]
 """Counts the records of a query's sources in ``[start, end)``."""
 
 
-class Account(NamedTuple):
+class QueryReconciliation(NamedTuple):
     """Sums of one query, with differences (``off``) and facts that cannot be checked (``unknown``)."""
 
     sink: str
@@ -43,8 +43,8 @@ def source_count(pipeline: Pipeline, state: Path) -> Count:
     return Sources(pipeline, state).count
 
 
-def reconcile(pipeline: Pipeline, state: Path, count: Count) -> list[Account]:
-    """Return the account of each sink, in the order of the file.
+def reconcile(pipeline: Pipeline, state: Path, count: Count) -> list[QueryReconciliation]:
+    """Reconcile the query of each sink, in the order of the file.
 
     Raises:
         UnavailableError: TubeMQ does not answer.
@@ -52,7 +52,7 @@ def reconcile(pipeline: Pipeline, state: Path, count: Count) -> list[Account]:
     """
     ledger = Ledger(layout.ledger(state))
     dead = None if pipeline.dead_letters is None else Path(pipeline.dead_letters.path)
-    accounts = []
+    results = []
     for sink_plan in plan(pipeline):
         name = sink_plan.sink.name
         entries = ledger.entries(name)
@@ -71,8 +71,8 @@ def reconcile(pipeline: Pipeline, state: Path, count: Count) -> list[Account]:
                 off += _read(sink_plan, entries, sums, count)
             except DataLossError as error:
                 unknown.append(f"the source cannot be counted from the first batch: {error.what}")
-        accounts.append(Account(name, sums, tuple(off), tuple(unknown)))
-    return accounts
+        results.append(QueryReconciliation(name, sums, tuple(off), tuple(unknown)))
+    return results
 
 
 def _chain(entries: list[LedgerEntry]) -> Iterator[str]:

@@ -190,7 +190,7 @@ def flow(
     Raises:
         ConfigError: a step uses columns that do not exist, or SQL that Spark does not accept.
     """
-    return _Flow(stream_of, nodes, with_lookup, sink).stream(reads)
+    return _StreamBuilder(stream_of, nodes, with_lookup, sink).stream(reads)
 
 
 def into_window(stream_of: Callable[[str], DataFrame], nodes: Sequence[PlanNode], with_lookup: WithLookup) -> DataFrame:
@@ -208,7 +208,7 @@ def _without_dedupe(step: Step) -> Step:
     return step if step.dedupe is None else step.model_copy(update={"dedupe": None, "filter": "true"})
 
 
-class _Flow:
+class _StreamBuilder:
     """Builds the steps of one query."""
 
     def __init__(

@@ -10,8 +10,8 @@ from penstock.tube.codec.codes import RebalanceOp
 from penstock.tube.codec.strings import BrokerInfo, Partition
 from penstock.tube.engine.master.balance import (
     BoundMember,
-    Event,
     Group,
+    RebalanceOrder,
 )
 
 BROKERS = {number: BrokerInfo(number, "h", 8000 + number) for number in (1, 2, 3)}
@@ -34,10 +34,10 @@ class Consumer:
         self.member = group.join(name, (), 0)
         self.done = False
 
-    def beat(self, now: int = 0) -> Event | None:
+    def beat(self, now: int = 0) -> RebalanceOrder | None:
         self.group.heartbeat(self.member, now, done=self.done, reported=self.held if self.done else None)
         self.done = False
-        event = self.group.next_event(self.member, 1)
+        event = self.group.next_order(self.member, 1)
         if event is not None:
             self.done = True
             if event.op is RebalanceOp.ONLY_CONNECT:
@@ -123,7 +123,7 @@ def test_partition_that_a_member_lost_is_given_out_again() -> None:
     settle(g, [consumer], parts(2))
     g.heartbeat(consumer.member, 0, done=False, reported=parts(1))
     g.rebalance(parts(2), {1}, 0)
-    event = g.next_event(consumer.member, 2)
+    event = g.next_order(consumer.member, 2)
     assert event is not None
     assert event.partitions == (parts(2)[1],)
 
@@ -134,7 +134,7 @@ def test_partitions_of_a_restarted_broker_are_given_to_their_owners_again() -> N
     first = Consumer(g, "a")
     settle(g, [first], wanted)
     g.renew(1)
-    assert first.beat() == Event(1, RebalanceOp.ONLY_CONNECT, tuple(parts(2)))
+    assert first.beat() == RebalanceOrder(1, RebalanceOp.ONLY_CONNECT, tuple(parts(2)))
     assert settle(g, [first], wanted) == 0
     # What is given up, or to be, is not: the release goes first, and then it is another's.
     second = Consumer(g, "b")
@@ -155,13 +155,13 @@ def test_an_event_is_sent_with_every_answer_until_it_is_reported_done() -> None:
     g = group()
     consumer = Consumer(g, "a")
     g.rebalance(parts(2), {1}, 0)
-    event = g.next_event(consumer.member, 1)
+    event = g.next_order(consumer.member, 1)
     for _ in range(3):  # the answer is lost, or the member is still at it
         g.heartbeat(consumer.member, 0, done=False, reported=None)
         g.rebalance(parts(2), {1}, 0)
-        assert g.next_event(consumer.member, 2) == event
+        assert g.next_order(consumer.member, 2) == event
     g.heartbeat(consumer.member, 0, done=True, reported=parts(2))
-    assert g.next_event(consumer.member, 3) is None
+    assert g.next_order(consumer.member, 3) is None
 
 
 @pytest.mark.parametrize("done", [True, False])
@@ -170,11 +170,11 @@ def test_a_partition_that_is_occupied_at_its_broker_is_offered_with_the_next_ans
     g = group()
     consumer = Consumer(g, "a")
     g.rebalance(parts(2), {1}, 0)
-    g.next_event(consumer.member, 1)
+    g.next_order(consumer.member, 1)
     for number in range(2, 5):
         g.heartbeat(consumer.member, 0, done=done, reported=parts(1))
         g.rebalance(parts(2), {1}, 0)
-        event = g.next_event(consumer.member, number)
+        event = g.next_order(consumer.member, number)
         assert event is not None
         assert event.op is RebalanceOp.ONLY_CONNECT
         assert parts(2)[1] in event.partitions
@@ -223,10 +223,10 @@ def test_the_only_member_gets_its_partitions_anew() -> None:
     settle(g, [alone], parts(2))
     g.expel(alone.member, 0)
     g.rebalance(parts(2), {1}, 0)
-    assert alone.beat() == Event(1, RebalanceOp.ONLY_DISCONNECT, tuple(parts(2)))
+    assert alone.beat() == RebalanceOrder(1, RebalanceOp.ONLY_DISCONNECT, tuple(parts(2)))
     g.heartbeat(alone.member, 0, done=True, reported=())
     g.rebalance(parts(2), {1}, 0)
-    assert g.next_event(alone.member, 2) == Event(2, RebalanceOp.ONLY_CONNECT, tuple(parts(2)))
+    assert g.next_order(alone.member, 2) == RebalanceOrder(2, RebalanceOp.ONLY_CONNECT, tuple(parts(2)))
 
 
 def test_a_topic_that_shrank_is_released_unless_its_broker_is_unavailable() -> None:
@@ -255,14 +255,14 @@ def test_disputed_partition_stays_with_whom_holds_it() -> None:
     g = group()
     newcomer = g.join("n", (), 0)
     g.rebalance(parts(1), {1}, 0)
-    g.next_event(newcomer, 1)
+    g.next_order(newcomer, 1)
     g.join("old", parts(1), 0)
     assert g.owned[parts(1)[0]] == "old"
     g.heartbeat(newcomer, 0, done=True, reported=[])
-    assert g.next_event(newcomer, 2) is None
+    assert g.next_order(newcomer, 2) is None
     # Both say that they hold it: the one that had it first keeps it.
     g.heartbeat(newcomer, 0, done=False, reported=parts(1))
-    event = g.next_event(newcomer, 3)
+    event = g.next_order(newcomer, 3)
     assert event is not None
     assert event.op is RebalanceOp.ONLY_DISCONNECT
     assert g.owned[parts(1)[0]] == "old"

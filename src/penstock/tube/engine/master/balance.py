@@ -22,13 +22,13 @@ from penstock.tube.codec.codes import RebalanceOp
 from penstock.tube.codec.strings import Partition
 from penstock.tube.engine.sessions import SessionOrigin
 
-__all__ = ["BoundMember", "Event", "Group", "Member", "most_brokers"]
+__all__ = ["BoundMember", "Group", "Member", "RebalanceOrder", "most_brokers"]
 
 
 _RELEASES: Final = frozenset({RebalanceOp.DISCONNECT, RebalanceOp.ONLY_DISCONNECT})
 
 
-class Event(NamedTuple):
+class RebalanceOrder(NamedTuple):
     """One order to one member."""
 
     rebalance_id: int
@@ -69,7 +69,7 @@ class Member:
         self.to_release: set[Partition] = set()
         self.to_connect: set[Partition] = set()
         self.to_renew: set[Partition] = set()
-        self.processing: Event | None = None
+        self.processing: RebalanceOrder | None = None
         self.out = 0  # heartbeats for which it gets no partitions, requested by an administrator
         self.yields = False  # an administrator took its partitions: others get them first
 
@@ -159,7 +159,7 @@ class Group:
         if reported is not None:
             self._report(member, set(reported))
 
-    def next_event(self, member: Member, rebalance_id: int) -> Event | None:
+    def next_order(self, member: Member, rebalance_id: int) -> RebalanceOrder | None:
         """The order to send with the response to this heartbeat; releases come before takes."""
         event = member.processing
         if event is not None and event.op not in _RELEASES:  # others may hold its partitions by now
@@ -168,10 +168,10 @@ class Group:
         if event is not None:
             return event
         if member.to_release:
-            event = Event(rebalance_id, RebalanceOp.ONLY_DISCONNECT, tuple(sorted(member.to_release)))
+            event = RebalanceOrder(rebalance_id, RebalanceOp.ONLY_DISCONNECT, tuple(sorted(member.to_release)))
             member.to_release = set()
         elif take := member.to_connect | {p for p in member.to_renew if self.owned.get(p) == member.id}:
-            event = Event(rebalance_id, RebalanceOp.ONLY_CONNECT, tuple(sorted(take)))
+            event = RebalanceOrder(rebalance_id, RebalanceOp.ONLY_CONNECT, tuple(sorted(take)))
             member.to_connect, member.to_renew = set(), set()
         else:
             return None

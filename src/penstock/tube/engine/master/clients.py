@@ -256,7 +256,7 @@ class ConsumerHandler:
         answer = pb.HeartResponseM2C(success=True, errCode=ErrCode.SUCCESS, errMsg=OK)
         if passed.renew:
             answer.requireAuth = True
-        event = group.next_event(member, self._rebalance_id + 1)
+        event = group.next_order(member, self._rebalance_id + 1)
         if event is not None:
             # Only if there is one: the Go client treats a present event as an order.
             self._rebalance_id = max(self._rebalance_id, event.rebalance_id)
