@@ -98,7 +98,8 @@ class SimulatedNode:
             return MetaStore(path, environment=SimulatedLog(loop, tables, disk))
 
         def settings(path: Path) -> SettingStore:
-            return SettingStore(path, environment=TableEnvironment(disk, path, SETTING_TABLES, schema=SETTING_SCHEMA))
+            tables = TableEnvironment(disk, path, SETTING_TABLES, schema=SETTING_SCHEMA)
+            return SettingStore(path, environment=SimulatedLog(loop, tables, disk))
 
         def commit_queue(name: str, client: CommitClient[Any]) -> CommitQueue[Any]:
             return SimulatedCommitQueue(loop, disk, name, client)

@@ -112,6 +112,7 @@ class TubeMaster(CommitClient[list[Setting | Removal]]):
             raise
         self._queue = self._commit_queue("tube-master", self)
         self._queue.start()
+        store.when_failed(self._queue.fail_soon)
         self._stalls = watch_stalls(self._stalled)
         return bound
 

@@ -1,6 +1,6 @@
 """Topics and settings of the master on disk: an LMDB environment with checksummed values.
 
-A change is written before any client is notified.
+A change is durable before any client is notified: a commit is one write to a log next to LMDB (`runtime.io.wal`).
 
 Keys are digests of the names, because LMDB's keys are short; the full name is in the value. A value is the CRC-32 of
 the rest, then JSON with its schema version and, except for topics, its kind.
@@ -11,15 +11,15 @@ from __future__ import annotations
 import hashlib
 import json
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
-
-import lmdb
 
 from penstock.errors import StorageError
 from penstock.runtime.io.files import DirectFiles, Durability
 from penstock.runtime.io.lmdb_environment import LmdbEnvironment
+from penstock.runtime.io.wal import LoggedEnvironment
+from penstock.runtime.io.wal_frames import DELETE, PUT, Operation
 from penstock.tube.engine.master import settings as kinds
 from penstock.tube.engine.master.settings import (
     TOPIC_KIND,
@@ -33,9 +33,15 @@ from penstock.tube.storage.lock import DirectoryLock
 
 __all__ = ["SettingStore"]
 
-SCHEMA = 1
+SCHEMA = 2
+"""Layout of the databases; a newer one is rejected. From 2 on there may be commits in a log next to them."""
 TABLES = ("meta", "settings")
+_SETTINGS = 1
+_VALUE_SCHEMA = 1
+"""Format of a value."""
 _MAP_BYTES = 1 << 26
+_LOG_BYTES = 256 << 10
+"""Size of a segment of the log: five hundred commits of a setting each."""
 _KINDS: dict[str, type[Any]] = {
     kind.__name__: kind
     for kind in (
@@ -56,7 +62,9 @@ class SettingStore:
     ``environment``: used in the place of LMDB at ``path``, which is then neither created nor locked.
     """
 
-    def __init__(self, path: Path, *, map_bytes: int = _MAP_BYTES, environment: LmdbEnvironment | None = None) -> None:
+    def __init__(
+        self, path: Path, *, map_bytes: int = _MAP_BYTES, environment: LoggedEnvironment | None = None
+    ) -> None:
         self.path = path
         self._lock: DirectoryLock | None = None
         if environment is None:
@@ -70,10 +78,11 @@ class SettingStore:
                 ) from None
             # Two masters would each announce their own topics to their brokers.
             self._lock = DirectoryLock(path)
-            environment = LmdbEnvironment(
+            tables = LmdbEnvironment(
                 path, "tube settings", "master that has them", TABLES, schema=SCHEMA,
                 durability=Durability.DURABLE, map_bytes=map_bytes, many=True,
             )  # fmt: skip
+            environment = LoggedEnvironment(tables, segment_bytes=_LOG_BYTES)
         self._environment = environment
         try:
             self._environment.open(lambda _: None)
@@ -82,6 +91,10 @@ class SettingStore:
             raise
         self._tables = self._environment.tables
         """Read at each use: an environment that is opened again has other handles."""
+
+    def when_failed(self, tell: Callable[[StorageError], None]) -> None:
+        """Call ``tell`` in another thread for a failure that no commit reports."""
+        self._environment.on_failure = tell
 
     def load(self) -> list[Setting]:
         """All topics, by name, and all settings.
@@ -95,23 +108,19 @@ class SettingStore:
         return sorted(map(self._decode, values), key=key_of)
 
     def put(self, settings: Sequence[Setting | Removal]) -> None:
-        """Write ``settings``, in order, in one transaction; they are durable when this returns. StorageError."""
-        self._environment.transact(lambda transaction: self._put(transaction, settings), f"storing {len(settings)}")
+        """Write ``settings``, in order, all or none; they are durable when this returns. StorageError."""
+        self._environment.commit([_operation(setting) for setting in settings], f"storing {len(settings)}")
 
     def close(self) -> None:
-        self._environment.close()
-        self._unlock()
+        """Close the store. StorageError: LMDB could not be updated; the next start recovers from the log."""
+        try:
+            self._environment.close()
+        finally:
+            self._unlock()
 
     def _unlock(self) -> None:
         if self._lock is not None:
             self._lock.close()
-
-    def _put(self, transaction: lmdb.Transaction[bytes], settings: Sequence[Setting | Removal]) -> None:
-        for setting in settings:
-            if isinstance(setting, Removal):
-                transaction.delete(_key(setting), db=self._tables["settings"])
-            else:
-                transaction.put(_key(setting), _encode(setting), db=self._tables["settings"])
 
     def _decode(self, value: bytes) -> Setting:
         body = value[4:]
@@ -123,9 +132,9 @@ class SettingStore:
                 do="restore the directory from a copy",
             )
         row = json.loads(body)
-        if row["schema"] != SCHEMA:
+        if row["schema"] != _VALUE_SCHEMA:
             raise StorageError(
-                f"tube: {self.path} was written with schema {row['schema']}, this version reads {SCHEMA}",
+                f"tube: {self.path} was written with schema {row['schema']}, this version reads {_VALUE_SCHEMA}",
                 path=str(self.path),
                 why="another version of penstock wrote it",
                 do="start that version, or restore the directory from a copy",
@@ -148,6 +157,12 @@ class SettingStore:
         return setting
 
 
+def _operation(setting: Setting | Removal) -> Operation:
+    if isinstance(setting, Removal):
+        return DELETE, _SETTINGS, _key(setting), b""
+    return PUT, _SETTINGS, _key(setting), _encode(setting)
+
+
 def _key(setting: Setting | Removal) -> bytes:
     kind, key = key_of(setting)
     # Keys of topics have no kind: they were the first setting.
@@ -157,5 +172,5 @@ def _key(setting: Setting | Removal) -> bytes:
 
 def _encode(setting: Setting) -> bytes:
     kind = {} if isinstance(setting, TopicSetting) else {"kind": type(setting).__name__}
-    body = json.dumps({"schema": SCHEMA, **kind, **setting._asdict()}, separators=(",", ":")).encode()
+    body = json.dumps({"schema": _VALUE_SCHEMA, **kind, **setting._asdict()}, separators=(",", ":")).encode()
     return zlib.crc32(body).to_bytes(4, "big") + body

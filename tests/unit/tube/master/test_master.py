@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import RefusedError, StorageError, UnavailableError
+from penstock.runtime.io.lmdb_environment import LmdbEnvironment
 from penstock.tube.broker.broker import TubeBroker
 from penstock.tube.client.connection import ClientConnection
 from penstock.tube.codec.methods import MethodId
@@ -18,6 +19,7 @@ from penstock.tube.engine.limits import TubeLimits
 from penstock.tube.engine.master.master import MasterConfig
 from penstock.tube.engine.master.settings import TopicSetting
 from penstock.tube.master.master import TubeMaster
+from penstock.tube.master.metadata import SettingStore
 from penstock.tube.producer import Producer
 from tests.unit.tube.servers import tube, until
 
@@ -253,3 +255,28 @@ async def test_authors_of_topics_are_stored_with_the_topic(tmp_path: Path) -> No
             assert (row["createUser"], row["modifyUser"]) == ("ann", "bob")
         finally:
             await master.close()
+
+
+async def test_nothing_is_acknowledged_after_lmdb_could_not_be_updated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    master = TubeMaster(tmp_path)
+    await master.start("127.0.0.1", 0)
+    await master.create_topic("before")
+
+    def fail(*_: object, **__: object) -> None:
+        raise StorageError("tube settings: Input/output error")
+
+    monkeypatch.setattr(LmdbEnvironment, "transact", fail)
+    assert master._store is not None
+    assert master._queue is not None
+    master._store._environment._haste.set()
+    while master._queue.failure is None:
+        await asyncio.sleep(0.01)
+    with pytest.raises(StorageError, match="Input/output error"):
+        await master.create_topic("later")
+    await master.close()
+    monkeypatch.undo()
+    store = SettingStore(tmp_path)
+    assert [setting.name for setting in store.load() if isinstance(setting, TopicSetting)] == ["before"]
+    store.close()

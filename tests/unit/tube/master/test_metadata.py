@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import shutil
 import zlib
 from pathlib import Path
 
@@ -10,7 +11,8 @@ import lmdb
 import pytest
 
 from penstock.errors import StorageError
-from penstock.runtime.io.lmdb_environment import release_pages
+from penstock.runtime.io.files import Durability
+from penstock.runtime.io.lmdb_environment import LmdbEnvironment, release_pages
 from penstock.tube.engine.master.settings import (
     BrokerSeen,
     BrokerSetting,
@@ -23,6 +25,7 @@ from penstock.tube.engine.master.settings import (
     TopicDefaults,
     TopicDeployment,
     TopicSetting,
+    key_of,
 )
 from penstock.tube.master.metadata import SettingStore
 
@@ -139,3 +142,37 @@ def test_a_directory_of_a_newer_version_is_refused_and_left_alone(tmp_path: Path
     for _ in range(2):  # the lock is given back
         with pytest.raises(StorageError, match="a newer version of penstock"):
             SettingStore(tmp_path)
+
+
+def test_a_directory_of_the_version_without_a_log_is_upgraded(tmp_path: Path) -> None:
+    before = LmdbEnvironment(
+        tmp_path, "tube settings", "master", ("meta", "settings"), schema=1, durability=Durability.DURABLE
+    )
+    before.open(lambda _: None)
+    body = b'{"schema":1,"name":"a","partitions":2,"stores":1}'
+    row = hashlib.sha256(b"a").digest(), zlib.crc32(body).to_bytes(4, "big") + body
+    before.transact(lambda transaction: transaction.put(*row, db=before.tables["settings"]), "storing a topic")
+    before.close()
+    store = SettingStore(tmp_path)
+    store.put([TopicSetting("b")])
+    assert store.load() == [TopicSetting("a", 2), TopicSetting("b")]
+    store.close()
+    with pytest.raises(StorageError, match="a newer version of penstock"):
+        before.open(lambda _: None)
+
+
+def test_a_killed_master_recovers_from_the_log(tmp_path: Path) -> None:
+    store = SettingStore(tmp_path / "running")
+    store.put(TOPICS)
+    store.put([Removal(*key_of(TOPICS[0]))])
+    copy = Path(shutil.copytree(tmp_path / "running", tmp_path / "killed"))
+    assert not rows_in_lmdb(copy)
+    store.close()
+    again = SettingStore(copy)
+    assert again.load() == [TOPICS[1]]
+    again.close()
+
+
+def rows_in_lmdb(path: Path) -> int:
+    with lmdb.open(str(path), max_dbs=2, readonly=True, lock=False) as environment, environment.begin() as transaction:
+        return int(transaction.stat(environment.open_db(b"settings", transaction, create=False))["entries"])
