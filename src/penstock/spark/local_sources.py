@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, ClassVar
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
+from penstock.spark.plain_errors import plain_errors
 from penstock.spark.tube.options import WITH_HEADERS
 from penstock.spark.tube.source import SupportsTriggerAvailableNow, spark_schema
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["LocalSource", "RateDataSource", "RatePartition", "RateReader", "RateStreamReader", "due", "rate_rows"]
 
 
+@plain_errors
 class LocalSource(DataSource):
     """A source whose options were written by a pipeline and need no validation."""
 

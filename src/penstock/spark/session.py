@@ -39,6 +39,8 @@ _LOOPBACK = "127.0.0.1"
 _LOCAL = re.compile(r"local(?:-cluster)?(?:\[(?P<threads>[^\],]*).*\])?", re.DOTALL)
 _LOOPBACK_MASTER = re.compile(r"spark://(127(\.\d+){3}|localhost|\[::1\])(:|$)")
 _LOG_LEVELS = ("OFF", "FATAL", "ERROR", "WARN", "INFO", "DEBUG", "TRACE", "ALL")
+_WITH_STACKS = frozenset(("INFO", "DEBUG", "TRACE", "ALL"))
+"""Log levels at which exceptions are logged with their Java stack."""
 _CHECKPOINT_MANAGER = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 _JAR = Path(__file__).with_name("jvm") / "penstock.jar"
 _CLASS_PATHS = ("spark.driver.extraClassPath", "spark.executor.extraClassPath")
@@ -174,7 +176,8 @@ def quiet_java_options(given: str, log_level: str) -> str:
     if "log4j2.configurationFile" in given:
         return given
     quiet = Path(__file__).with_name("log4j2.properties").as_uri()
-    return f"{given} -Dlog4j2.configurationFile={quiet} -Dpenstock.spark.logLevel={log_level}".strip()
+    stacks = " -Dpenstock.spark.exceptions=%ex" if log_level in _WITH_STACKS else ""
+    return f"{given} -Dlog4j2.configurationFile={quiet}{stacks} -Dpenstock.spark.logLevel={log_level}".strip()
 
 
 def _cores(master: str) -> int:

@@ -240,7 +240,10 @@ def _words(event: Event) -> Iterator[str]:
         case "warning":
             yield f"pipeline {event['pipeline']}: {event['text']}"
         case "retry":
-            yield f"{event['sink']}: trying again in {event['in_s']:g} s: {event['why']}"
+            # Cause and action are shown with the error, if the run gives up.
+            yield f"{event['sink']}: trying again in {event['in_s']:g} s: {event['why'].partition(chr(10))[0]}"
+        case "stack":
+            yield from event["text"].splitlines()
         case "stopping":
             yield f"pipeline {event['pipeline']}: stopping after the active batches"
         case "stopped":

@@ -56,6 +56,7 @@ Live = Annotated[
 ]
 Wait = Annotated[float, duration_option(text="Wait this long for the lease of another run, or forever.", default="60s")]
 NoWait = Annotated[bool, typer.Option("--no-wait", "-n", help="Fail immediately if another run holds the lease.")]
+Debug = Annotated[bool, typer.Option("--debug", help="Print the Java stack of each failure of a query.")]
 ProgressEvery = Annotated[
     float | None, duration_option(text="Interval of progress reports; 0 for none. Default: 1s on a terminal, else 10s.")
 ]
@@ -75,6 +76,7 @@ def run(
     no_wait: NoWait = False,
     metrics: Metrics = None,
     progress: ProgressEvery = None,
+    debug: Debug = False,
     as_json: Json = False,
 ) -> None:
     """Run a pipeline until it is stopped.
@@ -113,6 +115,7 @@ def run(
             span=None if replay is None else replay.span,
             lease=None if replay is None else replay.lease,
             warnings=warnings,
+            debug=debug,
         )
         run_pipeline(
             pipeline if replay is None else replay.pipeline,

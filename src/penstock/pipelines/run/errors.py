@@ -27,9 +27,11 @@ __all__ = [
     "DRAIN_S",
     "FULL",
     "UNAVAILABLE",
+    "ErrorText",
     "RetryPolicy",
     "cause",
     "ended",
+    "error_text",
     "has_ended",
     "is_incompatible_state",
     "is_spark_condition",
@@ -53,6 +55,9 @@ _FULL = re.compile(r"No space left on device|Disk quota exceeded")
 _OTHER_STATE = re.compile(r"\[STATE_STORE_\w*(SCHEMA|FORMAT)\w*\]")
 _CALLING = "An error occurred while calling"
 """Beginning of Py4J's message about a failed call; it does not contain the cause."""
+_END_OF_STACK = re.compile(r"^(?:=== Streaming Query ===|Traceback \(most recent call last\):)", re.MULTILINE)
+_PART = re.compile(r"\n +(?P<part>why|do): +(?P<text>.*)")
+_CAUSED_BY = "Caused by: "
 _PYTHONS = re.compile(r"^[A-Za-z_][\w.]*(?:Error|Exception): \S.*", re.MULTILINE)
 
 
@@ -67,11 +72,41 @@ def cause(text: str) -> tuple[str, str]:
     if found:
         return found[-1]["kind"], found[-1]["text"]
     conditions = [match[0] for match in _SPARKS.finditer(text) if match["name"] not in _WRAPPERS]
-    if conditions or (conditions := _PYTHONS.findall(text)):
+    if conditions:
         return "", str(conditions[-1]).rstrip(" ;")
+    raised = _PYTHONS.findall(text)
+    if raised and _CALLING in raised[-1]:
+        return "", _cause_in_java(text)
+    if raised:
+        return "", str(raised[-1]).rstrip(" ;")
     lines = [line.strip(" \t:") for line in text.splitlines() if line.strip() and not line.startswith(_CALLING)]
-    deeper = [line for line in lines if line.startswith("Caused by:")]
+    deeper = [line for line in lines if line.startswith(_CAUSED_BY)]
     return "", " / ".join([*lines[:1], *deeper[-1:]]) or "the query ended without an error message"
+
+
+class ErrorText(NamedTuple):
+    """The parts of the text of one of our errors."""
+
+    what: str
+    why: str | None = None
+    do: str | None = None
+
+
+def error_text(words: str) -> ErrorText:
+    """Split ``words``, the cause of an error, into the parts that ``PenstockError`` joined."""
+    parts = {match["part"]: match["text"] for match in _PART.finditer(words)}
+    return ErrorText(_PART.sub("", words), parts.get("why"), parts.get("do"))
+
+
+def _cause_in_java(text: str) -> str:
+    """Extract the innermost Java exception of the last call that failed, without its stack."""
+    stack = text[text.rindex(_CALLING) :]
+    if end := _END_OF_STACK.search(stack):
+        stack = stack[: end.start()]
+    lines = [line.strip() for line in stack.splitlines()[1:] if line.strip() and not line.startswith("\tat ")]
+    deeper = [line for line in lines if line.startswith(_CAUSED_BY)]
+    found = deeper[-1].removeprefix(_CAUSED_BY) if deeper else next(iter(lines), "").removeprefix(": ")
+    return found or "a call of Spark failed without a message"
 
 
 def whole(error: BaseException) -> str:

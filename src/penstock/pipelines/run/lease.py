@@ -39,7 +39,7 @@ notifications may reorder the two."""
 class RunRecord:
     """Status that a run publishes. ``since`` and ``at`` (time of writing) are ISO 8601, UTC.
 
-    ``progress`` is the newest ``progress`` event of the run, ``why`` the error that ended it.
+    ``progress`` is the newest ``progress`` event of the run, ``why`` the whole text of the error that ended it.
     """
 
     run: str

@@ -26,6 +26,7 @@ from penstock.pipelines.run.errors import (
     FULL,
     cause,
     ended,
+    error_text,
     has_ended,
     is_incompatible_state,
     is_spark_condition,
@@ -96,6 +97,8 @@ class Options:
     lease: str | None = None
     warnings: Sequence[str] = ()
     """Warnings that the run reports for its caller."""
+    debug: bool = False
+    """Report the Java stack of each failure of a query as an event ``stack``."""
 
 
 class _PipelineRun:
@@ -247,16 +250,18 @@ class _PipelineRun:
                 check_nothing_dropped(running)
             state = STOPPED
         except PenstockError as error:
-            why = error.what
+            why = str(error)
             raise
         except BROKEN as error:
             if not has_ended(error):
                 _, words = cause(whole(error))
-                raise PenstockError(f"Spark cannot run {pipeline.name!r}: {words}", do=FIX_AND_RESTART) from error
+                failed = PenstockError(f"Spark cannot run {pipeline.name!r}: {words}", do=FIX_AND_RESTART)
+                why = str(failed)
+                raise failed from error
             self._queries = {}
             if not self._stop_requested():
                 gone = ended()
-                why = gone.what
+                why = str(gone)
                 raise gone from error
             # The signal that stopped this run has ended Java, too. Nothing is lost.
             self._emit_event(
@@ -334,11 +339,13 @@ class _PipelineRun:
 
     def _keep_stack(self, running: RunningQuery, error: BaseException) -> None:
         """Store the whole error for developers: events and error messages have its cause only."""
-        path = layout.failure(self._state, running.built.name)
+        path, text = layout.failure(self._state, running.built.name), stacks(error)
         # The failure is reported even if the disk is full.
         with suppress(OSError):
             path.parent.mkdir(exist_ok=True)
-            path.write_text(f"{now_text()} run {self._run}\n{stacks(error)}\n", encoding="utf-8")
+            path.write_text(f"{now_text()} run {self._run}\n{text}\n", encoding="utf-8")
+        if self._options.debug:
+            self._emit({"event": "stack", "sink": running.built.name, "text": text})
 
     def _failed(self, running: RunningQuery, text: str) -> None:
         """Schedule a restart of the query after a pause if the failure may be temporary; otherwise end the run."""
@@ -360,20 +367,16 @@ class _PipelineRun:
             words = f"the disk of {str(self._state)!r} or of a table is full: {words}"
         running.strange += not kind and policy is None
         tries = NAMED_TRIES if is_spark_condition(words) else STRANGE_TRIES
+        said = error_text(words)
+        what = f"sink {name!r}: {said.what}"
         if policy is None and (kind or running.strange > tries):
-            raise PenstockError(
-                f"sink {name!r}: {words}",
-                why=None
-                if kind
-                else f"{running.strange} consecutive attempts failed; the stack is in "
-                f"{str(layout.failure(self._state, name))!r}",
-                # Errors of penstock contain their own hint.
-                do=None if "\n  do: " in words else FIX_AND_RESTART,
-            )
+            kept = str(layout.failure(self._state, name))
+            failed = f"{running.strange} consecutive attempts failed; the stack is in {kept!r}"
+            raise PenstockError(what, why=said.why if kind else failed, do=said.do or FIX_AND_RESTART)
         if policy is not None and now - running.failing_since > policy.limit_s:
-            raise UnavailableError(
-                f"sink {name!r}: {words}", why=f"all attempts failed for {policy.limit_s:g} s", do=policy.do
-            )
+            failed = f"all attempts failed for {policy.limit_s:g} s"
+            why = failed if said.why is None else f"{said.why}; {failed}"
+            raise UnavailableError(what, why=why, do=policy.do)
         waiting = sum(other.query is None and not other.ended for other in self._queries.values())
         in_s = running.backoff.failed() + (0.0 if policy is None else policy.apart_s * waiting)
         running.query = None
@@ -446,8 +449,9 @@ def run(
     ``emit`` is called with events in the calling thread: ``starting``, ``metrics`` (their address), ``waiting`` (holder
     of the lease), ``started`` (with the fencing token), ``warning`` (``text``), ``batch`` (the ledger's counts, and
     ``took_s``), ``progress`` (:class:`~penstock.pipelines.run.progress.SinkProgress` of each sink), ``rows`` (of a
-    console sink, as JSON), ``retry``, ``stopping`` (after a request), ``stopped``. Checkpoints, ledger and start
-    offsets are stored under ``state``; a run with the same directory continues where the last one ended.
+    console sink, as JSON), ``retry``, ``stack`` (of a failure, if requested), ``stopping`` (after a request),
+    ``stopped``. Checkpoints, ledger and start offsets are stored under ``state``; a run with the same directory
+    continues where the last one ended.
 
     Raises:
         ConfigError: the state directory belongs to another pipeline, the checkpoints do not support a change of the

@@ -15,8 +15,10 @@ crash, or by a run that lost its lease, changes nothing.
 
 from __future__ import annotations
 
-import os
+import errno
+import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
@@ -199,14 +201,18 @@ _VIEW = "penstock_merged"
 _IDEMPOTENT = "spark.databricks.delta.write.txn"
 
 
+def is_uri(path: str) -> bool:
+    """Return True if ``path`` is the URI of a table; only Spark can access its file system."""
+    return "://" in path or path.startswith("file:")
+
+
 class DeltaSink:
     """The Delta table of ``sink``, written by ``query`` (the id in the checkpoint) of the sink named ``writer``."""
 
     def __init__(self, sink: TableSink, writer: str, query: str) -> None:
         self._sink = sink
         # Relative paths refer to the working directory of this process, not of the JVM. URIs are not changed.
-        is_uri = "://" in sink.path or sink.path.startswith("file:")
-        self._path = sink.path if is_uri else str(Path(sink.path).absolute())
+        self._path = sink.path if is_uri(sink.path) else str(Path(sink.path).absolute())
         self._writer = writer
         self._id = transaction_id(writer, query)
 
@@ -464,27 +470,37 @@ def check_sinks(pipeline: Pipeline) -> list[str]:
 
 def _check_table(_pipeline: Pipeline, sink: Sink) -> None:
     assert sink.table is not None
-    _check_directory(f"sink {sink.name!r}", Path(sink.table.path))
+    if not is_uri(sink.table.path):
+        _check_directory(f"sink {sink.name!r}", Path(sink.table.path))
 
 
 def _check_directory(whose: str, path: Path) -> None:
-    """Check that ``path`` can be created, without creating it: the first batch creates the table."""
-    why = None
+    """Check that files can be created in ``path``, and leave no trace: the first batch creates the table.
+
+    Permissions alone do not tell: root has all of them, but cannot write to a read-only or virtual file system.
+    """
+    created: list[Path] = []
     try:
-        existing = next(parent for parent in (path, *path.parents) if parent.exists())
-        if not existing.is_dir():
-            why = f"{str(existing)!r} is a file"
-        elif not os.access(existing, os.W_OK | os.X_OK):
-            why = f"this user may not write to {str(existing)!r}"
+        for directory in (*reversed(path.absolute().parents), path.absolute()):
+            if not directory.exists():
+                directory.mkdir()
+                created.append(directory)
+            if not directory.is_dir():
+                raise NotADirectoryError(errno.ENOTDIR, f"{str(directory)!r} is a file")
+        probe = path / f".{uuid.uuid4().hex[:12]}.tmp"
+        probe.touch()
+        probe.unlink()
     except OSError as error:
-        why = str(error.strerror)
-    if why is not None:
         raise StorageError(
             f"{whose}: cannot write to {str(path)!r}",
             path=str(path),
-            why=why,
+            why=error.strerror,
             do="set another path in the pipeline file, or give this user write permission",
-        )
+        ) from error
+    finally:
+        for directory in reversed(created):
+            with suppress(OSError):
+                directory.rmdir()
 
 
 def _check_topic(pipeline: Pipeline, sink: Sink) -> None:

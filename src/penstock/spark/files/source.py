@@ -25,6 +25,7 @@ from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Inp
 from penstock.errors import DataLossError, PenstockError, StorageError
 from penstock.spark.files.delta_log import DeltaFile, DeltaLog
 from penstock.spark.local_sources import LocalSource
+from penstock.spark.plain_errors import plain_errors
 from penstock.spark.tube.options import WITH_HEADERS
 from penstock.spark.tube.source import SupportsTriggerAvailableNow
 
@@ -264,6 +265,7 @@ class FilesPartition(InputPartition):
         self.pieces = pieces
 
 
+@plain_errors
 class FilesReader(DataSourceReader):
     """Batch reader of the files between two offsets of the log."""
 
@@ -281,6 +283,7 @@ class FilesReader(DataSourceReader):
         return records(partition.pieces)
 
 
+@plain_errors
 class FilesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Stream reader of new files. It runs in one process next to the driver; executors ``read`` with copies."""
 
@@ -350,6 +353,7 @@ class FilesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return [*found, *list_new_files(self._path, self._content, self._skip, paths)]
 
 
+@plain_errors
 class FilesDataSource(LocalSource):
     """The format ``penstock-files``.
 

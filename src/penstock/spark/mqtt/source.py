@@ -42,6 +42,7 @@ from penstock.errors import ConfigError, UnavailableError
 from penstock.runtime.io.network import without_secret
 from penstock.spark import sink_rows
 from penstock.spark.mqtt.options import MqttReadOptions, MqttWriteOptions
+from penstock.spark.plain_errors import plain_errors
 from penstock.spark.tube.options import SourceOptions
 from penstock.spark.tube.source import TubeReader, TubeStreamReader, read_messages
 from penstock.spark.tube.tube_client import ServerAccess, explain_missing_topic
@@ -108,6 +109,7 @@ class PublishedRows(WriterCommitMessage):
     rows: int
 
 
+@plain_errors
 class MqttWriter(DataSourceArrowWriter):
     """Batch writer: publishes the rows of a data frame."""
 
@@ -120,6 +122,7 @@ class MqttWriter(DataSourceArrowWriter):
         return _published(self._options, iterator, self._job)
 
 
+@plain_errors
 class MqttStreamWriter(DataSourceStreamArrowWriter):
     """Stream writer: publishes the rows of each micro-batch."""
 
@@ -266,6 +269,7 @@ _SCHEMA = StructType(
 )
 
 
+@plain_errors
 class MqttDataSource(DataSource):
     """The format ``mqtt``. Options: ``READ_OPTIONS`` of the source, ``WRITE_OPTIONS`` of the sink."""
 
@@ -313,6 +317,7 @@ class MqttDataSource(DataSource):
         return options
 
 
+@plain_errors
 class MqttReader(TubeReader):
     """Batch reader of the messages between two offsets of the TubeMQ topic."""
 
@@ -330,6 +335,7 @@ class MqttReader(TubeReader):
         return _messages(self._options, partition, self._filter, self._servers)
 
 
+@plain_errors
 class MqttStreamReader(TubeStreamReader):
     """Stream reader of messages; its offsets are those of the TubeMQ topic."""
 

@@ -45,6 +45,7 @@ from pyspark.sql.types import (
 
 from penstock.errors import ConfigError, DataLossError
 from penstock.spark import sink_rows
+from penstock.spark.plain_errors import plain_errors
 from penstock.spark.statestore.options import FeedOptions, SnapshotOptions, StoreReadOptions, StoreWriteOptions
 from penstock.spark.tube.offsets import Bounds, PartitionOffsets, Slice, TopicPartition, to_json
 from penstock.spark.tube.options import SourceOptions
@@ -101,6 +102,7 @@ class KeysPartition(InputPartition):
         return f"{len(self.keys)} keys"
 
 
+@plain_errors
 class StoreReader(DataSourceReader):
     """Batch reader of the current values of the matching keys."""
 
@@ -239,6 +241,7 @@ SNAPSHOT_DONE: Final = "$snapshot"
 Offset = dict[str, dict[str, int]]
 
 
+@plain_errors
 class StoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Stream reader. It runs in one process next to the driver for the whole query; executors ``read`` with copies."""
 
@@ -431,6 +434,7 @@ _SINK_SCHEMA = sink_rows.SinkSchema(
 )
 
 
+@plain_errors
 class StateStoreDataSource(DataSource):
     """The format ``aio-statestore``. Options: ``READ_OPTIONS`` of the source, ``WRITE_OPTIONS`` of the sink."""
 
@@ -500,6 +504,7 @@ class WrittenRows(WriterCommitMessage):
     rows: list[Row]
 
 
+@plain_errors
 class StoreWriter(DataSourceArrowWriter):
     """Batch writer: writes the rows of a data frame to the state store."""
 
@@ -515,6 +520,7 @@ class StoreWriter(DataSourceArrowWriter):
         _store(self._options, messages)
 
 
+@plain_errors
 class StoreStreamWriter(DataSourceStreamArrowWriter):
     """Stream writer: writes the rows of each micro-batch to the state store."""
 

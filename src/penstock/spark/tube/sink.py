@@ -24,6 +24,7 @@ from pyspark.sql.types import IntegerType, LongType, StringType, StructType
 
 from penstock.errors import ConfigError
 from penstock.spark import sink_rows
+from penstock.spark.plain_errors import plain_errors
 from penstock.spark.tube.options import SinkOptions
 
 if TYPE_CHECKING:
@@ -67,6 +68,7 @@ class SentRows(WriterCommitMessage):
     staged: Staged
 
 
+@plain_errors
 class TubeWriter(DataSourceArrowWriter):
     """Batch writer: sends or stages the rows of a data frame."""
 
@@ -87,6 +89,7 @@ class TubeWriter(DataSourceArrowWriter):
         _finish(self._options, messages, commit=False)
 
 
+@plain_errors
 class TubeStreamWriter(DataSourceStreamArrowWriter):
     """Stream writer: sends or stages the rows of each micro-batch."""
 

@@ -39,6 +39,7 @@ from pyspark.sql.types import (
 
 from penstock.errors import ConfigError, DataLossError, PenstockError
 from penstock.spark import sink_rows
+from penstock.spark.plain_errors import plain_errors
 from penstock.spark.tube.offsets import (
     LATEST,
     Bounds,
@@ -321,6 +322,7 @@ class MinBatchWait:
         return False
 
 
+@plain_errors
 class TubeDataSource(DataSource):
     """The format ``tubemq``. Options: ``READ_OPTIONS`` of the source, ``WRITE_OPTIONS`` of the sink."""
 
@@ -379,6 +381,7 @@ class TubeDataSource(DataSource):
         return options
 
 
+@plain_errors
 class TubeReader(DataSourceReader):
     """Batch reader: all messages between two offsets per partition, which are resolved when Spark plans the job."""
 
@@ -417,6 +420,7 @@ class TubeReader(DataSourceReader):
         return read_rows(self._options, partition, self._servers)
 
 
+@plain_errors
 class TubeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Stream reader. It runs in one process next to the driver for the whole query; executors ``read`` with copies."""
 

@@ -109,3 +109,29 @@ def test_state_with_other_types_is_reported(part: str) -> None:
     assert is_incompatible_state(words)
     assert is_spark_condition(words)
     assert not is_incompatible_state("[STATE_STORE_PROVIDER_OUT_OF_MEMORY] x")
+
+
+FAILED_CALL = """\
+An exception was raised by the Python Proxy. Return Message: Traceback (most recent call last):
+  File "table.py", line 104, in _write_files
+    rows.coalesce(1).write.parquet(str(attempt))
+py4j.protocol.Py4JJavaError: An error occurred while calling o846.parquet.
+: org.apache.spark.SparkException: Job aborted due to stage failure: Task 0 in stage 44.0 failed 1 times
+\tat org.apache.spark.scheduler.DAGScheduler.abortStage(DAGScheduler.scala:2898)
+Driver stacktrace:
+Caused by: java.io.IOException: Mkdirs failed to create file:/a/b (exists=false, cwd=file:/)
+\tat org.apache.hadoop.fs.ChecksumFileSystem.create(ChecksumFileSystem.java:515)
+\t... 30 more
+
+=== Streaming Query ===
+Identifier: readings
+Caused by: py4j.Py4JException: An exception was raised by the Python Proxy.
+"""
+
+
+def test_the_innermost_java_exception_of_a_failed_call_is_the_cause() -> None:
+    words = "java.io.IOException: Mkdirs failed to create file:/a/b (exists=false, cwd=file:/)"
+    assert cause(FAILED_CALL) == ("", words)
+    assert cause(FAILED_CALL.partition("Caused by")[0])[1].startswith("org.apache.spark.SparkException: Job aborted")
+    bare = "Traceback:\npy4j.protocol.Py4JJavaError: An error occurred while calling o1.parquet.\n"
+    assert cause(bare) == ("", "a call of Spark failed without a message")

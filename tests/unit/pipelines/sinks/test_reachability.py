@@ -55,6 +55,13 @@ def test_a_file_where_a_directory_should_be_is_an_error(where: str, node: Node, 
     assert caught.value.why == f"{str(file)!r} is a file"
 
 
+def test_a_file_system_that_refuses_directories_is_an_error(node: Node) -> None:
+    # Not even root can create files here.
+    with pytest.raises(StorageError, match="sink 's0': cannot write to '/proc/nowhere/rows'") as caught:
+        delivery.check_sinks(pipeline(node, "table: {path: /proc/nowhere/rows}"))
+    assert caught.value.why == "No such file or directory"
+
+
 def test_an_unreachable_sink_is_a_warning(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(delivery, "CHECK_TIMEOUT_S", 0.3)
     away = free_port()
