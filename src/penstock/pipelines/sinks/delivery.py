@@ -59,6 +59,7 @@ __all__ = [
     "as_messages",
     "check_sinks",
     "entry_value",
+    "is_uri",
     "key_changes",
     "mark_unwritable",
     "message_failures",
