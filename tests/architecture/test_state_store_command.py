@@ -1,7 +1,8 @@
 """A state store command has four places, and a test names the one that is missing.
 
-They are a row of ``COMMANDS`` with the parser next to it, the engine, the client, and a rule of the model. Everything
-else (reference pages, extension names, access) follows from the row.
+They are a row of ``COMMANDS`` with the parser next to it, the engine, the client, and a rule of the model. Reference
+pages, extension names and access follow from the row; the docstring of ``commands.py`` lists what some commands need
+besides (a new error, BATCH, a shell command).
 """
 
 from __future__ import annotations

@@ -61,10 +61,10 @@ class Client:
             chance, payload = self.random.random(), b"%d " % commit + bytes(self.random.randrange(300))
             topic = f"t/{self.random.randrange(8)}"
             if chance < 0.4:
-                kept = message_of(Publish(topic, payload, 1, retain=True), 0) if chance < 0.3 else None
-                self.journal.retained(topic, kept)
+                payload = payload if chance < 0.3 else b""  # deletes
+                self.journal.retained(topic, message_of(Publish(topic, payload, 1, retain=True), 0))
                 retained.pop(topic, None)
-                if kept is not None:
+                if payload:
                     retained[topic] = payload
             elif chance < 0.8 or not self.waiting:
                 message = message_of(Publish(topic, payload, 1), 0)

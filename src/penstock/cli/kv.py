@@ -53,9 +53,6 @@ if TYPE_CHECKING:
     from penstock.statestore.client.locks import Lease
     from penstock.statestore.client.observations import Observation
     from penstock.statestore.hlc import Hlc
-if TYPE_CHECKING:
-    from penstock.statestore.client.client import StateStoreClient
-    from penstock.statestore.hlc import Hlc
 
 __all__ = ["app", "export_command", "import_command", "lock_command"]
 

@@ -186,6 +186,23 @@ def test_retained_messages_come_back_and_deleted_ones_do_not(bench: PersistentBe
     assert len(bench.found.retained) == 2
 
 
+def test_a_lower_limit_deletes_no_retained_message(bench: PersistentBench) -> None:
+    writer = bench.connect("writer")
+    for topic in ("a", "b"):
+        writer.send(Publish(topic, b"old", 1, retain=True, packet_id=1))
+    assert writer.take() == [PubAck(1)] * 2
+    bench.limits = BrokerLimits(max_retained_messages=1)
+    bench.crash()
+    bench.crash()
+    writer = bench.connect("writer")
+    for topic, payload in (("a", b"new"), ("c", b"old"), ("b", b""), ("a", b"newer")):
+        writer.send(Publish(topic, payload, 1, retain=True, packet_id=1))
+    assert [ack.reason_code for ack in writer.take() if isinstance(ack, PubAck)] == [0, 0x97, 0, 0]
+    peer = bench.connect("c")
+    peer.subscribe("#")
+    assert [(publish.topic, publish.payload) for publish in peer.publishes()] == [("a", b"newer")]
+
+
 def test_message_expiry_runs_on_while_the_broker_is_down(bench: PersistentBench) -> None:
     reader(bench)
     writer = bench.connect("writer")

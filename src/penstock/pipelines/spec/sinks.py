@@ -5,12 +5,23 @@ To add a kind of sink:
 * here its model, a field of :class:`Sink` and its name in ``SINK_KINDS`` and in the docstring of :class:`Sink`. A field
   ``path`` is the directory that the sink writes, for replays and checks of paths;
 * ``SINK_DESCRIPTIONS`` in ``description.py``: target, delivery guarantee, fencing;
-* ``SINK_COLUMNS`` in ``columns.py``: the columns that it accepts; ``_chains`` in ``loader.py``, if it cannot replace
-  rows of a window;
+* ``SINK_COLUMNS`` in ``columns.py``: the columns that it accepts. In ``loader.py``, ``_chains`` if it cannot replace
+  rows of a window, and ``message_sinks`` if its fields are templates or options of a message;
 * ``DELIVERY`` in ``penstock.pipelines.sinks.delivery``: writer, rows that cannot be written, check before the start. A
   sink of files commits as ``sinks/table.py`` does, which is for Parquet only;
 * ``build`` in ``penstock.pipelines.run.queries``, if the types of its columns must not change;
-* ``COMPARISONS`` in ``penstock.pipelines.ledger.reconcile``: how its rows are counted.
+* ``COMPARISONS`` in ``penstock.pipelines.ledger.reconcile``: how its rows are counted;
+* ``penstock.pipelines.testing.runner``, if a test case of a file states its rows otherwise than as columns.
+
+A sink that sends messages is a Spark format: sockets are in executors, never in ``pipelines``. The format is a package
+like ``penstock.spark.mqtt`` (options, rows, data source; its name is registered in ``pyproject.toml`` and
+``src/pyspark_mqtt.py``), and the sink is a field that ``Sink.messages`` returns. ``send_messages``, ``as_messages`` and
+``message_failures`` in ``delivery.py`` distinguish the formats; ``queries.py`` calls ``make_thread_safe`` with the
+format's name, without which two queries at once fail. Its tests are ``tests/spark/test_pipeline_messages.py`` and
+``tests/unit/pipelines/sinks/test_messages.py``.
+
+Pages that name sinks: ``docs/pipelines/run.md``, ``build.md``, ``replay.md``, ``test.md``,
+``docs/operations/pipelines.md``, ``docs/reference/guarantees.md``, ``docs/reference/features.md``.
 """
 
 from __future__ import annotations

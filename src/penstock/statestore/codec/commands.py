@@ -10,9 +10,16 @@ command:
   ``OPTION_EXTENSIONS``;
 * a branch of ``_carry_out`` in ``statestore/engine/store.py``. Answers are built in ``statestore/engine/requests.py``:
   ``VALUE`` and ``MISSING`` for a value, ``COUNT`` for deleted keys, ``PAYLOAD`` for other numbers. In that module,
-  ``fence_prefix`` must handle each command with ``needs_timestamp``, and ``encode_answers`` each verb of ``_WRITES``;
+  ``fence_prefix`` must handle each command with ``needs_timestamp``, and ``encode_answers`` each verb of
+  ``_BATCH_VERBS``;
 * a method of ``statestore/client/client.py``, and its blocking form in ``BlockingCommands``;
 * a rule of ``tests/engine/statestore/test_model.py``.
+
+Where the command needs it: a new error is a member of ``StoreError`` (``statestore/codec/errors.py``) and a row of
+``_KINDS`` (``statestore/errors.py``) with what a user does about it; a command whose answer depends on the value
+requires Read with ``strict_read`` (:meth:`Command.access`); BATCH accepts the verbs of ``_BATCH_VERBS``, which clients
+build in ``statestore/client/writes.py``. A shell command is in ``cli/kv.py``, its test in
+``tests/unit/cli/test_kv_store.py``; ``docs/state-store/clients.md`` and ``command-line.md`` describe both clients.
 
 An argument list is parsed into a :class:`Command` or an error; if several errors apply, the first of syntax, command,
 arity and key length is returned, and the engine checks the rest (authorization, timestamp, token, condition, quota).
@@ -487,7 +494,7 @@ def _parse_batch(spec: CommandSpec, args: list[bytes], extensions: Extension) ->
             return StoreError.ARITY
         words = args[start:position]
         found = _BY_NAME.get(words[0])
-        if found is None or found.verb not in _WRITES:
+        if found is None or found.verb not in _BATCH_VERBS:
             # Not "unknown command", which tells a client that the store does not support BATCH.
             return StoreError.SYNTAX
         write = parse(words, extensions)
@@ -880,7 +887,8 @@ OPTION_EXTENSIONS: Final[dict[Extension, ExtensionSpec]] = {
 }
 """Extensions that are options of a command; extensions that are commands are described by their rows."""
 
-_WRITES: Final = (Verb.SET, Verb.DEL, Verb.VDEL)
+_BATCH_VERBS: Final = (Verb.SET, Verb.DEL, Verb.VDEL)
+"""Verbs that BATCH accepts."""
 _SIZES: Final = {b"%d" % words: words for words in range(1, 1 + COMMANDS[Verb.SET].max_args)}
 """Encoded numbers of words of a command in BATCH."""
 

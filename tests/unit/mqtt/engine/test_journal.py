@@ -107,8 +107,19 @@ def test_only_what_asks_for_it_is_promised_where_nothing_else_waits() -> None:
     journal.retained("t", asked)
     assert (journal.awaited_changes, journal.urgent) == (1, True)
     always = Journal()
-    always.retained("t", None)
+    always.retained("t", plain)
     assert always.awaited_changes == 1
+    always.retained_expired("t")
+    assert always.awaited_changes == 1
+    assert always.cut(0).retained == {"t": None}
+
+
+def test_a_requested_deletion_of_a_retained_message_is_acknowledged_after_its_commit() -> None:
+    journal = Journal(durable_acknowledgements=False)
+    properties = Properties(user_properties=[("aio-persistence", "true")])
+    journal.retained("t", message_of(Publish("t", b"", 1, retain=True, properties=properties), 0))
+    assert (journal.awaited_changes, journal.urgent) == (1, True)
+    assert journal.cut(0).retained == {"t": None}
 
 
 def test_the_first_change_and_the_first_promise_wake() -> None:

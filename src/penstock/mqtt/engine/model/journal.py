@@ -350,15 +350,21 @@ class Journal:
         self._batch.incoming[session, packet_id] = None
         self._changed(awaited=awaited)
 
-    def retained(self, topic: str, message: Message | None, source: Source | None = None) -> None:
-        """Record the retained message of ``topic``, from ``source``; None deletes it."""
+    def retained(self, topic: str, message: Message, source: Source | None = None) -> None:
+        """Record a retained PUBLISH from ``source``: the message of ``topic``; an empty payload deletes it."""
         if not self.enabled:
             return
-        self._batch.retained[topic] = None if message is None else (message, source)
+        self._batch.retained[topic] = (message, source) if message.payload else None
         awaited = self.durable_acknowledgements
-        if not awaited and message is not None and len(message.properties_wire) > 1:
+        if not awaited and len(message.properties_wire) > 1:
             awaited = PERSISTENCE_PROPERTY in message.properties.user_properties
         self._changed(awaited=awaited)
+
+    def retained_expired(self, topic: str) -> None:
+        """Delete the retained message of ``topic`` without a request; no acknowledgement waits for it."""
+        if self.enabled:
+            self._batch.retained[topic] = None
+            self._changed(awaited=False)
 
     def restored(self, number: int, *, progressed: bool) -> None:
         """Register recovered delivery ``number``."""

@@ -133,11 +133,9 @@ def _message(row: MessageRow) -> Message:
 
 
 def _retained(broker: BrokerCore, rows: list[MessageRow], now: int) -> None:
-    retained = broker.retained
-    journal, retained.journal = retained.journal, None
     for row in rows:
         message = _message(row)
-        topic = message.topic
-        if (message.expired(now) or not retained.store(topic, message, row.source)) and journal is not None:
-            journal.retained(topic, None)
-    retained.journal = journal
+        if message.expired(now):
+            broker.journal.retained_expired(message.topic)
+        else:
+            broker.retained.restore(message.topic, message, row.source)

@@ -4,8 +4,13 @@ A PUBLISH with RETAIN may be refused by ``connections/publish.py`` and ``routing
 stores it here, or deletes the last one if the payload is empty. SUBSCRIBE (``subscribing.py``) decides whether retained
 messages are sent, ``RetainedDelivery`` in ``session.py`` sends them; ``Retained.delivers`` and ``node/security.py``
 withhold those whose publisher lost its rights. A copy in the queue of an offline session expires in
-``Session.send_queued``. ``mqtt/bridge.py`` publishes those of other brokers. On disk they are changes of the journal
-(``model/journal.py``), written by ``mqtt/storage.py`` and read by ``recovery.py``.
+``Session.send_queued``. Besides clients, ``mqtt/bridge.py`` publishes those of other brokers, ``session_manager.py``
+wills, and ``core.py`` those of services and of ``$SYS``.
+
+On disk they are changes of the journal (``model/journal.py``), committed by ``mqtt/persistence.py``, written and read
+by ``mqtt/storage.py``; ``recovery.py`` restores them. A will that is retained is published at the start after a crash,
+so it may replace or restore a message. Tests with restarts: ``tests/engine/mqtt/test_persistent_sessions.py``,
+``tests/faults/test_mqtt_power_loss.py``.
 
 Source: MQTT 5.0 section 3.3.1.3.
 """
@@ -91,15 +96,21 @@ class Retained:
         """
         if not message.payload:
             self._delete(topic)
+            self._record(topic, message)  # even if there is none: an earlier deletion may not be committed yet
             return True
-        count, size = self._with(topic, message)
-        if count > self.max_messages or size > self.max_bytes:
+        if not self._has_room(topic, message):
             if not self._expiry or message.accepted_at < max(self._expiry, self._sweep_at):
                 return False
             self._sweep(message.accepted_at)
-            count, size = self._with(topic, message)
-            if count > self.max_messages or size > self.max_bytes:
+            if not self._has_room(topic, message):
                 return False
+        self.restore(topic, message, source)
+        self._record(topic, message, source)
+        return True
+
+    def restore(self, topic: str, message: Message, source: Source | None) -> None:
+        """Store a message with a payload regardless of the limits, which may have been lowered before this start."""
+        count, size = self._with(topic, message)
         if message.expires_at and (not self._expiry or message.expires_at < self._expiry):
             self._expiry = message.expires_at
         level = self._root
@@ -113,8 +124,6 @@ class Retained:
         self._stored += 1
         level.number = self._stored
         self.count, self.bytes = count, size
-        self._record(topic, message, source)
-        return True
 
     def get(self, topic: str) -> Message | None:
         """Return the message of ``topic``, or None."""
@@ -149,12 +158,17 @@ class Retained:
         """Delete a stored message if it has expired; return whether it has."""
         if not message.expires_at or message.expires_at > now:
             return False
-        self._delete(message.topic)
+        self._expire(message.topic)
         return True
 
-    def _record(self, topic: str, message: Message | None, source: Source | None = None) -> None:
+    def _record(self, topic: str, message: Message, source: Source | None = None) -> None:
         if self.journal is not None and not topic.startswith(_SYS_PREFIX):
             self.journal.retained(topic, message, source)
+
+    def _has_room(self, topic: str, message: Message) -> bool:
+        """Whether ``message`` is within the limits, or takes no more room than the one that it replaces."""
+        count, size = self._with(topic, message)
+        return (count <= self.max_messages or count == self.count) and (size <= self.max_bytes or size <= self.bytes)
 
     def _with(self, topic: str, message: Message) -> tuple[int, int]:
         """Count and bytes as they would be with ``message``."""
@@ -180,7 +194,12 @@ class Retained:
             elif not self._expiry or message.expires_at < self._expiry:
                 self._expiry = message.expires_at
         for topic in expired:
-            self._delete(topic)
+            self._expire(topic)
+
+    def _expire(self, topic: str) -> None:
+        self._delete(topic)
+        if self.journal is not None and not topic.startswith(_SYS_PREFIX):
+            self.journal.retained_expired(topic)
 
     def _delete(self, topic: str) -> None:
         levels = topic.split("/")
@@ -194,7 +213,6 @@ class Retained:
         if message is None:
             return
         path[-1].message = path[-1].source = None
-        self._record(topic, None)
         self.count -= 1
         self.bytes -= _cost(message)
         for i in range(len(levels) - 1, -1, -1):
