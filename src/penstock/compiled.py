@@ -40,6 +40,7 @@ _PATTERNS: Final = (
     "mqtt/transport/tls_transport.py",
     "mqtt/transport/websocket.py",
     "runtime/io/clock.py",
+    "runtime/io/commit_log.py",
     "runtime/io/commit_queue.py",
     "runtime/io/files.py",
     "runtime/io/turns.py",

@@ -38,6 +38,7 @@ class Store:
         environment = LmdbEnvironment(
             path, "rows", "owner of them", ("meta", "rows"), schema=1, durability=Durability.DURABLE
         )
+        self.disk = disk
         self.environment = _Unfollowed(environment, files=disk, segment_bytes=6 * SECTOR)
         self.found: Rows = dict(self.environment.open(self._load))
 
@@ -152,8 +153,7 @@ def check(folder: Path, ops: list[Op], states: list[Rows], random: Random) -> in
         tried += 1
         if tried % 4 == 0:
             store.environment.commit([(PUT, ROWS, b"next", b"1")], "writing")
-            again = store.environment._files
-            assert isinstance(again, RecordedDisk)
+            again = store.disk
             shutil.copytree(store.environment.path, folder / "copied")
             store.leave()
             after_next, store = recovered(folder, folder / "copied", again)

@@ -83,7 +83,7 @@ def recovered_in_part(patch: pytest.MonkeyPatch) -> None:
     write = LoggedEnvironment._write
 
     def in_part(self: LoggedEnvironment, transaction: Any, operations: Any) -> None:
-        recovers = not self._state.identity
+        recovers = self._follower is None
         write(self, transaction, operations[1::2] if recovers else operations)
 
     patch.setattr(SimulatedLog, "_write", in_part)

@@ -9,28 +9,28 @@ A commit that does not fit into the log applies everything to LMDB itself: when 
 larger than a segment, or when the disk had no room for segments. This is the backpressure, and the path without a log.
 
 With the other durabilities there is no log: a commit is a transaction. Frames of an earlier log are applied first.
+
+The log is a :class:`~penstock.runtime.io.commit_log.CommitLog`: segments of files, unless another one is given.
 """
 
 from __future__ import annotations
 
 import logging
-import secrets
 import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from struct import Struct
-from typing import Final, NamedTuple, TypeVar
-from zlib import crc32
+from typing import Final, TypeVar
 
 import lmdb
 from mypy_extensions import mypyc_attr
 
 from penstock.errors import OutOfSpaceError, StorageError
+from penstock.runtime.io.commit_log import CommitLog, LogPosition, decode_position
 from penstock.runtime.io.files import DirectFiles, DiskFullError, Durability, Files
 from penstock.runtime.io.lmdb_environment import LmdbEnvironment
 from penstock.runtime.io.wal_frames import Operation, decode_operations, encode_operations, last_of
-from penstock.runtime.io.wal_segments import FrameLog, Segments
+from penstock.runtime.io.wal_segments import PendingCommits, SegmentLog
 
 __all__ = ["SEGMENT_BYTES", "LoggedEnvironment"]
 
@@ -50,22 +50,7 @@ too."""
 _DECODED_BYTES: Final = 64 << 10
 """Bytes of operations that are decoded before other threads may run."""
 
-_STATE: Final = Struct(">8sIQ")  # identity, epoch, sequence of the last frame in LMDB; the crc32 of these follows
-
 T = TypeVar("T")
-
-
-class _AppliedState(NamedTuple):
-    """Last commit that LMDB contains. Stored in ``meta`` in the same transaction as its rows."""
-
-    identity: bytes
-    epoch: int
-    applied: int
-
-    def encode(self) -> bytes:
-        """Encode it as it is stored, with its checksum."""
-        stored = _STATE.pack(*self)
-        return stored + crc32(stored).to_bytes(4, "big")
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -73,11 +58,17 @@ class LoggedEnvironment:
     """``environment``, which is not open yet, with a log next to it for its durable commits.
 
     Operations name a table by its index, so new tables go to the end. Keys have 1 to 511 bytes, as LMDB requires. The
-    log has segments of ``segment_bytes``. One thread at a time calls :meth:`commit`.
+    log has segments of ``segment_bytes`` next to the environment, unless ``log`` is given. One thread at a time calls
+    :meth:`commit`.
     """
 
     def __init__(
-        self, environment: LmdbEnvironment, *, files: Files | None = None, segment_bytes: int = SEGMENT_BYTES
+        self,
+        environment: LmdbEnvironment,
+        *,
+        files: Files | None = None,
+        segment_bytes: int = SEGMENT_BYTES,
+        log: CommitLog | None = None,
     ) -> None:
         self._environment = environment
         self.path = environment.path
@@ -87,10 +78,9 @@ class LoggedEnvironment:
         self._name = environment.label
         self._names = environment.names
         self._logged = environment.durability is Durability.DURABLE
-        self._files = files or DirectFiles()
-        self._segments = Segments(self._files, self.path, size=segment_bytes)
-        self._frames = FrameLog(self._segments, segment_bytes)
-        self._state = _AppliedState(b"", 0, 0)
+        self._log: CommitLog = log or SegmentLog(files or DirectFiles(), self.path, self._name, size=segment_bytes)
+        self._pending = PendingCommits(self._log, segment_bytes)
+        self._applied = LogPosition(b"", 0, 0)
         self._failure: StorageError | None = None
         self._applying = threading.Lock()
         self._haste = threading.Event()
@@ -120,9 +110,9 @@ class LoggedEnvironment:
         try:
             if self._logged:
                 self._start()
-            elif self._segments.exist():
+            elif self._log.exists():
                 self._environment.transact(lambda _: None, "applying the log", sync=True)
-                self._segments.remove()
+                self._log.remove()
         except OSError as error:
             self._leave()
             raise self._error(error, "cannot be opened") from error
@@ -133,9 +123,9 @@ class LoggedEnvironment:
 
     def _start(self) -> None:
         self._closing = False
-        self._segments.start()
-        self._frames.start(self._state.identity, self._state.epoch)
-        if self._segments.is_scarce():
+        self._log.start()
+        self._pending.start(self._applied.sequence)
+        if self._log.is_scarce():
             self._grow()
         self._start_thread()
 
@@ -165,7 +155,7 @@ class LoggedEnvironment:
         if not body:
             return
         try:
-            appended = self._frames.append(body)
+            appended = self._pending.append(body)
         except DiskFullError as full:
             # Where blocks are not overwritten in place. The frame is not whole, and the next one begins where it does.
             raise OutOfSpaceError(
@@ -177,11 +167,14 @@ class LoggedEnvironment:
         except OSError as error:
             self._failure = self._error(error, f"{what} failed")
             raise self._failure from error
+        except StorageError as refused:
+            self._failure = refused
+            raise
         if not appended:
             self._apply(what, body)
             self._haste.set()  # there may be room for another segment
             return
-        if self._frames.hasty:
+        if self._pending.hasty:
             self._haste.set()
 
     def _transact(self, body: bytes, what: str, *, sync: bool) -> None:
@@ -208,8 +201,8 @@ class LoggedEnvironment:
         return self._environment.reusable_bytes()
 
     def may_wait(self) -> bool:
-        """True if the next commit may have to wait for LMDB."""
-        return self._follower is not None and self._segments.is_scarce()
+        """True if the next commit may take long: it may have to wait for LMDB or a network."""
+        return self._follower is not None and self._log.may_wait()
 
     def close(self) -> None:
         """Apply everything to LMDB, durably, and close; may be called twice."""
@@ -227,7 +220,7 @@ class LoggedEnvironment:
             self._leave()
 
     def _leave(self) -> None:
-        self._segments.close()
+        self._log.close()
         self._environment.close()
 
     def _follow(self) -> None:
@@ -253,13 +246,13 @@ class LoggedEnvironment:
             self.on_failure(error)
             return False
         # On a full disk every commit is in haste: growing is retried when there is time.
-        if self._segments.is_scarce() and not (hasty and self._roomless):
+        if self._log.is_scarce() and not (hasty and self._roomless):
             self._grow()
         return True
 
     def _grow(self) -> None:
         try:
-            self._segments.grow()
+            self._log.grow()
             self._roomless = False
         except OSError as error:
             # Nothing is lost: commits that do not fit into the log wait for LMDB.
@@ -272,7 +265,7 @@ class LoggedEnvironment:
         with self._applying:
             if self._failure is not None:
                 raise self._failure
-            pending, sequence = self._frames.take()
+            pending, sequence = self._pending.take()
             if not pending and not more:
                 return
             sequence += bool(more)
@@ -284,24 +277,24 @@ class LoggedEnvironment:
                 if size - decoded > _DECODED_BYTES:
                     decoded = size
                     time.sleep(0)  # the event loop waits for the interpreter meanwhile
-            state = self._state._replace(applied=sequence)
+            applied = self._applied._replace(sequence=sequence)
 
             def write(transaction: lmdb.Transaction[bytes]) -> None:
                 self._write(transaction, operations)
-                transaction.put(b"log", state.encode(), db=self.tables["meta"])
+                transaction.put(b"log", applied.encode(), db=self.tables["meta"])
 
             try:
                 self._environment.transact(write, what, size=size)
             except OutOfSpaceError:
-                self._frames.put_back(pending)
+                self._pending.put_back(pending)
                 raise
             except StorageError as error:
                 # The pages that LMDB would continue from may be gone; the next start recovers from the log.
                 self._failure = error
                 raise
             if more:
-                self._frames.skip()
-            self._segments.release(sequence)
+                self._pending.skip()
+            self._log.release(sequence)
 
     def _write(self, transaction: lmdb.Transaction[bytes], operations: Sequence[Operation]) -> None:
         """Write the operations; of several on a row only the last."""
@@ -320,40 +313,21 @@ class LoggedEnvironment:
                 found = cursor.delete()
 
     def _recover(self, transaction: lmdb.Transaction[bytes]) -> int:
-        """Apply the frames that LMDB does not contain, and begin a new epoch; returns their number."""
+        """Apply the commits that LMDB does not contain; returns their number."""
         meta = self.tables["meta"]
         stored = transaction.get(b"log", db=meta)
-        if stored is None:
-            # Files of the log are created after the first transaction, which writes the row.
-            if self._segments.exist():
-                raise self._damaged(
-                    "the files log-* exist, and data.mdb knows of no log",
-                    "; or move log-* away to start without them",
-                )
-            state = _AppliedState(secrets.token_bytes(8), 0, 0)
-            frames = []
-        else:
-            state = (
-                _AppliedState(*_STATE.unpack_from(stored))
-                if len(stored) == _STATE.size + 4
-                else _AppliedState(b"", 0, 0)
+        applied = None if stored is None else decode_position(stored)
+        if stored is not None and applied is None:
+            raise StorageError(
+                f"{self._name} {self.path}: the row with the last applied commit of its log is damaged",
+                path=str(self.path),
+                why="acknowledged changes cannot be read any more, or files of different copies were mixed",
+                do="restore the whole directory from one copy",
             )
-            if state.encode() != stored:
-                raise self._damaged("the row with the last applied commit of its log is damaged", "")
-            found = self._segments.read(state.identity)
-            frames = sorted(f for f in found if (f.epoch, f.sequence) > (state.epoch, state.applied))
-        for number, frame in enumerate(frames, state.applied + 1):
-            if (frame.epoch, frame.sequence) != (state.epoch, number):
-                raise self._damaged(
-                    f"commit {number} of epoch {state.epoch} is missing in its log, which continues with commit "
-                    f"{frame.sequence} of epoch {frame.epoch}",
-                    "; or move its files log-* away to start without their content",
-                )
-        self._write(transaction, [operation for frame in frames for operation in decode_operations(frame.body)])
-        # No earlier frame can be mistaken for one of this epoch.
-        self._state = _AppliedState(state.identity, state.epoch + 1, 0)
-        transaction.put(b"log", self._state.encode(), db=meta)
-        return len(frames)
+        bodies, self._applied = self._log.recover(applied)
+        self._write(transaction, [operation for body in bodies for operation in decode_operations(body)])
+        transaction.put(b"log", self._applied.encode(), db=meta)
+        return len(bodies)
 
     def _error(self, error: OSError, what: str) -> StorageError:
         return StorageError(
@@ -361,12 +335,4 @@ class LoggedEnvironment:
             path=str(error.filename or self.path),
             why="the operating system refused to open, write or fsync a file of the log",
             do="check the disk (space, health), then restart: acknowledged commits are kept",
-        )
-
-    def _damaged(self, what: str, way: str) -> StorageError:
-        return StorageError(
-            f"{self._name} {self.path}: {what}",
-            path=str(self.path),
-            why="acknowledged changes cannot be read any more, or files of different copies were mixed",
-            do="restore the whole directory from one copy" + way,
         )

@@ -1,4 +1,4 @@
-"""The files of the write-ahead log, and the frames in them that LMDB does not contain yet.
+"""The log in files next to an LMDB environment, and the commits of any log that LMDB does not contain yet.
 
 The files are segments of one size, filled with zeros before their first use, and used repeatedly. Writing into blocks
 that the file already has changes neither its size nor its blocks, so a commit is one operation of the disk instead of
@@ -9,6 +9,7 @@ added when the load needs them, up to a limit, and are kept.
 from __future__ import annotations
 
 import re
+import secrets
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,10 +17,12 @@ from typing import Final
 
 from mypy_extensions import mypyc_attr
 
+from penstock.errors import StorageError
+from penstock.runtime.io.commit_log import CommitLog, LogPosition
 from penstock.runtime.io.files import File, Files
 from penstock.runtime.io.wal_frames import Frame, encode_frame, frame_bytes, frames_in
 
-__all__ = ["SEGMENTS", "FrameLog", "Segments"]
+__all__ = ["SEGMENTS", "PendingCommits", "SegmentLog", "Segments"]
 
 SEGMENTS: Final = 8
 
@@ -158,50 +161,126 @@ class Segments:
         return [self._directory / name for name in self._files.names(self._directory) if _NAME.fullmatch(name)]
 
 
+class SegmentLog(CommitLog):
+    """A log in the segments of ``directory``. ``name``: of the environment, for errors."""
+
+    def __init__(self, files: Files, directory: Path, name: str, *, size: int) -> None:
+        self._segments = Segments(files, directory, size=size)
+        self._directory = directory
+        self._name = name
+        self._position = LogPosition(b"", 0, 0)
+
+    def recover(self, applied: LogPosition | None) -> tuple[list[bytes], LogPosition]:
+        """Read the frames after ``applied``, and begin a new epoch [CommitLog]."""
+        if applied is None:
+            # Files of the log are created after the first transaction, which writes the position.
+            if self._segments.exist():
+                raise self._damaged(
+                    "the files log-* exist, and data.mdb knows of no log",
+                    "; or move log-* away to start without them",
+                )
+            applied = LogPosition(secrets.token_bytes(8), 0, 0)
+            frames = []
+        else:
+            found = self._segments.read(applied.identity)
+            last = (applied.epoch, applied.sequence)
+            frames = sorted(frame for frame in found if (frame.epoch, frame.sequence) > last)
+        for number, frame in enumerate(frames, applied.sequence + 1):
+            if (frame.epoch, frame.sequence) != (applied.epoch, number):
+                raise self._damaged(
+                    f"commit {number} of epoch {applied.epoch} is missing in its log, which continues with commit "
+                    f"{frame.sequence} of epoch {frame.epoch}",
+                    "; or move its files log-* away to start without their content",
+                )
+        # No earlier frame can be mistaken for one of this epoch.
+        self._position = LogPosition(applied.identity, applied.epoch + 1, 0)
+        return [frame.body for frame in frames], self._position
+
+    def start(self) -> None:
+        """Use the existing files [CommitLog]."""
+        self._segments.start()
+
+    def append(self, sequence: int, body: bytes) -> bool:
+        """Append a frame [CommitLog]."""
+        position = self._position
+        return self._segments.append(encode_frame(position.identity, position.epoch, sequence, body), sequence)
+
+    def release(self, sequence: int) -> None:
+        """Free segments [CommitLog]."""
+        self._segments.release(sequence)
+
+    def may_wait(self) -> bool:
+        """True if the next commit may have to be applied to LMDB [CommitLog]."""
+        return self._segments.is_scarce()
+
+    def is_scarce(self) -> bool:
+        """True if a new segment is needed soon [CommitLog]."""
+        return self._segments.is_scarce()
+
+    def grow(self) -> None:
+        """Add a segment [CommitLog]."""
+        self._segments.grow()
+
+    def exists(self) -> bool:
+        """True if there are segments [CommitLog]."""
+        return self._segments.exist()
+
+    def remove(self) -> None:
+        """Remove the segments [CommitLog]."""
+        self._segments.remove()
+
+    def close(self) -> None:
+        """Close the segments [CommitLog]."""
+        self._segments.close()
+
+    def _damaged(self, what: str, way: str) -> StorageError:
+        return StorageError(
+            f"{self._name} {self._directory}: {what}",
+            path=str(self._directory),
+            why="acknowledged changes cannot be read any more, or files of different copies were mixed",
+            do="restore the whole directory from one copy" + way,
+        )
+
+
 @mypyc_attr(allow_interpreted_subclasses=True)
-class FrameLog:
-    """Appends commits to ``segments``, and keeps their bodies until LMDB contains them.
+class PendingCommits:
+    """Appends commits to ``log``, and keeps their bodies until LMDB contains them.
 
     One thread at a time appends; another one may take what is pending meanwhile. There is no lock, which would cost as
     much as the encoding of a row: appending to a list and cutting off its beginning are atomic, and no number is
     changed by two threads at once. ``hasty_bytes``: size of pending frames above which they are to be applied.
     """
 
-    def __init__(self, segments: Segments, hasty_bytes: int) -> None:
-        self._segments = segments
+    def __init__(self, log: CommitLog, hasty_bytes: int) -> None:
+        self._log = log
         self._hasty_bytes = hasty_bytes
-        self._identity = b""
-        self._epoch = 0
         self.sequence = 0
         """Sequence of the last commit."""
         self.pending: list[bytes] = []
-        """Bodies of the frames that LMDB does not contain."""
+        """Bodies of the commits that LMDB does not contain."""
         self._taken = 0
         """Sequence of the last commit that is not pending."""
         self._appended_bytes = 0
         self._taken_bytes = 0
 
-    def start(self, identity: bytes, epoch: int) -> None:
-        """Begin a new epoch, after everything was applied."""
-        self._identity = identity
-        self._epoch = epoch
-        self.sequence = self._taken = 0
+    def start(self, sequence: int) -> None:
+        """Continue after ``sequence``, the last commit that LMDB contains."""
+        self.sequence = self._taken = sequence
 
     def append(self, body: bytes) -> bool:
-        """Append a frame and make it durable; False, and nothing is written, if it does not fit."""
+        """Make a commit durable; False, and nothing is written, if the log has no room."""
         sequence = self.sequence + 1
-        frame = encode_frame(self._identity, self._epoch, sequence, body)
-        if not self._segments.append(frame, sequence):
+        if not self._log.append(sequence, body):
             return False
         self.sequence = sequence
-        self._appended_bytes += len(frame)
+        self._appended_bytes += frame_bytes(len(body))
         self.pending.append(body)
         return True
 
     @property
     def hasty(self) -> bool:
         """Whether the pending operations should be applied soon."""
-        return self._appended_bytes - self._taken_bytes > self._hasty_bytes or self._segments.is_scarce()
+        return self._appended_bytes - self._taken_bytes > self._hasty_bytes or self._log.is_scarce()
 
     def take(self) -> tuple[list[bytes], int]:
         """Remove and return the pending bodies, with the sequence of the last one."""

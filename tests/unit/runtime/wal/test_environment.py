@@ -467,7 +467,7 @@ def test_commits_continue_while_lmdb_has_no_disk_space(
         store.put(a="2")
     assert "is not written to LMDB for now" in caplog.records[0].getMessage()
     deadline = time.monotonic() + 20
-    while store.environment._frames.pending and time.monotonic() < deadline:
+    while store.environment._pending.pending and time.monotonic() < deadline:
         store.environment._haste.set()
         time.sleep(0.001)
     assert in_lmdb(_killed_between(store, tmp_path / "a")) == {b"a": b"2"}

@@ -9,7 +9,7 @@ import lmdb
 import pytest
 
 from penstock.errors import StorageError
-from penstock.runtime.io.wal_segments import FrameLog
+from penstock.runtime.io.wal_segments import PendingCommits
 from penstock.tube.storage.meta import GroupOffset, MetaStore
 
 
@@ -63,12 +63,12 @@ def test_a_failed_commit_leaves_no_data(tmp_path: Path, monkeypatch: pytest.Monk
     store = MetaStore(tmp_path)
     store.commit([GroupOffset("a", "t", 0, 1, 1)], b"old", {"note": b"1"})
 
-    class Full(FrameLog):
+    class Full(PendingCommits):
         def append(self, body: bytes) -> bool:
             raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr(store._environment, "_frames", Full(store._environment._segments, 0))
+        patched.setattr(store._environment, "_pending", Full(store._environment._log, 0))
         with pytest.raises(StorageError, match="No space left") as caught:
             store.commit([GroupOffset("a", "t", 0, 2, 2)], b"new", {"note": None})
     assert caught.value.do is not None
