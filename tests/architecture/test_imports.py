@@ -43,7 +43,7 @@ class Rule(NamedTuple):
 
 
 # The longest matching package decides; what is in OPEN may be imported by all.
-OPEN = ("__version__", "compiled", "errors", "runtime.backoff")
+OPEN = ("__version__", "compiled", "errors", "runtime.backoff", "runtime.turns")
 RULES = [
     Rule("penstock.errors", (), IMPURE),
     Rule("penstock.mqtt.codec", ("mqtt.codec",), IMPURE),
@@ -119,6 +119,7 @@ RULES = [
     Rule("penstock.tube.storage", ("tube.codec", "tube.engine.interfaces", "tube.storage", "runtime"), IO | SPARK),
     Rule("penstock.tube", ("tube", "runtime", "security"), SPARK),
     Rule("penstock.runtime.backoff", (), IMPURE),
+    Rule("penstock.runtime.turns", (), IMPURE),
     Rule("penstock.runtime", ("runtime",), SPARK),
     Rule("penstock.security", ("security", "runtime.config"), IO | SPARK),
     Rule("penstock.node", ("node", "mqtt", "statestore", "tube", "runtime", "security"), SPARK),

@@ -5,7 +5,7 @@ collects, :meth:`MqttServer._flush` runs once. System calls and wake-ups are wha
 
 No connection delays others by more than its share of a loop turn, in bytes (:data:`LARGE_READ_BYTES`) and in work
 (``max_turn_work``). A connection that has used it is not read, and has its next turn after the loop has polled the
-others (:meth:`MqttServer._proceed`).
+others (:class:`TurnQueue`).
 """
 
 from __future__ import annotations
@@ -13,16 +13,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from penstock.mqtt.codec.reasons import ReasonCode, reason_name
 from penstock.mqtt.engine.broker import Broker
 from penstock.mqtt.engine.connections.connection import BrokerConnection
 from penstock.mqtt.engine.model.access import Access, Origin, Rights
 from penstock.mqtt.engine.model.journal import Recovered
-from penstock.mqtt.engine.model.limits import TURN_SHARES, BrokerLimits
+from penstock.mqtt.engine.model.limits import BrokerLimits
 from penstock.mqtt.engine.model.stats import BrokerStats
 from penstock.mqtt.engine.outlet import BrokerOutlet
 from penstock.mqtt.engine.sessions.recovery import restore
@@ -39,6 +38,7 @@ from penstock.mqtt.transport.listener_settings import ConnectionLimits, Listener
 from penstock.runtime.io.clock import wall_clock_ms
 from penstock.runtime.io.loop import StallWatch, after_reading, joins_writes, watch_stalls
 from penstock.runtime.observability.logs import LogLimiter
+from penstock.runtime.turns import LARGE_READ_BYTES, TURN_SHARES, TurnQueue
 
 if TYPE_CHECKING:
     from mypy_extensions import i64
@@ -46,10 +46,6 @@ if TYPE_CHECKING:
 __all__ = ["BrokerLimits", "BrokerStats", "MqttServer"]
 
 logger = logging.getLogger("penstock.mqtt")
-
-LARGE_READ_BYTES: Final = 128 * 1024
-"""Size of a read after which a connection is not read again in the same turn. libuv reads up to 32 times while each
-read fills its buffer of 256,000 bytes, so that a client could send 8 MB before others are served."""
 
 
 class MqttServer(ServerLinkOwner):
@@ -95,8 +91,10 @@ class MqttServer(ServerLinkOwner):
         self.listeners: list[Listener] = []
         self._links: dict[SessionConnection, ServerLink] = {}
         self._inside: dict[SessionConnection, InProcessLink] = {}
-        self._deferred: deque[ServerLink] = deque()
-        """Connections that have used their share of a turn, and those whose CONNECT waits, the next one first."""
+        self._turns: TurnQueue[ServerLink] = TurnQueue(
+            self._take_turn, self._work, TURN_SHARES * self._broker.max_turn_work, self._wake
+        )
+        """Connections that have used their share of a turn, and those whose CONNECT waits."""
         self._turn_at: i64 = -1
         """The time of the last turn in which a connection without CONNACK was read, ms of the loop's clock."""
         self._turn_end: i64 = 0
@@ -343,48 +341,38 @@ class MqttServer(ServerLinkOwner):
         """Continue with the connection in a later turn."""
         if not link.deferred:
             link.defer_reading()
-            self._deferred.append(link)
-            self._wake()
+            self._turns.add(link)
 
-    def _proceed(self) -> None:
-        """Resume connections that have used their share, round-robin, and read those without remaining bytes."""
-        deferred, broker = self._deferred, self._broker
-        now: i64 = int(self._time() * 1000)
-        wall_ms: i64 = self._clock()
-        end = broker.work + TURN_SHARES * broker.max_turn_work
-        for _ in range(len(deferred)):
-            if broker.work >= end:
-                break
-            link = deferred.popleft()
-            if not link.deferred:  # closed meanwhile
-                continue
-            connection = link.connection
-            if connection is not None and connection.unread and self.receiving:
-                try:
-                    broker.outbound.begin_read(connection)
-                    connection.proceed(now, wall_ms)
-                    broker.outbound.end_read(unread=connection.unread)
-                except Exception:
-                    logger.exception("internal error; closing %r", connection)
-                    self._abort(link)
-                    continue
-                deferred.append(link)  # also when nothing is left: a read would be its second share of this turn
-                continue
-            if link.early and self.receiving:
-                if connection is None:
-                    broker.work += HANDSHAKE_WORK
-                link.proceed()
-                continue
-            link.deferred = False
-            if link.lost:
-                broker.work += END_WORK
-                link.finish()
-            else:
-                link.resume_reading()
-        if deferred:
-            self._wake()
-        if broker.timers.sooner:
-            self._arm()
+    def _work(self) -> int:
+        return self._broker.work
+
+    def _take_turn(self, link: ServerLink) -> bool:
+        """Handle another share of a connection, or read it again; whether it waits for another turn [TurnQueue]."""
+        if not link.deferred:  # closed meanwhile
+            return False
+        broker, connection = self._broker, link.connection
+        if connection is not None and connection.unread and self.receiving:
+            try:
+                broker.outbound.begin_read(connection)
+                connection.proceed(self.now(), self._clock())
+                broker.outbound.end_read(unread=connection.unread)
+            except Exception:
+                logger.exception("internal error; closing %r", connection)
+                self._abort(link)
+                return False
+            return True  # also when nothing is left: a read would be its second share of this turn
+        if link.early and self.receiving:
+            if connection is None:
+                broker.work += HANDSHAKE_WORK
+            link.proceed()
+            return False
+        link.deferred = False
+        if link.lost:
+            broker.work += END_WORK
+            link.finish()
+        else:
+            link.resume_reading()
+        return False
 
     def _abort(self, link: ServerLink) -> None:
         """Close a connection after an internal error."""
@@ -463,8 +451,10 @@ class MqttServer(ServerLinkOwner):
         urgent, self._urgent = self._urgent, False
         if urgent:
             self._flush()
-        if self._deferred:
-            self._proceed()
+        if self._turns.waiting:
+            self._turns.proceed()
+            if self._broker.timers.sooner:
+                self._arm()
         if not urgent:
             self._flush()
 

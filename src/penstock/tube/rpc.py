@@ -20,7 +20,7 @@ from typing import Final, cast
 from penstock.errors import RemoteProtocolError
 from penstock.runtime.io.loop import after_reading
 from penstock.runtime.io.tls import HANDSHAKE_FAILED, handshake_failure
-from penstock.runtime.io.turns import LARGE_READ_BYTES, TURN_SHARES, TurnQueue
+from penstock.runtime.turns import LARGE_READ_BYTES, TURN_SHARES, TurnQueue
 from penstock.tube.codec import exceptions
 from penstock.tube.codec.envelope import Request, decode_request, encode_error
 from penstock.tube.codec.framing import FrameDecoder, encode_frame, encode_frames, encode_parts
@@ -123,8 +123,11 @@ class Peers:
         self.refused = 0
         self.work = 0
         self.turns: TurnQueue[ServerConnection] = TurnQueue(
-            ServerConnection.take_turn, lambda: self.work, TURN_SHARES * TURN_WORK
+            ServerConnection.take_turn, lambda: self.work, TURN_SHARES * TURN_WORK, self._wake
         )
+
+    def _wake(self) -> None:
+        asyncio.get_running_loop().call_soon(self.turns.proceed)
 
     def refuse(self, reason: str) -> None:
         """Count and log a connection that is closed because of its peer's behavior."""

@@ -16,8 +16,9 @@ from penstock.mqtt.codec.packets import (
     UnsubAck,
     Unsubscribe,
 )
-from penstock.mqtt.engine.model.limits import TURN_SHARES, BrokerLimits
+from penstock.mqtt.engine.model.limits import BrokerLimits
 from penstock.mqtt.engine.sessions.subscribing import FILTER_WORK
+from penstock.runtime.turns import TURN_SHARES
 from tests.engine.mqtt.harness import Bench, Peer
 
 SHARE = 32

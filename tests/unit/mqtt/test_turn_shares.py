@@ -12,9 +12,9 @@ import pytest
 from penstock.mqtt.codec.encoder import encode
 from penstock.mqtt.codec.packets import Connect, Disconnect, PingReq, Publish, Subscribe, Subscription, Will
 from penstock.mqtt.engine.connections.connection import CONNECT_WORK
-from penstock.mqtt.engine.model.limits import TURN_SHARES
-from penstock.mqtt.server import LARGE_READ_BYTES, BrokerLimits, MqttServer
+from penstock.mqtt.server import BrokerLimits, MqttServer
 from penstock.mqtt.transport.link import END_WORK, ServerLink
+from penstock.runtime.turns import LARGE_READ_BYTES, TURN_SHARES
 
 SHARE = 32
 PING = encode(PingReq())

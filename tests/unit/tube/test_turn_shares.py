@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import cast
 
 from penstock.runtime.io.files import Durability
-from penstock.runtime.io.turns import LARGE_READ_BYTES, TURN_SHARES
+from penstock.runtime.turns import LARGE_READ_BYTES, TURN_SHARES
 from penstock.tube.broker.broker import TubeBroker, TubeBrokerConnection
 from penstock.tube.codec.envelope import Request, encode_request, encode_response
 from penstock.tube.codec.framing import FrameDecoder, encode_frame

@@ -339,9 +339,9 @@ async def test_handshakes_wait_for_later_turns(authority: Authority, others_leav
     longest = 0
     async with asyncio.timeout(DEADLINE_S):
         while not clients.done():
-            longest = max(longest, len(server._deferred))
+            longest = max(longest, len(server._turns.waiting))
             await asyncio.sleep(0)
     assert {answer[0] for answer in await clients} == {0x20}
     assert longest > 5
-    await until(lambda: not server._deferred and server.connection_limiter.connections == 0)
+    await until(lambda: not server._turns.waiting and server.connection_limiter.connections == 0)
     await server.close()

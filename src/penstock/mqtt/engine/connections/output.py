@@ -26,10 +26,10 @@ from penstock.mqtt.codec.properties import Properties
 from penstock.mqtt.codec.reasons import ReasonCode
 from penstock.mqtt.codec.version311 import encode_311
 from penstock.mqtt.engine.connections.aliases import AliasesOut, with_alias
-from penstock.mqtt.engine.model.limits import TURN_SHARES
 from penstock.mqtt.engine.model.message import Message
 from penstock.mqtt.engine.sessions.core import BrokerCore
 from penstock.mqtt.engine.sessions.session import SessionConnection
+from penstock.runtime.turns import TURN_SHARES
 
 if TYPE_CHECKING:
     from mypy_extensions import i64

@@ -22,16 +22,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Annotated, Final, Literal
+from typing import Annotated, Literal
 
 from annotated_types import Ge, Interval
 
-__all__ = ["TURN_SHARES", "BrokerLimits", "QueueOverflowPolicy", "RateLimitPolicy"]
-
-TURN_SHARES: Final = 4
-"""Shares of ``max_turn_work`` per loop iteration for all connections together that have used up their own, in input or
-in output, and for all without CONNACK: other clients wait no longer, however many they are. Four of 256 units take
-about a millisecond."""
+__all__ = ["BrokerLimits", "QueueOverflowPolicy", "RateLimitPolicy"]
 
 
 class QueueOverflowPolicy(StrEnum):

@@ -11,13 +11,13 @@ from penstock.mqtt.codec.packets import Connect, Publish
 from penstock.mqtt.codec.reasons import ReasonCode
 from penstock.mqtt.engine.model.access import UNKNOWN, Rights
 from penstock.mqtt.engine.model.journal import PERSISTENCE_PROPERTY
-from penstock.mqtt.engine.model.limits import TURN_SHARES
 from penstock.mqtt.engine.sessions.core import BrokerCore
 from penstock.mqtt.engine.sessions.session import NEVER, Session, SessionConnection
 from penstock.mqtt.engine.sessions.session_journal import SessionJournal
 from penstock.mqtt.engine.sessions.shared_delivery import share_out
 from penstock.mqtt.engine.sessions.subscribing import FILTER_WORK, NO_END, apply_rights
 from penstock.mqtt.service import Inbound
+from penstock.runtime.turns import TURN_SHARES
 
 if TYPE_CHECKING:
     from mypy_extensions import i64
