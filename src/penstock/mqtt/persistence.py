@@ -68,6 +68,11 @@ class Persistence(CommitClient[Batch]):
         """The reason if acknowledgements wait for disk space."""
         return self._queue.stalled
 
+    @property
+    def commit_s(self) -> float:
+        """Longest duration of the last commits, in seconds."""
+        return self._queue.expected_s
+
     def figures(self) -> dict[str, int]:
         """For the metrics: counters since the start, and current sizes."""
         return {

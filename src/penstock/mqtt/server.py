@@ -253,6 +253,11 @@ class MqttServer(ServerLinkOwner):
             await self.persistence.close()
 
     @property
+    def broker(self) -> Broker:
+        """The engine, for views that only read it."""
+        return self._broker
+
+    @property
     def stats(self) -> BrokerStats:
         """Counters since the start and sizes now; reading it walks the sessions."""
         return self._broker.measure()

@@ -196,6 +196,18 @@ class Client(BlockingCommands):
         thread, client = self._opened()
         return Stream(thread, client.scan(pattern, timeout_s=timeout_s))
 
+    def scan_page(
+        self,
+        pattern: bytes | str = b"*",
+        token: bytes | None = None,
+        *,
+        count: int | None = None,
+        timeout_s: float | None = None,
+    ) -> tuple[list[bytes], bytes | None]:
+        """Return one page of the keys that match ``pattern``, and the token of the next page; None on the last."""
+        thread, client = self._opened()
+        return thread.run(client.scan_page(pattern, token, count=count, timeout_s=timeout_s))
+
     @contextlib.contextmanager
     def observe(self, key: bytes | str) -> Iterator[Observation]:
         """Observe ``key`` inside the block; changes follow in the order of their versions."""

@@ -20,7 +20,7 @@ from penstock.statestore.binding import client_response_topic, notify_filter
 from penstock.statestore.client.observations import Entry, KeyChange, Observation, Observations
 from penstock.statestore.client.requests import RequestClock, RequestSender
 from penstock.statestore.client.writes import BatchWriter, Write, as_bytes, as_key
-from penstock.statestore.codec.commands import Condition
+from penstock.statestore.codec.commands import MAX_SCAN_KEYS, Condition
 from penstock.statestore.codec.resp3 import (
     Reply,
     ReplyKind,
@@ -355,18 +355,45 @@ class StateStoreClient:
         Raises:
             InvalidRequestError: the store has no SCAN.
         """
-        wanted = as_bytes(pattern)
-        if not wanted:
-            raise LocalProtocolError("state store: SCAN with an empty pattern", do="use '*' for all keys")
         token: bytes | None = None
         while True:
-            args = [b"SCAN", wanted] if token is None else [b"SCAN", wanted, token]
-            payload, _ = await self._requests.call(args, timeout_s=timeout_s)
-            keys, token = decode_page(payload)
+            keys, token = await self.scan_page(pattern, token, timeout_s=timeout_s)
             for key in keys:
                 yield key
             if token is None:
                 return
+
+    async def scan_page(
+        self,
+        pattern: bytes | str = b"*",
+        token: bytes | None = None,
+        *,
+        count: int | None = None,
+        timeout_s: float | None = None,
+    ) -> tuple[list[bytes], bytes | None]:
+        """Return one page of the keys that match the glob ``pattern``, and the token of the next page.
+
+        ``token``: that of the previous page; None for the first. The token of the last page is None. ``count``: maximum
+        number of keys, 1 to 1000 (an extension of penstock); None for a page of the store's size. A page may be empty
+        and have a token.
+
+        Raises:
+            InvalidRequestError: the store has no SCAN, or no ``count``, or the token is not valid.
+        """
+        wanted = as_bytes(pattern)
+        if not wanted:
+            raise LocalProtocolError("state store: SCAN with an empty pattern", do="use '*' for all keys")
+        args = [b"SCAN", wanted]
+        if count is not None:
+            if not 1 <= count <= MAX_SCAN_KEYS:
+                raise LocalProtocolError(
+                    f"state store: scan_page with count={count}", do=f"use a number from 1 to {MAX_SCAN_KEYS}"
+                )
+            args += [token or b"", b"COUNT", b"%d" % count]
+        elif token is not None:
+            args.append(token)
+        payload, _ = await self._requests.call(args, timeout_s=timeout_s)
+        return decode_page(payload)
 
     def observe(self, key: bytes | str) -> AbstractAsyncContextManager[Observation]:
         """Observe ``key`` inside the block: ``async with store.observe(key) as changes: async for change in changes``.

@@ -45,6 +45,7 @@ __all__ = [
     "COMMANDS",
     "EXAMPLE_TIME_MS",
     "MAX_KEYS_AT_ONCE",
+    "MAX_SCAN_KEYS",
     "MAX_TTL_MS",
     "MAX_WRITES_AT_ONCE",
     "OPTION_EXTENSIONS",
@@ -123,11 +124,12 @@ class Command:
     ``value`` is the value of SET, the expected value of VDEL and the continuation token of SCAN; ``expected`` the value
     that NEX accepts; ``ttl_ms`` 0 = without expiry; ``stop`` = end the observation; ``keys`` those of MGET and MVALUES;
     ``writes`` the commands of BATCH; ``version`` the version of GET ASOF, or the one after which an observation
-    resumes.
+    resumes; ``count`` the number of keys of SCAN, 0 = a full page.
     """
 
     __slots__ = (
         "condition",
+        "count",
         "expected",
         "key",
         "keys",
@@ -155,6 +157,7 @@ class Command:
         writes: tuple[Command, ...] = (),
         version: Hlc | None = None,
         prefix: bool = False,
+        count: int = 0,
     ) -> None:
         self.verb = spec.verb
         self.spec = spec
@@ -168,6 +171,7 @@ class Command:
         self.writes = writes
         self.version = version
         self.prefix = prefix
+        self.count = count
 
     def access(self, *, strict_read: bool) -> Access:
         """Return the required permissions; ``strict_read``: also Read if the answer depends on the value."""
@@ -312,6 +316,7 @@ _STOP = (b"STOP", b"stop")
 _GET = (b"GET", b"get")
 _ASOF = (b"ASOF", b"asof")
 _AFTER = (b"AFTER", b"after")
+_COUNT = (b"COUNT", b"count")
 _PREFIX = (b"PREFIX", b"prefix")
 
 MAX_TTL_MS: Final = 1000 * 365 * 86_400_000
@@ -319,6 +324,8 @@ MAX_TTL_MS: Final = 1000 * 365 * 86_400_000
 _MAX_TTL_DIGITS: Final = len(str(MAX_TTL_MS))
 
 MAX_KEYS_AT_ONCE: Final = 10_000
+MAX_SCAN_KEYS: Final = 1000
+"""Maximum number of keys in a page of SCAN."""
 """Maximum number of keys of an MGET or MVALUES, which takes about 10 ms."""
 
 MAX_WRITES_AT_ONCE: Final = 1000
@@ -409,7 +416,7 @@ def _parse(
     elif verb is Verb.KEYNOTIFY:
         command = _parse_key_notify(spec, key, [first, *rest] if count > 2 else _NONE, extensions)
     elif verb is Verb.SCAN:
-        command = _parse_scan(spec, count, key, first)
+        command = _parse_scan(spec, count, key, first, rest)
     elif verb is Verb.MGET or verb is Verb.MVALUES:
         command = _parse_keys(spec, [key, first, *rest] if count > 2 else [key])
     elif verb is Verb.BATCH:
@@ -462,12 +469,23 @@ def _parse_key_notify(
     return command if position + 1 == len(options) else StoreError.ARITY
 
 
-def _parse_scan(spec: CommandSpec, count: i64, pattern: bytes, token: bytes) -> Command | StoreError:
+def _parse_scan(
+    spec: CommandSpec, count: i64, pattern: bytes, token: bytes, options: list[bytes]
+) -> Command | StoreError:
+    """Parse ``SCAN pattern [token [COUNT n]]``; an empty token is the first page."""
+    keys = 0
     if count > 3:
-        return StoreError.ARITY
+        if count != 5:
+            return StoreError.ARITY
+        digits = options[1]
+        if options[0] not in _COUNT or not digits.isdigit() or len(digits) > 4:
+            return StoreError.SYNTAX
+        keys = int(digits)
+        if not 1 <= keys <= MAX_SCAN_KEYS:
+            return StoreError.SYNTAX
     if len(pattern) > MAX_PATTERN:
         return StoreError.SYNTAX
-    return Command(spec, pattern, token)
+    return Command(spec, pattern, token, count=keys)
 
 
 def _parse_keys(spec: CommandSpec, keys: list[bytes]) -> Command | StoreError:
@@ -736,9 +754,9 @@ COMMANDS: Final[dict[Verb, CommandSpec]] = {
         CommandSpec(
             Verb.SCAN,
             2,
-            3,
+            5,
             Access.READ,
-            "SCAN pattern [token]",
+            "SCAN pattern [token [COUNT n]]",
             "list the keys that match a pattern, page by page",
             extension=Extension.SCAN,
             authorizes_each_key=True,
@@ -746,6 +764,9 @@ COMMANDS: Final[dict[Verb, CommandSpec]] = {
             The response is an array. On the last page it has one element, the array of keys; otherwise two, the keys
             and a continuation token, which you send back unchanged with the same pattern. A page may be empty. Keys
             that exist during the whole scan are returned exactly once; other keys may or may not be returned.
+
+            `COUNT n` limits a page to n keys, 1 to 1000 (an extension of penstock); the token before it is empty for
+            the first page.
 
             In the pattern `*` matches any bytes, `?` one byte, `[ab]` and `[0-9]` one byte of a class, `[!ab]` one byte
             outside of it (`[^ab]` is a class that contains `^`), and `[*]` an asterisk; the whole key must match.
@@ -756,9 +777,11 @@ COMMANDS: Final[dict[Verb, CommandSpec]] = {
                 Example("matching keys", "SCAN line/*", ("SET line/1 v", "SET line/2 v", "SET other v")),
                 Example("one byte, a class, a literal asterisk", "SCAN [a-c]?[*]", ("SET a1* v", "SET d1* v")),
                 Example("no matching key", "SCAN line/*"),
+                Example("pages of one key", "SCAN line/* '' COUNT 1", ("SET line/1 v", "SET line/2 v")),
             ),
             errors=(
-                Example("too many arguments", "SCAN * token more"),
+                Example("incomplete COUNT", "SCAN * token more"),
+                Example("COUNT out of range", "SCAN * '' COUNT 1001"),
                 Example("invalid continuation token", "SCAN * 1;2;x"),
             ),
         ),

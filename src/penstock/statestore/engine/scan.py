@@ -17,7 +17,7 @@ from hashlib import blake2b, shake_256
 from hmac import compare_digest
 from typing import Final, NamedTuple
 
-from penstock.statestore.codec.commands import Command
+from penstock.statestore.codec.commands import MAX_SCAN_KEYS, Command
 from penstock.statestore.codec.errors import StoreError
 from penstock.statestore.codec.glob import Glob
 from penstock.statestore.codec.resp3 import encode_array, encode_bulk
@@ -25,7 +25,7 @@ from penstock.statestore.engine.record import Record
 
 __all__ = ["PAGE_BYTES", "PAGE_EFFORT", "PAGE_KEYS", "PAGE_LOOKED_AT", "KeyIndex", "Page", "PageTokens", "Scanner"]
 
-PAGE_KEYS: Final = 1000
+PAGE_KEYS: Final = MAX_SCAN_KEYS
 PAGE_BYTES: Final = 64 * 1024
 """Maximum number of bytes of keys in a page, much less than the Maximum Packet Size of all known clients."""
 PAGE_LOOKED_AT: Final = 10_000
@@ -62,8 +62,8 @@ class KeyIndex:
         if len(self._added) > _IDLE_KEYS:
             self.abandoned = True
 
-    def page(self, glob: Glob, after: bytes | None, present: Callable[[bytes], bool]) -> Page:
-        """Return matching keys after ``after`` that are ``present``."""
+    def page(self, glob: Glob, after: bytes | None, present: Callable[[bytes], bool], limit: int = PAGE_KEYS) -> Page:
+        """Return at most ``limit`` matching keys after ``after`` that are ``present``."""
         if self._added:
             self._merge()
         keys, prefix = self._sorted, glob.prefix
@@ -84,7 +84,7 @@ class KeyIndex:
             if glob.matches(key) and present(key):
                 found.append(key)
                 size += len(key)
-                if len(found) >= PAGE_KEYS or size >= PAGE_BYTES:
+                if len(found) >= limit or size >= PAGE_BYTES:
                     return Page(found, key if position + 1 < len(keys) else None)
         return Page(found, keys[end - 1] if end < len(keys) else None)
 
@@ -167,6 +167,14 @@ class Scanner:
             if index.abandoned:
                 self._index = None
 
+    def keys(self, pattern: bytes, after: bytes | None, limit: int, present: Callable[[bytes], bool]) -> Page:
+        """Return at most ``limit`` keys that match ``pattern``, follow ``after`` and are ``present``."""
+        if self._index is None:
+            self._index = KeyIndex(self._records)
+        else:
+            self._index.compact(self._records)
+        return self._index.page(Glob(pattern), after, present, limit)
+
     def page(
         self, command: Command, present: Callable[[bytes], bool], readable: Callable[[bytes], bool]
     ) -> bytes | StoreError:
@@ -177,11 +185,7 @@ class Scanner:
             after = self._tokens.read(pattern, token)
             if after is None:
                 return StoreError.BAD_TOKEN
-        if self._index is None:
-            self._index = KeyIndex(self._records)
-        else:
-            self._index.compact(self._records)
-        keys, last = self._index.page(Glob(pattern), after, lambda key: present(key) and readable(key))
+        keys, last = self.keys(pattern, after, command.count or PAGE_KEYS, lambda key: present(key) and readable(key))
         page = encode_array(keys)
         if last is None:
             return b"*1\r\n" + page

@@ -154,6 +154,21 @@ class Engine:
         record = self._records.get(key)
         return None if record is None else record.version
 
+    def record(self, key: bytes, steady_ms: int) -> Record | None:
+        """Return the record of ``key``; None if it does not exist or has expired."""
+        return self._present(key, steady_ms)
+
+    def page(
+        self, pattern: bytes, after: bytes | None, limit: int, steady_ms: int
+    ) -> tuple[list[Record], bytes | None]:
+        """Return at most ``limit`` records whose keys match ``pattern`` and follow ``after``, for administrators.
+
+        The second value is the key after which the next page starts; None on the last page.
+        """
+        page = self._scanner.keys(pattern, after, limit, lambda key: self._present(key, steady_ms) is not None)
+        records = self._records
+        return [records[key] for key in page.keys], page.last
+
     def restore(self, records: Iterable[Record], clock: Hlc | None) -> None:
         """Load the stored state; call once, before any other method.
 

@@ -42,7 +42,7 @@ from penstock.statestore.binding import (
 )
 from penstock.statestore.codec.commands import Command, Verb, parse_payload
 from penstock.statestore.codec.errors import StoreError
-from penstock.statestore.engine.record import Change
+from penstock.statestore.engine.record import Change, Record
 from penstock.statestore.engine.requests import Answer, AnswerKind
 from penstock.statestore.engine.store import Engine
 from penstock.statestore.hlc import MAX_DRIFT_MS, Hlc
@@ -184,6 +184,23 @@ class StateStoreService(Service):
     def stalled(self) -> StorageError | None:
         """The reason if answers wait for disk space; None otherwise."""
         return self._writer.stalled
+
+    @property
+    def commit_s(self) -> float:
+        """Longest duration of the last commits, in seconds."""
+        return self._writer.queue.expected_s
+
+    def records(self, pattern: bytes, after: bytes | None, limit: int) -> tuple[list[Record], bytes | None]:
+        """Return at most ``limit`` records whose keys match ``pattern``, in the order of their keys.
+
+        They follow the key ``after`` (None: from the first). The second value is the key after which the next page
+        starts, None on the last page. A page may be short or empty, see ``PAGE_LOOKED_AT`` in ``engine/scan.py``.
+        """
+        return self._engine.page(pattern, after, limit, self._steady())
+
+    def record(self, key: bytes) -> Record | None:
+        """Return the record of ``key``; None if it does not exist or has expired."""
+        return self._engine.record(key, self._steady())
 
     @property
     def keys(self) -> int:

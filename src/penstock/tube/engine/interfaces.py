@@ -145,6 +145,15 @@ class LogStore(ABC):
         """
 
     @abstractmethod
+    def lag(self, partition_id: int, start: int) -> tuple[int, int, bool]:
+        """Return the lag of a reader of a partition at offset ``start``.
+
+        The number of messages behind ``start``, the append time (ms) of the first of them (0: there are none), and
+        whether both are exact. No index is loaded for it: where it is not in memory, the messages of all partitions of
+        the store are counted.
+        """
+
+    @abstractmethod
     def offset_at(self, time_ms: int) -> int:
         """Offset of the first message appended at ``time_ms`` or later; the durable end if there is none."""
 

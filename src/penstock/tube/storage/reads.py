@@ -339,6 +339,32 @@ class LogReads(LogStore):
             count += last - first
         return max(limit, start), count
 
+    def lag(self, partition_id: int, start: int) -> tuple[int, int, bool]:
+        count, oldest, exact = 0, 0, True
+        limit = self.durable_end
+        previous = 0
+        for segment in self._segments[self._from(start) :]:
+            if segment.start >= limit:
+                break
+            begin = max(start - segment.start, 0) // INDEX_RECORD_BYTES
+            end = (min(limit, segment.end) - segment.start) // INDEX_RECORD_BYTES
+            growing = segment is self._segments[-1]
+            if not (growing or segment.loaded):
+                if end > begin:
+                    exact = False
+                    count += end - begin
+                    oldest = oldest or previous or segment.last_time
+            else:
+                part = segment.part(partition_id, growing=growing)
+                if part is not None:
+                    first = bisect_left(part.ordinals, begin)
+                    last = bisect_left(part.ordinals, end)
+                    count += last - first
+                    if last > first and not oldest:
+                        oldest = int(segment.index()["time"][part.ordinals[first]])
+            previous = segment.last_time
+        return count, oldest, exact
+
     def stored(self, start: int) -> Iterator[tuple[int, int, int, bytes]]:
         """Offset, partition id, append time and encoded message of everything stored from offset ``start`` on.
 

@@ -385,6 +385,24 @@ async def test_scan_reads_page_by_page_and_gives_the_token_back_unchanged() -> N
     await pages.server.close()
 
 
+async def test_a_page_of_a_scan_is_requested_with_a_count() -> None:
+    pages = Pages(b"*2\r\n*1\r\n$2\r\nk1\r\n$1\r\nt\r\n", b"*1\r\n*1\r\n$2\r\nk2\r\n", b"*1\r\n*0\r\n")
+    _, port = await pages.server.start("127.0.0.1", 0)
+    async with StateStoreClient.connect(f"mqtt://127.0.0.1:{port}") as store:
+        assert await store.scan_page("k*", count=1) == ([b"k1"], b"t")
+        assert await store.scan_page("k*", b"t", count=1) == ([b"k2"], None)
+        assert await store.scan_page("k*") == ([], None)
+        for count in (0, 1001):
+            with pytest.raises(LocalProtocolError, match=f"count={count}"):
+                await store.scan_page("k*", count=count)
+    assert pages.asked == [
+        [b"SCAN", b"k*", b"", b"COUNT", b"1"],
+        [b"SCAN", b"k*", b"t", b"COUNT", b"1"],
+        [b"SCAN", b"k*"],
+    ]
+    await pages.server.close()
+
+
 async def test_extensions_use_their_wire_forms() -> None:
     """The wire forms of the extensions, answered by a script; the store itself has tests of its own."""
     at = b"001000000000000:00001:StateStore"

@@ -45,3 +45,19 @@ def test_long_keys_and_long_pieces_make_pages_shorter_and_lose_no_key(
 def test_the_effort_of_a_pattern_is_its_longest_piece_between_two_stars() -> None:
     efforts = {pattern: Glob(pattern).effort for pattern in (b"plant/3/*", b"*x", b"a*bcd*e", b"*ab?[c-e]*f*g", b"k")}
     assert efforts == {b"plant/3/*": 1, b"*x": 1, b"a*bcd*e": 4, b"*ab?[c-e]*f*g": 5, b"k": 1}
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 7])
+def test_pages_of_a_count_lose_no_key(limit: int) -> None:
+    keys = [b"k%02d" % number for number in range(20)]
+    index = KeyIndex(keys)
+    found: list[bytes] = []
+    after: bytes | None = None
+    for _ in range(30):
+        page = index.page(Glob(b"k*"), after, lambda key: key != b"k07", limit)
+        assert len(page.keys) <= limit
+        found += page.keys
+        after = page.last
+        if after is None:
+            break
+    assert found == [key for key in keys if key != b"k07"]

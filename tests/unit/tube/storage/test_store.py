@@ -288,3 +288,37 @@ def test_old_messages_of_a_partition_are_read_however_far_apart(length: int) -> 
     assert cut.offsets == own[: len(cut.offsets)]
     assert 0 < len(cut.offsets) < len(own)
     assert cut.damaged == own[len(cut.offsets) :]
+
+
+def test_the_lag_of_a_reader_is_counted_per_partition_and_has_the_time_of_its_first_message() -> None:
+    store = Store(RecordedDisk(), LOG, 0)
+    for number in range(30):
+        put(store, number % 3, b"x", now=1000 + number)
+        commit(store)
+    assert store.lag(1, 0) == (10, 1001, True)
+    assert store.lag(1, 28) == (10, 1001, True)
+    assert store.lag(1, 2 * 28) == (9, 1004, True)
+    assert store.lag(1, store.durable_end) == (0, 0, True)
+    assert store.lag(7, 0) == (0, 0, True)
+    put(store, 1, b"not committed", now=2000)
+    assert store.lag(1, store.durable_end) == (0, 0, True)
+
+
+def test_the_lag_loads_no_index_and_is_then_an_upper_bound() -> None:
+    disk = RecordedDisk()
+    store = Store(disk, LOG, 0, limits=StoreLimits(segment_bytes=2000, tail_bytes=0))
+    for number in range(400):
+        put(store, number % 2, b"x" * 50, now=1000 + number)
+        commit(store)
+    store.close()
+    again = Store(disk, LOG, 0, limits=StoreLimits(segment_bytes=2000, tail_bytes=0), clean=True)
+    for segment in again._segments[:-1]:
+        segment.unload()
+    loaded = [segment.loaded for segment in again._segments]
+    assert loaded.count(True) == 1
+    count, oldest, exact = again.lag(0, 0)
+    assert not exact
+    assert 200 <= count <= 400
+    assert 1000 <= oldest <= again._segments[0].last_time
+    assert [segment.loaded for segment in again._segments] == loaded
+    assert again.lag(0, again._segments[-1].start)[2]
