@@ -122,7 +122,9 @@ RULES = [
     Rule("penstock.runtime.turns", (), IMPURE),
     Rule("penstock.runtime", ("runtime",), SPARK),
     Rule("penstock.security", ("security", "runtime.config"), IO | SPARK),
-    Rule("penstock.node", ("node", "mqtt", "statestore", "tube", "runtime", "security"), SPARK),
+    Rule("penstock.console.snapshots", (), IMPURE),
+    Rule("penstock.console", ("console", "mqtt", "statestore", "tube", "runtime"), SPARK),
+    Rule("penstock.node", ("node", "console", "mqtt", "statestore", "tube", "runtime", "security"), SPARK),
     Rule(
         "penstock.spark",
         (

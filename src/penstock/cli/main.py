@@ -37,6 +37,7 @@ class CommandEntry(NamedTuple):
 
 COMMANDS: dict[str, CommandEntry] = {
     "up": CommandEntry("penstock.cli.up", "Run a node: MQTT broker, state store, TubeMQ and rules in one process."),
+    "status": CommandEntry("penstock.cli.status", "Show the state of a node: health, listeners, load, rates and lag."),
     "demo": CommandEntry(
         "penstock.cli.demo", "Run the demo: real telemetry from MQTT into a lake table, with a proof of delivery."
     ),

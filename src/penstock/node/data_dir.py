@@ -10,15 +10,21 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
+import logging
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from penstock.errors import StorageError, UnavailableError
 from penstock.runtime.io.files import DirectFiles
 
-__all__ = ["FORMAT", "DataDirectory"]
+__all__ = ["ADDRESSES", "FORMAT", "DataDirectory", "running_node"]
+
+_log = logging.getLogger("penstock.node")
+
+ADDRESSES = "addresses.json"
+"""File with the addresses of the running node, as in the line of ``penstock up --json``."""
 
 FORMAT = 1
 """Layout of the directory: ``statestore/`` (LMDB) and ``tube/`` (segments, index, offsets)."""
@@ -93,10 +99,23 @@ class DataDirectory:
             self._write_format(kept)
             self._kept = kept
 
+    def announce(self, addresses: Mapping[str, object]) -> None:
+        """Write the addresses of the running node, for commands on this machine; they are removed by :meth:`close`.
+
+        A failure is only logged: the node works without it.
+        """
+        try:
+            new = self.path / f"{ADDRESSES}.new"
+            new.write_text(json.dumps(addresses), encoding="utf-8")
+            new.replace(self.path / ADDRESSES)
+        except OSError as error:
+            _log.warning("commands on this machine cannot find the node", extra={"fields": {"error": str(error)}})
+
     def close(self) -> None:
         """Release the lock. The file stays: deleting it would race with the next process."""
         if self._lock >= 0:
             with contextlib.suppress(OSError):
+                (self.path / ADDRESSES).unlink(missing_ok=True)
                 os.ftruncate(self._lock, 0)
             os.close(self._lock)
             self._lock = -1
@@ -189,6 +208,24 @@ class DataDirectory:
             DirectFiles().sync_dir(self.path)
         except OSError as error:
             raise _cannot_write(self.path, error) from error
+
+
+def running_node(path: Path) -> dict[str, Any] | None:
+    """Return the addresses of the node that uses the data directory ``path``; None if none runs, or it starts."""
+    try:
+        with (path / "lock").open("rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        pass  # a process holds it
+    except OSError:
+        return None
+    else:
+        return None
+    try:
+        found: Any = json.loads((path / ADDRESSES).read_bytes())
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None
 
 
 def _cannot_write(path: Path, error: OSError) -> StorageError:

@@ -32,7 +32,7 @@ import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Route
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 import penstock
@@ -55,6 +55,7 @@ __all__ = [
     "Identify",
     "audited",
     "broker_app",
+    "cross_site_reason",
     "health_routes",
     "master_app",
     "names_of",
@@ -152,11 +153,12 @@ def master_app(
     names: Collection[str] = (),
     identify: Identify = _anybody,
     open_metrics: bool = True,
+    more: Sequence[BaseRoute] = (),
 ) -> Starlette:
     """The application of the node's HTTP listener: :func:`health_routes`, and the administration of the master.
 
     ``identify`` finds the caller of administration requests as well; ``names`` are further host names for these
-    requests over loopback (an advertised name).
+    requests over loopback (an advertised name). ``more``: routes of the console.
     """
 
     async def index(request: Request) -> Response:
@@ -170,6 +172,7 @@ def master_app(
             Route("/", index),
             *health_routes(problems, metrics, warnings=warnings, identify=identify, open_metrics=open_metrics),
             Route("/webapi.htm", _administration(administer, names, identify), methods=["GET", "POST"]),
+            *more,
         ],
         exception_handlers={404: _nothing_there},
     )
@@ -225,7 +228,7 @@ def _administration(
 ) -> Callable[[Request], Awaitable[Response]]:
     async def answer(request: Request) -> Response:
         try:
-            refused = _of_another_site(request, names)
+            refused = cross_site_reason(request, names)
         except ValueError as error:
             refused = f"the request's headers name no host: {error}"
         if refused is not None:
@@ -259,7 +262,7 @@ def _administration(
     return answer
 
 
-def _of_another_site(request: Request, names: Collection[str]) -> str | None:
+def cross_site_reason(request: Request, names: Collection[str]) -> str | None:
     """Reason why a browser may have sent the request for a page of another site; None if not.
 
     Such a page could change TubeMQ through a visitor on the same machine: on loopback the token is no secret.

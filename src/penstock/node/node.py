@@ -11,17 +11,20 @@ import socket
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 
 import penstock
 from penstock import compiled
-from penstock.errors import PenstockError, UnavailableError
+from penstock.console.console import Console
+from penstock.console.snapshots import Health, Listener, NodeSnapshot, Reason, Rule, Severity
+from penstock.errors import OutOfSpaceError, PenstockError, UnavailableError
 from penstock.mqtt.bridge import Bridge
 from penstock.mqtt.faults import FaultListener
 from penstock.mqtt.persistence import Persistence
 from penstock.mqtt.server import MqttServer
 from penstock.mqtt.transport.listener_settings import Transport
+from penstock.node.api import api_routes
 from penstock.node.capture import CAPTURE_PARTITION, ChangeCapture, version_of
 from penstock.node.config.listeners import ListenerSection
 from penstock.node.config.node import LISTENERS, NodeConfig, TubeBrokerHttpListener
@@ -113,7 +116,20 @@ class Node:
         self._stalls = 0
         self._started = time.time()
         self._failures: dict[str, Callable[[], PenstockError | None]] = {}
-        self._warnings: list[Callable[[], str | None]] = []
+        self._warnings: list[tuple[str, Callable[[], str | None]]] = []
+        """Names of parts, and functions that return what does not work there."""
+        self._since: dict[tuple[str, str], int] = {}
+        """Since when (ms since 1970) each reason of the health has existed, by part and code."""
+        self._rules: list[RuleService] = []
+        self._bound: dict[str, Address] = {}
+        self.console = Console(
+            node=self._snapshot,
+            health=self.health,
+            listeners=self._listeners,
+            rules=lambda: tuple(map(_rule, self._rules)),
+            disk=lambda: (self._disk.used_bytes, self._disk.free_bytes),
+            stalls=lambda: self._stalls,
+        )
         self._tube_broker: TubeBroker | None = None
         self._token = ""
         self._tube_user = (f"penstock-broker-{config.tube.broker_id}", secrets.token_urlsafe(24))
@@ -130,11 +146,39 @@ class Node:
 
     def warnings(self) -> Sequence[str]:
         """Warnings about parts that work, but not as configured; empty if there are none."""
-        failure = self.security.failure
-        broken = [] if failure is None else [f"the last reload changed nothing: {failure}"]
-        stuck = [] if self._tube_broker is None else late_batches(self._tube_broker)
-        told = [warning for tell in (self.clock.problem, *self._warnings) if (warning := tell()) is not None]
-        return broken + self.security.expiring(time.time()) + stuck + told
+        return [text for _, _, text in self._told()]
+
+    def _told(self) -> list[tuple[str, str, str]]:
+        """The warnings: part, code, text."""
+        found: list[tuple[str, str, str]] = []
+        if self.security.failure is not None:
+            found.append(("security", "reload_failed", f"the last reload changed nothing: {self.security.failure}"))
+        found += [("security", "certificate_expires", text) for text in self.security.expiring(time.time())]
+        if self._tube_broker is not None:
+            found += [("tube", "late_batches", text) for text in late_batches(self._tube_broker)]
+        for part, tell in (("clock", self.clock.problem), *self._warnings):
+            if (text := tell()) is not None:
+                found.append((part, _WARNING_CODES.get(part, "warning"), text))
+        return found
+
+    def health(self) -> Health:
+        """Return the state of the node, with all problems and warnings."""
+        reasons: list[Reason] = []
+        if self._state == "ready":
+            for part, tell in self._failures.items():
+                if (failure := tell()) is not None:
+                    code = "out_of_space" if isinstance(failure, OutOfSpaceError) else "storage_failed"
+                    reasons.append(
+                        Reason(Severity.PROBLEM, part, code, failure.what, failure.why, failure.hint or _RESTART)
+                    )
+            if self._store is not None and (ahead := self._store.clock_problem()) is not None:
+                reasons.append(_reason(Severity.PROBLEM, "statestore", "versions_ahead", ahead))
+        reasons += [_reason(Severity.WARNING, part, code, text) for part, code, text in self._told()]
+        now, since = wall_clock_ms(), self._since
+        self._since = {(each.part, each.code): since.get((each.part, each.code), now) for each in reasons}
+        dated = tuple(replace(each, since_at=self._since[each.part, each.code]) for each in reasons)
+        ready = self._state == "ready" and all(each.severity is not Severity.PROBLEM for each in dated)
+        return Health(ready, self._state, dated)
 
     def reload(self, read: Callable[[], NodeConfig]) -> bool:
         """Reload the configuration and the files that it names; False if one is invalid."""
@@ -169,7 +213,9 @@ class Node:
         self._parts.push_async_callback(disk.close)
         await disk.start()
         add_metrics(self.metrics, "disk", disk.figures)
-        self._warnings.append(disk.warning)
+        self._warnings.append(("disk", disk.warning))
+        self.console.start()
+        self._parts.callback(self.console.close)
         self._token = token = config.tube.admin_token or kept_token(directory.admin_token)
         identify = self.security.http_access(token, config.http)
         master = TubeMaster(
@@ -185,7 +231,7 @@ class Node:
         names = names_of(config.http.bind, config.http.advertise)
         trail = AuditTrail(directory.audit)
         add_metrics(self.metrics, "audit", trail.figures)
-        self._warnings.append(trail.warning)
+        self._warnings.append(("audit", trail.warning))
         administer = audited(master.webapi, "master", trail, token, master_admin.is_protected)
         pages = master_app(
             self.problems, self.metrics, administer, warnings=self.warnings, names=names, identify=identify,
@@ -194,18 +240,19 @@ class Node:
                 or config.http.anonymous is not None
                 or self.security.access_rules.users is None
             ),
+            more=api_routes(self.console, self.security.server, identify, trail, names),
         )  # fmt: skip
-        http = await self._http("http", config.http, self.security.http_server("http", pages))
+        http = self._bound["http"] = await self._http("http", config.http, self.security.http_server("http", pages))
         names = names_of(config.tube_broker_http.bind, config.tube_broker_http.advertise)
         identify = self.security.http_access(token, config.tube_broker_http)
         administer = audited(self._broker_webapi, "broker", trail, token, broker_admin.is_protected)
         pages = broker_app(administer, names=names, identify=identify)
-        broker_http = await self._http(
+        broker_http = self._bound["tube-broker-http"] = await self._http(
             "tube-broker-http", config.tube_broker_http, self.security.http_server("tube_broker_http", pages)
         )
         tls = config.tube.tls
         start = master.start if tls is None else tls.beside(master.start, tls.master_port)
-        tube_master = await self._listen("tube-master", config.tube_master, start)
+        tube_master = self._bound["tube-master"] = await self._listen("tube-master", config.tube_master, start)
         self._parts.push_async_callback(master.close)
         self._parts.callback(self.security.close)
         # Closed after the broker and the store, which send their last acknowledgements through it.
@@ -214,6 +261,8 @@ class Node:
         broker, tube_broker = await self._broker(
             directory, tube_master, _web_address(config.tube_broker_http, broker_http)
         )
+        self._bound["tube-broker"] = tube_broker
+        self.console.show_tube(master, broker)
         master.on_change = broker.poke
         await self._topics(master)
         mqtt = await self._mqtt(server, directory, master, broker)
@@ -221,7 +270,7 @@ class Node:
         faults = await self._faults(mqtt[DEFAULT_LISTENER])
         add_metrics(self.metrics, "node", self._figures)
         self._state = "ready"
-        return Ready(
+        ready = Ready(
             version=penstock.__version__,
             pid=os.getpid(),
             data_dir=str(directory.path),
@@ -243,6 +292,9 @@ class Node:
             tube_broker_http_tls=None if config.tube_broker_http.tls is None else True,
             admin_token_file=None if config.tube.admin_token is not None else str(directory.admin_token),
         )
+        local = str(_reachable(http))
+        await asyncio.to_thread(directory.announce, ready.as_json() | {"http_local": local})
+        return ready
 
     async def close(self) -> None:
         """Stop accepting messages, commit and acknowledge the accepted ones, then disconnect clients and close the
@@ -388,6 +440,7 @@ class Node:
         )
         await store.start(server.outlet)
         self._store = store
+        self.console.show_statestore(store)
         self._parts.push_async_callback(store.close)
         self._disk.add(Writer("state store writes that need space", store.refuse_growth, store.reusable_bytes))
         self._failures["statestore"] = lambda: store.failure or store.stalled
@@ -407,6 +460,7 @@ class Node:
             )
             server.add_service(service)
             self._parts.callback(service.close)
+            self._rules.append(service)
             self._show(service)
         add_metrics(self.metrics, "mqtt", lambda: counters_of(server.stats))
         persistence = Persistence(directory.mqtt, self.config.durability)
@@ -415,11 +469,12 @@ class Node:
         # After the services, which may get wills of clients that died while the node was down.
         recall = self.security.recall if self.security.enforced else None
         await server.recover(persistence, recall=recall, steady=store.steady)
+        self.console.show_mqtt(server, lambda: persistence.commit_s)
         self._disk.add(Writer("MQTT messages to store", server.refuse_stored, persistence.reusable_bytes))
         await self._bridges(server)
         bound: dict[str, Address] = {}
         for name, entry in self.security.listeners.items():
-            bound[name] = await self._mqtt_listener(server, name, entry)
+            bound[name] = self._bound[name] = await self._mqtt_listener(server, name, entry)
         self._parts.callback(server.stop_receiving)
         self.security.show(self.metrics)
         self.security.warn_of_expiry()
@@ -459,12 +514,62 @@ class Node:
         later = asyncio.get_running_loop().call_later
         capture = ChangeCapture(topic, CAPTURE_PARTITION, broker.append_run, later, last=last)
         add_metrics(self.metrics, "capture", capture.figures, labels={"topic": topic})
-        self._warnings.append(capture.warning)
+        self._warnings.append(("capture", capture.warning))
         return capture
 
     def _show(self, service: RuleService) -> None:
         labels = {"filter": service.rule.filter, "topic": service.rule.topic}
         add_metrics(self.metrics, "rule", lambda: counters_of(service.stats), labels=labels)
+
+    def _snapshot(self) -> NodeSnapshot:
+        config = self.config
+        return NodeSnapshot(
+            version=penstock.__version__,
+            core=compiled.form(),
+            pid=os.getpid(),
+            data_dir=str(config.data_dir.absolute()),
+            durability=str(config.durability),
+            started_at=int(self._started * 1000),
+            uptime_s=time.time() - self._started,
+            now_at=wall_clock_ms(),
+        )
+
+    def _listeners(self) -> tuple[Listener, ...]:
+        """The listeners that accept connections: MQTT, TubeMQ, HTTP."""
+        entries, bound = self.security.listeners, self._bound
+        found = []
+        for listener in self.security.server.listeners:
+            stats, settings = listener.stats, listener.settings
+            found.append(
+                Listener(
+                    settings.name,
+                    _SCHEMES[settings.transport],
+                    str(bound[settings.name]) if settings.name in bound else f"{settings.host}:{settings.port}",
+                    stats.connections,
+                    settings.max_connections,
+                    stats.refused,
+                    settings.access is None or entries[settings.name].anonymous is not None
+                    if settings.name in entries
+                    else None,
+                )
+            )
+        broker = None if self._tube_broker is None else self._tube_broker.peers
+        tls = {"http": self.config.http.tls, "tube-broker-http": self.config.tube_broker_http.tls}
+        for name, protocol in (("tube-master", "tubemq"), ("tube-broker", "tubemq"), ("http", "http"),
+                               ("tube-broker-http", "http")):  # fmt: skip
+            if name in bound:
+                at_broker = broker if name == "tube-broker" else None
+                found.append(
+                    Listener(
+                        name,
+                        protocol + ("s" if tls.get(name) is not None else ""),
+                        str(bound[name]),
+                        None if at_broker is None else len(at_broker.open),
+                        None,
+                        None if at_broker is None else at_broker.refused,
+                    )
+                )
+        return tuple(found)
 
     def _stalled(self, _grace_ms: int) -> None:
         self._stalls += 1
@@ -487,6 +592,36 @@ def _listener_option(name: str) -> str:
 def _in_a_line(error: PenstockError) -> str:
     """The error with its cause and hint, as one line."""
     return "; ".join(" ".join(line.split()) for line in str(error).splitlines())
+
+
+_RESTART = "correct the cause, then restart the node: it recovers what is on the disk"
+_WARNING_CODES = {
+    "clock": "clock_stepped",
+    "disk": "out_of_space",
+    "audit": "audit_failed",
+    "capture": "capture_behind",
+}
+"""Codes of warnings by part, for programs."""
+
+
+def _reason(severity: Severity, part: str, code: str, text: str) -> Reason:
+    """Split a text into what and hint, which are in one line there."""
+    what, _, hint = text.partition("; hint: ")
+    return Reason(severity, part, code, what, None, hint or None)
+
+
+def _rule(service: RuleService) -> Rule:
+    stats = service.stats
+    return Rule(
+        service.rule.filter,
+        service.rule.topic,
+        stats.received,
+        stats.logged,
+        stats.refused,
+        stats.dropped,
+        stats.pending,
+        stats.pending_bytes,
+    )
 
 
 def _store_figures(store: StateStoreService) -> dict[str, int | float]:

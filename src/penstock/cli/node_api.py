@@ -1,0 +1,199 @@
+"""Requests of commands to the HTTP API of a node (``/api/v1``), and the options for its address and credentials."""
+
+from __future__ import annotations
+
+import base64
+import http.client
+import json
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Final, TypeVar
+from urllib.parse import quote, urlencode
+
+import typer
+
+from penstock.cli.options import CaFile, CertFile, KeyFile, PasswordFile, Username, shared_options
+from penstock.errors import ConfigError, RefusedError, UnavailableError
+
+__all__ = ["NodeApi", "NodeOptions", "connects_to_node"]
+
+DEFAULT_HTTP: Final = "127.0.0.1:8080"
+TIMEOUT_S: Final = 10.0
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class NodeOptions:
+    """Options of commands that ask a node for its state."""
+
+    http: Annotated[
+        str | None,
+        typer.Option(
+            help="HTTP address of the node; https://HOST:PORT with TLS. Default: that of the local data directory, "
+            "else 127.0.0.1:8080.",
+            envvar="PENSTOCK_HTTP",
+            metavar="HOST:PORT",
+            show_default=False,
+        ),
+    ] = None
+    data_dir: Annotated[
+        Path,
+        typer.Option(
+            help="Data directory of a node on this machine: it has the address and the administration token.",
+            envvar="PENSTOCK_DATA_DIR",
+            metavar="DIR",
+        ),
+    ] = Path("penstock-data")
+    admin_token_file: Annotated[
+        Path | None,
+        typer.Option(help="File with the administration token.", envvar="PENSTOCK_ADMIN_TOKEN_FILE", metavar="FILE"),
+    ] = None
+    username: Username = None
+    password_file: PasswordFile = None
+    ca_file: CaFile = None
+    cert_file: CertFile = None
+    key_file: KeyFile = None
+
+    def connect(self) -> NodeApi:
+        """Return the API of the node.
+
+        Raises:
+            ConfigError: an option or a file of credentials cannot be used.
+        """
+        from penstock.node.data_dir import running_node
+        from penstock.runtime.io.network import parse_address
+        from penstock.runtime.io.tls import Login, TlsOptions
+        from penstock.tube.master.admin_token import read_token
+
+        found = running_node(self.data_dir) if self.http is None else None
+        address = self.http
+        if address is None and found is not None:
+            address = ("https://" if found.get("http_tls") else "") + str(found.get("http_local", found.get("http")))
+        if address is None:
+            address = DEFAULT_HTTP
+        scheme, _, place = address.rpartition("://")
+        try:
+            if scheme not in {"", "http", "https"}:
+                raise ValueError("expected HOST:PORT, or a URL with http or https")
+            host, port = parse_address(place.rstrip("/"))
+        except ValueError as error:
+            raise ConfigError(f"--http: got {address!r}", option="--http", why=str(error)) from error
+        if (self.username is None) != (self.password_file is None):
+            raise ConfigError(
+                "--username and --password-file belong together", option="--username", do="set both, or none of them"
+            )
+        files = (self.ca_file, self.cert_file, self.key_file)
+        login = Login(self.username, self.password_file, TlsOptions(*files) if any(files) else None).client()
+        token = "" if self.admin_token_file is None else read_token(self.admin_token_file)
+        if not token and self.username is None and parse_address(place.rstrip("/")).is_loopback:
+            token = _token_of(self.data_dir)
+        authorization = f"Bearer {token}" if token else ""
+        if self.username is not None:
+            credentials = f"{self.username}:{login['password'] or ''}".encode()
+            authorization = "Basic " + base64.b64encode(credentials).decode()
+        tls = (login["tls"] or ssl.create_default_context()) if scheme == "https" else None
+        return NodeApi(host, port, authorization, tls, self.data_dir)
+
+
+connects_to_node = shared_options(NodeOptions, "node")
+"""Give a command the options of :class:`NodeOptions`, as its argument ``node``."""
+
+
+def _token_of(data_dir: Path) -> str:
+    try:
+        return (data_dir / "tube" / "admin-token").read_text(encoding="ascii").strip()
+    except (OSError, ValueError):
+        return ""
+
+
+class NodeApi:
+    """The API at ``host`` and ``port``. ``authorization``: header of each request; "" for none."""
+
+    def __init__(
+        self, host: str, port: int, authorization: str, tls: ssl.SSLContext | None, data_dir: Path | None = None
+    ) -> None:
+        self._host = host
+        self._port = port
+        self._authorization = authorization
+        self._tls = tls
+        self._data_dir = data_dir
+
+    @property
+    def address(self) -> str:
+        """URL of the node."""
+        host = f"[{self._host}]" if ":" in self._host else self._host
+        return f"{'http' if self._tls is None else 'https'}://{host}:{self._port}"
+
+    def get(self, path: str, parameters: Mapping[str, object] | None = None) -> Any:
+        """Return the JSON data of a query; ``parameters`` that are None are left out.
+
+        Raises:
+            UnavailableError: there is no node at the address.
+            RefusedError: it refused the request; has the reason.
+        """
+        from penstock.runtime.io.network import ConnectionFailure, connection_failure
+
+        given = {name: value for name, value in (parameters or {}).items() if value not in (None, "")}
+        target = "/api/v1/" + quote(path) + ("?" + urlencode(given) if given else "")
+        # Not urllib, which would send the token to a proxy that the environment names.
+        connection = http.client.HTTPConnection(self._host, self._port, timeout=TIMEOUT_S)
+        if self._tls is not None:
+            connection = http.client.HTTPSConnection(self._host, self._port, timeout=TIMEOUT_S, context=self._tls)
+        try:
+            headers = {"Authorization": self._authorization} if self._authorization else {}
+            connection.request("GET", target, headers=headers)
+            response = connection.getresponse()
+            body = response.read()
+        except (OSError, http.client.HTTPException) as error:
+            failure = ConnectionFailure("the response is not HTTP")
+            if isinstance(error, OSError):
+                failure = connection_failure(error, self._host, tls=self._tls is not None)
+            raise self._absent(failure.why) from error
+        finally:
+            connection.close()
+        try:
+            found = json.loads(body)
+        except ValueError:
+            raise self._absent(f"the server has no such API (HTTP status {response.status})") from None
+        if response.status != http.client.OK:
+            problem = found.get("error", {}) if isinstance(found, dict) else {}
+            raise RefusedError(
+                f"the node at {self.address} refused the request: {problem.get('what') or response.reason}",
+                code=response.status,
+                peer=self.address,
+                why=problem.get("why"),
+                do=_LOGIN if response.status in {401, 403} else problem.get("hint"),
+            )
+        return found
+
+    def snapshot(self, kind: type[T], path: str) -> T:
+        """Return a query's data as a snapshot. Raises as :meth:`get`."""
+        from pydantic import TypeAdapter, ValidationError
+
+        try:
+            return TypeAdapter(kind).validate_python(self.get(path))
+        except ValidationError as error:
+            raise UnavailableError(
+                f"the node at {self.address} is of another version",
+                applied=False,
+                why=f"its {path} has other fields: {error.errors()[0]['loc']}",
+                do="use the command of that version",
+            ) from error
+
+    def _absent(self, why: str | None) -> UnavailableError:
+        where = "" if self._data_dir is None else f", or set its data directory: --data-dir DIR (now {self._data_dir})"
+        return UnavailableError(
+            f"no node is reachable at {self.address}",
+            applied=False,
+            why=why,
+            do=f"start a node: penstock up; or set its address: --http HOST:PORT{where}",
+        )
+
+
+_LOGIN: Final = (
+    "set a file with the administration token (--admin-token-file), or a user who may administer the node "
+    "(--username, --password-file); commands on the node's machine read the token of the data directory (--data-dir)"
+)

@@ -1,0 +1,173 @@
+"""Cursor pages over lists that change, read in shares of the event loop.
+
+A page is sorted by one column and then by the id of the rows. The cursor has both values of the last row, so that the
+next page begins behind it whatever was added or removed in between: a row that exists all the time is returned exactly
+once, unless its own value of the column changes.
+
+A list of 100,000 rows is looked at completely for a page, because its order is that of values that change all the time.
+It is read in shares of :data:`SHARE_ROWS` rows, about a millisecond, between which the loop serves clients, and one
+list is read at a time, however many requests there are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import heapq
+import json
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Final, Generic, TypeVar
+
+from penstock.errors import LocalProtocolError
+
+__all__ = ["DEFAULT_LIMIT", "MAX_LIMIT", "SHARE_ROWS", "Page", "PageQuery", "Pages", "decode_cursor", "encode_cursor"]
+
+SHARE_ROWS: Final = 250
+"""Rows per share."""
+
+DEFAULT_LIMIT: Final = 50
+MAX_LIMIT: Final = 1000
+"""Largest number of rows of a page."""
+
+R = TypeVar("R")
+T = TypeVar("T")
+Value = str | int | float
+
+
+@dataclass(frozen=True, slots=True)
+class Page(Generic[R]):
+    """Rows, and the cursor of the next page; None on the last one.
+
+    ``total``: rows of the whole list; ``matched``: those that pass the filter, None if they were not counted.
+    """
+
+    rows: tuple[R, ...]
+    next: str | None
+    total: int
+    matched: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PageQuery:
+    """A request for a page. ``text``: part of the id, in any case. ``sort``: a column, descending after ``-``."""
+
+    text: str = ""
+    sort: str = ""
+    after: str | None = None
+    limit: int = DEFAULT_LIMIT
+
+    def __post_init__(self) -> None:
+        """Check the limit. Raises LocalProtocolError."""
+        if not 1 <= self.limit <= MAX_LIMIT:
+            raise LocalProtocolError(f"limit={self.limit}", do=f"use a number from 1 to {MAX_LIMIT}")
+
+
+def encode_cursor(*values: Value) -> str:
+    """Return a cursor of ``values``, which fits into a URL."""
+    return base64.urlsafe_b64encode(json.dumps(values, separators=(",", ":")).encode()).rstrip(b"=").decode()
+
+
+def decode_cursor(cursor: str, *kinds: type | tuple[type, ...]) -> list[Value]:
+    """Return the values of a cursor, which have these types.
+
+    Raises:
+        LocalProtocolError: it is not a cursor of this list.
+    """
+    try:
+        found = json.loads(base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)))
+    except ValueError:
+        found = None
+    if (
+        not isinstance(found, list)
+        or len(found) != len(kinds)
+        or not all(isinstance(value, kind) for value, kind in zip(found, kinds, strict=True))
+    ):
+        raise LocalProtocolError(
+            f"after={cursor[:80]!r} is not a cursor of this list",
+            do="use the value of `next` in the previous page, with the same `sort`",
+        )
+    return found
+
+
+class Pages:
+    """Reads lists, one at a time. ``pause``: lets the loop run between two shares."""
+
+    def __init__(self, pause: Callable[[], Awaitable[None]] | None = None) -> None:
+        self.lock = asyncio.Lock()
+        """Held while a list is read."""
+        self.pause = pause or _next_turn
+        """Lets the loop run; between two shares."""
+
+    async def page(
+        self,
+        items: Iterable[T],
+        query: PageQuery,
+        *,
+        columns: dict[str, Callable[[T], Value]],
+        name: Callable[[T], str],
+        row: Callable[[T], R],
+        wanted: Callable[[T], bool] = lambda _: True,
+    ) -> Page[R]:
+        """Return the page of ``items`` for ``query``.
+
+        ``columns``: value of an item by the names of ``sort``, of which the first is the default; ``name``: the id of
+        an item, unique; ``wanted``: filters items; ``row`` is called for the items of the page only.
+
+        Raises:
+            LocalProtocolError: the column or the cursor is not one of this list.
+        """
+        descending = query.sort.startswith("-")
+        column = query.sort.removeprefix("-") or next(iter(columns))
+        value = columns.get(column)
+        if value is None:
+            raise LocalProtocolError(
+                f"sort={query.sort!r}", do=f"use one of: {', '.join(columns)}; -NAME for descending"
+            )
+        last: tuple[Value, str] | None = None
+        if query.after is not None:
+            number, text = decode_cursor(query.after, (str, int, float), str)
+            last = number, str(text)
+        text = query.text.casefold()
+        best: list[tuple[Value, str, T]] = []
+        total = matched = 0
+        choose = heapq.nlargest if descending else heapq.nsmallest
+        try:
+            async with self.lock:
+                for share in _shares(items):
+                    total += len(share)
+                    for item in share:
+                        identity = name(item)
+                        if (text and text not in identity.casefold()) or not wanted(item):
+                            continue
+                        matched += 1
+                        found = value(item), identity
+                        if last is None or (found < last if descending else found > last):
+                            best.append((*found, item))
+                    if len(best) > 2 * query.limit:
+                        best = choose(query.limit + 1, best, key=_order)
+                    await self.pause()
+        except TypeError as error:
+            raise LocalProtocolError("the cursor is of another column", do="use it with the same `sort`") from error
+        best = choose(query.limit + 1, best, key=_order)
+        rows = best[: query.limit]
+        more = encode_cursor(rows[-1][0], rows[-1][1]) if len(best) > query.limit else None
+        return Page(tuple(row(item) for _, _, item in rows), more, total, matched)
+
+
+def _order(entry: tuple[Value, str, T]) -> tuple[Value, str]:
+    return entry[:2]
+
+
+def _shares(items: Iterable[T]) -> Iterator[list[T]]:
+    share: list[T] = []
+    for item in items:
+        share.append(item)
+        if len(share) == SHARE_ROWS:
+            yield share
+            share = []
+    yield share
+
+
+async def _next_turn() -> None:
+    await asyncio.sleep(0)

@@ -1,0 +1,350 @@
+"""Types of the HTTP API below ``/api/v1``, which the command line and the web console show.
+
+Times ``_at`` are milliseconds since 1970, durations ``_s`` seconds, sizes ``_bytes`` bytes; None: not known or not set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from enum import StrEnum
+
+__all__ = [
+    "Client",
+    "ClientDetail",
+    "Event",
+    "Group",
+    "GroupDetail",
+    "GroupMember",
+    "GroupPartition",
+    "Health",
+    "Hop",
+    "Key",
+    "Listener",
+    "Load",
+    "NodeSnapshot",
+    "Overview",
+    "Reason",
+    "Retained",
+    "Rule",
+    "Severity",
+    "Subscription",
+    "Topic",
+    "TopicDetail",
+    "TopicPartition",
+    "as_json",
+]
+
+
+class Severity(StrEnum):
+    """Weight of a reason. ``problem``: the node is not ready; ``warning``: a part does not work as configured."""
+
+    PROBLEM = "problem"
+    WARNING = "warning"
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """A problem or a warning. ``code`` is stable, for programs; ``hint`` is the next action."""
+
+    severity: Severity
+    part: str
+    code: str
+    what: str
+    why: str | None = None
+    hint: str | None = None
+    since_at: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """Whether the node is ready, and all reasons why not. ``state``: starting, ready or shutting down."""
+
+    ready: bool
+    state: str
+    reasons: tuple[Reason, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Listener:
+    """A listener. ``max_connections`` 0: no limit of its own. ``refused``: connections refused since the start."""
+
+    name: str
+    protocol: str
+    address: str
+    connections: int | None = None
+    max_connections: int | None = None
+    refused: int | None = None
+    anonymous: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Hop:
+    """A station on the path of the data. ``rate``, ``error_rate``: per second, of the last seconds.
+
+    ``lag_records`` wait behind it, the oldest for ``lag_s``; ``lag_exact``: whether the lag was counted, not estimated.
+    ``to``: ids of the hops that follow. ``total`` and ``errors`` count since the start.
+    """
+
+    id: str
+    title: str
+    unit: str
+    rate: float
+    total: int
+    errors: int = 0
+    error_rate: float = 0.0
+    lag_records: int | None = None
+    lag_s: float | None = None
+    lag_exact: bool = True
+    to: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Load of the process. ``cpu``: cores in use; ``loop_delay_s``: lateness of a timer of the event loop."""
+
+    cpu: float
+    memory_bytes: int
+    loop_delay_s: float
+    disk_used_bytes: int
+    disk_free_bytes: int
+    commit_s: Mapping[str, float]
+    """Longest duration of the last commits, by part."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSnapshot:
+    """The node and its settings that operators look for first."""
+
+    version: str
+    core: str
+    pid: int
+    data_dir: str
+    durability: str
+    started_at: int
+    uptime_s: float
+    now_at: int
+
+
+@dataclass(frozen=True, slots=True)
+class Overview:
+    """All that the first page shows."""
+
+    node: NodeSnapshot
+    health: Health
+    listeners: tuple[Listener, ...]
+    load: Load
+    hops: tuple[Hop, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Client:
+    """An MQTT session and its connection. ``limits``: names of the limits that it has reached now.
+
+    ``owner``: the principal that may resume the session; "" without access control. ``ends_at``: when a disconnected
+    session expires.
+    """
+
+    client_id: str
+    owner: str
+    username: str | None
+    connected: bool
+    address: str | None
+    protocol: str | None
+    connected_s: float | None
+    silent_s: float | None
+    keep_alive_s: float | None
+    persistent: bool
+    subscriptions: int
+    queued: int
+    queued_bytes: int
+    inflight: int
+    inflight_limit: int | None
+    unacknowledged: int
+    ends_in_s: float | None
+    limits: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Subscription:
+    """A subscription of a session. ``group``: the name of a shared subscription."""
+
+    client_id: str
+    filter: str
+    qos: int
+    no_local: bool
+    retain_as_published: bool
+    connected: bool
+    group: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ClientDetail:
+    """A client, its will, and the first ``MAX_LIMIT`` subscriptions: more are in the list of subscriptions."""
+
+    client: Client
+    will_topic: str | None
+    subscriptions: tuple[Subscription, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Retained:
+    """A retained message, without its payload. ``expires_in_s`` None: it does not expire."""
+
+    topic: str
+    bytes: int
+    qos: int
+    age_s: float
+    expires_in_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """A key of the state store. ``key`` None: it is not UTF-8, see ``key_base64``; so is ``value`` with its own.
+
+    ``value`` is set only if values were requested. ``value_bytes`` is its whole size; a longer value than
+    ``MAX_VALUE_BYTES`` of ``console/statestore.py`` is cut in lists, and complete in the response for one key.
+    """
+
+    key: str | None
+    key_base64: str
+    value_bytes: int
+    version: str
+    version_age_s: float
+    expires_in_s: float | None
+    fencing_token: str | None
+    owner: str
+    value: str | None = None
+    value_base64: str | None = None
+    truncated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TopicPartition:
+    """A partition. Offsets count 28 bytes for each record of its store. ``records_exact`` False: an upper bound."""
+
+    partition: int
+    records: int
+    records_exact: bool
+    first_offset: int
+    end_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    """A TubeMQ topic on this node. ``lag_records``: of the group that is farthest behind. ``rate``: records/s."""
+
+    topic: str
+    partitions: int
+    bytes: int
+    rate: float | None
+    first_at: int | None
+    last_at: int | None
+    retention: str | None
+    accepts_records: bool
+    accepts_consumers: bool
+    groups: int
+    lag_records: int
+    lag_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class GroupPartition:
+    """The offset of a group in a partition. ``lag_exact`` False: ``lag_records`` is an upper bound.
+
+    ``lag_s``: age of the oldest record that the group has not consumed.
+    """
+
+    topic: str
+    partition: int
+    offset: int
+    first_offset: int
+    end_offset: int
+    lag_records: int
+    lag_s: float
+    lag_exact: bool
+    member: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """A consumer group. Sums of its partitions on this node; ``lag_s`` is that of the oldest record."""
+
+    group: str
+    state: str
+    members: int
+    topics: tuple[str, ...]
+    partitions: int
+    lag_records: int
+    lag_s: float
+    lag_exact: bool
+
+
+@dataclass(frozen=True, slots=True)
+class GroupMember:
+    """A member of a group. ``silent_s``: since its last heartbeat to the master."""
+
+    member: str
+    address: str
+    partitions: int
+    silent_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class GroupDetail:
+    """A group with its partitions and members, the first ``MAX_LIMIT`` of each; the counts are those of ``group``."""
+
+    group: Group
+    partitions: tuple[GroupPartition, ...]
+    members: tuple[GroupMember, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TopicDetail:
+    """A topic with its partitions, and the groups that have offsets in it."""
+
+    topic: Topic
+    partitions: tuple[TopicPartition, ...]
+    groups: tuple[GroupPartition, ...]
+    group_names: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A rule that copies an MQTT topic into the log; counts since the start, ``waiting`` now."""
+
+    filter: str
+    topic: str
+    received: int
+    logged: int
+    refused: int
+    dropped: int
+    waiting: int
+    waiting_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happened. ``number`` rises by one; ``count``: how often, if it was repeated at once."""
+
+    number: int
+    at: int
+    level: str
+    part: str
+    text: str
+    count: int = 1
+
+
+def as_json(value: object) -> object:
+    """Return ``value`` as JSON data: snapshots become objects with the names of their fields."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return {field.name: as_json(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, tuple | list):
+        return [as_json(each) for each in value]
+    if isinstance(value, Mapping):
+        return {str(name): as_json(each) for name, each in value.items()}
+    if isinstance(value, StrEnum):
+        return value.value
+    if isinstance(value, float):
+        return round(value, 3)
+    return value

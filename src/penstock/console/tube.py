@@ -1,0 +1,311 @@
+"""TubeMQ topics, partitions and consumer groups with their lag, as the broker of this node has them.
+
+The lag of a group in a partition is the number of records behind its committed offset, and the age of the oldest of
+them. The lags of all groups are computed together, in shares of the event loop, and used again for some time: at most a
+twentieth of the time goes into them, however many groups and requests there are.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from penstock.console.pages import MAX_LIMIT, Page, PageQuery, Pages
+from penstock.console.snapshots import (
+    Group,
+    GroupDetail,
+    GroupMember,
+    GroupPartition,
+    Topic,
+    TopicDetail,
+    TopicPartition,
+)
+from penstock.tube.broker.broker import TubeBroker
+from penstock.tube.codec.strings import OFFSET_HISTORY_TOPIC, partition_ids
+from penstock.tube.engine.broker.group_offsets import Key
+from penstock.tube.engine.broker.topics import Topic as BrokerTopic
+from penstock.tube.engine.interfaces import LogStore
+from penstock.tube.engine.master.balance import Group as MasterGroup
+from penstock.tube.engine.master.clients import ClientGroup
+from penstock.tube.master.master import TubeMaster
+
+__all__ = ["TubeViews"]
+
+LAG_S: Final = 2.0
+"""Seconds for which computed lags are used, at least."""
+LAG_SHARE: Final = 20
+"""Lags that took long are used for this many times as long as they took."""
+SHARE_OFFSETS: Final = 100
+"""Offsets of groups per share, about a millisecond."""
+
+
+@dataclass
+class _Lag:
+    """Sum of lags: of a group, or the largest of a topic."""
+
+    records: int = 0
+    age_s: float = 0.0
+    exact: bool = True
+    partitions: int = 0
+    topics: set[str] = field(default_factory=set)
+
+    def add(self, topic: str, records: int, age_s: float, *, exact: bool) -> None:
+        self.records += records
+        self.age_s = max(self.age_s, age_s)
+        self.exact = self.exact and exact
+        self.partitions += 1
+        self.topics.add(topic)
+
+
+@dataclass
+class _Lags:
+    """Lags by group, and by topic and group, at one time."""
+
+    until_s: float = 0.0
+    groups: dict[str, _Lag] = field(default_factory=dict)
+    topics: dict[str, dict[str, _Lag]] = field(default_factory=dict)
+    offsets: dict[str, list[tuple[Key, int]]] = field(default_factory=dict)
+    """Committed offsets by group."""
+
+
+class TubeViews:
+    """Views of ``broker`` and ``master``, both of this process; they change nothing.
+
+    ``rate``: records per second of a topic; None if it is not known.
+    """
+
+    def __init__(
+        self,
+        master: TubeMaster,
+        broker: TubeBroker,
+        pages: Pages,
+        *,
+        rate: Callable[[str], float | None] = lambda _: None,
+    ) -> None:
+        self._master = master
+        self._broker = broker
+        self._pages = pages
+        self._rate = rate
+        self._lags = _Lags()
+
+    def counted(self) -> dict[str, float]:
+        """Records written to each topic since its first, for rates."""
+        return {
+            name: sum(store.durable_end for store in topic.stores.values()) / 28
+            for name, topic in self._broker.engine.topics.by_name.items()
+        }
+
+    async def total_lag(self) -> tuple[int, float, bool]:
+        """Return the lag of all groups: records, age of the oldest in seconds, and whether it is exact."""
+        groups = (await self._computed()).groups.values()
+        return (
+            sum(lag.records for lag in groups),
+            max((lag.age_s for lag in groups), default=0.0),
+            all(lag.exact for lag in groups),
+        )
+
+    async def topics(self, query: PageQuery) -> Page[Topic]:
+        """Return a page of the topics of this broker, without the system's own one."""
+        lags = await self._computed()
+        found = [topic for topic in self._broker.engine.topics.by_name.values() if topic.name != OFFSET_HISTORY_TOPIC]
+        return await self._pages.page(
+            found,
+            query,
+            columns={
+                "topic": lambda topic: topic.name,
+                "bytes": _bytes,
+                "lag_records": lambda topic: _largest(lags.topics.get(topic.name, {})).records,
+                "lag_s": lambda topic: _largest(lags.topics.get(topic.name, {})).age_s,
+                "rate": lambda topic: self._rate(topic.name) or 0.0,
+            },
+            name=lambda topic: topic.name,
+            row=lambda topic: self._topic(topic, lags),
+        )
+
+    async def topic(self, name: str) -> TopicDetail | None:
+        """Return one topic with its partitions and groups; None if it is not on this broker."""
+        lags = await self._computed()
+        topic = self._broker.engine.topics.by_name.get(name)
+        if topic is None:
+            return None
+        partitions = [self._partition(topic, number) for number in self._partitions(topic)[:MAX_LIMIT]]
+        groups = sorted(lags.topics.get(name, {}))
+        rows: list[GroupPartition] = []
+        for group in groups:
+            for key, offset in lags.offsets.get(group, ()):
+                if key[1] == name and len(rows) < MAX_LIMIT:
+                    rows.append(self._group_partition(key, offset))
+            await self._pages.pause()
+        return TopicDetail(self._topic(topic, lags), tuple(partitions), tuple(rows), tuple(groups))
+
+    async def groups(self, query: PageQuery) -> Page[Group]:
+        """Return a page of the groups that have members, or offsets at this broker."""
+        lags = await self._computed()
+        names = [*lags.groups, *(name for name in self._members() if name not in lags.groups)]
+        return await self._pages.page(
+            names,
+            query,
+            columns={
+                "group": lambda name: name,
+                "lag_records": lambda name: lags.groups.get(name, _NO_LAG).records,
+                "lag_s": lambda name: lags.groups.get(name, _NO_LAG).age_s,
+                "members": self._count,
+            },
+            name=lambda name: name,
+            row=lambda name: self._group(name, lags),
+        )
+
+    async def group(self, name: str) -> GroupDetail | None:
+        """Return one group with its partitions and members; None if it does not exist."""
+        lags = await self._computed()
+        if name not in lags.groups and name not in self._members():
+            return None
+        rows = [self._group_partition(key, offset) for key, offset in lags.offsets.get(name, ())[:MAX_LIMIT]]
+        rows.sort(key=lambda row: (row.topic, row.partition))
+        return GroupDetail(self._group(name, lags), tuple(rows), self._members_of(name))
+
+    # Private
+
+    def _members(self) -> dict[str, MasterGroup | ClientGroup]:
+        engine = self._master.engine
+        return {**engine.groups, **engine.client_groups}
+
+    def _members_of(self, name: str) -> tuple[GroupMember, ...]:
+        engine, now = self._master.engine, self._broker.clock()
+        found: list[GroupMember] = []
+        group, client_group = engine.groups.get(name), engine.client_groups.get(name)
+        if group is not None:
+            found += [
+                GroupMember(each.id, each.origin.host, len(each.held), max(0, now - each.last_seen) / 1000)
+                for each in group.members.values()
+            ]
+        if client_group is not None:
+            # Each text names the partitions of one topic: topic#broker:partition,broker:partition
+            found += [
+                GroupMember(
+                    each.id,
+                    each.origin.host,
+                    sum(text.count(",") + 1 for text in each.partitions),
+                    max(0, now - each.last_seen) / 1000,
+                )
+                for each in client_group.members.values()
+            ]
+        return tuple(found[:MAX_LIMIT])
+
+    def _count(self, name: str) -> int:
+        engine = self._master.engine
+        found = engine.groups.get(name) or engine.client_groups.get(name)
+        return 0 if found is None else len(found.members)
+
+    async def _computed(self) -> _Lags:
+        """Return the lags of all groups, computed within the last seconds."""
+        if time.monotonic() < self._lags.until_s:
+            return self._lags
+        async with self._pages.lock:
+            if time.monotonic() < self._lags.until_s:
+                return self._lags  # computed while this request waited
+            lags = _Lags()
+            worked_s = 0.0
+            offsets = self._broker.engine.offsets.items()
+            for begin in range(0, len(offsets), SHARE_OFFSETS):
+                began_s = time.perf_counter()
+                for key, offset in offsets[begin : begin + SHARE_OFFSETS]:
+                    self._add(lags, key, offset)
+                worked_s += time.perf_counter() - began_s
+                await self._pages.pause()
+            lags.until_s = time.monotonic() + max(LAG_S, LAG_SHARE * worked_s)
+            self._lags = lags
+            return lags
+
+    def _add(self, lags: _Lags, key: Key, offset: int) -> None:
+        group, topic, _ = key
+        store = self._store(key)
+        if store is None:
+            return
+        records, age_s, exact = self._lag(store, key[2], offset)
+        lags.groups.setdefault(group, _Lag()).add(topic, records, age_s, exact=exact)
+        lags.topics.setdefault(topic, {}).setdefault(group, _Lag()).add(topic, records, age_s, exact=exact)
+        lags.offsets.setdefault(group, []).append((key, offset))
+
+    def _lag(self, store: LogStore, partition: int, offset: int) -> tuple[int, float, bool]:
+        records, oldest, exact = store.lag(partition, max(offset, store.min_offset))
+        return records, max(0, self._broker.clock() - oldest) / 1000 if records and oldest else 0.0, exact
+
+    def _store(self, key: Key) -> LogStore | None:
+        topics = self._broker.engine.topics
+        topic = topics.by_name.get(key[1])
+        return topics.store(topic, key[2]) if topic is not None and topic.has(key[2]) else None
+
+    def _group(self, name: str, lags: _Lags) -> Group:
+        lag = lags.groups.get(name, _NO_LAG)
+        members = self._members().get(name)
+        topics = set(lag.topics) | (set() if members is None else set(members.topics))
+        count = 0 if members is None else len(members.members)
+        return Group(
+            group=name,
+            state="active" if count else "without members",
+            members=count,
+            topics=tuple(sorted(topics)),
+            partitions=lag.partitions,
+            lag_records=lag.records,
+            lag_s=lag.age_s,
+            lag_exact=lag.exact,
+        )
+
+    def _group_partition(self, key: Key, offset: int) -> GroupPartition:
+        _, topic, partition = key
+        store = self._store(key)
+        records, age_s, exact = (0, 0.0, True) if store is None else self._lag(store, partition, offset)
+        held = self._broker.engine.registrations.get(key)
+        return GroupPartition(
+            topic=topic,
+            partition=partition,
+            offset=offset,
+            first_offset=0 if store is None else store.min_offset,
+            end_offset=0 if store is None else store.durable_end,
+            lag_records=records,
+            lag_s=age_s,
+            lag_exact=exact,
+            member=None if held is None else held.client_id,
+        )
+
+    def _partitions(self, topic: BrokerTopic) -> list[int]:
+        return partition_ids(topic.config.partitions or 1, topic.config.stores or 1)
+
+    def _partition(self, topic: BrokerTopic, number: int) -> TopicPartition:
+        store = self._broker.engine.topics.store(topic, number)
+        records, _, exact = store.lag(number, store.min_offset)
+        return TopicPartition(number, records, exact, store.min_offset, store.durable_end)
+
+    def _topic(self, topic: BrokerTopic, lags: _Lags) -> Topic:
+        groups = lags.topics.get(topic.name, {})
+        largest = _largest(groups)
+        stores = [store for store in topic.stores.values() if store.durable_end > store.min_offset]
+        ends: Sequence[int] = [time_ms for store in stores for time_ms in store.times([store.durable_end - 28])]
+        return Topic(
+            topic=topic.name,
+            partitions=len(self._partitions(topic)),
+            bytes=_bytes(topic),
+            rate=self._rate(topic.name),
+            first_at=None,
+            last_at=max(ends, default=None),
+            retention=topic.config.delete_policy,
+            accepts_records=topic.writable,
+            accepts_consumers=topic.readable,
+            groups=len(groups),
+            lag_records=largest.records,
+            lag_s=max((lag.age_s for lag in groups.values()), default=0.0),
+        )
+
+
+_NO_LAG: Final = _Lag()
+
+
+def _largest(groups: dict[str, _Lag]) -> _Lag:
+    return max(groups.values(), key=lambda lag: lag.records, default=_NO_LAG)
+
+
+def _bytes(topic: BrokerTopic) -> int:
+    return sum(store.durable_data_end - store.min_data_offset for store in topic.stores.values())

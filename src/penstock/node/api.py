@@ -1,0 +1,294 @@
+"""The HTTP API of the console below ``/api/v1``: snapshots as JSON, for the command line and the web console.
+
+Queries are GET and change nothing; a change is DELETE. Who may do what:
+
+* overview, health, history, topics, groups, rules: as queries of the administration, see :class:`HttpAccess`;
+* clients, subscriptions, retained messages, keys and events have names and addresses that clients chose: they need the
+  administration token, or a user who may administer;
+* values of keys are contents: the same, and each such request has an entry in the audit trail, as has each change.
+
+A list is a page: ``rows``, the cursor ``next`` (null on the last page), ``total``, and ``matched``, the number of rows
+that pass the filter. Nothing is cut without a sign. An error is an object ``error`` with code, what, why and hint.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from datetime import UTC, datetime
+from hashlib import blake2b
+from typing import Any, Final
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from penstock.console.console import HISTORY, Console
+from penstock.console.pages import DEFAULT_LIMIT, MAX_LIMIT, PageQuery
+from penstock.console.snapshots import as_json
+from penstock.console.statestore import pattern_of
+from penstock.errors import LocalProtocolError, StorageError
+from penstock.mqtt.codec.reasons import ReasonCode
+from penstock.mqtt.server import MqttServer
+from penstock.node.http import Denied, Identify, cross_site_reason
+from penstock.runtime.observability.audit import AuditTrail
+from penstock.runtime.observability.logs import error_fields
+from penstock.tube.admin.request import Caller
+
+__all__ = ["API", "api_routes"]
+
+API: Final = "/api/v1"
+
+_audit_log = logging.getLogger("penstock.audit")
+_STARTING: Final = "this part has not started yet"
+_HEADERS: Final = {"Cache-Control": "no-cache", "X-Content-Type-Options": "nosniff"}
+
+
+class _Failure(Exception):
+    """A response other than the data: status, code, and what, why and hint."""
+
+    def __init__(self, status: int, code: str, what: str, hint: str | None = None, why: str | None = None) -> None:
+        super().__init__(what)
+        self.status = status
+        self.body = {"error": {"code": code, "what": what, "why": why, "hint": hint}}
+
+
+Read = Callable[[Request, Caller], Awaitable[object]]
+
+
+class _Api:
+    def __init__(
+        self, console: Console, server: MqttServer, identify: Identify, trail: AuditTrail, names: Collection[str]
+    ) -> None:
+        self._console = console
+        self._server = server
+        self._identify = identify
+        self._trail = trail
+        self._names = names
+
+    def route(self, path: str, read: Read, *, protected: bool = False, method: str = "GET") -> Route:
+        async def respond(request: Request) -> Response:
+            try:
+                caller = await self._caller(request, protected=protected)
+                found = await read(request, caller)
+            except LocalProtocolError as error:
+                failure = _Failure(400, "bad_parameter", error.what, error.hint, error.why)
+            except _Failure as found_failure:
+                failure = found_failure
+            else:
+                return _response(request, found)
+            more = {} if failure.status != 401 else {"WWW-Authenticate": 'Bearer realm="penstock"'}
+            return JSONResponse(failure.body, status_code=failure.status, headers={**_HEADERS, **more})
+
+        return Route(API + path, respond, methods=[method])
+
+    async def _caller(self, request: Request, *, protected: bool) -> Caller:
+        try:
+            refused = cross_site_reason(request, self._names)
+        except ValueError as error:
+            refused = f"the request's headers name no host: {error}"
+        if refused is not None:
+            raise _Failure(403, "cross_site", refused, "open the console at the address of the node")
+        try:
+            address = request.client.host if request.client is not None else ""
+            caller = await self._identify(request.headers.get("authorization", ""), address)
+        except Denied as denied:
+            raise _Failure(denied.status, "unauthorized", str(denied), _LOGIN) from None
+        if not caller.reads or (protected and not caller.identified):
+            raise _Failure(401, "unauthorized", "this request needs credentials", _LOGIN)
+        if protected and not caller.administers:
+            raise _Failure(403, "forbidden", f"user {caller.user!r} may not administer the node", _GRANT)
+        return caller
+
+    # Overview
+
+    async def overview(self, _request: Request, _caller: Caller) -> object:
+        return await self._console.overview()
+
+    async def health(self, _request: Request, _caller: Caller) -> object:
+        return self._console.health()
+
+    async def history(self, request: Request, _caller: Caller) -> object:
+        times, series = self._console.rates.history(HISTORY, _number(request, "since", 0) / 1000)
+        return {"at": [round(at * 1000) for at in times], "series": series}
+
+    async def events(self, request: Request, _caller: Caller) -> object:
+        least = request.query_params.get("level", "info")
+        if least not in {"info", "warning", "error"}:
+            raise LocalProtocolError(f"level={least!r}", do="use info, warning or error")
+        ring = self._console.events
+        return {"rows": ring.since(_number(request, "since", 0), _limit(request), least=least), "number": ring.number}
+
+    async def rules(self, _request: Request, _caller: Caller) -> object:
+        rows = self._console.rules()
+        return {"rows": rows, "next": None, "total": len(rows), "matched": len(rows)}
+
+    # MQTT
+
+    async def clients(self, request: Request, _caller: Caller) -> object:
+        return await _there(self._console.mqtt).clients(_query(request), request.query_params.get("state", ""))
+
+    async def client(self, request: Request, _caller: Caller) -> object:
+        name = request.path_params["name"]
+        return _known(_there(self._console.mqtt).client(name), f"client {name!r} has no session")
+
+    async def disconnect(self, request: Request, caller: Caller) -> object:
+        name = request.path_params["name"]
+        found = _known(_there(self._console.mqtt).client(name), f"client {name!r} has no session").client
+        dry_run = _flag(request, "dry_run")
+        if found.connected and not dry_run:
+            await self._record("disconnect_client", caller, {"client_id": name})
+            self._server.broker.disconnect(
+                name, ReasonCode.ADMINISTRATIVE_ACTION, self._server.now(), "disconnected by an administrator"
+            )
+            self._server.broker.wake()
+        return {"client_id": name, "disconnected": found.connected, "dry_run": dry_run, "client": found}
+
+    async def subscriptions(self, request: Request, _caller: Caller) -> object:
+        return await _there(self._console.mqtt).subscriptions(_query(request))
+
+    async def retained(self, request: Request, _caller: Caller) -> object:
+        return await _there(self._console.mqtt).retained(_query(request), request.query_params.get("filter", "#"))
+
+    # State store
+
+    async def keys(self, request: Request, caller: Caller) -> object:
+        views = _there(self._console.statestore)
+        query = _query(request)
+        prefix, values = request.query_params.get("prefix", ""), _flag(request, "values")
+        page = await views.keys(query, pattern_of(prefix, query.text), values=values)
+        if values:
+            await self._record("read_values", caller, {"prefix": prefix, "q": query.text, "keys": len(page.rows)})
+        return page
+
+    async def key(self, request: Request, caller: Caller) -> object:
+        name = request.path_params["name"]
+        found = _known(_there(self._console.statestore).key(name.encode()), f"key {name!r} does not exist")
+        await self._record("read_values", caller, {"key": name})
+        return found
+
+    # TubeMQ
+
+    async def topics(self, request: Request, _caller: Caller) -> object:
+        return await _there(self._console.tube).topics(_query(request))
+
+    async def topic(self, request: Request, caller: Caller) -> object:
+        name = request.path_params["name"]
+        found = await _there(self._console.tube).topic(name)
+        return _without_ids(as_json(_known(found, f"topic {name!r} is not on this node")), caller)
+
+    async def groups(self, request: Request, _caller: Caller) -> object:
+        return await _there(self._console.tube).groups(_query(request))
+
+    async def group(self, request: Request, caller: Caller) -> object:
+        name = request.path_params["name"]
+        found = await _there(self._console.tube).group(name)
+        return _without_ids(as_json(_known(found, f"group {name!r} has neither members nor offsets")), caller)
+
+    async def _record(self, method: str, caller: Caller, parameters: Mapping[str, object]) -> None:
+        """Write an entry of the audit trail; it is durable when this returns."""
+        row = {
+            "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
+            "server": "node",
+            "method": method,
+            "credential": caller.credential,
+            "address": caller.address,
+            "user": caller.user,
+            "parameters": dict(parameters),
+            "result": True,
+        }
+        try:
+            await asyncio.get_running_loop().run_in_executor(None, self._trail.append, row)
+        except StorageError as error:
+            _audit_log.error("the audit trail lacks a request", extra={"fields": {**row, **error_fields(error)}})
+
+
+_LOGIN: Final = "send the administration token (tube/admin-token in the data directory), or name and password of a user"
+_GRANT: Final = "use the administration token, or add the user to security.administrators"
+
+
+def api_routes(
+    console: Console, server: MqttServer, identify: Identify, trail: AuditTrail, names: Collection[str]
+) -> list[Route]:
+    """Routes of the API. ``names``: further host names for requests over loopback."""
+    api = _Api(console, server, identify, trail, names)
+    route = api.route
+    return [
+        route("/overview", api.overview),
+        route("/health", api.health),
+        route("/history", api.history),
+        route("/rules", api.rules),
+        route("/topics", api.topics),
+        route("/topics/{name}", api.topic),
+        route("/groups", api.groups),
+        route("/groups/{name:path}", api.group),
+        route("/events", api.events, protected=True),
+        route("/clients", api.clients, protected=True),
+        route("/clients/{name:path}", api.client, protected=True),
+        route("/clients/{name:path}", api.disconnect, protected=True, method="DELETE"),
+        route("/subscriptions", api.subscriptions, protected=True),
+        route("/retained", api.retained, protected=True),
+        route("/keys", api.keys, protected=True),
+        route("/keys/{name:path}", api.key, protected=True),
+    ]
+
+
+def _response(request: Request, found: object) -> Response:
+    body = json.dumps(as_json(found), ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
+    if request.method != "GET":
+        return Response(body, media_type="application/json", headers=_HEADERS)
+    tag = f'"{blake2b(body, digest_size=12).hexdigest()}"'
+    headers = {**_HEADERS, "ETag": tag}
+    if request.headers.get("if-none-match") == tag:
+        return Response(status_code=304, headers=headers)
+    return Response(body, media_type="application/json", headers=headers)
+
+
+def _there(view: Any) -> Any:
+    if view is None:
+        raise _Failure(503, "starting", _STARTING, "wait until /readyz returns 200")
+    return view
+
+
+def _known(found: Any, what: str) -> Any:
+    if found is None:
+        raise _Failure(404, "not_found", what)
+    return found
+
+
+def _without_ids(found: Any, caller: Caller) -> object:
+    """Hide client ids from callers without credentials, as the administration does."""
+    if caller.identified:
+        return found
+    for row in (*found.get("partitions", ()), *found.get("groups", ())):
+        if row.get("member") is not None:
+            row["member"] = "-"
+    for row in found.get("members", ()):
+        row["member"] = row["address"] = "-"
+    return found
+
+
+def _query(request: Request) -> PageQuery:
+    params = request.query_params
+    return PageQuery(
+        text=params.get("q", ""), sort=params.get("sort", ""), after=params.get("after"), limit=_limit(request)
+    )
+
+
+def _limit(request: Request) -> int:
+    return _number(request, "limit", DEFAULT_LIMIT, 1, MAX_LIMIT)
+
+
+def _flag(request: Request, name: str) -> bool:
+    return request.query_params.get(name, "") not in {"", "0", "false"}
+
+
+def _number(request: Request, name: str, default: int, least: int = 0, most: int = 1 << 53) -> int:
+    text = request.query_params.get(name)
+    if text is None:
+        return default
+    if not text.isascii() or not text.isdigit() or len(text) > 16 or not least <= int(text) <= most:
+        raise LocalProtocolError(f"{name}={text[:40]!r}", do=f"use a number from {least} to {most}")
+    return int(text)

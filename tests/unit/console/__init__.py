@@ -1,0 +1,1 @@
+"""Snapshots, pages, events and rates of the console."""
