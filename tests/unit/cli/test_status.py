@@ -1,0 +1,96 @@
+"""`penstock status` against a running node."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+
+from penstock.cli.main import main
+from penstock.cli.status import shown_age, shown_bytes
+from penstock.errors import StorageError
+from penstock.node.config.mqtt import Security
+from penstock.node.data_dir import ADDRESSES, running_node
+from penstock.node.node import Node
+from tests.unit.node.test_http_access import users
+from tests.unit.node.test_node import config
+
+
+async def run(*args: object) -> int:
+    return await asyncio.to_thread(main, [str(arg) for arg in args])
+
+
+async def test_a_node_is_found_by_its_data_directory(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    node = Node(config(tmp_path))
+    ready = await node.start()
+    try:
+        assert await run("status", "--data-dir", tmp_path) == 0
+        shown = capfd.readouterr().out
+        for text in (f"http://{ready.http}", "ready", "MQTT publishers", f"mqtt://{ready.mqtt}", "event loop delay"):
+            assert text in shown
+        assert max(map(len, shown.splitlines())) <= 80 + len(str(tmp_path))
+        assert await run("status", "--http", ready.http, "--json") == 0
+        found = json.loads(capfd.readouterr().out)
+        assert found["node"]["pid"] == ready.pid
+        node._failures["tube"] = lambda: StorageError("the disk failed", why="input/output error", do="replace it")
+        assert await run("status", "--data-dir", tmp_path) == 1
+        shown = capfd.readouterr().out
+        assert "problem tube: the disk failed\n  why:  input/output error\n  hint: replace it\n" in shown
+    finally:
+        node._failures.pop("tube", None)
+        await node.close()
+    assert running_node(tmp_path) is None
+    assert not (tmp_path / ADDRESSES).exists()
+
+
+async def test_without_a_node_the_error_says_what_to_do(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert await run("status", "--http", "127.0.0.1:1", "--data-dir", tmp_path) == 1
+    error = capfd.readouterr().err
+    assert "no node is reachable at http://127.0.0.1:1" in error
+    assert "penstock up" in error
+
+
+async def test_users_are_authenticated(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    node = Node(config(tmp_path / "data", security=Security(passwords=users(tmp_path, "ann"))))
+    ready = await node.start()
+    try:
+        elsewhere = tmp_path / "elsewhere"
+        assert await run("status", "--http", ready.http, "--data-dir", elsewhere) == 1
+        assert "--admin-token-file" in capfd.readouterr().err
+        (tmp_path / "password").write_text("password of ann")
+        login = ("--username", "ann", "--password-file", tmp_path / "password")
+        assert await run("status", "--http", ready.http, "--data-dir", elsewhere, *login) == 0
+        token = tmp_path / "data" / "tube" / "admin-token"
+        assert await run("status", "--http", ready.http, "--data-dir", elsewhere, "--admin-token-file", token) == 0
+    finally:
+        await node.close()
+
+
+def test_the_addresses_of_a_killed_node_are_not_used(tmp_path: Path) -> None:
+    (tmp_path / "lock").write_text("1\n")
+    (tmp_path / ADDRESSES).write_text('{"http": "127.0.0.1:1"}')
+    assert running_node(tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.05, "50 ms"),
+        (12.3, "12 s"),
+        (75, "1 min 15 s"),
+        (866.6, "14 min"),
+        (11_000, "3 h 3 min"),
+        (90_000, "1 d 1 h"),
+    ],
+)
+def test_ages_have_two_units_at_most(seconds: float, text: str) -> None:
+    assert shown_age(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("count", "text"), [(0, "0 B"), (2048, "2.0 KiB"), (300 << 20, "300 MiB"), (3 << 30, "3.0 GiB")]
+)
+def test_sizes_have_binary_units(count: int, text: str) -> None:
+    assert shown_bytes(count) == text
