@@ -114,7 +114,8 @@ def hop_count(message: Publish) -> int:
 
 
 def bridged_properties(message: Publish) -> Properties:
-    """Return the properties of the bridged message: those of the received one, without its connection's, plus a hop."""
+    """Return the properties of the bridged message: a copy without connection properties, with the hop count
+    increased."""
     given = message.optional_properties or Properties()
     user = [pair for pair in given.user_properties if pair[0] != HOPS]
     properties = given.copy()
@@ -226,7 +227,7 @@ class Bridge:
             finally:
                 self._publish_status(up=False)
             if time() - began > RETRY_LAST_S:
-                # It worked for a while. If it is disconnected right after each connect, the delay grows.
+                # The connection was stable for a while, so the backoff starts again.
                 backoff.reset()
             delay = backoff.failed()
             if failure is not None:
@@ -357,7 +358,7 @@ class Bridge:
         source.acknowledge(message)
 
     async def _publish(self, sink: MqttClient, message: Publish, topic: str) -> None:
-        """Publish a message; repeat while the destination has no room."""
+        """Publish a message; repeat while the destination refuses it temporarily."""
         backoff = Backoff(RETRY_FIRST_S, RETRY_LAST_S)
         while True:
             try:

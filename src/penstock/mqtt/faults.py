@@ -41,7 +41,7 @@ _HEADER: Final = 5
 
 
 class Fault(NamedTuple):
-    """Handling of a packet: delay it, then send ``answer`` and close, or pass it on if ``answer`` is None."""
+    """Handling of a packet: delay it, then send ``answer`` and close, or forward it if ``answer`` is None."""
 
     delay_s: float = 0.0
     answer: bytes | None = None
@@ -114,7 +114,7 @@ class FaultListener:
         self._connections: set[asyncio.Task[None]] = set()
 
     async def start(self, host: str, port: int) -> tuple[str, int]:
-        """Listen; the bound address.
+        """Listen; return the bound address.
 
         Raises:
             OSError: the address cannot be bound.

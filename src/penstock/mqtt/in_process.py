@@ -1,8 +1,8 @@
 """Client connections of the node to its own broker: the same bytes, sessions and acknowledgements, without a socket.
 
-A component of the node that uses MQTT as a client (a bridge) needs no other access to the broker: limits, rules,
-services and durability apply to it as to any client. It is not authenticated; the connection acts for a principal that
-the node names, whose sessions no network client can take over. It may do everything, unless an ``Access`` is given.
+For components of the node that are MQTT clients (bridges): limits, rules, services and durability apply as to any
+client. The connection is not authenticated; it has a principal of the node, whose sessions network clients cannot take
+over, and all permissions, unless an ``Access`` is set.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ class InProcessServer(Protocol):
         ...
 
     def received_inside(self, connection: BrokerConnection, data: bytes) -> None:
-        """The client sent bytes."""
+        """Handle bytes of the client."""
         ...
 
     def lost_inside(self, connection: BrokerConnection) -> None:
-        """The connection is closed; called once."""
+        """Handle the end of the connection; called once."""
         ...
 
     def now(self) -> int:
@@ -61,7 +61,7 @@ class InProcessServer(Protocol):
 
 
 class InProcessLink(ClientLink):
-    """The client's side of the connection. Bytes are passed on in the next loop turn, as over a socket."""
+    """The client's side of the connection. Bytes are delivered in the next loop turn, as over a socket."""
 
     def __init__(
         self, owner: ClientLinkOwner, server: InProcessServer, name: str, access: Access | None = None
@@ -71,7 +71,7 @@ class InProcessLink(ClientLink):
         self._loop = asyncio.get_running_loop()
         self._closing = False
         self._blocked: list[bytes] = []
-        """Bytes that the broker does not accept now, because a service is full."""
+        """Bytes that wait because a service of the broker is full."""
         self._connection = server.open_inside(self, name, access or AllowAll(name))
         if self._connection is None:
             self._closing = True
@@ -109,7 +109,7 @@ class InProcessLink(ClientLink):
     # Called by the server
 
     def deliver(self, data: bytes, *, close: bool) -> None:
-        """Receive bytes of the broker; ``close``: the last ones."""
+        """Receive bytes of the broker; ``close``: the connection ends after them."""
         if data:
             self._loop.call_soon(self._owner.received, self, data)
         if close:

@@ -5,10 +5,9 @@ the authentication methods that it accepts. A reload replaces the rules and chec
 
 :class:`PasswordChecks` hashes off the event loop: a few checks at a time, in turn by client address. A check
 deliberately takes about 20 ms of a core. A flood of CONNECTs with wrong passwords therefore waits in the short queue of
-its own address (IPv6: its /64), while other addresses wait for at most one check of each flood. A check whose
-connection ends while it waits is withdrawn: it takes no place in the queue, and no hash is computed for it. Verified
-passwords are remembered by a keyed digest, in memory only, so that ten thousand devices that reconnect after a power
-failure do not wait for each other.
+its own address (IPv6: its /64), while other addresses wait for at most one check of each flood. If the connection of a
+waiting check ends, the check leaves the queue without computing a hash. Verified passwords are remembered by a keyed
+digest, in memory only, so that ten thousand devices that reconnect after a power failure do not wait for each other.
 """
 
 from __future__ import annotations
@@ -71,7 +70,8 @@ class AuthenticationMethod(StrEnum):
 
 
 class AccessRules(NamedTuple):
-    """Content of the files; None: no such file. Without a policy an authenticated client may do everything."""
+    """Content of the configured files; None: not configured. Without a policy an authenticated client may do
+    everything."""
 
     users: Mapping[str, Credential] | None = None
     tokens: Mapping[bytes, Token] | None = None
@@ -109,12 +109,12 @@ class AuthenticatedClient:
         self.permissions = permissions
         """None: all actions are permitted."""
         self.credential = credential
-        """The user or token that authenticated it; valid while the files contain the same."""
+        """The user or token that authenticated the client; valid while the files contain the same entry."""
         self.proof = proof
         """Digest of the token, or of the authority of its certificate."""
 
     def update(self, new: AuthenticatedClient) -> None:
-        """Take over the result of a re-authentication under the same name."""
+        """Apply the result of a re-authentication under the same name."""
         self.access = new.access
         self.proved = new.proved
         self.principal = new.principal
@@ -148,7 +148,7 @@ class AccessStats:
 class ListenerAccess:
     """Authentication and authorization of one listener [Access].
 
-    ``node_topics``: filters of topics on which only the node sends, to a single client; they need no permission.
+    ``node_topics``: filters of topics on which only the node sends, to a single client; no permission is required.
     """
 
     def __init__(
@@ -243,7 +243,7 @@ class ListenerAccess:
     def recover_client(self, owner: str, client_id: str) -> AuthenticatedClient | None:
         """Return the owner of a recovered session with its current permissions; None if it may not connect.
 
-        The token of the session is not stored: a user with several tokens gets what all of them grant.
+        The token of the session is not stored: a user with several tokens gets the permissions that all of them grant.
         """
         access_rules = self.access_rules
         kind, _, name = owner.partition(":")
@@ -272,7 +272,7 @@ class ListenerAccess:
             return None
         return AuthenticatedClient(self, proved, principal, permissions, credential=credential)
 
-    # Inside
+    # Internal
 
     def _enhanced(self, credentials: Credentials, method: str, answer: Answer, now: int) -> None:
         data = credentials.data or b""
@@ -315,7 +315,7 @@ class ListenerAccess:
                 self._stats.refused_busy += 1
                 answer(_BUSY, self._now())
             elif not right or user is None or (self.access_rules.users or {}).get(name) != user:
-                # The last: the user was changed while the check ran.
+                # The last condition: the user was changed while the check ran.
                 self._refuse(credentials, _BAD_PASSWORD, answer, self._now(), "unknown user or wrong password")
             else:
                 principal = Principal(
@@ -427,7 +427,8 @@ memory, or the checks were closed."""
 
 
 def check_workers(cores: int) -> int:
-    """Number of concurrent checks: one core is left to the event loop, as far as there is another one."""
+    """Number of concurrent checks: one core less than the process may use, because the event loop uses one; at least
+    one."""
     return max(1, min(MAX_WORKERS, cores - 1))
 
 
@@ -484,7 +485,8 @@ class PasswordChecks:
     ) -> Callable[[], None] | None:
         """Check a password; ``credential`` None: unknown user. ``done`` may be called before this returns.
 
-        Returns what withdraws the check while it waits, so that ``done`` is not called; None if it is answered.
+        Returns a function that withdraws the waiting check, so that ``done`` is not called; None if ``done`` was
+        called.
         """
         if len(password) > LONGEST_PASSWORD:
             done(False)  # noqa: FBT003 - no user has it, and it must not fill the queue
@@ -526,7 +528,7 @@ class PasswordChecks:
             check.done(None)
 
     def _withdraw(self, check: _Check) -> None:
-        """Drop a check that waits; one that runs ends, and its password is remembered if it is right."""
+        """Drop a waiting check; a running one completes, and a correct password is remembered."""
         queue = self._waiting.get(check.group)
         if queue is not None and check in queue:
             queue.remove(check)
@@ -574,4 +576,4 @@ class PasswordChecks:
 
 
 def _nobody(_right: bool | None) -> None:  # noqa: FBT001 - a Done
-    """Take the result of a check that was withdrawn."""
+    """Ignore the result of a withdrawn check."""

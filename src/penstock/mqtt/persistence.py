@@ -1,11 +1,11 @@
-"""Sessions and retained messages on disk: commits what the engine's journal collects.
+"""Sessions and retained messages on disk: commits the changes that the engine's journal collects.
 
 While a commit runs in its thread the journal continues to collect, so a message that its receivers acknowledge
-meanwhile is never written. Changes without waiters are written behind: the ends of deliveries, and with
-durability ``memory`` everything but the changes of sessions and messages that ask for the disk.
+meanwhile is never written. Changes that no acknowledgement waits for are written behind: the ends of deliveries, and
+with durability ``memory`` all changes except those of sessions and messages that require the disk.
 
-With durability ``flushed`` a small commit is a few writes into the page cache and runs in the loop. When commits begin,
-run and end, and what a failed one means, is the subject of :mod:`penstock.runtime.io.commit_queue`.
+With durability ``flushed`` a small commit is a few writes into the page cache and runs in the loop.
+:mod:`penstock.runtime.io.commit_queue` decides when commits run, and handles failures.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Persistence(CommitClient[Batch]):
 
     @property
     def failure(self) -> StorageError | None:
-        """The reason if nothing can be committed any more."""
+        """The error of a failed commit, after which nothing is committed; None before."""
         return self._queue.failure
 
     @property
@@ -102,14 +102,15 @@ class Persistence(CommitClient[Batch]):
         return recovered
 
     def start(self, *, committed: Callable[[], None], failed: Callable[[StorageError], None]) -> None:
-        """Accept commits; ``committed`` is called after each, ``failed`` once, when one cannot be done."""
+        """Accept commits; ``committed`` is called after each, ``failed`` once, after the first failure."""
         self._on_committed = committed
         self._on_failure = failed
         self._queue.start()
         self._store.when_failed(self._queue.fail_soon)
 
     def submit(self) -> None:
-        """Commit what was recorded, soon if anything waits for it and within the write-behind time otherwise.
+        """Commit the recorded changes: soon if an acknowledgement waits for them, otherwise within the write-behind
+        time.
 
         Called at the end of a loop turn.
         """
@@ -127,7 +128,7 @@ class Persistence(CommitClient[Batch]):
         return self._store.reusable_bytes()
 
     async def drain(self) -> None:
-        """Commit all that was recorded, at the end; returns when it is done or has failed.
+        """Commit all recorded changes before a shutdown; returns after success or failure.
 
         It does not wait for disk space.
         """
@@ -139,7 +140,7 @@ class Persistence(CommitClient[Batch]):
             await self._queue.drain()
 
     async def close(self) -> None:
-        """Commit what was recorded and close the files; may be called twice."""
+        """Commit the recorded changes and close the files; may be called twice."""
         if not self._is_open:
             return
         await self.drain()
@@ -156,7 +157,7 @@ class Persistence(CommitClient[Batch]):
         self._store.commit(batch)
 
     def is_small_commit(self, batch: Batch) -> bool:
-        """Whether it is a few writes into the page cache [CommitClient]."""
+        """Whether the commit only writes a little to the page cache [CommitClient]."""
         # A batch is empty if all its changes were reverted.
         return len(batch) <= (_INLINE_CHANGES if self.durability is Durability.FLUSHED else 0)
 

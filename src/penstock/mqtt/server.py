@@ -1,7 +1,7 @@
 """MQTT broker on asyncio: listeners, transports and one timer over the pure broker engine.
 
-All that one loop turn produced for a connection leaves in one write, also what other connections caused: the engine
-collects, :meth:`MqttServer._flush` runs once. System calls and wake-ups are what a broker costs, not Python.
+The output of one loop turn for a connection is sent with one write, including messages of other connections: the engine
+collects it, :meth:`MqttServer._flush` runs once. System calls and wake-ups cost more than Python code.
 
 No connection delays others by more than its share of a loop turn, in bytes (:data:`LARGE_READ_BYTES`) and in work
 (``max_turn_work``). A connection that has used it is not read, and has its next turn after the loop has polled the
@@ -51,7 +51,7 @@ logger = logging.getLogger("penstock.mqtt")
 class MqttServer(ServerLinkOwner):
     """An MQTT 5 broker. ``clock``: wall clock in ms, handed to services; deadlines run on the loop's clock.
 
-    Call everything from the loop's thread. ``services`` take messages inside the node.
+    Call everything from the loop's thread. ``services`` receive messages inside the node.
     """
 
     def __init__(
@@ -100,25 +100,27 @@ class MqttServer(ServerLinkOwner):
         self._turn_end: i64 = 0
         """The work of the broker from which such connections wait for the next turn."""
         self._awake = False
-        """The loop will call :meth:`_next_turn`."""
+        """Whether :meth:`_next_turn` is scheduled."""
         self._urgent = False
-        """A connection published that has not used its share: the output does not wait for connections that have."""
+        """Whether a connection published without using up its share: its output does not wait for connections that
+        have."""
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0
         self._stalls: StallWatch | None = None
         self._empty = asyncio.Event()
         self._closing = False
         self._joins_writes = False
-        """The loop does what :meth:`_flush` is for: what need not be collected goes to the transports."""
+        """Whether the event loop itself joins the writes of a turn, so that output goes to the transports without
+        :meth:`_flush`."""
 
-    # For its owner
+    # Called by the owner
 
     def add_service(self, service: Service) -> None:
-        """Hand the messages of the service's filters to it from now on."""
+        """Add a service, which receives the messages of its topic filters from now on."""
         self._broker.add_service(service)
 
     def check_retained(self, allows: Allows) -> None:
-        """Ask ``allows`` for the publisher of each retained message that is to be delivered."""
+        """Check the publisher of each retained message with ``allows`` before it is delivered."""
         self._broker.check_retained(allows)
 
     async def recover(
@@ -199,7 +201,7 @@ class MqttServer(ServerLinkOwner):
             if not client.access.revalidate(client, anchors):
                 gone.append(session.connection)
         for link in list(self._links.values()):
-            if link.unauthenticated and not link.certificate_valid:  # its CONNECT is still to come
+            if link.unauthenticated and not link.certificate_valid:  # before its CONNECT
                 link.abort()
         for connection in gone:
             connection.disconnect(ReasonCode.NOT_AUTHORIZED, now, "the access of this client was revoked")
@@ -241,7 +243,7 @@ class MqttServer(ServerLinkOwner):
                 async with asyncio.timeout(CLOSE_GRACE_S):
                     await self._empty.wait()
             except TimeoutError:
-                logger.warning("cut %d connections that did not read to the end", len(self._links))
+                logger.warning("aborted %d connections that did not read all output", len(self._links))
                 for link in list(self._links.values()):
                     if link.transport is not None:
                         link.transport.abort()
@@ -263,17 +265,17 @@ class MqttServer(ServerLinkOwner):
         return self._broker.measure()
 
     def refuse_stored(self, reason: str) -> None:
-        """Refuse messages that must be stored (0x97) from now on, ``reason`` says why; "": refuse them no more."""
+        """Refuse messages that must be stored (0x97) from now on, for ``reason``; "": accept them again."""
         self._broker.refuse_stored(reason)
 
-    # For its links
+    # Called by links
 
     def now(self) -> int:
         """Milliseconds of the loop's clock."""
         return int(self._time() * 1000)
 
     def arrived(self, link: ServerLink) -> None:
-        """A connection was accepted; over TLS its handshake is still to come."""
+        """Register an accepted connection, before its TLS handshake."""
         for limiter in (link.listener.connection_limiter, self.connection_limiter):
             victim = limiter.opened(link, link.group)
             if victim is not None:
@@ -281,9 +283,9 @@ class MqttServer(ServerLinkOwner):
         link.listener.stats.connections += 1
 
     def opened(self, link: ServerLink) -> BrokerConnection | None:
-        """A connection is ready for MQTT."""
+        """Open a connection that is ready for MQTT."""
         connection = None
-        # A handshake that began before the authorities changed; one that is not known is looked at by the next reload.
+        # The handshake began before the authorities changed; an unknown authority is checked by the next reload.
         if not self._closing and self.receiving and (link.certificate_valid or not link.anchor):
             connection = self._open(link)
         if connection is not None:
@@ -325,11 +327,11 @@ class MqttServer(ServerLinkOwner):
             self._abort(link)
 
     def defers(self, link: ServerLink, work: int) -> bool:
-        """Whether bytes of a connection without CONNACK, or its end, wait.
+        """Return whether bytes of a connection without CONNACK, or its end, must wait for a later turn.
 
         Such connections and ends have ``TURN_SHARES`` of a turn together.
 
-        All reads of a turn see one time, that of the loop. Where two turns have the same one, they share.
+        All reads of a turn have the same loop time. Two turns with the same time have one share.
         """
         now: i64 = int(self._time() * 1000)
         broker = self._broker
@@ -402,10 +404,10 @@ class MqttServer(ServerLinkOwner):
         for each in self.listeners:
             each.connection_closed()
 
-    # For its links inside the process
+    # Called by in-process links
 
     def open_inside(self, link: InProcessLink, name: str, access: Access) -> BrokerConnection | None:
-        """A part of the node connects as a client; None when the broker is shutting down."""
+        """Open an in-process connection of a component; None if the broker is shutting down."""
         self._run_in(asyncio.get_running_loop())
         connection = None if self._closing else self._broker.open(name, self.now(), access=access)
         if connection is not None:
@@ -414,7 +416,7 @@ class MqttServer(ServerLinkOwner):
         return connection
 
     def received_inside(self, connection: BrokerConnection, data: bytes) -> None:
-        """Bytes of a part of the node, handled without the limit of a share: they are trusted."""
+        """Handle bytes of a component of the node, without the limit of a share: components are trusted."""
         now, wall_ms = self.now(), self._clock()
         self._urgent = True
         connection.receive(data, now, wall_ms)
@@ -432,7 +434,7 @@ class MqttServer(ServerLinkOwner):
         session = self._broker.sessions.get(client_id)
         return [] if session is None else list(session.subscriptions)
 
-    # Inside
+    # Internal
 
     def _run_in(self, loop: asyncio.AbstractEventLoop) -> None:
         if self._stalls is None:
@@ -442,15 +444,16 @@ class MqttServer(ServerLinkOwner):
         self._joins_writes = joins_writes(loop)
 
     def _wake(self) -> None:
-        """Have :meth:`_next_turn` called after the reads of this turn."""
+        """Schedule :meth:`_next_turn` after the reads of this turn."""
         if not self._awake and self._loop is not None:
             self._awake = True
             self._loop.call_soon(self._next_turn)
 
     def _next_turn(self) -> None:
-        """Write the output of the last turn, and give the connections that have used their share another one.
+        """Write the output of the last turn, and resume connections that have used their share.
 
-        The share comes first, so that what both produce for a receiver is one write; but not if others published.
+        Connections continue before the write, so that each receiver gets one write; after the write if others
+        published.
         """
         self._awake = False
         urgent, self._urgent = self._urgent, False
@@ -464,7 +467,7 @@ class MqttServer(ServerLinkOwner):
             self._flush()
 
     def _flush(self) -> None:
-        """Write what the engine collected, one write a connection; have what it recorded committed."""
+        """Write the collected output, one write per connection, and commit the recorded changes."""
         if self.persistence is not None:
             self.persistence.submit()
         links, at_once = self._links, self._joins_writes
@@ -495,14 +498,14 @@ class MqttServer(ServerLinkOwner):
         return self._broker.open(link.name, self.now(), origin=origin, access=settings.access)
 
     def _known(self, link: ServerLink) -> None:
-        """Its CONNECT was accepted."""
+        """Handle an accepted CONNECT."""
         link.unauthenticated = False
         logger.debug("%r connected", link.connection)
         for limiter in (link.listener.connection_limiter, self.connection_limiter):
             limiter.authenticated(link, link.group)
 
     def _arm(self) -> None:
-        """Have one timer for the engine's next deadline."""
+        """Set the timer to the engine's next deadline."""
         self._broker.timers.sooner = False
         deadline = self._broker.next_deadline()
         if deadline is None or self._loop is None or self._closing:
@@ -515,14 +518,14 @@ class MqttServer(ServerLinkOwner):
         self._timer = self._loop.call_at(deadline / 1000 + 0.001, self._tick)
 
     def _tick(self) -> None:
-        """A deadline has come; what arrived before it is read first."""
+        """Handle a deadline, after reading bytes that were received before it."""
         if self._stalls is not None:
             self._stalls.look()
         if self._loop is not None:
             after_reading(self._loop, self._judge)
 
     def _judge(self) -> None:
-        if self._timer is not None:  # a sooner one may have been armed meanwhile
+        if self._timer is not None:  # an earlier deadline may have been armed meanwhile
             self._timer.cancel()
             self._timer = None
         if not self._closing:

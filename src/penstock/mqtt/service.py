@@ -1,8 +1,8 @@
 """The interface between the broker and the services inside the node: the state store and rules.
 
-A :class:`Service` names topic filters. The broker passes it each matching message of a client as an :class:`Inbound`,
-and sends the PUBACK after every service that received the message has settled it: so an acknowledgement can mean that
-the message is on disk. All calls are made in the broker's thread, and none blocks.
+A :class:`Service` has topic filters. The broker passes it each matching message of a client as an :class:`Inbound`, and
+sends the PUBACK after every service that received the message has settled it, so that an acknowledgement can mean that
+the message is on disk. All calls are made in the broker's thread and must not block.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ NO_ANSWER: Final = -1
 
 SHARED_TOPIC: Final = "answers are not sent to shared subscriptions, and no other subscription of the client matches"
 """Reason of :meth:`Outlet.unheard`: only a shared subscription matches the response topic."""
-OTHERS_TOPIC: Final = "only other clients subscribe to the response topic, and answers go to the client that asked"
+OTHERS_TOPIC: Final = "only other clients subscribe to the response topic, and responses go to the requester only"
 """Reason of :meth:`Outlet.unheard`: only subscriptions of other clients match the response topic."""
 
 
@@ -39,16 +39,16 @@ class Connection(Protocol):
 
     @property
     def closing(self) -> bool:
-        """Whether it is closed, or will be after the queued output was sent."""
+        """Whether the connection is closed, or closes after the queued output."""
         ...
 
     @property
     def resumed(self) -> bool:
-        """Whether its CONNECT found a session: only then is a message with DUP a repetition."""
+        """Whether CONNECT resumed a session: only then is a message with DUP a repetition."""
         ...
 
     def end(self, reason_code: int, reason_string: str) -> None:
-        """Send DISCONNECT and close; nothing is read any more. Nothing happens if it is closed."""
+        """Send DISCONNECT, stop reading and close. No effect on a closed connection."""
         ...
 
     def hold(self) -> None:
@@ -112,7 +112,7 @@ class Inbound:
     def connected(self) -> bool:
         """Whether the network connection of the message is open; False for a will.
 
-        The client may have another connection by now, which does not count.
+        A later connection of the client does not count.
         """
         return self._connection is not None and not self._connection.closing
 
@@ -129,7 +129,7 @@ class Inbound:
     def disconnect(self, reason_code: int, reason_string: str = "") -> None:
         """End the network connection of the message with DISCONNECT; the message is not acknowledged.
 
-        Nothing happens if it is closed, and for a will. A newer connection of the client is ended only if the client
+        No effect for a closed connection and for a will. A newer connection of the client is ended only if the client
         has repeated this message (of QoS 2) there.
         """
         if self._connection is not None:
@@ -140,8 +140,8 @@ class Inbound:
         """Record that this service is done with the message, now or later, in the broker's thread.
 
         At QoS 1 the PUBACK is sent after all services have settled and all earlier PUBACKs of the connection were sent;
-        it has the highest reason code, with its reason string. Nothing happens at QoS 0, after the connection was
-        closed, and on a second call.
+        it has the highest reason code, with its reason string. No effect at QoS 0, after the connection was closed, and
+        on a second call.
         """
         settle = self._settle
         if settle is not None:
@@ -214,11 +214,11 @@ class Outlet:
         raise NotImplementedError
 
     def deliver(self, client_id: str, message: Publish, *, deletes: bool = False) -> bool:
-        """Put the notification ``message`` into that client's session; False if there is no such session.
+        """Deliver the notification ``message`` to the client's session; False if the session does not exist.
 
         If the session's queue is full, the notification replaces earlier ones of its topic, since it has the current
-        state; it replaces a deletion only if ``deletes``, that is, if it reports a deletion itself. If there is still
-        no room, the client's connection ends with DISCONNECT 0x97.
+        state; it replaces a deletion only if it reports a deletion itself (``deletes``). Without enough room the
+        client's connection ends with DISCONNECT 0x97.
         """
         raise NotImplementedError
 
@@ -227,11 +227,11 @@ class Outlet:
         raise NotImplementedError
 
     def disconnect(self, client_id: str, reason_code: int, reason_string: str = "") -> None:
-        """End the client's network connection with that reason code."""
+        """End the client's network connection with the reason code."""
         raise NotImplementedError
 
     def collect(self) -> None:
-        """Begin to answer several requests: nothing is written until :meth:`send_collected`."""
+        """Collect output until :meth:`send_collected`, to answer several requests with one write."""
 
     def send_collected(self) -> None:
-        """Write what was collected, one write per connection."""
+        """Write the collected output, one write per connection."""

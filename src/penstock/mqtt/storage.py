@@ -1,18 +1,18 @@
 """Sessions and retained messages on disk: one LMDB environment behind a log, one writer, every value checksummed.
 
 Databases: ``sessions``, ``subscriptions``, ``messages`` (shared by several deliveries), ``deliveries``, ``progress``
-(packet identifiers of messages that waited before they were sent, and of those past PUBREC), ``incoming`` (QoS 2
-messages of clients without PUBREL), ``retained``, ``meta`` (``schema``) and ``quarantine`` (records with a wrong
+(packet identifiers of messages that were queued before they were sent, and of messages after PUBREC), ``incoming`` (QoS
+2 messages of clients without PUBREL), ``retained``, ``meta`` (``schema``) and ``quarantine`` (records with a wrong
 checksum). Deliveries are numbered over all sessions, so new ones go to the end of their database, many to a page. A
 commit is applied completely or not at all.
 
-What a commit promises depends on the durability: ``durable`` = fsynced, in the write-ahead log of
-:mod:`penstock.runtime.io.wal`; ``flushed`` and ``memory`` = a transaction of LMDB, written to the page cache, fsynced
-when the kernel decides, when a change requires it, and on :meth:`SessionStore.close`.
+A commit depends on the durability: ``durable`` = fsynced, in the write-ahead log of :mod:`penstock.runtime.io.wal`;
+``flushed`` and ``memory`` = a transaction of LMDB, written to the page cache, fsynced when the kernel decides, when a
+change requires it, and on :meth:`SessionStore.close`.
 
-Every value is big-endian and begins with the crc32 of the rest. Times on disk are wall clock (ms since 1970), those of
-the engine are of a clock with an arbitrary start: ``offset`` is wall clock minus that clock; 0 stays 0. A message is
-stored as it is sent: topic and property block with their lengths, then the payload.
+Every value is big-endian and begins with the crc32 of the rest. Times on disk are wall clock (ms since 1970); the
+engine's clock has an arbitrary start: ``offset`` is wall clock minus that clock; 0 stays 0. A message is stored as it
+is sent: topic and property block with their lengths, then the payload.
 """
 
 from __future__ import annotations
@@ -79,28 +79,28 @@ _PAIR: Final = Struct(">QH")
 _LENGTH: Final = Struct(">I")
 
 _HAS_SOURCE: Final = 8
-"""Flag of a message: its publisher precedes the topic."""
+"""Flag of a stored message: its publisher precedes the topic."""
 _NEVER_BEFORE: Final = 1
-"""Stands for instants before the clock's zero; 0 means none."""
+"""Replaces instants before the clock's zero; 0 means none."""
 
 
 def digest_of(text: str) -> bytes:
-    """The key of a topic or filter: keys of LMDB have at most 511 bytes, topics may be longer."""
+    """Return the key of a topic or filter: a digest if it exceeds the 511 bytes of an LMDB key."""
     return blake2b(text.encode(), digest_size=16).digest()
 
 
 def number_key(number: int) -> bytes:
-    """The key of a session, message, delivery or its progress, in the order of their creation."""
+    """Return the key of a session, message, delivery or its progress, in the order of creation."""
     return _KEY.pack(number)
 
 
 def subscription_key(session: int, topic_filter: str) -> bytes:
-    """The key of a session's subscription."""
+    """Return the key of a session's subscription."""
     return _KEY.pack(session) + digest_of(topic_filter)
 
 
 def incoming_key(session: int, packet_id: int) -> bytes:
-    """The key of a QoS 2 message from a client that is not released yet."""
+    """Return the key of a received QoS 2 message before its PUBREL."""
     return _PAIR.pack(session, packet_id)
 
 
@@ -128,7 +128,7 @@ def encode_session(row: SessionRow, offset: int) -> bytes:
 
 
 def decode_session(number: int, stored: bytes, offset: int) -> SessionRow | None:
-    """The session in ``stored``; None where these are not the bytes that were written."""
+    """Decode a session; None if the checksum does not match."""
     if not _sound(stored):
         return None
     try:
@@ -169,7 +169,7 @@ def encode_subscription(row: SubscriptionRow) -> bytes:
 
 
 def decode_subscription(stored: bytes) -> SubscriptionRow | None:
-    """The subscription in ``stored``; None where these are not the bytes that were written."""
+    """Decode a subscription; None if the checksum does not match."""
     if not _sound(stored):
         return None
     try:
@@ -197,7 +197,7 @@ def encode_retained(message: Message, source: Source | None, offset: int) -> byt
 
 
 def decode_message(stored: bytes, offset: int, number: int = 0) -> MessageRow | None:
-    """The message in ``stored``; None where these are not the bytes that were written."""
+    """Decode a message; None if the checksum does not match."""
     row = _decode_message(stored, 4, offset) if _sound(stored) else None
     return row._replace(number=number) if number and row is not None else row
 
@@ -222,7 +222,7 @@ def encode_delivery(
 
 
 def decode_delivery(number: int, stored: bytes, offset: int, shared: dict[int, MessageRow]) -> DeliveryRow | None:
-    """The delivery in ``stored``; None where these are not the bytes that were written, or its message is missing."""
+    """Decode a delivery; None if the checksum does not match or its message is missing."""
     if not _sound(stored):
         return None
     try:
@@ -240,7 +240,7 @@ def decode_delivery(number: int, stored: bytes, offset: int, shared: dict[int, M
 
 
 def shared_of(stored: bytes) -> int:
-    """The number of the shared message that a delivery refers to, 0 = it has its own."""
+    """Return the number of the shared message of a delivery; 0 if the message is stored with it."""
     return int(_DELIVERY.unpack_from(stored, 4)[1])
 
 
@@ -250,7 +250,7 @@ def encode_progress(session: int, packet_id: int, stage: int) -> bytes:
 
 
 def decode_progress(number: int, stored: bytes) -> ProgressRow | None:
-    """The progress in ``stored``; None where these are not the bytes that were written."""
+    """Decode the progress of a delivery; None if the checksum does not match."""
     if len(stored) != 4 + _PROGRESS.size or not _sound(stored):
         return None
     return ProgressRow(number, *_PROGRESS.unpack_from(stored, 4))
@@ -281,7 +281,7 @@ def _decode_message(stored: bytes, at: int, offset: int) -> MessageRow | None:
 
 
 def _block(data: bytes, at: int) -> tuple[int, int]:
-    """Start and end of the property block whose length is at ``at``."""
+    """Return start and end of the property block whose length is at ``at``."""
     size = shift = 0
     while True:
         byte = data[at]
@@ -324,8 +324,8 @@ def _clock(wall: int, offset: int) -> int:
 
 
 SCHEMA: Final = 3
-"""Layout of the databases; a newer one is refused. From 2 on there may be commits in a log next to them, from 3 on
-retained messages may have their publisher."""
+"""Schema version of the databases; a newer one is refused. Since 2 commits may be in a log next to them, since 3
+retained messages may have a publisher."""
 
 _NUMBER: Final = Struct(">Q")
 _INCOMING: Final = Struct(">QH")
@@ -371,10 +371,11 @@ class SessionStore:
         self._tables = self._environment.tables
 
     def open(self, wall_offset: int) -> Recovered:
-        """Open, check the schema and load everything; instants become those of a clock ``wall_offset`` behind.
+        """Open, check the schema and load everything; instants are converted to the clock that is ``wall_offset``
+        behind.
 
         Raises:
-            StorageError: already open in this process, written by a newer version, or not readable as a whole.
+            StorageError: already open in this process, written by a newer version, or unreadable.
         """
         return self._environment.open(lambda transaction: _Loader(transaction, self._tables, wall_offset).load())
 
@@ -382,7 +383,7 @@ class SessionStore:
         """Write the changes, all of them or none.
 
         Raises:
-            StorageError: nothing is known to be on disk.
+            StorageError: it is unknown whether anything was written.
         """
         if not batch:
             return
@@ -407,7 +408,7 @@ class SessionStore:
 
 
 def _operations(batch: Batch) -> list[Operation]:
-    """Encode the batch as rows to put and to delete; runs where the commit runs."""
+    """Encode the batch as rows to put and to delete; runs in the thread of the commit."""
     operations: list[Operation] = []
     offset = batch.wall_offset
 

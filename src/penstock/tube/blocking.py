@@ -137,13 +137,13 @@ class Producer(_BlockingClient[producer.Producer]):
     publish = blocking(producer.Producer.publish)
     unpublish = blocking(producer.Producer.unpublish)
     send = blocking(producer.Producer.send)
-    send_all = blocking(producer.Producer.send_all)  # reads its records in the producer's thread
+    send_all = blocking(producer.Producer.send_all)  # the records are read in the producer's thread
     flush = blocking(producer.Producer.flush)
 
     def queue(
         self, topic: str, record: Record | bytes, partition: int | Partition | None = None, key: bytes | None = None
     ) -> Future[SendResult]:
-        """Send without waiting for the acknowledgement: the future has it. The caller limits how many are open."""
+        """Send without waiting; the future has the acknowledgement. The caller limits the number of pending records."""
         thread, client = self._opened()
         return thread.submit(client.send(topic, record, partition, key))
 
@@ -154,7 +154,7 @@ class Consumer(_BlockingClient[consumer.Consumer]):
     def __init__(
         self, masters: str | Sequence[Address], group: str, topics: Iterable[str], **options: Unpack[ConsumerOptions]
     ) -> None:
-        names = topics if isinstance(topics, str) else list(topics)  # the client refuses one text
+        names = topics if isinstance(topics, str) else list(topics)  # the client rejects a single string
         super().__init__("consumer", partial(consumer.Consumer, masters, group, names, **options))
 
     def __iter__(self) -> Iterator[Message]:
@@ -167,11 +167,11 @@ class Consumer(_BlockingClient[consumer.Consumer]):
         return message
 
     def poll(self, timeout_s: float | None) -> Message | None:
-        """The next message; None: there was none for ``timeout_s``, or the consumer is closed.
+        """Return the next message; None after ``timeout_s`` without a message, or if the consumer is closed.
 
         Raises:
-            LocalProtocolError: there was none for ``timeout_s``, and a partition waits for :meth:`confirm`.
-            PenstockError: an error of the asyncio consumer's iterator.
+            LocalProtocolError: no message for ``timeout_s``, and a partition waits for :meth:`confirm`. PenstockError:
+            an error of the asyncio consumer's iterator.
         """
         thread, client = self._opened()
         while (message := client.next_message()) is None:

@@ -1,8 +1,8 @@
 """The asyncio consumer: ``async for message in consumer`` over the partitions of a group that this member holds.
 
-The broker stores the group's offset. It moves when the iterator passes the last message of a batch (the messages of one
-response), or, with ``auto_confirm=False``, by ``confirm()`` alone. Messages that are unconfirmed when a consumer or its
-connection ends are delivered again: at least once. An application that stores offsets together with its results
+The broker stores the group's offset. It is committed when the iterator passes the last message of a batch (the messages
+of one response), or, with ``auto_confirm=False``, only by ``confirm()``. Messages that are unconfirmed when a consumer
+or its connection ends are delivered again: at least once. An application that stores offsets together with its results
 (``start_offsets``, ``with_offsets``) has the effect of each message exactly once.
 """
 
@@ -156,7 +156,7 @@ class Consumer:
         self._heartbeat_s = heartbeat_s
         self._batches: asyncio.Queue[FetchedBatch | PenstockError | None] = asyncio.Queue()
         self._current: FetchedBatch | None = None
-        # The last batch of each partition: handed out to its last message, not confirmed yet.
+        # Last batch of each partition whose messages were all delivered, but not confirmed.
         self._handed_out: dict[PartitionConsumer, FetchedBatch] = {}
         self._heart: asyncio.Task[None] | None = None  # to the brokers
         self._closed = False
@@ -251,7 +251,7 @@ class Consumer:
 
     @property
     def blocked(self) -> frozenset[Partition]:
-        """Partitions that deliver nothing before their messages are confirmed (Apache's brokers only)."""
+        """Partitions that do not deliver before their messages are confirmed (Apache's brokers only)."""
         return frozenset(batch.consumer.partition for batch in self._waiting())
 
     async def confirm(self, *, wait: bool = True) -> None:
@@ -292,9 +292,9 @@ class Consumer:
         """Continue at these index offsets; fetched messages of the partitions are dropped. Others are ignored.
 
         Raises:
-            LocalProtocolError: a partition is not one of :attr:`assignment`'s type (a key, for example).
-            ConfigError: an offset is below 0, or no multiple of 28.
-            UnavailableError: a broker did not answer; the offset is stored as soon as it does.
+            LocalProtocolError: a partition is not one of :attr:`assignment`'s type (a key, for example). ConfigError:
+            an offset is below 0, or not a multiple of 28. UnavailableError: a broker did not answer; the offset is
+            stored as soon as it does.
         """
         for partition in offsets:
             if not isinstance(partition, Partition):
@@ -303,21 +303,20 @@ class Consumer:
         await self._fetcher.seek(dict(offsets))
 
     async def seek_to_time(self, time_ms: int) -> None:
-        """Continue at the first messages that brokers received at ``time_ms`` or later, in every partition held.
+        """Continue at the first messages that brokers received at ``time_ms`` or later, in every held partition.
 
         Raises:
-            RefusedError: a broker cannot find them: it is not penstock's.
-            UnavailableError: as :meth:`seek`.
+            RefusedError: a broker does not support it (Apache's brokers). UnavailableError: as :meth:`seek`.
         """
         offsets = {partition: await self._fetcher.offsets_at(partition, time_ms) for partition in self.assignment}
         await self._fetcher.seek(offsets)
 
     async def seek_to_start(self) -> None:
-        """Continue at the oldest messages kept, in every partition held."""
+        """Continue at the oldest stored messages, in every held partition."""
         await self._fetcher.seek(dict.fromkeys(self.assignment, 0))
 
     async def seek_to_end(self) -> None:
-        """Continue at the messages that arrive from now on, in every partition held."""
+        """Continue at the messages that arrive from now on, in every held partition."""
         await self._fetcher.seek(dict.fromkeys(self.assignment, LATEST_OFFSET))
 
     async def available(self) -> dict[Partition, bool]:
@@ -363,7 +362,7 @@ class Consumer:
         self._batches.put_nowait(item)
 
     def _finish(self, batch: FetchedBatch) -> None:
-        """The iterator is through with a batch."""
+        """Handle the end of a batch in the iterator."""
         self._current = None
         if batch.revoked:
             return
@@ -374,7 +373,7 @@ class Consumer:
             self._pass_on(batch)
 
     def _pass_on(self, batch: FetchedBatch) -> None:
-        """A batch is handed out to its last message, and not confirmed yet."""
+        """Handle a batch whose last message was delivered but not confirmed."""
         batch.finish()
         if not batch.consumer.reads_on and batch.waiting_since is None:
             batch.waiting_since = asyncio.get_running_loop().time()
@@ -383,7 +382,7 @@ class Consumer:
         return [batch for batch in self._handed_out.values() if batch.waiting]
 
     async def _next(self) -> FetchedBatch | PenstockError | None:
-        """The next batch or error; raises once a partition has waited for its confirmation for too long."""
+        """Return the next batch or error; raises after a partition has waited too long for its confirmation."""
         loop = asyncio.get_running_loop()
         while waiting := self._waiting():
             since = min(batch.waiting_since or 0.0 for batch in waiting)
@@ -396,7 +395,7 @@ class Consumer:
         return await self._batches.get()
 
     def unconfirmed(self, seconds: float) -> LocalProtocolError:
-        """The error about partitions that deliver nothing before :meth:`confirm`."""
+        """Create the error for partitions that do not deliver before :meth:`confirm`."""
         keys = sorted(partition.key for partition in self.blocked)
         return LocalProtocolError(
             f"tube: {', '.join(keys)}: no more messages after {seconds:g} s, because the last ones are not confirmed",
@@ -413,14 +412,14 @@ class Consumer:
         return self._self_balanced
 
     async def _beat(self) -> None:
-        """Heartbeats to every broker, for the partitions registered there."""
+        """Send heartbeats to every broker, for the partitions registered there."""
         while True:
             await asyncio.sleep(self._heartbeat_s)
             self._fetcher.heartbeats()
 
 
 def _check_words(start: str, balance: str, bound: Bound | None) -> None:
-    """Raise ConfigError where words are unknown or do not go together."""
+    """Raise ConfigError for unknown keyword values or invalid combinations."""
     if start not in {"earliest", "latest"}:
         raise ConfigError(f"tube: start: got {start!r}", option="start", do="write earliest or latest")
     if balance not in {"server", "client"}:
@@ -430,7 +429,7 @@ def _check_words(start: str, balance: str, bound: Bound | None) -> None:
 
 
 def _check_session(session_timeout_s: float | None, heartbeat_s: float) -> None:
-    """Raise ConfigError where heartbeats would not keep a session."""
+    """Raise ConfigError if the heartbeat interval is too long for the session timeout."""
     if session_timeout_s is None:
         return
     check_seconds(session_timeout_s=session_timeout_s)

@@ -72,7 +72,7 @@ class ParticipantState(NamedTuple):
 
 
 class InDoubtTransaction(NamedTuple):
-    """A transaction prepared at some brokers (``holders``). ``participants``: all its brokers; empty: one broker."""
+    """A transaction prepared at the brokers ``holders``. ``participants``: all its brokers; empty: one broker."""
 
     transaction: str
     batch: int

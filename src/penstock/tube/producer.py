@@ -1,7 +1,7 @@
 """The asyncio producer: ``await producer.send(topic, record)`` returns when the broker has acknowledged.
 
 Messages of one partition stay in order: a failed message is sent again only while no later one is in the log. A message
-whose outcome is unknown (the connection broke) is sent again, too: a record may be stored twice, and is never lost. Its
+whose outcome is unknown (the connection broke) is sent again, too: a record may be stored twice, but is not lost. Its
 ``id`` identifies copies. With ``idempotent=True`` penstock's brokers store it once.
 """
 
@@ -62,8 +62,9 @@ class Producer:
     it responds: records without key and partition go to other brokers. Records with a key or a partition wait for their
     broker; records that were already sent to it wait for ``request_timeout_s``.
 
-    ``idempotent``: no copies after a retry; only with penstock's brokers, others refuse. ``reorder``: send failed
-    messages again even after later ones are stored. ``connections``: shared with other clients; else it has its own.
+    ``idempotent``: no duplicates after a retry; requires penstock's brokers, others refuse. ``reorder``: send failed
+    messages again even after later ones are stored. ``connections``: pool shared with other clients; default: a
+    separate pool.
 
     ``user`` and ``password`` authenticate in a cluster with users; ``tls``: for master and brokers, on their TLS ports.
     """
@@ -185,7 +186,7 @@ class Producer:
         """Choose the partition of a record of a published topic.
 
         Raises:
-            RefusedError: the topic has no such partition, or (just now) none at all.
+            RefusedError: the topic does not have the partition, or currently no partition.
         """
         target = self._routes.choose(topic, key, partition, monotonic_ms())
         if target is None:
@@ -201,7 +202,7 @@ class Producer:
         return self._writer.transaction(asked, (self._routes.token, self._routes.broker_token()))
 
     async def sign_again(self) -> None:
-        """Get another token after a broker refused this one. An error here is raised by the next request."""
+        """Renew the token after a broker refused it. The next request raises an error of this one."""
         if self._routes.credentials is not None:
             self._routes.credentials.refused()
         with contextlib.suppress(PenstockError):
@@ -251,13 +252,13 @@ class Producer:
         if waiting:
             await asyncio.wait(waiting)
         self._routes.topics.difference_update(topics)
-        with contextlib.suppress(PenstockError):  # the next heartbeat says it
+        with contextlib.suppress(PenstockError):  # reported by the next heartbeat
             await self._session.heartbeat()
 
     async def send(
         self, topic: str, record: Record | bytes, partition: int | Partition | None = None, key: bytes | None = None
     ) -> SendResult:
-        """Store ``record``; returns when the broker acknowledged (its durability: the broker's setting).
+        """Store ``record``; return after the broker's acknowledgement (with the broker's durability).
 
         ``key`` (default: the record's) keeps equal keys in one partition and in order; without key and partition the
         partitions take turns. ``partition``: one of :meth:`partitions`; or its number alone, on the first broker that
@@ -265,7 +266,7 @@ class Producer:
 
         Raises:
             RefusedError: the broker refused it permanently, or the topic is unknown; nothing was stored.
-            UnavailableError: not acknowledged in time; ``applied`` None: it may be stored or not.
+            UnavailableError: not acknowledged in time; ``applied`` None: it is unknown whether it is stored.
             LocalProtocolError: it is empty, too large or not a record, or the topic name is not valid.
         """
         # Queued before anything is awaited, so that messages go in the order of the calls.
@@ -307,7 +308,7 @@ class Producer:
         return [future.result() for future in futures]
 
     async def flush(self) -> None:
-        """Return when everything sent so far has an outcome."""
+        """Return when all records sent so far have an outcome."""
         waiting = [message.future for message in self._outstanding()]
         if waiting:
             await asyncio.wait(waiting)
@@ -344,7 +345,7 @@ class Producer:
             self._sender.connect_ahead(partitions)
 
     def _settled(self, topic: str, failure: PenstockError | None) -> None:
-        """A topic was published, or could not be: send or fail the records that wait for it."""
+        """Send or fail the records that wait for a topic, after it was published or refused."""
         if failure is None:
             self._admit(topic)
             return
@@ -358,11 +359,11 @@ class Producer:
         return self._in_flight >= self._max_in_flight or self._bytes >= self._max_bytes
 
     def _must_wait(self, topic: str) -> bool:
-        """Whether a message of ``topic`` has to wait before it is accepted."""
+        """Whether a message of ``topic`` must wait before it is accepted."""
         return self._full or len(self._pending.get(topic, ())) >= self._max_in_flight
 
     async def _wait_for_room(self) -> None:
-        """Wait until there may be room."""
+        """Wait until a message leaves the in-flight window."""
         future: asyncio.Future[None] = self._running().create_future()
         self._room.append(future)
         await future
@@ -437,7 +438,7 @@ class Producer:
             self._bytes -= len(message.data)
         while self._room and not self._full:
             place = self._room.popleft()
-            if not place.done():  # else its caller was cancelled
+            if not place.done():  # otherwise its caller was cancelled
                 place.set_result(None)
                 break
         if message.future.done():

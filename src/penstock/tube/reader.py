@@ -1,8 +1,8 @@
 """Exact ranges of the log over blocking sockets, for batch readers: Spark's driver and executors, the command line.
 
-This uses the range extension of penstock's brokers: no registration, no group, no committed offset changes, and the
-same range returns the same messages every time. Apache's brokers do not have the extension; their response identifies
-them (:data:`NO_RANGES`), and :mod:`penstock.tube.client.apache_range_reader` reads from them.
+This uses the range extension of penstock's brokers, which needs neither registration nor group and does not change
+committed offsets. The same range always returns the same messages. Apache's brokers do not have the extension; their
+response identifies them (:data:`NO_RANGES`), and :mod:`penstock.tube.client.apache_range_reader` reads from them.
 
 :func:`partitions` asks a master where the partitions of a topic are; :class:`RangeReader` reads them from a broker. A
 response is decoded into columns (:class:`MessageBatch`) without an object for each message.
@@ -153,9 +153,9 @@ class MessageBatch:
 
 
 class RangeResponse:
-    """The get response of ``peer``: the part before its messages is parsed, the messages only on demand.
+    """The get response of ``peer``: the part before its messages is parsed, the messages on first use.
 
-    ``messages``: False if the response has no or few messages; then all of it is parsed, which is faster.
+    ``messages``: False if the response has no or few messages; then it is parsed completely, which is faster.
     """
 
     __slots__ = ("message", "payload", "peer", "start")
@@ -170,7 +170,7 @@ class RangeResponse:
 
     @property
     def has_records(self) -> bool:
-        """True if the response has stored records instead of messages: use :meth:`stored`, not :meth:`batch`."""
+        """Whether the response has stored records instead of messages: use :meth:`stored`, not :meth:`batch`."""
         return bool(self.message.range.columns.HasField("positions"))
 
     @property
@@ -225,7 +225,7 @@ class RangeResponse:
             )
         if not answer.HasField("range"):
             raise RefusedError(
-                f"tube: broker {peer} has no exact ranges",
+                f"tube: broker {peer} does not support exact ranges",
                 code=answer.errCode,
                 peer=peer,
                 why="it is not a penstock broker; Apache's brokers serve registered consumers only",
@@ -286,9 +286,10 @@ class RangeResponse:
 
 
 BATCH_BYTES = 2 << 20
-"""A response costs a reader, its broker and Spark some hundred microseconds each, besides its messages."""
+"""Default response size: a response costs reader, broker and Spark some hundred microseconds each in addition to its
+messages."""
 NO_RANGES = ErrCode.HB_NO_NODE
-"""``code`` of the RefusedError of a broker that is not penstock's: it wants a registration."""
+"""``code`` of the RefusedError of a broker other than penstock's, which requires a registration."""
 
 _FIRST_PAUSE_S = 0.02
 _LONGEST_PAUSE_S = 0.5
@@ -298,7 +299,8 @@ _LONGEST_PAUSE_S = 0.5
 
 
 class TopicUnavailableError(UnavailableError):
-    """A topic exists, but its partitions are not known: none of its brokers is registered at the master (yet)."""
+    """The partitions of an existing topic are unknown, because none of its brokers is registered at the master
+    (yet)."""
 
 
 class PartitionInfo(NamedTuple):
@@ -378,7 +380,7 @@ def _learn(
                 _ask_master(connection, routes, time.monotonic() + timeout_s)
                 return routes
         except TopicUnavailableError:
-            raise  # from the active master: the others do not know more
+            raise  # from the active master, so the others are not asked
         except UnavailableError as error:
             last = error
     assert last is not None
@@ -536,7 +538,9 @@ class RangeReader(BrokerReader):
         super().__init__(host, port, timeout_s=timeout_s, user=user, password=password, tls=tls)
         self._batch_bytes = batch_bytes
         self._client_id = new_client_id("reader")
-        self._ahead: tuple[broker_pb2.RangeRequest, PendingResponse] | None = None  # sent, its response not read yet
+        self._ahead: tuple[broker_pb2.RangeRequest, PendingResponse] | None = (
+            None  # sent request whose response is pending
+        )
 
     def close(self) -> None:
         self._ahead = None
@@ -644,7 +648,7 @@ class RangeReader(BrokerReader):
         return self._connection.send(Service.BROKER_READ, MethodId.GET_MESSAGES, request, timeout_s=timeout_s)
 
     def _ask_ahead(self, topic: str, partition: int, wanted: broker_pb2.RangeRequest) -> None:
-        """Send the next request of :meth:`_fetch` ahead; if this fails, :meth:`_fetch` sends it."""
+        """Send the next request of :meth:`_fetch` in advance; after a failure, :meth:`_fetch` sends it."""
         if self._connection.connected:
             try:
                 self._ahead = wanted, self._send(topic, partition, wanted, self._timeout_s)
@@ -675,7 +679,7 @@ class RangeReader(BrokerReader):
                     raise
                 time.sleep(pause_s)
             except BaseException:
-                self.close()  # half a response may be left in the connection
+                self.close()  # the connection may contain a partial response
                 raise
         response = RangeResponse(payload, self._peer, messages=messages)
         response.check(topic, partition, wanted)

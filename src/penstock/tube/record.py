@@ -37,11 +37,11 @@ FIELDS = (
     Field("topic", "mqtt.topic", "str | None", "MQTT topic that the message was published to."),
     Field("key", "key", "bytes | None", "Key: equal keys go to one partition; from MQTT: the topic unless mapped."),
     Field("content_type", "content-type", "str | None", "Content type of the value."),
-    Field("event_time_ms", "event-time", "int | None", "When it happened, milliseconds since 1970-01-01 UTC."),
+    Field("event_time_ms", "event-time", "int | None", "Time of the event, milliseconds since 1970-01-01 UTC."),
     Field("id", "id", "str | None", "Identity of the message, equal in every copy; from MQTT: user property `id`, else "
           "client id and sequence number."),
-    Field("headers", HEADER_PREFIX + "<name>", "list[tuple[str, str | bytes]]", "User properties, in order, repeats "
-          "kept; the name is percent-encoded too."),
+    Field("headers", HEADER_PREFIX + "<name>", "list[tuple[str, str | bytes]]", "User properties, in order, with "
+          "duplicates; the name is percent-encoded too."),
 )  # fmt: skip
 
 
@@ -192,7 +192,7 @@ _SAFE = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~/:@"
 _ESCAPED = [chr(byte) if byte in _SAFE else f"%{byte:02X}" for byte in range(256)]
 _ESCAPE = re.compile(rb"%([0-9A-Fa-f]{2})")
 _UNSAFE_TYPE = re.compile(r"[%,=\s\x00-\x20]")
-# Without escapes a "%" stands for nothing but the empty value, so any other one shows text that was not encoded.
+# A "%" without an escape sequence encodes the empty value only: in any other value, the text was not encoded.
 _EMPTY = "%"
 
 
@@ -205,7 +205,7 @@ def _encode(data: bytes) -> str:
 
 
 def _decode(text: str) -> bytes:
-    """Undo ``_encode``; text that it cannot have written is returned unchanged."""
+    """Undo ``_encode``; text in another form is returned unchanged."""
     data = text.encode("utf-8", "replace")
     if "%" not in text:
         return data

@@ -1,10 +1,10 @@
-"""The server side of connections, for master and broker: listeners, frames in, responses out, limits per peer.
+"""The server side of connections, for master and broker: listeners, received frames, responses, limits per peer.
 
-All responses of one loop turn are sent with one write. A peer that does not read its responses is not read either,
-and disconnected after a while.
+All responses of one loop turn are sent with one write. If a peer does not read its responses, reading from it is
+paused, and it is disconnected after a while.
 
-A connection has a share of each loop turn (:data:`TURN_WORK`), which it does not exceed by more than one request: the
-rest of what was received waits, and nothing more is read, until it gets another share (:class:`TurnQueue`).
+A connection has a share of each loop turn (:data:`TURN_WORK`), which it exceeds by at most one request: remaining
+received requests wait, and reading is paused, until its next share (:class:`TurnQueue`).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ TLS_HANDSHAKE_S: Final = 10.0
 
 
 class Listeners:
-    """The listeners of a master or broker. Each connection gets a protocol of ``connection()``."""
+    """Listeners of a master or broker. ``connection()`` creates the protocol of each connection."""
 
     def __init__(self, connection: Callable[[], asyncio.Protocol]) -> None:
         self._connection = connection
@@ -53,7 +53,7 @@ class Listeners:
         """Listen on ``port`` (0: a free one), with ``tls`` also on ``tls_port`` of ``host``; returns the plain address.
 
         Raises:
-            OSError: an address cannot be listened on; then neither is.
+            OSError: an address cannot be bound; then the server does not listen on either.
         """
         loop = asyncio.get_running_loop()
         self._servers.append(await loop.create_server(self._connection, host, port))
@@ -82,7 +82,7 @@ class Listeners:
             server.close()
 
     async def closed(self) -> None:
-        """Wait until everything is closed: call `stop`, and close the connections, first."""
+        """Wait until everything is closed; call `stop` and close the connections before."""
         servers, self._servers = self._servers, []
         self.tls_bound = None
         for server in servers:
@@ -103,15 +103,16 @@ each sent message of a request for one; :data:`REQUEST_WORK` for another request
 REQUEST_WORK: Final = 32
 """Work of a request that does not send one message; one unit more for each 256 bytes of it: batches have many rows."""
 STALLED_S = 60.0
-"""Time after which a peer that reads nothing is disconnected: it is unreachable, or occupies memory on purpose."""
+"""Time after which a peer that does not read is disconnected: it is unreachable, or occupies memory on purpose."""
 _SMALL_FRAME = 1 << 20
 
 
 class Peers:
     """The open connections of a server, and their incomplete frames.
 
-    ``held`` counts the bytes of incomplete frames. ``max_connections`` and ``max_partial_frame_bytes`` are those of
-    `TubeLimits`; frames of up to a megabyte are always accepted. ``work``: done since the start, see `TURN_WORK`.
+    ``held`` counts the bytes of incomplete frames. ``max_connections`` and ``max_partial_frame_bytes``: see
+    `TubeLimits`; frames of up to a megabyte are always accepted. ``work``: units of work since the start, see
+    `TURN_WORK`.
     """
 
     def __init__(self, name: str, limits: TubeLimits) -> None:
@@ -136,13 +137,14 @@ class Peers:
 
 
 class ServerConnection(asyncio.Protocol):
-    """One peer. A subclass answers each frame in ``receive``, at once by ``put`` or later by ``put`` and ``flush``."""
+    """Connection of one peer. A subclass answers each frame in ``receive``: at once with ``put``, or later with ``put``
+    and ``flush``."""
 
     def __init__(self, peers: Peers) -> None:
         self.arrived_ms = 0
         self.tls = False
         self.peer = ""
-        """Address of the peer; what requests say about their host is not trusted."""
+        """Address of the peer; the host in requests is not trusted."""
         self.place = "that did not connect"
         self.bytes_out = 0
         self._peers = peers
@@ -155,17 +157,17 @@ class ServerConnection(asyncio.Protocol):
         self._stopped = False
         self._stalled: asyncio.TimerHandle | None = None
         self._credit = 0
-        """Work of the last request beyond the share of its turn, as a negative number: later turns have less."""
+        """Work of the last request beyond the share of its turn, as a negative number, subtracted from later turns."""
         self._deferred = False
-        """It has used its share of this turn, and is not read until it has had another one."""
+        """Whether it has used its share of this turn; reading is paused until its next share."""
         self._ending = False
-        """To be closed, or lost, once the requests that were received before are answered."""
+        """Whether to close, or report as lost, after answering the requests received before."""
 
     def __repr__(self) -> str:
-        return f"<{self._peers.name}, client {self.place}>"  # an event loop logs it when a connection breaks
+        return f"<{self._peers.name}, client {self.place}>"  # an event loop logs it if a connection breaks
 
     def receive(self, serial: int, body: bytes) -> None:
-        """Answer a frame."""
+        """Answer one frame."""
         raise NotImplementedError
 
     def receive_frames(self, frames: deque[tuple[int, bytes]], end: int) -> None:
@@ -177,13 +179,13 @@ class ServerConnection(asyncio.Protocol):
             self.receive(serial, body)
 
     def answer_collected(self) -> None:
-        """Answer requests that `receive` only collected; called before the turn's responses are sent."""
+        """Answer requests collected by `receive`; called before the responses of a turn are sent."""
 
     def ended(self) -> None:
         """Called once, when the connection is lost and the requests received before are answered."""
 
     def on_turn_end(self) -> None:
-        """Called when everything that could be answered in this turn was answered."""
+        """Called after the requests of this turn were answered."""
 
     def now_ms(self) -> int:
         """Time at which incoming data arrived; only needed by a server with time limits."""
@@ -242,7 +244,7 @@ class ServerConnection(asyncio.Protocol):
             frames = self._decoder.feed(data)
         except RemoteProtocolError:
             frames = []
-        error = self._decoder.error  # not the raised one: its traceback contains this frame, which would contain it
+        error = self._decoder.error  # a new error: the traceback of the raised one would create a reference cycle
         if not self._frames:
             self.arrived_ms = self.now_ms()
         self._frames.extend(frames)
@@ -250,7 +252,7 @@ class ServerConnection(asyncio.Protocol):
         if frames and not self._deferred:
             self._work()
         if error is not None:
-            # The reference does not answer a broken frame; data after it cannot be understood.
+            # The reference does not answer an invalid frame; later data cannot be decoded.
             self._peers.refuse(error.what)
             self._stopped = True
             if self._frames:
@@ -324,7 +326,8 @@ class ServerConnection(asyncio.Protocol):
             self._peers.turns.add(self)
 
     def take_turn(self) -> bool:
-        """Answer requests within another share, or read again; whether it waits for another turn [TurnQueue]."""
+        """Answer requests within another share, or resume reading; return whether it waits for another turn
+        [TurnQueue]."""
         if not self._deferred:  # lost meanwhile
             return False
         if self._frames and not self._full:
@@ -340,7 +343,8 @@ class ServerConnection(asyncio.Protocol):
         return False
 
     def _steer(self) -> None:
-        """Read only while the peer reads its responses, no earlier request is unanswered and its share is not used."""
+        """Resume reading if the peer reads its responses, earlier requests are answered and the share is not used
+        up."""
         transport = self._transport
         if transport is None or transport.is_closing():
             return
@@ -357,7 +361,7 @@ class ServerConnection(asyncio.Protocol):
         self._held = held
         if peers.held > peers.max_partial_frame_bytes and held > _SMALL_FRAME:
             peers.refuse(f"incomplete frames of all connections take {peers.held} bytes")
-            self._decoder = FrameDecoder()  # at once: the next frame may still fit
+            self._decoder = FrameDecoder()  # aborted at once, so that the next frame may fit
             peers.held -= held
             self._held = 0
             self.abort()
@@ -371,7 +375,7 @@ class ServerConnection(asyncio.Protocol):
         after_reading(asyncio.get_running_loop(), self._cut_if_full)
 
     def _cut_if_full(self) -> None:
-        if self._stalled is None:  # it has read meanwhile: this process was stopped, or nearly too late
+        if self._stalled is None:  # it has read in the meantime
             return
         self._peers.refuse(f"the peer did not read its answers for {STALLED_S:g} s")
         self.abort()
@@ -380,7 +384,7 @@ class ServerConnection(asyncio.Protocol):
 class AnsweringProtocol(ServerConnection):
     """Answers each request at once with ``answer(request, context)``; the connection is named ``address:port``.
 
-    ``lost(connection)`` is called when the connection has ended.
+    ``lost(connection)`` is called after the end of the connection.
     """
 
     def __init__(

@@ -23,7 +23,9 @@ class Source:
 
     def _ask(self) -> None:
         if self.refusal is not None:
-            raise RefusedError("tube: broker has no exact ranges", code=self.refusal, why="it is not a penstock broker")
+            raise RefusedError(
+                "tube: broker does not support exact ranges", code=self.refusal, why="it is not a penstock broker"
+            )
 
     def plan(self, topic: str, partition: int, start: int, end: int, most: int) -> tuple[int, int]:
         self._ask()

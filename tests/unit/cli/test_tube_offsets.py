@@ -34,12 +34,14 @@ class Reader:
 
     def offset_at(self, topic: str, partition: int, time_ms: int) -> int:
         if self.apache:
-            raise RefusedError("tube: broker has no exact ranges", code=411, why="it is not a penstock broker")
+            raise RefusedError(
+                "tube: broker does not support exact ranges", code=411, why="it is not a penstock broker"
+            )
         return 56
 
     def plan(self, topic: str, partition: int, start: int, end: int, most: int) -> tuple[int, int]:
         if self.apache:
-            raise RefusedError("tube: broker has no exact ranges", code=411)
+            raise RefusedError("tube: broker does not support exact ranges", code=411)
         own = [offset for offset in OWN if start <= offset < end]
         return (end, len(own)) if len(own) <= most else (own[most], most)
 

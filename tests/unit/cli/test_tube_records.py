@@ -298,7 +298,7 @@ def test_consume_follows_from_places(penstock: Command) -> None:
 @pytest.mark.usefixtures("_consumer", "_reader", "web")
 def test_apaches_brokers_are_read_as_a_group(penstock: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     def bounds(*_: object) -> tuple[int, int]:
-        raise RefusedError("tube: broker has no exact ranges", code=411, why="it is not a penstock broker")
+        raise RefusedError("tube: broker does not support exact ranges", code=411, why="it is not a penstock broker")
 
     monkeypatch.setattr(Reader, "bounds", bounds)
     done = penstock("tube", "consume", "water", "--raw", "--from", "28")

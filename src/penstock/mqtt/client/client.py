@@ -72,7 +72,7 @@ class ScramAuthentication:
         """Return the client's proof for the server's first message.
 
         Raises:
-            RemoteProtocolError: the server's message is invalid, or does not answer the client's.
+            RemoteProtocolError: the server's message is invalid, or does not match the client's.
         """
         from scramp import ScramException
 
@@ -191,7 +191,7 @@ class PendingRequests:
         self._futures.pop(correlation, None)
 
     def receive(self, message: Publish) -> None:
-        """Complete the request that a message on the response topic answers; drop a message that answers none."""
+        """Complete the request that a message on the response topic answers; drop a message without a request."""
         given = message.optional_properties
         data = given.correlation_data if given is not None else None
         future = self._futures.pop(data, None) if data is not None else None
@@ -213,17 +213,14 @@ class MqttClient:
     Args:
         host: host name, or a URL: ``mqtt://``, ``mqtts://`` (TLS), ``ws://``, ``wss://`` (WebSocket), which may contain
             user name and password.
-        port: port of a host name; a URL has its own.
-        topic_aliases: the number of topics that are sent as Topic Aliases, if the server accepts them.
-        topic_alias_maximum: the number of Topic Aliases that the server may use; 0 disables them.
-        receive_maximum: limit of received QoS 1 and 2 messages that are not acknowledged yet.
+        port: port of a host name; a URL has its own. topic_aliases: the number of topics that are sent as Topic
+        Aliases, if the server accepts them. topic_alias_maximum: the number of Topic Aliases that the server may use; 0
+        disables them. receive_maximum: limit of received QoS 1 and 2 messages that are not acknowledged yet.
         max_pending: limit of published messages without an acknowledgement; :meth:`publish` waits beyond it.
-        authentication: method of enhanced authentication.
-        tls: authorities to trust and the client certificate; with a host name, it enables TLS.
-        headers: HTTP headers of the WebSocket handshake.
-        reconnect: connect again after the connection is lost and send again what was not acknowledged; operations
-            wait meanwhile.
-        on_message: called with each message that no listener or subscription received; without it, such messages
+        authentication: method of enhanced authentication. tls: authorities to trust and the client certificate; with a
+        host name, it enables TLS. headers: HTTP headers of the WebSocket handshake. reconnect: connect again after the
+        connection is lost and send unacknowledged messages again; operations wait meanwhile. on_message: called with
+        each message that no listener or subscription received; without it, such messages
             wait for :meth:`messages`.
         response_topic: topic for responses to :meth:`request`; default: ``clients/<client id>/response``.
         manual: messages of :meth:`messages` are acknowledged only by :meth:`acknowledge`.
@@ -398,9 +395,9 @@ class MqttClient:
         """Publish a message; return the reason code of its last acknowledgement (0, or 0x10: no subscribers).
 
         At QoS 0, wait for a connection and for room in its write buffer, then return 0. A Message Expiry Interval
-        counts from the call; the message is sent with the rest of it. A cancelled call withdraws the message if it was
-        not sent yet. At QoS 2 the message is delivered once even if the connection is lost, while the server keeps the
-        session (``session_expiry_s``) and this client runs.
+        counts from the call; the message is sent with the remaining interval. A cancelled call withdraws the message if
+        it was not sent yet. At QoS 2 the message is delivered once even if the connection is lost, while the server
+        keeps the session (``session_expiry_s``) and this client runs.
 
         Raises:
             RefusedError: reason code 0x80 or above.
@@ -440,7 +437,7 @@ class MqttClient:
         self,
         topic: str,
         payload: bytes | str = b"",
-        timeout: float = 10.0,  # noqa: ASYNC109 - the response never comes by itself: a request has a deadline
+        timeout: float = 10.0,  # noqa: ASYNC109 - a request needs a deadline
         *,
         qos: int = 1,
         properties: Properties | None = None,

@@ -141,7 +141,7 @@ class Driver:
             task.cancel()
 
     def check_open(self) -> None:
-        """Raise if operations cannot be answered any more."""
+        """Raise if operations cannot be completed any more."""
         if self._task is None:
             raise LocalProtocolError("mqtt: the client is not connected", do="await client.connect() first")
         if self.stopping or self._task.done():
@@ -240,7 +240,7 @@ class Driver:
             self._drained.set()
             self.schedule_flush()
 
-    # Inside
+    # Internal
 
     async def _run(self) -> None:
         """Connect and reconnect until the client is closed."""
@@ -330,7 +330,7 @@ class Driver:
         return made
 
     def _why_closed(self) -> PenstockError | None:
-        """As a method: mypy does not know that callbacks set it during an await."""
+        """A method, because mypy does not know that callbacks set the attribute during an await."""
         return self._close_reason
 
     def _perform(self, events: list[Event]) -> None:

@@ -67,7 +67,7 @@ def no_answer(url: BrokerUrl, seconds: float) -> UnavailableError:
 
 
 def rejected(url: BrokerUrl, error: Exception | None, certificate: str | None) -> UnavailableError | None:
-    """The server closed the connection with the TLS alert in ``error``; None if ``error`` is no alert."""
+    """The server closed the connection with the TLS alert in ``error``; None if ``error`` is not an alert."""
     said = tls_alert_failure(error, certificate)
     return None if said is None else UnavailableError(f"mqtt: no connection to {url}", why=said.why, do=said.do)
 

@@ -238,7 +238,7 @@ class Inbox:
         for stream in self._all:
             stream.close(error)
 
-    # Inside
+    # Internal
 
     def _new_owner(self) -> str:
         self._owners += 1

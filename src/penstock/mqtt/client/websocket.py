@@ -1,6 +1,6 @@
 """MQTT over WebSocket: the handshake, then one binary frame per write [MQTT 5.0 section 6].
 
-The protocol is that of the ``websockets`` library, without its IO.
+The framing is the sans-IO layer of the ``websockets`` library.
 """
 
 from __future__ import annotations

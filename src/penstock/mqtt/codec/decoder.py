@@ -1,4 +1,4 @@
-"""Incremental decoder: bytes as they arrive in, packets out, of MQTT 5 and MQTT 3.1.1.
+"""Incremental decoder of MQTT 5 and MQTT 3.1.1: received bytes in, packets out.
 
 Fixed header [MQTT 5.0 section 2.1]:  type (4 bits) | flags (4 bits) | Remaining Length (1 to 4 bytes, shortest form)
 
@@ -86,10 +86,11 @@ _REFUSED: Final[dict[Role, tuple[PacketType, ...]]] = {
 
 
 class TopicNames:
-    """Checked topic names by their bytes on the wire, so that a topic is decoded once and its hash is kept.
+    """Cache of validated topic names by their encoded bytes, so that each topic is decoded and hashed once.
 
-    Bounded: emptied when ``limit`` names or ``limit_bytes`` bytes are in it, which costs one decoding each; long names
-    are not kept. The default bytes are enough for 4,096 names of 256 bytes; text takes up to four times as much.
+    Bounded: emptied at ``limit`` names or ``limit_bytes`` bytes, after which each name is decoded once more; long names
+    are not cached. The default is enough for 4,096 names of 256 bytes; decoded text takes up to four times as much
+    memory.
     """
 
     __slots__ = ("_bytes", "_limit", "_limit_bytes", "names")
@@ -101,14 +102,15 @@ class TopicNames:
         self.names: dict[bytes, str] = {}
 
     def add(self, wire: bytes) -> str:
-        """The topic name in ``wire`` (with its two length bytes), checked and kept; "" is let through for an alias.
+        """Return the topic name encoded in ``wire`` (with its length), validated and cached; "" is accepted with a
+        topic alias.
 
         Raises:
             RemoteProtocolError: 0x81 for bad UTF-8, 0x90 for wildcards [MQTT-3.3.2-2].
         """
         topic = Reader(wire, 0, len(wire)).string()
         if has_wildcard(topic):
-            raise RemoteProtocolError(f"mqtt: topic name {quoted(topic)} holds a wildcard", reason_code=0x90)
+            raise RemoteProtocolError(f"mqtt: topic name {quoted(topic)} contains a wildcard", reason_code=0x90)
         if len(wire) <= 1024:
             if len(self.names) >= self._limit or self._bytes + len(wire) > self._limit_bytes:
                 self.names.clear()
@@ -121,10 +123,10 @@ class TopicNames:
 class Decoder:
     """Decodes one direction of one connection.
 
-    ``max_packet_size`` is our own limit in bytes, header included: a larger packet is refused with 0x95 as soon as its
-    length is known. ``max_connect_size`` limits the bytes up to the end of CONNECT. ``topics``
-    may be shared between decoders of one thread. ``version`` is the protocol level of received packets, 5 or 4 (MQTT
-    3.1.1); a CONNECT that comes in changes it to its own.
+    ``max_packet_size`` is the limit in bytes, header included: a larger packet is refused with 0x95 as soon as its
+    length is known. ``max_connect_size`` limits the bytes up to the end of CONNECT. ``topics`` may be shared between
+    decoders of one thread. ``version`` is the protocol level of received packets, 5 or 4 (MQTT 3.1.1); a received
+    CONNECT sets it.
     """
 
     __slots__ = (
@@ -162,10 +164,10 @@ class Decoder:
         self.max_packet_size = max_packet_size
         self._largest: i64 = min(max_packet_size, max_connect_size)
         self.error: RemoteProtocolError | None = None
-        """Error of an earlier :meth:`feed`; nothing can be decoded after it."""
+        """Error of an earlier :meth:`feed`, after which nothing can be decoded."""
         self.protocol_level = 0
-        """The level byte of the CONNECT that came in; with the name it decides the form of a refusal. 0 before a whole
-        CONNECT came in, be it well formed or not."""
+        """Protocol level byte of the received CONNECT, which with the name selects the form of a refusal. 0 before a
+        complete CONNECT was received, valid or not."""
         self.protocol_name = b""
         """The first bytes of the protocol name of that CONNECT."""
         self.version = version
@@ -174,11 +176,11 @@ class Decoder:
         self._topics = topics or TopicNames()
         self._last_wire = b""
         self._last_topic = ""
-        """Topic of the last PUBLISH: it is that of the next one nearly always."""
+        """Topic of the last PUBLISH: most clients publish to the same topic repeatedly."""
         self._last_response_topic = LastResponseTopic()
         self._pieces: list[bytes] = []
         self.buffered: i64 = 0
-        """Bytes of a packet that is not complete."""
+        """Bytes of an incomplete packet."""
         self._needed: i64 = 1
         self._data = b""
         self._first: i64 = 0
@@ -186,17 +188,17 @@ class Decoder:
         self._end: i64 = 0
         """The current packet: its first byte; its body is ``_data[_start:_end]``."""
         self.packet_id: i64 = 0
-        """Identifier of the current packet if it is an acknowledgement in its short form, which has nothing else; 0 for
-        another acknowledgement. Without meaning for other packets."""
+        """Packet identifier of the current packet if it is an acknowledgement in its short form (identifier only); 0
+        for an acknowledgement in its long form. Undefined for other packets."""
 
     def feed(self, data: bytes) -> list[Packet]:
-        """Decode what is complete with ``data``; the rest is kept for the next call.
+        """Decode the packets that ``data`` completes; an incomplete packet is kept for the next call.
 
-        When packets come before an error in the same bytes, they are returned, ``error`` is set, and the next call
-        raises; so look at ``error`` once the packets are handled.
+        Packets before an error in the same bytes are returned, ``error`` is set, and the next call raises; check
+        ``error`` after handling the packets.
 
         Raises:
-            RemoteProtocolError: with the reason code to answer with; and again on every later call.
+            RemoteProtocolError: with the reason code for the peer; raised again by every later call.
         """
         if self.error is not None:
             raise self.error.copy()
@@ -213,16 +215,16 @@ class Decoder:
         return packets
 
     def has_more(self) -> bool:
-        """Return whether there are bytes behind the current packet; if not, forget the packet."""
+        """Return whether bytes follow the current packet; if not, discard the packet."""
         if self._end < len(self._data):
             return True
-        self._data = b""  # an idle connection keeps no bytes
+        self._data = b""  # an idle connection has no buffer
         self._end = 0
         return False
 
     def add(self, data: bytes) -> None:
-        """Add received bytes. Cheap after :meth:`next_type` returned 0 or :meth:`has_more` False; before, the bytes
-        behind the current packet are copied."""
+        """Add received bytes. Cheap after :meth:`next_type` returned 0 or :meth:`has_more` False; otherwise the bytes
+        after the current packet are copied."""
         if self.buffered:
             self._pieces.append(data)
             self.buffered += len(data)
@@ -237,7 +239,7 @@ class Decoder:
         self._end = 0
 
     def next_type(self) -> i64:
-        """Advance to the next packet and return its type; 0 when no complete packet is left.
+        """Advance to the next packet and return its type; 0 without a complete packet.
 
         Raises:
             RemoteProtocolError: with the reason code to answer with; nothing can be decoded after it.
@@ -380,14 +382,14 @@ class Decoder:
         return publish
 
     def discard(self) -> None:
-        """Forget the bytes that were not decoded: the connection has ended."""
+        """Discard bytes that were not decoded, after the end of the connection."""
         self._data = b""
         self._end = 0
         self._pieces.clear()
         self.buffered = 0
 
     def _keep(self, position: i64, needed: i64) -> i64:
-        """Keep the beginning of a packet, which has at least ``needed`` bytes; return 0."""
+        """Store the beginning of a packet of at least ``needed`` bytes; return 0."""
         rest = self._data[position:] if position else self._data
         self._data = b""
         self._end = 0
@@ -397,7 +399,7 @@ class Decoder:
         return 0
 
     def _publish_311(self, data: bytes, first: i64, start: i64, end: i64) -> Publish:
-        """PUBLISH of MQTT 3.1.1: topic, identifier (QoS 1, 2), payload to the end."""
+        """Decode PUBLISH of MQTT 3.1.1: topic, identifier (QoS 1, 2), payload."""
         position = start + 2
         if position > end:
             raise malformed("the packet ends within a field")
@@ -425,7 +427,7 @@ class Decoder:
         """Decode a packet other than PUBLISH and the short acknowledgements."""
         if packet_type == _CONNECT:
             at = start + 2 + (data[start] << 8 | data[start + 1]) if end - start > 2 else end
-            # Never a slice that ends before it begins: compiled code fails on one.
+            # Compiled code fails on a slice whose end is before its start.
             self.protocol_name = data[start + 2 : max(start + 2, min(at, start + 10, end))]
             self.protocol_level = data[at] if at < end else 0
         elif self.version != 5:
@@ -450,7 +452,8 @@ class Decoder:
 
 
 def _long_length(data: bytes, position: int, size: int) -> tuple[int, int] | None:
-    """A Remaining Length of two to four bytes at ``position`` and where it ends; None when it is not all there."""
+    """Decode a Remaining Length of two to four bytes at ``position``; return it and its end, None if it is
+    incomplete."""
     value = shift = 0
     while position < size:
         byte = data[position]
@@ -467,7 +470,7 @@ def _long_length(data: bytes, position: int, size: int) -> tuple[int, int] | Non
 
 
 def _types() -> bytes:
-    """First byte -> packet type, 0 where type or flags are reserved [MQTT-2.1.3-1]."""
+    """Table of first byte -> packet type; 0 if the type or the flags are reserved [MQTT-2.1.3-1]."""
     types = bytearray(256)
     for packet_type in PacketType:
         flags = 2 if packet_type in (PacketType.PUBREL, PacketType.SUBSCRIBE, PacketType.UNSUBSCRIBE) else 0
@@ -484,7 +487,7 @@ _ACCEPTED: Final[dict[Role, bytes]] = {
     role: bytes(0 if packet_type in refused else packet_type for packet_type in _TYPES)
     for role, refused in _REFUSED.items()
 }
-"""The same for each role: 0 also where only the role itself sends the packet."""
+"""The packet type table of each role: 0 also for packets that only the role itself sends."""
 
 
 def _not_accepted(first: int) -> RemoteProtocolError:
@@ -494,13 +497,13 @@ def _not_accepted(first: int) -> RemoteProtocolError:
     return protocol_error(f"{PacketType(packet_type).name} was sent to the wrong side")
 
 
-# Bodies of the packets: each function takes the whole buffer with the bounds of the packet's body.
+# Packet bodies: each function gets the whole buffer and the bounds of the body.
 
 _Ack = TypeVar("_Ack", bound=PubAck | PubRec | PubRel | PubComp)
 
 
 def _connect(data: bytes, position: int, end: int) -> Connect:
-    """CONNECT of MQTT 5 (level 5) and MQTT 3.1.1 (level 4, without properties; with the bridge bit 0x84)."""
+    """Decode CONNECT of MQTT 5 (level 5) or MQTT 3.1.1 (level 4, without properties; with the bridge bit 0x84)."""
     reader = Reader(data, position, end)
     name = reader.binary()
     level = reader.byte()
@@ -554,7 +557,7 @@ def _connack(data: bytes, position: int, end: int) -> ConnAck:
 
 
 def decode_acknowledgement(cls: type[_Ack], packet_type: int, data: bytes, position: int, end: int) -> _Ack:
-    """PUBACK, PUBREC, PUBREL or PUBCOMP, also in their short forms [MQTT 5.0 section 3.4.2.1]."""
+    """Decode PUBACK, PUBREC, PUBREL or PUBCOMP, also in their short forms [MQTT 5.0 section 3.4.2.1]."""
     reader = Reader(data, position, end)
     packet_id = _packet_id(reader)
     code = _reason(reader.byte(), packet_type) if reader.position < end else 0
@@ -673,7 +676,8 @@ def _packet_id(reader: Reader) -> int:
 
 
 def _filter(reader: Reader) -> str:
-    """A topic filter. An ill-formed one is malformed: 0x8F is for a filter that is "correctly formed" [section 2.4]."""
+    """Decode a topic filter. An invalid one is a malformed packet: 0x8F is for a filter that is "correctly formed"
+    [section 2.4]."""
     topic_filter = reader.string()
     problem = filter_problem(topic_filter)
     if problem is not None:
@@ -682,7 +686,7 @@ def _filter(reader: Reader) -> str:
 
 
 def _reason(code: int, packet_type: int) -> int:
-    """``code``, if the packet may carry it."""
+    """Return the reason code ``code``; raise if the packet type does not allow it."""
     if code not in ALLOWED[packet_type]:
         raise protocol_error(f"{PacketType(packet_type).name} cannot carry reason code {reason_name(code)}")
     return code

@@ -1,7 +1,6 @@
-"""Encoder: packets to bytes, the shortest form of each.
+"""Encode packets, each in its shortest form.
 
-``encode`` is for any packet. The broker forwards PUBLISH without it, from ``write_publish_head`` and parts that are
-already encoded.
+``encode`` encodes any packet. The broker forwards PUBLISH without it, with ``write_publish_head`` and encoded parts.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ _PUBLISH_CONTEXT: Final = 1 << PacketType.PUBLISH
 
 
 def head_size(remaining: i64) -> i64:
-    """Bytes of a fixed header with this Remaining Length."""
+    """Return the size in bytes of a fixed header with this Remaining Length."""
     if remaining < 128:
         return 2
     if remaining < 16_384:
@@ -69,19 +68,20 @@ def write_publish_head(out: BytesWriter, first: i64, remaining: i64) -> None:
 
 
 def encode(packet: Packet) -> bytes:
-    """``packet`` as bytes.
+    """Encode ``packet``.
 
     Raises:
-        LocalProtocolError: a field does not fit the protocol, a property or reason code does not belong in the packet.
+        LocalProtocolError: a field exceeds the protocol's range, or the packet cannot have a property or the reason
+        code.
     """
     return _ENCODERS[type(packet)](packet)
 
 
 def encode_within(packet: Packet, maximum: int) -> bytes | None:
-    """``packet`` in at most ``maximum`` bytes: without User Properties and Reason String where they make it too large.
+    """Encode ``packet`` in at most ``maximum`` bytes, if necessary without User Properties and Reason String.
 
-    None when even then it does not fit. For the packets that answer: their diagnostics may be left out, as
-    [MQTT-3.2.2-19], [MQTT-3.2.2-20] and their like for the other packets demand.
+    Return None if it is larger even then. For responses, whose diagnostics must be omitted if they exceed the limit
+    [MQTT-3.2.2-19], [MQTT-3.2.2-20] (and the same clauses of other packets).
     """
     data = encode(packet)
     if len(data) <= maximum:
@@ -182,10 +182,11 @@ def _reason_list(first: int, packet: SubAck | UnsubAck) -> bytes:
 
 
 def _short(first: int, packet: Disconnect | Auth) -> bytes:
-    """DISCONNECT and AUTH: empty where all is 0x00 without properties.
+    """Encode the body of DISCONNECT or AUTH: empty for reason code 0x00 without properties.
 
-    A DISCONNECT may leave out the property length, but paho.golang before 0.23, and so the Go SDK of the state store,
-    takes that for a broken connection and never learns that, say, another client has its session [MQTT-3.1.4-3].
+    DISCONNECT may omit the property length, but paho.golang before 0.23 (and so the Go SDK of the state store) treats
+    that as a broken connection and does not report the reason code, for example that another client took over the
+    session [MQTT-3.1.4-3].
     """
     packet_type = first >> 4
     code = bytes((_reason(packet.reason_code, packet_type),))

@@ -1,9 +1,8 @@
 """The fifteen control packets of MQTT 5 as plain slotted classes.
 
-The packets of the hot path (PUBLISH and the four acknowledgements) are written by hand: they make their
-:class:`~penstock.mqtt.codec.properties.Properties` only on request, because most have none. They are not
-frozen, which would cost more than decoding them; a received packet is shared by all that receive it and must not be
-changed.
+The packets of the hot path (PUBLISH and the four acknowledgements) are written by hand: they create their
+:class:`~penstock.mqtt.codec.properties.Properties` on first use, because most have none. They are not frozen, which
+would cost more than decoding them; a received packet is shared by all its receivers and must not be changed.
 """
 
 from __future__ import annotations
@@ -46,11 +45,11 @@ __all__ = [
 @final
 @mypyc_attr(acyclic=True, free_list_len=1)
 class Publish:
-    """An application message on its way [MQTT 5.0 section 3.3].
+    """An application message [MQTT 5.0 section 3.3].
 
-    ``topic_wire`` and ``properties_wire`` are the bytes of the topic with its length and of the property block with its
-    length, where they are known; they let a broker forward without encoding again. ``block`` has the properties of a
-    packet that was decoded, as bytes; :attr:`properties` makes text of them when it is first read.
+    ``topic_wire`` and ``properties_wire`` are the encoded topic and property block with their lengths, if known, so
+    that a broker forwards them without encoding again. ``block`` has the encoded properties of a decoded packet, which
+    :attr:`properties` decodes on first use.
     """
 
     __slots__ = (
@@ -100,7 +99,7 @@ class Publish:
 
     @property
     def optional_properties(self) -> Properties | None:
-        """The properties; None where there are none."""
+        """The properties; None if the packet has none."""
         given = self._properties
         wire = self.properties_wire
         if given is None and len(wire) > 1:
@@ -115,7 +114,7 @@ class Publish:
         self.properties_wire = b""
 
     def property_block(self) -> PropertyBlock | None:
-        """The properties as bytes, also of a message that was not decoded; None without properties."""
+        """The encoded properties, also of a message created in this process; None without properties."""
         if self.block is None:
             given = self.optional_properties
             if given is not None:
@@ -146,7 +145,7 @@ _PUBLISH = 1 << PacketType.PUBLISH
 
 
 class _Acknowledgement:
-    """Base of PUBACK, PUBREC, PUBREL and PUBCOMP: an identifier, a reason code, properties."""
+    """Base of PUBACK, PUBREC, PUBREL and PUBCOMP: packet identifier, reason code, properties."""
 
     __slots__ = ("optional_properties", "packet_id", "reason_code")
 
@@ -207,7 +206,7 @@ class PubComp(_Acknowledgement):
 
 @dataclass(slots=True)
 class Will:
-    """The message a server publishes when the client is lost [MQTT 5.0 section 3.1.2.5]."""
+    """Will message, which the server publishes when the client's connection is lost [MQTT 5.0 section 3.1.2.5]."""
 
     topic: str
     payload: bytes = b""
@@ -232,7 +231,7 @@ class Connect:
     properties: Properties = field(default_factory=Properties)
     protocol_version: int = 5
     bridge: bool = False
-    """It comes from another broker: MQTT 3.1.1 with the bridge bit in the protocol level."""
+    """The client is the bridge of another broker: MQTT 3.1.1 with the bridge bit in the protocol level."""
 
 
 @dataclass(slots=True)
@@ -266,7 +265,7 @@ class Subscribe:
 
 @dataclass(slots=True)
 class SubAck:
-    """Answer to SUBSCRIBE: one reason code a filter, in their order [MQTT 5.0 section 3.9]."""
+    """Answer to SUBSCRIBE: one reason code per filter, in order [MQTT 5.0 section 3.9]."""
 
     packet_id: int
     reason_codes: list[int]
@@ -284,7 +283,7 @@ class Unsubscribe:
 
 @dataclass(slots=True)
 class UnsubAck:
-    """Answer to UNSUBSCRIBE: one reason code a filter, in their order [MQTT 5.0 section 3.11]."""
+    """Answer to UNSUBSCRIBE: one reason code per filter, in order [MQTT 5.0 section 3.11]."""
 
     packet_id: int
     reason_codes: list[int]
@@ -293,12 +292,12 @@ class UnsubAck:
 
 @dataclass(slots=True)
 class PingReq:
-    """Are you there? [MQTT 5.0 section 3.12]."""
+    """Keep alive request of a client [MQTT 5.0 section 3.12]."""
 
 
 @dataclass(slots=True)
 class PingResp:
-    """Yes [MQTT 5.0 section 3.13]."""
+    """Answer to PINGREQ [MQTT 5.0 section 3.13]."""
 
 
 @dataclass(slots=True)
@@ -339,5 +338,5 @@ _NONE = Properties()
 
 
 def _short(payload: bytes) -> str:
-    """A payload for people: its beginning and its length."""
+    """Format a payload for ``repr``: its beginning and its length."""
     return repr(payload) if len(payload) <= 40 else f"{payload[:32]!r}… {len(payload)} bytes"

@@ -40,10 +40,10 @@ __all__ = [
 ]
 
 COMPILED: Final = not __file__.endswith(".py")
-"""Whether this is an extension module. Loops over bytes are fast there; interpreted, bulk methods are."""
+"""Whether this module is compiled. Compiled code loops over bytes; interpreted code uses bulk methods."""
 
 MAX_FILTERS: Final = 10_000
-"""Most topic filters of one packet, which is handled as a whole; a packet of 4 MiB has room for a million."""
+"""Maximum topic filters of one packet; a packet of 4 MiB has room for a million."""
 MAX_VARINT: Final = 268_435_455
 _VARINTS: Final[list[bytes]] = [bytes((n,)) if n < 128 else bytes((n & 127 | 128, n >> 7)) for n in range(2048)]
 
@@ -51,17 +51,17 @@ _SIZES: Final[list[bytes]] = [bytes((0, n)) for n in range(256)]
 
 
 def quoted(text: str) -> str:
-    """``text`` of a peer for an error: its first 64 characters, so that errors and log lines stay short."""
+    """Return the first 64 characters of a peer's text, so that errors and log lines stay short."""
     return repr(text) if len(text) <= 64 else f"{text[:64]!r}… ({len(text)} characters)"
 
 
 def malformed(what: str) -> RemoteProtocolError:
-    """The error for bytes that do not decode (0x81)."""
+    """Create the error for a malformed packet (0x81)."""
     return RemoteProtocolError(f"mqtt: malformed packet: {what}", reason_code=0x81)
 
 
 def protocol_error(what: str) -> RemoteProtocolError:
-    """The error for what decodes but must not be sent (0x82)."""
+    """Create the error for a protocol violation (0x82)."""
     return RemoteProtocolError(f"mqtt: protocol error: {what}", reason_code=0x82)
 
 
@@ -72,7 +72,7 @@ def check_filter_count(count: int) -> None:
 
 
 def encode_varint(value: int) -> bytes:
-    """A Variable Byte Integer in its shortest form [MQTT-1.5.5-1].
+    """Encode a Variable Byte Integer in its shortest form [MQTT-1.5.5-1].
 
     Raises:
         LocalProtocolError: below 0 or above 268,435,455.
@@ -90,7 +90,7 @@ def encode_varint(value: int) -> bytes:
 
 
 def encode_size(size: int) -> bytes:
-    """A length below 65,536 as two bytes."""
+    """Encode a length below 65,536 as two bytes."""
     return _SIZES[size] if size < 256 else size.to_bytes(2, "big")
 
 
@@ -101,7 +101,7 @@ def write_two_bytes(out: BytesWriter, number: i64) -> None:
 
 
 def length_size(block: bytes) -> int:
-    """Size in bytes of the Variable Byte Integer at the beginning of ``block``."""
+    """Return the size in bytes of the Variable Byte Integer at the beginning of ``block``."""
     size = 1
     while block[size - 1] > 127:
         size += 1
@@ -109,7 +109,7 @@ def length_size(block: bytes) -> int:
 
 
 def encode_string(text: str, what: str) -> bytes:
-    """``text`` as UTF-8 with its two-byte length; ``what`` names the field in errors.
+    """Encode ``text`` as UTF-8 with its two-byte length; ``what`` names the field in errors.
 
     Raises:
         LocalProtocolError: U+0000, a surrogate, or more than 65,535 bytes [MQTT-1.5.4-1, MQTT-1.5.4-2].
@@ -117,14 +117,14 @@ def encode_string(text: str, what: str) -> bytes:
     try:
         raw = text.encode()
     except UnicodeEncodeError as e:
-        raise LocalProtocolError(f"mqtt: {what} holds a surrogate, which UTF-8 cannot carry: {text!r}") from e
+        raise LocalProtocolError(f"mqtt: {what} contains a surrogate, which UTF-8 cannot encode: {text!r}") from e
     if b"\0" in raw:
-        raise LocalProtocolError(f"mqtt: {what} holds U+0000: {text!r}")
+        raise LocalProtocolError(f"mqtt: {what} contains U+0000: {text!r}")
     return encode_binary(raw, what)
 
 
 def encode_binary(raw: bytes, what: str) -> bytes:
-    """``raw`` with its two-byte length; ``what`` names the field in errors.
+    """Encode binary data with its two-byte length; ``what`` names the field in errors.
 
     Raises:
         LocalProtocolError: more than 65,535 bytes.
@@ -135,11 +135,11 @@ def encode_binary(raw: bytes, what: str) -> bytes:
 
 
 def is_plain(data: bytes, position: i64, end: i64, zeros: i64) -> bool:
-    """Whether ``data[position:end]`` is ASCII with exactly that many zero bytes, found eight at a time.
+    """Return whether ``data[position:end]`` is ASCII with exactly ``zeros`` zero bytes; checks eight bytes at a time.
 
     Added to 127, a byte of ASCII that is not zero sets its highest bit, and no other byte is touched.
     """
-    if not COMPILED or end < 8 or end - position > 2000:  # the count of each of the eight must fit its byte
+    if not COMPILED or end < 8 or end - position > 2000:  # eight counters of one byte each must not overflow
         run = data[position:end]
         return run.isascii() and run.count(0) == zeros
     ones: i64 = 0x0101010101010101
@@ -164,9 +164,9 @@ def is_plain(data: bytes, position: i64, end: i64, zeros: i64) -> bool:
 
 
 def is_at(data: bytes, position: i64, piece: bytes) -> bool:
-    """Whether ``data`` has ``piece`` at ``position``; the caller knows that as many bytes follow.
+    """Return whether ``data`` has ``piece`` at ``position``; the caller has checked the length.
 
-    For short pieces. Compiled, words that may overlap are compared; from about 48 bytes on a slice costs less.
+    For short pieces: compiled code compares overlapping words; from about 48 bytes a slice is faster.
     """
     if not COMPILED:
         return data.startswith(piece, position)
@@ -203,18 +203,18 @@ def check_text(data: bytes, position: i64, end: i64) -> None:
 
 
 def shift(value: i64, bits: i64) -> i64:
-    """``value << bits``; a function, since in compiled code the shift of a literal has 32 bits."""
+    """Return ``value << bits``; a function, because compiled code shifts literals in 32 bits."""
     return value << bits
 
 
 def decode_text(raw: bytes) -> str:
-    """``raw`` as text, checked [MQTT-1.5.4-1, MQTT-1.5.4-2]; U+FEFF is kept [MQTT-1.5.4-3].
+    """Decode and validate UTF-8 text [MQTT-1.5.4-1, MQTT-1.5.4-2]; U+FEFF is kept [MQTT-1.5.4-3].
 
     Raises:
         RemoteProtocolError: U+0000, or not UTF-8 (surrogates and overlong forms are not).
     """
     if 0 in raw:
-        raise malformed("a string holds U+0000")
+        raise malformed("a string contains U+0000")
     try:
         return raw.decode()
     except UnicodeDecodeError as e:
@@ -222,10 +222,10 @@ def decode_text(raw: bytes) -> str:
 
 
 def encode_frame(first: int, *parts: bytes) -> bytes:
-    """A packet: its first byte, the length of what follows, and that: ``parts`` one behind the other.
+    """Encode a packet: first byte, Remaining Length, and the concatenated ``parts``.
 
     Raises:
-        LocalProtocolError: it is longer than a packet may be.
+        LocalProtocolError: the packet exceeds the protocol's maximum size.
     """
     body = b"".join(parts)
     if len(body) > MAX_VARINT:
@@ -234,7 +234,7 @@ def encode_frame(first: int, *parts: bytes) -> bytes:
 
 
 class Reader:
-    """A cursor over ``data[position:end]`` that never reads past ``end``. Copies what it returns."""
+    """A cursor over ``data[position:end]`` that never reads past ``end``. Returns copies."""
 
     __slots__ = ("data", "end", "position")
 
@@ -244,7 +244,7 @@ class Reader:
         self.end = end
 
     def byte(self) -> int:
-        """One byte."""
+        """Read one byte."""
         position = self.position
         if position >= self.end:
             raise malformed("the packet ends within a field")
@@ -252,7 +252,7 @@ class Reader:
         return self.data[position]
 
     def two_bytes(self) -> int:
-        """A Two Byte Integer."""
+        """Read a Two Byte Integer."""
         position = self.position
         if position + 2 > self.end:
             raise malformed("the packet ends within a field")
@@ -260,7 +260,7 @@ class Reader:
         return self.data[position] << 8 | self.data[position + 1]
 
     def varint(self) -> int:
-        """A Variable Byte Integer of at most four bytes, in its shortest form."""
+        """Read a Variable Byte Integer of at most four bytes, in its shortest form."""
         value = shift = 0
         while True:
             byte = self.byte()
@@ -274,7 +274,7 @@ class Reader:
                 raise malformed("a Variable Byte Integer has more than four bytes")
 
     def binary(self) -> bytes:
-        """Binary Data: two bytes of length, then the bytes."""
+        """Read Binary Data: two bytes of length, then the bytes."""
         length = self.two_bytes()
         position = self.position
         if position + length > self.end:
@@ -283,5 +283,5 @@ class Reader:
         return self.data[position : position + length]
 
     def string(self) -> str:
-        """A UTF-8 Encoded String, checked."""
+        """Read and validate a UTF-8 Encoded String."""
         return decode_text(self.binary())

@@ -1,7 +1,7 @@
 """The properties of MQTT 5 as data, and the class that holds them.
 
-``PROPERTIES`` says of each property: identifier, attribute of :class:`Properties`, wire type, the packets that may
-carry it, whether it may repeat, and the values that are legal. Decoder, encoder and documentation read this table.
+``PROPERTIES`` has for each property: identifier, attribute of :class:`Properties`, wire type, packets that may carry
+it, whether it may repeat, and legal values. Decoder, encoder and documentation read this table.
 
 Source: MQTT 5.0 section 2.2.2 and the property list in each packet's section.
 """
@@ -29,8 +29,8 @@ __all__ = [
 class Properties:
     """The properties of one packet (or of a will); None or an empty list where absent.
 
-    User properties keep order and repeats. Which packet may carry what is checked by decoder and encoder. Written out
-    instead of a dataclass: compiled, its constructor is then a call of C.
+    User properties keep order and duplicates. Decoder and encoder check which packet may carry which property. Not a
+    dataclass, so that the compiled constructor is a C call.
     """
 
     __slots__ = (
@@ -123,14 +123,14 @@ class Properties:
         self.shared_subscription_available = shared_subscription_available
 
     def user_property(self, name: str) -> str | None:
-        """The value of the first user property called ``name``, or None."""
+        """Return the value of the first user property called ``name``, or None."""
         for key, value in self.user_properties:
             if key == name:
                 return value
         return None
 
     def copy(self) -> Properties:
-        """Properties of the same values; the lists are copies too."""
+        """Return a copy; lists are copied too."""
         other = Properties()
         for spec in PROPERTIES:
             value = getattr(self, spec.attribute)
@@ -166,12 +166,13 @@ WILL: Final = 1
 
 
 def context_of(packet_type: int) -> int:
-    """The bit that stands for ``packet_type`` in :attr:`PropertySpec.contexts`."""
+    """Return the bit of ``packet_type`` in :attr:`PropertySpec.contexts`."""
     return 1 << packet_type
 
 
 class PropertySpec(NamedTuple):
-    """One row of the table. ``low``/``high``: legal values of a number; ``contexts``: where it may stand, as bits."""
+    """One row of the table. ``low``/``high``: legal values of a number; ``contexts``: bits of the packets that may
+    carry it."""
 
     identifier: int
     name: str
@@ -179,7 +180,7 @@ class PropertySpec(NamedTuple):
     wire_type: WireType
     contexts: int
     repeats: int = 0
-    """Contexts in which one packet may hold it more than once."""
+    """Contexts in which the property may be repeated."""
     low: int = 0
     high: int = 0xFFFFFFFF
 

@@ -1,4 +1,4 @@
-"""Decode and encode property blocks by the table of properties; decode those of PUBLISH without it.
+"""Decode and encode property blocks by the table of properties; PUBLISH has a decoder of its own.
 
 Source: MQTT 5.0 section 2.2.2.
 """
@@ -75,16 +75,16 @@ _ROWS: dict[int, dict[int, tuple[int, str, int, int, bool]]] = {
     }
     for context, specs in ALLOWED_IN.items()
 }
-"""The property table, ready to read: context -> identifier -> (type or width, attribute, low, high, repeats)."""
+"""The property table for decoding: context -> identifier -> (type or width, attribute, low, high, repeats)."""
 
 _MAX_CACHED_TOPICS: Final = 4096
 _MAX_CACHED_BYTES: Final = 160
 _response_topics: Final[dict[bytes, str]] = {}
-"""Checked response topics by their bytes; emptied at :data:`_MAX_CACHED_TOPICS`; longer ones are not cached."""
+"""Validated response topics by their bytes; emptied at :data:`_MAX_CACHED_TOPICS`; long ones are not cached."""
 
 
 def read_properties(reader: Reader, context: int) -> Properties:
-    """The property block at the reader: its length, then the properties."""
+    """Read a property block: its length, then the properties."""
     length = reader.varint()
     start = reader.position
     if start + length > reader.end:
@@ -94,11 +94,11 @@ def read_properties(reader: Reader, context: int) -> Properties:
 
 
 def decode_properties(data: bytes, position: int, end: int, context: int) -> Properties:
-    """The properties in ``data[position:end]`` (without their length); ``context`` says what they belong to.
+    """Decode the properties in ``data[position:end]`` (without their length) of a packet of ``context``.
 
     Raises:
-        RemoteProtocolError: 0x81 for an unknown or misplaced property or bytes that do not decode, 0x82 for a repeat or
-            a value out of range, 0x97 for too many user properties outside of messages.
+        RemoteProtocolError: 0x81 for malformed bytes or a property that the packet cannot have, 0x82 for a repeated
+        property or a value out of range, 0x97 for too many user properties of a packet other than a message.
     """
     properties = Properties()
     rows = _ROWS[context]
@@ -121,7 +121,7 @@ def decode_properties(data: bytes, position: int, end: int, context: int) -> Pro
             continue
         bit = 1 << identifier
         if seen & bit and not repeats:
-            raise protocol_error(f"property {BY_IDENTIFIER[identifier].name} stands twice in one packet")
+            raise protocol_error(f"property {BY_IDENTIFIER[identifier].name} occurs twice in one packet")
         seen |= bit
         if kind > 0:
             stop = position + kind
@@ -163,10 +163,10 @@ _PUBLISH: Final = 1 << PacketType.PUBLISH
 @final
 @mypyc_attr(acyclic=True, free_list_len=1)
 class PropertyBlock:
-    """The checked properties of one PUBLISH in the form in which they were sent; :class:`Properties` has them as text.
+    """Validated properties of one PUBLISH in their encoded form; :class:`Properties` has the decoded ones.
 
-    ``seen`` has bit n set for property identifier n; the values of the others are 0 or empty. ``wire`` is the block,
-    in which the first user property begins at ``user_at``; at its end where there is none.
+    ``seen`` has bit n set for property identifier n; the values of the others are 0 or empty. ``wire`` is the encoded
+    block, ``user_at`` the start of the first user property (the end of the block without any).
     """
 
     __slots__ = (
@@ -192,7 +192,7 @@ class PropertyBlock:
         self.content_type_at: i64 = 0
         """Position of the Content Type in ``wire``; 0 without one."""
         self.name_lengths: i64 = 0
-        """Bit n is set where a user property has a name of n bytes; bit 62 for longer names, too."""
+        """Bit n is set if a user property has a name of n bytes; bit 62 stands for all longer names."""
         self.seen: i64 = 0
         self.payload_format_indicator: i64 = 0
         self.message_expiry_interval: i64 = 0
@@ -226,7 +226,7 @@ class PropertyBlock:
         return pairs
 
     def user_property(self, name: bytes) -> bytes | None:
-        """The value of the user property ``name``: empty where it is repeated, None where it is absent."""
+        """Return the value of the user property ``name``: empty if it is repeated, None if it is absent."""
         if not COMPILED:
             return self._read_in_bulk().get(name)
         wanted: i64 = len(name)
@@ -246,7 +246,7 @@ class PropertyBlock:
             value_at = position + size + 2
             same = size == wanted
             if same:
-                at = size - 1  # names of one length often differ at their ends only
+                at = size - 1  # names of one length often differ only in their last bytes
                 while at >= 0 and wire[position + at] == name[at]:
                     at -= 1
                 same = at < 0
@@ -259,7 +259,7 @@ class PropertyBlock:
     def four_user_properties(
         self, first: bytes, usual: bytes, second: bytes, third: bytes, fourth: bytes
     ) -> tuple[bytes | None, bytes | None, bytes | None, bytes | None]:
-        """The values of user properties with four different names, in one pass; ``usual`` is that of the first one."""
+        """Return the values of four user properties in one pass; ``usual`` is the expected value of the first one."""
         if not COMPILED:
             pairs = self._read_in_bulk()
             return pairs.get(first), pairs.get(second), pairs.get(third), pairs.get(fourth)
@@ -299,7 +299,7 @@ class PropertyBlock:
         return one, two, three, four
 
     def _read_in_bulk(self) -> dict[bytes, bytes]:
-        """The second form of :meth:`user_property`, for all names: without loops over bytes."""
+        """As :meth:`user_property`, for all names, without loops over bytes; used interpreted."""
         pairs = self._pairs
         if pairs is None:
             pairs = self._pairs = {}
@@ -318,7 +318,7 @@ class PropertyBlock:
 
 
 def _after(wire: bytes, position: i64) -> i64:
-    """Return the end of the property of a PUBLISH at ``position``, which is no user property."""
+    """Return the end of the property at ``position``, other than a user property."""
     identifier: i64 = wire[position]
     position += 1
     if identifier == 0x01:
@@ -336,8 +336,8 @@ def _after(wire: bytes, position: i64) -> i64:
 
 
 MAX_USER_PROPERTIES: Final = 1_000
-"""Most user properties of a packet that is not a message; each becomes two objects. CONNECT, with the will, is bounded
-by its size, PUBLISH by a limit of the broker."""
+"""Maximum user properties of a packet other than CONNECT and PUBLISH; each becomes two objects. CONNECT is bounded by
+its size, PUBLISH by a limit of the broker."""
 
 _USER_PROPERTY: Final = 0x26
 HAS_EXPIRY: Final = 1 << 0x02
@@ -351,7 +351,7 @@ HAS_USER_PROPERTY: Final = 1 << 0x26
 @final
 @mypyc_attr(acyclic=True)
 class LastResponseTopic:
-    """The last response topic of a client, as sent and as text: its next request nearly always has the same."""
+    """The last response topic of a client, encoded and decoded: most requests of a client have the same."""
 
     __slots__ = ("text", "wire")
 
@@ -361,10 +361,10 @@ class LastResponseTopic:
 
 
 def decode_publish_properties(data: bytes, position: i64, end: i64, last: LastResponseTopic) -> PropertyBlock:
-    """Check the properties of a PUBLISH in ``data[position:end]``, and read the properties that a broker needs.
+    """Validate the properties of a PUBLISH in ``data[position:end]``, and read the properties that a broker needs.
 
     Accepts and refuses what :func:`decode_properties` does, with the same errors; a property test compares the two.
-    ``last``: of the connection that the packet came over.
+    ``last``: the cache of the packet's connection.
 
     Raises:
         RemoteProtocolError: as :func:`decode_properties`.
@@ -435,9 +435,9 @@ def decode_publish_properties(data: bytes, position: i64, end: i64, last: LastRe
 
 
 def block_of(properties: Properties) -> PropertyBlock:
-    """The properties of a PUBLISH that did not come over a connection.
+    """Encode the properties of a PUBLISH that was created in this process.
 
-    ``wire`` has its user properties and its Content Type alone.
+    ``wire`` has only the user properties and the Content Type.
     """
     parts: list[bytes] = []
     for name, value in properties.user_properties:
@@ -467,10 +467,10 @@ def _sized(text: str) -> bytes:
 
 
 def encode_properties(properties: Properties | None, context: int) -> bytes:
-    """The property block with its length, in the order of the identifiers; ``context`` says what it belongs to.
+    """Encode a property block with its length, in the order of the identifiers, for a packet of ``context``.
 
     Raises:
-        LocalProtocolError: a property does not belong there, or its value is out of range.
+        LocalProtocolError: the packet cannot have a property, or its value is out of range.
     """
     if properties is None:
         return b"\x00"
@@ -516,16 +516,16 @@ def _check_range(spec: PropertySpec, number: int) -> None:
 
 
 def _refuse_misplaced(properties: Properties, context: int) -> None:
-    """Raise for a property that this packet cannot carry; not for PUBLISH, where it would cost on each one."""
+    """Raise for a property that this packet cannot have; not called for PUBLISH, whose cost would grow."""
     for spec in PROPERTIES:
         if not spec.contexts & context and getattr(properties, spec.attribute) not in (None, []):
             raise LocalProtocolError(f"mqtt: property {spec.name} does not belong in this packet")
 
 
 def _check_user_properties(block: PropertyBlock, data: bytes, position: i64, end: i64) -> i64:
-    """Check the user properties that follow each other from ``position`` on; return where the last of them ends.
+    """Validate consecutive user properties from ``position``; return the end of the last one.
 
-    All texts are checked at once: in ASCII, with no more zero bytes than the lengths have, there is no U+0000 in them.
+    All texts are validated at once: ASCII with no more zero bytes than the lengths contain has no U+0000.
     """
     start = position
     zeros: i64 = 0
@@ -580,7 +580,7 @@ def _out_of_range(identifier: int, number: int) -> RemoteProtocolError:
 
 
 def _pair_end(data: bytes, position: int, end: int) -> int:
-    """Return the end of the two strings at ``position``."""
+    """Return the end of the string pair at ``position``."""
     middle = position + 2
     if middle <= end:
         middle += data[position] << 8 | data[position + 1]
@@ -593,19 +593,19 @@ def _pair_end(data: bytes, position: int, end: int) -> int:
 
 
 def _pair(wire: bytes) -> tuple[str, str]:
-    """The two strings that ``wire`` is, with their lengths."""
+    """Decode a string pair; both strings have a length."""
     middle = 2 + (wire[0] << 8 | wire[1])
     return decode_text(wire[2:middle]), decode_text(wire[middle + 2 :])
 
 
 def _response_topic(raw: bytes) -> str:
-    """A Response Topic, which must be a topic name."""
+    """Validate a Response Topic, which must be a topic name."""
     known = _response_topics.get(raw)
     if known is not None:
         return known
     topic = decode_text(raw)
     if name_problem(topic) is not None:
-        raise protocol_error(f"response topic {topic!r} is no topic name [MQTT-3.3.2-14]")
+        raise protocol_error(f"response topic {topic!r} is not a topic name [MQTT-3.3.2-14]")
     if len(raw) <= _MAX_CACHED_BYTES:
         if len(_response_topics) >= _MAX_CACHED_TOPICS:
             _response_topics.clear()

@@ -1,4 +1,4 @@
-"""The reason codes of MQTT 5 as data: number, name, and which packets may carry them.
+"""The reason codes of MQTT 5 as data: number, name, and the packets that may carry them.
 
 One byte on the wire; below 0x80 success, from 0x80 failure. Decoder, engines and documentation read this table.
 
@@ -99,16 +99,16 @@ ALLOWED: dict[int, frozenset[int]] = {
     ),
     PacketType.AUTH: frozenset((0x00, 0x18, 0x19)),
 }
-"""Packet type -> the codes it may carry."""
+"""Packet type -> reason codes that it may carry."""
 
 CLIENT_DISCONNECT = frozenset(
     (0x00, 0x04, 0x80, 0x81, 0x82, 0x83, 0x8C, 0x90, *range(0x93, 0x9A)),
 )
-"""The codes of DISCONNECT that a client may send; 0x04 is the one that only a client may send."""
+"""Reason codes of DISCONNECT that a client may send; only a client may send 0x04."""
 
 
 def reason_name(code: int) -> str:
-    """``code`` for people: ``0x87 not authorized``; a number that is no reason code stands alone."""
+    """Format a reason code for messages: ``0x87 not authorized``; an unknown code is only the number."""
     try:
         return f"0x{code:02X} {ReasonCode(code).name.lower().replace('_', ' ')}"
     except ValueError:

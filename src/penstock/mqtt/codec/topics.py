@@ -26,19 +26,20 @@ SHARE_PREFIX: Final = "$share/"
 
 
 def has_wildcard(text: str) -> bool:
-    """Whether ``text`` holds ``+`` or ``#`` anywhere."""
+    """Return whether ``text`` contains ``+`` or ``#``."""
     return "+" in text or "#" in text
 
 
 def name_problem(topic: str) -> str | None:
-    """The reason why ``topic`` is not a topic name; None if it is one."""
+    """Return the reason why ``topic`` is not a valid topic name; None if it is valid."""
     if has_wildcard(topic):
-        return "a topic name holds no wildcard characters + and # [MQTT-3.3.2-2]"
+        return "a topic name must not contain the wildcards + and # [MQTT-3.3.2-2]"
     return _text_problem(topic)
 
 
 def filter_problem(topic_filter: str) -> str | None:
-    """The reason why ``topic_filter`` is not a topic filter; None if it is one. ``$share/name/filter`` is one."""
+    """Return the reason why ``topic_filter`` is not a valid topic filter; None if it is valid, also
+    ``$share/name/filter``."""
     if topic_filter.startswith(SHARE_PREFIX):
         name, slash, rest = topic_filter[len(SHARE_PREFIX) :].partition("/")
         if not name or has_wildcard(name):
@@ -63,7 +64,7 @@ def plain_filter_problem(topic_filter: str) -> str | None:
 
 
 def validate_topic_name(topic: str) -> None:
-    """Check a topic name that is about to be sent.
+    """Validate a topic name before it is sent.
 
     Raises:
         LocalProtocolError: it is not one; the message says why.
@@ -74,7 +75,7 @@ def validate_topic_name(topic: str) -> None:
 
 
 def validate_topic_filter(topic_filter: str) -> None:
-    """Check a topic filter that is about to be sent.
+    """Validate a topic filter before it is sent.
 
     Raises:
         LocalProtocolError: it is not one; the message says why.
@@ -85,7 +86,7 @@ def validate_topic_filter(topic_filter: str) -> None:
 
 
 def matches(topic_filter: str, topic: str) -> bool:
-    """Whether the well-formed ``topic_filter`` (not a shared one) matches the topic name.
+    """Return whether the valid ``topic_filter`` (without ``$share``) matches the topic name.
 
     ``#`` also matches the level above it; a filter that begins with a wildcard matches no topic that begins with ``$``
     [MQTT-4.7.2-1].
@@ -105,13 +106,13 @@ def matches(topic_filter: str, topic: str) -> bool:
 
 
 def _text_problem(text: str) -> str | None:
-    """The violation of a rule for names and filters: 1 to 65,535 bytes of UTF-8 without U+0000; None without one."""
+    """Return the violated rule for names and filters (1 to 65,535 bytes of UTF-8 without U+0000); None if valid."""
     if not text:
         return "it has at least one character [MQTT-4.7.3-1]"
     if "\0" in text:
-        return "it holds no U+0000 [MQTT-4.7.3-2]"
+        return "it must not contain U+0000 [MQTT-4.7.3-2]"
     try:
         too_long = len(text) > 65_535 or (not text.isascii() and len(text.encode()) > 65_535)
     except UnicodeEncodeError:
-        return "it holds no surrogates [MQTT-1.5.4-1]"
+        return "it must not contain surrogates [MQTT-1.5.4-1]"
     return "it has at most 65,535 bytes [MQTT-4.7.3-3]" if too_long else None

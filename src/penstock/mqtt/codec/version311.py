@@ -1,6 +1,6 @@
-"""MQTT 3.1.1 on the wire: the same packets without properties and, but for CONNACK and SUBACK, without reason codes.
+"""MQTT 3.1.1 packets: without properties and, except for CONNACK and SUBACK, without reason codes.
 
-Packets are those of MQTT 5; what 3.1.1 cannot say is left out when they are encoded, and empty when they are decoded.
+The classes are those of MQTT 5; fields that 3.1.1 lacks are omitted when encoding, and empty when decoding.
 
 Source: MQTT 3.1.1 (OASIS Standard) chapter 3.
 """
@@ -46,10 +46,10 @@ from penstock.mqtt.codec.topics import plain_filter_problem
 __all__ = ["BODIES_311", "BRIDGE_LEVEL", "encode_311", "return_code"]
 
 BRIDGE_LEVEL: Final = 0x84
-"""Protocol level with which a bridge of Mosquitto and others connects: 3.1.1, and the top bit says that it is a bridge.
+"""Protocol level of bridges (Mosquitto and others): 3.1.1 with the highest bit set.
 
-A convention, not part of the standard. A broker that does not know it answers with return code 1, and the bridge tries
-again with level 4.
+A convention, not part of the standard. A broker without support answers with return code 1, and the bridge retries with
+level 4.
 """
 
 _RETURN_CODES: dict[int, int] = {
@@ -68,15 +68,15 @@ _REASON_CODES: Final = (0x00, 0x84, 0x85, 0x88, 0x86, 0x87)
 
 
 def return_code(reason_code: int) -> int:
-    """The CONNACK return code of 3.1.1 for a reason code; 3 (server unavailable) where it has no other words."""
+    """Return the CONNACK return code of 3.1.1 for a reason code; 3 (server unavailable) by default."""
     return _RETURN_CODES.get(reason_code, 3)
 
 
 def encode_311(packet: Packet) -> bytes:
-    """``packet`` as MQTT 3.1.1 writes it.
+    """Encode ``packet`` as MQTT 3.1.1.
 
     Raises:
-        LocalProtocolError: a field does not fit, or 3.1.1 has no such packet (AUTH).
+        LocalProtocolError: a field is out of range, or 3.1.1 does not have the packet (AUTH).
     """
     encoder = _ENCODERS.get(type(packet))
     if encoder is None:
@@ -163,7 +163,7 @@ def _packet_id(reader: Reader) -> int:
 
 
 def _filter(reader: Reader) -> str:
-    """A topic filter, well formed [MQTT-4.7.1-2], [MQTT-4.7.1-3], [MQTT-4.7.3-1] of MQTT 3.1.1."""
+    """Decode a valid topic filter [MQTT-4.7.1-2], [MQTT-4.7.1-3], [MQTT-4.7.3-1] of MQTT 3.1.1."""
     topic_filter = reader.string()
     problem = plain_filter_problem(topic_filter)
     if problem is not None:
@@ -199,7 +199,7 @@ def _suback(data: bytes, position: int, end: int) -> SubAck:
     packet_id = _packet_id(reader)
     codes = list(data[reader.position : end])
     if not codes or any(code > 2 and code != 0x80 for code in codes):
-        raise malformed("SUBACK holds 0, 1, 2 or 0x80 for each filter")
+        raise malformed("SUBACK has 0, 1, 2 or 0x80 for each filter")
     return SubAck(packet_id, codes)
 
 

@@ -2,8 +2,8 @@
 
 The shell opens a :class:`BrokerConnection` for each network connection, feeds it bytes, and after each loop turn takes
 its output from :meth:`Broker.flush`. Time comes in as ``now``, milliseconds of a clock that never jumps;
-:meth:`next_deadline` says when :meth:`tick` wants to be called. ``wake`` is called when there is output and there was
-none before, so that a settled message leaves although no bytes came in.
+:meth:`next_deadline` returns when :meth:`tick` is due. ``wake`` is called when there is output for the first time since
+the last flush, so that an acknowledgement is sent although no bytes were received.
 
 Source: MQTT 5.0 chapters 3 and 4.
 """
@@ -29,10 +29,10 @@ __all__ = ["Broker"]
 
 
 class Broker(BrokerCore):
-    """One broker: what the shell calls.
+    """One broker: the interface of the shell.
 
     ``journal`` records persistent state; without one nothing survives a restart. ``new_client_id`` returns an
-    unguessable identifier for clients without one. ``wake`` is called when there is output and there was none before.
+    unguessable identifier for clients without one. ``wake`` is called for the first output since the last flush.
     ``report`` is called with every connection that the broker ends or refuses, the reason code and the reason, for
     logs; an :class:`Access` logs its own decisions. ``report_merged`` is called with a client identifier and the number
     of notifications that were merged in its queue.
@@ -63,11 +63,11 @@ class Broker(BrokerCore):
         self.journal = self.retained.journal = journal
 
     def check_retained(self, allows: Allows) -> None:
-        """Ask ``allows`` for the publisher of each retained message that is to be delivered."""
+        """Check the publisher of each retained message with ``allows`` before it is delivered."""
         self.retained.allows = allows
 
     def add_service(self, service: Service) -> None:
-        """Hand the messages of the service's filters to it from now on."""
+        """Add a service, which receives the messages of its topic filters from now on."""
         for topic_filter in (*service.filters, *service.reserved):
             validate_topic_filter(topic_filter)
         self.services.append(service)
@@ -81,9 +81,9 @@ class Broker(BrokerCore):
         origin: Origin = LOCAL,
         access: Access | None = None,
     ) -> BrokerConnection | None:
-        """A network connection came in; None when there are too many: close it.
+        """Open a network connection; None if there are too many, and the shell closes it.
 
-        ``access`` decides for this one in place of the broker's.
+        ``access`` replaces the broker's access control for this connection.
         """
         if self.connections >= self.limits.max_connections:
             self.stats.connections_refused += 1

@@ -25,7 +25,7 @@ class BrokerOutlet(Outlet):
         self._now = now
         self._write = write
         self._collecting_since = 0
-        """The time for all that is collected now, 0 = nothing is."""
+        """Time of the output that is being collected; 0: none is."""
 
     def publish(self, message: Publish) -> None:
         """Route a message of the node itself: to subscribers, retained, and to rules. No Local does not apply.
@@ -44,7 +44,7 @@ class BrokerOutlet(Outlet):
         expiry_s: i64,
         request: Inbound | None = None,
     ) -> bool:
-        """Send a message of the node to that client's matching subscriptions; False without any [Outlet].
+        """Send a message of the node to the client's matching subscriptions; False without any [Outlet].
 
         Raises:
             LocalProtocolError: the topic cannot be sent.
@@ -62,9 +62,9 @@ class BrokerOutlet(Outlet):
         return self._broker.unheard(client_id, topic)
 
     def deliver(self, client_id: str, message: Publish, *, deletes: bool = False) -> bool:
-        """Deliver a notification to that client's session, exactly once, subscribed or not [Outlet.deliver].
+        """Deliver a notification to the client's session, exactly once, subscribed or not [Outlet.deliver].
 
-        False where there is no such session. A session that is offline keeps it (QoS 1).
+        False if the session does not exist. An offline session queues it (QoS 1).
         """
         return self._broker.deliver(client_id, message, self._now(), deletes=deletes)
 
@@ -73,11 +73,11 @@ class BrokerOutlet(Outlet):
         self._broker.copy_to_subscribers(client_id, message, self._now())
 
     def disconnect(self, client_id: str, reason_code: int, reason_string: str = "") -> None:
-        """End that client's network connection, if it has one, with DISCONNECT."""
+        """End the client's network connection, if it has one, with DISCONNECT."""
         self._broker.disconnect(client_id, reason_code, self._now(), reason_string)
 
     def collect(self) -> None:
-        """Keep output for :meth:`send_collected`, instead of asking for a flush in the next turn [Outlet]."""
+        """Collect output for :meth:`send_collected`, instead of requesting a flush in the next turn [Outlet]."""
         self._broker.outbound.collects = True
         self._collecting_since = self._now()
 

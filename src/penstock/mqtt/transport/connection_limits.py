@@ -1,8 +1,8 @@
 """Limits of network connections that apply before a byte is read. Pure: time is an argument.
 
-A connection is unauthenticated from its acceptance until the broker accepts its CONNECT. When there are too many
-unauthenticated connections, the oldest one of the address with most of them is closed: a flood of silent connections
-from one address closes only its own.
+A connection is unauthenticated from its acceptance until the broker accepts its CONNECT. If there are too many
+unauthenticated connections, the oldest one of the address with the most is closed, so that a flood of silent
+connections from one address closes only its own.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class ConnectionLimiter(Generic[L]):
         return None
 
     def opened(self, link: L, group: str) -> L | None:
-        """Add a connection. The caller must close the returned one, which made room for it."""
+        """Add a connection. The caller must close the returned one, to make room."""
         self._count += 1
         self._by_address[group] = self._by_address.get(group, 0) + 1
         most = self.limits.max_unauthenticated
@@ -117,7 +117,7 @@ class ConnectionLimiter(Generic[L]):
         if most and self._unauthenticated_count >= most:
             crowd, links = max(self._unauthenticated.items(), key=lambda item: len(item[1]))
             victim = next(iter(links))
-            # At once, although its end is noticed later: further connections of this turn must not choose it again.
+            # Removed at once, although it ends later: other connections of this turn must not choose it again.
             self.authenticated(victim, crowd)
             self._stats.evicted_unauthenticated += 1
         self._unauthenticated.setdefault(group, {})[link] = None
@@ -125,7 +125,7 @@ class ConnectionLimiter(Generic[L]):
         return victim
 
     def authenticated(self, link: L, group: str) -> None:
-        """The CONNECT of the connection was accepted."""
+        """Note that the CONNECT of the connection was accepted."""
         found = self._unauthenticated.get(group)
         if found is not None and link in found:
             del found[link]

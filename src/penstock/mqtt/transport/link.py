@@ -25,11 +25,11 @@ __all__ = ["CLOSE_GRACE_S", "END_WORK", "ServerLink", "ServerLinkOwner"]
 _write: Final = os.write
 
 CLOSE_GRACE_S = 5.0
-"""Time for a peer to read the last bytes of a closed connection before it is aborted."""
+"""Time for a peer to read the last bytes of a connection that is being closed; then it is aborted."""
 END_WORK: Final = 16
 """Units of work for the end of a connection (see ``max_turn_work``)."""
 WRITE_BUFFER_BYTES: Final = 256 * 1024
-"""Size of the write buffer above which a connection gets no messages and is not read."""
+"""Size of the write buffer above which a connection gets no messages and reading is paused."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -50,26 +50,26 @@ class ServerLinkOwner:
         raise NotImplementedError
 
     def arrived(self, link: ServerLink) -> None:
-        """A connection was accepted; its TLS handshake has not begun."""
+        """Register an accepted connection, before its TLS handshake."""
         raise NotImplementedError
 
     def opened(self, link: ServerLink) -> BrokerConnection | None:
-        """A connection is ready for MQTT; None if it must be closed."""
+        """Open a connection that is ready for MQTT; None if it must be closed."""
         raise NotImplementedError
 
     def received(self, connection: BrokerConnection, link: ServerLink, data: bytes) -> None:
-        """Bytes of MQTT were received."""
+        """Handle received bytes of MQTT."""
         raise NotImplementedError
 
     def defers(self, link: ServerLink, work: int) -> bool:
-        """Whether bytes of a connection without CONNACK, or its end, wait for a later turn.
+        """Return whether bytes of a connection without CONNACK, or its end, must wait for a later turn.
 
-        False: they are to be handled, with ``work`` units.
+        False: the caller handles them now, for ``work`` units.
         """
         raise NotImplementedError
 
     def lost(self, link: ServerLink) -> None:
-        """The connection is closed; called once, also if it was never opened."""
+        """Handle the end of a connection; called once, also if it was never opened."""
         raise NotImplementedError
 
 
@@ -109,22 +109,22 @@ class ServerLink(Sink):
         self._server = server
         self._abort: asyncio.TimerHandle | None = None
         self._aborted = False
-        """It was aborted before the event loop had opened its transport."""
+        """Whether it was aborted before the event loop opened its transport."""
         self._buffered = False
-        """The transport was written to, so that its write buffer may have bytes."""
+        """Whether the transport was used for writing, so that its write buffer may have bytes."""
         self._full = False
         self._finished = False
         self._tls: TlsTransport | None = None
         self._lingering = False
-        """The server's side is closed: received bytes are discarded until the peer closes its side."""
+        """Whether the server's side is closed: received bytes are discarded until the peer closes its side."""
         self.reading_paused = False
-        """Reading is paused because a service cannot accept more messages."""
+        """Whether reading is paused because a service cannot accept more messages."""
         self.deferred = False
-        """Reading is paused until a later turn: the connection has used its share of this one."""
+        """Whether reading is paused until a later turn because the connection has used its share."""
         self.early = b""
         """Bytes of a TLS handshake, or before CONNACK, that wait for a later turn."""
         self.lost = False
-        """The connection is closed, and received bytes are still to be handled."""
+        """Whether the connection is closed while received bytes still wait."""
         self.listener = listener
         self.descriptor = -1
         """The socket's descriptor, to which :meth:`send_now` writes; set by the listener. -1 over WebSocket, and once
@@ -133,7 +133,7 @@ class ServerLink(Sink):
         self.port = port
         self.group = group
         self.unauthenticated = True
-        """Its CONNECT was not accepted yet."""
+        """Whether CONNECT was not accepted yet."""
         self.connection: BrokerConnection | None = None
         self.transport: asyncio.Transport | None = None
         self.certificate: str | None = None
@@ -191,7 +191,7 @@ class ServerLink(Sink):
             self.abort()
 
     def begin_handshake(self, transport: TlsTransport) -> None:
-        """The TLS handshake begins: :meth:`abort` has to end it."""
+        """Note the beginning of the TLS handshake, which :meth:`abort` ends."""
         self._tls = transport
 
     def as_protocol(self) -> asyncio.Protocol:
@@ -204,7 +204,7 @@ class ServerLink(Sink):
             self._server.received(self.connection, self, data)
 
     def defers(self, data: bytes, work: int = 0) -> bool:
-        """Keep bytes of a TLS handshake, or before CONNACK, for a later turn if this one is full; whether it is.
+        """Keep bytes of a TLS handshake, or before CONNACK, for a later turn if this one is full; return whether it is.
 
         Otherwise ten thousand clients that connect at the same time would delay all others until the last of them has
         its CONNACK.
@@ -215,7 +215,7 @@ class ServerLink(Sink):
         return True
 
     def proceed(self) -> None:
-        """Handle the bytes that :meth:`defers` kept, in the turn that they waited for."""
+        """Handle the bytes that :meth:`defers` kept."""
         data, self.early = self.early, b""
         self.deferred = False
         if self.connection is not None:
@@ -233,7 +233,7 @@ class ServerLink(Sink):
         """Let the transport close: the peer closed its side [asyncio]."""
 
     def write(self, data: bytes) -> None:
-        """Have the transport write ``data``; nothing once it is closing."""
+        """Write ``data`` with the transport; no effect while it is closing."""
         transport = self.transport
         if transport is not None and not transport.is_closing():
             self._buffered = True
@@ -315,7 +315,7 @@ class ServerLink(Sink):
         if self._abort is not None:
             self._abort.cancel()
         if self.deferred and self.connection is not None and (self.connection.unread or self.early):
-            self.lost = True  # its last packets, perhaps a DISCONNECT, were received before
+            self.lost = True  # its last packets, for example DISCONNECT, were received before
             self.descriptor = -1
         elif self._server.defers(self, END_WORK):
             self.lost = True
@@ -355,7 +355,7 @@ class ServerLink(Sink):
             else:
                 transport.close()
             if self._tls is None and not (self._buffered and self._waits()):
-                return  # it ends in the next turn
+                return  # it is closed in the next turn
         elif not self._lingering:
             self._lingering = True
             try:

@@ -34,7 +34,7 @@ BACKLOG: Final = 1024
 ACCEPT_AT_ONCE: Final = 16
 """Connections accepted per loop turn, so that existing connections are served in between."""
 RESUME_S: Final = 0.25
-"""Interval at which a paused listener looks for a free descriptor; it also does when a connection is closed."""
+"""Interval at which a paused listener checks for a free descriptor; also checked when a connection is closed."""
 RESERVED_DESCRIPTORS: Final = 64
 """Descriptors reserved for files, health checks and other connections of the node; at most an eighth of all."""
 REFUSING_AT_ONCE: Final = 64
@@ -65,7 +65,7 @@ class Listener(ListenerState):
         self._refusing = 0
         self._resume_timer: asyncio.TimerHandle | None = None
         self._handshake_timer: asyncio.TimerHandle | None = None
-        """One for all TLS handshakes, for the one that began first; it may be over."""
+        """Timer for all TLS handshakes, set for the oldest one, which may have ended."""
         self._max_descriptor = 0
         self._closed = False
 
@@ -126,11 +126,11 @@ class Listener(ListenerState):
             self._handshake_timer = None
 
     def connection_closed(self) -> None:
-        """A descriptor may be free: resume accepting if paused."""
+        """Resume accepting if paused: a descriptor may be free."""
         if self.stats.paused and not self._closed and self._loop is not None:
             self._loop.call_soon(self._resume)
 
-    # Inside
+    # Internal
 
     def _bind(self, family: int, where: tuple[object, ...]) -> socket.socket:
         # The event loops set TCP_NODELAY on accepted sockets; asyncio's only where the protocol is given.
@@ -214,7 +214,7 @@ class Listener(ListenerState):
     def _connect(self, protocol: asyncio.Protocol, client: socket.socket) -> None:
         """Pass an accepted socket to the event loop, which calls ``connection_made`` in its next turn.
 
-        The loop's coroutine awaits one future. It runs here up to there, and to its end when that is done.
+        The loop's coroutine awaits one future: it runs here up to that await, and to its end when the future is done.
 
         Raises:
             OSError: the socket cannot be used.
@@ -326,7 +326,7 @@ class RefusingLink:
             return
         if level == 5:
             self._transport.write(bytes((0x20, 3, 0, self._reason_code, 0)))
-        elif level:  # 3.1.1, a bridge, unknown: MQTT 3.1.1 has no better code than "server unavailable"
+        elif level:  # MQTT 3.1.1, a bridge or unknown: the closest return code is "server unavailable"
             self._transport.write(b"\x20\x02\x00\x03")
         self._transport.close()
 
@@ -347,7 +347,7 @@ class RefusingLink:
 
 
 def _protocol_level(data: bytes) -> int | None:
-    """Return the protocol level of the start of a CONNECT; None if more bytes are needed, 0 if it is no CONNECT."""
+    """Return the protocol level from the start of a CONNECT; None if more bytes are needed, 0 for another packet."""
     if data[:1] not in (b"", b"\x10"):
         return 0
     start = 1

@@ -49,7 +49,7 @@ class ConnectionLimits:
 class ListenerSettings:
     """Settings of a listener. ``origins`` and ``path`` apply to WebSocket, ``tls`` to TLS.
 
-    ``max_connections`` 0: no limit of its own. ``access`` None: any client may connect and do everything.
+    ``max_connections`` 0: no separate limit. ``access`` None: any client may connect and do everything.
     """
 
     name: str = "mqtt"

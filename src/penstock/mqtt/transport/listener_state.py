@@ -27,7 +27,7 @@ class ListenerStats:
         self.pauses = 0
         """Times that it stopped accepting connections because no file descriptor was free."""
         self.paused = 0
-        """1 while it accepts no connections."""
+        """1 while it does not accept connections."""
         self.connections = 0
 
 
@@ -44,7 +44,7 @@ class ListenerState:
         self.settings = settings
         self.tls = self.read_tls(settings)
         self.handshakes: dict[TlsTransport, int] = {}
-        """TLS handshakes in progress or failed, with the instant (ms) at which they took too long; the oldest first."""
+        """TLS handshakes in progress or failed, with their deadline (ms), oldest first."""
 
     @staticmethod
     def read_tls(settings: ListenerSettings) -> ServerTls | None:
@@ -71,10 +71,10 @@ class ListenerState:
 
     @property
     def max_connect_size(self) -> int:
-        """The most bytes that are buffered for a client before its CONNECT was accepted."""
+        """Maximum bytes buffered for a client before its CONNECT is accepted."""
         return self._broker_limits.max_connect_size
 
     @property
     def max_packet_size(self) -> int:
-        """The largest packet of a client whose CONNECT was accepted."""
+        """Maximum packet size of a client whose CONNECT was accepted."""
         return self._broker_limits.max_packet_size

@@ -90,7 +90,7 @@ class ServerTls:
                 self.expiry[files.revoked] = revocations.next_update
         self.context = context
         self.incoming, self.outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
-        """Bytes of all connections, in one thread (see :mod:`penstock.mqtt.transport.tls_transport`)."""
+        """Memory BIOs that all connections share, in one thread (see :mod:`penstock.mqtt.transport.tls_transport`)."""
 
 
 def trust_anchor(ssl_object: object) -> bytes | None:

@@ -1,13 +1,13 @@
 """TLS of an accepted connection, between the transport of its socket and its link.
 
-The event loops have TLS transports of their own, which keep read buffers for each connection. This one has none:
-OpenSSL frees its record buffers between records, and the two memory BIOs from which it reads and to which it writes
-hold bytes only while a call runs. All connections of a listener share them, because a memory BIO keeps the size that it
-once had: 3 KB for a handshake. A method that fills one empties it before other code runs, also if it fails. Bytes that
-were left there by mistake would end the connection that found them: they are encrypted with the keys of another one.
+The TLS transports of the event loops have read buffers for each connection. This one does not: OpenSSL frees its record
+buffers between records, and the two memory BIOs for its input and output contain bytes only during a call. All
+connections of a listener share them, because a memory BIO never shrinks: 3 KB for a handshake. A method that fills one
+empties it before other code runs, also if it fails. Remaining bytes would end the next connection that uses the BIO,
+because they are encrypted with the keys of another one.
 
-Bytes are encrypted when they are written: the socket's transport is the only write buffer, and its limits are those of
-the connection. A failed handshake ends with an alert (see :mod:`penstock.runtime.io.tls`).
+Bytes are encrypted when they are written: the socket's transport is the only write buffer, with the connection's
+limits. A failed handshake ends with an alert (see :mod:`penstock.runtime.io.tls`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from penstock.mqtt.transport.tls import ServerTls
 __all__ = ["TlsTransport"]
 
 RECORD_BYTES: Final = 16 * 1024
-"""The plaintext of one record at most [RFC 8446 section 5.1]."""
+"""Maximum plaintext of one record [RFC 8446 section 5.1]."""
 
 
 class TlsTransport:
@@ -82,7 +82,7 @@ class TlsTransport:
             self.receive(data)
 
     def receive(self, data: bytes) -> None:
-        """Decrypt; the plaintext of one call is handed on in one piece."""
+        """Decrypt; the plaintext of one call is passed on in one piece."""
         incoming = self._incoming
         pieces: list[bytes] = []
         opened = ended = False
@@ -106,7 +106,7 @@ class TlsTransport:
                 self._socket.close()
 
     def eof_received(self) -> None:
-        """The client sends no more; the socket's transport then closes [asyncio]."""
+        """Handle the end of input; the socket's transport then closes [asyncio]."""
         if self._open and not self._closing:
             self._protocol.eof_received()
 
@@ -124,18 +124,18 @@ class TlsTransport:
         """The connection is closed [asyncio]."""
         if not self._closing:
             self._closing = True
-            self._fail(exc or ConnectionResetError("the peer left during the handshake"))
+            self._fail(exc or ConnectionResetError("the peer closed the connection during the handshake"))
         self._protocol.connection_lost(exc)
 
     # The transport of ``protocol``
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Encrypt and send ``data``; nothing once the connection is being closed."""
+        """Encrypt and send ``data``; no effect while the connection is being closed."""
         if not self._closing:
             self.send_encrypted(self.encrypt(data))
 
     def encrypt(self, data: bytes | bytearray | memoryview) -> bytes:
-        """Encrypt ``data``; the caller sends the result next. Empty if the connection has failed."""
+        """Encrypt ``data``; the caller must send the result next. Empty after a failure of the connection."""
         try:
             written = self._tls.write(data)  # at most one record
             if written == len(data):
@@ -151,15 +151,15 @@ class TlsTransport:
         return b"".join(records)
 
     def send_encrypted(self, data: bytes) -> None:
-        """Send the result of :meth:`encrypt`, or the rest of it."""
+        """Send the result of :meth:`encrypt`, or the remaining part."""
         if data and self._socket is not None and not self._socket.is_closing():
             self._socket.write(data)
 
     def close(self, *, wait: bool = True) -> None:
-        """Send close_notify and discard what arrives until the client closes, too; the caller limits that time.
+        """Send close_notify and discard received bytes until the client closes; the caller limits the time.
 
-        Without ``wait`` the connection closes once close_notify was sent [RFC 8446 section 6.1]: for a client that has
-        said that it leaves.
+        Without ``wait`` the connection closes after close_notify was sent [RFC 8446 section 6.1]: for a client that
+        sent DISCONNECT.
         """
         if self._closing or self._socket is None:
             return
@@ -194,18 +194,18 @@ class TlsTransport:
         return False
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        """``ssl_object``, or what the socket's transport has."""
+        """``ssl_object``, or the information of the socket's transport."""
         if name == "ssl_object":
             return self._tls
         return default if self._socket is None else self._socket.get_extra_info(name, default)
 
     def pause_reading(self) -> None:
-        """Leave bytes in the socket."""
+        """Pause reading from the socket."""
         if self._socket is not None and not self._socket.is_closing():
             self._socket.pause_reading()
 
     def resume_reading(self) -> None:
-        """Read from the socket again."""
+        """Resume reading from the socket."""
         if self._socket is not None and not self._socket.is_closing():
             self._socket.resume_reading()
 
@@ -218,7 +218,7 @@ class TlsTransport:
         """Return the number of encrypted bytes that wait to be written."""
         return 0 if self._socket is None else self._socket.get_write_buffer_size()
 
-    # Inside
+    # Internal
 
     def _continue_handshake(self) -> bool:
         """Whether the handshake is complete."""

@@ -1,7 +1,7 @@
 """MQTT over WebSocket, server side: the opening handshake, then frames of MQTT bytes [MQTT 5.0 section 6].
 
-The framing is that of the ``websockets`` library, without its IO. Packets need not be aligned to frames, so fragments
-are simply more bytes.
+The framing is the sans-IO layer of the ``websockets`` library. Packets need not be aligned to frames, so fragments are
+simply more bytes.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class WebSocketLink(ServerLink):
         )
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Have everything written as frames, by the transport [asyncio]."""
+        """Send all output as frames, with the transport [asyncio]."""
         self.descriptor = -1
         super().connection_made(transport)
 
@@ -89,12 +89,12 @@ class WebSocketLink(ServerLink):
         self._send()
 
     def eof_received(self) -> None:
-        """The client closed its side [asyncio]."""
+        """Handle the end of input [asyncio]."""
         self._protocol.receive_eof()
         self._send()
 
     def finish(self) -> None:
-        """Also break the cycles of the library: its parser is a generator that refers to its protocol and errors."""
+        """Break reference cycles of the library: its parser is a generator that refers to its protocol and errors."""
         super().finish()
         self._protocol.parser.close()
         self._protocol.parser_exc = self._protocol.handshake_exc = None
@@ -132,7 +132,7 @@ class WebSocketLink(ServerLink):
         self._respond(response)
 
     def _origin_allowed(self, origin: str, host: str) -> bool:
-        """Whether pages of that origin may connect: those in the settings, and those of this server.
+        """Return whether pages of ``origin`` may connect: configured origins, and the origin of this server.
 
         The latter only by IP address or the server's own name, because any DNS name can resolve to this address.
         """

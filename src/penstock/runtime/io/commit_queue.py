@@ -176,7 +176,7 @@ class CommitQueue(Generic[Batch]):
         ``end`` and waiters are never called before this returns.
         """
         if not self._requested:
-            assert self._loop is not None, "start() comes first"
+            assert self._loop is not None, "call start() first"
             self._requested = True
             if not self.running:
                 self._loop.call_soon(self._on_turn_end)
@@ -185,7 +185,7 @@ class CommitQueue(Generic[Batch]):
     def request_within(self, seconds: float) -> None:
         """Have the next commit begin in ``seconds`` at most; of several such requests the first one counts."""
         if self._timer is None and not self._requested:
-            assert self._loop is not None, "start() comes first"
+            assert self._loop is not None, "call start() first"
             self._timer = self._loop.call_later(seconds, self.request)
 
     def wait(self, number: int, waiter: CommitWaiter) -> None:
@@ -195,14 +195,14 @@ class CommitQueue(Generic[Batch]):
         elif number > self.ended:
             self._running_waiters.append(waiter)
         else:
-            assert self._loop is not None, "start() comes first"
+            assert self._loop is not None, "call start() first"
             self._loop.call_soon(waiter.commit_ended, self._last_failure)
 
     # Failures and shutdown
 
     def fail_soon(self, failure: StorageError) -> None:
         """Fail, from any thread: something else showed that nothing can be committed any more."""
-        assert self._loop is not None, "start() comes first"
+        assert self._loop is not None, "call start() first"
         self._loop.call_soon_threadsafe(self._fail, failure)
 
     def give_up(self) -> None:

@@ -52,7 +52,7 @@ T = TypeVar("T")
 
 
 class BrokerAddress(NamedTuple):
-    """Address of a broker. ``http``: its administration if it has no exact ranges; "" if it has; None if unknown."""
+    """Address of a broker. ``http``: its administration, "" if it supports exact ranges, None if unknown."""
 
     host: str
     port: int
@@ -482,7 +482,7 @@ class ServerAccess:
                 self._webs = broker_webs(self._options.administration, timeout_s=self._timeout_s)
             except (UnavailableError, ConfigError) as error:
                 raise UnavailableError(
-                    f"broker {broker_id} has no exact ranges, and {error.what}",
+                    f"broker {broker_id} does not support exact ranges, and {error.what}",
                     applied=False,
                     why="Apache's brokers report removed records through their HTTP administration only",
                     do="set tubemq.http to HOST:PORT of the master's administration (webPort in its master.ini)",

@@ -1,7 +1,7 @@
 """The broker's HTTP methods (``/broker.htm?method=…``): queries (consumers, offsets, stores, staged rows), changes,
 the table of methods, authorization and the response.
 
-A successful response has ``dataSet`` with ``totalCnt``. A change is made in the engine; the caller makes it durable
+A successful response has ``dataSet`` with ``totalCnt``. A change is applied to the engine; the caller makes it durable
 and then answers. Offsets are index offsets, 28 bytes per message of the store. Times are ``yyyyMMddHHmmss`` in UTC.
 """
 
@@ -36,7 +36,7 @@ Answer = dict[str, Any]
 
 
 class BrokerAdmin(NamedTuple):
-    """A broker's engine with its id, counters and the present time, for the methods below."""
+    """A broker's engine with its id, counters and the current time, for the methods below."""
 
     engine: BrokerEngine
     broker_id: int
@@ -309,7 +309,7 @@ def _snapshot(admin: BrokerAdmin, params: Params) -> list[Answer]:
 def _newest(
     store: LogStore, partition: int, most: int, keys: frozenset[int] | None
 ) -> list[tuple[int, pb.TransferedMessage]]:
-    """At most ``most`` of the newest messages, oldest first; reads further back until there are enough."""
+    """Return at most ``most`` of the newest messages, oldest first; reads backwards until there are enough."""
     back = most * INDEX_RECORD_BYTES * 4
     while True:
         start = max(store.min_offset, (store.durable_end - back) // INDEX_RECORD_BYTES * INDEX_RECORD_BYTES)
@@ -384,7 +384,7 @@ def _manual(admin: BrokerAdmin, text: str) -> Iterator[tuple[str, int, int]]:
         if len(pieces) != 3 or isinstance(offset, bool) or not isinstance(offset, int):
             raise BadParameter(f"offsetJsonInfo {name!r}: brokerId:topic:partitionId with a number is expected")
         if pieces[0] != str(admin.broker_id):
-            continue  # of another broker of the cluster
+            continue  # belongs to another broker of the cluster
         partition = int(pieces[2]) if pieces[2].isdecimal() else -1
         if not admin.topic(pieces[1]).has(partition):
             raise BadParameter(f"topic {pieces[1]} has no partition {pieces[2]} on this broker")
@@ -611,7 +611,7 @@ class BrokerMethod(NamedTuple):
         return self.changes or self.bodies
 
     def with_data(self) -> BrokerMethod:
-        """The same method with its rows as `data`."""
+        """Return the method with its rows as `data`."""
         return self._replace(rows="data", total="count")
 
 

@@ -128,7 +128,7 @@ def update(engine: MasterEngine, params: Params, now: int) -> SettingChange:
 
 
 def _switch(engine: MasterEngine, params: Params, wanted: Callable[[int], int | None]) -> SettingChange:
-    """Set the status of brokers. ``wanted`` maps the present status to the new one; None: not possible for a draft."""
+    """Set the status of brokers. ``wanted`` maps the current status to the new one; None: not possible for a draft."""
     params.required("modifyUser", "mur")
     changed: list[Setting | Removal] = []
     rows = []
@@ -188,7 +188,7 @@ def offline(engine: MasterEngine, params: Params, now: int) -> SettingChange:
 
 
 def read_or_write(engine: MasterEngine, params: Params, now: int) -> SettingChange:
-    """Allow or stop reading and writing on brokers; an unnamed one of both is not changed."""
+    """Allow or stop reading and writing on brokers; a missing parameter changes nothing."""
     write = params.given_flag("acceptPublish", "accPub", "isAcceptPublish")
     read = params.given_flag("acceptSubscribe", "accSub", "isAcceptSubscribe")
     if write is None and read is None:
@@ -207,7 +207,8 @@ def read_or_write(engine: MasterEngine, params: Params, now: int) -> SettingChan
 
 
 def reload(engine: MasterEngine, params: Params, now: int) -> SettingChange:
-    """Send brokers their whole configuration with the next heartbeat, and have them report what they serve."""
+    """Send brokers their whole configuration with the next heartbeat, and request a report of the topics that they
+    serve."""
     params.required("modifyUser", "mur")
     rows = []
     for number in _ids(params):
@@ -363,7 +364,7 @@ def _running(broker: RegisteredBroker) -> Answer:
 
 
 def _detail(broker: RegisteredBroker, engine: MasterEngine) -> Answer:
-    """Details under the names of the messages; the reference has the steps of its own synchronization here."""
+    """Details under the field names of the messages; the reference shows its synchronization steps here."""
     return {
         "curBrokerConfId": broker.config_id,
         "confCheckSumId": broker.check_sum,

@@ -1,8 +1,8 @@
-"""Changes that the master's administration makes: shapes of rows and answers, shared checks, and the batch forms.
+"""Changes by the master's administration: formats of rows and responses, shared checks, and the batch forms.
 
 A batch is a JSON array of objects, each the parameters of one change. An object that cannot be read refuses the whole
-batch. Parameters next to the array (who asks, when) hold for all objects. Later objects see the changes of earlier
-ones: a topic has an object for each of its brokers.
+batch. Parameters next to the array (author, time) apply to all objects. Later objects see the changes of earlier ones:
+a topic has an object for each of its brokers.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ AUTHOR = ("dataVersionId", "serialId", "createUser", "createDate", "modifyUser",
 
 
 class SettingChange(NamedTuple):
-    """``settings`` to make durable and then to apply; ``answer`` to send after that."""
+    """``settings`` to make durable and then to apply, and the ``answer`` to send afterwards."""
 
     settings: list[Setting | Removal]
     answer: Answer
@@ -150,13 +150,13 @@ def item(code: int = 200, text: str = "Ok!", **names: Any) -> Answer:
 
 
 def message_bytes(params: Params) -> int | None:
-    """maxMsgSizeInMB in bytes; None if it is missing."""
+    """The parameter maxMsgSizeInMB in bytes; None if it is missing."""
     size = params.number("maxMsgSizeInMB", default=0, least=0, most=20)
     return size * MIN_MESSAGE_BYTES or None
 
 
 def flow_text(params: Params, present: str) -> str:
-    """flowCtrlInfo, checked; ``present`` if it is missing."""
+    """The validated flowCtrlInfo; ``present`` if it is missing."""
     text = params.text("flowCtrlInfo", "flowCtrlSet")
     if not text:
         return present
@@ -168,7 +168,7 @@ def flow_text(params: Params, present: str) -> str:
 
 
 def delete_policy(params: Params) -> str | None:
-    """deletePolicy, checked; None if it is missing."""
+    """The validated deletePolicy; None if it is missing."""
     text = params.text("deletePolicy", "delPolicy")
     if not text:
         return None
@@ -266,7 +266,7 @@ def _objects(params: Params, names: tuple[str, ...]) -> Iterable[Mapping[str, st
 
 
 def _text(array: str, name: str, value: Any) -> str:
-    """A JSON value as the same parameter of a form."""
+    """Convert a JSON value to the text of a form parameter."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, list | dict):

@@ -185,7 +185,7 @@ def _balancing(engine: MasterEngine, group: Group) -> Answer:
 
 
 def rebalance(engine: MasterEngine, params: Params, now: int) -> SettingChange:
-    """Take all partitions from members of a group and assign them to others."""
+    """Move all partitions of members of a group to other members."""
     params.required("modifyUser", "mur")
     group_name = names_of(params)[0]
     members = params.items("consumerId")
@@ -327,7 +327,7 @@ def set_topic_control(engine: MasterEngine, params: Params, now: int) -> Setting
     size = message_bytes(params)
     for name in _topics(params):
         topic = engine.cluster.topics.get(name)
-        # A change that is being stored must not be replaced by one that is based on the topic before it.
+        # A change that is being stored must not be overwritten by a change of the previous state.
         if topic is None or name in engine.storing:
             rows.append(item(401, f"topic {name} does not exist", topicName=name))
             continue

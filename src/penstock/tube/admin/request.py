@@ -1,6 +1,4 @@
-"""A request to the HTTP administration: its sender with what the credentials permit, and its parameters with their
-limits.
-"""
+"""A request to the HTTP administration: the caller and its permissions, and parameters with their limits."""
 
 from __future__ import annotations
 
@@ -52,7 +50,7 @@ class Caller(NamedTuple):
 
     def showing(self, params: Mapping[str, str], token: str | None) -> Caller:
         """The caller with the rights of the administration ``token`` (None: there is none) if the request has it."""
-        # Bounded, so that the time of the comparison shows nothing but that.
+        # Bounded, so that the time of the comparison does not depend on the token.
         given = params.get(_TOKEN, "")[: MAX_TOKEN + 1]
         if token is None or not hmac.compare_digest(given.encode(), token.encode()):
             return self
@@ -71,13 +69,13 @@ OF_EVERY_CHANGE = frozenset(
     {"method", "type", "callback", "confModAuthToken", "createUser", "cur", "modifyUser", "mur"}
     | {"createDate", "cDate", "modifyDate", "mDate"}
 )
-"""Parameters that every change may have: the method, and who makes the change when."""
+"""Parameters that every change may have: the method, and author and time of the change."""
 _TIME = "%Y%m%d%H%M%S"
 _USER = re.compile(r"\S.{0,62}\S", re.ASCII)
 
 
 class BadParameter(Exception):
-    """A parameter is missing or impossible; the text becomes part of the response."""
+    """A parameter is missing or invalid; the text becomes part of the response."""
 
 
 class Params:
@@ -100,7 +98,7 @@ class Params:
         self._read: set[str] = set()
 
     def fixed(self, values: Mapping[str, str]) -> Params:
-        """The same request with ``values`` that the method implies. Raises BadParameter if it has other ones."""
+        """Return the request with ``values`` that the method implies. Raises BadParameter if it has different ones."""
         for name, value in values.items():
             if self.text(name) not in {"", value}:
                 raise BadParameter(f"{name} {self.given[name]!r}: this method means {value}")

@@ -57,7 +57,7 @@ def _rows(engine: MasterEngine, broker_ids: list[int], name: str, code: int, tex
 
 
 def _present(engine: MasterEngine, params: Params, name: str) -> TopicSetting | None:
-    """The topic as it is, or as earlier objects of the same batch changed it; None if it does not exist (yet)."""
+    """The topic, including changes by earlier objects of the same batch; None if it does not exist."""
     changed = params.before.get((TOPIC_KIND, name))
     if isinstance(changed, TopicSetting):
         return changed
@@ -121,7 +121,8 @@ Edit = Callable[[TopicDeployment], tuple[TopicDeployment, int, str]]
 
 
 def _edit(engine: MasterEngine, params: Params, edit: Edit, size: int | None = None) -> SettingChange:
-    """Change topics on the named brokers. Without names, or with all brokers, it holds for new brokers too."""
+    """Change topics on the named brokers. Without names, or with all brokers, the change also applies to new
+    brokers."""
     params.required("modifyUser", "mur")
     broker_ids = params.numbers("brokerId")
     changed: list[TopicSetting] = []
@@ -139,7 +140,7 @@ def _edit(engine: MasterEngine, params: Params, edit: Edit, size: int | None = N
         there = sorted(number for number in ids if topic.on(number))
         outcomes = {number: edit(topic.at(number)) for number in there if not broker_ids or number in broker_ids}
         left_out = [n for n in there if n not in outcomes and topic.at(n).status < TOPIC_REMOVED]
-        # Named one by one, all brokers are the same as none: brokers that register later get the change as well.
+        # Naming all brokers is the same as naming none: brokers that register later get the change as well.
         common = None
         if not broker_ids or (outcomes and not left_out):
             common, code, text = edit(topic.common)
@@ -156,7 +157,7 @@ def _edit(engine: MasterEngine, params: Params, edit: Edit, size: int | None = N
 
 
 def _agreed(there: list[TopicDeployment], common: TopicDeployment) -> TopicDeployment:
-    """Properties of new brokers: what all brokers have in common, otherwise those of ``common``."""
+    """Properties of new brokers: the properties that all brokers share, otherwise ``common``."""
     columns = zip(common, *there, strict=True)
     return TopicDeployment._make(column[-1] if len(set(column[1:])) == 1 else column[0] for column in columns)
 
@@ -219,7 +220,7 @@ def remove(engine: MasterEngine, params: Params, now: int) -> SettingChange:
 
 
 def info(engine: MasterEngine, params: Params, now: int) -> Answer:
-    """Topics, their brokers, and whether they can be used."""
+    """Topics, their brokers, and whether they are usable."""
     rows = []
     for topic, numbers in _asked(engine, params):
         control = access_of(engine, topic.name)

@@ -60,7 +60,7 @@ class TubeBroker:
     name and password with which the broker itself signs. ``master_tls``: TLS to the masters, whose TLS ports
     ``masters`` then names; None: without TLS. ``topic_durability`` overrides ``durability`` for single topics.
     ``staging``: limits of staged rows. ``files``, ``clock`` (ms since 1970, without steps), ``open_meta`` and
-    ``commit_queue`` stand for the machine; the simulator has its own.
+    ``commit_queue`` are replaced by the simulator.
     """
 
     def __init__(
@@ -127,13 +127,13 @@ class TubeBroker:
     @property
     def engine(self) -> BrokerEngine:
         """The state machine behind the connections; for administration and tests."""
-        assert self._engine is not None, "start() comes first"
+        assert self._engine is not None, "call start() first"
         return self._engine
 
     @property
     def commits(self) -> Commits:
         """The commits of the broker; for its connections."""
-        assert self._commits is not None, "start() comes first"
+        assert self._commits is not None, "call start() first"
         return self._commits
 
     @property
@@ -149,7 +149,7 @@ class TubeBroker:
     @property
     def storage(self) -> BrokerStorage:
         """The stores; for administration and tests."""
-        assert self._storage is not None, "start() comes first"
+        assert self._storage is not None, "call start() first"
         return self._storage
 
     @property
@@ -160,18 +160,18 @@ class TubeBroker:
     @property
     def maintenance(self) -> Maintenance:
         """The periodic work; for administration and tests."""
-        assert self._maintenance is not None, "start() comes first"
+        assert self._maintenance is not None, "call start() first"
         return self._maintenance
 
     @property
     def _running(self) -> BrokerTimers:
-        assert self._timers is not None, "start() comes first"
+        assert self._timers is not None, "call start() first"
         return self._timers
 
     @property
     def commands(self) -> MasterCommands:
         """Applies a master's commands; for tests."""
-        assert self._commands is not None, "start() comes first"
+        assert self._commands is not None, "call start() first"
         return self._commands
 
     @property
@@ -219,7 +219,7 @@ class TubeBroker:
         With ``tls`` the broker listens on ``tls_port`` (default 8124) of ``host`` as well, see `tls_bound`.
 
         Raises:
-            StorageError: the directory is in use or cannot be read. OSError: the address cannot be listened on.
+            StorageError: the directory is in use or cannot be read. OSError: the address cannot be bound.
         """
         loop = self._loop = asyncio.get_running_loop()
         durability = DurabilityOf(self.durability, self._topic_durability)
@@ -252,7 +252,7 @@ class TubeBroker:
         return bound
 
     def _take_over(self, opened: Opened) -> tuple[GroupOffsets, BrokerConfig]:
-        """Create engine and maintenance from what was opened; returns group offsets and the stored configuration."""
+        """Create engine and maintenance from the opened logs; returns group offsets and the stored configuration."""
         storage = opened.storage
         offsets = GroupOffsets(
             ((item.group, item.topic, item.partition), item.offset)
@@ -292,7 +292,7 @@ class TubeBroker:
         self._member.start()
 
     def access_changed(self) -> None:
-        """End the registrations of consumers that may not read any more, after a change of users or rights."""
+        """End the registrations of consumers that may no longer read, after a change of users or rights."""
         if self._engine is not None:
             self._engine.registrations.access_changed()
 
@@ -321,7 +321,7 @@ class TubeBroker:
 
         ``done`` never runs before this returns. ``partition`` None: partitions of the topic in turn.
         """
-        assert self._loop is not None, "start() comes first"
+        assert self._loop is not None, "call start() first"
         engine = self.engine
         try:
             result = engine.append(topic, partition, data, flag, msg_type, self.clock())
@@ -343,10 +343,10 @@ class TubeBroker:
     ) -> None:
         """Store messages (data, flag, type) in order; the first one that is rejected ends the run.
 
-        After their commit ``done`` gets how many messages were stored, and the error that stopped the others. After an
-        error of the log itself it gets 0, and the stored part is unknown. It never runs before this returns.
+        After their commit ``done`` gets the number of stored messages, and the error of the first rejected one. After
+        an error of the log it gets 0, and it is unknown which were stored. It never runs before this returns.
         """
-        assert self._loop is not None, "start() comes first"
+        assert self._loop is not None, "call start() first"
         stored = 0
         result: AppendResult | None = None
         refused: PenstockError | None = None
@@ -376,7 +376,7 @@ class TubeBroker:
         return newest(self.engine.topics, topic, partition)
 
     async def committed(self) -> None:
-        """Return when everything changed until now is durable. Raises StorageError if it cannot be."""
+        """Return when all changes so far are durable. Raises StorageError after a failed commit."""
         await self.commits.committed()
 
     async def webapi(self, params: Mapping[str, str], caller: Caller = UNKNOWN) -> dict[str, Any]:
@@ -395,7 +395,7 @@ class TubeBroker:
         self.engine.checks.out_of_space = reason
 
     def create_topic(self, name: str, partitions: int = 3, stores: int = 1) -> None:
-        """Serve a topic that no master announced (standalone brokers, and tests)."""
+        """Serve a topic without a master (standalone brokers, and tests)."""
         config = TopicConfig(name, partitions=partitions, stores=stores)
         self.engine.topics.apply(self.engine.topics.default, [config])
         self.commits.schedule()
@@ -465,18 +465,18 @@ class TubeBroker:
         self._running.arm()
 
     def retain(self, now_ms: int) -> None:
-        """Remove expired segments, write the offset history, note producer sequences; called every minute."""
+        """Remove expired segments, write the offset history, store producer sequences; called every minute."""
         self._running.retain(now_ms)
 
 
 def _nothing() -> None:
-    """Does nothing: no session is judged before the start."""
+    """Default before the start: does nothing."""
 
 
 class TubeBrokerConnection(ServerConnection):
     """One client of a broker: passes requests to the engine and sends the responses, some after a commit.
 
-    The messages that one turn brings are stored together per partition: storing each alone costs three times as much.
+    The messages of one turn are stored together per partition: storing each separately costs three times as much.
     """
 
     def __init__(self, broker: TubeBroker) -> None:
@@ -525,7 +525,7 @@ class TubeBrokerConnection(ServerConnection):
         sends.add(serial, send, data)
 
     def _answer(self, request: Request) -> None:
-        """Answer a request that is not the sending of one message."""
+        """Answer a request other than a send of one message."""
         broker, serial = self._broker, request.serial
         self.answer_collected()  # requests are answered in their order
         context = RequestContext(broker.clock(), self.peer, self, serial)

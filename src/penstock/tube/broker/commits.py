@@ -1,12 +1,11 @@
-"""Commits of the broker: changes of the loop that are made durable together, and the responses that wait for them.
+"""Commits of the broker: changes that become durable together, and the responses that wait for them.
 
-When a commit begins, and where it runs, is up to :mod:`penstock.runtime.io.commit_queue`. After a failed
-commit nothing is acknowledged any more: clients that wait, and later ones, get 503 with the reason. Responses leave
-with one write per connection.
+:mod:`penstock.runtime.io.commit_queue` decides when a commit begins and where it runs. After a failed commit nothing is
+acknowledged: waiting and later requests get 503 with the reason. Responses are sent with one write per connection.
 
 Commits of few messages run in the loop while the disk is fast (decision 34). Two kinds of changes are written behind,
-because no request waits for them: messages in topics of durability "memory", and offsets that only a fetch moved. A
-fetch that confirms the messages before it is answered with the next messages, not with a promise.
+because no request waits for them: messages in topics of durability "memory", and offsets moved by a fetch (a fetch
+confirms the previous messages, but its response does not acknowledge that).
 """
 
 from __future__ import annotations
@@ -34,11 +33,11 @@ __all__ = ["AppendDone", "Commits"]
 _INLINE_BYTES: Final = 64 << 10
 _INLINE_OFFSETS: Final = 64
 WRITE_BEHIND_S: Final = 0.01
-"""Longest time before messages that were acknowledged from memory are passed to the operating system."""
+"""Maximum time before messages of topics of durability "memory" are passed to the operating system."""
 WRITE_BEHIND_BYTES: Final = 1 << 20
 """Unwritten bytes of a store that are written without this delay."""
 OFFSETS_S: Final = 0.2
-"""Longest time before an offset that only a fetch moved is stored: after a crash its messages are delivered again."""
+"""Maximum time before an offset that a fetch moved is stored: after a crash its messages are delivered again."""
 
 AppendDone = Callable[["AppendResult | PenstockError"], None]
 
@@ -64,7 +63,7 @@ class _PendingCommit:
         self.decided: list[Publication] = []
 
     def only_appends_little(self) -> bool:
-        """Whether it only appends few bytes to files that have room for them."""
+        """Whether the commit only appends few bytes to files with allocated space."""
         commit = self.commit
         size = 0
         for store, work, _ in commit.works:
@@ -75,7 +74,7 @@ class _PendingCommit:
 
 
 class _Appended(CommitWaiter):
-    """An append inside the process that waits for its commit."""
+    """An append by the node itself that waits for its commit."""
 
     __slots__ = ("_done", "_result")
 
@@ -107,8 +106,8 @@ class _Durable(CommitWaiter):
 class Commits(CommitClient[_PendingCommit]):
     """The commits of one broker; created in the loop that they run in.
 
-    ``failed`` is called with the first failure, ``lost`` with a text for staged rows that turned out to be lost.
-    ``commit_queue`` creates the queue.
+    ``failed`` is called with the first failure, ``lost`` with a message about lost staged rows. ``commit_queue``
+    creates the queue.
     """
 
     def __init__(
@@ -125,9 +124,9 @@ class Commits(CommitClient[_PendingCommit]):
     ) -> None:
         self.failure: StorageError | None = None
         self.next = StorageCommit()
-        """The next commit; changes that are not in the engine's lists are put here before :meth:`schedule`."""
+        """The next commit; changes outside the engine's lists are added here before :meth:`schedule`."""
         self.snapshot_due = False
-        """The next commit notes what idempotent producers have sent."""
+        """Whether the next commit stores the sequences of idempotent producers."""
         self._disk = disk
         self._engine = engine
         self._maintenance = maintenance
@@ -138,7 +137,7 @@ class Commits(CommitClient[_PendingCommit]):
         self._shown = False
         self._offsets: asyncio.TimerHandle | None = None
         self._offsets_due = False
-        """The next commit stores the committed offsets of groups."""
+        """Whether the next commit stores the committed offsets of groups."""
         self._closed = False
         self._loop = asyncio.get_running_loop()
         self.queue = commit_queue(name, self)
@@ -163,7 +162,7 @@ class Commits(CommitClient[_PendingCommit]):
         bodies: list[bytes],
         expires_ms: int,
     ) -> None:
-        """Send ``bodies`` after the next commit, unless it is ``expires_ms`` by then (0: never)."""
+        """Send ``bodies`` after the next commit, unless ``expires_ms`` has passed by then (0: no limit)."""
         self._responses.append(_Response(connection, serials, method, bodies, expires_ms))
         if method != MethodId.SEND_MESSAGE:
             self._offsets_due = True
@@ -174,7 +173,7 @@ class Commits(CommitClient[_PendingCommit]):
         self.queue.wait(self.queue.number, _Appended(done, result))
 
     async def committed(self) -> None:
-        """Return when everything that was changed until now is durable. Raises StorageError if it cannot be."""
+        """Return when all changes so far are durable. Raises StorageError after a failed commit."""
         if self.failure is not None:
             raise self.failure
         if self._closed:
@@ -212,7 +211,7 @@ class Commits(CommitClient[_PendingCommit]):
             self._loop.call_soon(self._show_immediate)
 
     def answer_ready(self) -> None:
-        """Send the responses to fetches that need not wait any more."""
+        """Send the responses to fetches that no longer wait."""
         touched: dict[ServerConnection, None] = {}
         self._collect_ready(touched)
         for connection in touched:
@@ -247,7 +246,7 @@ class Commits(CommitClient[_PendingCommit]):
             self._show([store for store in self._engine.dirty_stores if store.immediate])
 
     def begin_commit(self) -> _PendingCommit:
-        """Take everything that was changed until now, and the responses that wait for it [CommitClient]."""
+        """Take all changes so far, and the responses that wait for them [CommitClient]."""
         engine, maintenance = self._engine, self._maintenance
         commit, self.next = self.next, StorageCommit()
         pending = _PendingCommit(commit, self._responses)
@@ -258,7 +257,7 @@ class Commits(CommitClient[_PendingCommit]):
         pending.decided = maintenance.take_staged(commit)
         if engine.produce.producers.changed:
             maintenance.note_producers(commit)
-        # A dict keeps the order of first use, so the same run writes the same way again.
+        # A dict has the order of first use, so a repeated run writes in the same order.
         for store in engine.dirty_stores:
             assert isinstance(store, Store)
             commit.works.append((store, store.take(), store.synced))
@@ -280,7 +279,7 @@ class Commits(CommitClient[_PendingCommit]):
         self._disk.commit([pending.commit])
 
     def is_small_commit(self, pending: _PendingCommit) -> bool:
-        """Whether it only appends little, and need not wait [CommitClient]."""
+        """Whether the commit only appends few bytes and can run in the loop [CommitClient]."""
         return pending.only_appends_little() and not (pending.commit.offsets and self._disk.meta.may_wait())
 
     def _show(self, stores: Sequence[LogStore]) -> None:
@@ -295,12 +294,12 @@ class Commits(CommitClient[_PendingCommit]):
         try:
             self._engine.transactions.publish(now_ms)
         except OSError as error:
-            # Decided but unreadable: nothing may follow it; a restart carries it out.
+            # Decided but unreadable: no later decision is applied; a restart applies it.
             what = f"tube: staged rows cannot be read: {error.strerror}"
             self.commits_failed(StorageError(what, path=str(error.filename or self._disk.directory)))
 
     def _answer_published(self, responses: list[_Response]) -> None:
-        """Let responses to commits of staged rows leave with the commit of their last rows."""
+        """Send responses to commits of staged rows with the commit of their last rows."""
         transactions = self._engine.transactions
         for address, serial, body in transactions.answered:
             if isinstance(address, ServerConnection):
@@ -336,7 +335,7 @@ class Commits(CommitClient[_PendingCommit]):
             connection.on_turn_end()
 
     def _collect_ready(self, touched: dict[ServerConnection, None]) -> None:
-        """Put the responses to fetches that waited; their connections go into ``touched``."""
+        """Queue the responses to waiting fetches, and add their connections to ``touched``."""
         for address, serial, answer in self._engine.ready:
             assert isinstance(address, ServerConnection)
             address.put_parts(serial, answer.parts, one_block=answer.one_block)
@@ -350,6 +349,6 @@ class Commits(CommitClient[_PendingCommit]):
 
 
 def _unavailable(method: int, error: StorageError) -> bytes:
-    """The response to a request whose commit failed: whether it reached the disk is unknown."""
+    """Response to a request whose commit failed: it is unknown whether it was written."""
     response = METHODS[method].response(success=False, errCode=ErrCode.SERVICE_UNAVAILABLE, errMsg=error.what)
     return encode_response(method, response.SerializeToString())

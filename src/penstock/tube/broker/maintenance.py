@@ -1,4 +1,4 @@
-"""Recovery and periodic maintenance of a broker's logs: retention, offset history, notes for the next start.
+"""Recovery and periodic maintenance of a broker's logs: retention, offset history, state for the next start.
 
 `open_logs` runs in a thread before the broker listens. `Maintenance` runs in the loop and fills the next commit.
 """
@@ -64,13 +64,13 @@ class DurabilityOf:
         return self.topics.get(topic, self.default)
 
     def state(self) -> dict[str, object]:
-        """State for `BrokerStorage.run`: the next process must know how this one wrote."""
+        """Argument of `BrokerStorage.run`: how this process writes, for the recovery of the next one."""
         return {"default": str(self.default), "topics": {name: str(kind) for name, kind in self.topics.items()}}
 
 
 @dataclass(slots=True)
 class Opened:
-    """An opened directory, and what was found of producers, epochs and staged rows."""
+    """An opened directory, with recovered producer sequences, epochs and staged rows."""
 
     storage: BrokerStorage
     producers: list[tuple[str, list[SequenceRow]]]
@@ -187,7 +187,7 @@ class Maintenance:
         return changed
 
     def note_producers(self, commit: StorageCommit) -> None:
-        """Note, before the first numbered message of a log, the offset from which to look for such messages."""
+        """Store, before the first numbered message of a log, the offset from which recovery scans for such messages."""
         for topic, number in self._engine.produce.producers.changed:
             name = sequences_note(topic, number)
             store = self._storage.stores.get((topic, number))
@@ -196,7 +196,7 @@ class Maintenance:
                 commit.early_notes[name] = encode_sequences(store.written_end, [])
 
     def snapshot_producers(self, commit: StorageCommit, now_ms: int) -> None:
-        """Note the producer sequences of all messages up to and including ``commit``."""
+        """Store the producer sequences of all messages up to and including ``commit``."""
         producers = self._engine.produce.producers
         producers.expire(now_ms)
         for topic, number in producers.changed:
@@ -219,7 +219,7 @@ class Maintenance:
         return transactions.take_decided()
 
     def staged(self, commit: StorageCommit, decided: list[Publication]) -> None:
-        """Mark the rows of ``commit`` as durable, and publish its decisions from now on."""
+        """Mark the rows of ``commit`` as durable, and start to publish its decisions."""
         self._storage.staging_files.written(commit.staged)
         publishing = self._engine.transactions.publishing
         assert publishing is not None, "a broker has one"
@@ -227,7 +227,7 @@ class Maintenance:
             publishing.begin(publication)
 
     def expire_staged(self, now_ms: int) -> bool:
-        """Remove rows that were staged too long ago; returns whether the next commit has work."""
+        """Remove expired staged rows; returns whether the next commit has work."""
         transactions = self._engine.transactions
         assert transactions.staging is not None, "a broker has one"
         transactions.staging.tick(now_ms)

@@ -32,7 +32,7 @@ __all__ = ["MasterCommands", "MasterConnection"]
 _log = logging.getLogger("penstock.tube.broker.broker")
 
 TOKENS_KNOWN_MS = 120_000
-"""Time after a registration at which every client has a visit token that this broker knows."""
+"""Time after a registration after which every client has a visit token that this broker accepts."""
 
 _RETRY_S = 0.2
 _RETRY_MOST_S = 5.0
@@ -97,7 +97,7 @@ class MasterConnection:
         connection.abort()
 
     def _signed(self) -> MasterCertificateInfo | None:
-        """Credentials of the broker with the present time: a signature is valid for seconds."""
+        """Credentials of the broker, signed with the current time: a signature is valid for seconds."""
         return None if self._credentials is None else self._credentials.certificate()
 
     async def _run(self) -> None:
@@ -120,7 +120,7 @@ class MasterConnection:
             await asyncio.sleep(backoff.failed())
 
     def _report(self, master: str, error: PenstockError) -> None:
-        """Log why no master is connected: at once for a lost master or another error, otherwise now and then."""
+        """Log why no master is connected: at once for a lost master or a new error, otherwise at intervals."""
         now = wall_clock_ms()
         lost = self.membership.registered
         if not lost and self._said.get(master) == error.what and now < self._said_ms + _SAY_AGAIN_MS:
@@ -182,7 +182,7 @@ class MasterCommands:
         engine.checks.read_stopped = update.stop_read
         engine.checks.write_stopped = update.stop_write
         engine.checks.add_tokens(update.tokens)
-        if update.check_tokens is not None:  # it registered
+        if update.check_tokens is not None:  # the broker has registered
             self._tokens_asked = update.check_tokens
             self._tokens_due = self._clock() + TOKENS_KNOWN_MS
         engine.checks.check_tokens = self._tokens_asked and self._clock() >= self._tokens_due
@@ -201,7 +201,7 @@ class MasterCommands:
                 self._remove_topic(name)
 
     def without_master(self) -> None:
-        """Accept any visit token while no master responds: clients may have new ones that this broker does not know."""
+        """Accept any visit token while no master responds, because clients may have newer ones than this broker."""
         self._engine.checks.check_tokens = False
 
     def _limit_readers(self, text: str) -> None:

@@ -1,4 +1,4 @@
-"""Timers of a broker: the engine's deadlines, reading ahead, and the maintenance of the logs once a minute."""
+"""Timers of a broker: the engine's deadlines, read-ahead, and log maintenance once a minute."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _RETENTION_S = 60.0
 
 
 class BrokerTimers:
-    """The timers of one broker, in the loop that they are created in; they run until :meth:`stop`."""
+    """The timers of one broker, in the running loop, until :meth:`stop`."""
 
     def __init__(
         self, engine: BrokerEngine, commits: Commits, maintenance: Maintenance, clock: Callable[[], int]
@@ -32,7 +32,7 @@ class BrokerTimers:
         self._stopped = False
         self._stalls = watch_stalls(self._stalled)
         self.look = self._stalls.look
-        """Detect a stall that has just ended, before requests are answered: gets check sessions as well."""
+        """Detect a stall that has just ended before requests are answered, because fetches also check sessions."""
         self._retention_timer = self._loop.call_later(_RETENTION_S, self._retain)
 
     def stop(self) -> None:
@@ -46,7 +46,7 @@ class BrokerTimers:
             self._ahead.cancel()
 
     def arm(self) -> None:
-        """Make sure that the timer runs at the engine's next deadline, and that due reads are done ahead."""
+        """Set the timer to the engine's next deadline, and schedule due read-ahead."""
         if self._engine.fetch.ahead.due and self._ahead is None:
             self._ahead = self._loop.call_soon(self._read_ahead)
         deadline = self._engine.next_deadline()
@@ -58,7 +58,7 @@ class BrokerTimers:
         self._timer = self._loop.call_later(max(deadline - self._clock(), 0) / 1000, self._tick)
 
     def _tick(self) -> None:
-        """Run at a deadline; requests that arrived before it are read first."""
+        """Handle a deadline, after reading requests that arrived before it."""
         self._stalls.look()
         after_reading(self._loop, self._judge)
 
@@ -75,7 +75,7 @@ class BrokerTimers:
         self._engine.registrations.stalled(self._clock(), grace_ms)
 
     def _read_ahead(self) -> None:
-        """Do one read per turn, after the responses of the previous turn were sent."""
+        """Perform one read-ahead per turn, after the responses of the previous turn were sent."""
         self._ahead = None
         ahead = self._engine.fetch.ahead
         ahead.work()
@@ -88,7 +88,7 @@ class BrokerTimers:
             self.retain(self._clock())
 
     def retain(self, now_ms: int) -> None:
-        """Remove expired segments, write the offset history, note producer sequences."""
+        """Remove expired segments, write the offset history, store producer sequences."""
         commits = self._commits
         wrote = self._maintenance.write_history(now_ms)
         if self._maintenance.expire_staged(now_ms):

@@ -1,8 +1,8 @@
 """Exact ranges from Apache's brokers, which lack the range extension, over blocking sockets.
 
-The steps are those of :mod:`penstock.tube.engine.client.apache_range_reader`. The bounds of
-the log and of its data are not part of the protocol; the broker's HTTP administration reports them. Index and data
-expire separately, and a broker silently skips messages whose data are deleted.
+It executes the steps of :mod:`penstock.tube.engine.client.apache_range_reader`. The bounds of the log and of its data
+are not part of the protocol; the broker's HTTP administration reports them. Index and data expire separately, and a
+broker silently skips messages whose data are deleted.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _ANSWERS: dict[MethodId, type[broker_pb2.RegisterResponseB2C | broker_pb2.Commit
     MethodId.COMMIT_OFFSET: broker_pb2.CommitOffsetResponseB2C,
 }
 _GROUPS = 16
-"""Tasks that may read one partition at a time under one group's names; more wait for one another."""
+"""Maximum concurrent readers of one partition under one group; more wait."""
 _STOPS_S = 1.0
 _OPTION = "tubemq.http"
 
@@ -81,7 +81,7 @@ def broker_webs(http: str, *, timeout_s: float) -> dict[int, str]:
 
 
 class DirectConsumer(BrokerClient):
-    """Registers at one broker as a consumer of groups that no master knows.
+    """Registers at one broker as a consumer of groups that are not registered at a master.
 
     ``token`` returns the visit token of the cluster; it is called if the broker requires one.
     """
@@ -154,16 +154,16 @@ class DirectConsumer(BrokerClient):
                 return GetResult(*decode_get(payload))
             return decode(_ANSWERS[step.method], payload)
         except BaseException:
-            self.close()  # half an answer may be left in it
+            self.close()  # it may contain a partial response
             raise
 
 
 class ApacheRangeReader(DirectConsumer, BrokerReader):
     """Reads exact ranges from one of Apache's brokers, whose administration is at ``http``.
 
-    ``group`` is the prefix of the group names that it registers under and deletes at the broker after each range. A
-    partition always has the same names: a broker deletes only names that it has stored, some seconds after their first
-    use. Many readers may share one ``group``; each finds a name that no other holds.
+    ``group`` is the prefix of the group names that it registers under and deletes at the broker after each range. The
+    names of a partition are constant: a broker deletes only names that it has stored, some seconds after their first
+    use. Readers may share one ``group``; each finds an unused name.
     """
 
     def __init__(
@@ -207,7 +207,8 @@ class ApacheRangeReader(DirectConsumer, BrokerReader):
     def plan(self, topic: str, partition: int, start: int, end: int, max_messages: int) -> tuple[int, int]:  # noqa: ARG002
         """``(end, count)`` of a range from ``start``, up to ``end``, with no more than ``max_messages`` messages.
 
-        The broker does not count, so ``count`` is that of the whole store in the range, which is at least as many.
+        The broker does not count per partition: ``count`` is the number of messages of all partitions of the store, an
+        upper bound.
         """
         reached = min(end, start + max_messages * INDEX_RECORD_BYTES)
         return reached, (reached - start) // INDEX_RECORD_BYTES
@@ -219,13 +220,13 @@ class ApacheRangeReader(DirectConsumer, BrokerReader):
         start: int,
         end: int,
         *,
-        types: Collection[str] = (),  # noqa: ARG002 - a filter of Apache's sees only what is in its files
+        types: Collection[str] = (),  # noqa: ARG002 - filters of Apache's brokers only apply to messages in files
         data_start: int | None = None,
     ) -> Iterator[MessageBatch]:
         """Exactly the partition's messages with ``start`` <= offset < ``end``, in order, in batches, of all types.
 
-        ``data_start``: where the data of the range begin, or before (``end_data`` of the bounds whose ``end`` is
-        ``start``). Data that expired are then noticed after the last batch; without it they are not.
+        ``data_start``: lower bound of the start of the range's data (``end_data`` of the bounds whose ``end`` is
+        ``start``). With it, expired data are detected after the last batch; without it they are not detected.
 
         Raises:
             DataLossError: part of the range was deleted, or a message does not match its checksum.
@@ -233,7 +234,7 @@ class ApacheRangeReader(DirectConsumer, BrokerReader):
             RefusedError: the broker refuses.
         """
         ref = PartitionRef(topic, partition)
-        # With the partition in them: a broker forgets all that a name had of a topic.
+        # The partition is part of the name: a broker deletes all offsets that a name has in a topic.
         names = [f"{self._group}_{partition}_{number}" for number in range(_GROUPS)]
         session = RangeSession(new_client_id("reader"), names)
         done = False
@@ -247,7 +248,7 @@ class ApacheRangeReader(DirectConsumer, BrokerReader):
                 self._check_data(ref, start, data_start)
         finally:
             if not done and session.held is not None and self._connection.connected:
-                # Its user has ended or failed. The registration need not stay until its session ends.
+                # The caller stopped or failed: unregister instead of waiting for the end of the session.
                 self._timeout_s = min(self._timeout_s, _STOPS_S)
                 with suppress(PenstockError):
                     self._ask(session.leave(ref))
@@ -277,7 +278,7 @@ class ApacheRangeReader(DirectConsumer, BrokerReader):
         return _batch_of(fetched, spans, columns.flags.astype(np.int64), partial(ids_of, encoded.answer, columns))
 
     def _one_by_one(self, fetched: Fetched, ref: PartitionRef) -> MessageBatch:
-        """The batch of messages in another form than servers write."""
+        """Create the batch of messages in another encoding than servers write."""
         parsed = fetched.messages.parsed()
         spans = Spans.from_payloads([message.payLoadData for message in parsed])
         self._check(ref, spans, np.array([message.checkSum for message in parsed], np.int64))
@@ -294,8 +295,8 @@ class ApacheRangeReader(DirectConsumer, BrokerReader):
             )
 
     def _forget(self, group: str, topic: str) -> None:
-        """Delete the offset of ``group`` at the broker: each costs it a file entry and a message a minute."""
-        # Without the topic the broker removes just what is in its files by now.
+        """Delete the offset of ``group`` at the broker: each offset costs a file entry and a message per minute."""
+        # Without a topic the broker removes only offsets in its files.
         wanted = {"groupName": group, "topicName": topic, "modifyUser": "penstock"}
         try:
             self._web("admin_rmv_offset", wanted)
@@ -307,6 +308,6 @@ class ApacheRangeReader(DirectConsumer, BrokerReader):
 
 
 def _batch_of(fetched: Fetched, spans: Spans, flags: Numbers, ids: Callable[[], list[int]]) -> MessageBatch:
-    """The wire has neither offsets nor append times: the offset of each message is where its get began."""
+    """The protocol has neither offsets nor append times: each message has the offset at which its get began."""
     offsets = np.full(len(flags), fetched.start, np.int64)
     return MessageBatch(offsets, np.empty(0, np.int64), flags, spans, reached=fetched.end, message_ids=ids)

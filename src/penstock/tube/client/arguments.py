@@ -86,7 +86,7 @@ def _is_address(item: object) -> bool:
 
 
 def local_ipv4() -> str:
-    """An IPv4 address of this machine: what its own name resolves to, else loopback. Asks no other machine."""
+    """An IPv4 address of this machine: the address of its host name, otherwise loopback. Sends no packets."""
     try:
         return socket.gethostbyname(socket.gethostname())
     except OSError:
@@ -100,8 +100,8 @@ _COUNTER = itertools.count(1)
 
 
 def new_client_id(kind: str, group: str | None = None) -> str:
-    """Return ``[group_]ip-pid-ms-number-kind-penstock-version``, which no other client has."""
-    # Executors are many processes, maybe of one machine image: address, pid and time may be equal, hence random bits.
+    """Return a unique client id ``[group_]ip-pid-ms-number-kind-penstock-version``."""
+    # Executors of one machine image may have equal address, pid and time, hence random bits.
     number = f"{next(_COUNTER)}{random.randrange(1 << 32):08x}"  # noqa: S311 - distinct, not secret
     tail = f"{_address()}-{os.getpid()}-{wall_clock_ms()}-{number}-{kind}-penstock-{__version__}"
     return tail if group is None else f"{group}_{tail}"
@@ -117,7 +117,7 @@ def credentials(user: str | None, password: str | None) -> ClientCredentials | N
 
 @cache
 def _address() -> str:
-    """Asked once: each task of Spark's makes an id, and the resolver may be slow."""
+    """Cached: each Spark task creates an id, and the resolver may be slow."""
     return local_ipv4()
 
 
@@ -140,7 +140,7 @@ def check_whole(least: int, most: int, **given: object) -> None:
 
 
 def check_login(user: object, password: object, tls: object) -> None:
-    """Raise ConfigError unless these are the credentials of a client, or none."""
+    """Raise ConfigError unless user and password are both set or both missing."""
     if (user is None) != (password is None):
         raise ConfigError(
             "tube: only one of user and password is set",
@@ -166,16 +166,16 @@ def check_topic(topic: object) -> None:
 
 
 def empty_record() -> LocalProtocolError:
-    """The error of a record without any content, which brokers cannot store."""
+    """Create the error for an empty record, which brokers cannot store."""
     return LocalProtocolError(
         "tube: an empty record cannot be stored",
         why="it has no value, key, headers or other attributes",
-        do="give it a value",
+        do="set a value",
     )
 
 
 def too_large(topic: str, size: int, most: int) -> LocalProtocolError:
-    """The error of a record whose value is larger than the topic accepts; sizes in bytes."""
+    """Create the error for a record whose value exceeds the topic's limit; sizes in bytes."""
     return LocalProtocolError(
         f"tube: a value of {size} bytes is too large for topic {topic!r}",
         why=f"its limit is {most} bytes",

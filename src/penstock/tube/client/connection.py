@@ -4,7 +4,7 @@
 :class:`ConnectionPool`; the requests of one turn of the event loop leave with one write. :class:`BlockingConnection`
 is for programs without an event loop.
 
-Serial numbers, frames and time limits are those of :mod:`penstock.tube.engine.client.request_session`; here are
+:mod:`penstock.tube.engine.client.request_session` has serial numbers, frames and time limits; this module has the
 sockets and timers.
 """
 
@@ -50,11 +50,11 @@ class ClientConnection(asyncio.Protocol):
         self.peer = f"{address[0]}:{address[1]}"
         self.closed = False
         self.extensions: int | None = None
-        """Version of penstock's extensions that the peer supports: 0 none, None not known yet. Set by the sender."""
+        """Version of penstock's extensions that the peer supports: 0 none, None unknown. Set by the sender."""
         self.on_lost: list[Callable[[], None]] = []
-        """Functions that are called once, when the connection has ended and all open requests have failed."""
+        """Callbacks for the end of the connection, called once, after all open requests have failed."""
         self._tls: ssl.SSLContext | None = None
-        self._error: Exception | None = None  # what ended the connection, if it was not closed in order
+        self._error: Exception | None = None  # error that ended the connection; None after an orderly close
         self._transport: asyncio.Transport | None = None
         self._loop = asyncio.get_running_loop()
         self._session: RequestSession[Done] = RequestSession(self.peer)
@@ -64,7 +64,7 @@ class ClientConnection(asyncio.Protocol):
         self._ended: asyncio.Future[None] = self._loop.create_future()
 
     def __repr__(self) -> str:
-        return f"<tube connection to {self.peer}>"  # what an event loop logs when it breaks
+        return f"<tube connection to {self.peer}>"  # the event loop logs it if the connection breaks
 
     @classmethod
     async def connect(
@@ -92,7 +92,7 @@ class ClientConnection(asyncio.Protocol):
     def submit(
         self, service: int, method: int, payload: bytes, done: Done, *, timeout_s: float = REQUEST_TIMEOUT_S
     ) -> int:
-        """Send a request; ``done`` is called once, with the response or the reason why there is none.
+        """Send a request; ``done`` is called once, with the response or an error.
 
         Returns the request's serial number; 0 if the connection is closed.
         """
@@ -116,14 +116,14 @@ class ClientConnection(asyncio.Protocol):
         Raises:
             UnavailableError: no answer in time, the connection ended, the master is on standby.
             RefusedError: the server answered with an exception.
-            RemoteProtocolError: the response is not one of this method.
+            RemoteProtocolError: the response is for another method.
         """
         return decode(kind, await self.exchange(service, method, message.SerializeToString(), timeout_s=timeout_s))
 
     async def exchange(
         self, service: int, method: int, payload: bytes, *, timeout_s: float = REQUEST_TIMEOUT_S
     ) -> bytes:
-        """As :meth:`call`, with payloads as they are on the wire."""
+        """As :meth:`call`, with encoded payloads."""
         future: asyncio.Future[Outcome] = self._loop.create_future()
 
         def done(outcome: Outcome) -> None:
@@ -146,7 +146,7 @@ class ClientConnection(asyncio.Protocol):
             self._transport.abort()
 
     def finish(self) -> None:
-        """End the connection once all submitted requests are sent."""
+        """End the connection after all submitted requests were sent."""
         if self._transport is not None:
             self._flush()
             self._transport.close()
@@ -237,12 +237,12 @@ class ConnectionPool:
         await self.close()
 
     def find(self, address: Address) -> ClientConnection | None:
-        """The open connection to ``address``, if there is one."""
+        """Return the open connection to ``address``, if any."""
         connection = self._connections.get(address)
         return None if connection is None or connection.closed else connection
 
     async def connect(self, address: Address, *, user: object) -> ClientConnection:
-        """Return the connection to ``address``, opened if necessary; ``user`` holds it until it releases it.
+        """Return the connection to ``address``, opened if necessary, for ``user`` until it calls :meth:`release`.
 
         Raises:
             UnavailableError: the server is not reachable in time.
@@ -288,7 +288,7 @@ class ConnectionPool:
 
 
 _LEAST_S = 0.001
-"""Shortest time limit: with 0 a socket does not wait."""
+"""Minimum time limit: with 0 a socket would be non-blocking."""
 
 
 class PendingResponse:
@@ -326,7 +326,7 @@ class BlockingConnection:
         return self._socket is not None
 
     def close(self) -> None:
-        """Close the connection; requests without a response are given up."""
+        """Close the connection, and abandon requests without a response."""
         if self._socket is not None:
             self._socket.close()
             self._socket = None
@@ -337,12 +337,12 @@ class BlockingConnection:
         Raises:
             UnavailableError: no connection or no response in time.
             RefusedError: the server answered with an exception.
-            RemoteProtocolError: the response is not one of this method.
+            RemoteProtocolError: the response is for another method.
         """
         return decode(kind, self.exchange(service, method, message, timeout_s=timeout_s))
 
     def exchange(self, service: int, method: MethodId, message: Message, *, timeout_s: float) -> bytes:
-        """As :meth:`call`; the response as it is on the wire."""
+        """As :meth:`call`; returns the encoded response."""
         deadline = time.monotonic() + timeout_s
         pending = self.send(service, method, message, timeout_s=timeout_s)
         return self.receive(pending, timeout_s=deadline - time.monotonic())
@@ -373,7 +373,7 @@ class BlockingConnection:
 
         The request may have been sent long ago: the time limit covers only this call. Raises as :meth:`call`.
         """
-        assert self._socket is not None, "close() gives requests up"
+        assert self._socket is not None, "close() abandons requests"
         session = self._session
         deadline = time.monotonic() + timeout_s
         left = max(_LEAST_S, timeout_s)

@@ -85,7 +85,8 @@ class Message:
 
 
 class Confirmation(NamedTuple):
-    """The first ``messages`` of ``batch``, which the application has; ``end`` is the offset after them, if known."""
+    """Confirms the first ``messages`` of ``batch``, which the application has received; ``end`` is the offset after
+    them, if known."""
 
     batch: FetchedBatch
     messages: int
@@ -93,7 +94,7 @@ class Confirmation(NamedTuple):
 
 
 class FetchedBatch:
-    """The messages of one response to a get request, and their state in the application.
+    """Messages of one response to a get request, and their state in the application.
 
     ``finished`` is set once the application has the last message or the batch is revoked, ``settled`` once it is
     confirmed or revoked. ``waiting_since`` (s) is the time since which the partition waits for the confirmation.
@@ -118,7 +119,7 @@ class FetchedBatch:
         self.count = len(messages)
         self.end = _behind(messages[-1])
         self.next = 0
-        self.confirmed = 0  # so many of its messages
+        self.confirmed = 0  # number of its messages
         self.revoked = False
         self.finished = asyncio.Event()
         self.settled = asyncio.Event()
@@ -135,17 +136,17 @@ class FetchedBatch:
         return self.waiting_since is not None and not self.settled.is_set()
 
     def confirmation(self) -> Confirmation:
-        """Return the confirmation of the messages that the application has now."""
+        """Return the confirmation of the messages that the application has received so far."""
         end = self.end if self.handed_out or not self.next else _behind(self.messages[self.next - 1])
         return Confirmation(self, self.next, end)
 
     def finish(self) -> None:
-        """Release the messages, which the application has now."""
+        """Free the messages, after the application has received them."""
         self.messages = []
         self.finished.set()
 
     def confirm(self) -> None:
-        """Confirm the batch: the next get commits it, unless that was done."""
+        """Confirm the batch: the next get commits it, unless it is committed."""
         if not self.revoked and not self.settled.is_set():
             self.consumer.confirmed()
             self.finished.set()
@@ -165,9 +166,10 @@ def _behind(message: Message) -> int | None:
 def decode_messages(
     partition: Partition, answer: broker_pb2.GetMessageResponseB2C, filters: Set[str] | None
 ) -> tuple[list[Message], int]:
-    """Decode a response: the messages that pass the checks of the reference's readers, and the number of damaged ones.
+    """Decode a response; return the messages that pass the checks of the reference's readers, and the number of damaged
+    ones.
 
-    Checked are checksum, attribute block and, with ``filters``, the message type.
+    Checks: checksum, attribute block and, with ``filters``, the message type.
     """
     crc32 = zlib.crc32
     found: list[Message] = []
@@ -182,7 +184,7 @@ def decode_messages(
             damaged += 1
             continue
         if filters is not None and _msg_type(data, flag) not in filters:
-            continue  # another type with the same hash
+            continue  # a type with the same hash
         found.append(Message(partition, item.messageId, flag, data, offset, time_ms))
     return found, damaged
 
@@ -205,7 +207,7 @@ class FetchSettings:
     want_offsets: bool
     auto_confirm: bool
     apply_s: float
-    """An order of the master is reported as executed after this time at the latest, so that heartbeats continue."""
+    """Maximum time until an order of the master is reported as executed, so that heartbeats continue."""
     start_offset: Callable[[Partition], int | None]
     own_offsets: bool
     """Use ``start_offset`` also after a lost connection, instead of the broker's stored offset."""
@@ -233,13 +235,13 @@ class Fetcher:
         self._report_lost = lost
         self._consumers: dict[Partition, tuple[PartitionConsumer, asyncio.Task[None]]] = {}
         self._in_hand: dict[Partition, FetchedBatch] = {}
-        self._unconfirmed: dict[Partition, FetchedBatch] = {}  # the last one handed out, where the partition is read on
+        self._unconfirmed: dict[Partition, FetchedBatch] = {}  # last batch of partitions that are read further
         self._to_commit: dict[PartitionConsumer, Confirmation] = {}
         self._committing: dict[PartitionConsumer, asyncio.Task[None]] = {}
         self._beating: dict[Address, asyncio.Task[None]] = {}  # one heartbeat a broker at a time
         self._registered: dict[Partition, asyncio.Event] = {}
-        # Gets without an answer whose partition was given back: it is not taken again before the answer is there. Else
-        # the broker would count what it answers as handed out, and the next get would commit it.
+        # Gets without a response of released partitions: a partition is not registered again before the response has
+        # arrived. Otherwise the broker would count its messages as delivered, and the next get would commit them.
         self._unanswered: dict[Partition, asyncio.Future[Outcome]] = {}
 
     @property
@@ -248,7 +250,7 @@ class Fetcher:
         return [consumer for consumer, _ in self._consumers.values()]
 
     async def apply(self, orders: Orders) -> None:
-        """Release and assign partitions; return when each was registered, or could not be for now."""
+        """Release and assign partitions; return when each registration succeeded or failed for now."""
         settings = self._settings
         wait_s = min(RELEASE_WAIT_S, settings.apply_s)
         await asyncio.gather(*(self.release(partition, wait_s=wait_s) for partition in orders.release))
@@ -256,7 +258,7 @@ class Fetcher:
         for partition in orders.take:
             if partition in self._consumers:
                 registering = self._registered.get(partition)
-                if registering is not None:  # offered again: the master must not hear "not held" without a pause
+                if registering is not None:  # assigned again: a pause before "not held" is reported to the master
                     waiting.append(registering.wait())
             else:
                 consumer = PartitionConsumer(
@@ -427,7 +429,7 @@ class Fetcher:
         self, address: Address, connection: ClientConnection, consumers: list[PartitionConsumer]
     ) -> None:
         try:
-            with contextlib.suppress(PenstockError):  # the tasks of the partitions see the same and act
+            with contextlib.suppress(PenstockError):  # the partitions' tasks get the same error and handle it
                 await self._beat(connection, consumers)
         finally:
             del self._beating[address]
@@ -534,8 +536,8 @@ class Fetcher:
             outcome = await future
         except asyncio.CancelledError:
             if future.cancelled():
-                # The response is still to come, and the next registration waits for it. (asyncio.shield would keep the
-                # first future, for a second one and a turn of the loop with every get.)
+                # The response is pending, and the next registration waits for it. (asyncio.shield would cost another
+                # future and a turn of the loop for every get.)
                 future = loop.create_future()
                 self._unanswered[partition] = future
                 future.add_done_callback(lambda done: self._answered(partition, done))
@@ -575,7 +577,7 @@ class Fetcher:
         return self._connections.find((partition.broker.host, partition.broker.port))
 
     async def _range(self, partition: Partition, wanted: broker_pb2.RangeRequest) -> broker_pb2.RangeResponse | None:
-        """Ask a penstock broker for the range of the log; None from another broker."""
+        """Request the bounds of the log from a penstock broker; None from another broker."""
         connection = await self._connections.connect((partition.broker.host, partition.broker.port), user=self)
         request = broker_pb2.GetMessageRequestC2B(
             clientId=self._member.client_id,
@@ -599,7 +601,7 @@ class Fetcher:
             timeout_s=self._settings.timeout_s,
         )
         if answer.errCode == ErrCode.CERTIFICATE_FAILURE:
-            # The token has run out: the master's next answer has a new one, and registering again brings it here.
+            # The token expired: the master's next response has a new one, which the next registration uses.
             for consumer in consumers:
                 consumer.disconnected()
             return

@@ -28,12 +28,12 @@ __all__ = ["MasterClient", "MemberSession", "ProducerSession"]
 
 M = TypeVar("M", bound=Message)
 
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 0.5  # before the partitions of a published topic are asked for again
-METADATA_S = 10.0  # interval at which a member that balances itself asks which partitions exist
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 0.5  # before the partitions of a published topic are requested again
+METADATA_S = 10.0  # interval at which a member that balances itself requests the existing partitions
 RETRY_S = 1.0
 NO_SUCH_TOPIC = "the master has no such topic"
 CLOSED_FOR_PRODUCERS = "it is closed for producers"
-"""Reasons why a topic has no partition, as penstock's master words them (`engine.master.cluster`)."""
+"""Reasons why a topic has no partition, in the words of penstock's master (`engine.master.cluster`)."""
 
 
 class MasterClient:
@@ -75,7 +75,7 @@ class MasterClient:
             return self._connection
 
     def _leave(self, connection: ClientConnection | None) -> None:
-        if connection is self._connection:  # else another call has moved on already
+        if connection is self._connection:  # otherwise another call has switched already
             self._current = (self._current + 1) % len(self._masters)
             if connection is not None:
                 connection.abort()
@@ -85,7 +85,7 @@ class MasterClient:
 class ProducerSession:
     """``heard(partitions)`` is called after each heartbeat with the partitions of all topics that are published.
 
-    ``settled(topic, error)``: a topic has partitions (None), or none within ``topic_timeout_s``.
+    ``settled(topic, error)`` is called with None when a topic has partitions, with an error after ``topic_timeout_s``.
     """
 
     def __init__(
@@ -160,14 +160,14 @@ class ProducerSession:
             self._heard(self._routes.partitions(topic))
 
     def published(self, topic: str) -> asyncio.Task[None]:
-        """The task that publishes ``topic``, started if there is none."""
+        """Return the task that publishes ``topic``; starts it if necessary."""
         task = self._publishing.get(topic)
         if task is None:
             task = self._publishing[topic] = asyncio.create_task(self._publish(topic))
         return task
 
     def unknown(self, topic: str) -> RefusedError:
-        """The error for a topic that the master does not announce."""
+        """Create the error for a topic that the master does not announce."""
         why = self._routes.unavailable.get(topic)
         create, alter = f"penstock tube topic create {topic}", f"penstock tube topic alter {topic} --publish"
         if why == NO_SUCH_TOPIC:
@@ -194,7 +194,7 @@ class ProducerSession:
     async def _beat(self) -> None:
         while True:
             await asyncio.sleep(self._heartbeat_s)
-            with contextlib.suppress(PenstockError):  # the next one tries again; what is known stays in use
+            with contextlib.suppress(PenstockError):  # the next heartbeat retries; known partitions stay in use
                 await self.heartbeat()
 
     async def _publish(self, topic: str) -> None:
@@ -270,11 +270,11 @@ class MemberSession:
         self._heart = asyncio.create_task(beating, name=f"tube-consumer-{member.client_id}")
 
     def wake(self) -> None:
-        """Send a heartbeat now: there is something to report, or the member chooses its partitions again."""
+        """Send a heartbeat now, because there is something to report or the member chooses its partitions again."""
         self._wake.set()
 
     async def ask_metadata(self, member: ClientBalance) -> Orders:
-        """Ask which partitions exist. Raises PenstockError."""
+        """Request the existing partitions. Raises PenstockError."""
         answer = await self._master.call(
             MethodId.GET_PARTITION_META, member.metadata_request(), master_pb2.GetPartMetaResponseM2C,
             timeout_s=self._timeout_s,
@@ -312,7 +312,7 @@ class MemberSession:
         member.registered(answer)
 
     async def _follow(self, member: Membership, fetcher: Fetcher) -> None:
-        """Send heartbeats; carry the master's orders out and report at once."""
+        """Send heartbeats; execute the master's orders and report them at once."""
         while True:
             pause = self._heartbeat_s
             try:
@@ -335,7 +335,7 @@ class MemberSession:
             await self._pause(pause)
 
     async def _choose(self, member: ClientBalance, fetcher: Fetcher) -> None:
-        """Send heartbeats, sometimes ask which partitions exist, and hold the chosen ones."""
+        """Send heartbeats, request the existing partitions at intervals, and hold the chosen ones."""
         loop = asyncio.get_running_loop()
         asked_at = -METADATA_S
         while True:

@@ -1,8 +1,8 @@
 """Sending the records of a producer to the brokers: connections, requests in flight, the outcome of each record.
 
-A penstock broker accepts many records in one request, so the next request is made of all that came while a few are on
-their way. Apache's brokers accept one record per request, so many requests are in flight. A connection is made before
-the first record needs it, closed after ten idle minutes until the next one, and aborted if a response is late.
+A penstock broker accepts many records in one request, so the next request contains all records that arrived while a few
+requests were in flight. Apache's brokers accept one record per request, so many requests are in flight. A connection is
+opened before the first record needs it, closed after ten idle minutes, and aborted if a response is late.
 
 A broker that hangs delays its own partitions only: once a request was unanswered for ``availability_timeout_s``,
 records without a fixed partition go to other brokers until it answers again.
@@ -36,17 +36,17 @@ from penstock.tube.record import Record
 
 __all__ = ["PendingRecord", "SendOutcome", "SendResult", "Sender", "SenderSettings"]
 
-LEAST_REQUESTS = 16  # in flight to a broker that repeatedly reports that it has no room
+LEAST_REQUESTS = 16  # requests in flight to a broker that repeatedly reports that it has no room
 # Answers after which the same message may be stored later; a token that ran out is replaced by a heartbeat.
 RETRIABLE = frozenset({ErrCode.SERVICE_UNAVAILABLE, ErrCode.SERVER_RECEIVE_OVERFLOW, ErrCode.CERTIFICATE_FAILURE})
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0  # before a connection is tried again
-BATCHES_IN_FLIGHT = 4  # enough to keep broker and connection busy; more would only make the batches smaller
+BATCHES_IN_FLIGHT = 4  # enough to keep broker and connection busy; more would only reduce the batch size
 
 
 class SendResult(NamedTuple):
-    """The place of a stored record: ``append_offset`` is its offset in the store's index (28 a message).
+    """Partition and offset of a stored record: ``append_offset`` is its offset in the store's index (28 per message).
 
-    For a record that an earlier attempt had stored (``idempotent``) id and offset are -1: they are not known.
+    For a record that an earlier attempt stored (``idempotent``), id and offset are -1 (unknown).
     """
 
     message_id: int
@@ -105,12 +105,12 @@ class PendingRecord:
 
     @property
     def fixed(self) -> bool:
-        """Whether it must go to the partition that was chosen."""
+        """Whether the record must be sent to the chosen partition."""
         return self.partition is not None or self.key is not None
 
     @property
     def abandoned(self) -> bool:
-        """Whether its caller was cancelled or has an outcome."""
+        """Whether the caller was cancelled or has the outcome."""
         return self.future.done()
 
 
@@ -171,14 +171,14 @@ class Sender:
         self._ready: dict[int, ClientConnection] = {}
         self._used: dict[int, float] = {}
         self._states: dict[int, _BrokerState] = {}
-        self._idle: set[int] = set()  # brokers without a connection because nothing was sent to them for a while
+        self._idle: set[int] = set()  # brokers whose idle connection was closed
         self._connecting: dict[int, asyncio.Task[None]] = {}
         self._timers: set[asyncio.TimerHandle] = set()
         self._sweeper = asyncio.create_task(self._sweep(), name="tube-sender")
         self._closing = False
 
     def push(self, target: Partition, message: PendingRecord) -> None:
-        """Send ``message`` to ``target`` as soon as it may go; those of one loop turn go together."""
+        """Send ``message`` to ``target`` as soon as possible; messages of one loop turn are sent together."""
         place = (target.topic, target.broker.id, target.id)  # the broker's address may change
         queue = self._queues.get(place)
         if queue is None:
@@ -238,7 +238,7 @@ class Sender:
             queue.requests = settings.window
 
     def _send_ready(self, queue: PartitionQueue[PendingRecord]) -> None:
-        """Send the requests that may be sent now."""
+        """Send requests within the limits."""
         queue.scheduled = False
         broker_id = queue.target.broker.id
         connection = self._ready.get(broker_id)
@@ -307,7 +307,7 @@ class Sender:
                 self._stored(queue.succeeded(number), answer, target)
                 self._continue(queue)
                 return
-            # A number that is not the next: what comes before it has to be sent again, too.
+            # A sequence number that is not the next one: earlier records must be sent again, too.
             retry = answer.errCode in RETRIABLE or answer.result.HasField("expectedSequence")
             error = RefusedError(
                 f"tube: broker {target.broker.address} refused a message for {target.key}: {answer.errMsg}",
@@ -329,7 +329,7 @@ class Sender:
         self._continue(queue)
 
     def _reroute_soon(self, target: Partition, messages: list[PendingRecord], error: PenstockError) -> None:
-        """A partition refuses records: perhaps it was closed after the master had announced it."""
+        """Handle a partition that refuses records, for example because it was closed after the master announced it."""
         self._to_reroute += [(target, message, error) for message in messages]
         if self._rerouting is None or self._rerouting.done():
             self._rerouting = asyncio.create_task(self._reroute())
@@ -355,12 +355,12 @@ class Sender:
         try:
             return routes.choose(message.topic, message.key, message.partition, monotonic_ms())
         except RefusedError:
-            return None  # there is no partition of this number any more
+            return None  # the partition does not exist any more
 
     def _stored(
         self, messages: list[PendingRecord], answer: broker_pb2.SendMessageResponseB2P, target: Partition
     ) -> None:
-        # Old servers say the id in the text only.
+        # Old servers return the id only in the text.
         message_id = answer.messageId if answer.HasField("messageId") else int(answer.errMsg or 0)
         time_ms, offset = answer.appendTime, answer.appendOffset
         partition, broker_id = target.id, target.broker.id
@@ -374,7 +374,7 @@ class Sender:
             offset += INDEX_RECORD_BYTES
 
     def _continue(self, queue: PartitionQueue[PendingRecord]) -> None:
-        """After an outcome: continue sending, or retry the failed records once all in flight have an outcome."""
+        """Continue after an outcome: send, or retry the failed records once all requests in flight have an outcome."""
         outcome = queue.again()
         if outcome is None:
             if not queue.scheduled:
@@ -402,7 +402,8 @@ class Sender:
         self._timers.add(timer)
 
     def _expire(self, queue: PartitionQueue[PendingRecord], error: PenstockError | None) -> None:
-        """Fail waiting records whose deadline has passed. A numbered one stays queued; its caller gets the error."""
+        """Fail waiting records whose deadline has passed. A numbered record stays queued, but its caller gets the
+        error."""
         now = self._loop.time()
         for message in queue.remove_waiting(lambda message: message.deadline <= now or message.future.done()):
             self._give_up(queue, message, error)
@@ -445,7 +446,7 @@ class Sender:
     # --- the brokers ---
 
     def _count_request(self, broker_id: int, now: float) -> None:
-        """Count a request; watch whether the broker answers in time."""
+        """Count a request, and monitor whether the broker answers in time."""
         state = self._states.get(broker_id)
         if state is None:
             state = self._states[broker_id] = _BrokerState()
@@ -521,7 +522,7 @@ class Sender:
             self._send_ready(queue)
 
     async def _ask(self, connection: ClientConnection, target: Partition) -> None:
-        """Ask for the broker's extensions: 400 is the answer of one without, other codes leave it open."""
+        """Request the broker's extensions: code 400 means none, other codes leave it unknown."""
         if connection.extensions is not None:
             return
         question = self._writer.probe(target, (self._routes.token, self._routes.broker_token()))
@@ -534,7 +535,7 @@ class Sender:
             connection.abort()
             raise
         except PenstockError:
-            return  # it failed on this; the messages will show what it does with them
+            return  # unknown: the responses to messages will show it
         if answer.HasField("result"):
             connection.extensions = answer.result.extensions
         elif answer.errCode == ErrCode.BAD_REQUEST:
@@ -543,7 +544,7 @@ class Sender:
     def _lost(self, target: Partition, connection: ClientConnection) -> None:
         if self._ready.get(target.broker.id) is connection:
             del self._ready[target.broker.id]
-            # An idle connection is made again only when there is something to send.
+            # An idle connection is opened again only for the next record.
             if target.broker.id in self._used:
                 self._connect_soon(target)
 
@@ -551,7 +552,7 @@ class Sender:
         return [queue for queue in self._queues.values() if queue.target.broker.id == broker_id]
 
     async def _sweep(self) -> None:
-        """Watch the time limits of records and idle connections; responses have theirs in the connection."""
+        """Check the time limits of records and idle connections; the connection has the time limits of responses."""
         settings = self._settings
         pause = min(max(min(settings.request_timeout_s, settings.delivery_timeout_s) / 10, 0.01), 0.5)
         while True:

@@ -167,11 +167,11 @@ def _absent(
 
 
 def _refusal(server: str, address: str, option: str, code: int, text: str) -> RefusedError:
-    """The server's refusal, without the names of its methods, which mean nothing to the user of a command."""
+    """Return the server's refusal without the names of its methods, which the user of a command does not know."""
     what, do = f"the {server} refused the request: {text.removeprefix('tube: ')}", None
     if code == _WRONG_CREDENTIALS:
         do = _DO_LOG_IN
-    if text.endswith(_UNAUTHORIZED):  # Apache's has words before it
+    if text.endswith(_UNAUTHORIZED):  # Apache's text has a prefix
         what, do = (
             f"the {server} refused the request: no valid administration token, and no user with this permission",
             _DO_AUTHORIZE,

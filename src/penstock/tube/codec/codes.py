@@ -1,4 +1,4 @@
-"""Codes of the protocol: errors of responses, orders to consumers, and the version of the extensions.
+"""Codes of the protocol: error codes, orders to consumers, and the version of the extensions.
 
 200 is success; ``success`` and ``errCode`` of a response are always set together.
 """
@@ -53,7 +53,7 @@ class RebalanceOp(IntEnum):
     ONLY_DISCONNECT = 20
 
 
-_OTHER_GROUP = "members of a group read equal topics with equal filters, in one way: name another group for this one"
+_OTHER_GROUP = "the members of a group have the same topics, filters and balancing: use another group for this one"
 _REMEDIES: dict[int, str] = {
     ErrCode.CERTIFICATE_FAILURE: "sign as a user of the cluster, with a clock that is right within 20 s: user and "
     "password (--username and --password-file of a command)",
@@ -65,5 +65,5 @@ _REMEDIES: dict[int, str] = {
 
 
 def remedy(code: int) -> str | None:
-    """Advice for an error with ``code``; None if only the text of the error helps."""
+    """Return the hint for an error with ``code``; None without one."""
     return _REMEDIES.get(code)

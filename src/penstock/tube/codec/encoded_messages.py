@@ -1,4 +1,4 @@
-"""Messages of a get response that stay encoded until they are needed, and are then decoded all at once."""
+"""Messages of a get response that stay encoded until their first use, and are then decoded together."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ class EncodedMessages:
         Raises:
             RemoteProtocolError: one is not a message.
         """
-        # The required fields of a response are not among these.
+        # This part does not have the required fields of a response.
         around = broker_pb2.GetMessageResponseB2C(success=True, errCode=0).SerializeToString()
         return decode(broker_pb2.GetMessageResponseB2C, around + self.answer[self.edges[0] : self.edges[-1]]).messages
 
 
 def decode_get(answer: bytes) -> tuple[broker_pb2.GetMessageResponseB2C, EncodedMessages]:
-    """The get response in ``answer`` without its messages, and the messages.
+    """Split the get response in ``answer`` into the response without messages, and the encoded messages.
 
     Raises:
         RemoteProtocolError: not a get response. Of its messages only the lengths are checked.
@@ -59,7 +59,7 @@ def decode_get(answer: bytes) -> tuple[broker_pb2.GetMessageResponseB2C, Encoded
         rest = decode(broker_pb2.GetMessageResponseB2C, answer[:start] + answer[edges[-1] :])
         if not rest.messages:
             return rest, EncodedMessages(answer, edges)
-    # Not in the order in which servers write.
+    # The fields are not in the order of known servers.
     whole = decode(broker_pb2.GetMessageResponseB2C, answer)
     parts: list[bytes] = []
     edges = [0]

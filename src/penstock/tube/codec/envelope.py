@@ -3,9 +3,9 @@
     request    RpcConnHeader, RequestHeader, RequestBody
     response   RpcConnHeader, ResponseHeader, RspResponseBody or (status ERROR, FATAL) RspExceptionBody
 
-Bytes after the third message have no meaning (the C++ client sends up to 9 zero bytes); they are kept in ``trailing``
-so that a recorded frame can be written again unchanged. Every call passes here, so the usual form is parsed in place
-and only other forms go through protobuf.
+Bytes after the third message are ignored (the C++ client sends up to 9 zero bytes); they are kept in ``trailing`` so
+that a recorded frame can be encoded again unchanged. The usual form is parsed in place for speed; other forms are
+decoded with protobuf.
 """
 
 from __future__ import annotations
@@ -170,7 +170,7 @@ def encode_request(request: Request) -> bytes:
 
 @cache
 def _request_head(flag: int, service: int, version: int) -> bytes:
-    """The first two messages; there are few different ones."""
+    """Encode the first two messages, cached because there are few different ones."""
     header = pb.RequestHeader(serviceType=service, protocolVer=version)
     return _delimited(pb.RpcConnHeader(flag=flag)) + _delimited(header)
 
@@ -213,7 +213,7 @@ def decode_response(serial: int, body: bytes | memoryview) -> Response:
 
 
 def payload_of(response: Response, method: int, peer: str) -> bytes:
-    """The payload of the response to ``method`` from ``peer``.
+    """Return the payload of a response to ``method`` from ``peer``.
 
     Raises:
         UnavailableError: the peer is a standby master. RefusedError: the response is an exception.
@@ -250,7 +250,7 @@ def response_parts(method: int, parts: Sequence[bytes]) -> list[bytes]:
 
 @lru_cache(4096)
 def response_head(method: int, size: int) -> bytes:
-    """The part of the frame body of a successful response before a payload of ``size`` bytes."""
+    """Return the frame body of a successful response up to a payload of ``size`` bytes."""
     inner = b"\x08%b\x12%b" % (encode_varint(method), encode_varint(size))
     return b"%b%b%b" % (_OK_HEAD, encode_varint(len(inner) + size), inner)
 
@@ -275,10 +275,9 @@ _OK_HEAD = bytes.fromhex("0208010408001803")
 
 
 def _usual_request(body: bytes) -> tuple[int, int | None, int, int, int] | None:
-    """Method, timeout, start and end of the payload, end of RequestBody; None: protobuf must decode it.
+    """Return method, timeout, start and end of the payload, end of RequestBody; None: decode it with protobuf.
 
-    That is so unless RequestBody, at byte 8, has its fields in the usual order (method, timeout, request) and no
-    others.
+    Requires that RequestBody, at byte 8, has only the fields method, timeout and request, in this order.
     """
     length, at = decode_varint(body, 8)
     end = at + length

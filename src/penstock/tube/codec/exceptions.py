@@ -26,12 +26,12 @@ STOPPING = _KIND + "ServiceStoppingException"
 EXCEPTION = "java.lang.Exception"
 ILLEGAL_ARGUMENT = "java.lang.IllegalArgumentException"
 
-# Version 2 is "com.apache", not "org.apache": the reference maps it so, and its peers expect it.
+# Version 2 is "com.apache", not "org.apache", as in the reference.
 _PACKAGE_OF_VERSION = {1: "com.tencent.tubemq.", 2: "com.apache.tubemq."}
 
 
 def name_for(version: int, name: str) -> str:
-    """``name`` (of protocol version 3) in the spelling of ``version``; unknown versions get it unchanged."""
+    """Return ``name`` (of protocol version 3) as spelled in ``version``; unchanged for unknown versions."""
     package = _PACKAGE_OF_VERSION.get(version)
     if package is not None and name.startswith(_PACKAGE):
         return package + name.removeprefix(_PACKAGE)

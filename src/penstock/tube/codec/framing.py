@@ -5,8 +5,8 @@
     8  4      number of blocks, >= 1
    12  4 + n  block: length, bytes; repeated
 
-The body is the concatenation of the blocks; their borders mean nothing. Writers cut every 8,192 bytes (the C++ client
-drops a connection on a longer block, on an empty one, and on more than 1,024 of them); readers accept any length.
+The body is the concatenation of the blocks. Writers split it every 8,192 bytes (the C++ client closes the connection
+after a longer or empty block, or more than 1,024 blocks); readers accept any length.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __all__ = [
 ]
 
 COMPILED: Final = not __file__.endswith(".py")
-"""Whether this is an extension module. Loops over bytes are fast there; interpreted, `struct` is."""
+"""Whether this module is compiled. Compiled code loops over bytes; interpreted code uses `struct`."""
 BEGIN_TOKEN: Final = b"\xff\x7f\xf4\xfe"
 _TOKEN: Final = 0xFF7FF4FE
 BLOCK_SIZE: Final = 8192
@@ -52,10 +52,10 @@ _FULL_BLOCK = _LENGTH.pack(BLOCK_SIZE)
 def encode_frame(serial: int, body: bytes, *, one_block: bool = False) -> bytes:
     """Encode a frame around ``body`` (1 byte or more). ``serial`` is an unsigned 32-bit number.
 
-    ``one_block``: the receiver accepts blocks of any length; splitting many costs it more than everything else.
+    ``one_block``: the receiver accepts blocks of any length, which is the fastest form for it.
 
     Raises:
-        LocalProtocolError: the body is empty or longer than any reader accepts.
+        LocalProtocolError: the body is empty, or longer than readers accept.
     """
     size = len(body)
     if 0 < size <= (MAX_FRAME_BYTES if one_block else BLOCK_SIZE):
@@ -80,12 +80,12 @@ def encode_parts(serial: int, parts: Sequence[bytes], *, one_block: bool = False
     size = sum(map(len, parts))
     if one_block and 0 < size <= MAX_FRAME_BYTES:
         return b"".join([_ONE_BLOCK_HEAD.pack(BEGIN_TOKEN, serial, 1, size), *parts])
-    # Cutting the parts themselves at the ends of blocks saves a copy, and costs five times as much.
+    # Splitting the parts at block boundaries instead saves a copy, but costs five times as much.
     return encode_frame(serial, b"".join(parts))
 
 
 def encode_frames(serials: list[int], bodies: list[bytes]) -> bytes:
-    """Frames around ``bodies``, one after the other; as :func:`encode_frame` encodes each."""
+    """Encode ``bodies`` as consecutive frames, as :func:`encode_frame`."""
     parts: list[bytes] = []
     last_size: i64 = -1
     last_high = -1
@@ -107,9 +107,9 @@ def encode_frames(serials: list[int], bodies: list[bytes]) -> bytes:
 
 
 def one_block(data: bytes | memoryview) -> tuple[int, int, int] | None:
-    """Serial number, start and end of the body if ``data`` begins with a frame of one block; else None.
+    """Return serial number, start and end of the body if ``data`` begins with a frame of one block; otherwise None.
 
-    The end may be beyond ``data``: a receiver can then read the rest into its final place.
+    The end may be beyond ``data``, so that a receiver can read the rest into its final buffer.
     """
     if len(data) < _ONE_BLOCK_HEAD.size:
         return None
@@ -164,7 +164,7 @@ class FrameDecoder:
         position, end = 0, len(data)
         try:
             while self._chunks:
-                # Only what completes them is joined with them: most of ``data`` is not copied.
+                # Only the missing bytes are joined with them: most of ``data`` is not copied.
                 missing = self._need - self._have
                 if end - position < missing:
                     self._have += end - position
@@ -182,14 +182,14 @@ class FrameDecoder:
         return frames
 
     def _keep(self, data: bytes, used: int) -> None:
-        """Keep ``data`` from ``used`` on for the next step."""
+        """Keep ``data`` from ``used`` for the next step."""
         self._have = len(data) - used
         self._chunks = [data[used:]] if self._have else []
 
     def _parse(self, data: bytes, position: int, frames: list[tuple[int, bytes]]) -> int:
-        """Parse ``data`` from ``position`` on as far as possible; returns where it stopped.
+        """Parse ``data`` from ``position`` as far as possible; return the end of the parsed data.
 
-        Sets ``_need``, the bytes from there on that the next step takes.
+        Sets ``_need``, the number of bytes that the next step requires.
         """
         end = len(data)
         while True:
@@ -229,7 +229,7 @@ class FrameDecoder:
             frames.append((self._serial, block))
 
     def _whole(self, data: bytes, position: int, frames: list[tuple[int, bytes]]) -> int:
-        """Decode consecutive frames of one block, which nearly all are; returns the offset of the first other data."""
+        """Decode consecutive frames of one block (the usual case); return the offset of the first other data."""
         if COMPILED:
             return self._whole_bytewise(data, position, frames)
         unpack, last, most = _ONE_BLOCK_HEAD.unpack_from, len(data) - 16, MAX_FRAME_BYTES
@@ -265,7 +265,7 @@ class FrameDecoder:
         self._left = blocks
 
     def _check_token(self, token: bytes) -> None:
-        # Also for a part of it: the first byte reveals a client of another protocol.
+        # Also checks a part of the token: the first byte identifies a client of another protocol.
         if not BEGIN_TOKEN.startswith(token):
             raise RemoteProtocolError(
                 f"tube: the frame begins with {token.hex()!r}, not with {BEGIN_TOKEN.hex()!r}",

@@ -38,14 +38,14 @@ __all__ = [
 
 HAS_ATTRIBUTES = 1
 INDEX_RECORD_BYTES: Final = 28
-"""Size of a message's entry in the index of its store; offsets on the wire are positions in the index."""
+"""Size of an index record in bytes; offsets on the wire are byte offsets in the index."""
 MSG_TYPE = "$msgType$"
 MSG_TIME = "$msgTime$"
-NO_KEY: Final = -1  # index key of a message without a type: no filter finds it
+NO_KEY: Final = -1  # index key of a message without a type, which no filter matches
 
 
 def check_sum(data: bytes) -> int:
-    """CRC-32 of ``data`` without its sign bit: 0 to 2**31 - 1."""
+    """Return the CRC-32 of ``data`` without the highest bit: 0 to 2**31 - 1."""
     return zlib.crc32(data) & 0x7FFFFFFF
 
 
@@ -63,7 +63,7 @@ def java_hash(text: str) -> int:
 
 
 def filter_key(msg_type: str | None) -> int:
-    """The index key of ``msg_type`` without surrounding blanks; -1 for none."""
+    """Return the index key of ``msg_type`` without surrounding blanks; -1 for no type."""
     if msg_type is None:
         return NO_KEY
     trimmed = java_trim(msg_type)
@@ -71,15 +71,15 @@ def filter_key(msg_type: str | None) -> int:
 
 
 def fits_attribute(text: str) -> bool:
-    """Whether ``text`` can be a key or value of an attribute."""
+    """Return whether ``text`` is a valid key or value of an attribute."""
     return bool(text.strip()) and "," not in text and "=" not in text
 
 
 def format_attributes(pairs: Iterable[tuple[str, str]]) -> str:
-    """Attribute text ``key=value,key=value``.
+    """Format attributes as ``key=value,key=value``.
 
     Raises:
-        LocalProtocolError: a key or value is blank or holds ``,`` or ``=``.
+        LocalProtocolError: a key or value is blank or contains ``,`` or ``=``.
     """
     parts = []
     for key, value in pairs:
@@ -106,7 +106,7 @@ def parse_attributes(text: str) -> list[tuple[str, str]]:
 
 
 def encode_data(body: bytes, attributes: str = "") -> tuple[bytes, int]:
-    """``data`` and ``flag`` of a message: flag 0 without attributes, otherwise flag 1 with a length prefix."""
+    """Encode ``data`` and ``flag`` of a message: flag 0 without attributes, otherwise flag 1 with a length prefix."""
     if not attributes:
         return body, 0
     text = attributes.encode()
@@ -114,7 +114,7 @@ def encode_data(body: bytes, attributes: str = "") -> tuple[bytes, int]:
 
 
 def split_data(data: bytes, flag: int) -> tuple[str, bytes] | None:
-    """Attribute text and body of ``data``; None if the attribute length exceeds it.
+    """Split ``data`` into attribute text and body; None if the attribute length exceeds it.
 
     The reference's clients skip such a message silently. Text that is not UTF-8 is read with replacement characters.
     """
@@ -146,8 +146,8 @@ def encode_marker(producer: int, sequence: int, count: int) -> bytes:
 
 
 def decode_marker(message: bytes) -> Marker | None:
-    """The marker of a stored message, field 4 of a get response; None without one."""
-    # tag, length, then id, checksum and the payload's length: the rest after the payload decides.
+    """Decode the marker of a stored message (field 4 of a get response); None without one."""
+    # Skips tag, length, id, checksum and payload: the bytes after the payload contain the marker.
     _, at = decode_varint(message, 1)
     for _ in range(2):
         _, at = decode_varint(message, at + 1)

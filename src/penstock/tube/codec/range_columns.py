@@ -1,12 +1,12 @@
-"""Columns of a range response: offsets, times and positions of all messages, which are decoded all at once.
+"""Columns of a range response: offsets, times and positions of all messages, decoded together.
 
 A get response contains each message as field 4 (`storage.record` writes it). If their metadata are in columns
 (``range.columns``, from :func:`describe`), the numbers before the payloads are decoded as columns too, and one checksum
-covers everything: a step per message would cost more than all other work of a batch reader. Anything that does not have
-exactly the form that penstock's brokers write is left to the protobuf parser.
+covers everything: a step per message would cost more than all other work of a batch reader. Messages in any other form
+than that of penstock's brokers are decoded with protobuf.
 
-Instead of messages a response may contain unchecked records of the log's file (``asStored``): then only a client that
-decodes them pays for their contents, and verifies each by the checksum that it was stored with.
+Instead of messages a response may contain unverified records of the log's file (``asStored``): the client verifies each
+record by its stored checksum, and the broker does not read their contents.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ __all__ = [
 ]
 
 COMPILED: Final = not __file__.endswith(".py")
-"""Whether this is an extension module. Loops over bytes are fast there; interpreted, numpy is."""
+"""Whether this module is compiled. Compiled code loops over bytes; interpreted code uses numpy."""
 _MESSAGES: Final = 0x22
 _ID: Final = 0x08
 _CHECKSUM: Final = 0x10
@@ -57,12 +57,12 @@ _RECORDS: Final = b"\xca\x3e"
 """The tag of field 1001 of a get response."""
 _LENGTH_DELIMITED: Final = 2
 _ID_BYTES: Final = 10
-"""Most bytes of the varints of ids and checksums."""
+"""Maximum bytes of the varints of ids and checksums."""
 _SUM_BYTES: Final = 5
 _LENGTH_BYTES: Final = 4
-"""Payloads of 256 MiB and more do not occur."""
+"""Limit of payload sizes: 256 MiB."""
 LEAST_BYTES: Final = 10
-"""Fewest bytes of a message."""
+"""Minimum bytes of a message."""
 
 Numbers: TypeAlias = npt.NDArray[np.int64]
 Words: TypeAlias = npt.NDArray[np.uint64]
@@ -72,9 +72,9 @@ Booleans: TypeAlias = npt.NDArray[np.bool_]
 _ONE, _THREE, _SEVEN, _FIFTY_SIX = (np.uint64(n) for n in (1, 3, 7, 56))
 _HIGH_BITS = np.uint64(0x8080808080808080)
 _BYTE_NUMBERS = np.uint64(0x0001020304050607)
-"""Times a word with just bit 8k set: k in the highest byte."""
+"""Multiplier that maps a word with only bit 8k set to k in the highest byte."""
 _GROUPS = [np.uint64(0x7F << 7 * number) for number in range(5)]
-"""Masks of the 7 bits of each byte after the bits between them were dropped."""
+"""Masks of the 7-bit groups of a varint after removing the continuation bits."""
 
 
 class Columns(NamedTuple):
@@ -112,12 +112,12 @@ def describe_records(offsets: Numbers, times: Numbers, positions: Numbers, sizes
 
 
 def records_head(size: int) -> bytes:
-    """The part of an encoded get response before records of ``size`` bytes."""
+    """Return the encoded get response up to records of ``size`` bytes."""
     return _RECORDS + encode_varint(size)
 
 
 def records_start(answer: bytes, position: int) -> int | None:
-    """Start of the records whose field begins at ``position`` and ends the response; None if there is none."""
+    """Return the start of the records whose field begins at ``position`` and ends the response; None without them."""
     if not answer.startswith(_RECORDS, position):
         return None
     size, start = decode_varint(answer, position + len(_RECORDS))
@@ -125,14 +125,14 @@ def records_start(answer: bytes, position: int) -> int | None:
 
 
 def positions_of(columns: RangeColumns) -> Numbers | None:
-    """Data offsets of records; None if their number differs from that of the other columns."""
+    """Decode data offsets of records; None if their number differs from the other columns."""
     if 2 * len(columns.messageBytes) != len(columns.positions):
         return None
     return np.frombuffer(columns.positions, "<i8")
 
 
 def numbers_of(columns: RangeColumns) -> tuple[Numbers, Numbers, Numbers] | None:
-    """Offsets, append times and sizes in ``columns``; None if their numbers differ."""
+    """Decode offsets, append times and sizes in ``columns``; None if their numbers differ."""
     texts = (columns.offsets, columns.appendTimes, columns.messageBytes)
     count = len(texts[2]) // 4
     if [len(text) for text in texts] != [8 * count, 8 * count, 4 * count]:
@@ -141,9 +141,9 @@ def numbers_of(columns: RangeColumns) -> tuple[Numbers, Numbers, Numbers] | None
 
 
 def messages_start(answer: bytes) -> int:
-    """Start of the first message of an encoded get response, or of the field of its records.
+    """Return the start of the first message of an encoded get response, or of the field of its records.
 
-    The end of the response if it has neither, or cannot be parsed.
+    Returns the end of the response if it has neither, or cannot be parsed.
     """
     position, end = 0, len(answer)
     while position < end:
@@ -171,7 +171,8 @@ def messages_start(answer: bytes) -> int:
 
 
 def take_apart(answer: bytes, begins: Numbers, ends: Numbers) -> Columns | None:
-    """Decode messages at ``[begins[k], ends[k])`` of a get response, rising; None if they have another form."""
+    """Decode messages at ``[begins[k], ends[k])`` of a get response, in ascending order; None if they have another
+    form."""
     if not len(begins) or int((ends - begins).min()) < LEAST_BYTES or int(ends[-1]) > len(answer):
         return None
     if COMPILED:
@@ -180,7 +181,7 @@ def take_apart(answer: bytes, begins: Numbers, ends: Numbers) -> Columns | None:
     start = begins[0]
     inner, after_length, ok = _varint(answer, begins + 1, _LENGTH_BYTES)
     ok &= (data[begins] == _MESSAGES) & (after_length + inner == ends)
-    after_length = np.where(ok, after_length, start)  # the others are ignored from here on, but need some value
+    after_length = np.where(ok, after_length, start)  # the others are ignored below, but need a valid value
     ok &= data[after_length] == _ID
     after_id, whole = _skip(answer, after_length + 1)
     ok &= whole & (_at(data, after_id) == _CHECKSUM)
@@ -261,7 +262,8 @@ def _take_apart_bytewise(answer: bytes, begins: bytes, ends: bytes) -> Columns |
 
 
 def _length_at(answer: bytes, at: i64, end: i64) -> tuple[i64, i64]:
-    """The varint of up to four bytes at ``at``, and its end; beyond ``end`` if it does not end before it."""
+    """Decode the varint of up to four bytes at ``at``; return its value and end, an end beyond ``end`` if it is
+    incomplete."""
     value: i64 = 0
     shift: i64 = 0
     last = min(at + _LENGTH_BYTES, end)
@@ -276,7 +278,7 @@ def _length_at(answer: bytes, at: i64, end: i64) -> tuple[i64, i64]:
 
 
 def _after_varint(answer: bytes, at: i64, end: i64) -> i64:
-    """The end of the varint of up to ten bytes at ``at``; ``end`` if it does not end before it."""
+    """Return the end of the varint of up to ten bytes at ``at``; ``end`` if it is incomplete."""
     last = min(at + _ID_BYTES, end)
     while at < last:
         byte: i64 = answer[at]
@@ -287,12 +289,13 @@ def _after_varint(answer: bytes, at: i64, end: i64) -> i64:
 
 
 def sums_of(answer: bytes, columns: Columns) -> Numbers:
-    """Checksums of the messages that :func:`take_apart` found in ``answer``."""
+    """Decode the checksums of the messages that :func:`take_apart` found in ``answer``."""
     return _varint(answer, columns.sums, _SUM_BYTES)[0]
 
 
 def ids_of(answer: bytes, columns: Columns) -> list[int]:
-    """Ids of the messages that :func:`take_apart` found in ``answer``, one by one: few clients need them."""
+    """Decode the ids of the messages that :func:`take_apart` found in ``answer``, one by one, because few clients need
+    them."""
     found = (decode_varint(answer, position)[0] for position in columns.ids.tolist())
     return [number - (1 << 64) if number >> 63 else number for number in found]
 
@@ -302,7 +305,7 @@ def _at(data: Octets, positions: Numbers) -> Octets:
 
 
 def _words(answer: bytes, positions: Numbers) -> Words:
-    """The 8 bytes at each of ``positions``, first byte lowest; zeros beyond the end."""
+    """Return the little-endian words at ``positions``; bytes beyond the end are 0."""
     last = len(answer) - 8
     words: Words = np.ndarray((last + 1,), "<u8", answer, strides=(1,))
     if int(positions.max()) <= last:
@@ -320,7 +323,7 @@ def _last_byte(words: Words) -> tuple[Words, Words]:
 
 
 def _varint(answer: bytes, positions: Numbers, most: int) -> tuple[Numbers, Numbers, Booleans]:
-    """Varints at ``positions``, their ends, and whether they end within ``most`` bytes (up to 5)."""
+    """Decode varints at ``positions``; return values, ends, and whether they end within ``most`` bytes (up to 5)."""
     words = _words(answer, positions)
     bit, last = _last_byte(words)
     words &= (bit << _ONE) - _ONE
@@ -331,7 +334,7 @@ def _varint(answer: bytes, positions: Numbers, most: int) -> tuple[Numbers, Numb
 
 
 def _skip(answer: bytes, positions: Numbers) -> tuple[Numbers, Booleans]:
-    """Ends of the varints at ``positions`` (up to 10 bytes), and whether they end."""
+    """Return the ends of the varints at ``positions`` (up to 10 bytes), and whether they are complete."""
     bit, last = _last_byte(_words(answer, positions))
     steps = last.astype(np.int64) + 1
     whole = bit != 0

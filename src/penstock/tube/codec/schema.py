@@ -1,7 +1,7 @@
 """Decoding of messages with the checks that protobuf's Python runtime omits.
 
-The runtime accepts a message without its required fields, and a string that is not UTF-8 (which is then bytes, or fails
-on access, depending on the backend). Peers of this protocol reject both; so does penstock.
+The runtime accepts a message without required fields, and a string that is not UTF-8 (returned as bytes, or failing on
+access, depending on the backend). Peers of this protocol reject both; so does penstock.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ M = TypeVar("M", bound=Message)
 
 
 MAX_ITEMS = 20_000
-"""Most items of a repeated text field: no peer has this many partitions, and each item costs time."""
+"""Maximum items of a repeated text field: more than the partitions of any known peer, and bounds the time of
+decoding."""
 
 
 class _Text(NamedTuple):
-    """A field that is a string, or a message that contains one."""
+    """A field that is a string or a message with strings."""
 
     name: str
     repeated: bool

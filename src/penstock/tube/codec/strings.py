@@ -1,6 +1,7 @@
-"""Structures that are text inside messages. ``#`` separates segments, ``:`` fields, ``,`` items, ``@`` the group.
+"""Structures encoded as text in messages. ``#`` separates segments, ``:`` fields, ``,`` items, ``@`` the group.
 
-Each has a parse and a format; parse raises RemoteProtocolError and accepts deviations of deployed peers (noted there).
+Each has a parser and a formatter; the parser raises RemoteProtocolError and accepts documented deviations of deployed
+peers.
 """
 
 from __future__ import annotations
@@ -46,9 +47,9 @@ __all__ = [
 DEFAULT_BROKER_PORT = 8123
 DEFAULT_BROKER_TLS_PORT = 8124
 OFFSET_HISTORY_TOPIC = "__offset_history__"
-"""The system topic of consumed offsets: on every broker, readable, never writable for clients."""
+"""The system topic of consumed offsets: exists on every broker, read-only for clients."""
 PARTITIONS_PER_STORE: Final = 10_000
-UNDEFINED = -2  # "not set", everywhere in this protocol
+UNDEFINED = -2  # "not set" in all fields of this protocol
 
 _BLANK = "".join(map(chr, range(0x21)))
 _TOPIC = re.compile(r"[a-zA-Z]\w+", re.ASCII)
@@ -64,17 +65,17 @@ def java_trim(text: str) -> str:
 
 
 def valid_topic(name: object) -> TypeGuard[str]:
-    """A letter, then word characters; 2 to 64 of them."""
+    """Return whether ``text`` is a valid topic name: a letter, then 1 to 63 word characters."""
     return isinstance(name, str) and len(name) <= 64 and _TOPIC.fullmatch(name) is not None
 
 
 def valid_group(name: object) -> TypeGuard[str]:
-    """A letter, then word characters and ``-``; 2 to 1024 of them."""
+    """Return whether ``text`` is a valid group name: a letter, then 1 to 1023 word characters or ``-``."""
     return isinstance(name, str) and len(name) <= 1024 and _GROUP.fullmatch(name) is not None
 
 
 def partition_ids(partitions: int, stores: int) -> list[int]:
-    """Wire ids of a topic on one broker: store * 10000 + partition."""
+    """Return the wire ids of a topic's partitions on one broker: store * 10000 + partition."""
     return [store * PARTITIONS_PER_STORE + number for store in range(stores) for number in range(partitions)]
 
 
@@ -88,7 +89,7 @@ def ipv4_to_int(address: str) -> int:
 
 
 class BrokerInfo(NamedTuple):
-    """An entry of brokerInfos and brokerConfigList: ``id:host:port``; the default port is a blank."""
+    """An entry of brokerInfos and brokerConfigList: ``id:host:port``; a blank stands for the default port."""
 
     id: int
     host: str
@@ -96,17 +97,17 @@ class BrokerInfo(NamedTuple):
 
     @property
     def address(self) -> str:
-        """``id:host:port``, the port always written."""
+        """Format as ``id:host:port``, always with the port."""
         return f"{self.id}:{self.host}:{self.port}"
 
     def format(self) -> str:
-        """The text in messages, with a blank for 8123."""
-        # The blank stays: the Java client needs three pieces.
+        """Format the text in messages, with a blank for port 8123."""
+        # With the blank, because the Java client requires three items.
         return f"{self.id}:{self.host}: " if self.port == DEFAULT_BROKER_PORT else self.address
 
     @classmethod
     def parse(cls, text: str, default_port: int = DEFAULT_BROKER_PORT) -> BrokerInfo:
-        """Parse that text, also without its last piece; ``default_port`` replaces a blank."""
+        """Parse the text, also without the last item; ``default_port`` replaces a blank."""
         pieces = text.split(":")
         if len(pieces) not in {2, 3} or not pieces[1].strip():
             raise RemoteProtocolError(f"tube: {text!r} is not brokerId:host:port")
@@ -184,7 +185,7 @@ class TopicInfo(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> TopicInfo:
-        """Parse that text, with or without a size."""
+        """Parse the text, with or without a size."""
         pieces = text.split("#")
         if len(pieces) not in {2, 3} or not pieces[0].strip():
             raise RemoteProtocolError(f"tube: {text!r} is not topic#brokerId:partitions:stores#maxMsgSize")
@@ -204,7 +205,7 @@ def _broker_topics(segment: str, text: str) -> Iterable[BrokerTopic]:
 class TopicMeta(NamedTuple):
     """topicMetaInfoList of client balance: ``topic#id:stores:partitions:status,...``, stores before partitions.
 
-    ``brokers`` pairs what a broker has with whether it may be subscribed.
+    ``brokers``: the topic on each broker, and whether it may be subscribed there.
     """
 
     topic: str
@@ -293,11 +294,11 @@ class DefaultConfig(NamedTuple):
     def format(self) -> str:
         """The text in messages: 12 items."""
         items = _items(self)
-        return ":".join([*items[:5], " ", *items[5:]])  # deleteWhen was removed; one blank remains
+        return ":".join([*items[:5], " ", *items[5:]])  # a blank in the place of the removed deleteWhen
 
     @classmethod
     def parse(cls, text: str) -> DefaultConfig:
-        """Parse that text; none of its items may be blank."""
+        """Parse the text; no item may be blank."""
         items = text.split(":")
         if len(items) != 12:
             raise RemoteProtocolError(f"tube: {text!r} has {len(items)} items, a broker's default setting has 12")
@@ -332,7 +333,7 @@ class TopicConfig(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> TopicConfig:
-        """15 items; old masters leave out the last one."""
+        """Parse 15 items; old masters omit the last one."""
         items = text.split(":")
         if len(items) not in {14, 15} or not items[0].strip():
             raise RemoteProtocolError(f"tube: {text!r} has {len(items)} items, a topic's setting has 15")
@@ -354,7 +355,7 @@ _KINDS = ["int", "bool", "bool", "int", "int", "policy", "int", "int", "int", "i
 
 
 def _typed(items: list[str], text: str) -> list[int | str | None]:
-    """Items in the common order of both settings; a blank one is None."""
+    """Parse items in the common order of both settings; a blank item is None."""
     typed: list[int | str | None] = []
     for kind, item in zip(_KINDS, items, strict=False):
         value = item.strip()
@@ -390,7 +391,7 @@ def check_client_id(client_id: str) -> str:
     """Check ``client_id`` and return it.
 
     Raises:
-        LocalProtocolError: it is blank, longer than 1024, or holds ``@`` or ``#`` (the master's keys split there).
+        LocalProtocolError: it is blank, longer than 1024, or contains ``@`` or ``#`` (separators of the master's keys).
     """
     if not client_id.strip() or len(client_id) > 1024 or "@" in client_id or "#" in client_id:
         raise LocalProtocolError(f"tube: {client_id!r} cannot be a client id (1 to 1024 characters, no '@', no '#')")

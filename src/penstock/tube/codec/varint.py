@@ -1,4 +1,4 @@
-"""Base-128 varints, the lengths and integers of protobuf. Those below 16,384 come from a table."""
+"""Base-128 varints, the lengths and integers of protobuf. Values below 16,384 are encoded from a table."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def _encode(value: int) -> bytes:
 
 
 _TABLE: Final = [_encode(value) for value in range(16384)]
-# The same 14 bits with more to follow: long numbers are put together from these, five times faster than bit by bit.
+# The same 14 bits with continuation bits: long numbers are composed of these, five times faster than byte by byte.
 _MORE: Final = [bytes((value & 0x7F | 0x80, value >> 7 | 0x80)) for value in range(16384)]
 
 
 def encode_varint(value: int) -> bytes:
-    """``value`` as protobuf writes an int32 or int64: negative numbers take ten bytes."""
+    """Encode ``value`` as a protobuf int32 or int64: negative numbers take ten bytes."""
     if 0 <= value < 16384:
         return _TABLE[value]
     if 0 <= value < 1 << 42:  # checksums, offsets and times
@@ -43,7 +43,7 @@ def encode_varint(value: int) -> bytes:
 
 
 class RisingVarints:
-    """Encodes numbers of 63 bits that rise in small steps: of a long one only the lowest 14 bits change mostly."""
+    """Encodes numbers of 63 bits that increase in small steps: usually only the lowest 14 bits change."""
 
     __slots__ = ("_rest", "_upper")
 
@@ -63,10 +63,10 @@ class RisingVarints:
 
 
 def decode_varint(data: bytes | memoryview, position: int) -> tuple[int, int]:
-    """The unsigned value at ``position`` and the position after it.
+    """Decode the unsigned value at ``position``; return it and the position after it.
 
     Raises:
-        RemoteProtocolError: the bytes end inside it, or it has more than ten.
+        RemoteProtocolError: the varint is incomplete, or longer than ten bytes.
     """
     end = len(data)
     if position < end - 1:  # most numbers have one byte or two

@@ -114,7 +114,7 @@ class ClientAccess:
         return rights is None or rights.may_administer()
 
     def keeps(self, user: str, topic: str, group: str) -> bool:
-        """Whether a consumer that was accepted as ``user`` still is after :meth:`change`."""
+        """Whether a consumer that was accepted as ``user`` is still accepted after :meth:`change`."""
         return (not user or user in self._users) and self.may_consume(user, topic, group)
 
     def _of(self, user: str) -> TopicRights | None:
@@ -143,7 +143,7 @@ class ClientAccess:
         return Passed("") if self._exempt(peer, group) else None
 
     def admit_token(self, token: str, peer: str, group: str | None, now: int) -> str | None:
-        """The user of a client of a broker, from its ``authAuthorizedToken``; None: the client is rejected."""
+        """Return the user of a broker's client, from its ``authAuthorizedToken``; None: the client is rejected."""
         if token:
             known = self._holder(token, now)
             if known is not None:
@@ -164,7 +164,7 @@ class ClientAccess:
         return any(address in network for network in self._networks)
 
     def _holder(self, token: str, now: int) -> tuple[str, int] | None:
-        """User and expiry of a token. Verified tokens are cached, because every message carries one."""
+        """Verify a token; return its user and expiry. Verified tokens are cached, because every request has one."""
         known = self._known.get(token)
         if known is None:
             known = self._verify(token, now)

@@ -3,8 +3,8 @@
     answer = broker.receive(request, context, arrived_ms)     # a BrokerResponse, or None: send nothing now
     deadline = broker.next_deadline()                         # ms or None; then broker.tick(now_ms)
 
-A response with ``wait`` may be sent once everything appended and every offset changed until now is committed, others
-at once. The shell takes stores with something to write (`dirty_stores`) and offsets to store
+A response with ``wait`` may be sent after the commit of all messages appended and offsets changed so far, other
+responses at once. The shell commits stores with unwritten messages (`dirty_stores`) and changed offsets
 (`offsets.take_dirty`). A get that waits for messages is answered later: `readable` and `tick` append to `ready`. A
 commit of staged rows is answered through `transactions`.
 
@@ -95,9 +95,9 @@ class BrokerEngine:
     def receive(self, request: Request, context: RequestContext, arrived_ms: int) -> BrokerResponse | None:
         """Handle ``request``, which arrived at ``arrived_ms``. None: send nothing now.
 
-        That is so if the request's timeout has passed, and if the answer comes later: to a get that waits for messages
-        in `ready`, to a commit of staged rows in `transactions.answered`. Both name the connection and the serial of
-        ``context``; a get that came over no connection does not wait.
+        None is returned if the request's timeout has passed, or if the response is sent later: of a get that waits for
+        messages in `ready`, of a commit of staged rows in `transactions.answered`. Both have the connection and the
+        serial of ``context``; a get without a connection does not wait.
         """
         if request.timeout and context.now_ms - arrived_ms > request.timeout:
             self.dropped_late += 1
@@ -135,8 +135,8 @@ class BrokerEngine:
     def receive_sends(self, sends: list[Send], datas: list[bytes], context: RequestContext) -> tuple[list[bytes], bool]:
         """Store the messages of requests for one partition (`send_of`), in order.
 
-        Returns the responses, and whether they wait for the commit of everything that happened before. It takes a third
-        of the time of handling the requests one by one.
+        Returns the responses, and whether they wait for the commit of all earlier changes. It takes a third of the time
+        of handling the requests one by one.
         """
         try:
             return self.produce.send_all(sends, datas, context)
@@ -163,7 +163,7 @@ class BrokerEngine:
         return BrokerResponse(encode_error(exceptions.EXCEPTION, text, version=request.version))
 
     def next_deadline(self) -> int | None:
-        """When `tick` must be called next: no session and no wait of a get ends before."""
+        """Return when `tick` must be called next: the next end of a session or of the wait of a get."""
         return self.registrations.next_check
 
     def tick(self, now_ms: int) -> None:
@@ -174,13 +174,13 @@ class BrokerEngine:
         self.fetch.tick(now_ms)
 
     def readable(self, stores: Iterable[LogStore], now_ms: int) -> None:
-        """Answer the gets that wait for messages of ``stores``, which have new readable ones."""
+        """Answer the gets that wait for messages of ``stores``, which have new readable messages."""
         if self.fetch.parked:
             for store in stores:
                 self.fetch.wake(store, now_ms)
 
     def connection_closed(self, connection: object) -> None:
-        """The connection is closed. Its sessions continue until they expire, so that their clients can come back."""
+        """Handle the end of a connection. Its sessions continue until they expire, so that clients can reconnect."""
         self.checks.origins.end(connection)
         if self.fetch.parked:
             self.fetch.forget(connection)

@@ -41,7 +41,7 @@ class LogRead(ABC):
 
 
 class LogRecords(NamedTuple):
-    """Records of one partition as they are in a data file, one after the other, unchecked.
+    """Consecutive records of one partition as stored in a data file, not verified.
 
     For each record: its index offset, its append time (ms since 1970), its data offset and its size in bytes.
     """
@@ -62,15 +62,16 @@ class LogStore(ABC):
     min_offset: int
     """Index offset of the oldest message stored."""
     durable_end: int
-    """Index offset behind the newest readable message: it has reached the topic's durability."""
+    """Index offset after the newest readable message, which has reached the topic's durability."""
     durable_data_end: int
-    """The same in the data log, in bytes."""
+    """The corresponding data offset in bytes."""
     unwritten_bytes: int
-    """Bytes appended whose commit has not returned; the caller of `append_many` limits them."""
+    """Appended bytes that are not committed; the caller of `append_many` limits them."""
     immediate: bool
     """Whether messages are readable before they are written (durability "memory")."""
     epochs: list[tuple[int, int]]
-    """(epoch, end of the log when it began), rising; a restart that may have lost readable messages begins one."""
+    """(epoch, end of the log at its begin), ascending; a restart that may have lost readable messages begins an
+    epoch."""
 
     @property
     @abstractmethod
@@ -121,9 +122,9 @@ class LogStore(ABC):
     def records(
         self, partition_id: int, start: int, *, end: int, max_bytes: int, max_messages: int
     ) -> LogRecords | None:
-        """The records that `read` would read without ``keys``, as far as they are in one file.
+        """The records that `read` would return without ``keys``, up to the end of their file.
 
-        None if they are in memory, in a file that cannot be read, or one of their messages is lost.
+        None if they are in memory, in an unreadable file, or one of the messages is lost.
         """
 
     @abstractmethod
@@ -135,7 +136,7 @@ class LogStore(ABC):
 
     @abstractmethod
     def times(self, offsets: Sequence[int]) -> list[int]:
-        """Append times (ms) of the messages at ``offsets``, which rise and are below the durable end."""
+        """Append times (ms) of the messages at ``offsets``, which are ascending and below the durable end."""
 
     @abstractmethod
     def plan(self, partition_id: int, start: int, end: int | None, max_messages: int) -> tuple[int, int]:
@@ -159,14 +160,14 @@ class LogStore(ABC):
 
     @abstractmethod
     def data_position(self, offset: int) -> int:
-        """Data offset that belongs to index offset ``offset``, which is at most the durable end."""
+        """Data offset of index offset ``offset``, which is at most the durable end."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class StagedFile(ABC):
     """The rows that one attempt of a task staged.
 
-    ``rows`` and ``size`` (bytes) count what was appended, ``durable_rows`` what survives a crash.
+    ``rows`` and ``size`` (bytes) count appended rows, ``durable_rows`` rows that survive a crash.
     """
 
     __slots__ = ()
@@ -189,7 +190,7 @@ class StagedFile(ABC):
 
     @abstractmethod
     def remove(self) -> None:
-        """Have the next commit remove the file."""
+        """Remove the file with the next commit."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -206,7 +207,7 @@ class StagingStore(ABC):
 
 
 class LeftoverFile(NamedTuple):
-    """A file that an earlier process left, and the body of its first record."""
+    """A file of an earlier process, and the body of its first record."""
 
     file: StagedFile
     about: bytes

@@ -1,8 +1,8 @@
-"""Limits of the master and the broker, in one place: each field is a setting, described by the text below it.
+"""Limits of the master and the broker: each field is a setting, described by the text below it.
 
 The annotation of a field gives the values that are accepted; a field without one is 0 or more.
 
-Each limit says what happens beyond it; the codes are those of TubeMQ's responses.
+Each text names the reaction beyond the limit; codes are error codes of TubeMQ.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Sessions of clients at the master and at brokers: how long they last, and the connection that each belongs to.
+"""Sessions of clients at the master and at brokers: their timeout and their connection.
 
-Client ids are not secret, so an id alone must not be enough to take over a session. A session (a consumer's
-registration, a member of a group) belongs to the connection that began it. Apache's clients continue a session on a new
-connection after the old one broke, without registering again. So while the connection is open, no other connection may
-use the session; once it has ended, the next connection from the same host that names the id takes it over.
+Client ids are not secret, so an id must not be sufficient to take over a session. A session (a consumer's registration,
+a member of a group) belongs to the connection that created it. Apache's clients continue a session on a new connection
+after the old one broke, without registering again. So while the connection is open, no other connection may use the
+session; after its end, the next connection with the id from the same host takes it over.
 """
 
 from __future__ import annotations
@@ -11,22 +11,22 @@ from __future__ import annotations
 __all__ = ["LEAST_SESSION_MS", "RequestContext", "SessionOrigin", "SessionOrigins", "session_of"]
 
 LEAST_SESSION_MS = 3_000
-"""The shortest session timeout that a consumer can ask for."""
+"""Minimum session timeout that a consumer can request."""
 
 
 def session_of(asked_ms: int, server_ms: int) -> int:
-    """Session timeout of a consumer that asks for ``asked_ms`` (0: no wish); at most the server's own."""
+    """Return the session timeout of a consumer that requests ``asked_ms`` (0: the default); at most the server's."""
     if asked_ms <= 0:
         return server_ms
     return min(max(asked_ms, LEAST_SESSION_MS), server_ms)
 
 
 class RequestContext:
-    """Origin of a request and the time at which it is handled. Handlers pass it on and never change it.
+    """Origin of a request and the time at which it is handled. Immutable by convention.
 
-    ``peer`` is the address that the connection came from; what a request says about its host is not trusted.
-    ``connection`` is the key that the shell gives the connection, None for a request that came over none. ``serial``
-    numbers the request on its connection. ``tls``: the connection is encrypted, so brokers are named by TLS ports.
+    ``peer`` is the address of the connection; the host in a request is not trusted. ``connection`` is the shell's key
+    of the connection, None for a request without a connection. ``serial`` is the request's serial number on the
+    connection. ``tls``: the connection is encrypted, so responses have the brokers' TLS ports.
     """
 
     __slots__ = ("connection", "now_ms", "peer", "serial", "tls")
@@ -46,7 +46,7 @@ class RequestContext:
         self.tls = tls
 
     def at(self, now_ms: int) -> RequestContext:
-        """The same request, handled later."""
+        """Return the context of the same request at a later time."""
         return RequestContext(now_ms, self.peer, self.connection, self.serial, self.tls)
 
 
@@ -65,13 +65,13 @@ class SessionOrigin:
 
 
 class SessionOrigins:
-    """The open connections with requests, by the key that the shell gives each."""
+    """Open connections with requests, by the shell's key."""
 
     def __init__(self) -> None:
         self._open: dict[object, SessionOrigin] = {}
 
     def origin_of(self, context: RequestContext) -> SessionOrigin:
-        """The connection of a request. A session that begins without a connection belongs to none."""
+        """Return the connection of a request; None for a request without a connection."""
         connection = context.connection
         if connection is None:
             origin = SessionOrigin(context.peer)

@@ -36,7 +36,8 @@ __all__ = ["TubeMaster"]
 DEFAULT_TLS_PORT = 8716
 _log = logging.getLogger("penstock.tube.master.master")
 TAKEN_UP_S = 1.0
-"""Longest wait of an administration request for brokers to serve a new topic; they ask twice a second."""
+"""Maximum wait of an administration request until brokers serve a new topic; they send two heartbeats per second
+meanwhile."""
 
 _STARTS = frozenset(
     {
@@ -51,8 +52,8 @@ _STARTS = frozenset(
 class TubeMaster(CommitClient[list[Setting | Removal]]):
     """A TubeMQ master. ``data_dir`` holds its topics; sessions and assignments are in memory, as in the reference.
 
-    ``clock`` (ms since 1970, without steps), ``open_settings`` and ``commit_queue`` stand for the machine; the
-    simulator has its own. Use: ``await start(host, port)``, later ``await close()``.
+    ``clock`` (ms since 1970, without steps), ``open_settings`` and ``commit_queue`` are replaced by the simulator. Use:
+    ``await start(host, port)``, later ``await close()``.
     """
 
     def __init__(
@@ -67,7 +68,7 @@ class TubeMaster(CommitClient[list[Setting | Removal]]):
         commit_queue: Callable[[str, CommitClient[Any]], CommitQueue[Any]] = CommitQueue,
     ) -> None:
         self.on_change: Callable[[], None] = lambda: None
-        """Called when there is something new for the brokers: a broker in this process can ask at once."""
+        """Called after a change for brokers, so that a broker in this process sends a heartbeat at once."""
         self._data_dir = data_dir
         self._config = config if config is not None else MasterConfig()
         self._admin_token = admin_token
@@ -100,7 +101,7 @@ class TubeMaster(CommitClient[list[Setting | Removal]]):
         """
         self._store = store = self._open_settings(self._data_dir)
         try:
-            # Before the engine: standby texts and the administration show the bound port.
+            # Before the engine is created, because standby messages and the administration show the bound port.
             bound = await self._listeners.start(host, port, tls, DEFAULT_TLS_PORT if tls_port is None else tls_port)
             address = f"{bound[0]}:{bound[1]}"
             self._engine = MasterEngine(
@@ -124,7 +125,7 @@ class TubeMaster(CommitClient[list[Setting | Removal]]):
     @property
     def engine(self) -> MasterEngine:
         """The state machine, for metrics and read-only views. Only after ``start``."""
-        assert self._engine is not None, "start() comes first"
+        assert self._engine is not None, "call start() first"
         return self._engine
 
     def topics(self) -> list[TopicSetting]:
@@ -143,12 +144,11 @@ class TubeMaster(CommitClient[list[Setting | Removal]]):
     ) -> TopicSetting:
         """Create a topic on every broker; it is durable when this returns.
 
-        Brokers learn of it by their next heartbeat; with ``ready_s`` this returns when one serves it.
+        Brokers get it with their next heartbeat; with ``ready_s`` this returns when a broker serves it.
 
         Raises:
-            RefusedError: it exists (code 402), or the name or a number is not possible (407).
-            StorageError: it could not be made durable.
-            UnavailableError: no broker serves it after ``ready_s`` seconds; it is created all the same.
+            RefusedError: it exists (code 402), or the name or a number is not valid (407). StorageError: it could not
+            be made durable. UnavailableError: no broker serves it after ``ready_s`` seconds; the topic is created.
         """
         topic = TopicSetting(name, partitions, stores, max_message_bytes=max_message_bytes, delete_policy=delete_policy)
         self.engine.check_new_topic(topic)
@@ -176,12 +176,12 @@ class TubeMaster(CommitClient[list[Setting | Removal]]):
             )
 
     async def wait_taken_up(self, names: Iterable[str]) -> bool:
-        """Wait until every online penstock broker serves its part of ``names``; False: not in time."""
+        """Wait until every online penstock broker serves its topics of ``names``; return False after the timeout."""
         wanted = list(names)
         return await self._until(lambda: all(map(self.engine.cluster.taken_up, wanted)), TAKEN_UP_S)
 
     async def _until(self, reached: Callable[[], bool], timeout_s: float) -> bool:
-        """Wait until ``reached()``, which reports of brokers change; False: not in time."""
+        """Wait until ``reached()`` is true, which depends on reports of brokers; return False after the timeout."""
         if reached():
             return True
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -199,8 +199,8 @@ class TubeMaster(CommitClient[list[Setting | Removal]]):
     async def webapi(self, params: Mapping[str, str], caller: Caller = UNKNOWN) -> dict[str, Any]:
         """Answer a request of ``caller`` to ``/webapi.htm``; changes are durable when this returns.
 
-        New topics can then be used at the online penstock brokers (unless they did not serve them within a second): a
-        Java client that comes too early learns of a topic by its next heartbeat, 13 s later.
+        It waits until online penstock brokers serve new topics (at most a second): a Java client that connects earlier
+        gets a topic with its next heartbeat, 13 s later.
         """
         outcome = admin.handle(self.engine, params, self._admin_token, self._clock(), caller)
         if isinstance(outcome, dict):
@@ -248,7 +248,7 @@ class TubeMaster(CommitClient[list[Setting | Removal]]):
         return stored.future
 
     def begin_commit(self) -> list[Setting | Removal]:
-        """Take the settings that are not stored [CommitClient]."""
+        """Take the settings to store [CommitClient]."""
         taken, self._unstored = self._unstored, []
         return taken
 
@@ -273,7 +273,7 @@ class TubeMaster(CommitClient[list[Setting | Removal]]):
 
     def _store_news(self) -> None:
         """Store new brokers, and remove topics from disk whose data brokers have removed."""
-        # After a failed commit nothing is durable any more; requests are answered with what is known.
+        # After a failed commit nothing is stored; requests are answered from memory.
         if self._queue is None or self._queue.failure is not None:
             return
         for setting in self.engine.take_unstored():
@@ -298,19 +298,19 @@ class TubeMaster(CommitClient[list[Setting | Removal]]):
         self._timer = asyncio.get_running_loop().call_later(delay, self._tick)
 
     def _look_by(self, deadline: int) -> None:
-        """Check by ``deadline``, at which a new session may end, if the timer runs later."""
+        """Set the timer to ``deadline``, the earliest end of a new session, if it is set later."""
         if self._timer is not None and deadline < self._timer_at:
             self._timer.cancel()
             self._look_at(deadline)
 
     def _tick(self) -> None:
-        """Run at a deadline; requests that arrived before it are read first."""
+        """Handle a deadline, after reading requests that arrived before it."""
         if self._stalls is not None:
             self._stalls.look()
         after_reading(asyncio.get_running_loop(), self._judge)
 
     def _judge(self) -> None:
-        if self._timer is not None:  # it was not closed meanwhile
+        if self._timer is not None:  # not closed in the meantime
             self._timer.cancel()
             self.engine.tick(self._clock())
             self._arm()
@@ -320,7 +320,7 @@ class TubeMaster(CommitClient[list[Setting | Removal]]):
 
 
 class _StoredSetting(CommitWaiter):
-    """A setting that waits for its commit; ``future`` ends with it."""
+    """A setting that waits for its commit, which completes ``future``."""
 
     def __init__(self, engine: MasterEngine, setting: Setting | Removal, clock: Callable[[], int]) -> None:
         self.future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -333,10 +333,10 @@ class _StoredSetting(CommitWaiter):
             engine.storing.add(self._topic)
 
     def commit_ended(self, failure: StorageError | None) -> None:
-        """Have the engine use the setting."""
+        """Apply the stored setting to the engine."""
         if self._topic is not None:
             self._engine.storing.discard(self._topic)
-        # The engine uses what is durable, even if the caller was cancelled meanwhile.
+        # The engine applies stored settings even if the caller was cancelled.
         if failure is None:
             self._engine.stored(self._setting, self._clock())
         if self.future.cancelled():

@@ -59,7 +59,7 @@ _KINDS: dict[str, type[Any]] = {
 class SettingStore:
     """The store in directory ``path``; it can be open once per path.
 
-    ``environment``: used in the place of LMDB at ``path``, which is then neither created nor locked.
+    ``environment``: replaces LMDB at ``path``, which is then neither created nor locked.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class SettingStore:
             self._unlock()
             raise
         self._tables = self._environment.tables
-        """Read at each use: an environment that is opened again has other handles."""
+        """Read at each use, because a reopened environment has other handles."""
 
     def when_failed(self, tell: Callable[[StorageError], None]) -> None:
         """Call ``tell`` in another thread for a failure that no commit reports."""
@@ -165,7 +165,7 @@ def _operation(setting: Setting | Removal) -> Operation:
 
 def _key(setting: Setting | Removal) -> bytes:
     kind, key = key_of(setting)
-    # Keys of topics have no kind: they were the first setting.
+    # Keys of topics do not contain the kind, because they were the first setting.
     text = key if kind == TOPIC_KIND else f"{kind}\0{key}"
     return hashlib.sha256(text.encode()).digest()  # keys of LMDB have at most 511 bytes, names may be longer
 

@@ -64,7 +64,7 @@ class StorageCommit:
 
     @property
     def only_appends(self) -> bool:
-        """Whether the commit only appends to logs: that of the messages, and that of the offsets."""
+        """Whether the commit only appends to the logs of messages and of offsets."""
         return not (
             self.early_notes or self.notes or self.config is not None
             or self.expired or self.removed_topics or self.staged or self.unstaged
@@ -93,7 +93,7 @@ class BrokerStorage:
         self.files = files or DirectFiles()
         self.limits = limits or StoreLimits()
         self.recovery = Recovery()
-        """Sum of what opening the stores found."""
+        """Sum of the recovery reports of all opened stores."""
         self.stores: dict[tuple[str, int], Store] = {}
         self.staging_files = StagingDirectory(self.files, directory / "staging")
         """Staged rows."""
@@ -185,7 +185,7 @@ class BrokerStorage:
             appends = appends and commit.only_appends and not commit.offsets
             for store, work, sync in commit.works:
                 store.write(work)
-                # A work that writes nothing (segments expired) must not replace an earlier one that did.
+                # Work without writes (expired segments) must not replace earlier work with writes.
                 if sync and work.pieces:
                     last[store] = work
         for store, work in last.items():
@@ -225,12 +225,13 @@ class BrokerStorage:
                 self.files.sync_dir(directory)
 
     def run(self, state: dict[str, Any]) -> None:
-        """Note that a process writes from now on; ``state`` becomes `unclean` if it does not close the directory."""
+        """Mark the directory as in use, with ``state``: the next process gets it as `unclean` unless this one closes
+        the directory."""
         self.meta.commit([], notes={RUNNING: json.dumps({**state, "boot": boot_id() or ""}).encode()})
         self._ran = True
 
     def close(self, *, clean: bool) -> None:
-        """Close everything. ``clean`` false after a failed commit: the files are left as they are."""
+        """Close everything. ``clean`` false after a failed commit: the files are not modified."""
         try:
             for store in self.stores.values():
                 if clean:

@@ -1,7 +1,7 @@
-"""Check of a broker's directory, which changes nothing, and its repair.
+"""Read-only check of a broker's directory, and its repair.
 
 Every record of every segment is read and its CRC verified; every index record is compared with the data. The repair is
-what a broker does at its start: it cuts torn tails, rebuilds indexes, and sets damaged bytes aside.
+the recovery of a broker's start: it truncates torn tails, rebuilds indexes, and quarantines damaged bytes.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Whether there is no problem; a torn tail after a crash is none, because no reader ever saw it."""
+        """Whether there is no problem; a torn tail after a crash is not one, because no reader has seen it."""
         return all(finding.kind in {"torn tail", "index behind", "set aside"} for finding in self.findings)
 
 
 def check(directory: Path) -> Report:
-    """Read everything in a broker's ``directory`` (with ``log`` and ``meta``); nothing is changed.
+    """Read everything in a broker's ``directory`` (with ``log`` and ``meta``), without changes.
 
     Raises:
         StorageError: a process uses the directory, or it is not a broker's.

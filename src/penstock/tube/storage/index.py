@@ -8,8 +8,8 @@
 | key code | 4 | hash of the message type, -1 none |
 | received time | 8 | milliseconds |
 
-Offsets on the wire are byte positions in this log. A message that was lost leaves a *filler* (partition -1, size 0) so
-that no later offset ever shifts or comes to mean another message.
+Offsets on the wire are byte positions in this log. A lost message is replaced by a *filler* (partition -1, size 0), so
+that later offsets do not change.
 """
 
 from __future__ import annotations
@@ -33,17 +33,18 @@ IndexArray: TypeAlias = npt.NDArray[np.void]
 
 
 def as_array(data: bytes | bytearray) -> IndexArray:
-    """View whole index records; no copy. A bytearray cannot grow while a view of it lives."""
+    """Return a view of complete index records, without a copy. A bytearray cannot grow while a view of it exists."""
     return np.frombuffer(data, DTYPE, count=len(data) // INDEX_RECORD_BYTES)
 
 
 def filler(position: int, time_ms: int) -> bytes:
-    """The index record that stands for a lost message."""
+    """Return the index record of a lost message."""
     return INDEX_RECORD.pack(FILLER, position, 0, -1, time_ms)
 
 
 def is_sound(index: IndexArray, data_start: int, data_bytes: int) -> bool:
-    """Whether the records describe a data file of ``data_bytes`` bytes from ``data_start`` without overlap or gap.
+    """Return whether the records describe a data file of ``data_bytes`` bytes from ``data_start`` without overlap or
+    gap.
 
     A gap next to a filler is accepted.
     """

@@ -12,7 +12,7 @@ __all__ = ["DirectoryLock"]
 
 
 class DirectoryLock:
-    """Held from construction until ``close``. The file ``lock`` stays; its existence means nothing."""
+    """Lock of a directory from construction to ``close``. The file ``lock`` remains; only the kernel's lock counts."""
 
     def __init__(self, directory: Path) -> None:
         """Lock ``directory``, which exists. Raises StorageError if another process holds the lock."""

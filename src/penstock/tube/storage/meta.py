@@ -26,7 +26,7 @@ __all__ = ["GroupOffset", "MetaStore"]
 _CRC = struct.Struct(">I")
 _HEAD = struct.Struct(">qqi")
 SCHEMA = 2
-"""Layout of the databases; a newer one is rejected. From 2 on there may be commits in a log next to them."""
+"""Schema version of the databases; a newer one is rejected. Since 2 commits may be in a log next to them."""
 TABLES = ("meta", "offsets", "notes")
 _META, _OFFSETS, _NOTES = range(3)
 _MAP_BYTES = 64 << 20
@@ -47,18 +47,18 @@ class GroupOffset(NamedTuple):
 class MetaStore:
     """One environment in directory ``path``. Calls may come from one thread at a time.
 
-    ``environment``: used in the place of LMDB at ``path``.
+    ``environment``: replaces LMDB at ``path``.
     """
 
     def __init__(
         self, path: Path, *, map_bytes: int = _MAP_BYTES, environment: LoggedEnvironment | None = None
     ) -> None:
-        """Open or create the environment. Raises StorageError if it is open already, of another kind, or unreadable."""
+        """Open or create the environment. Raises StorageError if it is open, of another kind, or unreadable."""
         self.path = path
         self.damaged: list[str] = []
         """Descriptions of damaged entries, which are skipped."""
         if environment is None:
-            # Always fsynced: these are promises, few bytes each, in the same commit as the log's own fsync.
+            # Always fsynced: few bytes each, in the same commit as the log's fsync.
             tables = LmdbEnvironment(
                 path, "tube notes", "broker that has them", TABLES, schema=SCHEMA, durability=Durability.DURABLE,
                 map_bytes=map_bytes, many=True,
@@ -69,7 +69,7 @@ class MetaStore:
         self._environment.open(lambda _: None)
 
     def when_failed(self, tell: Callable[[StorageError], None]) -> None:
-        """Call ``tell`` in another thread for a failure that no commit reports."""
+        """Call ``tell`` in another thread after a failure outside of commits."""
         self._environment.on_failure = tell
 
     def offsets(self) -> list[GroupOffset]:
@@ -83,7 +83,7 @@ class MetaStore:
         return found
 
     def config(self) -> bytes | None:
-        """The ``config`` of the last `commit` that had one."""
+        """The ``config`` of the last `commit` with one."""
         return next((body for key, body in self._read("meta", 0, "stored {}") if key == b"config"), None)
 
     def notes(self) -> dict[str, bytes]:
@@ -100,7 +100,7 @@ class MetaStore:
         found = []
         for key, value in with_crc:
             if table == "meta" and key != b"config":
-                continue  # the schema, which opening checked
+                continue  # the schema, which was checked when opening
             body = bytes(value[4:])
             if len(value) < 4 + least or crc32(body) != _CRC.unpack_from(value)[0]:
                 called = key.decode() if table == "meta" else key.hex()
@@ -144,5 +144,5 @@ class MetaStore:
 
 
 def _operation(table: int, key: bytes, body: bytes | None) -> Operation:
-    """Put ``body`` with its checksum; None: delete the row."""
+    """Store ``body`` with its checksum; None: delete the row."""
     return (DELETE, table, key, b"") if body is None else (PUT, table, key, _CRC.pack(crc32(body)) + body)

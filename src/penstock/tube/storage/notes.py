@@ -1,12 +1,12 @@
-"""Notes about a store that are kept with the group offsets: the epochs of its log, and what producers had stored.
+"""Notes about a store, stored with the group offsets: the epochs of its log, and the sequences of producers.
 
-An epoch begins with a restart that may have lost messages which consumers had already read. Only topics whose
-acknowledgement is weaker than "durable" can lose such messages, and only after a crash: those of durability "memory"
-always, those of "flushed" when the machine restarted.
+An epoch begins with a restart that may have lost messages which consumers had already read. Only topics with a
+durability weaker than "durable" can lose such messages, and only after a crash: "memory" after any crash, "flushed"
+after a crash of the machine.
 
-The other note says what each idempotent producer had stored up to an offset of the log. Later messages are read from
-the log, where the first message of each send names its producer (`codec.message.Marker`). The note of a store is
-durable before its first such message is written, and renewed now and then, so that little has to be read.
+The other note has the last sequence of each idempotent producer up to an offset of the log. Sequences of later messages
+are read from the log, where the first message of each send has a marker (`codec.message.Marker`). The note of a store
+is durable before its first such message is written, and rewritten at intervals to limit the part of the log to read.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _KEPT = 1000
 
 
 def epochs_note(topic: str, store: int) -> str:
-    """The name of a store's note about epochs."""
+    """Return the name of a store's note about epochs."""
     return f"epochs/{topic}-{store}"
 
 
@@ -59,7 +59,7 @@ def may_have_lost(previous: Mapping[str, Any] | None, durability: str, boot: str
 
 
 def begin_epoch(epochs: Epochs, end: int) -> Epochs:
-    """Add an epoch to ``epochs`` whose log ends at ``end``; messages behind it are lost."""
+    """Add an epoch to ``epochs`` for a log that ends at ``end``; later messages are lost."""
     return [*epochs, (epochs[-1][0] + 1 if epochs else 1, end)][-_KEPT:]
 
 
@@ -72,7 +72,7 @@ _ROW = struct.Struct(">iqqq")
 
 
 def sequences_note(topic: str, store: int) -> str:
-    """The name of a store's note about producer sequences."""
+    """Return the name of a store's note about producer sequences."""
     return f"{SEQUENCES_PREFIX}{topic}-{store}"
 
 
@@ -88,7 +88,7 @@ def decode_sequences(note: bytes) -> tuple[int, list[SequenceRow]]:
 
 
 def read_sequences(store: Store, offset: int) -> Iterator[SequenceRow]:
-    """Sequences of the messages from ``offset`` on, oldest first. Raises OSError if the disk fails."""
+    """Return the sequences of the messages from ``offset``, oldest first. Raises OSError if the disk fails."""
     partition = producer = first = begin = stop = -1
     for at, of_partition, time_ms, message in store.stored(offset):
         marker = decode_marker(message)

@@ -1,6 +1,6 @@
 """Reading of a store: messages of a partition from an offset, with or without filters, from memory and disk.
 
-This half of `Store` changes nothing except which indexes are in memory. All of it runs in the loop's thread.
+This base class of `Store` only changes which indexes are in memory. It runs in the loop's thread.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["Chosen", "LogReads", "StoredMessages", "choose"]
 
 
 class Chosen:
-    """Indexes of messages in a partition part, rising. ``full``: a limit stopped the selection at ``reached``."""
+    """Indexes of messages in a partition part, ascending. ``full``: a limit stopped the selection at ``reached``."""
 
     __slots__ = ("full", "places", "reached")
 
@@ -46,7 +46,7 @@ def choose(
 ) -> tuple[Chosen, int]:
     """Select messages with indexes in ``[first, stop)``: the matching ones, up to ``room`` bytes and ``most`` messages.
 
-    The first message of a read (``started`` false) is selected whatever its size.
+    The first message of a read (``started`` false) is selected regardless of its size.
     """
     ends = part.ends
     before = ends[first - 1] if first else 0
@@ -113,7 +113,7 @@ class StoredMessages(LogRead):
 
 
 class LogReads(LogStore):
-    """The reading half of a store: it changes nothing but which indexes are in memory."""
+    """The reading part of a store: it only changes which indexes are in memory."""
 
     def __init__(self, files: Files, store_id: int, on_loss: Callable[[Loss], None]) -> None:
         self.store_id = store_id
@@ -129,7 +129,7 @@ class LogReads(LogStore):
         self._recent: deque[Segment] = deque()
 
     def _keep_index(self, segment: Segment) -> None:
-        """Note the use of a closed segment's index; the indexes unused for longest are dropped."""
+        """Note the use of a closed segment's index, and drop the least recently used indexes."""
         recent = self._recent
         if recent and recent[-1] is segment:
             return
@@ -138,7 +138,7 @@ class LogReads(LogStore):
         recent.append(segment)
         for _ in range(len(recent) - _INDEXES_KEPT):
             oldest = recent.popleft()
-            # A segment with messages in memory, or that is still being written, keeps its index.
+            # A segment with messages in memory or unwritten messages keeps its index.
             if oldest.wire_bytes or not oldest.sealed:
                 recent.append(oldest)
             else:
@@ -146,7 +146,7 @@ class LogReads(LogStore):
                 oldest.unload()
 
     def _use(self, segment: Segment) -> bool:
-        """Load the index of ``segment`` if necessary; returns whether the segment is the growing one."""
+        """Load the index of ``segment`` if necessary; return whether the segment is the active one."""
         if segment is self._segments[-1]:
             return True
         if not segment.loaded:
@@ -366,7 +366,7 @@ class LogReads(LogStore):
         return count, oldest, exact
 
     def stored(self, start: int) -> Iterator[tuple[int, int, int, bytes]]:
-        """Offset, partition id, append time and encoded message of everything stored from offset ``start`` on.
+        """Iterate over offset, partition id, append time and encoded message of all messages from offset ``start``.
 
         Damaged messages are skipped. Raises OSError if the disk fails.
         """

@@ -14,12 +14,12 @@ offset  size
 ```
 
 The padding makes a record exactly as long as the reference's (52 + payload bytes), mostly 2 to 6 bytes. So the data
-offsets and sizes in index records and on the wire, which are in the reference's units, are also the physical ones, and
-no second set is stored. Only a message whose flag is outside 0..127 (no known client sends one) may need more than 52 +
-payload; its index record then contains the actual size.
+offsets and sizes in index records and on the wire, which are in the reference's units, are also the physical ones. Only
+a message whose flag is outside 0..127 (no known client sends one) may need more than 52 + payload; its index record
+then contains the actual size.
 
-From the number of unacknowledged messages (rounded up to a power of two) recovery knows what a hole before a complete
-record is: damage, if the messages in the hole were acknowledged when the record was written; otherwise part of an
+From the number of unacknowledged messages (rounded up to a power of two) recovery classifies a hole before a complete
+record: as damage if the messages in the hole were acknowledged when the record was written, otherwise as part of an
 interrupted commit.
 
 The CRC starts with the record's data offset, so a record copied elsewhere (inside a payload, by a misdirected write,
@@ -87,16 +87,16 @@ def _crc_entry(value: int) -> int:
 
 
 _CRC_TABLE: Final = b"".join([_crc_entry(value).to_bytes(4, "big") for value in range(256)])
-"""CRC-32 of each byte, in zlib's order of bits, in four bytes each: compiled code reads these fastest."""
+"""Table of the CRC-32 of each byte, in zlib's bit order, four bytes each, the fastest form for compiled code."""
 _SHIFTS: Final[dict[int, int]] = {}
 """Results of `_shift_of`, by size."""
 _SHIFTS_KEPT: Final = 16_384
 _CRC_BYTES: Final = 64 << 10
-"""Bytes whose CRC-32 is computed before the records in them are decoded: a part of a processor's own cache."""
+"""Bytes whose CRC-32 is computed before their records are decoded, so that they are still in the processor's cache."""
 _ALIKE: Final = 8
-"""Fewest messages of one size for which copying them at once pays."""
+"""Minimum messages of one size that are copied with one call."""
 COMPILED: Final = not __file__.endswith(".py")
-"""Whether this is an extension module. Loops over bytes are fast there; interpreted, the functions of zlib are."""
+"""Whether this module is compiled. Compiled code loops over bytes; interpreted code uses zlib."""
 _HEAD = np.dtype([("sum", ">u4"), ("length", ">u4"), ("ordinal", ">u4")])
 """The beginning of a header."""
 Numbers: TypeAlias = npt.NDArray[np.int64]
@@ -141,11 +141,11 @@ def encode_run(
 ) -> Run:
     """Encode messages from index ``first`` of the lists on, as records from data offset ``position`` on.
 
-    The run ends before a record that would begin at data offset ``last_byte`` or have ordinal ``last_ordinal``.
-    ``sums`` are CRC-32 of ``datas``. Message ids rise by one from ``message_id``; ``marker``, from
-    `codec.message.encode_marker`, belongs to the first message. ``unacknowledged`` is that of the first record; it
-    grows by one with each, or is 0 for the others if messages are readable at once (``immediate``). ``partition_id`` is
-    that of the wire; a record contains the partition within its store.
+    The run ends before data offset ``last_byte`` or ordinal ``last_ordinal``. ``sums`` are CRC-32 of ``datas``. Message
+    ids rise by one from ``message_id``; ``marker``, from `codec.message.encode_marker`, belongs to the first message.
+    ``unacknowledged`` is the value of the first record; it is incremented for each following one, or 0 for them if
+    messages are readable at once (``immediate``). ``partition_id`` is the wire id; a record contains the partition
+    within its store.
     """
     run = Run()
     messages, parts, sizes = run.messages, run.parts, run.sizes
@@ -155,7 +155,7 @@ def encode_run(
     partition = partition_id % PARTITIONS_PER_STORE
     entry_partition = _INT.pack(partition_id)
     high_time, low_time = time_ms >> 32, time_ms & 0xFFFFFFFF
-    # Consecutive messages are mostly similar: bytes that are equal in the next one are not encoded again.
+    # Consecutive messages are usually similar: bytes equal to those of the previous one are not encoded again.
     data_size: i64 = -1
     last_flag, last_key = 0, 0
     last_inner: i64 = -1
@@ -260,8 +260,8 @@ def _record_sum(
 ) -> i64:
     """CRC-32, started with ``seed``, of a record: the ``rest`` of its header, and ``message``.
 
-    The data in the message are not read again: their own CRC ``data_sum`` is combined with that of what precedes them,
-    as ``crc32_combine`` of zlib does. ``shift`` is `_shift_of` their size.
+    The data of the message are not read again: their CRC ``data_sum`` is combined with the CRC of the bytes before, as
+    ``crc32_combine`` of zlib does. ``shift`` is `_shift_of` of the size of the data.
     """
     size: i64 = len(message)
     crc = _add_bytes(seed, rest, 0, len(rest))
@@ -283,7 +283,8 @@ def _table(value: i64) -> i64:
 
 
 def _product(a: i64, b: i64) -> i64:
-    """The product of two polynomials modulo that of CRC-32; the highest bit is the coefficient of x to the power 0."""
+    """Return the product of two polynomials modulo the polynomial of CRC-32; the highest bit is the coefficient of x to
+    the power 0."""
     product: i64 = 0
     shift: i64 = 31
     while shift >= 0:
@@ -326,7 +327,7 @@ class Stored(NamedTuple):
     message_end: int
     """End of the encoded message (which starts at ``position + HEADER_BYTES``) in the buffer."""
     acknowledged: int
-    """Messages of lower ordinals were acknowledged when this one was written."""
+    """Ordinal below which messages were acknowledged when this record was written."""
 
 
 def find_record(buffer: bytes, position: int, data_start: int) -> Stored | None:
@@ -372,10 +373,11 @@ def _heads(buffer: bytes | memoryview, positions: Numbers) -> _Heads:
 
 
 def messages_at(buffer: bytes, positions: Numbers, ordinals: Sequence[int], places: Numbers) -> list[bytes | None]:
-    """Encoded messages of the records at ``positions``; None without a complete record of ordinal ``ordinals[k]``.
+    """Return the encoded messages of the records at ``positions``; None instead of a message if the record is
+    incomplete or has another ordinal than ``ordinals[k]``.
 
-    ``places`` are their data offsets. Equivalent to :func:`find_record` for each, but faster: consumers of old data
-    need it.
+    ``places`` are their data offsets. Equivalent to :func:`find_record` for each, but faster, for consumers of old
+    data.
     """
     if COMPILED:
         return _messages_bytewise(buffer, positions.tolist(), list(ordinals), (places & 0xFFFFFFFF).tolist())
@@ -426,15 +428,15 @@ def _messages_bytewise(
 def messages_joined(buffer: bytes, positions: list[int], ordinals: list[int], seeds: list[int]) -> bytes | None:
     """Join what :func:`messages_at` returns; None if a record is not complete. ``seeds``: 32 bits of data offsets.
 
-    Adjacent records are verified together: the CRC-32 of all their bytes is compared with the one that follows from
-    theirs, by the rule of `_record_sum`. It finds what the single comparisons find, at half of their cost for small
-    messages. Adjacent messages of one size are copied at once. Loops over bytes: for the compiled form.
+    Adjacent records are verified together: the CRC-32 of all their bytes is compared with the combination of their
+    stored sums, as in `_record_sum`. It detects the same damage as comparing each record, at half of the cost for small
+    messages. Adjacent messages of one size are copied together. Loops over bytes: for the compiled form.
     """
     parts: list[bytes | memoryview] = []
     view = memoryview(buffer)
     available: i64 = len(buffer)
     count: i64 = len(positions)
-    # Adjacent records: where they start and end, and the CRC-32 of them.
+    # Adjacent records: start, end and CRC-32 of their bytes.
     first: i64 = 0
     end: i64 = -1
     crc: i64 = 0
@@ -485,9 +487,10 @@ def _add_alike(
 
 
 def _sum_behind(crc: i64, record_sum: i64, seed: i64, shift: i64, padding: i64) -> i64:
-    """CRC-32 of bytes with sum ``crc`` and, behind them, a complete record with sum ``record_sum``.
+    """Return the CRC-32 of bytes with sum ``crc`` followed by a complete record with sum ``record_sum``.
 
-    That sum began with ``seed``; ``shift`` is `_shift_of` the bytes that it covers, and ``padding`` follows them.
+    ``record_sum`` started with ``seed``; ``shift`` is `_shift_of` of the bytes that it covers, which ``padding`` zeros
+    follow.
     """
     crc ^= 0xFFFFFFFF
     crc = _table(crc ^ record_sum >> 24) ^ crc >> 8
@@ -506,10 +509,10 @@ def _number(data: bytes, at: i64) -> i64:
 
 
 def decode_records(answer: bytes, start: int, sizes: Numbers, places: Numbers) -> Columns | None:
-    """Decode the messages of the adjacent records that ``answer`` consists of from ``start`` on.
+    """Decode the messages of the adjacent records in ``answer`` from ``start``.
 
-    None if a record is not intact, or a message has another form than that of :func:`take_apart`. ``sizes`` are those
-    of the records and ``places`` their data offsets: a complete record that belongs elsewhere is not accepted.
+    None if a record is not intact, or a message has another form than that of :func:`take_apart`. ``sizes`` and
+    ``places`` are sizes and data offsets of the records: a complete record of another data offset is not accepted.
     """
     if not len(sizes) or int(sizes.min()) < _MIN_SIZE or int(sizes.sum()) != len(answer) - start:
         return None
@@ -529,10 +532,10 @@ def decode_records(answer: bytes, start: int, sizes: Numbers, places: Numbers) -
 
 
 def decode_records_bytewise(answer: bytes, start: i64, sizes: bytes, places: bytes) -> Columns | None:
-    """As :func:`decode_records`, by a loop over bytes; None also if only bytes between the messages are not zero.
+    """As :func:`decode_records`, with a loop over bytes; also None if padding is not zero.
 
-    One CRC-32 of everything is compared with the one that follows from those of the records; see `_sum_behind`.
-    ``sizes`` (52 or more, up to the end of ``answer``) and ``places`` are encoded.
+    One CRC-32 of all bytes is compared with the combination of the records' sums; see `_sum_behind`. ``sizes`` (52 or
+    more, up to the end of ``answer``) and ``places`` are encoded.
     """
     view = memoryview(answer)
     available: i64 = len(answer)
@@ -569,7 +572,7 @@ def decode_records_bytewise(answer: bytes, start: i64, sizes: bytes, places: byt
 def scan(buffer: bytes, data_start: int) -> Iterator[Stored]:
     """Find every complete record of a segment file, in order.
 
-    After damage it continues with the next complete record; the caller sees the gap in positions and ordinals.
+    After damage it continues with the next complete record, which leaves a gap in positions and ordinals.
     """
     position = 0
     expected = 0

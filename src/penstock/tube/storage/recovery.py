@@ -30,7 +30,7 @@ _INDEX_NAME = re.compile(r"(\d{20})\.index")
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """Lost messages: index offsets ``[start, end)``, their position, and the file with the damaged bytes."""
+    """Lost messages: index offsets ``[start, end)``, position in the file, and the file with the damaged bytes."""
 
     path: str
     position: int
@@ -50,7 +50,7 @@ class Recovery:
 
     records: int = 0
     torn_bytes: int = 0
-    """Bytes cut from the end of the newest segment: written, never acknowledged as durable."""
+    """Bytes truncated from the end of the newest segment: written, but not acknowledged as durable."""
     rebuilt_indexes: int = 0
     losses: list[Loss] = field(default_factory=list)
 
@@ -65,11 +65,11 @@ class Recovery:
 class _Reading:
     index: bytearray
     end: int
-    """Position behind the last complete record."""
+    """Position after the last complete record."""
     holes: list[tuple[int, int, int, int]]
     """(first byte, end byte, first ordinal, end ordinal)."""
     acknowledged: int = 0
-    """Messages of lower ordinals had been acknowledged, according to the records."""
+    """Ordinal below which messages were acknowledged, according to the records."""
 
     def cut_unacknowledged(self) -> None:
         """Remove everything from the first hole whose messages were not acknowledged."""
@@ -86,8 +86,8 @@ def recover(
 ) -> tuple[list[Segment], Recovery]:
     """Segments in ``directory``, oldest first, the last one with its files open for appending, and the result.
 
-    ``clean``: the last writer closed the store, so nothing was interrupted: missing data are lost. No segments if the
-    directory is empty or missing. Raises OSError if the disk fails.
+    ``clean``: the last writer closed the store, so missing data are a loss, not an interrupted write. No segments if
+    the directory is empty or missing. Raises OSError if the disk fails.
     """
     report = Recovery()
     segments = _list(files, directory)
@@ -121,7 +121,7 @@ def _list(files: Files, directory: Path) -> list[Segment]:
             starts.add(match[1])
     for name in names:
         if (match := _INDEX_NAME.fullmatch(name)) and match[1] not in starts:
-            # Its data file never became durable, or was lost: an index without data is useless.
+            # Its data file was not durable or is lost: an index without data is useless.
             files.rename(directory / name, directory / f"{name}.bad")
     return sorted(segments, key=lambda segment: segment.start)
 
@@ -158,7 +158,8 @@ def _open_closed(
 
 
 def _edges_fit(index: bytes, segment: Segment, data_bytes: int) -> bool:
-    """Whether the first and last index record agree with the data file; a start checks no more."""
+    """Return whether the first and last index record agree with the data file: the only check of closed segments at a
+    start."""
     if not index:
         return data_bytes == 0
     edges = as_array(index[:INDEX_RECORD_BYTES] + index[-INDEX_RECORD_BYTES:])
@@ -198,11 +199,11 @@ def _open_newest(files: Files, segment: Segment, store_id: int, report: Recovery
 
 
 def _read_closed(data: bytes, segment: Segment, store_id: int, indexed: int) -> _Reading:
-    """Read a store that was closed: its files are exact, with at least ``indexed`` messages."""
+    """Read a cleanly closed store: its files are complete, with at least ``indexed`` messages."""
     reading = _read_records(data, segment, store_id, None)
     there = len(reading.index) // INDEX_RECORD_BYTES
     if not indexed and data[reading.end :].strip(b"\0"):
-        indexed = there + 1  # the number of messages behind the last complete one is unknown
+        indexed = there + 1  # the number of messages after the last complete one is unknown
     if indexed > there:
         reading = _read_records(data, segment, store_id, indexed)
         reading.end = len(data)
@@ -210,7 +211,8 @@ def _read_closed(data: bytes, segment: Segment, store_id: int, indexed: int) -> 
 
 
 def _read_records(data: bytes, segment: Segment, store_id: int, count: int | None) -> _Reading:
-    """Index records of everything complete in ``data``; fillers for the rest, up to ``count`` records if given."""
+    """Return the index records of all complete records in ``data``, with fillers for gaps, up to ``count`` records if
+    given."""
     index = bytearray()
     holes = []
     end = 0
@@ -268,7 +270,7 @@ def _agreeing_index(files: Files, segment: Segment, index: bytes, report: Recove
 
 
 def _rewrite_index(files: Files, segment: Segment, index: bytes, report: Recovery) -> None:
-    """Replace a closed segment's index atomically, so that a second crash leaves the old one or the new one."""
+    """Replace a closed segment's index atomically."""
     report.rebuilt_indexes += 1
     fresh = segment.index_path.with_suffix(".new")
     file = files.create(fresh)
@@ -284,7 +286,7 @@ def _lost_in(report: Recovery, segment: Segment) -> bool:
 
 
 def _begin_behind(files: Files, damaged: Segment) -> Segment:
-    """Close the damaged newest segment, so that it is not scanned and reported at every start, and begin the next."""
+    """Close the damaged newest segment, so that it is not scanned and reported at every start, and start a new one."""
     assert damaged.data_file is not None
     assert damaged.index_file is not None
     damaged.data_file.sync()

@@ -1,7 +1,7 @@
 """One segment: a data file and an index file over the same range of messages, rolled and expired together.
 
-The newest segment of a store grows in memory; its files are read only after the memory tail was cut. Older segments are
-closed: their index is loaded when a consumer needs it and dropped when others are in use.
+The newest segment of a store grows in memory; its files are read only for messages that left the memory tail. Older
+segments are closed: their index is loaded on demand and dropped when least recently used.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class Segment:
         self.last_time = 0
         self.wire_bytes = 0
         self.sealed = False
-        """Closed, completely durable, and followed by another segment."""
+        """Whether it is closed, completely durable, and followed by another segment."""
         self.data_file: File | None = None
         self.index_file: File | None = None
         self._index: bytes | bytearray | None = bytearray()
@@ -98,12 +98,12 @@ class Segment:
 
     @property
     def end(self) -> int:
-        """Index offset behind the last message."""
+        """Index offset after the last message."""
         return self.start + self.count * INDEX_RECORD_BYTES
 
     @property
     def data_end(self) -> int:
-        """Data offset behind the last message."""
+        """Data offset after the last message."""
         return self.data_start + self.data_bytes
 
     @property
@@ -175,12 +175,12 @@ class Segment:
         self._parts = None
 
     def index(self) -> IndexArray:
-        """The index records; the view must not outlive the call that uses it (the index cannot grow meanwhile)."""
+        """The index records; release the view after use, because the index cannot grow while a view exists."""
         assert self._index is not None
         return as_array(self._index)
 
     def part(self, partition_id: int, *, growing: bool) -> PartitionPart | None:
-        """The messages of one partition; None if the segment has none of it."""
+        """Return the messages of one partition; None without any."""
         assert self._parts is not None
         part = self._parts.get(partition_id)
         if part is None and not growing:
@@ -192,7 +192,8 @@ class Segment:
         return list(self._parts.values()) if self._parts else []
 
     def fetch(self, files: Files, ordinals: Sequence[int]) -> tuple[list[bytes | None], int]:
-        """Read and verify encoded messages at ``ordinals`` (rising); None for damaged ones, and their number.
+        """Read and verify encoded messages at ``ordinals`` (ascending); return them, None for damaged ones, and the
+        number of damaged ones.
 
         A file that is missing or unreadable counts as damage of everything requested. Raises OSError for temporary
         failures (too many open files, no memory): treating them as damage would skip existing messages.
@@ -230,10 +231,9 @@ class Segment:
         return messages_joined(buffer, positions.tolist(), list(ordinals), seeds.tolist())
 
     def records(self, files: Files, ordinals: Sequence[int]) -> tuple[bytes, Numbers, Numbers] | None:
-        """The records at ``ordinals`` (rising) one after the other, their sizes and their data offsets.
+        """Return the records at ``ordinals`` (ascending), concatenated, with their sizes and data offsets.
 
-        They are not verified: that is up to the receiver. None if the file is missing or unreadable; OSError as in
-        :meth:`fetch`.
+        The receiver must verify them. None if the file is missing or unreadable; OSError as in :meth:`fetch`.
         """
         starts, ends = self._places(ordinals)
         sizes = ends - starts
@@ -254,14 +254,16 @@ class Segment:
         return buffer, sizes, starts + self.data_start
 
     def _places(self, ordinals: Sequence[int]) -> tuple[Numbers, Numbers]:
-        """Start and end of the records at ``ordinals`` in the data file."""
+        """Return start and end of the records at ``ordinals`` in the data file."""
         index, chosen = self.index(), np.asarray(ordinals, dtype=np.int64)
-        starts = index["position"][chosen].astype(np.int64) - self.data_start  # whole index records are slow to choose
+        starts = (
+            index["position"][chosen].astype(np.int64) - self.data_start
+        )  # selecting complete index records is slow
         return starts, starts + index["size"][chosen]
 
     @contextmanager
     def _opened(self, files: Files) -> Iterator[File]:
-        """The data file; it is closed again if it was opened for this call."""
+        """Open the data file for the block; it is closed afterwards if it was closed before."""
         if self.data_file is not None:
             yield self.data_file
             return
@@ -280,7 +282,8 @@ class Segment:
 
 
 def _gather(file: File, starts: Numbers, ends: Numbers) -> tuple[bytes, Numbers]:
-    """Read the records at ``[starts, ends)`` (rising), close ones with one call; returns them and their new starts."""
+    """Read the records at ``[starts, ends)`` (ascending), nearby ones with one call; return them and their new
+    starts."""
     first = np.flatnonzero(starts[1:] - ends[:-1] > _GAP_BYTES) + 1
     begins = starts[np.concatenate(([0], first))]
     lengths = ends[np.concatenate((first - 1, [len(ends) - 1]))] - begins

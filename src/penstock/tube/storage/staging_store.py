@@ -32,7 +32,7 @@ _NAME = re.compile(r"([0-9a-f]{16})\.rows")
 
 
 class AttemptFile(StagedFile):
-    """One file of staged rows; ``durable_size`` is the part of it in bytes that survives a crash."""
+    """One file of staged rows; ``durable_size`` is the number of bytes that survive a crash."""
 
     __slots__ = ("_pending", "_store", "_written", "durable_rows", "durable_size", "number", "path", "rows", "size")
 
@@ -67,7 +67,7 @@ class AttemptFile(StagedFile):
         self._store.remove(self)
 
     def take(self) -> StagedWork:
-        """Take what was appended since the last call, for the committing thread."""
+        """Return rows appended since the last call, for the committing thread."""
         work = StagedWork(self, self._written, b"".join(self._pending), self.rows)
         self._pending = []
         self._written = self.size
@@ -100,9 +100,9 @@ class StagingDirectory(StagingStore):
         self._number = 0
 
     def recover(self) -> list[LeftoverFile]:
-        """Read every file that an earlier process left. Blocks. Raises OSError.
+        """Read all files of earlier processes. Blocks. Raises OSError.
 
-        An incomplete end, which was never acknowledged, is cut off; files without a complete first record are removed.
+        An incomplete end, which was not acknowledged, is truncated; files without a complete first record are removed.
         """
         found = []
         for name in self._files.names(self.directory):
@@ -156,7 +156,7 @@ class StagingDirectory(StagingStore):
         self._removed.append(staged)
 
     def take(self) -> tuple[list[StagedWork], list[Path]]:
-        """Take what the next commit has to write, and the files to remove after its notes."""
+        """Return the writes of the next commit, and the files to remove after its notes."""
         works = [staged.take() for staged in self._dirty]
         self._dirty.clear()
         removed, self._removed = [staged.path for staged in self._removed], []

@@ -1,14 +1,14 @@
-"""A store: one data log and one index log that the partitions of a store share.
+"""A store: one data log and one index log that its partitions share.
 
-Two threads use it and share no mutable state except the files. The loop's thread appends (in memory), reads, and moves
-the durable end; the committing thread writes and syncs what it was given:
+Two threads use it and share only the files as mutable state. The loop's thread appends (in memory), reads, and moves
+the durable end; the committing thread writes and syncs the passed work:
 
     store.append(...)                     # loop: assigns the offset; the message is not readable yet
     work = store.take()                   # loop: takes everything appended since the last time
     store.write(work); store.sync(work)   # committing thread
     store.written(work)                   # loop: from now on it is readable
 
-Only messages below ``durable_end`` are readable, so an offset that a consumer saw never refers to another message.
+Only messages below ``durable_end`` are readable, so the message of an offset that a consumer has seen never changes.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class StoreLimits:
     A segment closes once an append reached ``segment_bytes`` of data or ``segment_records`` index records (the
     reference: 1 GiB, 700,000; penstock's are smaller because the newest one is read in full after a crash). The file is
     filled with zeros in advance, from ``fill_bytes_least`` up to ``fill_bytes_most`` at a time: an fdatasync within a
-    filled file takes half the time of one that extends it. While commits of ``fill_below_bytes`` and more occur, blocks
-    are only allocated: the zeros would cost the disk more than they save. ``tail_bytes`` of the newest messages stay in
+    filled file takes half the time of one that extends it. During commits of ``fill_below_bytes`` and more, blocks are
+    only allocated, because writing zeros would cost more than it saves. ``tail_bytes`` of the newest messages stay in
     memory.
     """
 
@@ -53,7 +53,7 @@ class StoreLimits:
 
 
 class Work:
-    """Work of a commit for one store: pieces of segments in order, and the end of the log after it."""
+    """Work of a commit for one store: writes to segments in order, and the end of the log afterwards."""
 
     __slots__ = ("data_end", "end", "pieces", "size")
 
@@ -102,7 +102,7 @@ class Store(LogReads):
         self.limits = limits
         self.immediate = False
         self.synced = True
-        """Whether a commit syncs what it writes (durability "durable")."""
+        """Whether a commit is synced (durability "durable")."""
         self.epochs: list[tuple[int, int]] = []
         self.unwritten_bytes = 0
         segments, self.recovery = recover(files, directory, store_id, deep=deep, clean=clean)
@@ -110,7 +110,7 @@ class Store(LogReads):
             on_loss(loss)
         self._segments = segments
         self._starts = [segment.start for segment in segments]
-        # Of the newest file: the end of its zeros, and its own; and the largest of the last commits, faded.
+        # Newest file: end of the filled part and of the file; size of recent commits (a decaying maximum).
         self._filled = self._extended = segments[-1].data_bytes if segments else 0
         self._commit_bytes = 0
         self._pieces: list[_Piece] = []
@@ -132,7 +132,7 @@ class Store(LogReads):
 
     @property
     def written_end(self) -> int:
-        """Offset below which everything is in the files."""
+        """Offset below which all messages are in the files."""
         return self._written_end
 
     def append(
@@ -201,7 +201,7 @@ class Store(LogReads):
         return offset, time_ms
 
     def _appended(self, run: Run) -> None:
-        """Move the ends by the records of ``run``."""
+        """Advance the ends of the log by the records of ``run``."""
         size = run.size
         self.data_end += size
         self._pending_bytes += size
@@ -217,7 +217,7 @@ class Store(LogReads):
             self.durable_data_end = self.data_end
 
     def _mark(self, end: int, sizes: list[int]) -> None:
-        """Note offsets at which the memory tail may be cut, and cut it."""
+        """Record offsets at which the memory tail may be truncated, and truncate it."""
         unmarked = self._unmarked
         for one in sizes:
             end += INDEX_RECORD_BYTES
@@ -244,7 +244,7 @@ class Store(LogReads):
         return bool(self._pieces)
 
     def take(self) -> Work:
-        """Take what was appended since the last call, for the committing thread."""
+        """Return messages appended since the last call as work for the committing thread."""
         for piece in self._pieces:
             # Complete up to now: only the segment of the last piece still grows.
             piece.index = piece.segment.index_bytes(piece.ordinal_from, piece.segment.count)
@@ -254,7 +254,8 @@ class Store(LogReads):
         return work
 
     def has_room(self, work: Work) -> bool:
-        """Whether the file of ``work`` exists and has zeros where it is written. Call while no commit runs."""
+        """Return whether the file of ``work`` exists and is filled up to the end of the write. Call while no commit
+        runs."""
         for piece in work.pieces:
             if piece.segment.data_file is None or piece.data_from + work.size > self._filled:
                 return False
@@ -263,7 +264,8 @@ class Store(LogReads):
     def write(self, work: Work) -> None:
         """Write ``work`` to the files (page cache). Committing thread.
 
-        Raises DiskFullError: the same ``work`` may be written again; another OSError: nothing more may be written.
+        Raises DiskFullError: the same ``work`` may be written again; another OSError: the store must not be written any
+        more.
         """
         for piece in work.pieces:
             segment = piece.segment
@@ -282,15 +284,15 @@ class Store(LogReads):
     def sync(self, work: Work) -> None:
         """Make ``work``, which was written, durable. Committing thread.
 
-        Raises OSError; then nothing may be acknowledged any more.
+        Raises OSError; then the broker must not acknowledge any more.
         """
-        # Earlier segments became durable when the last one was begun.
+        # Earlier segments became durable when the last one was created.
         file = work.pieces[-1].segment.data_file if work.pieces else None
         if file is not None:
             file.sync()
 
     def written(self, work: Work) -> None:
-        """Make ``work``, whose commit returned, readable."""
+        """Make the messages of committed ``work`` readable."""
         self.unwritten_bytes -= work.size
         self._written_end = work.end
         if work.end > self.durable_end:
@@ -306,7 +308,7 @@ class Store(LogReads):
         else:
             self._seal(before)
         data_file = self._files.create(segment.data_path)
-        # Together: if there is no space for the second, the next attempt begins with the first.
+        # Written together: if there is no space for the second, the next attempt starts with the first.
         segment.index_file = self._files.create(segment.index_path)
         segment.data_file = data_file
         self._files.sync_dir(self.directory)
@@ -324,7 +326,7 @@ class Store(LogReads):
         segment.index_file.sync()
 
     def _fill(self, segment: Segment, begin: int, size: int) -> None:
-        """Extend the file for ``size`` bytes from ``begin`` on, which are written next."""
+        """Extend the file for a following write of ``size`` bytes at ``begin``."""
         end = begin + size
         self._commit_bytes = max(size, self._commit_bytes * 7 // 8)
         if end <= self._filled:
@@ -335,7 +337,7 @@ class Store(LogReads):
         if large and end + _LEAST_TAIL <= self._extended:
             return
         step = min(max(self._extended, limits.fill_bytes_least), limits.fill_bytes_most)
-        # Never exactly full: recovery takes a file that ends with its last message for one that was closed.
+        # Never exactly full: to recovery, a file that ends with its last message was closed.
         extended = max(min(end + step, limits.segment_bytes), end + _LEAST_TAIL)
         if large:
             file.allocate(begin, extended - begin)
@@ -345,18 +347,18 @@ class Store(LogReads):
         self._extended = max(extended, self._extended)
 
     def close(self) -> None:
-        """Cut the filled tail, sync and close the files. Everything returned by `take` must have been written."""
+        """Truncate the filled tail, sync and close the files. All work returned by `take` must have been written."""
         if self._segments:
             self._seal(self._segments[-1])
         self.abandon()
 
     def abandon(self) -> None:
-        """Close the files as they are, after a failed commit or before deleting them."""
+        """Close the files without changes, after a failed commit or before deleting them."""
         for segment in self._segments:
             segment.close()
 
     def _cut_tail(self) -> None:
-        """Keep the newest messages in memory, within ``tail_bytes``; unwritten ones always stay."""
+        """Keep the newest messages in memory, within ``tail_bytes``; unwritten messages are always kept."""
         marks = self._marks
         keep = self.limits.tail_bytes // _TAIL_STEP
         while len(marks) > keep and marks[0] <= self._written_end:
@@ -369,7 +371,7 @@ class Store(LogReads):
                     segment.wire_bytes -= sum(part.drop_below(ordinal) for part in segment.parts())
 
     def expire(self, retention: Retention, now_ms: int) -> list[Segment]:
-        """Take expired segments out of the store; pass them to `remove` in the committing thread.
+        """Remove expired segments from the store and return them; pass them to `remove` in the committing thread.
 
         A newest segment whose messages are all too old is closed, so that it expires the next time.
         """
@@ -396,9 +398,9 @@ class Store(LogReads):
         """Delete the files of segments that `expire` returned. Committing thread. Raises OSError."""
         for segment in segments:
             segment.close()
-            # The data first: recovery sets an index without data aside, it is never served.
+            # The data first: recovery quarantines an index without data.
             self._files.remove(segment.data_path)
             self._files.remove(segment.index_path)
-            # One after the other also on disk: if a power loss removed a newer one and not an older one, what
-            # retention removed would look like damage.
+            # In order also on disk: if a power loss undid the removal of an older segment only, the gap would look like
+            # damage.
             self._files.sync_dir(self.directory)

@@ -1,9 +1,9 @@
 """The client without IO: operations go in, bytes and events come out; it survives network connections.
 
 After each call the shell handles :meth:`ClientEngine.take_events` and sends what :meth:`ClientEngine.take` returns.
-Operations carry a token of the caller, which comes back in :class:`Answered`. Operations without an answer when a
-connection ends are sent again after the next CONNACK (:mod:`penstock.mqtt.engine.client.outgoing`); received messages
-are acknowledged as :mod:`penstock.mqtt.engine.client.incoming` describes.
+Operations have a token of the caller, which :class:`Answered` returns. Operations without an answer when a connection
+ends are sent again after the next CONNACK (:mod:`penstock.mqtt.engine.client.outgoing`); received messages are
+acknowledged as :mod:`penstock.mqtt.engine.client.incoming` describes.
 
 Source: MQTT 5.0 chapters 3 and 4.
 """
@@ -77,10 +77,10 @@ class EnhancedAuthentication(Protocol):
 
 
 class ClientEngine:
-    """One client. ``connect`` is its first CONNECT; later ones carry Clean Start 0 and the identifier assigned.
+    """One client. ``connect`` is its first CONNECT; later ones have Clean Start 0 and the assigned client identifier.
 
-    ``automatic``: messages count as received when they come; else once :meth:`acknowledge` was called.
-    ``topic_aliases``: topics that it may name by a number, where the server takes them.
+    ``automatic``: messages are acknowledged when they are received; otherwise by :meth:`acknowledge`.
+    ``topic_aliases``: maximum number of topic aliases, if the server accepts them.
     """
 
     def __init__(
@@ -229,7 +229,7 @@ class ClientEngine:
         """Send a QoS 0 message; the caller made sure that the client is connected.
 
         Raises:
-            LocalProtocolError: it cannot be sent, or the server announced that it takes no such message.
+            LocalProtocolError: it cannot be sent, or the server announced that it does not support such a message.
         """
         self._outgoing.publish_qos0(publish, now)
 
@@ -249,7 +249,7 @@ class ClientEngine:
         """Authenticate again on the current connection [MQTT 5.0 section 4.12.1].
 
         Raises:
-            LocalProtocolError: the client has no method, is not connected, or is about to do it already.
+            LocalProtocolError: the client has no method, is not connected, or a re-authentication is in progress.
         """
         if self._authentication is None or self.state is not ClientState.CONNECTED:
             raise LocalProtocolError(
@@ -269,7 +269,7 @@ class ClientEngine:
             return self._outgoing.next_expiry or None
         if not self._keep_alive_ms:
             return None
-        # Also when only the server is silent: a client that only sends QoS 0 would never notice the lost connection.
+        # Also while the client sends: a client that only sends QoS 0 would not notice a lost connection.
         silent_since = min(self._outbox.last_sent, self._last_received)
         return self._ping_sent + PING_GRACE_MS if self._ping_sent else silent_since + self._keep_alive_ms
 
@@ -286,7 +286,7 @@ class ClientEngine:
                 self._ping_sent = now
         return self.take_events()
 
-    # Inside
+    # Internal
 
     def _fail(self, error: RemoteProtocolError, now: int) -> None:
         """Close after a protocol error of the server, with DISCONNECT where that is allowed."""
@@ -303,7 +303,7 @@ class ClientEngine:
         return self.state is ClientState.OFFLINE
 
     def _handle(self, packet: Packet, now: int) -> None:
-        """Handle one packet; the state is OFFLINE when the connection is over with it."""
+        """Handle one packet; afterwards the state is OFFLINE if the packet ended the connection."""
         if isinstance(packet, Publish) and self.state is ClientState.CONNECTED:
             self._incoming.publish(packet, now)
         elif self.state is ClientState.CONNECTING:
@@ -373,7 +373,7 @@ class ClientEngine:
             raise protocol_error("AUTH of another Authentication Method [MQTT-4.12.0-5]")
         again = self._reauthentication
         if self.state is ClientState.CONNECTED and again is None:
-            raise protocol_error("AUTH for nothing we asked for")
+            raise protocol_error("AUTH without an authentication in progress")
         if packet.reason_code == ReasonCode.CONTINUE_AUTHENTICATION:
             try:
                 answer = authentication.answer(properties.authentication_data)

@@ -29,8 +29,7 @@ class Refused:
 class Answered:
     """An operation is done: reason codes (one of a publish, else one per filter) and the server's Reason String.
 
-    ``error`` is set where it was given up here: the protocol or the server's announcements forbid it, or its message
-    expiry is used up.
+    ``error`` is set if the client gave up: the protocol or the server's capabilities forbid it, or the message expired.
     """
 
     token: object
@@ -43,7 +42,7 @@ class Answered:
 class Closed:
     """Close the network connection: after DISCONNECT of the server, a protocol error or a timeout.
 
-    ``error`` is set where the client's own authentication method ended it.
+    ``error`` is set if the client's authentication method ended the connection.
     """
 
     reason_code: int

@@ -2,7 +2,7 @@
 
 The owner acknowledges a message with :meth:`Incoming.acknowledge`, unless the client acknowledges automatically.
 Acknowledgements are sent in the order of the messages, whatever the order of the calls [MQTT-4.6.0-2], [MQTT-4.6.0-3].
-Receive Maximum is the backpressure: a server sends no more messages while that many wait for their owner.
+Receive Maximum is the backpressure: a server stops sending while that many messages are not acknowledged.
 
 Source: MQTT 5.0 sections 3.3.2.3.4, 4.3, 4.6, 4.9.
 """
@@ -75,7 +75,7 @@ class Incoming:
         """Handle a PUBLISH.
 
         Raises:
-            RemoteProtocolError: a Topic Alias that is none, more than Receive Maximum, an identifier in use.
+            RemoteProtocolError: an invalid Topic Alias, more messages than Receive Maximum, a packet identifier in use.
         """
         given = publish.optional_properties
         if given is not None and given.topic_alias is not None:

@@ -45,9 +45,9 @@ _NO_PROPERTIES: Final = Properties()
 class _Operation(InflightEntry):
     """An operation that the server answers.
 
-    ``sent``: in its session, as far as we know; ``seen``: maybe in an older one. ``received``: the reason code of its
-    PUBREC, None before. ``counted``: it takes room of the server's Receive Maximum. ``expires_at``: when the message is
-    worth nothing any more, in ms; 0 = never.
+    ``sent``: sent in the current session; ``seen``: sent, possibly in an older session. ``received``: the reason code
+    of its PUBREC, None before. ``counted``: it counts towards the server's Receive Maximum. ``expires_at``: instant of
+    its message expiry in ms; 0 = never.
     """
 
     __slots__ = ("counted", "expires_at", "packet", "received", "seen", "sent", "token")
@@ -156,7 +156,7 @@ class Outgoing:
                     self._inflight.remove(operation)
                 return
 
-    # What is asked for
+    # Requests
 
     def publish(self, publish: Publish, token: object, now: int, since: int) -> None:
         """Send a QoS 1 or 2 message as soon as connection and Receive Maximum allow."""
@@ -173,7 +173,7 @@ class Outgoing:
         """Send a QoS 0 message.
 
         Raises:
-            LocalProtocolError: it cannot be sent, or the server announced that it takes no such message.
+            LocalProtocolError: it cannot be sent, or the server announced that it does not support such a message.
         """
         self._outbox.add(self._encode(publish), now)
 
@@ -181,7 +181,8 @@ class Outgoing:
         """Send SUBSCRIBE; repeated after a reconnect until it is answered.
 
         Raises:
-            LocalProtocolError: the server announced that it has no such subscriptions, or too much is open.
+            LocalProtocolError: the server announced that it does not support the subscription, or too many operations
+            are open.
         """
         if self._online:
             self._check_subscriptions(subscriptions, properties)
@@ -193,10 +194,10 @@ class Outgoing:
             self.subscriptions.pop(topic_filter, None)
         self._control(Unsubscribe(0, topic_filters, properties), token, now)
 
-    # What the server answers
+    # Responses
 
     def acknowledged(self, packet: PubAck, now: int) -> None:
-        """Handle a PUBACK; one with an unknown identifier is late and ignored."""
+        """Handle a PUBACK; one with an unknown identifier is ignored."""
         operation = self._find(packet.packet_id)
         if operation is None or not isinstance(operation.packet, Publish):
             return
@@ -209,7 +210,7 @@ class Outgoing:
         """Handle a PUBREC, which accepts or refuses a message [MQTT-4.3.3-4]."""
         operation = self._find(packet.packet_id)
         if operation is None or not isinstance(operation.packet, Publish):
-            if packet.reason_code < 0x80:  # else there is nothing to release
+            if packet.reason_code < 0x80:  # otherwise the identifier is unknown
                 self._outbox.send(PubRel(packet.packet_id, ReasonCode.PACKET_IDENTIFIER_NOT_FOUND), now)
         elif operation.packet.qos != 2:
             raise protocol_error("PUBREC answers a QoS 1 message")
@@ -248,7 +249,7 @@ class Outgoing:
                     self._events.append(Unsubscribed(wanted.topic_filter, code))
         self._answer(operation, packet.reason_codes, packet.properties.reason_string)
 
-    # Time and room
+    # Send quota and expiry
 
     def pump(self, now: int) -> None:
         """Send queued messages while connection and Receive Maximum allow it."""
@@ -285,7 +286,7 @@ class Outgoing:
             self._give_up(operation, _expired(operation.packet, operation))
         self._find_next_expiry()
 
-    # Inside
+    # Internal
 
     def _find(self, packet_id: int) -> _Operation | None:
         return cast("_Operation | None", self._inflight.get(packet_id))
@@ -331,7 +332,7 @@ class Outgoing:
         self.next_expiry = min((op.expires_at for op in self._waiting if op.expires_at and not _bound(op)), default=0)
 
     def _encode(self, publish: Publish) -> bytes:
-        """The message as bytes, by a topic alias where that is possible.
+        """Encode the message, with a topic alias if possible.
 
         Raises:
             LocalProtocolError: the server would close the connection for it.
@@ -372,22 +373,22 @@ class Outgoing:
         elif announced.maximum_qos is not None and publish.qos > announced.maximum_qos:
             why = f"its QoS is {publish.qos}, the server's Maximum QoS is {announced.maximum_qos}"
         elif publish.retain and announced.retain_available == 0:
-            why = "it is to be retained, and the server has no retained messages"
+            why = "the server does not support retained messages"
         else:
             return
         raise LocalProtocolError(f"mqtt: the message to {publish.topic!r} was not sent", why=why)
 
     def _check_subscriptions(self, subscriptions: list[Subscription], properties: Properties) -> None:
-        """Reject a packet that a server without that capability would close the connection for."""
+        """Reject a packet that requires a capability that the server does not have."""
         announced = self._announced
         for wanted in subscriptions:
             topic_filter = wanted.topic_filter
             if announced.wildcard_subscription_available == 0 and ("+" in topic_filter or "#" in topic_filter):
-                why = "the server has no wildcard subscriptions"
+                why = "the server does not support wildcard subscriptions"
             elif announced.shared_subscription_available == 0 and topic_filter.startswith("$share/"):
-                why = "the server has no shared subscriptions"
+                why = "the server does not support shared subscriptions"
             elif announced.subscription_identifier_available == 0 and properties.subscription_identifiers:
-                why = "the server has no subscription identifiers"
+                why = "the server does not support subscription identifiers"
             else:
                 continue
             raise LocalProtocolError(f"mqtt: the subscription to {topic_filter!r} was not sent", why=why)
@@ -413,7 +414,7 @@ class Outgoing:
 def _bound(operation: _Operation) -> bool:
     """Return whether the server may have the QoS 2 message: then it is completed, expired or not.
 
-    [MQTT-4.3.3-7]; an identifier that was given up and used again would make the server drop another message.
+    [MQTT-4.3.3-7]; if its identifier were reused, the server would drop another message.
     """
     return operation.sent and isinstance(operation.packet, Publish) and operation.packet.qos == 2
 
@@ -422,5 +423,5 @@ def _expired(publish: Publish, operation: _Operation) -> UnavailableError:
     return UnavailableError(
         f"mqtt: the message to {publish.topic!r} expired before it was acknowledged",
         applied=None if operation.seen else False,
-        why="its message expiry was used up while the server was away or took no more",
+        why="the message expired before the server could accept it",
     )

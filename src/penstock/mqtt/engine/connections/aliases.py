@@ -50,7 +50,7 @@ class AliasesIn:
 class AliasesOut:
     """Topic aliases of the broker: one for each of the first topics, up to the client's maximum [MQTT-3.3.2-11].
 
-    None is reassigned: with more topics than aliases that would cost as many bytes as it saves.
+    Aliases are not reassigned: with more topics than aliases that would cost as many bytes as it saves.
     """
 
     __slots__ = ("_maximum", "_numbers")

@@ -1,7 +1,7 @@
 """Input of one network connection: decodes bytes and dispatches packets to their handlers.
 
-Errors of the peer are answered with CONNACK before it is accepted, with DISCONNECT
-afterwards [MQTT 5.0 section 4.13].
+Protocol errors are answered with CONNACK before the client is accepted, with DISCONNECT afterwards [MQTT 5.0 section
+4.13].
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _DISCONNECT: Final = 14
 
 
 class _Change:
-    """SUBSCRIBE or UNSUBSCRIBE, and the reason codes of the topic filters that were handled."""
+    """SUBSCRIBE or UNSUBSCRIBE in progress, with the reason codes of the topic filters handled so far."""
 
     __slots__ = ("codes", "packet")
 
@@ -108,9 +108,10 @@ class BrokerConnection(ConnectionState):
         self._change: _Change | None = None
         """SUBSCRIBE or UNSUBSCRIBE that is continued in the next share."""
         self._credit: i64 = 0
-        """Work of the last packet beyond the share of its turn, as a negative number: later turns have less."""
+        """Work of the last packet beyond the share of its turn, as a negative number, subtracted from later turns."""
         self.unread = False
-        """The share of this turn ended before the received bytes: :meth:`proceed` is to be called in the next one."""
+        """The share of this turn is used up before all received bytes: the shell calls :meth:`proceed` in the next
+        turn."""
 
     # Input
 
@@ -126,10 +127,10 @@ class BrokerConnection(ConnectionState):
         self.proceed(now, wall_ms)
 
     def proceed(self, now: i64, wall_ms: i64) -> None:
-        """Handle bytes that were received before, within the share of another turn (deficit round robin).
+        """Handle the remaining bytes within the share of another turn (deficit round robin).
 
-        What a packet takes beyond the share is subtracted from the next ones, so that a client with expensive packets
-        gets no more than others.
+        Work beyond the share is subtracted from later turns, so that a client with expensive packets gets no more than
+        others.
         """
         self.unread = False
         if self.closing:
@@ -201,14 +202,14 @@ class BrokerConnection(ConnectionState):
         self.outbound.forget(self)
         self._sessions.connection_ended(self, now)
         self.closing = True
-        self.decoder.discard()  # the entry in the timers may keep the connection for a while
+        self.decoder.discard()  # the timer entry may reference the connection for a while
         self._change = None
         self.out.truncate(0)
         broker.timers.remove(self)
         for exchange in (self._handshake, self._reauthentication):
             if exchange is not None:
                 exchange.withdraw()
-        self._handshake = self._reauthentication = None  # and with the handshake the CONNECT and later packets
+        self._handshake = self._reauthentication = None  # this frees the CONNECT and later packets too
 
     # Packets
 
@@ -226,7 +227,7 @@ class BrokerConnection(ConnectionState):
         self.maximum_out = properties.maximum_packet_size or LARGEST_PACKET
         self._problem_information = properties.request_problem_information != 0
         if not packet.client_id and self.version != 5 and not packet.clean_start:
-            self.refuse(ReasonCode.CLIENT_IDENTIFIER_NOT_VALID)  # it could not be told which one it was given
+            self.refuse(ReasonCode.CLIENT_IDENTIFIER_NOT_VALID)  # MQTT 3.1.1 cannot report an assigned identifier
             return
         if len(packet.client_id.encode()) > self.broker.limits.max_client_id_bytes:
             self.refuse(ReasonCode.CLIENT_IDENTIFIER_NOT_VALID, "the client identifier is too long")  # [MQTT-3.1.3-8]
@@ -282,7 +283,7 @@ class BrokerConnection(ConnectionState):
 
     def _handle_held(self, held: list[Packet], now: int) -> None:
         wall_ms = now + self.broker.wall_offset
-        self.broker.reads += 1  # authentication took time: they count as arriving now
+        self.broker.reads += 1  # received during authentication: they count as arriving now
         try:
             for packet in held:
                 session = self.session
@@ -394,7 +395,7 @@ class BrokerConnection(ConnectionState):
         """Close after a protocol error of the client, with CONNACK or DISCONNECT where allowed [MQTT-4.13.1-1]."""
         self.stats.protocol_errors += 1
         code = error.reason_code
-        if self.session is not None:  # a second CONNECT may be wrong in a way that DISCONNECT has no code for
+        if self.session is not None:  # DISCONNECT does not have every reason code that a second CONNECT may cause
             if code not in ALLOWED[PacketType.DISCONNECT]:
                 code = ReasonCode.PROTOCOL_ERROR
             self.disconnect(code, now, error.what)
@@ -411,10 +412,10 @@ class BrokerConnection(ConnectionState):
             )
         elif (
             code == ReasonCode.UNSUPPORTED_PROTOCOL_VERSION
-            and level != 4  # then the name is wrong: no CONNACK [MQTT-3.1.4-1 of MQTT 3.1.1]
+            and level != 4  # an unknown protocol name: no CONNACK [MQTT-3.1.4-1 of MQTT 3.1.1]
             and decoder.protocol_name in (b"MQTT", b"MQIsdp")
         ):
-            # The form of MQTT 3.1.1, return code 1 [MQTT-3.1.2-2 of MQTT 3.1.1]: older clients and the bridges of other
-            # brokers try another level after it, and understand no other form.
+            # CONNACK of MQTT 3.1.1 with return code 1 [MQTT-3.1.2-2 of MQTT 3.1.1]: older clients and bridges of other
+            # brokers then retry with another level; they do not understand another form.
             self.out.write(b"\x20\x02\x00\x01")
         self.close()

@@ -1,7 +1,7 @@
-"""State of one network connection: outstanding acknowledgements, backpressure, rate limit, keep alive, and its end.
+"""State of one network connection: pending acknowledgements, backpressure, rate limit, keep alive, and its end.
 
-Acknowledgements of a client's QoS 1 and 2 messages leave in the order of the messages, once the services that received
-them are done.
+Acknowledgements of a client's QoS 1 and 2 messages are sent in the order of the messages, after the services that
+received them have settled them.
 
 Source: MQTT 5.0 sections 3.1.2.10, 3.3.4, 4.3, 4.6, 4.9.
 """
@@ -32,7 +32,8 @@ __all__ = ["ConnectionState", "PendingAck", "TokenBucket"]
 
 _NO_ANSWERS: Final[deque[PendingAck]] = deque(maxlen=0)
 _NO_IDENTIFIERS: Final[set[int]] = set()
-"""Both are shared by the connections that never had any, since their own would take a kilobyte; never added to."""
+"""Empty collections that are shared by connections without entries, to save a kilobyte per connection; never
+modified."""
 
 
 class TokenBucket:
@@ -44,7 +45,7 @@ class TokenBucket:
         self._per_second = per_second
         self._burst = burst * 1000
         self._credit = self._burst
-        """In thousandths of a token, so that milliseconds times rate is added without a division."""
+        """Credit in thousandths of a token: milliseconds times rate are added without a division."""
         self._since = now
 
     def take(self, now: int) -> bool:
@@ -72,9 +73,9 @@ class TokenBucket:
 class PendingAck(Inbound):
     """A message whose PUBACK or PUBREC waits for ``waiting`` services, or for an earlier acknowledgement.
 
-    The first service receives this object, the others one of their own, which calls :meth:`record`. ``acknowledger`` is
-    the connection that the acknowledgement is sent on. At QoS 2 that may be a later one than the message's own, if the
-    client repeats the message while the services still process it.
+    The first service receives this object, each other service a separate one that calls :meth:`record`.
+    ``acknowledger`` is the connection that sends the acknowledgement. At QoS 2 it may be a later connection than the
+    message's, if the client repeats the message while services still process it.
     """
 
     __slots__ = (
@@ -111,9 +112,9 @@ class PendingAck(Inbound):
         self.reason_string = ""
         self.waiting: i64 = waiting
         self.enqueued = False
-        """It is in the connection's queue; not yet while the services receive the message."""
+        """Whether it is in the connection's queue; False while services still receive the message."""
         self.gate = 0
-        """Number of the commit that it waits for as well; 0: none."""
+        """Number of the commit that it also waits for; 0: none."""
 
     def settle(self, reason_code: int = 0, reason_string: str = "") -> None:
         """Record the result of the first service [Inbound.settle]."""
@@ -124,7 +125,7 @@ class PendingAck(Inbound):
     def record(self, reason_code: int, reason_string: str) -> None:
         """Record the result of one service; the highest reason code counts, with its reason string.
 
-        ``NO_ANSWER``: the service cannot process it, and the client has to repeat it on another connection.
+        ``NO_ANSWER``: the service cannot process the message, and the client must repeat it on another connection.
         """
         self.waiting -= 1
         if reason_code == NO_ANSWER:
@@ -167,27 +168,27 @@ class ConnectionState(PacketWriter):
         self.name = name
         """The peer's address, for logs."""
         self.credentials: Credentials | None = None
-        """Those of the accepted CONNECT, without the password."""
+        """Credentials of the accepted CONNECT, without the password."""
         self.bridge = False
-        """The client is another broker, which must not receive its own messages."""
+        """Whether the client is the bridge of another broker, which must not receive its own messages."""
         self.checked = checked
-        """Each message is checked: against the rate limit, or the client's rights."""
+        """Whether each message is checked against the rate limit or the client's rights."""
         self.resumed = False
-        """CONNECT found a session."""
+        """Whether CONNECT resumed a session."""
         self._aliases_in: AliasesIn | None = None
         self.pending = _NO_ANSWERS
-        """Acknowledgements that cannot leave yet, in the order of the messages."""
+        """Acknowledgements that cannot be sent yet, in the order of the messages."""
         self.open_qos2 = _NO_IDENTIFIERS
         """Packet identifiers of QoS 2 messages received on this connection without PUBREL."""
         self.received_qos2 = False
-        """The client sent a QoS 2 message on this connection."""
+        """Whether the client sent a QoS 2 message on this connection."""
         self.receive_maximum = broker.limits.receive_maximum
         self._receive_full = False
-        """Reading is held until some messages are acknowledged."""
+        """Whether reading is paused until some messages are acknowledged."""
         self._was_held = False
-        """Reading was held since the last check of keep alive."""
+        """Whether reading was paused since the last check of keep alive."""
         self._resume_at = 0
-        """Instant at which a client above its rate limit is read again; 0: it is not above."""
+        """Instant at which reading from a client above its rate limit resumes; 0: the client is within the limit."""
         self.rate: TokenBucket | None = None
         self.last_received = now
         self.connected_at = now
@@ -240,7 +241,7 @@ class ConnectionState(PacketWriter):
     def end_unacknowledged(self, answer: PendingAck, reason_string: str) -> None:
         """End the connection without acknowledging the message, so that the client repeats it on another one.
 
-        Of a QoS 2 message only the services receive the repetition.
+        Only services receive the repetition of a QoS 2 message.
         """
         session = self.session
         if answer.qos == 2 and session is not None and session.incoming.get(answer.packet_id) is answer:
@@ -252,7 +253,7 @@ class ConnectionState(PacketWriter):
     def _hold_identifier(self, answer: PendingAck) -> None:
         """Hold the identifier of a QoS 2 message until PUBREL; a refusal frees it [MQTT-4.3.3-9].
 
-        MQTT 3.1.1 has no refusal: its clients always continue with PUBREL.
+        MQTT 3.1.1 cannot refuse a message: its clients always continue with PUBREL.
         """
         session = self.session
         if session is None or session.incoming.get(answer.packet_id) is not answer:
@@ -274,7 +275,7 @@ class ConnectionState(PacketWriter):
     def check_receive_maximum(self) -> None:
         """Check that another QoS 1 or 2 message stays within Receive Maximum [MQTT-3.3.4-7].
 
-        MQTT 3.1.1 has no Receive Maximum: there reading stops until messages are acknowledged.
+        MQTT 3.1.1 does not have Receive Maximum: reading is paused until messages are acknowledged.
 
         Raises:
             RemoteProtocolError: it would exceed Receive Maximum.
@@ -372,7 +373,7 @@ class ConnectionState(PacketWriter):
     def disconnect(self, reason_code: int, now: int, reason_string: str = "") -> None:
         """End the connection: with DISCONNECT if CONNECT was accepted, otherwise just close it [MQTT-3.14.0-1].
 
-        MQTT 3.1.1 has no DISCONNECT for a server.
+        An MQTT 3.1.1 server cannot send DISCONNECT.
         """
         if self.closing:
             return
@@ -380,11 +381,12 @@ class ConnectionState(PacketWriter):
         self.broker.connection_ended(self, now)
 
     def end(self, reason_code: int, reason_string: str) -> None:
-        """End the connection as :meth:`disconnect` does, without a time: its session goes offline at the next flush."""
+        """End the connection as :meth:`disconnect`, without the current time: its session goes offline at the next
+        flush."""
         if self.closing:
             return
         self._send_disconnect(reason_code, reason_string)
-        self.writable = False  # nothing may follow: messages wait in the session
+        self.writable = False  # no more output: messages wait in the session
         self.outbound.ended.append(self)
 
     def _send_disconnect(self, reason_code: int, reason_string: str) -> None:

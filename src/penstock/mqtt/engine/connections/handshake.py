@@ -1,4 +1,4 @@
-"""From CONNECT to CONNACK, and re-authentication: asks the Access, then creates or resumes the session.
+"""CONNECT to CONNACK, and re-authentication: authenticates with the Access, then creates or resumes the session.
 
 The decision may take time. Packets that arrive earlier are held, within the size limit for unauthenticated clients;
 with an Authentication Method only AUTH and DISCONNECT are allowed before CONNACK [MQTT-3.1.2-30].
@@ -38,7 +38,8 @@ __all__ = ["Handshake", "Reauthentication", "check_method", "open_session"]
 
 
 class _Exchange:
-    """One authentication: credentials to the Access, its challenges to the client, its decision to ``decided``."""
+    """One authentication: passes credentials to the Access, its challenges to the client and its decision to
+    ``decided``."""
 
     __slots__ = ("_access", "_asked", "_challenge", "connection", "credentials")
 
@@ -64,10 +65,10 @@ class _Exchange:
         self._access.authenticate(self.credentials, lambda decision, at: self._answered(asked, decision, at), now)
 
     def proceed(self, packet: Auth, now: int) -> None:
-        """The client answers a challenge.
+        """Handle the client's answer to a challenge.
 
         Raises:
-            RemoteProtocolError: it was not asked, or answers by another method.
+            RemoteProtocolError: no challenge was sent, or the AUTH has another method.
         """
         challenge = self._challenge
         if challenge is None or packet.reason_code != ReasonCode.CONTINUE_AUTHENTICATION:
@@ -95,7 +96,7 @@ class _Exchange:
         self.decided(decision, now)
 
     def withdraw(self) -> None:
-        """The connection ended: an answer is of no use any more."""
+        """Discard a later decision, because the connection ended."""
         self._asked += 1
         withdraw, self.credentials.withdraw = self.credentials.withdraw, None
         if withdraw is not None:
@@ -110,7 +111,7 @@ class Handshake(_Exchange):
     """The authentication of a CONNECT.
 
     ``held``: packets received meanwhile, which are handled after the CONNACK. ``accepted`` is called with the decision
-    that accepts it, None where no access control is configured.
+    that accepts it, None without access control.
     """
 
     __slots__ = ("_accepted", "assigned", "held", "packet")
@@ -132,10 +133,10 @@ class Handshake(_Exchange):
         self.held: list[Packet] = []
 
     def receive(self, packet: Packet, now: int) -> None:
-        """A packet before the CONNACK.
+        """Handle a packet before the CONNACK.
 
         Raises:
-            RemoteProtocolError: it may not come now.
+            RemoteProtocolError: the packet is not allowed before CONNACK.
         """
         if isinstance(packet, Connect):
             raise protocol_error("a second CONNECT [MQTT-3.1.0-2]")
@@ -162,7 +163,7 @@ class Handshake(_Exchange):
 
 
 class Reauthentication(_Exchange):
-    """AUTH 0x19 on an accepted connection, which continues meanwhile [MQTT 5.0 section 4.12.1].
+    """Re-authentication (AUTH 0x19) on an accepted connection, which continues meanwhile [MQTT 5.0 section 4.12.1].
 
     ``accepted`` is called with the principal of the new decision.
     """
@@ -184,7 +185,7 @@ class Reauthentication(_Exchange):
         connection = self.connection
         previous = self.credentials.previous
         if isinstance(decision, Granted) and previous is not None and decision.principal.name != previous.name:
-            decision = Refused(ReasonCode.NOT_AUTHORIZED, "a re-authentication cannot change who it is")
+            decision = Refused(ReasonCode.NOT_AUTHORIZED, "a re-authentication cannot change the principal")
         if isinstance(decision, Granted):
             self._accepted(decision.principal, now)
             if not connection.closing and self.credentials.method is not None:
@@ -198,12 +199,12 @@ class Reauthentication(_Exchange):
 
 
 def _auth(reason_code: int, method: str, data: bytes | None) -> Auth:
-    """An AUTH of the broker: it always has the method [MQTT-4.12.0-5]."""
+    """Create an AUTH of the broker, which always has the method [MQTT-4.12.0-5]."""
     return Auth(int(reason_code), Properties(authentication_method=method, authentication_data=data))
 
 
 def check_method(packet: Auth, method: str | None) -> None:
-    """Raise unless the AUTH names the connection's Authentication Method [MQTT-4.12.1-1]."""
+    """Raise unless the AUTH has the connection's Authentication Method [MQTT-4.12.1-1]."""
     if packet.properties.authentication_method != method:
         raise RemoteProtocolError(
             "mqtt: protocol error: AUTH by another Authentication Method than CONNECT", reason_code=0x82
@@ -242,7 +243,7 @@ def open_session(
     session.expiry_s = min(expiry_asked(packet), limits.max_session_expiry_s)
     session.username = packet.username
     session.ends_at = session.will_at = 0
-    session.will = will  # a will that was still waiting is cancelled [MQTT-3.1.3-9]
+    session.will = will  # cancels a delayed will [MQTT-3.1.3-9]
     if rights is not None:
         sessions.set_rights(session, rights, now)
     session.restored = False
@@ -259,7 +260,7 @@ def open_session(
     if usual and len(usual) <= connection.maximum_out:
         connection.send_encoded(usual)
     elif not connection.send(ConnAck(present, 0, _capabilities(limits, handshake, session, keep_alive_s, granted))):
-        # A smaller Maximum Packet Size leaves no room for properties that the client must know.
+        # With a smaller Maximum Packet Size, required properties would not fit.
         session.will = None
         connection.close()
         sessions.connection_ended(connection, now)
@@ -271,7 +272,7 @@ def open_session(
 
 
 def _will_problem(will: Will, rights: Rights | None, topic_refusal: int) -> tuple[int, str] | None:
-    """Return the reason code and text that refuse a CONNECT for its will; ``topic_refusal`` is the router's."""
+    """Return the reason code and text for refusing a CONNECT because of its will; ``topic_refusal`` is the router's."""
     if rights is not None and not rights.may_publish(will.topic, will.qos, retain=will.retain):
         return ReasonCode.NOT_AUTHORIZED, "the will may not be published"
     if topic_refusal == ReasonCode.NOT_AUTHORIZED:
@@ -284,12 +285,12 @@ def _will_problem(will: Will, rights: Rights | None, topic_refusal: int) -> tupl
 
 
 _USUAL_CONNACKS: Final[dict[tuple[bool, int, int, int], bytes]] = {}
-"""Encoded CONNACKs whose properties are limits alone, by Session Present and these limits: to encode one costs as much
-as the rest of CONNECT."""
+"""Encoded CONNACKs with no properties but limits, by Session Present and these limits: encoding one costs as much as
+the rest of CONNECT."""
 
 
 def _is_usual(limits: BrokerLimits, handshake: Handshake, session: Session, keep_alive_s: int) -> bool:
-    """Return whether CONNACK has no properties but limits: those of :func:`_limit_properties`."""
+    """Return whether CONNACK has only the properties of :func:`_limit_properties`."""
     packet = handshake.packet
     asked = packet.properties
     return not (

@@ -1,10 +1,10 @@
-"""The output of network connections: packets, encoded for each client, held until their commit, written per turn.
+"""Output of network connections: packets encoded for each client, held until their commit, written once per turn.
 
 :class:`PacketWriter` encodes the packets of one connection. :class:`Outbound` collects the output of all connections:
 one piece per connection and event loop turn. A PUBACK that confirms durable data waits for the commit of that data.
 
-Reason Strings [MQTT 5.0 section 3.4.2.2.2] are sent to clients that did not turn Request Problem Information off, and
-left out where they would make a packet larger than the client's Maximum Packet Size.
+Reason Strings [MQTT 5.0 section 3.4.2.2.2] are sent to clients that did not disable Request Problem Information, and
+omitted if the packet would exceed the client's Maximum Packet Size.
 
 Source: MQTT 5.0 sections 3.1.2.11, 3.3.2.3.4, 4.3; MQTT 3.1.1.
 """
@@ -49,18 +49,18 @@ __all__ = [
 PUBLISH_REASONS: Final[dict[int, str]] = {
     ReasonCode.NOT_AUTHORIZED: "this client is not allowed to publish to this topic",
     ReasonCode.TOPIC_NAME_INVALID: "the topic is too long, has too many levels, or belongs to the broker",
-    ReasonCode.QUOTA_EXCEEDED: "there is no room for the message, or the client publishes too fast",
+    ReasonCode.QUOTA_EXCEEDED: "a queue is full, or the client exceeds its publish rate",
     ReasonCode.PAYLOAD_FORMAT_INVALID: "the payload is not the UTF-8 that its Payload Format Indicator promises",
 }
 """Reason Strings of PUBACK and PUBREC, unless a service sets its own."""
 
 SUBSCRIPTION_REASONS: Final[dict[int, str]] = {
-    ReasonCode.UNSPECIFIED_ERROR: "the policies do not let this client subscribe here",
-    ReasonCode.NOT_AUTHORIZED: "the policies do not let this client subscribe here",
+    ReasonCode.UNSPECIFIED_ERROR: "the policies do not permit this subscription",
+    ReasonCode.NOT_AUTHORIZED: "the policies do not permit this subscription",
     ReasonCode.TOPIC_FILTER_INVALID: "the topic filter is too long or has too many levels",
     ReasonCode.QUOTA_EXCEEDED: "too many subscriptions",
 }
-"""Reason Strings of SUBACK, for the first filter that is refused."""
+"""Reason Strings of SUBACK, for the first refused filter."""
 
 IDENTIFIER_REASONS: Final[dict[int, str]] = {
     ReasonCode.PACKET_IDENTIFIER_NOT_FOUND: "no message with this packet identifier is open",
@@ -68,14 +68,14 @@ IDENTIFIER_REASONS: Final[dict[int, str]] = {
 """Reason Strings of PUBREL and PUBCOMP."""
 
 LONGEST_REASON: Final = 500
-"""Characters of a Reason String; the rest is cut, since texts of services may quote what clients sent."""
+"""Maximum characters of a Reason String; longer texts are truncated, because services may quote client data."""
 
 
 _NO_SUBSCRIBERS: Final = 0x10
 
 
 def diagnosis(text: str) -> Properties:
-    """Return a Reason String for any text."""
+    """Return ``text`` as a Reason String: valid, and truncated."""
     if not text:
         return Properties()
     sendable = text[:LONGEST_REASON].encode(errors="replace").replace(b"\0", b"?").decode()
@@ -83,7 +83,7 @@ def diagnosis(text: str) -> Properties:
 
 
 _MAX_KEPT_BUFFER: Final = 4096
-"""Bytes of output up to which a connection keeps its buffer for the next output."""
+"""Maximum output in bytes after which a connection keeps its buffer for the next output."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -98,7 +98,7 @@ class Sink:
 
 
 class UncommittedOutput:
-    """Output of one connection that waits for commits: pieces, each with the number of its commit, in rising order."""
+    """Output of one connection that waits for commits: pieces with the number of their commit, in ascending order."""
 
     __slots__ = ("_pieces", "bytes", "first_is_connack")
 
@@ -162,24 +162,24 @@ class PacketWriter(SessionConnection):
         self.maximum_out: i64 = LARGEST_PACKET
         self._problem_information = True
         self.aliases_out: AliasesOut | None = None
-        """Topic aliases of the broker; None where the client allows none."""
+        """Topic aliases of the broker; None if the client does not allow any."""
         self.sink: Sink | None = None
         """Transport for output that need not wait for the flush; None: all output waits."""
         self.throttled = False
-        """The output of this turn is full; a later turn continues."""
+        """Whether the output limit of this turn is reached; a later turn continues."""
         self.waits_for_turn = False
-        """It is among the throttled connections of :class:`Outbound`."""
+        """Whether it is one of the throttled connections of :class:`Outbound`."""
         self.out = BytesWriter()
         self.uncommitted: UncommittedOutput | None = None
         """Output that waits for its commit."""
         self.dirty = False
-        """There is output to flush."""
+        """Whether there is output to flush."""
         self.left = False
-        """The client sent DISCONNECT, after which it sends nothing."""
+        """Whether the client sent DISCONNECT, after which it sends nothing."""
         self.holds = 0
-        """Reasons not to read, for example a service that is busy; while it is not 0 the shell reads nothing."""
+        """Number of reasons to pause reading, for example a busy service; the shell does not read unless it is 0."""
         self._full_since: int | None = None
-        """Instant at which the transport became full; None while it is not."""
+        """Instant at which the transport became full; None if it accepts bytes."""
 
     def mark(self) -> None:
         """Register the connection for the next flush."""
@@ -258,7 +258,8 @@ class PacketWriter(SessionConnection):
     def send_publish(self, message: Message, packet_id: i64, first: i64, identifiers: bytes, now: i64) -> bool:
         """Queue a PUBLISH: ``first`` is its first byte (type, DUP, QoS, RETAIN); ``packet_id`` 0 at QoS 0.
 
-        False when it is larger than the client accepts: then it counts as delivered [MQTT-3.1.2-24], [MQTT-3.1.2-25].
+        Returns False for a packet above the client's Maximum Packet Size, which then counts as delivered
+        [MQTT-3.1.2-24], [MQTT-3.1.2-25].
         """
         out = self.out
         encoded = message.encoded
@@ -292,7 +293,7 @@ class PacketWriter(SessionConnection):
         return True
 
     def _encode_publish(self, message: Message, packet_id: i64, first: i64, identifiers: bytes, now: i64) -> bool:
-        """Encode a PUBLISH for this connection; return False for one that is larger than the client accepts."""
+        """Encode a PUBLISH for this connection; return False if it exceeds the client's Maximum Packet Size."""
         topic = message.topic_wire
         payload = message.payload
         aliases = self.aliases_out
@@ -334,7 +335,7 @@ class PacketWriter(SessionConnection):
         if code == 0 or self.version != 5:
             self._send_short(0x40020000 | packet_id)
         elif code == _NO_SUBSCRIBERS and not reason_string and self.maximum_out >= 5:
-            # The answer to every message without a subscriber.
+            # Answer to a message without subscribers.
             head: int = 0x40030000 | packet_id
             write_i32_be(self.out, head)
             self.out.append(_NO_SUBSCRIBERS)
@@ -371,7 +372,7 @@ class PacketWriter(SessionConnection):
         return diagnosis(text) if self._problem_information else Properties()
 
     def _send_short(self, packet: int) -> None:
-        """Queue a packet with an identifier only, four bytes in the order of the wire."""
+        """Queue a packet of four bytes: a packet identifier without reason code."""
         write_i32_be(self.out, packet)
         self.stats.answers_sent += 1
         if not self.dirty:
@@ -379,11 +380,11 @@ class PacketWriter(SessionConnection):
 
 
 PendingWrite = tuple[PacketWriter, bytes, bool]
-"""Connection, bytes to write to it, and whether to close it then."""
+"""Connection, bytes to write, and whether to close the connection afterwards."""
 
 
 class Outbound:
-    """The output of all connections. ``wake`` is called when there is some and there was none before."""
+    """Output of all connections. ``wake`` is called for the first output since the last flush."""
 
     def __init__(self, broker: BrokerCore, wake: Callable[[], None]) -> None:
         self._broker = broker
@@ -398,9 +399,9 @@ class Outbound:
         """Connections with output that waits for a commit."""
         self._committed = 0
         self.reading: PacketWriter | None = None
-        """The connection whose input is being handled: :meth:`end_read` sends its output."""
+        """Connection whose input is being handled: :meth:`end_read` sends its output."""
         self.collects = False
-        """Whether a flush in this turn is certain: :attr:`wake` is not called."""
+        """Whether a flush in this turn is scheduled, so that :attr:`wake` is not called."""
 
     @property
     def has_output(self) -> bool:
@@ -408,18 +409,18 @@ class Outbound:
         return bool(self._dirty)
 
     def begin_read(self, connection: PacketWriter) -> None:
-        """The input of ``connection`` is handled from here to :meth:`end_read`."""
+        """Begin to handle input of ``connection``, until :meth:`end_read`."""
         self.reading = connection
-        connection.dirty = True  # end_read() looks at its output
+        connection.dirty = True  # end_read() sends its output
 
     def end_read(self, *, unread: bool = False) -> None:
-        """Send the output of the connection whose input was handled, if nothing holds it.
+        """Send the output of the connection whose input was handled, unless it waits for a commit.
 
-        One write for all packets of a read, without the work of :meth:`flush`. ``unread``: the rest of the read is
-        handled in the next turn, so its output follows the messages to others in the flush. A window of which a part is
-        acknowledged earlier would come in parts from then on, each of them a write to every receiver. A finished
-        read is acknowledged at once: with one message in flight the rate is half as high again, and the time to
-        delivery twice as long.
+        One write for all packets of a read, without the cost of :meth:`flush`. ``unread``: the rest of the read is
+        handled in the next turn, so the output is written by the flush, after the messages to other clients: if a part
+        of a publisher's window were acknowledged earlier, the next window would arrive in parts, each of them a write
+        to every receiver. A finished read is acknowledged at once: with one message in flight that increases the rate
+        by half, and doubles the delay of delivery.
         """
         connection, self.reading = self.reading, None
         if connection is None or not connection.dirty:
@@ -491,7 +492,7 @@ class Outbound:
             self._throttled.append(connection)
 
     def storage_failed(self, now: int) -> None:
-        """End the connections whose output waits for a commit, because none will be done any more."""
+        """End the connections whose output waits for a commit, because no commit will complete."""
         for connection in list(self._uncommitted):
             self._abandon(connection, now)
 
@@ -528,7 +529,7 @@ class Outbound:
                 outputs.append((connection, data, connection.closing and done and not connection.dirty))
 
     def _abandon(self, connection: PacketWriter, now: int) -> None:
-        """Discard output that confirms data which will never be durable, so that the client repeats its messages."""
+        """Discard output that confirms data that was not made durable, so that the client repeats its messages."""
         self._uncommitted.pop(connection, None)
         uncommitted, connection.uncommitted = connection.uncommitted, None
         connection.out.truncate(0)

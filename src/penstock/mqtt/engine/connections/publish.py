@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["handle_publish", "handle_pubrel", "is_text"]
 
 _NO_SERVICES: Final[list[Service]] = []
-"""Shared; never added to."""
+"""Shared empty list; never modified."""
 
 
 def is_text(payload: bytes) -> bool:
@@ -119,7 +119,7 @@ def _answer_later(
     gate: int,
     wall_ms: i64,
 ) -> None:
-    """Acknowledge the message after the services are done with it and earlier messages are acknowledged."""
+    """Acknowledge the message after all services have settled it and earlier messages are acknowledged."""
     packet_id = publish.packet_id
     answer = PendingAck(connection, session, publish, wall_ms, code, len(taken))
     answer.gate = gate
@@ -195,7 +195,7 @@ def _inbound(
 
 
 def _only_services(session: Session, publish: Publish) -> bool:
-    """Return whether only services are to receive the message; without DUP it is another one with its identifier."""
+    """Return whether only services receive the message; without DUP it is a new message that reuses the identifier."""
     if publish.packet_id not in session.routed:
         return False
     session.routed.discard(publish.packet_id)
@@ -214,7 +214,7 @@ def _repeated(connection: ConnectionState, session: Session, publish: Publish, w
         connection.answer_settled(answer)
     elif (
         isinstance(answer, PendingAck) and answer.acknowledger is not connection
-    ):  # its takers still work on it: the answer leaves here
+    ):  # services still process it: this connection will send the acknowledgement
         answer.acknowledger = connection
         connection.enqueue(answer)
 

@@ -1,8 +1,8 @@
 """The interface between the broker and access control: authentication and authorization.
 
-Pure: an :class:`Access` is asked in the broker's thread and must not block. What takes time (a password hash in a
-worker, an exchange of tokens) answers later, through the callback it was given. What a session may do is remembered in
-its :class:`Rights` until :meth:`penstock.mqtt.engine.broker.Broker.policies_changed`.
+Pure: an :class:`Access` is called in the broker's thread and must not block. A slow check (a password hash in a worker,
+an exchange of tokens) answers later, through the callback. The permissions of a session are cached in its
+:class:`Rights` until :meth:`penstock.mqtt.engine.broker.Broker.policies_changed`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ __all__ = [
 MAX_CACHED_TOPICS: Final = 1_000
 """Topics with cached decisions per session; the cache is emptied when full."""
 MAX_CACHED_CHARS: Final = 1_024
-"""Characters of a topic that is cached, so that a hostile client fills 1 MB and not 64."""
+"""Maximum characters of a cached topic, which limits the cache of a session to 1 MB."""
 
 
 class Action(StrEnum):
@@ -44,9 +44,9 @@ class Action(StrEnum):
     PUBLISH = "publish"
     """Send a message, also as a will; ``topic`` is a name."""
     SUBSCRIBE = "subscribe"
-    """``topic`` is a filter, as asked for: with ``$share/name/`` where it is a shared one."""
+    """``topic`` is the requested filter, with ``$share/name/`` of a shared subscription."""
     RECEIVE = "receive"
-    """Be sent a message, live, retained or queued; ``topic`` is a name. A subscription alone does not grant it."""
+    """Receive a message, live, retained or queued; ``topic`` is a name. A subscription alone does not grant it."""
     HIGH_PRIORITY = "high_priority"
     """Exempt messages with the user property ``$high_priority`` from rate and queue limits."""
     OBSERVE_REQUESTS = "observe_requests"
@@ -59,7 +59,7 @@ class Principal(Protocol):
 
     @property
     def name(self) -> str:
-        """Unique among all principals; does not change on restarts."""
+        """Name that is unique among all principals and stable across restarts."""
         ...
 
 
@@ -71,12 +71,13 @@ class _Unknown:
 
 
 UNKNOWN: Final[Principal] = _Unknown()
-"""Principal of wills of clients that have not reconnected since a restart: their principals are not stored, so their
-rights are not known."""
+"""Principal of wills of clients that have not reconnected since a restart. Principals are not stored, so their rights
+are unknown."""
 
 
 class Origin:
-    """Origin of a connection. ``certificate``: the one that TLS verified, in a form that shell and Access agree on.
+    """Origin of a connection. ``certificate``: the verified client certificate, in a form that shell and Access agree
+    on.
 
     ``listener`` and ``address`` (of the peer, without its port) may be empty. Not changed after its creation. Neither
     this class nor :class:`Credentials` is a dataclass: every connection has one of both, and creating the dataclasses
@@ -95,7 +96,7 @@ LOCAL: Final = Origin()
 
 
 class Credentials:
-    """Credentials of a CONNECT. ``client_id`` is final: assigned already where the client had none.
+    """Credentials of a CONNECT. ``client_id`` is final: an empty one was replaced by an assigned one.
 
     ``method`` and ``data``: enhanced authentication. ``previous``: the principal in a re-authentication, where only
     ``data`` is new; the granted principal must have its name, and may be the same object with updated attributes.
@@ -181,8 +182,8 @@ class Challenge:
 Decision = Granted | Refused | Challenge
 
 Answer = Callable[[Decision, int], None]
-"""``answer(decision, now)``: once, in the broker's thread, from within the call or later; ``now`` is the broker's time
-in ms (``MqttServer.now()``). Nothing happens when the connection has ended meanwhile."""
+"""``answer(decision, now)``: called once, in the broker's thread, within the call or later; ``now`` is the broker's
+time in ms (``MqttServer.now()``). No effect if the connection has ended."""
 
 
 class Access(Protocol):
@@ -191,12 +192,12 @@ class Access(Protocol):
     def authenticate(self, credentials: Credentials, answer: Answer, now: int) -> None:
         """Authenticate a CONNECT (or a re-authentication), now or later.
 
-        An unknown ``method`` is answered ``Refused(0x8C)``, no method where one is needed 0x87 or 0x86.
+        An unknown ``method`` is answered with ``Refused(0x8C)``, a missing required one with 0x87 or 0x86.
         """
         ...
 
     def allowed(self, principal: Principal, action: Action, topic: str, qos: int, *, retain: bool) -> bool:
-        """Return whether ``principal`` may do that; must be fast.
+        """Return whether ``principal`` is permitted to perform the action; must be fast.
 
         Called once per session, topic, QoS and RETAIN flag.
         """
@@ -225,7 +226,8 @@ class Rights:
         self._access = access
         self.principal = principal
         self._publish: dict[str, int] = {}
-        """Topic -> six bits that say which of QoS x RETAIN were asked, and above them six with the answers."""
+        """Topic -> six bits for the cached combinations of QoS and RETAIN, and above them six bits with the
+        decisions."""
 
     def may_publish(self, topic: str, qos: int, *, retain: bool) -> bool:
         """Return True if the client may publish with this topic, QoS and RETAIN."""
@@ -245,7 +247,7 @@ class Rights:
         return self._access.allowed(self.principal, Action.SUBSCRIBE, topic_filter, qos, retain=False)
 
     def may_receive(self, topic: str) -> bool:
-        """Return True if the client may receive messages of the topic; not cached here, but in routes and queues."""
+        """Return True if the client may receive messages of the topic; cached in routes and queues, not here."""
         return self._access.allowed(self.principal, Action.RECEIVE, topic, 0, retain=False)
 
     def may_use_high_priority(self, topic: str) -> bool:

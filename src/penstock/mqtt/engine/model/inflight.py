@@ -1,4 +1,4 @@
-"""QoS 1 and 2 messages in flight, found by packet identifier.
+"""QoS 1 and 2 messages in flight, by packet identifier.
 
 A hash table with chaining whose hash is the identifier itself: identifiers are assigned in turn, so the messages in
 flight fill neighbouring slots, and a slot with more than one message is rare.
@@ -18,7 +18,8 @@ __all__ = ["Inflight", "InflightEntry"]
 
 @mypyc_attr(acyclic=True)
 class InflightEntry:
-    """Base of what :class:`Inflight` holds: an exchange with a packet identifier, until its last acknowledgement."""
+    """Base class of entries of :class:`Inflight`: an exchange with a packet identifier, until its last
+    acknowledgement."""
 
     __slots__ = ("next", "order", "packet_id")
 

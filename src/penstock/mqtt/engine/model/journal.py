@@ -252,7 +252,7 @@ class Journal:
     # For the engine
 
     def commit_soon(self) -> int:
-        """Have the changes recorded so far committed soon, and return the number of their commit."""
+        """Request a commit of the changes recorded so far, and return its number."""
         batch = self._batch
         if not batch.awaited and not len(batch):
             return batch.number - 1
@@ -260,7 +260,7 @@ class Journal:
         return batch.number
 
     def new_number(self) -> int:
-        """Return a number that no session, message or delivery has."""
+        """Return an unused number for a session, message or delivery."""
         number = self._numbers
         self._numbers = number + 1
         return number
@@ -378,7 +378,7 @@ class Journal:
             self.awaited_changes += 1
             if not self._batch.awaited:
                 self._batch.awaited = True
-                self._woken = False  # what only waits to be written behind may not be on its way yet
+                self._woken = False  # write-behind changes may not be part of a commit yet
         if not self._woken:
             self._woken = True
             self.wake()
@@ -388,7 +388,7 @@ class Journal:
         deliveries = batch.deliveries
         row = deliveries.get(number)
         if row is not None:
-            del deliveries[number]  # it never came to the disk
+            del deliveries[number]  # it was never written
         else:
             deliveries[number] = None
         if message.stored > 0:

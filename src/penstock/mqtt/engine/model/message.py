@@ -1,7 +1,7 @@
-"""A message in the broker, encoded once and sent to many, and its delivery to one session.
+"""A message in the broker, encoded once for all receivers, and its delivery to one session.
 
-The parts of a PUBLISH that are the same for every receiver are kept in the form in which they leave: the topic with its
-length, the property block with its length, the payload. A receiver adds the fixed header and its packet identifier.
+The parts of a PUBLISH that are the same for every receiver are stored encoded: topic and property block with their
+lengths, and payload. The fixed header and the packet identifier are added for each receiver.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ __all__ = [
 
 _CONTEXT: Final = 1 << PacketType.PUBLISH
 _SPARE_DELIVERIES: Final = 4096
-"""Unused deliveries of a broker, half a megabyte at most."""
+"""Maximum unused deliveries of a broker: half a megabyte."""
 _LARGEST_ENCODED: Final = 1024
-"""Bytes of a payload up to which :meth:`Message.encode` copies it."""
+"""Maximum payload in bytes that :meth:`Message.encode` copies."""
 _ENDS_HERE: Final = HAS_TOPIC_ALIAS | HAS_SUBSCRIPTION_IDENTIFIER
-"""Properties of one connection: those of the publisher are not forwarded."""
+"""Properties of a connection, which are not forwarded."""
 
 
 def identifier_block(identifiers: Iterable[int]) -> bytes:
-    """Encode subscription identifiers as properties, once for all messages that carry them."""
+    """Encode subscription identifiers as properties, once for all messages of the subscriptions."""
     return b"".join(b"\x0b" + encode_varint(identifier) for identifier in identifiers)
 
 
@@ -59,10 +59,10 @@ def identifier_block(identifiers: Iterable[int]) -> bytes:
 class Message:
     """One accepted application message. ``expires_at``: instant in ms, 0 = never. ``qos`` as published.
 
-    ``urgent``: it passes the first bound of a queue that is full, since its publisher may have it hurry.
-    ``stored`` and ``receivers`` are the journal's: 0 = stored with each delivery, -1 = to be stored once for all, else
-    the number under which it is stored, and for how many deliveries.
-    ``encoded``: the PUBLISH for most receivers while it is sent to many.
+    ``urgent``: it may exceed the first limit of a full queue, because its publisher may use high priority. ``stored``
+    and ``receivers`` belong to the journal: 0 = stored with each delivery, -1 = to be stored once for all, otherwise
+    the number of the stored message, and its number of deliveries. ``encoded``: the PUBLISH for most receivers, during
+    the loop over them.
     """
 
     __slots__ = (
@@ -108,7 +108,7 @@ class Message:
         self.encoded: EncodedPublish | None = None
 
     def take_properties(self, publish: Publish) -> None:
-        """Have the properties of ``publish``, without those of the publisher's connection."""
+        """Set the properties from ``publish``, without properties of the connection."""
         wire = publish.properties_wire
         block = publish.block
         if len(wire) == 0:
@@ -125,16 +125,17 @@ class Message:
         self.properties_wire = wire
 
     def encode(self) -> None:
-        """Encode the PUBLISH that most of many receivers get, for the time of the loop over them.
+        """Encode the PUBLISH for most receivers before the loop over them.
 
-        Without effect where properties change with time, and for large payloads: they would be copied once more.
+        No effect for a message with an expiry, whose properties change with time, and for large payloads, which would
+        be copied once more.
         """
         if not self.expires_at and len(self.payload) <= _LARGEST_ENCODED:
             self.encoded = EncodedPublish(self)
 
     @property
     def properties(self) -> Properties:
-        """The properties, without those of the publisher's connection; shared, so copy them before a change."""
+        """The properties, without properties of the connection; shared, so copy them before a change."""
         given = self._properties
         if given is None:
             wire = self.properties_wire
@@ -147,7 +148,7 @@ class Message:
         return len(self.topic_wire) + len(self.properties_wire) + len(self.payload)
 
     def expired(self, now: int) -> bool:
-        """Return whether it is expired; not in the instant of its arrival [MQTT-3.3.2-5]."""
+        """Return whether the message is expired; never at the instant of its arrival [MQTT-3.3.2-5]."""
         return self.expires_at != 0 and self.expires_at <= now and self.accepted_at != now
 
     def properties_for(self, identifiers: bytes, now: int) -> bytes:
@@ -167,9 +168,10 @@ class Message:
 @final
 @mypyc_attr(acyclic=True, free_list_len=1)
 class EncodedPublish:
-    """A PUBLISH in MQTT 5.0 at the message's QoS, with its own properties only: all but the packet identifier.
+    """An encoded MQTT 5.0 PUBLISH at the message's QoS, with the message's properties only and without packet
+    identifier.
 
-    ``first`` is its first byte; ``before`` and ``after`` are the bytes around the identifier, or all at QoS 0.
+    ``first`` is its first byte; ``before`` and ``after`` are the bytes around the identifier (all bytes at QoS 0).
     """
 
     __slots__ = ("after", "before", "first")
@@ -190,7 +192,7 @@ class EncodedPublish:
 
 
 def message_of(publish: Publish, now: i64) -> Message:
-    """Make a message of a PUBLISH that was accepted at ``now``.
+    """Create a message from a PUBLISH that was accepted at ``now``.
 
     Raises:
         LocalProtocolError: the topic or the properties cannot be sent.
@@ -213,10 +215,10 @@ def _without_aliases(properties: Properties) -> Properties:
 @final
 @mypyc_attr(acyclic=True)
 class Notification(Message):
-    """The state of its topic at one instant, superseded by a newer notification of the same topic.
+    """A notification: the state of a key at one instant, superseded by a newer notification of the same topic.
 
-    A session whose queue is full drops waiting notifications that are superseded [Waiting]. ``deletes``: it reports
-    that the state was deleted; only a later deletion supersedes that.
+    A session with a full queue drops superseded notifications [MessageQueue]. ``deletes``: it reports that the state
+    was deleted; only a later deletion supersedes that.
     """
 
     __slots__ = ("deletes",)
@@ -228,7 +230,7 @@ class Notification(Message):
 
 
 RELEASED: Final = message_of(Publish("released"), 0)
-"""Replaces the message of a QoS 2 delivery after its PUBREL, which needs no payload any more [MQTT-4.3.3-6]."""
+"""Replaces the message of a QoS 2 delivery after its PUBREL, when the payload is no longer needed [MQTT-4.3.3-6]."""
 
 
 @final
@@ -237,8 +239,8 @@ class Delivery(InflightEntry):
     """One message for one session, from the moment it is queued or sent until its last acknowledgement.
 
     ``retain`` is the RETAIN flag, 0 or 1; ``identifiers`` the subscription identifiers as an encoded block; ``share``
-    the topic filter of the shared subscription that chose the session, empty for a subscription of its own; ``number``
-    its number in the journal, 0 for a delivery that is not stored.
+    the topic filter of the shared subscription that chose the session, empty for another subscription; ``number`` its
+    number in the journal, 0 for a delivery that is not stored.
     """
 
     __slots__ = ("identifiers", "message", "number", "qos", "retain", "share")
@@ -253,16 +255,16 @@ class Delivery(InflightEntry):
         self.number = number
 
     def release(self) -> None:
-        """Free the message after PUBREC: only PUBREL and PUBCOMP are left."""
+        """Free the message after PUBREC: only PUBREL and PUBCOMP remain."""
         self.message = RELEASED
         self.identifiers = b""
         self.share = ""
 
 
 class DeliveryPool:
-    """Creates deliveries from acknowledged ones: a new object costs several times as much as its use.
+    """Reuses acknowledged deliveries: creating an object costs several times as much.
 
-    mypyc keeps one free object of a class, and thousands are acknowledged after thousands were sent.
+    The free list of mypyc has one object per class, but thousands of messages are in flight.
     """
 
     __slots__ = ("_spare",)
@@ -285,7 +287,7 @@ class DeliveryPool:
         return delivery
 
     def recycle(self, delivery: Delivery) -> None:
-        """Keep a delivery for :meth:`create` to which nothing else refers."""
+        """Keep an otherwise unreferenced delivery for :meth:`create`."""
         if len(self._spare) < _SPARE_DELIVERIES:
             delivery.release()
             self._spare.append(delivery)

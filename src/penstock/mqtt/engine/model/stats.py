@@ -9,7 +9,7 @@ __all__ = ["BrokerStats"]
 
 @dataclass(slots=True)
 class BrokerStats:
-    """Counters since the start, and sizes at the moment they were read."""
+    """Counters since the start, and gauges as of the last read."""
 
     connections_opened: int = 0
     connections_refused: int = 0
@@ -33,13 +33,13 @@ class BrokerStats:
     dropped_refused: int = 0
     """QoS 0 messages that QoS 1 would have refused: invalid payload, too many topic levels, no room."""
     dropped_unauthorized: int = 0
-    """Messages that their receiver may not receive, or not any more."""
+    """Messages dropped because their receiver may not (or no longer) receive them."""
     refused_unauthorized: int = 0
-    """Messages, wills, subscriptions and sessions that access control refused; messages to reserved topics too."""
+    """Messages, wills, subscriptions and sessions refused by access control, including messages to reserved topics."""
     refused_queue_full: int = 0
     """Messages answered 0x97 because a receiver's queue was full."""
     refused_subscriptions: int = 0
-    """Subscriptions answered 0x97 because the session or the broker had its maximum."""
+    """Subscriptions answered 0x97 because a limit of the session or of the broker was reached."""
     refused_out_of_space: int = 0
     """Messages refused because they must be stored and the disk has no space for them."""
     rate_exceeded: int = 0
@@ -59,4 +59,4 @@ class BrokerStats:
     queued: int = 0
     queued_bytes: int = 0
     unacknowledged: int = 0
-    """QoS 1 and 2 messages of clients whose acknowledgement waits for a service, or for an earlier one."""
+    """QoS 1 and 2 messages of clients whose acknowledgement waits for a service or for an earlier acknowledgement."""

@@ -1,6 +1,6 @@
 """Metrics of the broker as retained messages below ``$SYS/``, updated while a client is subscribed to them.
 
-The names are those of Mosquitto for the same metrics, so that its dashboards work.
+The names are Mosquitto's names of the same metrics, so that its dashboards work.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from penstock.mqtt.engine.model.timers import Timed, Timers
 __all__ = ["SYS_PREFIX", "SysTopics", "belongs_to_broker", "sys_messages"]
 
 SYS_PREFIX: Final = "$SYS/"
-"""Topics of the broker itself: clients cannot publish to them, but for the states of bridges."""
+"""Prefix of topics to which only the broker publishes, except for the states of bridges."""
 _BRIDGES_PREFIX: Final = "$SYS/broker/connection/"
 
 
 def belongs_to_broker(topic: str) -> bool:
-    """Return whether only the broker publishes to ``topic``: below ``$SYS/``, but not a bridge's state.
+    """Return whether only the broker may publish to ``topic``: below ``$SYS/``, except for a bridge's state.
 
     Bridges of Mosquitto publish their state as ``$SYS/broker/connection/NAME/state`` to both sides, retained: 1 while
     they are connected, and 0 as their will.

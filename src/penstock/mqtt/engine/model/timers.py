@@ -1,7 +1,8 @@
 """Deadlines of many owners with one entry each, so that a shell needs one timer.
 
-An owner keeps its entry while its real deadline moves on (keep alive moves with every packet): when the entry is due
-the owner looks again and arms itself anew. Entries of ended owners are removed once they are the larger half.
+An owner keeps its entry while its deadline is postponed (every packet postpones keep alive): when the entry is due, the
+owner checks the actual deadline and arms again. Entries of ended owners are removed once they are more than half of
+all.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class Timers:
 
     def __init__(self) -> None:
         self.sooner = False
-        """Set when an entry was added before all others; the shell then adjusts its timer and clears it."""
+        """Whether a new entry is before all others; the shell then adjusts its timer and clears the flag."""
         self._heap: list[tuple[int, int, Timed]] = []
         self._sequence = 0
         self._gone = 0

@@ -1,4 +1,4 @@
-"""Tree of topic filters: finds matches for a topic, in time that grows with its levels and not with the filters.
+"""Tree of topic filters: finds matches for a topic in time proportional to its levels, not to the number of filters.
 
 Source: MQTT 5.0 section 4.7.
 """
@@ -23,7 +23,7 @@ class _Node(Generic[V]):
         self.below: dict[str, V] = {}
 
     def empty(self) -> bool:
-        """Return whether it has no filters and no children, so that it can be removed."""
+        """Return whether the node has neither filters nor children and can be removed."""
         return not (self.children or self.here or self.below)
 
 

@@ -1,4 +1,4 @@
-"""Routes: the subscriptions, shared subscriptions and services that receive a topic; found once and cached.
+"""Routes: the subscriptions, shared subscriptions and services that receive a topic, cached by topic.
 
 Source: MQTT 5.0 sections 3.3.4, 4.7, 4.8.
 """
@@ -25,13 +25,14 @@ MAX_CACHED_ROUTES: Final = 10_000
 MAX_CACHED_CHARS: Final = 1_024
 """Characters of a topic with a cached route."""
 MAX_CACHED_BYTES: Final = 4 * 1024 * 1024
-"""Bytes of the topics with a cached route: a client that publishes to ever new long topics must not fill memory."""
+"""Maximum bytes of topics with a cached route, so that a client that publishes to many long topics cannot fill
+memory."""
 MAX_CACHED_RECEIVERS: Final = 200_000
-"""Receivers in all cached routes: many sessions may be subscribed to all topics."""
+"""Maximum receivers in all cached routes: many sessions may be subscribed to all topics."""
 
 
 class Target:
-    """One session that receives a topic, by all of its matching subscriptions [MQTT-3.3.4-2 to -4]."""
+    """A session that receives a topic, with its matching subscriptions combined [MQTT-3.3.4-2 to -4]."""
 
     __slots__ = ("_foreign", "_has_no_local", "identifiers", "qos", "retain_as_published", "session")
 
@@ -45,13 +46,13 @@ class Target:
         self._foreign = Target(foreign) if self._has_no_local and foreign else None
 
     def for_publisher(self) -> Target | None:
-        """Return the target for messages of the session itself; None: it receives none [MQTT-3.8.3-3]."""
-        # An attribute that refers to the object itself would keep it, and the session, until a garbage collection.
+        """Return the target for messages published by the session itself; None with No Local [MQTT-3.8.3-3]."""
+        # A reference to itself would keep the object and its session until a garbage collection.
         return self._foreign if self._has_no_local else self
 
 
 class SharedTarget:
-    """A shared subscription that receives a topic, with its members that may receive it."""
+    """A shared subscription that receives a topic, with the members that may receive it."""
 
     __slots__ = ("group", "members")
 
@@ -61,10 +62,11 @@ class SharedTarget:
 
 
 class Route:
-    """The receivers of a topic. ``exclusive``: only services; with a ``refusal`` no client may publish to it.
+    """The receivers of a topic. ``exclusive``: only services; ``refusal``: the reason why clients may not publish to
+    it.
 
-    ``receivers``: number of subscribers, members of shared subscriptions included. ``many``: a message has several
-    receivers; ``nobody``: it has no subscriber.
+    ``receivers``: number of subscribers, including members of shared subscriptions. ``many``: there are several
+    receivers; ``nobody``: there is no subscriber.
     """
 
     __slots__ = (
@@ -83,7 +85,7 @@ class Route:
         self, targets: list[Target], shared: list[SharedTarget], services: list[Service], refusal: int = 0
     ) -> None:
         self.topic_wire = b""
-        """The encoded topic, after the node itself has published to it."""
+        """The encoded topic, cached when the node publishes to it."""
         self.targets = targets
         self.shared = shared
         self.services = [] if refusal else services
@@ -101,7 +103,7 @@ class Route:
 
 
 class Router:
-    """All subscriptions of a broker. ``routes`` are the cached ones."""
+    """All subscriptions of a broker. ``routes``: cached routes by topic."""
 
     def __init__(self, limits: BrokerLimits) -> None:
         self._limits = limits
@@ -157,7 +159,7 @@ class Router:
         self._forget(inner)
 
     def remove(self, subscription: SessionSubscription) -> None:
-        """Remove a subscription; of an ending session, which no route contains, without forgetting routes."""
+        """Remove a subscription; for an ended session, which no route contains, cached routes stay."""
         client_id = subscription.session.client_id
         ending = subscription.session.ending
         group = subscription.group
@@ -235,5 +237,5 @@ class Router:
 
 
 def _size(topic: str) -> int:
-    """Return the maximum of bytes that a topic takes in memory."""
+    """Return the maximum memory of a topic in bytes."""
     return len(topic) if topic.isascii() else 4 * len(topic)

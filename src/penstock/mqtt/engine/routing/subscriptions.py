@@ -1,9 +1,9 @@
-"""Subscriptions in force, their subscribers, and the groups of shared subscriptions.
+"""Active subscriptions, their subscribers, and the groups of shared subscriptions.
 
 Each message of a shared subscription goes to one of its members. Messages with a user property ``$partition``, and
-those of a filter with wildcards by their topic, go to the member that a consistent hash chooses: related messages stay
-together and few move when members join or leave. For other messages the members take turns. Connected members come
-before disconnected ones, and those with a free send quota before slow ones.
+messages of a filter with wildcards by their topic, go to the member that a consistent hash chooses: related messages go
+to one member, and few move when members join or leave. Other messages are distributed round-robin. Connected members
+have precedence over disconnected ones, and members with a free send quota over slow ones.
 
 Source: MQTT 5.0 sections 3.8.3 and 4.8.2; the hash follows Azure IoT Operations' broker.
 """
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 __all__ = ["PARTITION", "SessionSubscription", "SharedGroup", "Subscriber", "by_hash", "split_shared"]
 
 PARTITION: Final = "$partition"
-"""User property whose value keeps messages together."""
+"""User property whose value assigns messages to a member."""
 
 _MASK: Final = 0xFFFFFFFFFFFFFFFF
 
 
 def split_shared(topic_filter: str) -> tuple[str, str] | None:
-    """Group name and filter of a well-formed ``$share/name/filter``; None for another filter."""
+    """Return group name and filter of a valid ``$share/name/filter``; None for another filter."""
     if not topic_filter.startswith(SHARE_PREFIX):
         return None
     name, _, rest = topic_filter[len(SHARE_PREFIX) :].partition("/")
@@ -40,7 +40,7 @@ def split_shared(topic_filter: str) -> tuple[str, str] | None:
 
 
 def _mixed(value: int) -> int:
-    """The finalizer of splitmix64: spreads the few bits in which two hashes differ over all."""
+    """Mix the bits of a hash with the finalizer of splitmix64."""
     value = (value ^ value >> 30) * 0xBF58476D1CE4E5B9 & _MASK
     value = (value ^ value >> 27) * 0x94D049BB133111EB & _MASK
     return value ^ value >> 31
@@ -55,12 +55,12 @@ class Subscriber(Timed):
         super().__init__()
         self.client_id = client_id
         self.ending = False
-        """The session has ended, and its subscriptions are being removed: no route leads to it."""
+        """Whether the session has ended and its subscriptions are being removed: no route contains it."""
         self.rights: Rights | None = None
-        """Rights of the client; None where no access control is configured."""
+        """Rights of the client; None without access control."""
 
     def may_receive(self, topic: str) -> bool:
-        """Return whether messages of that topic may be sent to the client."""
+        """Return whether the client may receive messages of the topic."""
         return not self.ending and (self.rights is None or self.rights.may_receive(topic))
 
     def deliver(self, message: Message, qos: i64, retain: i64, identifiers: bytes, now: i64, share: str = "") -> None:
@@ -91,7 +91,7 @@ class Subscriber(Timed):
 class SessionSubscription:
     """One subscription: granted QoS, options, and its identifier as an encoded block (empty: none).
 
-    ``retain_handling`` is stored for display; it has an effect only while the subscription is created. ``group`` is set
+    ``retain_handling`` is stored for display only; it takes effect when the subscription is created. ``group`` is set
     for a shared subscription.
     """
 
@@ -131,9 +131,9 @@ class SharedGroup:
     def choose(
         self, message: Message, members: list[SessionSubscription], without: Subscriber | None = None
     ) -> SessionSubscription | None:
-        """Return the member that receives the message; None where there is none.
+        """Return the member that receives the message; None without members.
 
-        ``members``: those of this group that may receive the topic.
+        ``members``: the members of this group that may receive the topic.
         """
         present = [m for m in members if m.session.is_connected() and m.session is not without]
         if not present:
@@ -162,7 +162,7 @@ class SharedGroup:
 def by_hash(key: str, members: list[SessionSubscription]) -> SessionSubscription:
     """Choose by rendezvous hashing: the member with the highest weight for the key.
 
-    A member that joins or leaves changes the weight of no other.
+    Joining or leaving members do not change the weights of others.
     """
     wanted = crc32(key.encode(errors="replace"))
     return max(members, key=lambda m: _mixed(crc32(m.session.client_id.encode(errors="replace")) << 32 ^ wanted))

@@ -37,7 +37,7 @@ NODE: Final = "penstock"
 """Client identifier of messages that the node itself publishes, for the services that receive them."""
 
 
-# Members of an IntEnum are objects: compared with numbers by Python code.
+# Plain numbers: comparing members of an IntEnum calls Python code.
 _NOT_AUTHORIZED: Final = 0x87
 _NO_MATCHING_SUBSCRIBERS: Final = 0x10
 
@@ -70,7 +70,7 @@ class BrokerCore(SessionOwner):
         self.ending: dict[str, Session] = {}
         """Ended sessions with many subscriptions, which are removed in shares of loop turns."""
         self.wake: Callable[[], None] = _nothing
-        """Has :meth:`Broker.flush` called in the next turn."""
+        """Requests a call of :meth:`Broker.flush` in the next turn."""
         self.journal = journal or Journal(enabled=False)
         self.router = Router(limits)
         self.sys_topics = SysTopics(
@@ -82,15 +82,15 @@ class BrokerCore(SessionOwner):
         )
         self.report = report
         self.connections = 0
-        """Network connections that are open."""
+        """Open network connections."""
         self.wall_offset = 0
         """Wall clock minus ``now``, in ms."""
         self.reading_since = 0
         """``now`` of the bytes that are being handled."""
         self.reads = 0
-        """Number of the current read: of how often a connection was handed bytes."""
+        """Number of the current read: incremented each time a connection receives bytes."""
         self.grace_until = 0
-        """Before this instant no keep alive, session expiry or similar deadline expires."""
+        """Instant before which no keep alive, session expiry or similar deadline expires."""
         self.services: list[Service] = []
         self.out_of_space = ""
         """Reason for refusing messages that must be stored; empty: they are accepted."""
@@ -113,7 +113,7 @@ class BrokerCore(SessionOwner):
         return client_id
 
     def measure(self) -> BrokerStats:
-        """Update the gauges among the statistics, and return them; visits every session."""
+        """Update the gauges of the statistics, and return the statistics; visits every session."""
         stats = self.stats
         stats.packets_sent = stats.publishes_sent + stats.answers_sent
         stats.connections = self.connections
@@ -144,7 +144,7 @@ class BrokerCore(SessionOwner):
         route = self.router.route(publish.topic)
         self.fan_out(route, message, None, now)
         for service in route.services:
-            if not service.exclusive:  # clients send requests to those; a response must not come back as a request
+            if not service.exclusive:  # topics of requests of clients: a response must not become a request
                 service.receive(Inbound(publish, NODE, now + self.wall_offset))
 
     def respond(
@@ -157,7 +157,7 @@ class BrokerCore(SessionOwner):
         now: i64,
         request: Inbound | None = None,
     ) -> bool:
-        """Route a message of the node itself to one session's subscriptions; False where none matches [Outlet.respond].
+        """Route a message of the node to one session's subscriptions; False if none matches [Outlet.respond].
 
         Raises:
             LocalProtocolError: the topic cannot be sent.
@@ -173,7 +173,9 @@ class BrokerCore(SessionOwner):
                     request.settle()
                 expires_at = now + expiry_s * 1000 if expiry_s else 0
                 message = Message(topic, route.topic_wire, payload, properties_wire, 1, now, expires_at=expires_at)
-                route.topic_wire = message.topic_wire  # the next response to the client need not encode it again
+                route.topic_wire = (
+                    message.topic_wire
+                )  # so that the next response to the client does not encode it again
                 session.deliver(message, min(target.qos, 1), 0, target.identifiers, now)
                 return True
         return False
@@ -187,8 +189,8 @@ class BrokerCore(SessionOwner):
     def deliver(self, client_id: str, publish: Publish, now: int, *, deletes: bool = False) -> bool:
         """Deliver a notification to one session, subscribed or not; ``deletes`` as in :class:`Notification`.
 
-        It carries the identifiers of the session's subscriptions that match. Returns False where the session does not
-        exist or its client may not receive the topic.
+        It has the identifiers of the session's matching subscriptions. Returns False if the session does not exist or
+        its client may not receive the topic.
         """
         session = self.sessions.get(client_id)
         if session is None:
@@ -226,7 +228,7 @@ class BrokerCore(SessionOwner):
     def route(self, publish: Publish, publisher: Session, now: i64) -> tuple[list[Service], i64]:
         """Route a client's message.
 
-        Returns the services that are to receive it, and the reason code for its PUBACK or PUBREC.
+        Returns the services that receive it, and the reason code for its PUBACK or PUBREC.
         """
         route = self._routes.get(publish.topic)
         if route is None:
@@ -252,11 +254,11 @@ class BrokerCore(SessionOwner):
         return route.services, 0
 
     def services_for(self, publish: Publish) -> list[Service]:
-        """Return the services for a message that was delivered to its subscribers before."""
+        """Return the services for a repeated message that subscribers have received."""
         return self.router.route(publish.topic).services
 
     def shared_group(self, topic_filter: str) -> SharedGroup | None:
-        """Return the members of a shared subscription; None when it has none any more."""
+        """Return the members of a shared subscription; None without members."""
         return self.router.groups.get(topic_filter)
 
     def take_over(self, group: SharedGroup, now: int) -> None:
@@ -318,4 +320,4 @@ def _has_room(route: Route, message: Message, publisher: Session) -> bool:
 
 
 def _nothing() -> None:
-    """Does nothing: there is no shell yet."""
+    """Default of callbacks before a shell sets them: does nothing."""

@@ -4,9 +4,9 @@ Messages of QoS 1 and 2 are queued in the order of their arrival [MQTT-4.6.0-5].
 messages are dropped first.
 
 Notifications of the state store are not dropped by the policy, because an observer would keep an old value. In a full
-queue they are merged: of each topic the newest notification and the newest deletion stay, in their order, so that
-versions rise, also across the keys of a prefix. If that does not make enough room, the session ends the client's
-connection, and the observation with it.
+queue they are merged: for each topic the newest notification and the newest deletion remain, in their order, so that
+versions increase, also across the keys of a prefix. If that does not free enough room, the session ends the client's
+connection and its observations.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ URGENT_SHARE: Final = 2
 """Factor of the queue limits for messages with high priority."""
 
 MERGE_SHARE: Final = 4
-"""Notifications are merged when a fourth of the queue is new since the last time: the search visits the whole queue,
-and so takes a few steps per message."""
+"""Notifications are merged again when a fourth of the queue is new: the merge visits the whole queue, so this bounds
+its cost per message."""
 
 _EMPTY: Final[deque[Delivery]] = deque(maxlen=0)
-"""Shared by sessions that never queued a message: a deque takes 760 bytes."""
+"""Shared empty queue of sessions that never queued a message: a deque takes 760 bytes."""
 
 
 class QueueTotals:
@@ -43,7 +43,7 @@ class QueueTotals:
 
 
 class MessageQueue:
-    """The two queues of one session. ``bytes``: of both, by :attr:`Message.size`."""
+    """The two queues of one session. ``bytes``: total :attr:`Message.size` of both."""
 
     __slots__ = (
         "_limits",
@@ -65,10 +65,10 @@ class MessageQueue:
         self.journal: SessionJournal | None = None
         """Records dropped messages of a persistent session."""
         self.reliable = _EMPTY
-        """QoS 1 and 2; changed only by the methods, which update the sizes."""
+        """QoS 1 and 2 messages; modified only by the methods, which update the sizes."""
         self.qos0 = _EMPTY
         self.backlog = False
-        """QoS 1 or 2 messages wait."""
+        """Whether QoS 1 or 2 messages wait."""
         self.bytes = 0
         self.merged = 0
         """Notifications that :meth:`add` merged; the session reports them and sets it to 0."""
@@ -100,10 +100,10 @@ class MessageQueue:
         )
 
     def add(self, delivery: Delivery) -> bool:
-        """Queue ``delivery``, dropping others by the overflow policy; return False if it is not queued.
+        """Queue ``delivery``, and drop others by the overflow policy; return False if it is not queued.
 
-        Superseded notifications are dropped first, other notifications never. Urgent messages that the policy would
-        drop may exceed the session's limits, up to twice their size.
+        Superseded notifications are dropped first, other notifications never. Urgent messages may exceed the session's
+        limits up to twice.
         """
         limits = self._limits
         size = delivery.message.size
@@ -151,9 +151,9 @@ class MessageQueue:
             return False
         self._unmerged = 0
         reported: set[bytes] = set()
-        """Topics of which a later notification waits."""
+        """Topics with a later notification in the queue."""
         deleted: set[bytes] = set()
-        """Topics of which a later deletion waits."""
+        """Topics with a later deletion in the queue."""
         stays: deque[Delivery] = deque()
         dropped = 0
         for position, each in enumerate((delivery, *reversed(self.reliable))):

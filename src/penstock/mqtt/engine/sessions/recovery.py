@@ -1,7 +1,7 @@
 """Recovery: restores sessions, offline, and retained messages at a start.
 
 A session that was connected when the process ended counts as disconnected at the start, since its client could not
-reconnect before. The broker's next tick handles expired sessions and wills, when all services are there.
+reconnect before. The broker's next tick handles expired sessions and wills, after all services were added.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["restore"]
 def restore(broker: BrokerCore, found: Recovered, now: int) -> None:
     """Restore ``found``, whose instants are of the broker's clock, before the first connection.
 
-    Call :meth:`Timers.tick` afterwards, when the services are there that wills may be for.
+    Call :meth:`Timers.tick` after adding the services that wills may be addressed to.
     """
     sessions = {row.number: _session(broker, row, now) for row in found.sessions}
     for row in found.subscriptions:
@@ -73,7 +73,7 @@ class _Deliveries:
         """Restore the deliveries of ``found``."""
         progress = {row.number: row for row in found.progress}
         with_message = {row.number for row in found.deliveries}
-        # By number, since that is the order in which they were sent, and are to be sent again [MQTT-4.6.0-1].
+        # By number: the order in which they were sent and must be sent again [MQTT-4.6.0-1].
         rows: list[DeliveryRow | ProgressRow] = [
             *found.deliveries,
             *(row for row in found.progress if row.number not in with_message),
@@ -92,7 +92,7 @@ class _Deliveries:
         delivery = Delivery(RELEASED, 2, 0, b"", "", row.number)
         if row.stage == Stage.RELEASED:
             session.inflight.restore(row.packet_id, delivery)
-        elif session.journal is not None:  # its message was damaged and is in the quarantine
+        elif session.journal is not None:  # its message is damaged and in quarantine
             session.journal.done(delivery)
 
     def _delivery(self, session: Session, row: DeliveryRow, packet_id: int) -> None:

@@ -1,9 +1,9 @@
-"""Retained messages: the last one of each topic, found by topic filter.
+"""Retained messages: the last message of each topic, searched by topic filter.
 
 A PUBLISH with RETAIN may be refused by ``connections/publish.py`` and ``routing/router.py``; ``route`` in ``core.py``
 stores it here, or deletes the last one if the payload is empty. SUBSCRIBE (``subscribing.py``) decides whether retained
 messages are sent, ``RetainedDelivery`` in ``session.py`` sends them; ``Retained.delivers`` and ``node/security.py``
-withhold those whose publisher lost its rights. A copy in the queue of an offline session expires in
+withhold messages whose publisher lost its rights. A copy in the queue of an offline session expires in
 ``Session.send_queued``. Besides clients, ``mqtt/bridge.py`` publishes those of other brokers, ``session_manager.py``
 wills, and ``core.py`` those of services and of ``$SYS``.
 
@@ -36,7 +36,7 @@ _SYS_PREFIX: Final = "$SYS/"
 
 
 Allows = Callable[[Source, str, int], bool]
-"""Whether a publisher still may publish retained messages to a topic, with a QoS."""
+"""Returns whether a publisher may still publish retained messages to a topic at a QoS."""
 
 
 class _Level:
@@ -53,7 +53,7 @@ class _Level:
 class Retained:
     """Topic -> message, as a tree of topic levels. Bounded by number and bytes.
 
-    Expired messages go when met, and all of them when room is needed.
+    Expired messages are deleted when a search finds them, and all of them when room is needed.
     """
 
     __slots__ = (
@@ -73,7 +73,7 @@ class Retained:
     def __init__(self, max_messages: int, max_bytes: int, journal: Journal | None = None) -> None:
         self._root = _Level()
         self._expiry = 0
-        """No message expires before this instant; 0: none expires."""
+        """Lower bound of the next expiry, an instant in ms; 0: no message expires."""
         self._sweep_at = 0
         self._stored = 0
         """Messages stored so far, replaced and deleted ones included."""
@@ -91,8 +91,8 @@ class Retained:
     def store(self, topic: str, message: Message, source: Source | None = None) -> bool:
         """Store ``message`` for ``topic``, or delete the stored one if the payload is empty.
 
-        ``source``: its publisher; None: the node itself, whose messages are always delivered. False when there is no
-        room; then nothing changes [MQTT-3.3.1-5 to -7].
+        ``source``: its publisher; None: the node itself, whose messages are always delivered. Returns False without a
+        change if a limit is exceeded [MQTT-3.3.1-5 to -7].
         """
         if not message.payload:
             self._delete(topic)
@@ -171,14 +171,14 @@ class Retained:
         return (count <= self.max_messages or count == self.count) and (size <= self.max_bytes or size <= self.bytes)
 
     def _with(self, topic: str, message: Message) -> tuple[int, int]:
-        """Count and bytes as they would be with ``message``."""
+        """Return count and bytes after storing ``message``."""
         old = self.get(topic)
         if old is None:
             return self.count + 1, self.bytes + _cost(message)
         return self.count, self.bytes + _cost(message) - _cost(old)
 
     def _sweep(self, now: int) -> None:
-        """Delete expired messages; visits the whole tree, so not before the next message expires."""
+        """Delete expired messages; visits the whole tree, so it does nothing before the next expiry."""
         self._sweep_at = now + SWEEP_EVERY_MS
         expired: list[str] = []
         self._expiry = 0
@@ -225,7 +225,7 @@ class RetainedSearch:
     """A search for the messages that match a topic filter, in steps, because a filter may match all of them.
 
     Messages below one level are found in the order in which their topics were created. A message that is stored during
-    the search is left out: the subscription has received it when it was published.
+    the search is omitted: the subscription received it when it was published.
     """
 
     __slots__ = ("_last", "_pending", "_retained", "_root", "_wanted")

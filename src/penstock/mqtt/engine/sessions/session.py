@@ -36,18 +36,18 @@ NEVER: Final = 0xFFFFFFFF
 """Session Expiry Interval of a session that does not expire."""
 
 LARGE: Final = 4096
-"""Bytes of a payload from which on it counts towards ``max_inflight_bytes``."""
+"""Minimum payload in bytes that counts towards ``max_inflight_bytes``."""
 
 SEARCH_STEP: Final = 8
-"""Levels of topics that are searched for retained messages for one unit of work."""
+"""Topic levels that a search for retained messages visits per unit of work."""
 
 NOTIFICATIONS_LOST: Final = "the client is too slow: a state store notification does not fit into its queue"
 """Reason String for observers that are disconnected."""
 
 _NOTHING: Final[deque[Delivery]] = deque(maxlen=0)
-"""Shared by sessions with nothing to send again: a deque takes 760 bytes."""
+"""Shared empty queue of sessions without messages to send again: a deque takes 760 bytes."""
 _NO_IDENTIFIERS: Final[set[int]] = set()
-"""The same for packet identifiers; never added to."""
+"""The same for packet identifiers; never modified."""
 
 
 class SessionOwner:
@@ -67,7 +67,7 @@ class SessionOwner:
         raise NotImplementedError
 
     def shared_group(self, topic_filter: str) -> SharedGroup | None:
-        """Return the members of a shared subscription; None when it has none any more."""
+        """Return the members of a shared subscription; None without members."""
         raise NotImplementedError
 
     def take_over(self, group: SharedGroup, now: int) -> None:
@@ -83,17 +83,17 @@ class SessionConnection(Timed):
     def __init__(self) -> None:
         super().__init__()
         self.session: Session | None = None
-        """None until CONNECT is accepted."""
+        """Session of the client; None until CONNECT is accepted."""
         self.version: i64 = 5
-        """The protocol level of its CONNECT: 5, or 4 for MQTT 3.1.1."""
+        """Protocol level of CONNECT: 5, or 4 for MQTT 3.1.1."""
         self.send_maximum: i64 = 65_535
         """QoS 1 and 2 messages that may be in flight to the client."""
         self.writable = True
-        """False while the transport or the output of this turn is full: messages wait in the session."""
+        """Whether messages can be sent; False while the transport or the output of this turn is full."""
         self.gate = 0
-        """Number of the commit that later output waits for; 0: it is done."""
+        """Number of the commit that later output waits for; 0: none."""
         self.closing = False
-        """The connection closes after its queued output."""
+        """Whether the connection closes after its queued output."""
         self.unacknowledged = 0
         """QoS 1 and 2 messages of the client without PUBACK or PUBREC."""
 
@@ -165,14 +165,15 @@ class Session(Subscriber):
         self.inflight = Inflight()
         """Unacknowledged QoS 1 and 2 messages; their message is :data:`RELEASED` after PUBREC."""
         self.incoming: dict[int, Inbound | None] = {}
-        """Packet identifiers of received QoS 2 messages without PUBREL; the acknowledgement while it waits."""
+        """Received QoS 2 messages without PUBREL, by packet identifier; the value is the pending acknowledgement, if
+        any."""
         self.routed = _NO_IDENTIFIERS
         """Packet identifiers of QoS 2 messages that subscribers received but services did not process, because of a
         restart or the end of the connection. Their repetitions go to services only."""
         self.waiting = MessageQueue(limits, stats, broker.queue_totals)
 
         self.restored = False
-        """It was recovered at a start and not resumed yet: its rights are not known."""
+        """Whether it was recovered at a start and not resumed since: its rights are unknown."""
 
         # State of the connection.
         self.connection: SessionConnection | None = None
@@ -242,7 +243,7 @@ class Session(Subscriber):
         )
 
     def delete_state(self) -> None:
-        """Remove the session from the journal: it ends, or ends with its connection from now on."""
+        """Remove the session from the journal: it has ended, or will end with its connection."""
         journal = self.journal
         if journal is None:
             return
@@ -263,7 +264,7 @@ class Session(Subscriber):
                 self._wait(Delivery(message, 0, retain, identifiers, share, 0), now)
             return
         journal = self.journal
-        inflight = self.inflight  # includes messages to send again: then it is full, or the connection is
+        inflight = self.inflight  # full while messages wait to be sent again, unless the connection is
         if (
             connection is None
             or not connection.writable
@@ -272,7 +273,7 @@ class Session(Subscriber):
             or inflight.bytes >= self._max_inflight_bytes
         ):
             if self.ending:
-                return  # it ended while the message was on its way to others
+                return  # it ended during the loop over the receivers
             number = 0 if journal is None else journal.queue(message, qos, retain, identifiers, share, 0)
             self._wait(Delivery(message, qos, retain, identifiers, share, number), now)
             return
@@ -302,7 +303,7 @@ class Session(Subscriber):
             self.journal.done(delivery)
         if type(delivery.message) is Notification:
             connection = self.connection
-            if connection is not None:  # without one there is no observation any more
+            if connection is not None:  # observations end with the connection
                 self._stats.observers_disconnected += 1
                 connection.disconnect(ReasonCode.QUOTA_EXCEEDED, now, NOTIFICATIONS_LOST)
         elif self._limits.queue_overflow is QueueOverflowPolicy.DISCONNECT:
@@ -330,7 +331,7 @@ class Session(Subscriber):
         )
 
     def shared_group(self, topic_filter: str) -> SharedGroup | None:
-        """Return the members of a shared subscription; None when it has none any more."""
+        """Return the members of a shared subscription; None without members."""
         return self._broker.shared_group(topic_filter)
 
     def window_open(self, connection: SessionConnection) -> bool:
@@ -362,7 +363,7 @@ class Session(Subscriber):
         if self.resend is not _NOTHING:
             if self.journal is not None:
                 self.journal.done(delivery)
-            if delivery in self.resend:  # late, for a message of an earlier connection
+            if delivery in self.resend:  # a late acknowledgement, for a message of an earlier connection
                 self.resend.remove(delivery)
             self.send_waiting(now)
             return True
@@ -386,7 +387,7 @@ class Session(Subscriber):
         if delivery.qos != 2:
             raise protocol_error("PUBREC for a message sent at QoS 1")
         if self.inflight.bytes:
-            self._leave_flight(delivery)  # from here on without its payload
+            self._leave_flight(delivery)  # the payload is no longer needed
         if self.resend is not _NOTHING and delivery in self.resend:
             self.resend.remove(delivery)
         journal = self.journal
@@ -396,7 +397,7 @@ class Session(Subscriber):
                     journal.released(delivery, packet_id)
                 delivery.release()
             if journal is not None and self.connection is not None:
-                # A PUBREL that a crash forgets would let the message come a second time.
+                # If a crash lost the PUBREC, the client could get the message a second time.
                 self.hold_output(self.connection)
             return 0
         if journal is not None:
@@ -504,7 +505,7 @@ class Session(Subscriber):
             self._broker.take_over(group, now)
 
     def send_queued(self, delivery: Delivery, connection: SessionConnection, now: int) -> None:
-        """Send a queued QoS 1 or 2 message, which is in flight then."""
+        """Send a queued QoS 1 or 2 message, which then is in flight."""
         message, qos = delivery.message, delivery.qos
         journal = self.journal
         if message.expired(now):  # [MQTT-3.3.2-5]
@@ -547,9 +548,9 @@ class RetainedDelivery:
         self._broker = broker
         self._subscriptions: dict[str, SessionSubscription] = {}
         self._search: RetainedSearch | None = None
-        """The search for messages of the first subscription."""
+        """Search for messages of the first subscription."""
         self._found: deque[Message] = deque()
-        """Messages that it found and that are to be sent."""
+        """Messages found by the search that are not sent yet."""
 
     def add(self, subscription: SessionSubscription) -> None:
         """Add a subscription; one that is being sent starts again."""

@@ -26,7 +26,8 @@ __all__ = ["SessionManager", "expiry_asked"]
 
 
 def expiry_asked(packet: Connect) -> int:
-    """Return the requested Session Expiry Interval in seconds; MQTT 3.1.1 sessions that are not clean never expire."""
+    """Return the requested Session Expiry Interval in seconds; MQTT 3.1.1 sessions with Clean Session 0 never
+    expire."""
     if packet.protocol_version != 5:
         return 0 if packet.clean_start else NEVER
     return packet.properties.session_expiry_interval or 0
@@ -41,7 +42,7 @@ class SessionManager:
         self._limits = broker.limits
 
     def refusal(self, packet: Connect, client_id: str, owner: str) -> tuple[int, str] | None:
-        """Return the reason code and text with which a CONNECT is refused a session; None where it gets one."""
+        """Return the reason code and text for refusing a session to a CONNECT; None if it is accepted."""
         broker = self.broker
         if broker.journal.failure and self._wants_durable_answers(packet):
             return ReasonCode.SERVER_UNAVAILABLE, "the broker's disk failed"
@@ -77,7 +78,7 @@ class SessionManager:
         return self.broker.journal.durable_acknowledgements or PERSISTENCE_PROPERTY in packet.properties.user_properties
 
     def update_persistence(self, session: Session, packet: Connect) -> None:
-        """Make the session persistent, or not any more, as this CONNECT says."""
+        """Make the session persistent or not, as requested by this CONNECT."""
         journal = session.journal
         if not session.expiry_s:
             if journal is not None:
@@ -131,7 +132,7 @@ class SessionManager:
             self._discard(session, now)
             return
         waiting = [at for at in (session.will_at, session.ends_at) if at]
-        if waiting:  # the entry was of an earlier connection
+        if waiting:  # the timer entry is from an earlier connection
             self.broker.timers.arm(session, min(waiting))
         session.save_state()
 
@@ -168,7 +169,7 @@ class SessionManager:
         self.broker.sessions.pop(session.client_id, None)
 
     def remove_subscriptions(self) -> None:
-        """Remove subscriptions of ended sessions, within the work that all of them have in a turn."""
+        """Remove subscriptions of ended sessions, within their common share of a turn."""
         broker = self.broker
         end = broker.work + TURN_SHARES * broker.max_turn_work
         while broker.ending and broker.work < end:
@@ -230,7 +231,7 @@ class SessionManager:
                 apply_rights(self.broker, session, now)
 
     def set_rights(self, session: Session, rights: Rights, now: int) -> None:
-        """Replace the rights of the session, and remove what they no longer cover."""
+        """Replace the rights of the session, and remove subscriptions and messages that they no longer permit."""
         session.rights = rights
         if session.subscriptions:
             self.broker.router.forget_all()

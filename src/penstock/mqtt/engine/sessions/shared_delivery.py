@@ -3,7 +3,7 @@
 Queued messages and unacknowledged QoS 1 messages move to another member. A QoS 2 message that was sent stays in its
 session [MQTT-4.8.2-4], [MQTT-4.8.2-5]. Shared subscriptions do not guarantee an order.
 
-A message moves only to a member with room for it; otherwise it stays until there is room, or its session ends.
+A message moves only to a member with room for it; otherwise it stays until there is room or its session ends.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def _session(subscription: SessionSubscription) -> Session:
 
 
 class _Room:
-    """Room left in the queue of a session."""
+    """Remaining room in the queue of a session."""
 
     __slots__ = ("_bytes", "_messages")
 

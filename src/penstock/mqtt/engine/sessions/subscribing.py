@@ -25,14 +25,14 @@ __all__ = ["FILTER_WORK", "NO_END", "apply_rights", "as_bridge", "subscribe", "s
 FILTER_WORK: Final = 4
 """Units of work for a topic filter of SUBSCRIBE or UNSUBSCRIBE, and for a subscription of a session that ends."""
 NO_END: Final = 1 << 60
-"""An end of work that no broker reaches: all is handled at once."""
+"""A limit of work that is never reached: everything is handled at once."""
 
 
 def subscribe(broker: BrokerCore, session: Session, packet: Subscribe, codes: list[int], end: i64, now: int) -> bool:
     """Add subscriptions until the work of the broker is ``end``, at least one; return whether all are added.
 
-    ``codes`` gets a reason code for each, and is passed again for the rest. Their retained messages are sent after the
-    SUBACK.
+    A reason code for each is appended to ``codes``, which the caller passes again for the rest. Retained messages are
+    sent after the SUBACK.
     """
     identifier = identifier_block(packet.properties.subscription_identifiers)
     subscriptions = packet.subscriptions
@@ -91,7 +91,7 @@ def _subscribe(broker: BrokerCore, session: Session, wanted: Subscription, ident
     if session.journal is not None:
         session.journal.subscribed(subscription)
     wants_retained = wanted.retain_handling == 0 or (wanted.retain_handling == 1 and new)  # [MQTT-3.3.1-9 to -11]
-    if wants_retained and subscription.group is None:  # a shared subscription gets none
+    if wants_retained and subscription.group is None:  # not for shared subscriptions
         session.send_retained(subscription)
     return wanted.qos
 
@@ -126,7 +126,7 @@ def _end_subscription(broker: BrokerCore, session: Session, subscription: Sessio
 
 
 def apply_rights(broker: BrokerCore, session: Session, now: int) -> None:
-    """Remove subscriptions and queued messages that the session's rights no longer cover."""
+    """Remove subscriptions and queued messages that the session's rights no longer permit."""
     rights = session.rights
     if rights is None:
         return

@@ -1,1 +1,1 @@
-"""The broker's side of the protocol, one module per subject; `engine.broker_engine` dispatches requests to them."""
+"""Request handlers of the broker, one module per subject; `engine.broker_engine` dispatches requests to them."""

@@ -1,13 +1,13 @@
 """Fetches (methods 17, 18): gets of group members, exact ranges of batch readers, and commits of offsets.
 
-A get with ``maxWaitMs`` (an extension) that finds no message waits. Any other get waits as well while a commit is
-running that may make messages readable, so that this commit answers it and not the client's next attempt. The shell
-calls `FetchHandler.wake` when a store has new readable messages, and `FetchHandler.tick`; both run the waiting requests
+A get with ``maxWaitMs`` (an extension) waits if there is no message. Another get waits only while a running commit may
+make messages readable, so that it is answered after the commit instead of being repeated by the client. The shell calls
+`FetchHandler.wake` when a store has new readable messages, and `FetchHandler.tick`; both run the waiting requests
 again, with every check, and append their answers to ``ready``.
 
-Reads ahead: a client with one thread asks, processes, confirms, asks. Reading half a megabyte from disk and verifying
-it takes as long as processing it. So the shell has the next read of a consumer of old messages done when the response
-has been sent (`ReadAhead`).
+Read-ahead: a client with one thread alternates between fetching and processing. Reading and verifying half a megabyte
+from disk takes as long as processing it, so the shell performs the next read of a consumer of old messages after the
+response was sent (`ReadAhead`).
 """
 
 from __future__ import annotations
@@ -51,15 +51,15 @@ __all__ = [
 
 _MAX_WAIT_MS = 30_000
 _COMMIT_WAIT_MS = 100
-"""Longest wait for a commit of a get whose client does not know the extension."""
+"""Maximum wait for a commit of a get from a client without the extension."""
 _MAX_LAG_BYTES = 14 << 30
-"""A consumer that lags more bytes behind gets half as much per response, as in the reference."""
+"""Lag in bytes above which a consumer gets half as much per response, as in the reference."""
 
 
 _READS_AHEAD = 16
-"""Reads that are prepared at the same time, half a megabyte each; further consumers are served when they ask."""
+"""Maximum prepared reads, half a megabyte each; other consumers are served on request."""
 _EXPECTED_MS = 2_000
-"""A prepared read that was not asked for within this time makes room for another."""
+"""Time after which an unused prepared read makes room for another."""
 
 
 class PendingRead(NamedTuple):
@@ -82,7 +82,7 @@ class ReadAhead:
     def __init__(self) -> None:
         self.due: deque[PendingRead] = deque()
         self._held: dict[PendingRead, tuple[LogRead | None, int]] = {}
-        """Results of reads (None while they are due) and the time when they were expected, oldest first."""
+        """Results of reads (None while they are due) and the time when they were scheduled, oldest first."""
 
     def take(self, pending: PendingRead) -> LogRead | None:
         """Return the result of a prepared read, once; None: it must be read now."""
@@ -90,7 +90,7 @@ class ReadAhead:
         return None if found is None else found[0]
 
     def expect(self, pending: PendingRead, now_ms: int) -> None:
-        """Expect that a consumer asks for ``pending``. Ignored if too many others are expected."""
+        """Schedule the read-ahead of ``pending``. Ignored at the maximum of prepared reads."""
         held = self._held
         if len(held) >= _READS_AHEAD:
             oldest = next(iter(held))
@@ -102,10 +102,10 @@ class ReadAhead:
             self.due.append(pending)
 
     def work(self) -> None:
-        """Do the read that is due for longest, unless its consumer has asked meanwhile."""
+        """Perform the read that is due for longest, unless its consumer has fetched in the meantime."""
         pending = self.due.popleft()
         read, expected_at = self._held.get(pending, (None, None))
-        # A consumer that asked earlier and is expected at the same offset again has its read due twice.
+        # A read may be due twice, if its consumer fetched early and then was scheduled at the same offset again.
         if expected_at is not None and read is None and pending.start >= pending.store.min_offset:
             # A temporary failure is reported in the response to the consumer.
             with contextlib.suppress(OSError):
@@ -242,7 +242,7 @@ class FetchHandler:
             self._finish(parked, self._answer(parked, now_ms))
 
     def _replaced(self, parked: _WaitingFetch) -> bool:
-        """Whether the client registered again since: the messages would count as delivered without being received."""
+        """Whether the client has registered again: the messages would count as delivered without being received."""
         if parked.registration is None:
             return False
         registration = self._registrations.get(_key(parked.message))
@@ -313,7 +313,7 @@ class FetchHandler:
         delivered = read.offsets[-1] + INDEX_RECORD_BYTES if manual and read.count else 0
         self._offsets.end_get(key, read.next_offset - start, empty=not read.count, manual=manual, delivered=delivered)
         if not read.count and read.next_offset >= end and message.maxWaitMs > 0:
-            return store  # only messages of other consumers: the offset has moved, the get still waits
+            return store  # only messages that do not match: the offset has moved, the get still waits
         self.messages += read.count
         if self.rules.limits:
             registration.meter.count(sum(map(len, read.messages)))
@@ -415,10 +415,10 @@ def _key(message: pb.GetMessageRequestC2B) -> Key:
 
 
 def _patience_ms(message: pb.GetMessageRequestC2B, store: LogStore) -> int:
-    """Longest time that a get without messages may wait for some."""
+    """Return the maximum time that a get may wait for messages."""
     if message.maxWaitMs > 0:
         return min(message.maxWaitMs, _MAX_WAIT_MS)
-    # A running commit makes messages readable long before this client would ask again.
+    # A running commit makes messages readable long before this client would fetch again.
     return _COMMIT_WAIT_MS if store.unwritten_bytes and not store.immediate else 0
 
 
@@ -435,16 +435,16 @@ def _failed(refusal: Refusal, wait_ms: int = -1) -> BrokerResponse:
 
 
 def _near_the_head(topic: Topic, left: int) -> bool:
-    """Whether a consumer with filters is less than ten of the reference's filter reads behind: it should slow down."""
+    """Whether a consumer with filters lags less than ten filtered reads of the reference and should slow down."""
     records = max(8000, min(1000 * (topic.config.partitions or 1), 13_500)) * 3
     return left < 10 * records * 28
 
 
 GET_BYTES = 512 << 10
-"""Most bytes in one get, the reference's transferSize. A single larger message is sent alone."""
+"""Maximum bytes of a get response, the reference's transferSize. A single larger message is sent alone."""
 
 _RANGE_BYTES = 4 << 20
-"""Most bytes in one range read, whatever the request says: every reader of frames accepts this size."""
+"""Maximum bytes of a range response, which every reader of frames accepts."""
 
 
 def _head(code: int, text: str, *, success: bool) -> bytes:
@@ -559,7 +559,7 @@ def _range_failure(code: int, text: str, answer: pb.RangeResponse) -> list[bytes
 
 
 def _with_range(messages: list[bytes], answer: pb.RangeResponse) -> list[bytes]:
-    # The extension comes first: a client that knows the columns takes the messages apart all at once.
+    # The extension comes first, so that a client with the extension decodes the messages together.
     return [_OK_HEAD, range_extension(answer), *messages]
 
 

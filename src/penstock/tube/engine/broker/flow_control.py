@@ -42,7 +42,7 @@ class FlowRules(NamedTuple):
     limits: tuple[Limit, ...] = ()
 
     def limit(self, behind_bytes: int, now_ms: int) -> Limit | None:
-        """The applicable rule: among those of this time of day, the one with the greatest lag that is exceeded."""
+        """The applicable rule: of the rules of this time of day, the one with the greatest exceeded lag."""
         minute = (now_ms + _GMT8_MS) // 60_000 % _DAY_MINUTES
         found = None
         for limit in self.limits:

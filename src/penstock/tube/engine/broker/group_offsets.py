@@ -1,8 +1,8 @@
-"""Offsets of consumer groups per partition: the committed offset, and what is in flight.
+"""Offsets of consumer groups per partition: the committed offset, and the messages in flight.
 
-Offsets are byte positions in a store's index, multiples of 28. The broker keeps the offset; a consumer only says
-whether it consumed what it got last. So a get marks its messages as *in flight*. The next get, a commit or the end of
-the registration *commits* them or drops them, and then they are delivered again.
+Offsets are byte offsets in a store's index, multiples of 28. The broker stores the offset; a consumer only reports
+whether it consumed the messages of its last get. So a get marks its messages as *in flight*. The next get, a commit or
+the end of the registration *commits* them or drops them; dropped messages are delivered again.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class _Slot:
     def __init__(self, committed: int) -> None:
         self.committed = committed
         self.in_flight = 0
-        self.delivered = 0  # offset behind the last message in flight; undefined while nothing is in flight
+        self.delivered = 0  # offset after the last message in flight; undefined without messages in flight
 
 
 class GroupOffsets:
@@ -37,7 +37,8 @@ class GroupOffsets:
         self._slots: dict[Key, _Slot] = {key: _Slot(offset) for key, offset in stored}
         self.dirty: set[Key] = set()
         self.founded = False
-        """Whether a group in ``dirty`` had no offset before: without it, the group would start at an end of the log.
+        """Whether a group in ``dirty`` has its first offset: if it were lost, the group would start at an end of the
+        log.
         """
 
     def __len__(self) -> int:
@@ -78,10 +79,10 @@ class GroupOffsets:
         return target
 
     def begin_get(self, key: Key, low: int, high: int, *, consumed: bool, manual: bool) -> tuple[int, bool]:
-        """Begin a get: the offset to read from, and whether there is anything to read below ``high``.
+        """Begin a get; return the offset to read from, and whether there are messages below ``high``.
 
         ``consumed``: messages in flight are committed first; otherwise they are read again. ``manual``: reading
-        continues behind the messages in flight, which only a commit confirms.
+        continues after the messages in flight, which only a commit confirms.
         """
         slot = self._slots.get(key)
         if slot is None:
@@ -98,7 +99,7 @@ class GroupOffsets:
                 slot.in_flight = 0
             return high, False
         if offset < low:
-            # Retention overtook the group: it continues with the oldest message.
+            # Retention removed messages before the group read them: it continues with the oldest message.
             self._move(key, slot, low)
             slot.in_flight = 0
             offset = low
@@ -107,7 +108,7 @@ class GroupOffsets:
     def end_get(self, key: Key, walked: int, *, empty: bool, manual: bool, delivered: int = 0) -> None:
         """End a get that read ``walked`` index bytes, which are committed at once if nothing is in flight.
 
-        ``delivered``: with ``manual``, the offset behind the last message of a get that returned some.
+        ``delivered``: with ``manual``, the offset after the last message of a get that returned messages.
         """
         slot = self._slots[key]
         if not manual:
@@ -120,7 +121,7 @@ class GroupOffsets:
             slot.delivered = delivered if manual else slot.committed + walked
 
     def commit(self, key: Key, *, consumed: bool) -> int:
-        """Commit or drop what is in flight; returns the committed offset."""
+        """Commit or drop the messages in flight; returns the committed offset."""
         slot = self._slots[key]
         if consumed:
             self._move(key, slot, slot.committed + slot.in_flight)
@@ -130,7 +131,7 @@ class GroupOffsets:
     def commit_to(self, key: Key, offset: int) -> int | None:
         """Commit up to ``offset``; returns the committed offset, None if ``offset`` was not delivered.
 
-        Entries behind the last message (of other partitions, or rejected by filters) are committed with it.
+        Entries after the last message (of other partitions, or rejected by filters) are committed with it.
         """
         slot = self._slots[key]
         end = slot.committed + slot.in_flight
@@ -143,7 +144,7 @@ class GroupOffsets:
         return slot.committed
 
     def discard(self, key: Key) -> None:
-        """Drop what is in flight, because the consumer has ended."""
+        """Drop the messages in flight, because the consumer has ended."""
         slot = self._slots.get(key)
         if slot is not None:
             slot.in_flight = 0
@@ -162,7 +163,7 @@ class GroupOffsets:
         return True
 
     def forget_topic(self, topic: str) -> None:
-        """Remove all offsets of a topic that was removed; a topic of the same name starts without them."""
+        """Remove all offsets of a removed topic, so that a new topic of the same name starts without offsets."""
         for key in [key for key in self._slots if key[1] == topic]:
             del self._slots[key]
             self.dirty.add(key)

@@ -1,4 +1,4 @@
-"""Membership of a broker in its cluster: requests to the master, and what the responses change.
+"""Membership of a broker in its cluster: requests to the master, and the changes in its responses.
 
     request = membership.next_request(read_status, write_status)   # method id and payload
     update = membership.receive(method, payload)                   # what to apply; then next_request again, in time
@@ -52,8 +52,8 @@ class BrokerConfig:
         """Parse the settings.
 
         Raises:
-            RemoteProtocolError: the master sent something unreadable, or a topic name that could leave the directory of
-                the log.
+            RemoteProtocolError: the configuration cannot be parsed, or a topic name is not valid (and could be a path
+            outside of the log's directory).
         """
         default = DefaultConfig.parse(self.default) if self.default.strip() else DefaultConfig()
         topics = [TopicConfig.parse(text) for text in self.topics]
@@ -67,7 +67,7 @@ class BrokerConfig:
 
 @dataclass(slots=True)
 class MasterUpdate:
-    """Changes that a response of the master asks for; None and empty mean no change."""
+    """Changes in a response of the master; None and empty mean no change."""
 
     config: BrokerConfig | None = None
     removed_topics: list[str] = field(default_factory=list)
@@ -78,11 +78,12 @@ class MasterUpdate:
     max_message_bytes: int | None = None
     flow_rules: str | None = None
     soon: bool = False
-    """Send the next request at once: the master waits for news of a change."""
+    """Whether to send the next request at once, because the master waits for a report."""
 
 
 class BrokerMembership:
-    """One broker's membership. ``address`` is ``host:port`` for clients, ``web_address`` that of its administration."""
+    """One broker's membership. ``address``: ``host:port`` for clients; ``web_address``: ``host:port`` of its
+    administration."""
 
     def __init__(
         self,
@@ -108,7 +109,7 @@ class BrokerMembership:
         self._flow_id = UNDEFINED
 
     def lost(self) -> None:
-        """Register again: the connection or the session is lost."""
+        """Register again, because the connection or the session is lost."""
         self.registered = False
 
     def next_request(

@@ -1,6 +1,6 @@
 """History of committed offsets: one message per group and minute in the system topic, in the reference's format.
 
-Consumers may read the topic; `penstock tube offset` and existing tools read from it where a group was at some time.
+Consumers may read the topic; `penstock tube offset` and existing tools find the offset of a group at a time in it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class HistoryMessage(NamedTuple):
 def history_place(group: str) -> tuple[int, str]:
     """Partition of a group's history, and the message type of its messages."""
     number = java_hash(group)
-    # Java's abs() leaves the smallest integer negative; no known group hashes to it.
+    # Java's abs() returns the smallest integer unchanged; no known group hashes to it.
     return (0 if number == _INT_MIN else abs(number)) % _PARTITIONS, str(number)
 
 
@@ -45,7 +45,7 @@ def group_history(
 ) -> list[HistoryMessage]:
     """One message for each group with an offset on this broker, without offsets in the system topic itself.
 
-    ``minute``: the present time as yyyyMMddHHmm.
+    ``minute``: the current time as yyyyMMddHHmm.
     """
     groups: dict[str, dict[str, dict[int, list[tuple[int, int]]]]] = defaultdict(
         lambda: defaultdict(lambda: defaultdict(list))

@@ -41,7 +41,8 @@ MAX_BATCH = 8192
 MAX_BATCH_BYTES = 4 << 20
 _KEYS_CACHED = 4096
 _MAX_TYPE_CHARS = 1024
-"""Longest message type: the hash reads all of it. The reference's clients send up to 256 characters."""
+"""Maximum length of a message type, which bounds the time of its hash. The reference's clients send up to 256
+characters."""
 
 
 class AppendResult:
@@ -65,7 +66,7 @@ class _Sequence:
 
 
 class ProduceHandler:
-    """Stores the messages of producers. ``dirty_stores``: stores with something to write, for the shell."""
+    """Stores the messages of producers. ``dirty_stores``: stores with unwritten messages, for the shell."""
 
     def __init__(self, checks: RequestChecks, topics: Topics, limits: TubeLimits, last_time: int) -> None:
         self.dirty_stores: dict[LogStore, None] = {}
@@ -94,7 +95,8 @@ class ProduceHandler:
         return BrokerResponse(bodies[0], wait=wait)
 
     def send_all(self, sends: list[Send], datas: list[bytes], context: RequestContext) -> tuple[list[bytes], bool]:
-        """Store the messages of requests for one partition in order; the responses, and whether they wait."""
+        """Store the messages of requests for one partition in order; return the responses, and whether they wait for a
+        commit."""
         kinds = _distinct(sends)
         name, partition_id = sends[0].place
         name = name.strip()
@@ -199,7 +201,7 @@ class ProduceHandler:
     ) -> AppendResult:
         """Append messages to the log of a partition; returns the result of the first."""
         store = self._topics.store(topic, partition_id)
-        # Rises with time, also across restarts; nine bytes as a varint for the next centuries.
+        # Increases with time, also across restarts; nine bytes as a varint for centuries.
         message_id = max(self._last_id + 1, now_ms << 20)
         offset, time_ms = store.append_many(partition_id, datas, sums, flags, keys, message_id, now_ms, marker)
         self._last_id = message_id + len(datas) - 1
@@ -364,7 +366,7 @@ class ProduceHandler:
     def append_system(
         self, topic: Topic, partition_id: int, data: bytes, flag: int, msg_type: str, now_ms: int
     ) -> AppendResult | Refusal:
-        """Store a message in a topic that only the broker writes."""
+        """Store a message in a system topic."""
         return self._store_own(topic, partition_id, data, flag, msg_type, now_ms)
 
     # Messages of the node itself
@@ -400,7 +402,7 @@ class ProduceHandler:
 
 
 def _distinct(sends: list[Send]) -> list[Send]:
-    """``sends`` without most of its repetitions: mostly one, since a client sends the same fields each time."""
+    """Return the distinct sends of ``sends``: usually one, because a client repeats the same fields."""
     kinds: list[Send] = []
     last: Send | None = None
     for send in sends:

@@ -38,13 +38,14 @@ class ProducerSequences:
         return self._count
 
     def expected(self, partition: TopicPartition, producer: int, oldest: int) -> int:
-        """The next sequence of ``producer``: the one after the last stored, ``oldest`` if the producer is unknown."""
+        """Return the next sequence of ``producer``: the last stored one plus one, ``oldest`` if the producer is
+        unknown."""
         states = self._states.get(partition)
         state = states.get(producer) if states else None
         return max(oldest, 0) if state is None else state.last + 1
 
     def stored(self, partition: TopicPartition, producer: int, last: int, now_ms: int) -> None:
-        """Note ``last`` as the highest stored sequence of ``producer``, unless a higher one is known."""
+        """Set the highest stored sequence of ``producer`` to ``last``, unless a higher one is stored."""
         states = self._states.setdefault(partition, {})
         state = states.get(producer)
         if state is None:
@@ -59,7 +60,7 @@ class ProducerSequences:
         self.changed.add((partition[0], partition[1] // 10000))
 
     def snapshot(self, topic: str, store: int) -> list[tuple[int, int, int, int]]:
-        """(partition id, producer, last sequence, time) of every producer in a store."""
+        """Return (partition id, producer, last sequence, time) of every producer in a store."""
         return [
             (partition[1], producer, state.last, state.time_ms)
             for partition, states in self._states.items()
@@ -68,7 +69,7 @@ class ProducerSequences:
         ]
 
     def restore(self, topic: str, rows: Iterable[tuple[int, int, int, int]]) -> None:
-        """Restore entries of `snapshot`, or found in the log."""
+        """Restore entries of `snapshot`, or of messages in the log."""
         for partition, producer, last, time_ms in rows:
             self.stored((topic, partition), producer, last, time_ms)
 

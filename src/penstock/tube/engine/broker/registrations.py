@@ -58,7 +58,7 @@ class Registration:
 
 
 class Registrations:
-    """Registrations by group, topic and partition. ``next_check``: no session ends before."""
+    """Registrations by group, topic and partition. ``next_check``: lower bound of the next end of a session."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class Registrations:
         self.session_ms = session_ms
         self.next_check: int | None = None
         self._grace_until = 0
-        """No session ends before this time."""
+        """Lower bound of the next end of a session."""
         self._checks = checks
         self._topics = topics
         self._offsets = offsets
@@ -242,7 +242,7 @@ class Registrations:
         return None
 
     def schedule_check(self, deadline: int) -> None:
-        """Make sure that `tick` is called at ``deadline``."""
+        """Schedule a call of `tick` at ``deadline``."""
         if self.next_check is None or deadline < self.next_check:
             self.next_check = deadline
 
@@ -252,7 +252,7 @@ class Registrations:
         self._offsets.discard(key)
 
     def access_changed(self) -> None:
-        """End the registrations of consumers that may not read their partitions any more."""
+        """End the registrations of consumers that may no longer read their partitions."""
         access = self._checks.access
         if access is None:
             return
@@ -266,7 +266,8 @@ class Registrations:
         return registration.deadline <= now_ms >= self._grace_until
 
     def stalled(self, now_ms: int, grace_ms: int) -> None:
-        """End no session for ``grace_ms``: the process was stopped, gets and heartbeats are on their way."""
+        """Extend all sessions to at least ``grace_ms`` from now after a pause of the process: gets and heartbeats may
+        be in transit."""
         self._grace_until = max(self._grace_until, now_ms + grace_ms)
 
     def tick(self, now_ms: int) -> None:
@@ -283,5 +284,5 @@ class Registrations:
 
 
 def _at(registration: Registration) -> str:
-    """Address of a consumer for texts; never its client id."""
+    """Address of a consumer for messages, without its client id, which is confidential."""
     return f" at {registration.origin.host}" if registration.origin.host else ""

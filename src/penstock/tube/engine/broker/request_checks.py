@@ -20,7 +20,7 @@ _TOKENS_KEPT = 6
 
 
 class BrokerResponse:
-    """The body of a response frame, in ``parts``. ``wait``: it is sent after the commit of everything before.
+    """The body of a response frame, in ``parts``. ``wait``: it is sent after the commit of all earlier changes.
 
     ``one_block``: the client accepts a frame of one long block.
     """
@@ -39,7 +39,7 @@ class BrokerResponse:
 
 
 LATER = BrokerResponse(b"")
-"""Stands for a response that is sent later."""
+"""Placeholder of a response that is sent later."""
 
 
 class Refusal(NamedTuple):
@@ -54,14 +54,14 @@ class RequestChecks:
 
     def __init__(self) -> None:
         self.access: ClientAccess | None = None
-        """Users that clients authenticate as; None: clients need not authenticate."""
+        """Users and rights; None: clients do not authenticate."""
         self.origins = SessionOrigins()
         self.read_stopped = False
         self.write_stopped = False
         self.failure: StorageError | None = None
-        """Set by the shell after a failed commit: nothing is acknowledged any more."""
+        """Set by the shell after a failed commit, after which nothing is acknowledged."""
         self.out_of_space = ""
-        """Reason why the disk has no space for messages; empty: it has."""
+        """Reason why messages are refused for lack of disk space; empty: they are accepted."""
         self.tokens: list[int] = []
         self.check_tokens = False
         self.refused = 0
@@ -139,7 +139,7 @@ class RequestChecks:
         return None
 
     def add_tokens(self, tokens: Iterable[int]) -> None:
-        """Add visit tokens that the master announced; the last six are valid."""
+        """Add visit tokens of the master; the last six are valid."""
         for token in tokens:
             if token in self.tokens:
                 self.tokens.remove(token)

@@ -84,7 +84,8 @@ class Topics:
         self.by_name.setdefault(OFFSET_HISTORY_TOPIC, Topic(config))
 
     def apply(self, default: DefaultConfig, configs: Iterable[TopicConfig]) -> None:
-        """Apply what the master sent. A topic that is not listed keeps its settings: removal is a separate command."""
+        """Apply the master's configuration. A topic that is not listed keeps its settings: removal is a separate
+        command."""
         self.default = default
         for config in configs:
             if config.topic == OFFSET_HISTORY_TOPIC:

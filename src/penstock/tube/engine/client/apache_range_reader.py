@@ -1,13 +1,13 @@
 """Exact ranges of a partition from any TubeMQ broker, as a consumer that registers at the broker alone.
 
 Apache's brokers have no ranges: a get returns any number of messages from the group's stored offset on. But a
-registration sets where to begin, every response reports where it began, and a commit reports where it ended. So a range
-is read by getting, checking every offset, and cutting what the last get returned beyond the end: at the message that a
-registration *at* the end returns first. The order matters: first the batch, then the look at the end. Everything up to
-the end of the batch was already written when the look was taken, so its result is final.
+registration sets the start offset, every response reports the offset at which it began, and a commit reports the offset
+at which it ended. So a range is read with gets whose offsets are checked, and the messages of the last get beyond the
+end are dropped: from the first message that a registration *at* the end returns. The batch must be read before the
+message at the end: everything up to the end of the batch was already written by then, so the result is final.
 
-Nothing here reads or waits. :func:`read_range` yields one :data:`RangeStep` after the other; its driver sends back the
-response to a :class:`SendRequest`, and None to the others.
+No IO: :func:`read_range` yields :data:`RangeStep` objects; its driver sends back the response to a
+:class:`SendRequest`, and None to other steps.
 """
 
 from __future__ import annotations
@@ -39,15 +39,17 @@ Request = broker_pb2.RegisterRequestC2B | broker_pb2.GetMessageRequestC2B | brok
 
 _REGISTER, _UNREGISTER = 31, 32
 _KEEP_POSITION = 1
-"""readStatus of an unregistration: what was fetched last does not count (0 would move the position past the end)."""
+"""readStatus of an unregistration: the last fetched messages are not consumed (0 would commit an offset after the
+end)."""
 _FROM_MEMORY_TOO = 303
-"""qryPriorityId: also what is not in the broker's files yet. With less a reader would miss the newest messages."""
+"""qryPriorityId: include messages that are not in the broker's files yet. Otherwise a reader would miss the newest
+messages."""
 _RETRY_MS = 20
 _OCCUPIED_MS = 500
 
 
 class GetResult(NamedTuple):
-    """The response to a get: all but its messages, and these."""
+    """The response to a get: the response without messages, and its messages."""
 
     said: broker_pb2.GetMessageResponseB2C
     messages: EncodedMessages
@@ -74,7 +76,7 @@ class SendRequest(NamedTuple):
 
 
 class Pause(NamedTuple):
-    """A step: wait ``ms``. The driver gives up after many in a row."""
+    """A step: wait ``ms``. The driver gives up after many consecutive waits."""
 
     ms: int
     why: str
@@ -96,15 +98,15 @@ Positioned = Generator[RangeStep, "Answer | None", int]
 class RangeSession:
     """The client's names while it reads one range.
 
-    ``groups``: names to register under; where another attempt holds one, the next is used.
+    ``groups``: names to register under; if another reader holds one, the next is used.
 
-    ``client_id`` must be new for each attempt: two tasks with one name would move each other's position, unnoticed.
+    ``client_id`` must be unique to each attempt: two tasks with one client id would silently move each other's offset.
     """
 
     def __init__(self, client_id: str, groups: Sequence[str]) -> None:
         self.client_id = client_id
         self.held: str | None = None
-        """The group that registered last; None before: the names tried so far belong to others."""
+        """The group that registered last; None if all names tried so far are in use."""
         self._groups = groups
         self._turn = 0
 
@@ -114,7 +116,7 @@ class RangeSession:
         return self._groups[self._turn % len(self._groups)]
 
     def next_group(self) -> bool:
-        """Use the next name; False: all were tried, the first one follows."""
+        """Use the next name; return False after the last one, when the first one follows."""
         self._turn += 1
         return self._turn % len(self._groups) != 0
 
@@ -169,12 +171,12 @@ class RangeSession:
 def read_range(session: RangeSession, ref: PartitionRef, start: int, end: int) -> RangeSteps:
     """The messages of ``ref`` in ``[start, end)``, in order, each once; then the partition is released.
 
-    ``start`` and ``end`` are positions of the store (multiples of 28). The driver ends the generator early where its
-    user wants no more; the registration then ends with its session.
+    ``start`` and ``end`` are offsets (multiples of 28). If the driver closes the generator early, the registration ends
+    with its session.
 
     Raises:
-        DataLossError: part of the range is not kept any more, or never was.
-        RefusedError: the broker refuses; 415: it requires a token that the session lacks.
+        DataLossError: part of the range is no longer stored, or was never written. RefusedError: the broker refuses;
+        415: it requires a token that the session lacks.
     """
     yield from _register(session, ref, start, end)
     position = start
@@ -189,7 +191,7 @@ def read_range(session: RangeSession, ref: PartitionRef, start: int, end: int) -
 
 
 def commit_offset(session: RangeSession, ref: PartitionRef, position: int) -> RangeSteps:
-    """Store exactly ``position`` as the group's offset, and leave the partition unregistered."""
+    """Store ``position`` as the group's offset, and unregister from the partition."""
     yield from _register(session, ref, position, position)
     answer = yield session.leave(ref)
     assert isinstance(answer, broker_pb2.RegisterResponseB2C)
@@ -198,7 +200,7 @@ def commit_offset(session: RangeSession, ref: PartitionRef, position: int) -> Ra
 
 
 def _register(session: RangeSession, ref: PartitionRef, start: int, end: int) -> RangeSteps:
-    """Register at ``start``, of a log that must reach ``end``."""
+    """Register at ``start``; the log must reach ``end``."""
     while True:
         answer = yield session.register(ref, _REGISTER, start)
         assert isinstance(answer, broker_pb2.RegisterResponseB2C)
@@ -212,7 +214,7 @@ def _register(session: RangeSession, ref: PartitionRef, start: int, end: int) ->
             raise UnavailableError(f"tube: {ref}: the broker does not serve now: {answer.errMsg}", applied=False)
         else:
             raise _refused(ref, answer.errCode, answer.errMsg)
-    # The broker puts a position that it does not have silently where it has one, and says 200.
+    # The broker silently replaces an offset outside of the log by the nearest one, with code 200.
     if answer.currOffset > start:
         raise DataLossError(
             f"tube: {ref}: offset {start} is no longer stored (earliest {answer.currOffset})",
@@ -253,7 +255,7 @@ def _fetch(
             raise DataLossError(
                 f"tube: {ref}: a get at offset {position} began at {got.currOffset}",
                 end=got.currOffset,
-                why="retention removed what lies between while it was read",
+                why="retention removed records of the range while it was read",
                 do="raise the topic's retention, or start from the earliest offset and accept the gap",
             )
         done = yield session.commit(ref)
@@ -268,14 +270,15 @@ def _fetch(
             continue
         if done.currOffset > position:
             return (messages if got.errCode == ErrCode.SUCCESS else messages.until(0)), done.currOffset
-        # A 404 alone never says that the end is reached: something may be on its way into the files.
+        # Code 404 alone does not mean that the end is reached: messages may not be in the files yet.
         yield Pause(_RETRY_MS, f"{ref}: nothing can be read at offset {position} yet: {got.errMsg}")
 
 
 def _register_again(session: RangeSession, ref: PartitionRef, position: int, end: int) -> RangeSteps:
     """Register at ``position`` again: the broker's stored offset was lower.
 
-    It forgot the offset of the name's earlier user, or lost the end of its log; the registration shows which.
+    The broker removed the offset of an earlier user of the name, or lost the end of its log; the registration shows
+    which.
     """
     yield Pause(_RETRY_MS, f"{ref}: the position of group {session.group!r} was forgotten repeatedly")
     yield from _register(session, ref, position, end)
@@ -288,7 +291,7 @@ def _cut(session: RangeSession, ref: PartitionRef, end: int, reached: int, messa
     while position < reached:
         beyond, position = yield from _fetch(session, ref, position, reached)
         if len(beyond):
-            # By all that is in it, and by order: message ids are not ordered, and may recur.
+            # Compared by content and order: message ids are not ordered, and may be repeated.
             first = next(iter(beyond))
             return next((index for index, message in enumerate(messages) if message == first), len(messages))
     return len(messages)

@@ -7,11 +7,11 @@ itself; the master only reports which ones exist:
     request = member.metadata_request();  orders = member.metadata(answer, now)   # the partitions that exist
     request = member.heartbeat();  orders = member.heard(answer, now)
 
-With ``source_count`` members, each with its own ``node_id``, each one holds its share of the partitions; without it,
-all. Brokers serve a partition to one member at a time either way.
+With ``source_count`` members and a different ``node_id`` each, each member holds its share of the partitions; without
+it, all partitions. In both cases brokers serve a partition to one member at a time.
 
-:class:`PartitionConsumer` is one partition from its assignment to its release: the next request, and what each
-response means. Nothing here waits; time is an argument.
+:class:`PartitionConsumer` is one partition from its assignment to its release: it creates requests and handles
+responses. No IO: time is an argument.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ up to 20 seconds late (tubemq.md 10.5)."""
 class GroupMember:
     """One member of ``group``. ``filters``: topic -> message types. ``held``: partitions registered at brokers.
 
-    ``session_ms``: how long servers keep its partitions while it is silent; 0: as they do for everybody.
+    ``session_ms``: session timeout that servers apply to this member; 0: their default.
     """
 
     def __init__(
@@ -113,15 +113,15 @@ class GroupMember:
             )
 
     def lost(self, partition: Partition) -> None:
-        """The partition is not held any more."""
+        """Remove a partition that is no longer held."""
         self.held.discard(partition)
 
     def close(self) -> master_pb2.CloseRequestC2M:
-        """Goodbye to the master."""
+        """Return the request that ends the session at the master."""
         return master_pb2.CloseRequestC2M(clientId=self.client_id, groupName=self.group, authInfo=self._certificate())
 
     def partition_heartbeat(self, partitions: Iterable[Partition]) -> broker_pb2.HeartBeatRequestC2B:
-        """The heartbeat to the broker of ``partitions``."""
+        """Return the heartbeat to the broker of ``partitions``."""
         return broker_pb2.HeartBeatRequestC2B(
             clientId=self.client_id,
             groupName=self.group,
@@ -134,9 +134,9 @@ class GroupMember:
     def partition_register(
         self, partition: Partition, read_status: int, *, leave: bool, offset: int | None = None
     ) -> broker_pb2.RegisterRequestC2B:
-        """Registers at the partition's broker, or (``leave``) takes the registration back.
+        """Return a registration at the partition's broker, or with ``leave`` its end.
 
-        ``offset``: begin there, whatever position the group has.
+        ``offset``: start there instead of at the group's offset.
         """
         return broker_pb2.RegisterRequestC2B(
             opType=UNREGISTER if leave else REGISTER,
@@ -169,7 +169,7 @@ class GroupMember:
             self.token = info.visitAuthorizedToken
 
 
-DONE = 2  # EventProto.status: always reported, even where a partition could not be taken
+DONE = 2  # EventProto.status: always reported, even if a partition could not be registered
 REPORT_EVERY = 6  # heartbeats between full reports of what is held
 
 
@@ -184,8 +184,8 @@ class Orders(NamedTuple):
 class Bound(NamedTuple):
     """Bound consumption: the ``members`` of ``session`` start together, each at its ``offsets``.
 
-    Those are by partition key (``brokerId:topic:partition``). Where two members name a partition the larger offset wins
-    (``select_big``), else the smaller.
+    Offsets are by partition key (``brokerId:topic:partition``). If two members set an offset for a partition, the
+    larger one is used (``select_big``), otherwise the smaller one.
     """
 
     session: str
@@ -223,7 +223,7 @@ class Membership(GroupMember):
         self._report = False
 
     def register(self) -> master_pb2.RegisterRequestC2M:
-        """Return a registration; after code 411 with the partitions that are held."""
+        """Return a registration; after code 411 with the held partitions."""
         self._event = self._finished = None
         request = master_pb2.RegisterRequestC2M(
             clientId=self.client_id,
@@ -254,7 +254,8 @@ class Membership(GroupMember):
         self._take_token(answer.authorizedInfo)
 
     def heartbeat(self) -> master_pb2.HeartRequestC2M:
-        """The next heartbeat: a finished event, and the held partitions after an event, a change or some heartbeats."""
+        """Return the next heartbeat: a finished event, and the held partitions after an event, a change or some
+        heartbeats."""
         self._beats += 1
         request = master_pb2.HeartRequestC2M(
             clientId=self.client_id,
@@ -273,7 +274,7 @@ class Membership(GroupMember):
         return request
 
     def heard(self, request: master_pb2.HeartRequestC2M, answer: master_pb2.HeartResponseM2C) -> Orders:
-        """The orders in the response to ``request``. After carrying them out call :meth:`finished`."""
+        """Return the orders in the response to ``request``. Call :meth:`finished` after executing them."""
         if answer.errCode == ErrCode.HB_NO_NODE:
             return Orders(register=True)
         if answer.errCode == ErrCode.CERTIFICATE_FAILURE and self.credentials is not None:
@@ -295,7 +296,8 @@ class Membership(GroupMember):
         elif event.opType in {RebalanceOp.DISCONNECT, RebalanceOp.ONLY_DISCONNECT}:
             orders = Orders(release=partitions)
         else:
-            # REPORT: the next heartbeat says all that is held. What is unknown is reported as done and not obeyed.
+            # REPORT: the next heartbeat reports all held partitions. An unknown operation is reported as done without
+            # effect.
             self._report = True
             orders = Orders()
         self._event = shared_pb2.EventProto()
@@ -305,13 +307,15 @@ class Membership(GroupMember):
         return orders
 
     def finished(self) -> None:
-        """The event is executed as far as possible: report it, and the held partitions, with the next heartbeat."""
+        """Note that the event was executed as far as possible: the next heartbeat reports it and the held
+        partitions."""
         if self._event is not None:
             self._event.status = DONE
             self._finished, self._event = self._event, None
 
     def lost(self, partition: Partition) -> None:
-        """The partition is not held any more: the next heartbeat reports it, and the master assigns it to a member."""
+        """Note that the partition is no longer held: the next heartbeat reports it, and the master assigns it to a
+        member."""
         super().lost(partition)
         self._report = True
 
@@ -326,7 +330,8 @@ OWN_REPORT_EVERY = 60  # heartbeats between full reports of what is held
 
 
 class ClientBalance(GroupMember):
-    """One member that chooses its partitions. ``assigned``: those of the application; None: its share of all."""
+    """One member that chooses its partitions. ``assigned``: partitions set by the application; None: its share of
+    all."""
 
     def __init__(
         self,
@@ -363,7 +368,7 @@ class ClientBalance(GroupMember):
         self._report = False
 
     def register(self) -> master_pb2.RegisterRequestC2MV2:
-        """Return a registration; after code 411 with the partitions that are held."""
+        """Return a registration; after code 411 with the held partitions."""
         self._brokers_id = self._topics_id = UNDEFINED
         return master_pb2.RegisterRequestC2MV2(
             clientId=self.client_id,
@@ -384,7 +389,7 @@ class ClientBalance(GroupMember):
         self._take_brokers(answer.brokerConfigId, answer.brokerConfigList)
 
     def metadata_request(self) -> master_pb2.GetPartMetaRequestC2M:
-        """Return the request for the partitions that exist."""
+        """Return the request for the existing partitions."""
         return master_pb2.GetPartMetaRequestC2M(
             clientId=self.client_id,
             groupName=self.group,
@@ -403,7 +408,7 @@ class ClientBalance(GroupMember):
         return self.orders()
 
     def heartbeat(self) -> master_pb2.HeartRequestC2MV2:
-        """Return the next heartbeat to the master; some report all partitions that are held."""
+        """Return the next heartbeat to the master; at intervals it reports all held partitions."""
         self._beats += 1
         return master_pb2.HeartRequestC2MV2(
             clientId=self.client_id,
@@ -436,7 +441,7 @@ class ClientBalance(GroupMember):
         return dict(sorted(found.items()))
 
     def orders(self) -> Orders:
-        """Return the partitions to acquire and to release, so that the chosen ones are held."""
+        """Return the partitions to acquire and to release."""
         known = self.partitions()
         if self.assigned is not None:
             wanted = {partition for partition in known if partition.key in self.assigned}
@@ -452,7 +457,7 @@ class ClientBalance(GroupMember):
         self._report = True
 
     def changed(self) -> None:
-        """Report the held partitions with the next heartbeat: they changed."""
+        """Report the held partitions with the next heartbeat, because they changed."""
         self._report = True
 
     def _holding(self, *, report: bool) -> master_pb2.ClientSubRepInfo:
@@ -491,9 +496,9 @@ def _accepted(code: int, text: str) -> None:
 
 
 LATEST_OFFSET = (1 << 63) - 28
-"""A start offset beyond every log: brokers begin at the end then."""
+"""A start offset beyond every log, for which brokers start at the end."""
 COMMITS_AT_OFFSETS = 2
-"""Brokers from this version of the extensions on commit at any offset."""
+"""Version of the extensions since which brokers commit at any offset."""
 
 
 class Start(Enum):
@@ -509,8 +514,8 @@ class FetchStep(Enum):
     REGISTER = "register"
     GET = "get"
     WAIT = "wait"  # until ``ready_at``
-    DELIVER = "deliver"  # messages came: hand them out, then confirm
-    DROP = "drop"  # it is not ours any more
+    DELIVER = "deliver"  # messages were received: deliver, then confirm them
+    DROP = "drop"  # the partition is no longer held
 
 
 class PartitionConsumer:
@@ -519,8 +524,8 @@ class PartitionConsumer:
     penstock's brokers answer a get when there is a message, or after ``long_poll_ms``. Another broker is polled again
     after 5 ms, then at growing intervals up to ``most_wait_ms``, until it returns a message.
 
-    ``explicit``: the next get confirms nothing. A broker that commits at offsets then delivers messages after the
-    unconfirmed ones; with another broker the next get waits until the batch is confirmed.
+    ``explicit``: a get does not confirm the previous batch. A broker that commits at offsets then delivers messages
+    after the unconfirmed ones; with another broker the next get waits until the batch is confirmed.
     """
 
     FIRST_WAIT_MS = 5
@@ -539,40 +544,41 @@ class PartitionConsumer:
         self.partition = partition
         self.registered = False
         self.ready_at = 0
-        self.offset = -1  # where the last read began
+        self.offset = -1  # start of the last read
         self.max_offset = -1
         self.extensions = 0
         self.moves = 0
-        """Grows with each seek: the answer to a get from before one means nothing."""
+        """Incremented by each seek: the response to an earlier get is ignored."""
         self._start = start
         self._seek = offset
         self._long_poll_ms = long_poll_ms
         self._want_offsets = want_offsets
         self._explicit = explicit
-        self._known = False  # was registered before in this process
-        self._verdict = False  # the outcome of the previous batch
+        self._known = False  # whether it was registered before in this process
+        self._verdict = False  # whether the previous batch was processed
         self._attempts = 0
         self._most_wait_ms = most_wait_ms
         self._wait_ms = self.FIRST_WAIT_MS
 
     @property
     def read_status(self) -> int:
-        """Start without a stored offset; a later registration never skips messages that arrived in between."""
+        """Start offset of a group without a stored offset; a later registration does not skip messages that arrived in
+        between."""
         return 0 if self._known else self._start.value
 
     @property
     def commits_at_offsets(self) -> bool:
-        """Whether the broker commits up to any offset; others commit all that they delivered last, or nothing."""
+        """Whether the broker commits up to any offset; others commit the whole last batch or nothing."""
         return self.extensions >= COMMITS_AT_OFFSETS
 
     @property
     def reads_on(self) -> bool:
-        """Whether the next get may come before the last batch is confirmed."""
+        """Whether the next get may be sent before the last batch is confirmed."""
         return self._explicit and self.commits_at_offsets
 
     @property
     def start_offset(self) -> int | None:
-        """Start of the next registration instead of the group's stored offset; None: that offset."""
+        """Start offset of the next registration; None: the group's stored offset."""
         return self._seek
 
     def seek(self, offset: int) -> None:
@@ -583,7 +589,7 @@ class PartitionConsumer:
         self.ready_at = 0
 
     def next_step(self, now: int) -> FetchStep:
-        """The step to take at ``now``: register, get, or wait."""
+        """Return the next step at ``now``: register, get, or wait."""
         if now < self.ready_at:
             return FetchStep.WAIT
         return FetchStep.GET if self.registered else FetchStep.REGISTER
@@ -600,8 +606,8 @@ class PartitionConsumer:
             self.max_offset = answer.maxOffset
             return FetchStep.GET
         if answer.errCode in {ErrCode.PARTITION_OCCUPIED, ErrCode.CERTIFICATE_FAILURE}:
-            # Occupied: the last owner's session is not over yet, or it just was and the next try succeeds. Certificate:
-            # the token ran out, and a heartbeat to the master brings the next one.
+            # Occupied: the last owner's session has not ended yet, or just ended and the next attempt succeeds.
+            # Certificate: the token expired, and the next heartbeat to the master returns a new one.
             self._attempts += 1
             if self._attempts > 3:
                 return FetchStep.DROP
@@ -611,7 +617,7 @@ class PartitionConsumer:
         return FetchStep.DROP
 
     def get_request(self, client_id: str, group: str) -> broker_pb2.GetMessageRequestC2B:
-        """The next get; it confirms the previous batch."""
+        """Return the next get, which confirms the previous batch."""
         request = broker_pb2.GetMessageRequestC2B(
             clientId=client_id,
             partitionId=self.partition.id,
@@ -629,7 +635,8 @@ class PartitionConsumer:
         return request
 
     def get_answer(self, answer: broker_pb2.GetMessageResponseB2C, now: int) -> FetchStep:
-        """Process the response to a get: deliver its messages, get again now or later, register anew, or drop it."""
+        """Process the response to a get: deliver its messages, get again now or later, register again, or drop the
+        partition."""
         code = answer.errCode
         if code == ErrCode.SUCCESS:
             self.offset = answer.currOffset
@@ -638,14 +645,14 @@ class PartitionConsumer:
                 self._wait_ms = self.FIRST_WAIT_MS
                 self._verdict = False
                 return FetchStep.DELIVER
-            self._verdict = True  # nothing matched; the broker has moved on by itself
+            self._verdict = True  # no message matched the filter; the broker has moved the offset
             return FetchStep.GET if answer.maxOffset > answer.currOffset else self._idle(now)
         if code == ErrCode.NOT_FOUND:
             self._verdict = True
-            # It waited for us already; a broker that waits less than it was asked to is not asked without a pause.
+            # The broker has waited (long poll); if it waited less than requested, pause before the next get.
             return FetchStep.GET if self.extensions and self._long_poll_ms >= 100 else self._idle(now)
         if code in {ErrCode.HB_NO_NODE, ErrCode.UNAUTHORIZED}:
-            # The broker forgot us (it restarted, the session ended): register again, it knows the position.
+            # The broker has no registration (it restarted, or the session ended): register again at its stored offset.
             self.disconnected()
             return FetchStep.REGISTER
         if code in {ErrCode.DUPLICATE_PARTITION, ErrCode.CERTIFICATE_FAILURE}:
@@ -655,7 +662,7 @@ class PartitionConsumer:
         return self._later(_WAITS_MS.get(code, 300), now)
 
     def confirmed(self) -> None:
-        """Note that the batch was processed: the next get, or the release, commits it."""
+        """Note that the batch was processed: the next get or the release commits it."""
         self._verdict = True
 
     def disconnected(self) -> None:
@@ -665,7 +672,7 @@ class PartitionConsumer:
 
     @property
     def leave_status(self) -> int:
-        """readStatus of the release: 0 commits the last batch, 1 does not."""
+        """Return readStatus of the release: 0 commits the last batch, 1 does not."""
         return 0 if self._verdict and not self.reads_on else 1
 
     def _idle(self, now: int) -> FetchStep:
@@ -678,5 +685,5 @@ class PartitionConsumer:
         return FetchStep.WAIT
 
 
-# The reference's waits after an answer that brings nothing.
+# Waits of the reference after a response without messages.
 _WAITS_MS: dict[int, int] = {ErrCode.FORBIDDEN: 2000, ErrCode.MOVED: 200, ErrCode.SERVICE_UNAVAILABLE: 200}

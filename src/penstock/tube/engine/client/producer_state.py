@@ -8,11 +8,11 @@ messages of one partition until they have an outcome. :class:`SendEncoder` encod
     queue.succeeded(number) | refused(number) | failed(number)
     queue.again() -> messages to send again, messages given up
 
-Messages of a partition leave in order. A request holds one message, or many if the broker accepts batches. Without
+Messages of a partition leave in order. A request has one message, or many if the broker accepts batches. Without
 ``producer_id`` a failed message is sent again only while no later one is in the log. With one, messages are numbered
 and the broker stores each number once and in order, so every failed message can be sent again.
 
-Nothing here reads, writes or waits; time is an argument.
+No IO: time is an argument.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ DEFAULT_MAX_BYTES = 1 << 20
 class Routes:
     """Brokers and partitions as the master last reported them. ``start`` spreads the round robins of many producers.
 
-    ``reads``: for a reader, so partitions that do not accept records at present are included.
+    ``reads``: for a reader; includes partitions that currently do not accept records.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class Routes:
         self._take(answer.brokerCheckSum, answer.brokerInfos, answer.authorizedInfo, answer.appdConfig)
         self.unavailable = dict(text.partition("#")[::2] for text in answer.unavailable)
         if answer.errCode == 201:
-            return  # "not ready": keep what is known
+            return  # "not ready": keep the known topics
         self._infos = {info.topic: info for info in map(TopicInfo.parse, answer.served or answer.topicInfos)}
         self._partitions = {}
 
@@ -149,12 +149,12 @@ class Routes:
         return info.max_message_bytes if info is not None and info.max_message_bytes else self._max_bytes
 
     def choose(self, topic: str, key: bytes | None, partition: int | Partition | None, now: int) -> Partition | None:
-        """Choose a partition: the one named, that of the key, else the next in turn. None: the topic is unknown.
+        """Choose a partition: the given one, the key's, or round-robin. None: the topic is unknown.
 
-        A number alone means that partition of the first broker that has it.
+        A number without broker is the partition of the first broker that has it.
 
         A key keeps its partition while the topic's partitions stay the same, even if that broker is avoided: messages
-        of one key stay in order. Round robin leaves out avoided brokers while there are others.
+        of one key stay in order. Round robin skips avoided brokers while there are others.
 
         Raises:
             RefusedError: the topic has no such partition.
@@ -236,14 +236,14 @@ class Routes:
 
 
 class Sendable(Protocol):
-    """A message in a queue. ``sequence`` is set by the queue: -1 until the message is first sent."""
+    """A message in a queue. ``sequence`` is set by the queue: -1 before the message is first sent."""
 
     data: bytes
     sequence: int
 
     @property
     def abandoned(self) -> bool:
-        """True if the caller no longer waits for it."""
+        """Whether the caller no longer waits for it."""
         ...
 
 
@@ -270,10 +270,10 @@ class PartitionQueue(Generic[T]):
         self.requests = requests
         self.batch = batch
         self.held = False
-        self.scheduled = False  # the shell's: will be looked at in this loop turn
+        self.scheduled = False  # used by the shell: scheduled in this loop turn
         self.producer_id = 0
         self.abandoned: list[T] = []
-        """Messages that were skipped because no caller waits for them; the shell removes them."""
+        """Skipped messages that no caller waits for; the shell removes them."""
         self._reorder = reorder
         self._new_producer_id = new_producer_id
         self._renumber = new_producer_id is not None
@@ -362,10 +362,10 @@ class PartitionQueue(Generic[T]):
         return messages
 
     def again(self) -> tuple[list[T], list[T]] | None:
-        """Return the messages to send again, which are now the first to wait, and those that are given up.
+        """Return the messages to send again, now at the front of the queue, and the abandoned messages.
 
-        A message is given up if a later one is stored: it would be stored after that one. None while requests are in
-        flight, or if none failed.
+        A message is abandoned if a later one is stored, because it would be stored out of order. None while requests
+        are in flight, or if none failed.
         """
         if not self._failed or self._flight:
             return None
@@ -379,7 +379,8 @@ class PartitionQueue(Generic[T]):
         return retry, given_up
 
     def remove_waiting(self, leaves: Callable[[T], bool]) -> list[T]:
-        """Remove and return waiting messages for which ``leaves`` is true; not numbered ones, which may be stored."""
+        """Remove and return waiting messages for which ``leaves`` is true, except numbered ones, which may be
+        stored."""
         taken: list[T] = []
         kept: deque[T] = deque()
         for message in self._waiting:

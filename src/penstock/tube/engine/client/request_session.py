@@ -1,13 +1,12 @@
 """The requests of one connection to a master or broker, their responses, and the credentials that requests carry.
 
-A transport writes the frames that :meth:`RequestSession.request` returns and passes on the bytes that it reads. It
-gets back the requests that have an outcome, each with the context that it was made with. Nothing here reads, writes
-or waits: time is an argument, and the transport calls :meth:`RequestSession.expire` at
-:meth:`RequestSession.next_deadline`.
+A transport writes the frames that :meth:`RequestSession.request` returns and passes received bytes to the session,
+which returns the requests with an outcome, each with its context. No IO: time is an argument, and the transport calls
+:meth:`RequestSession.expire` at :meth:`RequestSession.next_deadline`.
 
-Many requests may be in flight. A response that arrives after its request was given up is dropped.
+Many requests may be in flight. A response to an abandoned request is dropped.
 
-:class:`ClientCredentials` signs the first request to the master, then shows the token that the master issued. A token
+:class:`ClientCredentials` signs the first request to the master, then sends the token that the master issued. A token
 expires: the master reports that (``requireAuth``) or refuses (415), and the next request is signed again.
 """
 
@@ -32,18 +31,18 @@ __all__ = ["ClientCredentials", "Outcome", "RequestSession"]
 C = TypeVar("C")
 
 Outcome = Response | PenstockError
-"""The response to a request, or the reason why there is none."""
+"""The response to a request, or the error instead."""
 
 _BUFFER_BYTES = 256 << 10
 _LAST_SERIAL = 0x7FFFFFFF
 _CACHED_BYTES = 4096
-"""Largest payload whose head is cached; it is a small part of the cost of larger ones, whose sizes differ."""
+"""Maximum payload whose head is cached; for larger ones, whose sizes differ, the head is a small part of the cost."""
 
 
 class RequestSession(Generic[C]):
     """The requests of one connection to ``peer`` (``host:port``, for errors), until it ends.
 
-    ``C`` is the transport's context of a request: it comes back with the outcome. Times are seconds of one clock.
+    ``C`` is the transport's context of a request, returned with the outcome. Times are seconds of one clock.
     """
 
     __slots__ = (
@@ -62,16 +61,16 @@ class RequestSession(Generic[C]):
     def __init__(self, peer: str) -> None:
         self.peer = peer
         self.heard = False
-        """True once the peer has sent anything."""
+        """Whether the peer has sent data."""
         self.error: RemoteProtocolError | None = None
-        """A violation of the protocol by the peer: the rest cannot be decoded, so the transport must close."""
+        """Protocol violation of the peer, after which the transport must close because later data cannot be decoded."""
         self._serial = 0
         self._pending: dict[int, C] = {}
         self._deadlines: list[tuple[float, int, float]] = []  # a heap of (deadline, serial, time limit)
         self._decoder: FrameDecoder | None = None
         self._buffer: memoryview | None = None
         self._have = 0  # bytes of an unfinished frame in _buffer
-        self._frame: tuple[int, int, int] | None = None  # its serial, start and end
+        self._frame: tuple[int, int, int] | None = None  # serial, start and end of the frame in _buffer
 
     # --- requests ---
 
@@ -80,7 +79,7 @@ class RequestSession(Generic[C]):
     ) -> tuple[int, bytes]:
         """Return the serial number and the frame of a new request.
 
-        It expires ``timeout_s`` after ``now``; without ``now`` the transport itself limits how long it waits.
+        It expires ``timeout_s`` after ``now``; without ``now`` the transport limits the time.
         """
         self._serial = serial = self._serial % _LAST_SERIAL + 1
         size = len(payload)
@@ -134,7 +133,7 @@ class RequestSession(Generic[C]):
         pending = self._pending
         decoder = self._decoder
         if decoder is None or not (decoder.held or decoder.error):
-            # A response of its own, in one block: the usual case while requests are awaited one by one.
+            # A single response in one block: the usual case while requests are awaited one by one.
             frame = one_block(data)
             if frame is not None and frame[2] == len(data):
                 return self._answered(frame[0], data[frame[1] :])
@@ -153,7 +152,7 @@ class RequestSession(Generic[C]):
         return answered
 
     def buffer(self) -> memoryview:
-        """Return memory for the next received bytes; :meth:`buffer_filled` decodes them. Each response uses the same.
+        """Return a buffer for the next received bytes; :meth:`buffer_filled` decodes them. All responses share it.
 
         Only the payload of a long response in one block is copied: new memory for each response would cost more than
         all other work on it.
@@ -166,7 +165,7 @@ class RequestSession(Generic[C]):
     def buffer_filled(self, count: int) -> list[tuple[C, Outcome]]:
         """As :meth:`receive`, for the first ``count`` bytes of :meth:`buffer`."""
         buffer = self._buffer
-        assert buffer is not None, "buffer() comes first"
+        assert buffer is not None, "call buffer() first"
         self._have = have = self._have + count
         frame = self._frame
         if frame is None:
@@ -201,7 +200,8 @@ class RequestSession(Generic[C]):
 
 @lru_cache(1024)
 def _request_head(service: int, method: int, timeout_ms: int, size: int) -> bytes:
-    """The frame body of a request before its payload of ``size`` bytes. Requests of a client have few sizes."""
+    """Return the frame body of a request before its payload of ``size`` bytes; cached, because requests of a client
+    have few sizes."""
     body = encode_request(Request(0, service, method, bytes(size), timeout=timeout_ms))
     return body[: len(body) - size]
 

@@ -1,7 +1,7 @@
-"""Assignment of partitions in a consumer group that the master balances: members, partitions held, pending orders.
+"""Assignment of partitions in a consumer group that the master balances: members, held partitions, pending orders.
 
-The protocol has no assignment message. The master answers a heartbeat with at most one event (take or release these
-partitions), and a later heartbeat of the consumer reports that it is done. The rules:
+The protocol does not have an assignment message. The master answers a heartbeat with at most one order (register for or
+release these partitions), and a later heartbeat of the consumer reports its execution. The rules:
 
 * A partition belongs to at most one member. The next member gets it after its owner reported the release, left or
   expired (release before take), never because the owner was ordered to release it.
@@ -29,7 +29,7 @@ _RELEASES: Final = frozenset({RebalanceOp.DISCONNECT, RebalanceOp.ONLY_DISCONNEC
 
 
 class RebalanceOrder(NamedTuple):
-    """One order to one member."""
+    """One order to a member."""
 
     rebalance_id: int
     op: RebalanceOp
@@ -37,7 +37,8 @@ class RebalanceOrder(NamedTuple):
 
 
 class BoundMember(NamedTuple):
-    """Bound consumption of a member: start offsets by partition key; assignment waits until all members have joined."""
+    """Bound consumption of a member: start offsets by partition key. Partitions are assigned after all members have
+    joined."""
 
     session_key: str
     total: int
@@ -100,7 +101,8 @@ class Group:
         bound: BoundMember | None = None,
         origin: SessionOrigin | None = None,
     ) -> Member:
-        """Register a member, possibly again: its earlier orders are void, its report of held partitions counts."""
+        """Register a member, possibly again: earlier orders are discarded, and its report of held partitions is
+        used."""
         self.leave(member_id)
         member = self.members[member_id] = Member(member_id, now, bound, origin)
         self._report(member, set(held))
@@ -118,10 +120,10 @@ class Group:
         return True
 
     def expel(self, member: Member, rounds: int) -> None:
-        """Take all partitions from ``member``; it gets none for ``rounds`` heartbeats after the release.
+        """Revoke all partitions of ``member``; it gets none for ``rounds`` heartbeats after the release.
 
-        It takes part again once the others were notified of their partitions, or at once if it is the only member and
-        there are 0 rounds.
+        It is included again after the others were notified of their partitions, or at once if it is the only member and
+        ``rounds`` is 0.
         """
         member.out = rounds
         member.yields = True
@@ -129,7 +131,7 @@ class Group:
             self._take_away(partition, member)
 
     def renew(self, broker_id: int) -> None:
-        """Order members to take their partitions of a restarted broker again.
+        """Order members to register again for their partitions of a restarted broker.
 
         Members ignore partitions that they believe to hold. A partition for which a get was refused they have dropped,
         and take it at once: Java, Go and C++ clients report held partitions with every seventh heartbeat only, and
@@ -146,7 +148,7 @@ class Group:
         event = member.processing
         if member.yields and not done and not _lets_go(member):
             member.out = max(member.out - 1, 0)
-            # Before the others were notified, balancing would give it back what it released.
+            # Before the others were notified, balancing would return the released partitions to it.
             untold = any(other.to_connect for other in self.members.values() if other is not member)
             member.yields = member.out > 0 or untold
         if done and event is not None:
@@ -210,12 +212,13 @@ class Group:
         return orders + self._even_out({m.id: load[m.id] for m in self._taking_part()}, wanted)
 
     def _taking_part(self) -> list[Member]:
-        """Members that may get partitions; those that yield only if there is no other."""
+        """Return the members that may get partitions; members that yield only if there is no other."""
         members = [member for member in self.members.values() if not member.out]
         return [member for member in members if not member.yields] or members
 
     def _even_out(self, load: dict[str, set[Partition]], wanted: set[Partition]) -> int:
-        # Partitions being released will go to the member with the fewest: they count there, to avoid further orders.
+        # Partitions that are being released will be assigned to the member with the fewest: count them there, to avoid
+        # further orders.
         for partition in sorted(p for p in self._releasing() if p in wanted):
             load[min(load, key=lambda m: (len(load[m]), m))].add(partition)
         orders = 0
@@ -236,7 +239,7 @@ class Group:
             load[least].add(partition)
             orders += 1
             if self._take_away(partition, giver) and partition not in self.owned:
-                self._give(partition, self.members[least])  # the giver was not even notified
+                self._give(partition, self.members[least])  # the order was not sent yet
 
     def _load(self) -> dict[str, set[Partition]]:
         releasing = self._releasing()
@@ -297,7 +300,7 @@ class Group:
         member.to_release &= reported
 
     def _dispute(self, partition: Partition, reporter: Member, owner: Member) -> None:
-        """Decide between two members that claim a partition: the one that reports to hold it wins."""
+        """Decide between two members that claim a partition: the one that reports it as held wins."""
         if partition in owner.held:
             reporter.to_release.add(partition)
             return
@@ -311,7 +314,7 @@ class Group:
         return all(m.bound is not None and m.bound.total <= len(self.members) for m in self.members.values())
 
     def _give_required(self, free: list[Partition]) -> list[Partition]:
-        """Assign each required partition to the member that named it; returns the others."""
+        """Assign each required partition to the member that requires it; returns the other partitions."""
         left = []
         for partition in free:
             best: Member | None = None
@@ -327,7 +330,7 @@ class Group:
 
 
 def _lets_go(member: Member) -> bool:
-    """Whether the member was ordered to release partitions and has not reported it done."""
+    """Whether the member was ordered to release partitions and has not reported the release."""
     event = member.processing
     return bool(member.to_release) or (event is not None and event.op in _RELEASES)
 
@@ -340,7 +343,7 @@ def _better(key: str, member: Member, best: Member) -> bool:
 
 
 def most_brokers(partitions: Iterable[Partition]) -> int:
-    """Number of brokers of the topic that is on most brokers."""
+    """Return the number of brokers of the topic with the most brokers."""
     return max(Counter(topic for _, topic in {(p.broker.id, p.topic) for p in partitions}).values(), default=0)
 
 

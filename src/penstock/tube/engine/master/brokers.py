@@ -1,4 +1,4 @@
-"""Brokers at the master (methods 7 to 9): the master sends their configuration, they report what they serve."""
+"""Brokers at the master (methods 7 to 9): the master sends their configuration, they report the served topics."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ class BrokerHandler:
         self._restarted = restarted
 
     def tick(self, now: int) -> None:
-        """End the sessions of silent brokers, which then serve nothing."""
+        """End the sessions of silent brokers, which then count as offline."""
         session_ms = self._master.config.limits.broker_session_ms
         for broker in self._master.cluster.brokers.values():
             if broker.online and broker.last_seen + session_ms <= now:
                 self._master.cluster.lost(broker)
 
     def order(self, broker: RegisteredBroker) -> None:
-        """Set what a broker is ordered to stop from its setting."""
+        """Set which of reading and writing a broker is ordered to stop, from its setting."""
         setting = self._master.controls.brokers.get(broker.info.id)
         status = Status.ONLINE if setting is None else setting.status
         broker.stop_read = status in {Status.ONLY_WRITE, Status.OFFLINE, Status.DRAFT}
@@ -103,8 +103,8 @@ class BrokerHandler:
         cluster = self._master.cluster
         self._master.admit_broker(request, context)
         broker = cluster.brokers.get(parse_broker_id(request.brokerId))
-        # A heartbeat contains only the broker id. A broker that lost its connection while a successor took its id must
-        # not renew the successor's session: it registers again, and learns that the id is taken.
+        # A heartbeat contains only the broker id. A broker that lost its connection while another one registered its id
+        # must not renew the other's session: it registers again, and is refused because the id is in use.
         if broker is None or not broker.online or broker.connection != context.connection:
             raise RefusedRequest(ErrCode.HB_NO_NODE, f"broker {request.brokerId} is not registered, register again")
         broker.last_seen = context.now_ms

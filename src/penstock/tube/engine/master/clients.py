@@ -1,6 +1,6 @@
 """Clients at the master: producers (methods 1 to 3), consumers of a group (4 to 6, and 20 to 22).
 
-A producer asks which brokers accept its topics. The partitions of a consumer group are assigned by the master
+A producer requests the brokers that accept its topics. The partitions of a consumer group are assigned by the master
 (:mod:`.balance`), or chosen by its members: then the master only reports which partitions exist. Such members agree on
 topics, filters and the number of instances; each has its own instance number. The master keeps a version of the group's
 partition metadata and sends it to members that hold another version.
@@ -64,7 +64,7 @@ class RegisteredProducer:
 
 
 class ProducerHandler:
-    """Answers producers. ``known``: those with a session, by client id."""
+    """Answers producers. ``known``: producers with a session, by client id."""
 
     def __init__(self, master: MasterContext) -> None:
         self.known: dict[str, RegisteredProducer] = {}
@@ -99,8 +99,8 @@ class ProducerHandler:
         cluster = self._master.cluster
         found = {name: cluster.topic_info(name) for name in producer.topics}
         infos = [info.format() for info in found.values() if info is not None]
-        # The Java producer forgets every topic after a heartbeat response that names none, and fails its messages until
-        # the next one, 13 s later. While master or brokers have just started it should keep what it knows.
+        # The Java producer drops all topics after a heartbeat response without topics, and fails its messages until the
+        # next one, 13 s later. Shortly after a start of master or brokers it should keep its topics.
         waits = not infos and any(cluster.awaited(name, reads=request.wantServed) for name in producer.topics)
         answer = pb.HeartResponseM2P(
             success=True,
@@ -145,7 +145,7 @@ class ProducerHandler:
             )
         elif producer.origin.passes_to(origin := self._master.origins.origin_of(context)):
             producer.origin = origin
-        # Heartbeats over other connections are answered too: brokers and topics are no secret, and C++ clients give up
+        # Heartbeats over other connections are answered too: brokers and topics are not secret, and C++ clients stop
         # after an error.
         producer.last_seen = context.now_ms
         producer.topics = [
@@ -269,7 +269,7 @@ class ConsumerHandler:
         return answer
 
     def _held(self, texts: Iterable[str]) -> list[Partition]:
-        """Partitions that a consumer reports to hold. Over TLS it names brokers with their TLS ports."""
+        """Return the partitions that a consumer reports as held. Over TLS they have the brokers' TLS ports."""
         brokers = self._master.cluster.brokers
         held = []
         for item in map(Subscribed.parse, texts):
@@ -291,7 +291,7 @@ class ConsumerHandler:
         return [Subscribed(client_id, group, partition).format() for partition in partitions]
 
     def expel(self, group_name: str, client_id: str, rounds: int, now: int) -> bool:
-        """Take all partitions from a member for ``rounds`` of its heartbeats; returns whether it is a member."""
+        """Revoke all partitions of a member for ``rounds`` of its heartbeats; returns whether it is a member."""
         group = self.groups.get(group_name)
         member = group.members.get(client_id) if group is not None else None
         if group is None or member is None:
@@ -301,7 +301,7 @@ class ConsumerHandler:
         return True
 
     def leave(self, group_name: str, client_id: str, now: int) -> bool:
-        """Remove a member that closed its session; returns whether it was one."""
+        """Remove a member that closed its session; returns whether it was a member."""
         group = self.groups.get(group_name)
         if group is None or not group.leave(client_id):
             return False
@@ -343,7 +343,8 @@ class ConsumerHandler:
 
 
 def subscription_of(master: MasterContext, user: str, group: str, request: Any) -> tuple[frozenset[str], Filters]:
-    """Topics and filters that a consumer of either kind asks for and ``user`` may read. Raises RefusedRequest."""
+    """Return the requested topics and filters of a consumer of either kind, which ``user`` may read. Raises
+    RefusedRequest."""
     topics = frozenset({java_trim(name) for name in request.topicList} - {""})
     if not topics or len(topics) > MAX_TOPICS:
         raise RefusedRequest(ErrCode.BAD_REQUEST, f"{len(topics)} topics; 1 to {MAX_TOPICS} are accepted")
@@ -408,7 +409,7 @@ def _check_same(
 
 
 META_PUSH_MS = 180_000
-"""A member that fetched metadata this long ago gets changes with a heartbeat."""
+"""Time after fetching metadata after which a member gets changes with a heartbeat."""
 
 
 class ClientMember:
@@ -450,7 +451,7 @@ class ClientGroup:
         source_count: int,
         node_id: int,
     ) -> tuple[int, str] | None:
-        """Reason why a member cannot join, as error code and text; the first member sets what all must agree on."""
+        """Reason why a member cannot join, as error code and text: it must agree with the first member."""
         if topics != self.topics:
             return ErrCode.CLIENT_INCONSISTENT_TOPICSET, f"topics {sorted(topics)}, not {sorted(self.topics)}"
         if dict(filters) != self.filters:
@@ -469,11 +470,11 @@ class ClientGroup:
         return member
 
     def leave(self, client_id: str) -> bool:
-        """Remove a member; returns whether it was one."""
+        """Remove a member; returns whether it was a member."""
         return self.members.pop(client_id, None) is not None
 
     def update_meta(self, meta: Iterable[str], now: int) -> None:
-        """Set the existing partitions; a change gets a new version."""
+        """Set the existing partitions; a change increments the version."""
         fresh = sorted(meta)
         if self.meta_id == UNDEFINED or fresh != self.meta:
             self.meta = fresh
@@ -507,7 +508,7 @@ class ClientBalanceHandler:
                 self.leave(group.name, member_id)
 
     def leave(self, group_name: str, client_id: str) -> bool:
-        """Remove a member; returns whether it was one."""
+        """Remove a member; returns whether it was a member."""
         group = self.groups.get(group_name)
         if group is None or not group.leave(client_id):
             return False

@@ -1,4 +1,4 @@
-"""Brokers and topics of a cluster: the configuration, and what each broker reported to serve.
+"""Brokers and topics of a cluster: the configuration, and the topics that each broker reported.
 
 A topic can be used on a broker as soon as the broker has reported it. The reference waits 30 s between opening a topic
 for consumers and for producers; penstock does not.
@@ -32,7 +32,7 @@ _SYSTEM = TopicConfig(OFFSET_HISTORY_TOPIC, partitions=10)
 
 
 class RegisteredBroker:
-    """A broker that registered since the master started. ``serving``: what it last reported, by topic."""
+    """A broker that registered since the master started. ``serving``: its last reported topics."""
 
     __slots__ = (
         "check_sum",
@@ -62,22 +62,22 @@ class RegisteredBroker:
         self.tls = False
         self.tls_port = 0
         self.web_address = ""  # of its administration; blank if not reported
-        self.online = False  # it has a session: registered, and neither closed nor expired
-        self.connection: object = None  # on which it registered
+        self.online = False  # whether it has a session: registered, and neither closed nor expired
+        self.connection: object = None  # connection on which it registered
         self.connected = False  # whether that connection is open
         self.last_seen = 0
         self.config_id = config_id
         self.check_sum = 0
         self.topics: list[str] = []  # configuration texts to send
         self.need_report = False
-        self.push = False  # its configuration is sent with the next heartbeat, even if it has it
+        self.push = False  # whether its configuration is sent with the next heartbeat in any case
         self.read_status = 0
         self.write_status = 0
-        self.failure = ""  # with a write status of -1: the reason, if the broker reports it
+        self.failure = ""  # reason of a write status of -1, if the broker reports it
         self.serving: dict[str, TopicConfig] = {}
         self.stop_read = False  # requested by the administrator
         self.stop_write = False
-        self.removed: set[str] = set()  # topics whose data it reports to have removed
+        self.removed: set[str] = set()  # topics whose data it has removed
 
     @property
     def tls_info(self) -> BrokerInfo:
@@ -162,9 +162,9 @@ class Cluster:
                 broker.serving.pop(name, None)
 
     def cleared(self) -> list[TopicSetting]:
-        """Topics being removed, without the brokers that have removed their data since.
+        """Return the topics that are being removed, without the brokers that have removed their data.
 
-        ``brokers`` is empty if no online broker has the topic any more: it can be forgotten.
+        ``brokers`` is empty if no online broker has the topic any more: the topic can be deleted.
         """
         found = []
         for topic in map(self.topics.__getitem__, sorted(self._removing)):
@@ -178,7 +178,7 @@ class Cluster:
         return found
 
     def report(self, broker: RegisteredBroker, default: str, topics: Iterable[str]) -> bool:
-        """Set what the broker reports to serve; returns whether that differs from before.
+        """Set the topics that the broker reports; returns whether they changed.
 
         Raises:
             RemoteProtocolError: a text does not have the expected format.
@@ -211,7 +211,7 @@ class Cluster:
         return (known is not None and known.in_use) or topic == OFFSET_HISTORY_TOPIC
 
     def served(self, name: str) -> TopicInfo:
-        """Brokers that serve ``name``, whether or not they accept records now."""
+        """Return the brokers that serve ``name``, whether or not they accept records."""
         found = []
         for broker_id in sorted(self.brokers):
             config = self._served(self.brokers[broker_id], name)
@@ -286,7 +286,7 @@ class Cluster:
         return not any(name in broker.serving for broker in self.brokers.values())
 
     def taken_up(self, name: str) -> bool:
-        """Whether every online penstock broker serves the topic, as far as it is configured there.
+        """Whether every online penstock broker on which the topic is configured serves it.
 
         Only penstock's brokers report their administration address, and they learn of a topic within a second; Apache's
         brokers take half a minute.
@@ -324,7 +324,7 @@ class Cluster:
         return found
 
     def reporting(self) -> set[int]:
-        """Brokers that are online and have reported their topics: what they do not list does not exist there."""
+        """Return the online brokers that have reported their topics: unlisted topics do not exist there."""
         return {broker.info.id for broker in self.brokers.values() if broker.online and broker.serving}
 
     def _configure(self, broker: RegisteredBroker) -> None:

@@ -44,7 +44,8 @@ DEFAULTS = DefaultConfig(partitions=3)
 QUERY_PRIORITY = 301
 """qryPriorityId of brokers if the cluster's setting has none: consumers read from memory and disk."""
 SETTLE_MS = 15_000
-"""Time for which a new master waits for reports of a group's members: a little over a Java client's heartbeat."""
+"""Time for which a new master waits for reports of a group's members: slightly more than a Java client's heartbeat
+interval."""
 TOKEN_PERIOD_MS = 240_000
 """Period after which the visit token changes."""
 MIN_MESSAGE_BYTES = 1 << 20
@@ -101,7 +102,7 @@ class MasterContext:
         return self.cluster.broker_infos(tls=context.tls)
 
     def check_origin(self, session: HasOrigin | None, client_id: str, context: RequestContext) -> None:
-        """Refuse a request for a session of another connection that is open or came from another host.
+        """Refuse a request for the session of another connection, if that is open or from another host.
 
         Raises RefusedRequest (411): clients then register again, which `check_free` allows once that session is over.
         """
@@ -121,7 +122,7 @@ class MasterContext:
     def refresh_tokens(self, now: int) -> None:
         """Issue a new visit token every four minutes; clients get the previous one, which brokers know already."""
         if now - self._token_at >= TOKEN_PERIOD_MS:
-            # Brokers learn a token with a heartbeat; by the time that clients get it, all have both.
+            # Brokers get a token with a heartbeat: all brokers have it before clients get it.
             self.visit_token, self.fresh_token, self._token_at = self.fresh_token, now, now
 
     def admit(self, request: Any, group: str | None, context: RequestContext) -> Passed:
@@ -150,7 +151,7 @@ class MasterContext:
 
     @staticmethod
     def who(user: str) -> str:
-        """The user as named in texts."""
+        """The user's name for messages."""
         return f"user {user}" if user else "an anonymous client"
 
     def authorized(self, passed: Passed, now: int) -> shared_pb2.MasterAuthorizedInfo:
@@ -165,7 +166,7 @@ class MasterContext:
         """Set appdConfig of a response to a producer."""
         serial = self.controls.cluster.serial
         answer.appdConfig.configId = serial
-        # A missing message counts as 0 in the reference: it differs, so the size is sent.
+        # A missing message counts as version 0, as in the reference, so the size is sent.
         if request.appdConfig.configId != serial or self.max_message_bytes != MIN_MESSAGE_BYTES:
             answer.appdConfig.maxMsgSize = self.max_message_bytes
 

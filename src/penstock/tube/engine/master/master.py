@@ -1,9 +1,9 @@
 """The master as a state machine: requests of producers, consumers and brokers.
 
-``answer(request, context)`` returns the body of the response frame, ``tick(now)`` expires sessions. The protocol has no
-pushes; news wait for the next heartbeat. Sessions and assignments exist in memory only: after a restart every client is
-answered 411, registers again and reports what it holds. Topics and settings are durable: the shell stores them, then
-calls `stored`.
+``answer(request, context)`` returns the body of the response frame, ``tick(now)`` expires sessions. The server cannot
+send messages: changes are sent with the response to the next heartbeat. Sessions and assignments exist in memory only:
+after a restart every client is answered with 411, registers again and reports its held partitions. Topics and settings
+are durable: the shell stores them, then calls `stored`.
 """
 
 from __future__ import annotations
@@ -87,9 +87,9 @@ class MasterEngine:
         self.groups = self._consumers.groups
         self.client_groups = self._clients.groups
         self.storing: set[str] = set()
-        """Topics that are being stored: another topic of the same name would replace them."""
+        """Topics that are being stored, which another topic of the same name must not replace."""
         self._grace_until = 0
-        """No session expires before this time."""
+        """Time before which no session expires."""
         self.requests = 0
         self._handlers: dict[int, Callable[[Any, RequestContext], Message]] = {
             MethodId.PRODUCER_REGISTER: self._producers.register,
@@ -117,7 +117,7 @@ class MasterEngine:
         return self._master.max_message_bytes
 
     def answer(self, request: Request, context: RequestContext) -> bytes:
-        """The body of the frame that answers ``request``; errors are answers too, nothing is raised.
+        """Return the body of the response frame to ``request``; errors are responses, not exceptions.
 
         The session of a broker belongs to the connection on which it registered.
         """
@@ -163,13 +163,13 @@ class MasterEngine:
         return pb.CloseResponseM2C(success=True, errCode=ErrCode.SUCCESS, errMsg=OK)
 
     def disconnected(self, connection: object) -> None:
-        """Note that a connection ended: its broker and its clients may return over another one."""
+        """Note that a connection ended: its broker and clients may reconnect."""
         self._brokers.disconnected(connection)
         self._master.origins.end(connection)
 
     @property
     def shortest_session_ms(self) -> int:
-        """Shortest time after which a session or a waiting group that begins now needs `tick`."""
+        """Return the minimum time after which a new session or a waiting group needs `tick`."""
         limits = self.config.limits
         consumer_ms = min(self.config.consumer_session_ms, LEAST_SESSION_MS)
         sessions = (limits.broker_session_ms, limits.producer_session_ms, consumer_ms)
@@ -185,7 +185,8 @@ class MasterEngine:
         return max(min(times), self._grace_until) if times else None
 
     def stalled(self, now: int, grace_ms: int) -> None:
-        """Expire no session for ``grace_ms``: the process did not run for a while, heartbeats are on their way."""
+        """Extend all sessions to at least ``grace_ms`` from now after a pause of the process: heartbeats may be in
+        transit."""
         self._grace_until = max(self._grace_until, now + grace_ms)
 
     def tick(self, now: int) -> None:
@@ -200,7 +201,7 @@ class MasterEngine:
     # --- topics and settings ---
 
     def check_topic(self, name: str, deployment: TopicDeployment) -> None:
-        """Raise RefusedError if a topic of this name, or with these numbers, is not possible."""
+        """Raise RefusedError if the name or a number of a topic is not valid."""
         if not valid_topic(name) or name == OFFSET_HISTORY_TOPIC:
             raise RefusedError(
                 f"tube: {name!r} is not a valid topic name",
@@ -215,14 +216,14 @@ class MasterEngine:
             )
 
     def check_new_topic(self, topic: TopicSetting) -> None:
-        """Raise RefusedError if ``topic`` cannot be created: its name, its numbers, or it exists."""
+        """Raise RefusedError if ``topic`` cannot be created: the name or a number is not valid, or it exists."""
         for deployment in topic.deployments:
             self.check_topic(topic.name, deployment)
         if topic.name in self.cluster.topics or topic.name in self.storing:
             raise RefusedError(f"tube: topic {topic.name!r} already exists", code=402)
 
     def topic_stored(self, topic: TopicSetting) -> None:
-        """Use a topic that is durable now: brokers get it with their next heartbeat."""
+        """Use a topic after it was stored: brokers get it with their next heartbeat."""
         self.cluster.put_topic(topic)
 
     def send_configuration(self, broker_id: int) -> bool:
@@ -234,7 +235,7 @@ class MasterEngine:
         return True
 
     def expel(self, group: str, member: str, rounds: int, now: int) -> bool:
-        """Take all partitions from a member for ``rounds`` heartbeats; returns whether it is a member."""
+        """Revoke all partitions of a member for ``rounds`` heartbeats; returns whether it is a member."""
         return self._consumers.expel(group, member, rounds, now)
 
     def take_unstored(self) -> list[Setting | Removal]:
@@ -246,7 +247,7 @@ class MasterEngine:
         return newcomers + [topic if topic.brokers != () else Removal(TOPIC_KIND, topic.name) for topic in cleared]
 
     def stored(self, setting: Setting | Removal, now: int) -> None:
-        """Apply a topic or setting that is durable now; peers get it with their next heartbeat."""
+        """Apply a topic or setting after it was stored; peers get it with their next heartbeat."""
         if isinstance(setting, TopicSetting):
             self.topic_stored(setting)
             self._consumers.rebalance_all(now)

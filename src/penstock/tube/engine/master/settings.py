@@ -39,7 +39,8 @@ __all__ = [
 ]
 
 TOPIC_KIND = "Topic"
-"""Kind of a topic among the settings (`key_of`). It is part of stored data, so it does not follow the class name."""
+"""Kind of topics among the settings (`key_of`). It is part of stored data, and therefore independent of the class
+name."""
 TOPIC_DELETED = 1
 TOPIC_REMOVED = 2
 TOPIC_GONE = 3
@@ -81,7 +82,7 @@ class TopicSetting(NamedTuple):
 
     @property
     def common(self) -> TopicDeployment:
-        """Properties on brokers without their own."""
+        """Properties on brokers that are not in ``own``."""
         return TopicDeployment(
             self.partitions, self.stores, self.accept_publish, self.accept_subscribe, self.status, self.delete_policy
         )
@@ -130,22 +131,22 @@ class TopicSetting(NamedTuple):
         )
 
     def changed(self, own: Mapping[int, TopicDeployment], common: TopicDeployment | None = None) -> TopicSetting:
-        """Copy with other properties on the brokers of ``own``, and with another ``common`` if given."""
+        """Return a copy with the properties of ``own``, and with ``common`` if given."""
         base = self.common if common is None else common
         differing = {number: each for number, each in {**dict(self.own), **own}.items() if each != base}
         return self._replace(**base._asdict(), own=tuple(sorted(differing.items())))
 
     def everywhere(self, change: Callable[[TopicDeployment], TopicDeployment]) -> TopicSetting:
-        """Copy with ``change`` applied on every broker."""
+        """Return a copy with ``change`` applied on every broker."""
         return self.changed({number: change(each) for number, each in self.own}, change(self.common))
 
     def joined(self, broker_id: int, deployment: TopicDeployment) -> TopicSetting:
-        """Copy that is on a further broker."""
+        """Return a copy with an additional broker."""
         brokers = None if self.brokers is None else tuple(sorted({*self.brokers, broker_id}))
         return self._replace(brokers=brokers).changed({broker_id: deployment})
 
     def left(self, broker_id: int) -> TopicSetting:
-        """Copy without this broker; ``brokers`` is empty after the last named one."""
+        """Return a copy without the broker; ``brokers`` is empty after the last one."""
         if self.brokers is None:
             return self.changed({broker_id: self.common._replace(status=TOPIC_GONE)})
         return self._replace(
@@ -185,14 +186,14 @@ class TopicDefaults(NamedTuple):
     accept_subscribe: bool | None = None
 
     def over(self, other: TopicDefaults) -> TopicDefaults:
-        """These defaults, with unset ones taken from ``other``."""
+        """Return the defaults, with unset ones from ``other``."""
         return TopicDefaults._make(b if a is None else a for a, b in zip(self, other, strict=True))
 
 
 class ClusterSetting(NamedTuple):
-    """The cluster's defaults. ``serial`` changes with each change: peers keep it and compare.
+    """The cluster's defaults. ``serial`` changes with each change; peers compare it.
 
-    The ports are those of a broker that is configured without ports.
+    The ports apply to brokers that are configured without ports.
     """
 
     max_message_bytes: int | None = None
@@ -214,7 +215,7 @@ class TopicControl(NamedTuple):
 
 
 class GroupSetting(NamedTuple):
-    """Resources of a group. ``rate``: brokers of a topic that one member may have, with ``check_rate``."""
+    """Resources of a group. ``rate``: maximum brokers of a topic per member, if ``check_rate``."""
 
     group: str
     check_rate: bool = False
@@ -252,7 +253,7 @@ class BrokerSetting(NamedTuple):
 
 
 class BrokerSeen(NamedTuple):
-    """A broker that registered once, until it is deleted: topics of all brokers are on it, even while it is offline."""
+    """A broker that has registered and was not deleted: it has the topics of all brokers, even while it is offline."""
 
     id: int
 
@@ -328,7 +329,7 @@ class Controls:
             self.put(setting)
 
     def put(self, setting: Setting | Removal) -> None:
-        """Apply a setting that is durable now; topics belong to the cluster."""
+        """Apply a setting after it was stored; `Cluster` has the topics."""
         if isinstance(setting, Removal):
             self._remove(setting)
         elif isinstance(setting, ClusterSetting):
@@ -364,7 +365,7 @@ class Controls:
 
     def may_consume(self, group: str, topic: str) -> bool:
         """Whether ``group`` may consume ``topic``."""
-        # A rule of the group decides, also where the topic is open to all.
+        # A rule of the group has precedence, also if the topic is open to all.
         control = self.consume.get((group, topic))
         if control is not None:
             return control.enabled
@@ -407,6 +408,6 @@ class Controls:
 def _flow(setting: ClusterSetting | GroupSetting | None, held: int) -> tuple[int, str]:
     if setting is not None and setting.serial != UNDEFINED:
         return setting.serial, setting.flow_info if setting.flow_enabled else "[]"
-    # Deleted rules must end for clients that have them: Java clients ignore a negative version, C++ and Go clients keep
-    # theirs if the text of another version is not JSON.
+    # Clients must drop deleted rules: Java clients ignore a negative version, C++ and Go clients keep their rules if
+    # the text of a new version is not JSON.
     return (0 if held > 0 else UNDEFINED), "[]"

@@ -1,13 +1,13 @@
 """Requests that stage rows and commit batches (the field ``transaction`` of a send, method 13), and the publication of
 committed rows.
 
-Every response, including errors, contains the broker's state of the query. So a client recognizes a broker without
-the extension, and a new run learns which transaction the previous run left in doubt.
+Every response, including errors, contains the broker's state of the query, so that a client recognizes a broker without
+the extension, and a new run gets the in-doubt transaction of the previous run.
 
 A commit is answered when all its rows are published and durable; until then its connection waits in `answered`. Every
-row of a decision is published as a message of the log, once, some per loop turn. A decision is applied only when
-its note is durable: a crash leaves either nothing published or a note of what to publish. The decision's number is
-stored with the messages in the log (like that of an idempotent producer), so that a publication that is repeated
+row of a decision is published as a message of the log, once, some per loop turn. A decision is applied only after its
+note is durable: after a crash either nothing is published, or the note has the rows to publish. The decision's number
+is stored with the messages in the log (like that of an idempotent producer), so that a publication that is repeated
 after a crash skips the messages that are stored.
 """
 
@@ -42,9 +42,9 @@ __all__ = ["FIRST_NUMBER", "Publication", "Publishing", "TransactionHandler"]
 
 TURN_ROWS: Final = 20_000
 TURN_BYTES: Final = 4 << 20
-"""Limit of one loop turn; other work is done between turns."""
+"""Limit of rows per loop turn, so that other work is done in between."""
 UNKNOWN_MS: Final = 60_000
-"""Time for which rows wait for an unknown topic: after a start the broker may not know it yet."""
+"""Time for which rows wait for an unknown topic: after a start the broker may not have the configuration yet."""
 
 
 class Publication:
@@ -73,11 +73,11 @@ class Publishing:
         self._queue: list[Publication] = []
         self._again: tuple[Publication, pb.StagedRows] | None = None
         self.held = False
-        """Whether the next rows are of an unknown topic: nothing can be published now."""
+        """Whether the next rows have an unknown topic, so that nothing can be published now."""
 
     @property
     def waiting(self) -> bool:
-        """Whether there is something to publish now."""
+        """Whether there are rows to publish now."""
         return bool(self._queue) and not self.held
 
     def begin(self, publication: Publication) -> None:
@@ -166,8 +166,8 @@ class Publishing:
         decision = publication.query.decision
         assert decision is not None
         for place in publication.seen:
-            # The numbers stay in the log until its segment is deleted; the broker needs them no more once the end is
-            # noted.
+            # The numbers stay in the log until its segment is deleted; the broker no longer needs them after the end
+            # was stored.
             self._produce.producers.forget(place, decision.number)
         self._staging.finish(publication.query, now_ms)
         self.batches += 1
@@ -177,7 +177,7 @@ class Publishing:
 
 
 FIRST_NUMBER: Final = 1 << 62
-"""Publications have numbers from here on; producers choose theirs below."""
+"""Minimum number of a publication; numbers of producers are below."""
 _LONGEST_QUERY: Final = 512
 _LONGEST_NAME: Final = 128
 _MOST_PARTICIPANTS: Final = 1_000
@@ -187,14 +187,14 @@ _Why = pb.TransactionResult
 
 
 class _No(NamedTuple):
-    """An error response and its kind."""
+    """An error response and its code."""
 
     why: int
     refusal: Refusal
 
 
 Outcome = _No | bool | Publication
-"""Rejected; done (True: the response waits for the commit); or answered when the publication has ended."""
+"""Rejected; done (True: the response waits for the commit); or answered at the end of the publication."""
 
 
 class TransactionHandler:
@@ -222,7 +222,7 @@ class TransactionHandler:
             self.publishing = Publishing(staging, produce, topics)
             for query in staging.queries.values():
                 if query.decision is not None and query.decision.publishing:
-                    # Begun by an earlier process: its note is durable.
+                    # Started by an earlier process, so its note is durable.
                     self._last_number = max(self._last_number, query.decision.number)
                     self.publishing.begin(self._publication(query))
 
@@ -235,7 +235,7 @@ class TransactionHandler:
         return staging is not None and (bool(staging.notes) or (publishing is not None and publishing.waiting))
 
     def publish(self, now_ms: int) -> None:
-        """Publish the rows of one loop turn, before the logs are taken; responses are added to `answered`."""
+        """Publish the rows of one loop turn, before the commit collects the logs; responses are added to `answered`."""
         if self.staging is None or self.publishing is None:
             return
         for ended in self.publishing.publish(now_ms):

@@ -2,10 +2,10 @@
 
 A query is written by one run at a time; a newer run fences the older. Its tasks stage rows per attempt; a transaction
 names the winning attempts of a batch. It is prepared if it spans several brokers, then published, and the number of the
-batch is stored: from then on the batch is committed, whatever is staged for it again.
+batch is stored: then the batch is committed, even if rows are staged for it again.
 
-The state of a query is a note on disk (`Query.note`), which is durable before anything that depends on it is answered
-or done.
+The state of a query is a note on disk (`Query.note`), which is durable before any response or change that depends on
+it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _DAY_MS = 24 * 3_600_000
 
 @dataclass(frozen=True, slots=True)
 class StagingLimits:
-    """Limits of what is staged on one broker.
+    """Limits of staged rows on one broker.
 
     ``max_bytes`` and ``max_attempts`` apply to all queries together; beyond them rows are rejected (419). Uncommitted
     rows are removed after ``keep_ms``. The state of a query that is idle for ``forget_ms`` is removed, with the number
@@ -102,7 +102,7 @@ class Query:
         self.attempts: dict[str, Attempt] = {}
 
     def note(self) -> bytes:
-        """Encode the state that must outlive a restart, without the rows."""
+        """Encode the state that must survive a restart, without the rows."""
         state = {
             "query": self.name, "run": self.run, "epoch": self.epoch, "once": self.once, "changed": self.changed_ms,
             "stale": self.stale, "committed": self.committed, "decision": self.decision,
@@ -126,7 +126,7 @@ class Query:
         return run == self.run or (run not in self.stale and (not epoch or epoch >= self.epoch))
 
     def decided(self, batch: int) -> bool:
-        """Whether ``batch`` is committed, or will be without further requests."""
+        """Whether ``batch`` is committed or being published."""
         decision = self.decision
         return batch <= self.committed or (decision is not None and decision.publishing and batch <= decision.batch)
 
@@ -203,7 +203,7 @@ class Staging:
     # Queries and runs.
 
     def enter(self, name: str, run: str, epoch: int, now_ms: int, *, once: bool) -> Query | None:
-        """The query, with ``run`` as its run from now on; None: ``run`` is older than the query's."""
+        """Set the query's run to ``run`` and return the query; None if ``run`` is older than the query's run."""
         query = self.queries.get(name)
         if query is None:
             if len(self.queries) >= self.limits.max_queries:
@@ -222,7 +222,7 @@ class Staging:
         return query
 
     def changed(self, query: Query, now_ms: int) -> None:
-        """Note that the query's state has to be stored."""
+        """Mark the query's state as changed, to be stored."""
         query.changed_ms = now_ms
         self.notes[NOTES + query.name] = query.note()
 
@@ -327,7 +327,8 @@ class Staging:
 
 
 OVERDUE_MS = 120_000
-"""A running driver decides within seconds, and a query that restarts within its restart."""
+"""Time after which a prepared transaction is overdue: a running driver decides within seconds, a restarted query during
+its start."""
 
 
 class OverdueTransaction(NamedTuple):
