@@ -40,7 +40,7 @@ __all__ = [
 ]
 
 RATE_S: Final = 10.0
-"""Period in seconds over which rates are calculated."""
+"""Seconds for which a batch counts for the rate after its end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +80,7 @@ MEANINGS: Final = {
     "late": "Events that were too late for the window.",
     "restarts": "Restarts of the sink's query after an error.",
     "batch": "Number of the last completed batch.",
-    "rows_per_second": f"Records read per second, over the last {RATE_S:g} s.",
+    "rows_per_second": f"Records read per second of batch time, over the batches of the last {RATE_S:g} s.",
     "batch_seconds": "Duration of the last batch.",
     "lag_records": "Records in the sources that the sink has not finished.",
     "lag_seconds": "Age of the oldest of these records since the source received it.",
@@ -105,23 +105,30 @@ def _is_seconds(name: str) -> bool:
     return name.endswith("_s") and name != "rows_per_s"
 
 
+class _Sample(NamedTuple):
+    """One finished batch: its end, the records that it read, and its duration in seconds."""
+
+    ended: float
+    read: int
+    took_s: float
+
+
 class Progress:
     """Sums over the batches of a run. ``now`` is the time of a monotonic clock in seconds."""
 
-    def __init__(self, sinks: list[str], now: float) -> None:
+    def __init__(self, sinks: list[str]) -> None:
         self._counts = dict.fromkeys(sinks, Counts())
         self._restarts = dict.fromkeys(sinks, 0)
         self._last: dict[str, LedgerEntry] = {}
-        self._read: dict[str, deque[tuple[float, int]]] = {sink: deque() for sink in sinks}
-        self._started = now
+        self._samples: dict[str, deque[_Sample]] = {sink: deque() for sink in sinks}
         self.latest: Mapping[str, SinkProgress] = {sink: SinkProgress() for sink in sinks}
         """The newest snapshot; replaced atomically, so that other threads may read it."""
 
-    def finished(self, entry: LedgerEntry, now: float) -> None:
-        """Add a finished batch."""
+    def finished(self, entry: LedgerEntry, now: float, took_s: float) -> None:
+        """Add a finished batch and its duration."""
         self._counts[entry.sink] = self._counts[entry.sink].plus(entry)
         self._last[entry.sink] = entry
-        self._read[entry.sink].append((now, entry.read))
+        self._samples[entry.sink].append(_Sample(now, entry.read, took_s))
 
     def restarted(self, sink: str) -> None:
         """Count a restart of the query of ``sink``."""
@@ -166,7 +173,7 @@ class Progress:
             **asdict(self._counts[sink]),
             restarts=self._restarts[sink],
             batch=None if entry is None else entry.batch,
-            rows_per_s=round(self._rate(sink, now), 1),
+            rows_per_s=round(self._rate(sink, now, runs=began is not None), 1),
             lag_records=None if lag is None else lag.records,
             lag_s=_seconds(lag),
             waiting_records=None if waits is None else waits.records,
@@ -179,11 +186,12 @@ class Progress:
             **queries.get(sink, {}),
         )
 
-    def _rate(self, sink: str, now: float) -> float:
-        samples = self._read[sink]
-        while samples and samples[0][0] < now - RATE_S:
+    def _rate(self, sink: str, now: float, *, runs: bool) -> float:
+        """Return the rate of the last batches; while a batch runs, at least that of the one before it."""
+        samples = self._samples[sink]
+        while len(samples) > runs and samples[0].ended < now - RATE_S:
             samples.popleft()
-        return sum(read for _, read in samples) / max(min(now - self._started, RATE_S), 0.001)
+        return sum(each.read for each in samples) / max(sum(each.took_s for each in samples), 0.001)
 
 
 def _seconds(lag: Lag | None) -> float | None:
@@ -283,7 +291,7 @@ class ProgressMonitor:
         self._publish = publish
         self._show = show
         self._progress_s = progress_s
-        self._progress = Progress([], 0.0)
+        self._progress = Progress([])
         self._ends: dict[str, Offsets] = {}
         self._by_query: dict[str, dict[str, Any]] = {}
         self._asked: dict[str, RunningBatch] = {}
@@ -298,13 +306,13 @@ class ProgressMonitor:
         """Start to measure; ``ends`` are the current offsets of the queries."""
         now = time.monotonic()
         self._ends = dict(ends)
-        self._progress = Progress(list(ends), now)
+        self._progress = Progress(list(ends))
         self._next_show = now + self._progress_s
         self._meter.start()
 
-    def finished(self, entry: LedgerEntry) -> None:
-        """Add a finished batch."""
-        self._progress.finished(entry, time.monotonic())
+    def finished(self, entry: LedgerEntry, took_s: float) -> None:
+        """Add a finished batch and its duration."""
+        self._progress.finished(entry, time.monotonic(), took_s)
         self._ends[entry.sink] = entry.end
 
     def restarted(self, sink: str) -> None:

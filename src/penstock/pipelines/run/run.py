@@ -408,7 +408,7 @@ class _PipelineRun:
             running = self._queries[entry.sink]
             running.progressed()
             check_nothing_dropped(running)
-            self._watch.finished(entry)
+            self._watch.finished(entry, found.took_s)
             shown = {name: value for name, value in asdict(entry).items() if name not in UNREPORTED}
             self._emit({"event": "batch", **shown, "took_s": round(found.took_s, 3)})
 

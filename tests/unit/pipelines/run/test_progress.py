@@ -23,27 +23,34 @@ def take(progress: Progress, now: float, **given: Any) -> SinkProgress:
 
 
 def test_before_the_first_batch_little_is_known() -> None:
-    found = take(Progress(["rows"], 0.0), 1.0)
+    found = take(Progress(["rows"]), 1.0)
     assert (found.batch, found.read, found.rows_per_s, found.lag_records, found.waiting_s) == (None, 0, 0.0, None, None)
 
 
 def test_sums_rates_and_the_age_of_the_watermark() -> None:
-    progress = Progress(["rows"], 0.0)
-    progress.finished(entry(7, 100, out=90, dead=10), 1.0)
-    progress.finished(entry(8, 300, out=300, duplicates=None, watermark_ms=WALL_MS - 5_000), 2.0)
+    progress = Progress(["rows"])
+    progress.finished(entry(7, 100, out=90, dead=10), 1.0, 0.5)
+    progress.finished(entry(8, 300, out=300, duplicates=None, watermark_ms=WALL_MS - 5_000), 2.0, 1.5)
     progress.restarted("rows")
     found = take(progress, 4.0)
     assert (found.batch, found.batches, found.read, found.out, found.dead, found.restarts) == (8, 2, 400, 390, 10, 1)
-    assert found.rows_per_s == 100.0
+    assert found.rows_per_s == 200.0
     assert found.behind_s == 5.0
     # The first batch is more than ten seconds ago, then both are.
-    assert take(progress, 11.5).rows_per_s == 30.0
+    assert take(progress, 11.5).rows_per_s == 200.0
+    assert take(progress, 60.0, running_batch={"rows": 11.0}).rows_per_s == 200.0
     assert take(progress, 60.0).rows_per_s == 0.0
     assert progress.latest["rows"].read == 400
 
 
+def test_the_rate_of_a_batch_does_not_depend_on_the_interval_of_reports() -> None:
+    progress = Progress(["rows"])
+    progress.finished(entry(0, 336_776), 30.0, 20.7)
+    assert take(progress, 30.1).rows_per_s == take(progress, 39.9).rows_per_s == 16_269.4
+
+
 def test_lag_is_split_by_hop() -> None:
-    progress = Progress(["rows"], 0.0)
+    progress = Progress(["rows"])
     lags = {"rows": Lag(50, 12.0)}
     idle = take(progress, 5.0, lags=lags)
     assert (idle.lag_records, idle.waiting_records, idle.waiting_s, idle.in_batch_records) == (50, 50, 12.0, 0)
@@ -62,6 +69,6 @@ def test_spark_progress_becomes_metrics() -> None:
     # A trigger that found nothing to do is no batch.
     idle = {"durationMs": {"triggerExecution": 1}, "stateOperators": []}
     assert of_spark(idle) == {"state_rows": 0, "state_bytes": 0}
-    numbers = figures(take(Progress(["rows"], 0.0), 1.0, queries={"rows": said}))
+    numbers = figures(take(Progress(["rows"]), 1.0, queries={"rows": said}))
     assert (numbers["batch_seconds"], numbers["state_bytes"], numbers["rows_per_second"]) == (0.25, 150, 0.0)
     assert "lag_seconds" not in numbers
